@@ -1,0 +1,1 @@
+"""The instrumented trainer: configuration, model, parallelism, checkpoints, recovery, launch and fault drills."""

@@ -1,0 +1,331 @@
+"""The trainer's configuration: one pydantic model, read from a TOML file and `--set section.key=value`.
+
+    config = load_config(Path("examples/gpt-demo.toml"), ["train.steps=50", "parallel.tp=2"])
+    config.train.steps  # 50
+
+What a user can get wrong ends in a `ConfigError` whose text is one line: the key, the value, what is allowed.
+What depends on the number of ranks is checked by `trainer.mesh_plan.resolve`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+__all__ = ["Config", "ConfigError", "load_config"]
+
+
+class ConfigError(ValueError):
+    """A mistake in the configuration; its text is one line for the user."""
+
+
+class _Section(BaseModel):
+    # strict: `steps = true` or `lr = "fast"` is a mistake to be told, not a value to be guessed.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class RunConfig(_Section):
+    name: str = Field("run", min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run; its folder is `<dir>/<name>-<time>`."""
+    dir: str = Field("runs", min_length=1)
+    """Folder that holds all runs."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Seed of the weights, the order of the data and dropout."""
+
+
+class ModelConfig(_Section):
+    vocab_size: int = Field(256, ge=2)
+    """Number of tokens; 256 for bytes of text."""
+    dim: int = Field(128, ge=8)
+    """Width of the residual stream."""
+    num_layers: int = Field(4, ge=1)
+    """Transformer blocks."""
+    num_heads: int = Field(4, ge=1)
+    """Query heads; `dim` must be divisible by it, and the head's width must be even."""
+    num_kv_heads: int = Field(0, ge=0)
+    """Key / value heads (grouped-query attention); 0 = as many as `num_heads`."""
+    hidden_dim: int = Field(0, ge=0)
+    """Width of the feed-forward layer; 0 = 8/3 of `dim`, rounded up to `multiple_of`."""
+    multiple_of: int = Field(32, ge=1)
+    """Rounding of the derived feed-forward width."""
+    max_seq_len: int = Field(1024, ge=1)
+    """Longest sequence for which rotary angles are kept (tokens)."""
+    rope_theta: float = Field(10_000.0, gt=0)
+    """Base of the rotary angles."""
+    norm_eps: float = Field(1e-5, gt=0)
+    """Added to the mean square in RMSNorm."""
+    tie_embeddings: bool = False
+    """The output layer uses the embedding's weights."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability with which a value of a block's two branches is dropped in training."""
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def ffn_dim(self) -> int:
+        """Feed-forward width after the default is resolved."""
+        return self.hidden_dim or -(-(8 * self.dim // 3) // self.multiple_of) * self.multiple_of
+
+
+class DataConfig(_Section):
+    path: list[str] = Field(default_factory=list)
+    """Text files, folders of text, or one nanoGPT `.bin` with its `.json`; empty = the sources of Python's library."""
+    seq_len: int = Field(256, ge=2)
+    """Tokens of a sequence."""
+    validation_ratio: float = Field(0.05, ge=0, lt=1)
+    """Share of the tokens, at the end of the corpus, kept for evaluation."""
+    cache_dir: str = ""
+    """Where tokens are kept between runs; empty = `$XDG_CACHE_HOME/rankscope` or `~/.cache/rankscope`."""
+    num_workers: int = Field(0, ge=0)
+    """Worker processes that prepare batches; 0 = in the training process."""
+    prefetch: int = Field(2, ge=1)
+    """Batches that each worker prepares ahead."""
+    pin_memory: bool = True
+    """Page-locked host memory for batches (CUDA only)."""
+
+
+class ParallelConfig(_Section):
+    dp_replicate: int = Field(1, ge=-1)
+    """Replicas: DDP, or HSDP together with `dp_shard`; -1 = as many as the ranks allow."""
+    dp_shard: int = Field(-1, ge=-1)
+    """Ranks that share one copy of parameters, gradients and optimizer state (FSDP2); -1 = as many as the ranks allow."""
+    tp: int = Field(1, ge=1)
+    """Ranks that share every layer (tensor parallel)."""
+    pp: int = Field(1, ge=1)
+    """Pipeline ranks; each holds some of the layers."""
+    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv_zero_bubble"] = "1f1b"
+    """Order of the pipeline's microbatches."""
+    stages_per_rank: int = Field(0, ge=0)
+    """Pipeline stages on a rank; 0 = 1, or 2 for the interleaved and ZBV schedules."""
+    stage_costs: list[float] = Field(default_factory=list)
+    """Cost of each layer (any unit) by which stages are balanced; empty = equal layers."""
+    reshard_after_forward: bool = True
+    """FSDP frees gathered parameters after forward (ZeRO-3); false keeps them until backward (ZeRO-2)."""
+    sequence_parallel: bool = True
+    """With tp: norms and residuals are split along the sequence."""
+    loss_parallel: bool = True
+    """With tp: logits stay split along the vocabulary in the loss."""
+    ddp_bucket_mb: float = Field(25.0, gt=0)
+    """Size of DDP's gradient buckets (MiB)."""
+    gradient_as_bucket_view: bool = True
+    """DDP's gradients are views into its buckets: one copy less."""
+    prefetch_blocks: int = Field(0, ge=0, le=8)
+    """Blocks that FSDP gathers ahead explicitly; 0 = its own implicit prefetch of one."""
+
+    @model_validator(mode="after")
+    def _one_free_dimension(self) -> ParallelConfig:
+        for key in ("dp_replicate", "dp_shard"):
+            if getattr(self, key) == 0:
+                raise ValueError(f"parallel.{key} = 0: must be 1 or more, or -1 to fill up")
+        if self.dp_replicate == -1 and self.dp_shard == -1:
+            raise ValueError("parallel.dp_replicate = -1: only one of dp_replicate and dp_shard can be -1")
+        return self
+
+
+class TrainConfig(_Section):
+    steps: int = Field(200, ge=1)
+    """Optimizer steps."""
+    global_batch_size: int = Field(16, ge=1)
+    """Sequences of one step over all ranks."""
+    micro_batch_size: int = Field(0, ge=0)
+    """Sequences of one forward pass on a rank; 0 = the rank's whole share, or one microbatch a pipeline stage."""
+    eval_interval: int = Field(0, ge=0)
+    """Steps between evaluations; 0 = never."""
+    eval_batches: int = Field(8, ge=1)
+    """Global batches of one evaluation."""
+    precision: Literal["float32", "bf16", "fp16"] = "float32"
+    """Computation; parameters, gradients' reduction and optimizer stay float32."""
+    activation_checkpointing: Literal["none", "full", "every_n", "selective"] = "none"
+    """What backward recomputes: nothing, every block, every n-th block, or all but matrix products and attention."""
+    checkpoint_every_n: int = Field(2, ge=1)
+    """With `every_n`: one of n blocks is recomputed."""
+    log_interval: int = Field(1, ge=1)
+    """Steps between lines of progress."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto = cuda where there is one."""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """auto = nccl on cuda, gloo on cpu."""
+
+
+class OptimConfig(_Section):
+    lr: float = Field(3e-4, gt=0)
+    """Highest learning rate."""
+    betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.95)
+    """AdamW's decay of the first and second moment."""
+    eps: float = Field(1e-8, gt=0)
+    """AdamW's epsilon."""
+    weight_decay: float = Field(0.1, ge=0)
+    """AdamW's decay, for matrices other than the embedding."""
+    clip_norm: float = Field(1.0, ge=0)
+    """Largest global gradient norm; 0 = measure without clipping."""
+    warmup_steps: int = Field(20, ge=0)
+    """Steps of linear warm-up."""
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    """What the rate does after the warm-up."""
+    min_lr_ratio: float = Field(0.1, ge=0, le=1)
+    """Last rate / highest rate."""
+    decay_ratio: float = Field(0.2, gt=0, le=1)
+    """With `wsd`: share of the steps in which the rate falls."""
+    reference_batch_size: int = Field(0, ge=0)
+    """`lr` is meant for this global batch size and scales linearly with the real one; 0 = no scaling."""
+    fused: Literal["auto", "on", "off"] = "auto"
+    """Fused AdamW kernel; auto = on cuda."""
+
+    @model_validator(mode="after")
+    def _betas_in_range(self) -> OptimConfig:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optim.betas = {list(self.betas)}: each must be at least 0 and below 1")
+        return self
+
+
+class ProbesConfig(_Section):
+    enabled: bool = True
+    """Record what every rank does."""
+    gradient_interval: int = Field(10, ge=0)
+    """Steps between per-parameter gradient statistics; 0 = only the global norm."""
+    collectives: bool = True
+    """Record every collective."""
+    nonfinite_flags: bool = True
+    """Look for NaN and Inf in each gradient buffer before it is reduced."""
+    stall_floor_s: float = Field(5.0, gt=0)
+    """A rank without progress for less than this is never called stalled (seconds)."""
+
+
+class CheckpointConfig(_Section):
+    interval: int = Field(50, ge=0)
+    """Steps between checkpoints on disk; 0 = only at the end."""
+    keep: int = Field(3, ge=1)
+    """Checkpoints kept on disk."""
+    memory_interval: int = Field(10, ge=0)
+    """Steps between copies in memory; 0 = none."""
+    resume: bool = True
+    """Start from the newest good checkpoint of the run."""
+
+
+class RecoveryConfig(_Section):
+    enabled: bool = True
+    """Act on what is found: skip, roll back, restart."""
+    max_restarts: int = Field(3, ge=0)
+    """Restarts of the worker group before the run gives up."""
+    max_rollbacks: int = Field(8, ge=0)
+    """Rollbacks before the run stops with a report."""
+    hang_floor_s: float = Field(5.0, gt=0)
+    """A step shorter than this is never called a hang (seconds)."""
+
+
+class Config(_Section):
+    """Everything a run is made from."""
+
+    run: RunConfig = Field(default_factory=RunConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    optim: OptimConfig = Field(default_factory=OptimConfig)
+    probes: ProbesConfig = Field(default_factory=ProbesConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Config:
+        model, data = self.model, self.data
+        if model.dim % (2 * model.num_heads):
+            raise ValueError(
+                f"model.num_heads = {model.num_heads}: model.dim = {model.dim} must be a multiple of twice the heads"
+            )
+        if model.num_heads % model.kv_heads:
+            raise ValueError(f"model.num_kv_heads = {model.kv_heads}: must divide model.num_heads = {model.num_heads}")
+        if data.seq_len > model.max_seq_len:
+            raise ValueError(f"data.seq_len = {data.seq_len}: at most model.max_seq_len = {model.max_seq_len}")
+        if not data.path and model.vocab_size < 256:
+            raise ValueError(f"model.vocab_size = {model.vocab_size}: bytes of text need at least 256")
+        return self
+
+
+def load_config(path: Path | None, overrides: list[str] | None = None) -> Config:
+    """Read `path` (TOML; None = all defaults), apply `section.key=value` overrides in order, check everything.
+
+    Raises ConfigError, one line, for an unreadable file, an unknown key, a wrong type or an impossible value.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise ConfigError(f"{path}: cannot read the configuration ({reason})") from error
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: not valid TOML: {_one_line(str(error))}") from error
+    for override in overrides or []:
+        _apply_override(values, override)
+    return _checked(values)
+
+
+def _checked(values: dict[str, Any]) -> Config:
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_describe(error)) from error
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    section, dot, name = key.strip().partition(".")
+    if not equals or not dot or not section or not name or "." in name:
+        raise ConfigError(f"--set {override}: must look like section.key=value, for example train.steps=100")
+    table = values.setdefault(section, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{section} = {table!r}: is a section, not a value")
+    table[name] = _parse_value(section, name, text.strip())
+
+
+def _parse_value(section: str, name: str, text: str) -> Any:
+    """TOML's reading of `text`, except that a field of text takes it as it is (`run.name=007`, `schedule=1f1b`)."""
+    info = Config.model_fields.get(section)
+    field = info.annotation.model_fields.get(name) if info is not None else None  # type: ignore[union-attr]
+    if field is not None and (field.annotation is str or all(isinstance(a, str) for a in get_args(field.annotation))):
+        if field.annotation is str or get_args(field.annotation):
+            return text.strip("\"'")
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        # `data.path=a.txt,b.txt` is what people type for a list.
+        if field is not None and field.annotation == list[str]:
+            return [part.strip() for part in text.split(",") if part.strip()]
+        return text
+
+
+def _describe(error: ValidationError) -> str:
+    first, *others = error.errors(include_url=False)
+    key = ".".join(str(part) for part in first["loc"])
+    more = f" (and {len(others)} more)" if others else ""
+    if first["type"] == "value_error":  # our own validators name the key themselves
+        return _one_line(str(first["ctx"]["error"])) + more
+    if first["type"] == "extra_forbidden":
+        return f"{key} = {_shown(first['input'])}: unknown key; {_allowed_names(first['loc'])}{more}"
+    reason = first["msg"].replace("Input should be", "must be").replace("String should", "must")
+    return f"{key} = {_shown(first['input'])}: {_one_line(reason)}{more}"
+
+
+def _allowed_names(loc: tuple[int | str, ...]) -> str:
+    fields = list(Config.model_fields)
+    if len(loc) > 1:
+        info = Config.model_fields[str(loc[0])]
+        fields = list(info.annotation.model_fields)  # type: ignore[union-attr]
+    near = difflib.get_close_matches(str(loc[-1]), fields, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"allowed are {', '.join(fields)}"
+
+
+def _shown(value: Any) -> str:
+    text = _one_line(repr(value))
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

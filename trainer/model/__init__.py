@@ -1,0 +1,1 @@
+"""The model that is trained."""

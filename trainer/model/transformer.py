@@ -1,0 +1,156 @@
+"""A decoder-only transformer of the Llama kind: RMSNorm, rotary angles, SwiGLU, grouped-query attention.
+
+    model = Transformer(config.model)
+    initialise(model, config.model, seed=0)
+    logits = model(tokens)                      # (batch, seq) int64 -> (batch, seq, vocab)
+
+A pipeline stage is the same class with only some of the blocks; blocks keep their number in the whole model, so a
+parameter has one name (`blocks.3.mlp.up.weight`) in every parallel layout, and each parameter is drawn from a
+generator of its own, so it also has one initial value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from trainer.config import ModelConfig
+
+__all__ = ["Block", "Transformer", "initialise"]
+
+
+def rotary_angles(head_dim: int, seq_len: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosine and sine, each (seq_len, head_dim / 2), float32."""
+    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    angles = torch.outer(torch.arange(seq_len, dtype=torch.float32), frequencies)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the two halves of each head's vector by the angle of its position. x: (batch, heads, seq, head_dim)."""
+    cos, sin = cos[: x.shape[-2]].to(x.dtype), sin[: x.shape[-2]].to(x.dtype)
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.head_dim = config.dim // config.num_heads
+        self.grouped = config.kv_heads != config.num_heads
+        self.query = nn.Linear(config.dim, config.num_heads * self.head_dim, bias=False)
+        self.key = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=False)
+        self.value = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=False)
+        self.out = nn.Linear(config.num_heads * self.head_dim, config.dim, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        batch, seq, _ = x.shape
+        # -1 heads: under tensor parallel a rank has only its share of them.
+        query, key, value = (
+            part.view(batch, seq, -1, self.head_dim).transpose(1, 2)
+            for part in (self.query(x), self.key(x), self.value(x))
+        )
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self.grouped)
+        return self.out(mixed.transpose(1, 2).reshape(batch, seq, -1))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.dim, config.ffn_dim, bias=False)
+        self.up = nn.Linear(config.dim, config.ffn_dim, bias=False)
+        self.down = nn.Linear(config.ffn_dim, config.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    """One layer; `recompute`, if set, runs it under activation checkpointing.
+
+    Checkpointing lives in `forward` rather than in a wrapper module: names stay as they are, and FSDP's hooks,
+    which sit on the module, run once and not again in the recomputation.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.attention = Attention(config)
+        self.mlp_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.mlp = FeedForward(config)
+        self.dropout = config.dropout
+        self.recompute: Callable[[], object] | None = None
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if self.recompute is None or not torch.is_grad_enabled():
+            return self._layer(x, cos, sin)
+        out: Tensor = checkpoint(self._layer, x, cos, sin, use_reentrant=False, context_fn=self.recompute)
+        return out
+
+    def _layer(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + F.dropout(self.attention(self.attention_norm(x), cos, sin), self.dropout, self.training)
+        return x + F.dropout(self.mlp(self.mlp_norm(x)), self.dropout, self.training)
+
+
+class Transformer(nn.Module):
+    """The whole model, or the pipeline stage with `layers` (`first` has the embedding, `last` the head).
+
+    Input of the first stage: tokens (batch, seq), int64; of the others: hidden states (batch, seq, dim).
+    Output of the last stage: logits (batch, seq, vocab); of the others: hidden states.
+    """
+
+    def __init__(
+        self, config: ModelConfig, layers: Sequence[int] | None = None, *, first: bool = True, last: bool = True
+    ) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(config.vocab_size, config.dim) if first else None
+        numbers = range(config.num_layers) if layers is None else layers
+        self.blocks = nn.ModuleDict({str(number): Block(config) for number in numbers})
+        self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps) if last else None
+        self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if last else None
+        self.tied = config.tie_embeddings and first and last
+        self.tie()
+        cos, sin = rotary_angles(config.dim // config.num_heads, config.max_seq_len, config.rope_theta)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        self.cos: Tensor
+        self.sin: Tensor
+
+    def tie(self) -> None:
+        """Make head and embedding one parameter again, after something replaced their parameters."""
+        if self.tied and self.head is not None and self.embed is not None:
+            self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.embed is not None:
+            x = self.embed(x)
+        for block in self.blocks.values():
+            x = block(x, self.cos, self.sin)
+        if self.norm is not None and self.head is not None:
+            x = self.head(self.norm(x))
+        return x
+
+
+@torch.no_grad()
+def initialise(model: Transformer, config: ModelConfig, seed: int) -> None:
+    """Draw every parameter from a generator seeded by (seed, its name): the same values in every parallel layout.
+
+    Normal with deviation 0.02, scaled by 1 / sqrt(2 layers) for the two projections that write into the residual
+    stream (GPT-2's rule); norms are ones. Call it before the model is sharded.
+    """
+    residual = 0.02 / math.sqrt(2 * config.num_layers)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            parameter.fill_(1.0)
+            continue
+        digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+        deviation = residual if name.endswith(("attention.out.weight", "mlp.down.weight")) else 0.02
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * deviation)

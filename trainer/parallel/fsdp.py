@@ -1,0 +1,53 @@
+"""Sharded parameters, gradients and optimizer state with torch's FSDP2 (`fully_shard`), HSDP on a 2-D mesh.
+
+Each block is one communication unit; what is left (embedding, last norm, head) belongs to the root.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from trainer.config import ParallelConfig
+from trainer.model.transformer import Transformer
+
+__all__ = ["apply_fsdp"]
+
+
+def apply_fsdp(
+    model: Transformer,
+    mesh: DeviceMesh,
+    config: ParallelConfig,
+    *,
+    compute_dtype: torch.dtype,
+    pipelined: bool,
+) -> None:
+    """Shard `model` in place over `mesh`: (dp_shard), or (dp_replicate, dp_shard) for HSDP.
+
+    Gradients are reduced in float32 whatever `compute_dtype` is. In a pipeline parameters stay gathered between
+    microbatches, because gathering them again for each would cost more than the memory is worth.
+    """
+    policy = MixedPrecisionPolicy(
+        param_dtype=compute_dtype if compute_dtype != torch.float32 else None,
+        reduce_dtype=torch.float32,
+        # Tokens are integers; the loss is computed from float32 logits.
+        cast_forward_inputs=True,
+        output_dtype=None,
+    )
+    reshard = config.reshard_after_forward and not pipelined
+    for block in model.blocks.values():
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    # The root's parameters are needed again at once by backward: torch's default keeps them gathered.
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    if config.prefetch_blocks:
+        _prefetch(list(model.blocks.values()), config.prefetch_blocks)
+
+
+def _prefetch(blocks: list[torch.nn.Module], ahead: int) -> None:
+    for number, block in enumerate(blocks):
+        assert isinstance(block, FSDPModule)
+        later = [b for b in blocks[number + 1 : number + 1 + ahead] if isinstance(b, FSDPModule)]
+        earlier = [b for b in reversed(blocks[max(0, number - ahead) : number]) if isinstance(b, FSDPModule)]
+        block.set_modules_to_forward_prefetch(later)
+        block.set_modules_to_backward_prefetch(earlier)

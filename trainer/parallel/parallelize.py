@@ -1,0 +1,70 @@
+"""Apply a plan to a model, in the order in which the pieces compose: tensor parallel, then FSDP or DDP around it.
+
+    model = parallelize(Transformer(config.model), config, plan, mesh, device)
+    model.forward_module(tokens)     # what to call: DDP's wrapper, or the model itself
+    model.module                     # the Transformer; parameters by their own names
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.config import Config
+from trainer.mesh_plan import Plan
+from trainer.model.transformer import Transformer
+from trainer.parallel.ddp import apply_ddp
+from trainer.parallel.fsdp import apply_fsdp
+from trainer.parallel.mesh import submesh
+from trainer.parallel.tensor import apply_tensor_parallel
+
+__all__ = ["COMPUTE_DTYPES", "ParallelModel", "parallelize"]
+
+COMPUTE_DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelModel:
+    """A model part with its parallelism applied."""
+
+    module: Transformer
+    forward_module: nn.Module
+
+    def synchronise_gradients(self, wanted: bool) -> None:
+        """Whether the next backward reduces gradients over the data ranks; off for all but the last microbatch.
+
+        DDP's `no_sync` is a context manager around this same attribute, and FSDP2 has a method of its own. FSDP keeps
+        unreduced gradients unsharded meanwhile: that is the price of one reduction instead of many.
+        """
+        if isinstance(self.forward_module, DistributedDataParallel):
+            self.forward_module.require_backward_grad_sync = wanted
+        elif isinstance(self.module, FSDPModule):
+            self.module.set_requires_gradient_sync(wanted)
+            self.module.set_is_last_backward(wanted)
+
+
+def parallelize(
+    model: Transformer, config: Config, plan: Plan, mesh: DeviceMesh | None, device: torch.device
+) -> ParallelModel:
+    """Shard or replicate `model` (initialised, on the host) as `plan` says, and move it to `device`."""
+    tp_mesh = submesh(mesh, "tp")
+    if tp_mesh is not None:
+        apply_tensor_parallel(model, tp_mesh, config.parallel)
+    kind = plan.data_parallel_kind
+    if kind in ("fsdp", "hsdp"):
+        dp_mesh = submesh(mesh, "dp_replicate", "dp_shard")
+        assert dp_mesh is not None
+        dtype = COMPUTE_DTYPES[config.train.precision]
+        apply_fsdp(model, dp_mesh, config.parallel, compute_dtype=dtype, pipelined=plan.pp > 1)
+    model.to(device)
+    forward_module: nn.Module = model
+    if kind == "ddp":
+        dp_mesh = submesh(mesh, "dp_replicate")
+        assert dp_mesh is not None
+        forward_module = apply_ddp(model, dp_mesh, config.parallel, device)
+    return ParallelModel(module=model, forward_module=forward_module)
