@@ -1,0 +1,62 @@
+"""A finding: what an analyzer says, with the numbers that prove it.
+
+    Finding(analyzer="straggler", kind="straggler", severity="warning", status="fired", ranks=(3,), first_step=40,
+            last_step=120, cause="compute", summary="rank 3 ...", evidence={"factor": Number(1.42, "1")},
+            advice="straggler-compute")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["SEVERITIES", "Finding", "Severity", "Status"]
+
+Severity = Literal["critical", "warning", "info"]
+Status = Literal["fired", "suspect", "ok", "insufficient_data"]
+SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
+"""Most severe first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One statement about a run.
+
+    `kind` is what happened, `cause` why within the kind, `advice` the anchor in docs/runbook.md. `evidence` holds
+    plain JSON values whose names carry their units (`excess_ms`, `factor_ratio`, `waiting_ranks`).
+    `attempt` is the life of the worker group in which it happened, None if it is about the whole run.
+    """
+
+    analyzer: str
+    kind: str
+    severity: Severity
+    status: Status
+    summary: str
+    ranks: tuple[int, ...] = ()
+    first_step: int | None = None
+    last_step: int | None = None
+    cause: str = ""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    advice: str = ""
+    attempt: int | None = None
+    cost_s: float | None = None
+    """Estimated wall time lost to it, seconds."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The finding as plain JSON values, in the order in which people read it."""
+        return {
+            "analyzer": self.analyzer,
+            "kind": self.kind,
+            "severity": self.severity,
+            "status": self.status,
+            "ranks": list(self.ranks),
+            "first_step": self.first_step,
+            "last_step": self.last_step,
+            "cause": self.cause,
+            "summary": self.summary,
+            "evidence": dict(self.evidence),
+            "advice": self.advice,
+            "attempt": self.attempt,
+            "cost_s": self.cost_s,
+        }

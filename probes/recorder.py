@@ -1,0 +1,272 @@
+"""The recorder: steps, spans and events of one rank, written to its tapes.
+
+    recorder = Recorder(run.rank_dir(attempt, rank), rank=rank, attempt=attempt, world_size=world_size)
+    with recorder.step(n):
+        with recorder.span("data"): ...
+        with recorder.span("forward", microbatch=0): ...
+        recorder.log(loss=2.3, tokens=4096)
+    recorder.event("rollback", step=n, restored_step=30)
+    recorder.close()
+
+A step is written when it begins and again when it ends, and so is a span: what a rank was doing when it died or hung
+is on the tape. Spans of a known phase (`PHASES`) add to the step's columns; nested spans of another kind do not.
+A disabled recorder (`Recorder.disabled()`) has the same methods and does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .events import EventWriter
+from .failopen import error_counts, failing_open
+from .names import NameWriter
+from .schema import TABLES, UNSET
+from .tape import COMPLETE, OPEN, TapeWriter
+
+__all__ = ["PHASES", "Recorder"]
+
+PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "evaluate")
+_WAIT_PHASES = ("data", "forward", "backward", "optimizer")
+_STEP_COLUMNS = {column.name: i for i, column in enumerate(TABLES["steps"].columns)}
+_LATE = ("loss", "local_loss", "grad_norm", "lr", "tokens", "batch_index", "committed", "nonfinite_count")
+_NONE_I32 = int(UNSET["i32"])
+_NONE_I64 = int(UNSET["i64"])
+
+
+class Recorder:
+    """Writes what one rank does. Times come from `time.monotonic_ns`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        rank: int,
+        attempt: int,
+        world_size: int = 1,
+        local_rank: int = 0,
+        node_rank: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.rank = rank
+        self.attempt = attempt
+        self.enabled = True
+        self.step_number = 0
+        self.phase = 0
+        """Name number of the innermost open span: what a collective is filed under."""
+        self.wait_ns = 0
+        """Nanoseconds blocked in collectives so far; whoever waits adds to it."""
+        self.name = NameWriter(directory / "names.jsonl")
+        self._events = EventWriter(directory / "events.jsonl", attempt=attempt, rank=rank)
+        self._tapes: dict[str, TapeWriter] = {}
+        self._steps = self.tape("steps")
+        self._spans = self.tape("spans")
+        self._row = self._steps.unset_row()
+        self._slot = -1
+        self._late: dict[int, int] = {}  # step number -> slot, for values that are read back later
+        self._stack: list[_Span] = []
+        self._gc_ns = 0
+        self._gc_start_ns = 0
+        gc.callbacks.append(self._on_gc)
+        self._identity: dict[str, Any] = {
+            "world_size": world_size,
+            "local_rank": local_rank,
+            "node_rank": node_rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "device": device,
+            "clock_offset_ns": time.time_ns() - time.monotonic_ns(),
+        }
+        self._events.write("rank", **self._identity)
+
+    @staticmethod
+    def disabled() -> Recorder:
+        """A recorder that records nothing, for runs with the probes off."""
+        return _DisabledRecorder()
+
+    def describe(self, **identity: Any) -> None:
+        """Add to what is known of this rank: mesh coordinates (pp, dp_replicate, dp_shard, tp, ...), device_uuid."""
+        self._identity.update(identity)
+        self._events.write("rank", **self._identity)
+
+    def tape(self, table: str) -> TapeWriter:
+        """The tape of a table, opened at its first use."""
+        if table not in self._tapes:
+            self._tapes[table] = TapeWriter(self.directory, TABLES[table], rank=self.rank, attempt=self.attempt)
+        return self._tapes[table]
+
+    def event(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
+        """Write one event; the current step is filled in."""
+        self._events.write(kind, step=self.step_number if step is None else step, **detail)
+
+    @contextlib.contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Record the block as training step `number`. An exception leaves the step open on the tape."""
+        self._begin_step(number)
+        yield
+        self._end_step()
+
+    def span(self, kind: str, *, microbatch: int = _NONE_I32, stage: int = _NONE_I32) -> _Span:
+        """A context manager that records its block; `kind` in PHASES also adds to the step's columns."""
+        return _Span(self, kind, microbatch, stage)
+
+    def log(self, **values: float) -> None:
+        """Set columns of the current step (loss, local_loss, grad_norm, lr, tokens, batch_index, committed, ...)."""
+        with failing_open("recorder.log"):
+            for column, value in values.items():
+                self._row[_STEP_COLUMNS[column]] = value
+
+    def log_late(self, step: int, **values: float) -> None:
+        """Set columns of a step that has ended: values that were read back from the device with a lag."""
+        with failing_open("recorder.log"):
+            slot = self._late.get(step, -1)
+            for column, value in values.items():
+                self._steps.set(slot, column, value)
+            self._steps.complete(slot)
+            self._late.pop(step, None)
+
+    def defer(self) -> None:
+        """The current step's values come later through `log_late`: it stays open until then."""
+        self._late[self.step_number] = self._slot
+
+    def close(self) -> None:
+        """Write what was swallowed and dropped, seal the tapes, close the files."""
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._on_gc)
+        dropped = {name: tape.dropped for name, tape in self._tapes.items() if tape.dropped}
+        self._events.write("rank_closed", probe_errors=dict(error_counts), dropped_records=dropped)
+        for tape in self._tapes.values():
+            tape.close()
+        self._events.close()
+        self.name.close()
+
+    def _begin_step(self, number: int) -> None:
+        with failing_open("recorder.step"):
+            self.step_number = number
+            self._row = row = self._steps.unset_row()
+            row[_STEP_COLUMNS["step"]] = number
+            for phase in PHASES:
+                row[_STEP_COLUMNS[f"{phase}_ns"]] = 0
+            for phase in _WAIT_PHASES:
+                row[_STEP_COLUMNS[f"{phase}_wait_ns"]] = 0
+            self._gc_ns = 0
+            self._step_wait_start_ns = self.wait_ns
+            self._step_cpu_start_ns = time.process_time_ns()
+            row[_STEP_COLUMNS["start_ns"]] = self._step_start_ns = time.monotonic_ns()
+            self._slot = self._steps.append(OPEN, *row)
+
+    def _end_step(self) -> None:
+        with failing_open("recorder.step"):
+            row = self._row
+            row[_STEP_COLUMNS["duration_ns"]] = time.monotonic_ns() - self._step_start_ns
+            row[_STEP_COLUMNS["cpu_ns"]] = time.process_time_ns() - self._step_cpu_start_ns
+            row[_STEP_COLUMNS["collective_wait_ns"]] = self.wait_ns - self._step_wait_start_ns
+            row[_STEP_COLUMNS["gc_ns"]] = self._gc_ns
+            if row[_STEP_COLUMNS["memory_bytes"]] == _NONE_I64:
+                row[_STEP_COLUMNS["memory_bytes"]] = resident_bytes()
+            deferred = self.step_number in self._late
+            self._steps.rewrite(self._slot, OPEN if deferred else COMPLETE, *row)
+
+    def _on_gc(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._gc_start_ns = time.monotonic_ns()
+        else:
+            self._gc_ns += time.monotonic_ns() - self._gc_start_ns
+
+
+class _Span:
+    """One span of a recorder; entering stores it open, leaving completes it."""
+
+    __slots__ = ("_kind", "_microbatch", "_outer_phase", "_recorder", "_slot", "_stage", "_start_ns", "_wait_start_ns")
+
+    def __init__(self, recorder: Recorder, kind: str, microbatch: int, stage: int) -> None:
+        self._recorder = recorder
+        self._kind = kind
+        self._microbatch = microbatch
+        self._stage = stage
+
+    def __enter__(self) -> None:
+        recorder = self._recorder
+        with failing_open("recorder.span"):
+            self._slot = -1
+            self._outer_phase = recorder.phase
+            self._wait_start_ns = recorder.wait_ns
+            recorder.phase = kind = recorder.name(self._kind)
+            self._start_ns = start = time.monotonic_ns()
+            self._slot = recorder._spans.append(
+                OPEN, recorder.step_number, self._microbatch, self._stage, kind, start, _NONE_I64, _NONE_I64
+            )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        recorder = self._recorder
+        with failing_open("recorder.span"):
+            end = time.monotonic_ns()
+            waited = recorder.wait_ns - self._wait_start_ns
+            spans = recorder._spans
+            spans.set(self._slot, "end_ns", end)
+            spans.set(self._slot, "wait_ns", waited)
+            spans.complete(self._slot)
+            recorder.phase = self._outer_phase
+            column = _STEP_COLUMNS.get(f"{self._kind}_ns") if self._kind in PHASES else None
+            if column is not None:
+                recorder._row[column] += end - self._start_ns
+                if self._kind in _WAIT_PHASES:
+                    recorder._row[_STEP_COLUMNS[f"{self._kind}_wait_ns"]] += waited
+
+
+class _DisabledRecorder(Recorder):
+    """Does nothing; has every method of a recorder."""
+
+    def __init__(self) -> None:
+        self.enabled = False
+        self.rank = self.attempt = self.step_number = self.phase = self.wait_ns = 0
+
+    def describe(self, **identity: Any) -> None:
+        pass
+
+    def event(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
+        pass
+
+    @contextlib.contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        self.step_number = number
+        yield
+
+    def span(self, kind: str, *, microbatch: int = 0, stage: int = 0) -> Any:
+        return contextlib.nullcontext()
+
+    def log(self, **values: float) -> None:
+        pass
+
+    def log_late(self, step: int, **values: float) -> None:
+        pass
+
+    def defer(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+_PAGE_BYTES = resource.getpagesize()
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process in bytes, from /proc; UNSET where there is none."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return _NONE_I64

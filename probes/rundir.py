@@ -1,0 +1,151 @@
+"""The files of a run on disk, and nothing else knows their names.
+
+    run = RunDir.create(Path("runs"), name="demo", manifest={...})
+    run = RunDir.open(Path("runs/latest"))
+    run.rank_dir(attempt=0, rank=3)          # tapes/attempt-0/rank-00003
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .schema import SCHEMA_VERSION
+
+__all__ = ["NODE_RANK", "RunDir", "RunError"]
+
+NODE_RANK = -1
+"""The `rank` of what a node process (watch, launcher) writes."""
+MAX_MANIFEST_BYTES = 16 << 20
+
+
+class RunError(ValueError):
+    """A run's folder is missing or unusable; the text is one line that says what, where and what to do."""
+
+
+class RunDir:
+    """One run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, runs_dir: Path, *, name: str, manifest: dict[str, Any]) -> RunDir:
+        """Make a new run `<name>-<date>-<time>`, write its manifest and point `latest` at it. Raises RunError."""
+        stem = f"{_safe(name)}-{time.strftime('%Y%m%d-%H%M%S')}"
+        for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
+            path = runs_dir / (stem + suffix)
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise RunError(f"cannot make the run's folder {path}: {error.strerror}; choose another run.dir") from None
+            break
+        run = cls(path)
+        for folder in (run.tapes, run.checkpoints, run.stacks, run.reports):
+            folder.mkdir(exist_ok=True)
+        run.write_manifest({"run_id": path.name, "schema_version": SCHEMA_VERSION, "created_wall_ns": time.time_ns()} | manifest)
+        link, fresh = runs_dir / "latest", runs_dir / f".latest-{os.getpid()}"
+        fresh.symlink_to(path.name)
+        fresh.replace(link)
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDir:
+        """An existing run. Raises RunError with one line if there is none or it is from a newer rankscope."""
+        if not path.exists():
+            hint = "it is made by the first `rankscope train`" if path.name == "latest" else "see `ls runs/`"
+            raise RunError(f"no run at {path}: {hint}")
+        if not path.is_dir():
+            raise RunError(f"{path} is not a run's folder (expected run.json and tapes/ in it)")
+        run = cls(path.resolve())
+        if not (run.path / "run.json").exists() and not run.tapes.is_dir() and not any(run.path.glob("telemetry*.duckdb")):
+            raise RunError(f"{path} holds no run: neither run.json nor tapes/ nor telemetry.duckdb is in it")
+        version = run.manifest().get("schema_version", SCHEMA_VERSION)
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise RunError(f"{path} was written with schema {version}, this rankscope reads up to {SCHEMA_VERSION}: update rankscope")
+        return run
+
+    @property
+    def run_id(self) -> str:
+        """The run's name on disk."""
+        return self.path.name
+
+    @property
+    def tapes(self) -> Path:
+        """Folder of all tapes."""
+        return self.path / "tapes"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints on disk."""
+        return self.path / "checkpoints"
+
+    @property
+    def stacks(self) -> Path:
+        """Python stacks, one file a rank, taken when a run hangs."""
+        return self.path / "stacks"
+
+    @property
+    def reports(self) -> Path:
+        """Reports that `analyze` was asked to write."""
+        return self.path / "reports"
+
+    def store(self, node_rank: int = 0) -> Path:
+        """The store of a node: `telemetry.duckdb` on the first, `telemetry-node<k>.duckdb` on the others."""
+        return self.path / ("telemetry.duckdb" if node_rank == 0 else f"telemetry-node{node_rank}.duckdb")
+
+    def stores(self) -> list[Path]:
+        """Every store that is there, the first node's first."""
+        return sorted(self.path.glob("telemetry*.duckdb"), key=lambda path: (len(path.name), path.name))
+
+    def rank_dir(self, attempt: int, rank: int) -> Path:
+        """Folder of one rank's tapes in one attempt."""
+        return self.tapes / f"attempt-{attempt}" / f"rank-{rank:05d}"
+
+    def node_dir(self, node_rank: int) -> Path:
+        """Folder of a node process's tapes and events (health, findings, restarts), over all attempts."""
+        return self.tapes / f"node-{node_rank:05d}"
+
+    def rank_dirs(self) -> Iterator[tuple[int, int, Path]]:
+        """(attempt, rank, folder) of every rank that ever wrote, in order."""
+        found = []
+        for path in self.tapes.glob("attempt-*/rank-*"):
+            match = re.fullmatch(r"attempt-(\d{1,9})/rank-(\d{1,9})", f"{path.parent.name}/{path.name}")
+            if match and path.is_dir() and not path.is_symlink():
+                found.append((int(match[1]), int(match[2]), path))
+        yield from sorted(found)
+
+    def node_dirs(self) -> Iterator[tuple[int, Path]]:
+        """(node rank, folder) of every node process that ever wrote."""
+        for path in sorted(self.tapes.glob("node-*")):
+            match = re.fullmatch(r"node-(\d{1,9})", path.name)
+            if match and path.is_dir() and not path.is_symlink():
+                yield int(match[1]), path
+
+    def manifest(self) -> dict[str, Any]:
+        """`run.json`, or an empty dict where it is missing or damaged: a dead run must still be readable."""
+        try:
+            with (self.path / "run.json").open("rb") as file:
+                blob = file.read(MAX_MANIFEST_BYTES)
+            loaded = json.loads(blob)
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return loaded if isinstance(loaded, dict) else {}
+
+    def write_manifest(self, manifest: dict[str, Any]) -> None:
+        """Replace `run.json` in one step."""
+        fresh = self.path / f".run.json.{os.getpid()}"
+        fresh.write_text(json.dumps(manifest, indent=2, default=str) + "\n")
+        fresh.replace(self.path / "run.json")
+
+
+def _safe(name: str) -> str:
+    """A run's name as a file name: letters, digits, dot, dash, underscore."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:80] or "run"

@@ -1,0 +1,239 @@
+"""Tapes: append-only files of fixed-size records that a rank writes through mmap.
+
+    tape = TapeWriter(directory, TABLES["steps"], rank=3, attempt=0)
+    slot = tape.append(OPEN, 40, now_ns, ...)      # one value a column, in the order of the table
+    tape.rewrite(slot, COMPLETE, 40, now_ns, ...)
+    batch = read_segment(path)                     # numpy records, also while the writer runs or after it was killed
+
+Layout of a segment `<table>.<n>.tape`: a header of 4096 bytes (magic, live counters, JSON with the record layout,
+rank, attempt and clock anchor), then `capacity` records. The last byte of a record is its state (EMPTY, OPEN,
+COMPLETE) and is stored last, so a reader never sees half a record. The pages belong to the kernel: a writer killed by
+SIGKILL loses nothing that it stored.
+
+A segment's blocks are reserved before it is mapped, because storing to a sparse page on a full disk is a SIGBUS that
+would kill training; a refused reservation is counted in `TapeWriter.dropped` and tried again later.
+
+The order of stores is the program's order on x86-64; on weaker memory models a reader beside a running writer may see
+a state before its record, so a reader takes the newest records of a live tape as a hint and a later look as the truth.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .schema import SCHEMA_VERSION, UNSET, Column, Table
+
+__all__ = ["COMPLETE", "EMPTY", "HEADER_BYTES", "MAGIC", "OPEN", "TapeWriter", "record_layout", "segment_name"]
+
+EMPTY, OPEN, COMPLETE = 0, 1, 2
+MAGIC = b"RSTAPE\x00\x01"
+HEADER_BYTES = 4096
+HEADER_PREFIX = struct.Struct("=8sIIQQ")  # magic, schema version, JSON bytes, sealed (0 or 1), records dropped so far
+SEALED_OFFSET = 16
+DROPPED_OFFSET = 24
+JSON_OFFSET = HEADER_PREFIX.size
+RETRY_RECORDS = 1024  # how many records are dropped between two attempts to reserve a segment on a full disk
+
+_FORMATS = {"i64": "q", "f64": "d", "i32": "i", "name": "I", "bool": "b"}
+
+
+def record_layout(table: Table) -> tuple[struct.Struct, list[Column]]:
+    """The packed record of `table`: (struct with the state as its last field, columns in the record's order).
+
+    Wide fields come first, so that every field is aligned and stored by one instruction.
+    """
+    columns = sorted(table.columns, key=lambda c: -struct.calcsize(_FORMATS[c.type]))
+    body = "".join(_FORMATS[column.type] for column in columns)
+    padding = -(struct.calcsize("=" + body) + 1) % 8
+    return struct.Struct("=" + body + "x" * padding + "B"), columns
+
+
+def segment_name(table: str, number: int) -> str:
+    """File name of segment `number` of a table's tape."""
+    return f"{table}.{number:05d}.tape"
+
+
+class _Segment:
+    """One mapped file and the record numbers that it holds."""
+
+    __slots__ = ("buffer", "first", "last")
+
+    def __init__(self, buffer: mmap.mmap, first: int, capacity: int) -> None:
+        self.buffer = buffer
+        self.first = first
+        self.last = first + capacity
+
+
+class TapeWriter:
+    """Writes one table of one rank. Appending is safe from several threads and takes no lock."""
+
+    def __init__(
+        self,
+        directory: Path,
+        table: Table,
+        *,
+        rank: int,
+        attempt: int,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.table = table
+        self.dropped = 0
+        self._directory = directory
+        self._rank = rank
+        self._attempt = attempt
+        self._clock_ns = clock_ns
+        self._struct, self._record_columns = record_layout(table)
+        self._record_bytes = self._struct.size
+        self._capacity = (table.segment_bytes - HEADER_BYTES) // self._record_bytes
+        order = {column.name: i for i, column in enumerate(table.columns)}
+        self._permutation = [order[column.name] for column in self._record_columns]
+        self._in_order = self._permutation == list(range(len(self._permutation)))
+        self._offsets: dict[str, tuple[int, struct.Struct]] = {}
+        offset = 0
+        for column in self._record_columns:
+            one = struct.Struct("=" + _FORMATS[column.type])
+            self._offsets[column.name] = (offset, one)
+            offset += one.size
+        self._numbers = itertools.count()  # next() is atomic under the GIL: no lock to take for a record
+        self._lock = threading.Lock()
+        self._segments = 0
+        self._retry_at = 0
+        self._previous: _Segment | None = None
+        self._current = _Segment(mmap.mmap(-1, mmap.PAGESIZE), 0, 0)  # empty: the first record maps a real one
+        self.closed = False
+
+    def append(self, state: int, *values: float) -> int:
+        """Store one record; returns its slot for `rewrite`, `set` and `complete`, or -1 if it was dropped."""
+        number = next(self._numbers)
+        segment = self._current
+        if not segment.first <= number < segment.last:
+            found = self._segment_for(number)
+            if found is None:
+                return -1
+            segment = found
+        if not self._in_order:
+            values = tuple([values[i] for i in self._permutation])
+        offset = HEADER_BYTES + (number - segment.first) * self._record_bytes
+        self._struct.pack_into(segment.buffer, offset, *values, state)
+        return number
+
+    def rewrite(self, slot: int, state: int, *values: float) -> None:
+        """Store all values of a record again; the state goes last, so a reader has the old or the new record."""
+        located = self._locate(slot)
+        if located is None:
+            return
+        buffer, offset = located
+        if not self._in_order:
+            values = tuple([values[i] for i in self._permutation])
+        end = offset + self._record_bytes - 1
+        buffer[offset:end] = self._struct.pack(*values, state)[:-1]
+        buffer[end] = state
+
+    def set(self, slot: int, column: str, value: float) -> None:
+        """Store one value of a record in place."""
+        located = self._locate(slot)
+        if located is not None:
+            offset, one = self._offsets[column]
+            one.pack_into(located[0], located[1] + offset, value)
+
+    def complete(self, slot: int) -> None:
+        """Mark a record as finished."""
+        located = self._locate(slot)
+        if located is not None:
+            located[0][located[1] + self._record_bytes - 1] = COMPLETE
+
+    def unset_row(self) -> list[float]:
+        """A row in which no column is recorded, to be filled in."""
+        return [UNSET[column.type] for column in self.table.columns]
+
+    def close(self) -> None:
+        """Seal the current segment. Records that come later are dropped."""
+        with self._lock:
+            self.closed = True
+            if self._current.last > 0:
+                self._seal(self._current)
+            self._current = _Segment(self._current.buffer, 0, 0)
+            self._previous = None
+
+    def _locate(self, slot: int) -> tuple[mmap.mmap, int] | None:
+        for segment in (self._current, self._previous):
+            if segment is not None and segment.first <= slot < segment.last:
+                return segment.buffer, HEADER_BYTES + (slot - segment.first) * self._record_bytes
+        return None  # dropped, or two segments ago: its end stays unknown
+
+    def _segment_for(self, number: int) -> _Segment | None:
+        with self._lock:
+            for segment in (self._current, self._previous):
+                if segment is not None and segment.first <= number < segment.last:
+                    return segment
+            if self.closed or number < self._current.last or number < self._retry_at:
+                return self._drop()
+            try:
+                segment = self._new_segment(number)
+            except OSError:
+                self._retry_at = number + RETRY_RECORDS
+                return self._drop()
+            if self._current.last > 0:
+                self._seal(self._current)
+                self._previous = self._current
+            self._current = segment
+            return segment
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        if self._current.last > 0:
+            struct.pack_into("=Q", self._current.buffer, DROPPED_OFFSET, self.dropped)
+
+    def _seal(self, segment: _Segment) -> None:
+        struct.pack_into("=Q", segment.buffer, SEALED_OFFSET, 1)
+
+    def _new_segment(self, first: int) -> _Segment:
+        size = HEADER_BYTES + self._capacity * self._record_bytes
+        path = self._directory / segment_name(self.table.name, self._segments)
+        header = self._header(first)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(fd, 0, size)
+            buffer = mmap.mmap(fd, size)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+        buffer[: len(header)] = header
+        self._segments += 1
+        return _Segment(buffer, first, self._capacity)
+
+    def _header(self, first: int) -> bytes:
+        fields: list[list[Any]] = []
+        for column in self._record_columns:
+            fields.append([column.name, column.type, self._offsets[column.name][0]])
+        text = json.dumps(
+            {
+                "table": self.table.name,
+                "rank": self._rank,
+                "attempt": self._attempt,
+                "segment": self._segments,
+                "first_record": first,
+                "capacity": self._capacity,
+                "record_bytes": self._record_bytes,
+                "state_offset": self._record_bytes - 1,
+                "fields": fields,
+                "pid": os.getpid(),
+                "mono_ns": self._clock_ns(),
+                "wall_ns": time.time_ns(),
+            },
+            separators=(",", ":"),
+        ).encode()
+        if JSON_OFFSET + len(text) > HEADER_BYTES:
+            raise ValueError(f"the layout of table {self.table.name} does not fit the tape's header")
+        return HEADER_PREFIX.pack(MAGIC, SCHEMA_VERSION, len(text), 0, self.dropped) + text
