@@ -1,0 +1,1 @@
+"""Text as tokens, and batches of it as a pure function of their number."""

@@ -1,0 +1,156 @@
+"""The tokens to train on: text as bytes, or a nanoGPT `.bin`, as one memory map.
+
+    corpus = open_corpus(config.data, vocab_size=256)
+    corpus.tokens[:10]                   # read-only numpy array, one integer a token
+    corpus.locate(123_456)               # ("asyncio/base_events.py", 1817): file and byte
+
+Without `data.path` the text is the Python sources of the running interpreter's standard library: real text that is
+there on every machine. Files are taken in sorted order and separated by a zero byte. The bytes are written once into
+the cache folder, named by a hash of the files' contents, and mapped from there, so that ranks share the pages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sysconfig
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.config import ConfigError, DataConfig
+
+__all__ = ["Corpus", "open_corpus"]
+
+SEPARATOR = b"\0"
+_BIN_DTYPES = {"uint8", "uint16", "uint32"}
+# Installed packages live inside the library's folder on some systems; they differ from machine to machine.
+_SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", ".git"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """Tokens in order, with the hash of what they were made from and where each file starts."""
+
+    tokens: np.ndarray[Any, Any]
+    digest: str
+    names: tuple[str, ...] = ()
+    starts: tuple[int, ...] = ()  # token at which each named file begins
+
+    def locate(self, position: int) -> tuple[str, int]:
+        """File and token within it for a position in `tokens`; ("", position) if there are no files to name."""
+        number = bisect_right(self.starts, position) - 1
+        return (self.names[number], position - self.starts[number]) if number >= 0 else ("", position)
+
+
+def open_corpus(config: DataConfig, vocab_size: int) -> Corpus:
+    """Open what `config` names. Raises ConfigError for paths that are missing, empty or not what they say."""
+    if not config.path:
+        root = Path(sysconfig.get_paths()["stdlib"])
+        files = [(path.relative_to(root).as_posix(), path) for path in _files_below(root, {".py"})]
+        return _open_text(files, _cache_dir(config), vocab_size)
+    paths = [Path(text).expanduser() for text in config.path]
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(f"data.path = {str(path)!r}: no such file or folder")
+    if any(path.suffix == ".bin" for path in paths):
+        if len(paths) > 1:
+            raise ConfigError(f"data.path = {config.path}: a .bin must be the only path")
+        return _open_bin(paths[0], vocab_size)
+    files = []
+    for path in paths:
+        below = _files_below(path, None) if path.is_dir() else [path]
+        files += [(file.relative_to(path.parent).as_posix(), file) for file in below]
+    return _open_text(files, _cache_dir(config), vocab_size)
+
+
+def _files_below(root: Path, suffixes: set[str] | None) -> list[Path]:
+    """Files in sorted order, the same on every machine with the same tree; hidden ones and links are left out."""
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS and not name.startswith(".")]
+        for name in names:
+            path = Path(folder, name)
+            if not name.startswith(".") and not path.is_symlink() and (suffixes is None or path.suffix in suffixes):
+                found.append(path)
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def _cache_dir(config: DataConfig) -> Path:
+    if config.cache_dir:
+        return Path(config.cache_dir).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "rankscope"
+
+
+def _open_text(files: Iterable[tuple[str, Path]], cache: Path, vocab_size: int) -> Corpus:
+    if vocab_size < 256:
+        raise ConfigError(f"model.vocab_size = {vocab_size}: bytes of text need at least 256")
+    names: list[str] = []
+    starts: list[int] = []
+    parts: list[bytes] = []
+    size = 0
+    digest = hashlib.sha256()
+    for name, path in files:
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"data.path = {str(path)!r}: cannot be read ({error.strerror})") from error
+        if not content:
+            continue
+        names.append(name)
+        starts.append(size)
+        parts += (content, SEPARATOR)
+        size += len(content) + 1
+        digest.update(content + SEPARATOR)
+    if not size:
+        raise ConfigError("data.path: holds no text")
+    key = digest.hexdigest()[:32]
+    tokens = _cached(cache / f"bytes-{key}.bin", parts, size)
+    return Corpus(tokens=tokens, digest=key, names=tuple(names), starts=tuple(starts))
+
+
+def _cached(path: Path, parts: list[bytes], size: int) -> np.ndarray[Any, Any]:
+    """Map the cached bytes, writing them first where they are missing; in memory if the cache cannot be written."""
+    try:
+        if not path.exists() or path.stat().st_size != size:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Ranks do this at the same time: each writes its own file, and the last rename wins with the same bytes.
+            scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+            scratch.write_bytes(b"".join(parts))
+            os.replace(scratch, path)
+        return np.memmap(path, dtype=np.uint8, mode="r")
+    except OSError:
+        return np.frombuffer(b"".join(parts), dtype=np.uint8)
+
+
+def _open_bin(path: Path, vocab_size: int) -> Corpus:
+    """A flat array of tokens with a sidecar: {"dtype": "uint16", "vocab_size": 50257, "num_tokens": 1000000}."""
+    sidecar = path.with_suffix(".json")
+    if not sidecar.exists():
+        raise ConfigError(f"data.path = {str(path)!r}: needs {sidecar.name} with dtype, vocab_size and num_tokens")
+    try:
+        described = json.loads(sidecar.read_text(encoding="utf-8"))
+        dtype, vocab, count = described["dtype"], int(described["vocab_size"]), int(described["num_tokens"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"data.path = {str(sidecar)!r}: must be a JSON object with dtype, vocab_size and num_tokens"
+        ) from error
+    if dtype not in _BIN_DTYPES:
+        raise ConfigError(f"data.path = {str(sidecar)!r}: dtype {dtype!r} must be one of {sorted(_BIN_DTYPES)}")
+    if vocab > vocab_size:
+        raise ConfigError(f"model.vocab_size = {vocab_size}: {path.name} has tokens up to {vocab}, so at least {vocab}")
+    expected, size = count * np.dtype(dtype).itemsize, path.stat().st_size
+    if size != expected or not count:
+        raise ConfigError(f"data.path = {str(path)!r}: {size} bytes, but {sidecar.name} says {expected}")
+    # The contents may be terabytes: the identity is the description, the size and both ends.
+    with path.open("rb") as file:
+        head = file.read(1 << 16)
+        file.seek(max(0, size - (1 << 16)))
+        digest = hashlib.sha256(json.dumps([dtype, vocab, count]).encode() + head + file.read())
+    return Corpus(tokens=np.memmap(path, dtype=dtype, mode="r"), digest=digest.hexdigest()[:32])
