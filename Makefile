@@ -1,0 +1,62 @@
+# `make` alone lists what there is. Two commands do all the set-up: `make demo` and `make test`.
+
+VENV := .venv
+BIN := $(VENV)/bin
+AT_LEAST_311 := import sys; sys.exit(sys.version_info < (3, 11))
+
+# The first interpreter on the path that runs and is new enough. `make test PYTHON=/path/to/python` names another.
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
+	$$p -c '$(AT_LEAST_311)' >/dev/null 2>&1 && echo $$p && break; done)
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+export PIP_PROGRESS_BAR := off
+export PIP_ROOT_USER_ACTION := ignore
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format docs-check clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target text; do \
+		printf '  make %-11s %s\n' "$$target" "$$text"; done
+
+# Debian ships Python without the package that puts pip into a new environment; then the system's own pip puts it there.
+$(BIN)/pip:
+	@test -n "$(PYTHON)" && $(PYTHON) -c '$(AT_LEAST_311)' 2>/dev/null || { \
+		echo "rankscope needs Python 3.11 or newer: install it, or name it with 'make ... PYTHON=/path/to/python3.11'" >&2; exit 2; }
+	@echo "Making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 || { \
+		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
+		$(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing PyTorch (the longest part, a minute or so)"
+	@$(PIP_INSTALL) torch
+	@echo "Installing Rankscope, its dashboard and its checks"
+	@$(PIP_INSTALL) --editable '.[dev,dashboard,otel]'
+	@touch $@
+
+demo: $(VENV)/.installed ## Train a small GPT on four ranks with two faults, then say what went wrong
+	$(BIN)/rankscope train examples/gpt-demo.toml --fault nan_grad@step=40,rank=2 --fault slow_compute@step=60,rank=3,factor=1.5
+	$(BIN)/rankscope analyze runs/latest
+
+test: lint ## Everything that must pass: lint, format, types, all tests
+	$(BIN)/pytest
+
+lint: $(VENV)/.installed ## Lint, format and types only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed ## Rewrite the code in the project's format and fix what lint can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs-check: $(VENV)/.installed ## Check links, anchors and commands in the documents
+	$(BIN)/pytest tests/test_docs.py
+
+clean: ## Remove caches and build products; keeps .venv and runs
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

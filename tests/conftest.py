@@ -1,0 +1,50 @@
+"""What every test shares: a clean environment, CUDA tests skipped without CUDA, everything under tests/e2e marked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+# Four ranks share two cores in these tests: one thread each, or they spend their time waiting for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A variable of a launcher, or of a user's shell, that would change what a test sees.
+_LEAKING_PREFIXES = ("RANKSCOPE_", "TORCHELASTIC_", "TORCH_FR_", "OTEL_", "SLURM_")
+_LEAKING_NAMES = frozenset(
+    {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+)
+_E2E_TIMEOUT_S = 300
+
+hypothesis.settings.register_profile("rankscope", deadline=None)
+hypothesis.settings.load_profile("rankscope")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    e2e_folder = Path(__file__).parent / "e2e"
+    for item in items:
+        if e2e_folder in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(_E2E_TIMEOUT_S))
+
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu_items and not _has_cuda():
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test inherits a launcher's variables; one that needs them sets them."""
+    for name in list(os.environ):
+        if name in _LEAKING_NAMES or name.startswith(_LEAKING_PREFIXES):
+            monkeypatch.delenv(name)

@@ -1,0 +1,200 @@
+"""The import rules, kept by reading every module's syntax tree (and by starting the light ones once).
+
+    probes      imports nothing of ours; on the path that a rank runs only torch, numpy and the standard library
+    analyzers   imports probes; neither torch nor streamlit nor duckdb, and no clock
+    trainer     imports analyzers and probes
+    dashboard   imports analyzers and probes
+    rankscope   imports what a command needs, when it needs it; nobody imports rankscope
+
+A rule that has to give way does so in one of the tables below, with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FRONT_DOOR = "rankscope"
+
+# room -> the rooms of ours that it may import
+MAY_IMPORT = {
+    "probes": {"probes"},
+    "analyzers": {"analyzers", "probes"},
+    "trainer": {"trainer", "analyzers", "probes"},
+    "dashboard": {"dashboard", "analyzers", "probes"},
+}
+OURS = {*MAY_IMPORT, FRONT_DOOR}
+
+# Parts of probes that run in the node process or in a reader, never in a rank.
+NODE_SIDE = ("probes/store", "probes/health", "probes/exporters")
+RANK_PATH_PACKAGES = {"torch", "numpy"}
+
+NOT_IN_ANALYZERS = {"torch", "streamlit", "duckdb", "time"}
+# (module, package) -> why the analyzer needs it
+ANALYZER_EXCEPTIONS: dict[tuple[str, str], str] = {}
+
+MAX_MODULE_LINES = 400
+# module -> why it is longer
+LONG_MODULES: dict[str, str] = {}
+
+NAMELESS = {"util", "utils", "helper", "helpers", "manager", "managers", "common", "misc"}
+
+# What `rankscope analyze` must not pay for.
+HEAVY = ("torch", "streamlit", "pandas", "pyarrow", "opentelemetry")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """One imported name: where it stands and what it brings in."""
+
+    path: str
+    line: int
+    target: str
+    relative: bool
+
+    @property
+    def package(self) -> str:
+        return self.target.partition(".")[0]
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} imports {self.target}"
+
+
+def modules_of(room: str) -> list[Path]:
+    return sorted((ROOT / room).rglob("*.py"))
+
+
+def all_modules() -> list[Path]:
+    front_door = ROOT / f"{FRONT_DOOR}.py"
+    return [path for room in MAY_IMPORT for path in modules_of(room)] + ([front_door] if front_door.exists() else [])
+
+
+def imports_in(source: str, path: str) -> Iterator[Import]:
+    """Every import of a module, inside functions too; those for the type checker alone don't count."""
+    pending: list[ast.AST] = [ast.parse(source, filename=path)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(path=path, line=node.lineno, target=alias.name, relative=False)
+        elif isinstance(node, ast.ImportFrom):
+            yield Import(path=path, line=node.lineno, target=_target(node, path), relative=node.level > 0)
+        elif isinstance(node, ast.If) and _is_type_checking(node.test):
+            pending.extend(node.orelse)
+        else:
+            pending.extend(ast.iter_child_nodes(node))
+
+
+def _target(node: ast.ImportFrom, path: str) -> str:
+    if node.level == 0:
+        return node.module or ""
+    package = Path(path).parts[:-1]
+    base = package[: len(package) - (node.level - 1)]
+    return ".".join((*base, *((node.module,) if node.module else ())))
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
+        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
+    )
+
+
+def imports_of(room: str) -> list[Import]:
+    return [
+        found
+        for path in modules_of(room)
+        for found in imports_in(path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix())
+    ]
+
+
+def is_node_side(path: str) -> bool:
+    return any(path == f"{part}.py" or path.startswith(f"{part}/") for part in NODE_SIDE)
+
+
+def report(broken: list[str]) -> str:
+    return "\n  " + "\n  ".join(broken)
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_rooms_import_one_way(room: str) -> None:
+    broken = [str(found) for found in imports_of(room) if found.package in OURS - MAY_IMPORT[room]]
+    assert not broken, report(broken)
+
+
+def test_probes_use_relative_imports() -> None:
+    broken = [str(found) for found in imports_of("probes") if found.package == "probes" and not found.relative]
+    assert not broken, report(broken)
+
+
+def test_rank_path_needs_only_torch_numpy_and_the_standard_library() -> None:
+    allowed = RANK_PATH_PACKAGES | sys.stdlib_module_names | {"probes"}
+    broken = [
+        str(found) for found in imports_of("probes") if not is_node_side(found.path) and found.package not in allowed
+    ]
+    assert not broken, report(broken)
+
+
+def test_analyzers_have_no_torch_no_database_and_no_clock() -> None:
+    broken = [
+        str(found)
+        for found in imports_of("analyzers")
+        if found.package in NOT_IN_ANALYZERS and (found.path, found.package) not in ANALYZER_EXCEPTIONS
+    ]
+    assert not broken, report(broken)
+
+
+def test_modules_are_named_for_a_concept() -> None:
+    broken = [str(path.relative_to(ROOT)) for path in all_modules() if path.stem in NAMELESS]
+    assert not broken, report(broken)
+
+
+def test_modules_stay_short() -> None:
+    lengths = {
+        path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines()) for path in all_modules()
+    }
+    broken = [
+        f"{name}: {num_lines} lines"
+        for name, num_lines in lengths.items()
+        if num_lines > MAX_MODULE_LINES and name not in LONG_MODULES
+    ]
+    assert not broken, report(broken)
+    stale = [name for name in LONG_MODULES if lengths.get(name, 0) <= MAX_MODULE_LINES]
+    assert not stale, f"no longer long, take them off the list: {stale}"
+
+
+def test_reading_side_starts_without_the_heavy_packages() -> None:
+    """The front door and all analyzers, imported together in a fresh process."""
+    front_door = [path for path in all_modules() if path.stem == FRONT_DOOR]
+    paths = [path for path in modules_of("analyzers") if path.stem != "__init__"] + front_door
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+    program = (
+        f"import sys, importlib\nfor name in {names!r}:\n"
+        f"    importlib.import_module(name)\n"
+        f"    heavy = [h for h in {HEAVY!r} if h in sys.modules]\n"
+        f"    if heavy: sys.exit(f'import {{name}} brings in {{heavy}}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "expected"),
+    [
+        ("probes/tape.py", "import os, torch.nn", ["os", "torch.nn"]),
+        ("probes/tape.py", "from . import schema", ["probes"]),
+        ("probes/tape.py", "from .schema import TABLES", ["probes.schema"]),
+        ("probes/health/nvml.py", "from ..schema import TABLES", ["probes.schema"]),
+        ("probes/tape.py", "def late():\n    import duckdb", ["duckdb"]),
+        ("probes/tape.py", "if TYPE_CHECKING:\n    import duckdb\nelse:\n    import mmap", ["mmap"]),
+        ("probes/tape.py", "import typing\nif typing.TYPE_CHECKING:\n    import duckdb", ["typing"]),
+    ],
+)
+def test_import_reader(path: str, source: str, expected: list[str]) -> None:
+    assert [found.target for found in imports_in(source, path)] == expected
