@@ -27,8 +27,8 @@ $(BIN)/pip:
 	@test -n "$(PYTHON)" && $(PYTHON) -c '$(AT_LEAST_311)' 2>/dev/null || { \
 		echo "rankscope needs Python 3.11 or newer: install it, or name it with 'make ... PYTHON=/path/to/python3.11'" >&2; exit 2; }
 	@echo "Making $(VENV) with $(PYTHON)"
-	@$(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 || { \
-		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+		$(PYTHON) -m venv --without-pip $(VENV) && \
 		$(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
