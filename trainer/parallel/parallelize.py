@@ -1,8 +1,8 @@
 """Apply a plan to a model, in the order in which the pieces compose: tensor parallel, then FSDP or DDP around it.
 
-    model = parallelize(Transformer(config.model), config, plan, mesh, device)
-    model.forward_module(tokens)     # what to call: DDP's wrapper, or the model itself
-    model.module                     # the Transformer; parameters by their own names
+model = parallelize(Transformer(config.model), config, plan, mesh, device)
+model.forward_module(tokens)     # what to call: DDP's wrapper, or the model itself
+model.module                     # the Transformer; parameters by their own names
 """
 
 from __future__ import annotations

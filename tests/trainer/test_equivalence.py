@@ -1,0 +1,95 @@
+"""Every parallel layout trains as one process does on the same global batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.processes import run_ranks
+from tests.trainer.layouts import Outcome, tiny, train, train_layouts
+
+STEPS = 20
+# float32 sums in another order; 20 steps of AdamW amplify the difference, the losses here are near 4.
+LOSS_TOLERANCE = 1e-4
+PARAMETER_TOLERANCE = 5e-4
+
+Sections = dict[str, dict[str, Any]]
+
+
+def layout(train: dict[str, Any] | None = None, **parallel: Any) -> Sections:
+    return {"parallel": {"dp_shard": 1, **parallel}, **({"train": train} if train else {})}
+
+
+TWO_RANKS: dict[str, Sections] = {
+    "ddp": layout(dp_replicate=2),
+    "fsdp": layout(dp_shard=2),
+    "tp": layout(tp=2),
+}
+FOUR_RANKS: dict[str, Sections] = {
+    "ddp": layout(dp_replicate=4),
+    "ddp, two microbatches": layout(dp_replicate=4, train={"micro_batch_size": 1}),
+    "fsdp": layout(dp_shard=4),
+    "fsdp, two microbatches": layout(dp_shard=4, train={"micro_batch_size": 1}),
+    "tp": layout(tp=4),
+    "tp, no sequence or loss parallel": layout(tp=4, sequence_parallel=False, loss_parallel=False),
+    "fsdp x tp": layout(dp_shard=2, tp=2),
+    "ddp x tp": layout(dp_replicate=2, tp=2),
+}
+
+
+@pytest.fixture(scope="module")
+def single() -> Outcome:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return train(tiny(), 1, STEPS)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def outcomes_of(layouts: dict[str, Sections], world_size: int) -> list[dict[str, Outcome]]:
+    return run_ranks(train_layouts, world_size=world_size, args=(layouts, STEPS), deadline_s=100)
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> list[dict[str, Outcome]]:
+    return outcomes_of(TWO_RANKS, 2)
+
+
+@pytest.fixture(scope="module")
+def four_ranks() -> list[dict[str, Outcome]]:
+    return outcomes_of(FOUR_RANKS, 4)
+
+
+def test_one_process_learns(single: Outcome) -> None:
+    assert single.losses[0] == pytest.approx(5.545, abs=0.2)  # ln 256: the untrained model knows nothing
+    assert single.losses[-1] < single.losses[0] - 1
+
+
+@pytest.mark.parametrize("name", TWO_RANKS)
+def test_two_ranks(name: str, single: Outcome, two_ranks: list[dict[str, Outcome]]) -> None:
+    check(name, single, two_ranks)
+
+
+@pytest.mark.parametrize("name", FOUR_RANKS)
+def test_four_ranks(name: str, single: Outcome, four_ranks: list[dict[str, Outcome]]) -> None:
+    check(name, single, four_ranks)
+
+
+def check(name: str, single: Outcome, by_rank: list[dict[str, Outcome]]) -> None:
+    parameters: dict[str, torch.Tensor] = {}
+    for outcomes in by_rank:
+        outcome = outcomes[name]
+        assert outcome.losses == pytest.approx(single.losses, rel=LOSS_TOLERANCE)
+        assert outcome.norms == pytest.approx(single.norms, rel=1e-3)
+        # What recovery decides from must be the same number everywhere, to the last bit.
+        assert outcome.losses == by_rank[0][name].losses
+        assert outcome.norms == by_rank[0][name].norms
+        parameters |= outcome.parameters
+    assert parameters.keys() == single.parameters.keys()
+    for key, value in single.parameters.items():
+        torch.testing.assert_close(
+            parameters[key], value, rtol=0, atol=PARAMETER_TOLERANCE, msg=lambda m, k=key: f"{k}: {m}"
+        )

@@ -1,0 +1,82 @@
+"""The global gradient norm over every mesh dimension, and clipping by it.
+
+    norm = gradient_norm(parameters, ranks_per_stage=4)     # one all-reduce of one number
+    scale_gradients(parameters, clip_factor(norm, 1.0))
+
+Each rank adds up the squares of the shards that it holds, divided by the number of ranks that hold the same shard;
+one sum over all ranks then gives the square of the norm, whatever the mix of replicated, sharded and pipelined
+parameters. The result is the same number on every rank, so all ranks come to the same verdict about it. A NaN or Inf
+on any rank arrives in it everywhere; nothing is raised here, because what to do about it is for recovery to decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+__all__ = ["clip_factor", "gradient_norm", "local_gradients", "scale_gradients", "settle_partial_gradients"]
+
+
+def settle_partial_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Reduce gradients that are still partial sums over the tensor-parallel ranks.
+
+    The gradient of a replicated parameter whose input is split along the sequence (a norm under sequence parallel)
+    is left by DTensor as `Partial`. FSDP2 settles these itself; without FSDP nobody does.
+    """
+    for parameter in parameters:
+        grad = parameter.grad
+        if isinstance(grad, DTensor) and any(placement.is_partial() for placement in grad.placements):
+            assert isinstance(parameter, DTensor)
+            parameter.grad = grad.redistribute(placements=parameter.placements)  # type: ignore[assignment]
+
+
+def local_gradients(parameters: Iterable[torch.nn.Parameter], ranks_per_stage: int) -> list[tuple[Tensor, int]]:
+    """This rank's part of every gradient, with the number of ranks that hold the same part.
+
+    `ranks_per_stage` is the number of ranks that hold the parameter at all: the world without the pipeline.
+    """
+    found = []
+    for parameter in parameters:
+        grad = parameter.grad
+        if grad is None:
+            continue
+        copies = ranks_per_stage
+        if isinstance(grad, DTensor):
+            for dim, placement in enumerate(grad.placements):
+                if placement.is_shard() or type(placement).__name__ == "_StridedShard":
+                    copies //= grad.device_mesh.size(dim)
+            grad = grad.to_local()
+        if grad.numel():
+            found.append((grad, copies))
+    return found
+
+
+@torch.no_grad()
+def gradient_norm(parameters: Iterable[torch.nn.Parameter], ranks_per_stage: int, device: torch.device) -> Tensor:
+    """Global L2 norm, a float32 scalar on `device`, equal on all ranks. Collective over all ranks."""
+    gradients = local_gradients(parameters, ranks_per_stage)
+    # float64: the squares of large float32 norms would overflow, and that is not what Inf should mean here.
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    if gradients:
+        norms = torch.stack(torch._foreach_norm([grad for grad, _ in gradients])).double()
+        copies = torch.tensor([copies for _, copies in gradients], dtype=torch.float64)
+        total = (norms.square() / copies.to(device, non_blocking=True)).sum()
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(total)
+    return total.sqrt().float()
+
+
+def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """What to multiply gradients with so that their norm is at most `max_norm`; stays on the device."""
+    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+
+
+@torch.no_grad()
+def scale_gradients(parameters: Iterable[torch.nn.Parameter], factor: Tensor) -> None:
+    gradients = [grad for grad, _ in local_gradients(parameters, 1)]
+    if gradients:
+        torch._foreach_mul_(gradients, factor)

@@ -1,0 +1,73 @@
+"""AdamW and the learning rate.
+
+    optimizer = build_optimizer(modules, config.optim, device)
+    set_learning_rate(optimizer, learning_rate(step, config))
+
+The rate is a pure function of the step, so there is no scheduler to save, to restore or to rewind after a rollback.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from trainer.config import Config, OptimConfig
+
+__all__ = ["build_optimizer", "learning_rate", "named_parameters", "set_learning_rate"]
+
+
+def learning_rate(step: int, config: Config) -> float:
+    """The rate of optimizer step `step` (from 0).
+
+    1. The highest rate is `lr`, times global batch / `reference_batch_size` if that is set (linear scaling).
+    2. Warm-up: step k of w has (k + 1) / w of it.
+    3. Then `cosine` or `linear` down to `min_lr_ratio` at the last step; `wsd` stays and falls linearly in the last
+       `decay_ratio` of the steps; `constant` stays.
+    """
+    optim, steps = config.optim, config.train.steps
+    highest = optim.lr
+    if optim.reference_batch_size:
+        highest *= config.train.global_batch_size / optim.reference_batch_size
+    if step < optim.warmup_steps:
+        return highest * (step + 1) / optim.warmup_steps
+    if optim.schedule == "constant":
+        return highest
+    start = optim.warmup_steps
+    if optim.schedule == "wsd":
+        start = max(start, round(steps * (1 - optim.decay_ratio)))
+    progress = min(1.0, max(0.0, (step - start) / max(1, steps - 1 - start)))
+    shape = 0.5 * (1 + math.cos(math.pi * progress)) if optim.schedule == "cosine" else 1 - progress
+    return highest * (optim.min_lr_ratio + (1 - optim.min_lr_ratio) * shape)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def named_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+    """Every parameter of the rank's model parts once (tied ones under their first name)."""
+    for module in modules:
+        yield from module.named_parameters()
+
+
+def build_optimizer(modules: list[nn.Module], config: OptimConfig, device: torch.device) -> torch.optim.AdamW:
+    """AdamW over `modules`, sharded as their parameters are. Norms, biases and the embedding do not decay."""
+    groups: dict[object, dict[str, object]] = {}
+    for name, parameter in named_parameters(modules):
+        decays = parameter.dim() >= 2 and not name.startswith("embed.")
+        # torch's multi-tensor kernels take DTensors of one mesh, or plain tensors, but no mixture.
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        group = groups.setdefault(
+            (decays, mesh), {"params": [], "names": [], "weight_decay": config.weight_decay if decays else 0.0}
+        )
+        group["params"].append(parameter)  # type: ignore[attr-defined]
+        group["names"].append(name)  # type: ignore[attr-defined]
+    fused = config.fused == "on" or (config.fused == "auto" and device.type == "cuda")
+    return torch.optim.AdamW(
+        list(groups.values()), lr=config.lr, betas=config.betas, eps=config.eps, fused=fused or None
+    )
