@@ -258,7 +258,7 @@ _EVENT_TABLES = (
         "event",
         (
             _text("analyzer", "name of the analyzer"),
-            _text("kind", "kind of finding, see the runbook"),
+            _text("finding_kind", "kind of finding, see the runbook"),
             _text("severity", "critical, warning, info"),
             _text("status", "fired, suspect, ok, insufficient_data"),
             Column("finding_ranks", "list_i64", "1", "ranks concerned"),

@@ -1,0 +1,205 @@
+"""Rankscope's front door: the command line.
+
+    rankscope train examples/gpt-demo.toml --set train.steps=100
+    rankscope analyze runs/latest
+
+Each command imports what it needs when it runs, so `rankscope analyze` starts without torch and streamlit.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trainer.config import Config
+
+__all__ = ["__version__", "main"]
+__version__ = "0.1.0"
+
+app = typer.Typer(
+    name="rankscope",
+    help="Train with telemetry on every rank, find the guilty one, and get the run back on its feet.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+RunArgument = Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/latest.", metavar="RUN")]
+
+
+def _fail(message: str) -> NoReturn:
+    """End with exit code 2 and one line on stderr."""
+    typer.echo(f"rankscope: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    console = Console(soft_wrap=False)
+    return console if console.is_terminal else Console(width=110, soft_wrap=True, no_color=True)
+
+
+@app.command(
+    epilog="Examples:  rankscope train examples/gpt-demo.toml   |   "
+    "rankscope train my.toml --nproc-per-node 4 --set optim.lr=1e-3   |   "
+    "rankscope train my.toml --fault nan_grad@step=40,rank=2"
+)
+def train(
+    config_path: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="TOML file; defaults without.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting; repeatable.")
+    ] = None,
+    nproc_per_node: Annotated[
+        int, typer.Option("--nproc-per-node", min=0, help="Ranks on this machine; 0: as many as the mesh needs.")
+    ] = 0,
+    faults: Annotated[
+        list[str] | None,
+        typer.Option("--fault", metavar="KIND@step=N,rank=R", help="Break something on purpose; repeatable."),
+    ] = None,
+) -> None:
+    """Train a model over several ranks, with every rank recorded and watched."""
+    from trainer.config import ConfigError, load_config
+    from trainer.drills.faults import FaultError, parse_fault
+
+    try:
+        config = load_config(config_path, overrides or [])
+        for text in faults or []:
+            parse_fault(text)
+    except (ConfigError, FaultError) as error:
+        _fail(str(error))
+    raise typer.Exit(_train(config, nproc_per_node or _ranks_needed(config), faults or []))
+
+
+def _ranks_needed(config: Config) -> int:
+    """The ranks that a mesh without a free dimension needs; else one a GPU, or one."""
+    sizes = (config.parallel.pp, config.parallel.dp_replicate, config.parallel.dp_shard, config.parallel.tp)
+    fixed = 1
+    for size in sizes:
+        fixed *= max(1, size)
+    gpus = len(list(Path("/dev").glob("nvidia[0-9]*"))) if -1 in sizes else 0
+    return max(fixed, gpus // fixed * fixed)
+
+
+def _train(config: Config, nproc: int, faults: list[str]) -> int:
+    """Make the run's folder, start watch, launch the ranks, show progress, print how it ended; the exit code."""
+    import os
+
+    from probes.rundir import RunDir, RunError
+    from trainer.config import ConfigError
+    from trainer.mesh_plan import resolve
+
+    console = _console()
+    try:
+        plan = resolve(config, nproc)
+        manifest = {
+            "config": config.model_dump(mode="json"),
+            "world_size": nproc,
+            "mesh": plan.sizes,
+            "faults": faults,
+            "launcher_pid": os.getpid(),
+            "rankscope_version": __version__,
+            "command": sys.argv,
+        }
+        run = RunDir.create(Path(config.run.dir), name=config.run.name, manifest=manifest)
+    except (ConfigError, RunError) as error:
+        _fail(str(error))
+    mesh = " x ".join(f"{name} {size}" for name, size in plan.sizes.items() if size > 1) or "one rank"
+    console.print(f"run [bold]{run.path}[/]  {nproc} ranks ({mesh})  {config.train.steps} steps", highlight=False)
+    from trainer.supervise import supervise
+
+    return supervise(run, config, nproc=nproc, faults=faults, console=console)
+
+
+@app.command(
+    epilog="Examples:  rankscope analyze runs/latest   |   rankscope analyze runs/latest --format json --fail-on warning"
+)
+def analyze(
+    run: RunArgument,
+    output: Annotated[str, typer.Option("--format", help="text or json.", metavar="text|json")] = "text",
+    fail_on: Annotated[
+        str, typer.Option("--fail-on", metavar="critical|warning", help="Exit 1 if a finding is at least this severe.")
+    ] = "",
+) -> None:
+    """Say what went wrong in a run, on which rank and why. Works on the files of a live or a dead run."""
+    if output not in ("text", "json"):
+        _fail(f"--format {output}: choose text or json")
+    if fail_on not in ("", "critical", "warning"):
+        _fail(f"--fail-on {fail_on}: choose critical or warning")
+    from analyzers.diagnose import diagnose
+    from analyzers.finding import SEVERITIES
+    from probes.rundir import RunDir, RunError
+    from probes.store import Store, StoreError
+    from probes.tape_reader import TapeError
+
+    try:
+        folder = RunDir.open(run)
+        with Store.open(folder) as store:
+            diagnosis = diagnose(store, folder.manifest())
+    except (RunError, StoreError, TapeError) as error:
+        _fail(str(error))
+    if output == "json":
+        import json
+
+        from analyzers.report.json import to_json
+
+        typer.echo(json.dumps(to_json(diagnosis), indent=2))
+    else:
+        from analyzers.report.text import render
+
+        render(diagnosis, _console())
+    if fail_on:
+        bad = SEVERITIES[: SEVERITIES.index("critical" if fail_on == "critical" else "warning") + 1]
+        if any(finding.status == "fired" and finding.severity in bad for finding in diagnosis.findings):
+            raise typer.Exit(1)
+
+
+@app.command(epilog="Example:  rankscope rebuild runs/latest")
+def rebuild(run: RunArgument) -> None:
+    """Make a run's store anew from its tapes, e.g. after it was deleted or damaged."""
+    from probes.rundir import RunDir, RunError
+    from probes.store import StoreError
+    from probes.store import rebuild as rebuild_store
+
+    try:
+        folder = RunDir.open(run)
+        result = rebuild_store(folder)
+    except (RunError, StoreError) as error:
+        _fail(str(error))
+    rows = sum(result.rows.values())
+    _console().print(
+        f"{folder.store()}: {rows:,} rows from {len(list(folder.rank_dirs()))} rank folders", highlight=False
+    )
+
+
+@app.command(epilog="Example:  rankscope watch runs/latest")
+def watch(
+    run: RunArgument,
+    node_rank: Annotated[int, typer.Option("--node-rank", min=0, help="Index of this node.")] = 0,
+) -> None:
+    """Record and supervise a run that trains on this node (`train` starts it by itself)."""
+    from trainer.recovery.watch import main as watch_main
+
+    raise typer.Exit(watch_main([str(run), "--node-rank", str(node_rank)]))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"rankscope {__version__}")
+
+
+def main() -> None:
+    """Entry of the `rankscope` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

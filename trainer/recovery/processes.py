@@ -1,0 +1,74 @@
+"""What the operating system says of the ranks of a node: alive, stopped, dead. Reads /proc; needs no torch.
+
+tracker = ProcessTracker()
+tracker.look({3: 4711})        # [ProcessState(rank=3, pid=4711, state="stopped", os_state="T")] on a change
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["ProcessState", "ProcessTracker", "is_alive", "kill", "os_state"]
+
+State = Literal["running", "stopped", "dead"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessState:
+    """State of one rank's process: `os_state` is the letter of /proc/<pid>/stat, empty if there is no such process."""
+
+    rank: int
+    pid: int
+    state: State
+    os_state: str
+
+
+class ProcessTracker:
+    """Tells changes of state. A pid that was given to another process counts as dead (its start time differs)."""
+
+    def __init__(self) -> None:
+        self._start_ticks: dict[int, str] = {}
+        self._last: dict[int, tuple[int, State]] = {}
+
+    def look(self, pids: Mapping[int, int]) -> list[ProcessState]:
+        """Look at {rank: pid}; returns the ranks whose state is another than at the last look."""
+        changes = []
+        for rank, pid in pids.items():
+            letter, start = os_state(pid)
+            if start and self._start_ticks.setdefault(pid, start) != start:
+                letter = ""
+            state: State = "dead" if letter in ("", "Z", "X") else "stopped" if letter in ("T", "t") else "running"
+            before = self._last.get(rank)
+            self._last[rank] = (pid, state)
+            if before == (pid, state) or (state == "running" and (before is None or before[0] != pid)):
+                continue  # a new process that runs is no news: its own first event says so
+            changes.append(ProcessState(rank=rank, pid=pid, state=state, os_state=letter))
+        return changes
+
+
+def os_state(pid: int) -> tuple[str, str]:
+    """(state letter, start time in ticks) from /proc/<pid>/stat; ("", "") if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return fields[0].decode(), fields[19].decode()
+    except (OSError, IndexError):
+        return "", ""
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs under this pid (a zombie does not)."""
+    return os_state(pid)[0] not in ("", "Z", "X")
+
+
+def kill(pid: int, number: signal.Signals) -> bool:
+    """Send a signal; False if the process is gone or not ours."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

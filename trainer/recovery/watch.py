@@ -1,0 +1,244 @@
+"""`watch`: the node process beside the ranks. It alone writes the store, says what is wrong, and unsticks the run.
+
+    python -m trainer.recovery.watch runs/latest --node-rank 0     (started by the launcher, or by local rank 0)
+
+Once a tick:
+
+1. look at the ranks' processes in /proc and write changes of state as events,
+2. ingest what is new on the tapes into the store,
+3. run the live analyzers over the store and write new findings as events,
+4. on a hang: take all ranks' stacks, let the analyzers look again, kill the culprit so that torch elastic restarts.
+
+It ends when the run has ended, or when every process of the run is gone. It takes no part in any collective and holds
+no lock that a rank could wait for: it can die at any moment and be started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from analyzers.finding import Finding
+from analyzers.live import LiveState, live_findings
+from probes.events import EventWriter
+from probes.rundir import NODE_RANK, RunDir, RunError
+from probes.store import Ingester, Store
+from trainer.recovery.processes import ProcessTracker, is_alive, kill
+from trainer.recovery.stacks import take_stacks
+
+__all__ = ["Watch", "ensure_watch", "main", "start_watch"]
+
+logger = logging.getLogger("rankscope.watch")
+TICK_S = 1.0
+ORPHAN_GRACE_S = 10.0
+"""How long a run with no living process and no `run_ended` is waited for: between attempts all ranks are gone."""
+
+
+class Watch:
+    """The state of one node's watch; `tick` does one round."""
+
+    def __init__(self, run: RunDir, node_rank: int = 0) -> None:
+        self.run = run
+        self.node_rank = node_rank
+        directory = run.node_dir(node_rank)
+        directory.mkdir(parents=True, exist_ok=True)
+        self.events = EventWriter(directory / "events.jsonl", attempt=0, rank=NODE_RANK)
+        self.ingester = Ingester(run, node_rank)
+        self.tracker = ProcessTracker()
+        self.live = LiveState()
+        self.recover = bool(run.manifest().get("config", {}).get("recovery", {}).get("enabled", True))
+        self._handled: set[tuple[int, int]] = set()  # (attempt, rank) whose hang was acted upon
+        self._gone_since: float | None = None
+
+    def tick(self) -> bool:
+        """One round; False when there is nothing left to watch."""
+        self.ingester.tick()
+        with Store.open(self.run, catch_up=False) as store:
+            attempt, pids = _ranks_on_node(store, self.node_rank)
+            ended = bool(store.rows("SELECT 1 FROM events WHERE kind = 'run_ended' LIMIT 1"))
+        self.events.attempt = attempt
+        changes = self.tracker.look(pids)
+        for change in changes:
+            self.events.write(
+                "rank_state", state_rank=change.rank, pid=change.pid, state=change.state, os_state=change.os_state
+            )
+        if changes:
+            self.ingester.tick()
+        findings = self._say_findings()
+        hangs = [finding for finding in findings if finding.kind == "hang" and finding.status == "fired"]
+        if hangs and not ended:
+            self._unstick(hangs, attempt, pids)
+        return self._still_needed(ended, pids)
+
+    def close(self) -> None:
+        """Ingest the last records and close."""
+        self.events.write("watch_stopped", pid=os.getpid())
+        self.ingester.tick()
+        self._say_findings()
+        self.ingester.tick()
+        self.events.close()
+
+    def _say_findings(self) -> list[Finding]:
+        with Store.open(self.run, catch_up=False) as store:
+            findings = live_findings(store, self.live, time.time_ns())
+        for finding in findings:
+            self.events.write("finding", **_event_columns(finding))
+        if findings:
+            self.ingester.tick()
+        return findings
+
+    def _unstick(self, hangs: Sequence[Finding], attempt: int, pids: dict[int, int]) -> None:
+        culprits = {rank for finding in hangs for rank in finding.ranks} & pids.keys() or set(pids)
+        culprits = {rank for rank in culprits if (attempt, rank) not in self._handled}
+        if not culprits:
+            return
+        taken = take_stacks(self.run, attempt, pids)
+        self.events.write("stacks", path=str(self.run.stacks.relative_to(self.run.path)), ranks=taken)
+        if not self.recover:
+            self._handled |= {(attempt, rank) for rank in culprits}
+            return
+        for rank in sorted(culprits):
+            self._handled.add((attempt, rank))
+            if kill(pids[rank], signal.SIGKILL):
+                self.events.write("culprit_killed", killed_rank=rank, pid=pids[rank], reason=hangs[0].summary)
+
+    def _still_needed(self, ended: bool, pids: dict[int, int]) -> bool:
+        launcher = int(self.run.manifest().get("launcher_pid", 0) or 0)
+        if any(is_alive(pid) for pid in pids.values()):
+            self._gone_since = None
+            return True
+        if ended:
+            return False
+        if launcher and is_alive(launcher):
+            self._gone_since = None
+            return True
+        self._gone_since = self._gone_since or time.monotonic()
+        return time.monotonic() - self._gone_since < ORPHAN_GRACE_S
+
+
+def _ranks_on_node(store: Store, node_rank: int) -> tuple[int, dict[int, int]]:
+    """(latest attempt, {rank: pid}) of the ranks on this node that have not closed."""
+    rows = store.rows(
+        """
+        SELECT attempt, rank, arg_max(pid, wall_ns) FROM ranks
+        WHERE node_rank = ? AND attempt = (SELECT max(attempt) FROM ranks)
+          AND (attempt, rank) NOT IN (SELECT (attempt, rank) FROM events WHERE kind = 'rank_closed')
+        GROUP BY ALL ORDER BY rank
+        """,
+        [node_rank],
+    )
+    return (int(rows[0][0]) if rows else 0), {int(rank): int(pid) for _, rank, pid in rows}
+
+
+def _event_columns(finding: Finding) -> dict[str, object]:
+    columns = finding.to_json()
+    columns["finding_ranks"] = columns.pop("ranks")
+    columns["step"] = finding.first_step
+    if finding.attempt is None:
+        columns.pop("attempt")
+    columns["finding_kind"] = columns.pop("kind")
+    return columns
+
+
+def start_watch(run_dir: Path, node_rank: int = 0) -> subprocess.Popen[bytes]:
+    """Start a watch process for a run; its log is `logs/watch-node<k>.log` in the run's folder."""
+    logs = run_dir / "logs"
+    logs.mkdir(exist_ok=True)
+    with (logs / f"watch-node{node_rank}.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "trainer.recovery.watch", str(run_dir), "--node-rank", str(node_rank)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C in the terminal is for the trainer; watch records how it ends
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [_root(), os.environ.get("PYTHONPATH")]))},
+        )
+
+
+def ensure_watch(run_dir: Path, node_rank: int = 0) -> subprocess.Popen[bytes] | None:
+    """Start a watch unless one holds the node's lock already (under plain torchrun, local rank 0 calls this)."""
+    with _lock(RunDir(run_dir), node_rank) as free:
+        if not free:
+            return None
+    return start_watch(run_dir, node_rank)
+
+
+def _root() -> str:
+    return str(Path(__file__).resolve().parents[2])
+
+
+@contextlib.contextmanager
+def _lock(run: RunDir, node_rank: int) -> Iterator[bool]:
+    """Hold the node's watch lock; yields False if another process has it."""
+    fd = os.open(run.path / f".watch-node{node_rank}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(fd)
+
+
+class _Stop(Exception):
+    """SIGTERM or SIGINT arrived."""
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise _Stop
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry of the watch process: 0 after a run that ended, 2 if there is no such run or it is watched already."""
+    parser = argparse.ArgumentParser(prog="rankscope watch", description="record and supervise a running run")
+    parser.add_argument("run", type=Path, help="the run's folder, e.g. runs/latest")
+    parser.add_argument("--node-rank", type=int, default=0, help="index of this node (0)")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    try:
+        run = RunDir.open(options.run)
+    except RunError as error:
+        print(f"rankscope watch: {error}", file=sys.stderr)
+        return 2
+    with _lock(run, options.node_rank) as free:
+        if not free:
+            print(f"rankscope watch: {run.path} is watched by another process already", file=sys.stderr)
+            return 2
+        return _watch(run, options.node_rank)
+
+
+def _watch(run: RunDir, node_rank: int) -> int:
+    watch = Watch(run, node_rank)
+    watch.events.write("watch_started", pid=os.getpid())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    with contextlib.suppress(_Stop):
+        while True:
+            start = time.monotonic()
+            try:
+                if not watch.tick():
+                    break
+            except _Stop:
+                raise
+            except Exception:  # a tick that fails must not end the watching; the log has each one
+                logger.exception("tick failed, trying again")
+            time.sleep(max(0.05, TICK_S - (time.monotonic() - start)))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    watch.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
