@@ -30,7 +30,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
-from trainer.clipping import clip_factor, gradient_norm, scale_gradients, settle_partial_gradients
+from trainer.clipping import clip_factor, gradient_norm, scale_gradients, settle_gradients
 from trainer.config import Config, ConfigError
 from trainer.data.batches import Batch, BatchStream
 from trainer.data.corpus import Corpus, open_corpus
@@ -103,7 +103,7 @@ def build(
         rank=rank,
         mesh=mesh,
         parts=parts,
-        optimizer=build_optimizer(modules, config.optim, device),
+        optimizer=build_optimizer(modules, config.optim),
         stream=_stream(config, corpus, "train"),
         validation=_stream(config, corpus, "validation") if config.data.validation_ratio else None,
         scaler=LossScaler() if config.train.precision == "fp16" else None,
@@ -205,7 +205,7 @@ class Training:
         with self.recorder.span("optimizer"):
             parameters = [parameter for _, parameter in self.named_parameters()]
             if self.plan.tp > 1:
-                settle_partial_gradients(parameters)
+                settle_gradients(parameters)
             norm = gradient_norm(parameters, self.plan.world_size // self.plan.pp, self.device)
             scale = 1.0 if self.scaler is None else self.scaler.scale
             norm = norm / scale

@@ -18,19 +18,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-__all__ = ["clip_factor", "gradient_norm", "local_gradients", "scale_gradients", "settle_partial_gradients"]
+__all__ = ["clip_factor", "gradient_norm", "local_gradients", "scale_gradients", "settle_gradients"]
 
 
-def settle_partial_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Reduce gradients that are still partial sums over the tensor-parallel ranks.
+def settle_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Give every gradient its parameter's placement on the tensor-parallel ranks.
 
-    The gradient of a replicated parameter whose input is split along the sequence (a norm under sequence parallel)
-    is left by DTensor as `Partial`. FSDP2 settles these itself; without FSDP nobody does.
+    DTensor leaves the gradient of a norm under sequence parallel as a partial sum, and that of the vocabulary-parallel
+    embedding whole on every rank. FSDP2 settles this itself; without FSDP the optimizer would redistribute in each of
+    its operations, and who reads the local part would read a part of the truth.
     """
     for parameter in parameters:
         grad = parameter.grad
-        if isinstance(grad, DTensor) and any(placement.is_partial() for placement in grad.placements):
-            assert isinstance(parameter, DTensor)
+        if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
             parameter.grad = grad.redistribute(placements=parameter.placements)  # type: ignore[assignment]
 
 

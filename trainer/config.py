@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -94,7 +94,7 @@ class ParallelConfig(_Section):
     dp_replicate: int = Field(1, ge=-1)
     """Replicas: DDP, or HSDP together with `dp_shard`; -1 = as many as the ranks allow."""
     dp_shard: int = Field(-1, ge=-1)
-    """Ranks that share one copy of parameters, gradients and optimizer state (FSDP2); -1 = as many as the ranks allow."""
+    """Ranks that share one copy of parameters, gradients and optimizer state (FSDP2); -1 = as many as there are."""
     tp: int = Field(1, ge=1)
     """Ranks that share every layer (tensor parallel)."""
     pp: int = Field(1, ge=1)
@@ -174,8 +174,8 @@ class OptimConfig(_Section):
     """With `wsd`: share of the steps in which the rate falls."""
     reference_batch_size: int = Field(0, ge=0)
     """`lr` is meant for this global batch size and scales linearly with the real one; 0 = no scaling."""
-    fused: Literal["auto", "on", "off"] = "auto"
-    """Fused AdamW kernel; auto = on cuda."""
+    fused: bool = True
+    """One kernel for all of AdamW's update: several times faster than the other with sharded parameters."""
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> OptimConfig:
@@ -289,9 +289,8 @@ def _parse_value(section: str, name: str, text: str) -> Any:
     """TOML's reading of `text`, except that a field of text takes it as it is (`run.name=007`, `schedule=1f1b`)."""
     info = Config.model_fields.get(section)
     field = info.annotation.model_fields.get(name) if info is not None else None  # type: ignore[union-attr]
-    if field is not None and (field.annotation is str or all(isinstance(a, str) for a in get_args(field.annotation))):
-        if field.annotation is str or get_args(field.annotation):
-            return text.strip("\"'")
+    if field is not None and (field.annotation is str or get_origin(field.annotation) is Literal):
+        return text.strip("\"'")
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -23,6 +26,11 @@ def apply_ddp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig, device
         process_group=mesh.get_group(),
         bucket_cap_mb=config.ddp_bucket_mb,
         gradient_as_bucket_view=config.gradient_as_bucket_view,
-        # The rotary tables are the same everywhere and never change.
-        broadcast_buffers=False,
+        **_without_buffer_broadcasts(),
     )
+
+
+def _without_buffer_broadcasts() -> dict[str, Any]:
+    """The rotary tables are the same everywhere and never change. torch 2.13 has a new name for saying so."""
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+    return {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
