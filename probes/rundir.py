@@ -1,8 +1,8 @@
 """The files of a run on disk, and nothing else knows their names.
 
-    run = RunDir.create(Path("runs"), name="demo", manifest={...})
-    run = RunDir.open(Path("runs/latest"))
-    run.rank_dir(attempt=0, rank=3)          # tapes/attempt-0/rank-00003
+run = RunDir.create(Path("runs"), name="demo", manifest={...})
+run = RunDir.open(Path("runs/latest"))
+run.rank_dir(attempt=0, rank=3)          # tapes/attempt-0/rank-00003
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ class RunDir:
             except FileExistsError:
                 continue
             except OSError as error:
-                raise RunError(f"cannot make the run's folder {path}: {error.strerror}; choose another run.dir") from None
+                reason = f"cannot make the run's folder {path}: {error.strerror}"
+                raise RunError(f"{reason}; choose another run.dir") from None
             break
         run = cls(path)
         for folder in (run.tapes, run.checkpoints, run.stacks, run.reports):
             folder.mkdir(exist_ok=True)
-        run.write_manifest({"run_id": path.name, "schema_version": SCHEMA_VERSION, "created_wall_ns": time.time_ns()} | manifest)
+        own = {"run_id": path.name, "schema_version": SCHEMA_VERSION, "created_wall_ns": time.time_ns()}
+        run.write_manifest(own | manifest)
         link, fresh = runs_dir / "latest", runs_dir / f".latest-{os.getpid()}"
         fresh.symlink_to(path.name)
         fresh.replace(link)
@@ -65,11 +67,12 @@ class RunDir:
         if not path.is_dir():
             raise RunError(f"{path} is not a run's folder (expected run.json and tapes/ in it)")
         run = cls(path.resolve())
-        if not (run.path / "run.json").exists() and not run.tapes.is_dir() and not any(run.path.glob("telemetry*.duckdb")):
+        if not ((run.path / "run.json").exists() or run.tapes.is_dir() or run.stores()):
             raise RunError(f"{path} holds no run: neither run.json nor tapes/ nor telemetry.duckdb is in it")
         version = run.manifest().get("schema_version", SCHEMA_VERSION)
         if isinstance(version, int) and version > SCHEMA_VERSION:
-            raise RunError(f"{path} was written with schema {version}, this rankscope reads up to {SCHEMA_VERSION}: update rankscope")
+            known = f"this rankscope reads up to {SCHEMA_VERSION}"
+            raise RunError(f"{path} was written with schema {version}, {known}: update rankscope")
         return run
 
     @property

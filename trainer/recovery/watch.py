@@ -209,11 +209,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run = RunDir.open(options.run)
     except RunError as error:
-        print(f"rankscope watch: {error}", file=sys.stderr)
+        sys.stderr.write(f"rankscope watch: {error}\n")
         return 2
     with _lock(run, options.node_rank) as free:
         if not free:
-            print(f"rankscope watch: {run.path} is watched by another process already", file=sys.stderr)
+            sys.stderr.write(f"rankscope watch: {run.path} is watched by another process already\n")
             return 2
         return _watch(run, options.node_rank)
 
