@@ -32,6 +32,7 @@ class EventWriter:
         self.attempt = attempt
         self.rank = rank
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._torn = False
 
     def write(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
         """Append one event; an error is counted, never raised (a full disk must not end a run)."""
@@ -47,7 +48,9 @@ class EventWriter:
             data = (json.dumps(_finite(line), default=str, separators=(",", ":")) + "\n").encode()
             if len(data) > MAX_LINE_BYTES:
                 raise ValueError(f"event {kind!r} of {len(data)} bytes is above the limit of {MAX_LINE_BYTES}")
-            os.write(self._fd, data)
+            if self._torn:  # the disk was full in the middle of a line: do not let it swallow this one
+                data = b"\n" + data
+            self._torn = os.write(self._fd, data) != len(data)
 
     def close(self) -> None:
         """Close the file."""

@@ -176,19 +176,21 @@ class TapeWriter:
                 if segment is not None and segment.first <= number < segment.last:
                     return segment
             if self.closed or number < self._current.last or number < self._retry_at:
-                return self._drop()
+                self._count_dropped()
+                return None
             try:
                 segment = self._new_segment(number)
             except OSError:
                 self._retry_at = number + RETRY_RECORDS
-                return self._drop()
+                self._count_dropped()
+                return None
             if self._current.last > 0:
                 self._seal(self._current)
                 self._previous = self._current
             self._current = segment
             return segment
 
-    def _drop(self) -> None:
+    def _count_dropped(self) -> None:
         self.dropped += 1
         if self._current.last > 0:
             struct.pack_into("=Q", self._current.buffer, DROPPED_OFFSET, self.dropped)

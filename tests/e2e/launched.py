@@ -1,0 +1,166 @@
+"""Real runs for the end-to-end tests: `rankscope train` and `analyze` as a user starts them, in a folder of their own.
+
+run = train(tmp_path, "ddp", faults=["nan_grad@step=8,rank=1"])
+run.findings("non_finite")[0]["ranks"] == [1]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from probes.events import read_events
+from probes.rundir import RunDir
+
+LAYOUTS = {
+    "ddp": ("parallel.dp_replicate=4", "parallel.dp_shard=1"),
+    "fsdp": ("parallel.dp_shard=4",),
+    "tp": ("parallel.dp_shard=1", "parallel.tp=4"),
+    "fsdp_tp": ("parallel.dp_shard=2", "parallel.tp=2"),
+}
+TINY = (
+    "run.name=e2e",
+    "model.dim=32",
+    "model.num_layers=2",
+    "model.num_heads=4",
+    "model.num_kv_heads=4",
+    "data.seq_len=32",
+    "train.global_batch_size=8",
+    "train.device=cpu",
+    "optim.warmup_steps=5",
+    "checkpoint.interval=10",
+    "checkpoint.memory_interval=5",
+)
+SOURCE = "import this\n" * 20 + Path(__file__).read_text()
+DEADLINE_S = 150.0
+
+
+@dataclass
+class LaunchedRun:
+    """One `rankscope train` process and the run that it makes."""
+
+    process: subprocess.Popen[str]
+    runs_dir: Path
+    output: str = ""
+    _analysis: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def run(self) -> RunDir:
+        """The run's folder; waits until it is there."""
+        wait_for(lambda: (self.runs_dir / "latest").exists(), "the run's folder", self)
+        return RunDir.open(self.runs_dir / "latest")
+
+    def finish(self, *, exit_code: int | None = 0) -> LaunchedRun:
+        """Wait for the end and check the exit code; the output is in `output`."""
+        try:
+            self.output, _ = self.process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.kill_all()
+            raise AssertionError(f"train did not end within {DEADLINE_S} s\n{self.logs()}") from None
+        if exit_code is not None:
+            assert self.process.returncode == exit_code, f"{self.output}\n{self.logs()}"
+        return self
+
+    def analyze(self) -> dict[str, Any]:
+        """What `rankscope analyze --format json` prints."""
+        if not self._analysis:
+            done = rankscope("analyze", str(self.runs_dir / "latest"), "--format", "json")
+            assert done.returncode == 0, done.stderr
+            self._analysis = json.loads(done.stdout)
+        return self._analysis
+
+    def findings(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """Fired findings of the post-mortem, of one kind or all."""
+        fired = [finding for finding in self.analyze()["findings"] if finding["status"] == "fired"]
+        return [finding for finding in fired if kind is None or finding["kind"] == kind]
+
+    def events(self, kind: str, rank: int | None = None) -> list[dict[str, Any]]:
+        """Events of a kind: the node's, or one rank's over all attempts."""
+        run = self.run
+        folders = [d for _, d in run.node_dirs()] if rank is None else [d for _, r, d in run.rank_dirs() if r == rank]
+        found = [event for folder in folders for event in read_events(folder / "events.jsonl")[0]]
+        return [event for event in found if event["kind"] == kind]
+
+    def pids(self) -> dict[int, int]:
+        """{rank: pid} of the newest attempt."""
+        newest: dict[int, int] = {}
+        for _, rank, folder in self.run.rank_dirs():
+            for event in read_events(folder / "events.jsonl")[0]:
+                if event["kind"] == "rank":
+                    newest[rank] = event["pid"]
+        return newest
+
+    def kill_all(self) -> None:
+        """SIGKILL to every process of the run: launcher, watch, ranks."""
+        self.process.kill()
+        for event in self.events("watch_started"):
+            kill(event["pid"])
+        for pid in self.pids().values():
+            kill(pid)
+        self.process.wait(10)
+
+    def logs(self) -> str:
+        """The end of every log file, for a failed assertion."""
+        files = sorted((self.runs_dir / "latest" / "logs").rglob("*.log"))
+        return "\n".join(f"--- {file.name} {file.parent.name}\n{file.read_text()[-3000:]}" for file in files)
+
+
+def start(tmp_path: Path, layout: str, *, faults: Sequence[str] = (), settings: Sequence[str] = ()) -> LaunchedRun:
+    """Start `rankscope train` on a tiny model over four ranks."""
+    text = tmp_path / "text.txt"
+    text.write_text(SOURCE * 4)
+    runs = tmp_path / "runs"
+    every = (*TINY, f"run.dir={runs}", f"data.path=['{text}']", *LAYOUTS[layout], *settings)
+    arguments = [part for setting in every for part in ("--set", setting)]
+    arguments += [part for fault in faults for part in ("--fault", fault)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rankscope", "train", *arguments],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "RANKSCOPE_FAIL_LOUD": "1"},
+    )
+    return LaunchedRun(process, runs)
+
+
+def train(tmp_path: Path, layout: str, *, faults: Sequence[str] = (), settings: Sequence[str] = ()) -> LaunchedRun:
+    """Run `rankscope train` to its clean end."""
+    return start(tmp_path, layout, faults=faults, settings=settings).finish()
+
+
+def rankscope(*arguments: str, timeout_s: float = 60.0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run any `rankscope` command."""
+    command = [sys.executable, "-m", "rankscope", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=cwd, check=False)
+
+
+def wait_for(condition: Callable[[], Any], what: str, run: LaunchedRun | None = None, deadline_s: float = 60.0) -> Any:
+    """Wait until `condition` is true and return it; AssertionError at the deadline or if the run ended before."""
+    deadline = time.monotonic() + deadline_s
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        if run is not None and run.process.poll() is not None:
+            output, _ = run.process.communicate()
+            raise AssertionError(f"the run ended while waiting for {what}\n{output}\n{run.logs()}")
+        time.sleep(0.02)
+    raise AssertionError(f"no {what} within {deadline_s} s\n{run.logs() if run else ''}")
+
+
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to one process; one that is gone is fine."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,100 @@
+"""How runs end when a person or a scheduler ends them, and what a user's mistakes print."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from probes.rundir import RunDir
+from probes.schema import SCHEMA_VERSION
+from tests.e2e.launched import SOURCE, TINY, rankscope, start, wait_for
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_saves_and_closes(tmp_path: Path, number: signal.Signals) -> None:
+    run = start(tmp_path, "ddp", settings=["train.steps=100000", "checkpoint.interval=0"])
+    wait_for(lambda: run.pids().keys() >= {0, 1, 2, 3} and _steps(run.run) > 5, "steps", run)
+    run.process.send_signal(number)
+    run.finish(exit_code=128 + number)
+    assert any(event["state"] == "complete" for event in run.events("checkpoint", 0))
+    assert run.events("run_ended")[-1]["reason"] == "interrupted"
+    assert all(run.events("rank_closed", rank) for rank in range(4))
+    assert run.findings() == []
+
+
+def test_a_run_under_plain_torchrun_is_recorded_and_watched(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(SOURCE * 4)
+    settings = (*TINY, f"run.dir={tmp_path / 'runs'}", f"data.path=['{text}']", "train.steps=12")
+    arguments = [part for setting in settings for part in ("--set", setting)]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        + ["-m", "trainer.worker", *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    run = RunDir.open(tmp_path / "runs" / "latest")
+    assert len(list(run.rank_dirs())) == 2
+    wait_for(lambda: run.store().exists(), "the store")
+    printed = rankscope("analyze", str(run.path)).stdout
+    assert "no finding" in printed.lower()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        ("missing", "no run at"),
+        ("empty", "holds no run"),
+        ("file", "not a run's folder"),
+        ("newer", "update rankscope"),
+    ],
+)
+def test_unreadable_runs_are_one_clear_line(tmp_path: Path, make: str, words: str) -> None:
+    path = tmp_path / "run"
+    if make == "empty":
+        path.mkdir()
+    if make == "file":
+        path.write_text("no run")
+    if make == "newer":
+        RunDir(path).path.mkdir()
+        RunDir(path).write_manifest({"schema_version": SCHEMA_VERSION + 1})
+    for command in ("analyze", "rebuild", "watch"):
+        done = rankscope(command, str(path))
+        assert done.returncode == 2
+        assert words in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["no-such.toml"], "no-such.toml"),
+        (["broken.toml"], "broken.toml"),
+        (["--set", "train.stepz=3"], "train.stepz"),
+        (["--set", "parallel.tp=3"], "tp"),
+        (["--set", "parallel.dp_shard=3", "--nproc-per-node", "4"], "4"),
+        (["--fault", "nan_grad@rank=one"], "nan_grad"),
+        (["--set", "run.dir=/proc/nothing"], "/proc/nothing"),
+    ],
+)
+def test_mistakes_are_one_line_before_anything_starts(tmp_path: Path, arguments: list[str], words: str) -> None:
+    (tmp_path / "broken.toml").write_text("[train\nsteps = ")
+    done = rankscope("train", *arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def _steps(run: RunDir) -> int:
+    from probes.tape_reader import read_segment, segment_paths
+
+    return sum(len(read_segment(path).records) for path in segment_paths(run.rank_dir(0, 0), "steps"))

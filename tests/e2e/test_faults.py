@@ -1,0 +1,83 @@
+"""Every fault kind on DDP and FSDP: the right kind, the right rank, and the run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.launched import train
+
+LAYOUTS = ("ddp", "fsdp")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nan_gradient_is_named_refused_and_skipped(tmp_path: Path, layout: str) -> None:
+    run = train(tmp_path, layout, faults=["nan_grad@step=12,rank=2"], settings=["train.steps=25"])
+    (finding,) = run.findings()
+    assert finding["kind"] == "non_finite"
+    assert finding["ranks"] == [2]
+    assert finding["first_step"] == 12
+    assert "blocks." in finding["summary"]
+    (rollback,) = run.events("rollback", rank=0)
+    assert rollback["from_step"] == 12
+    assert rollback["to_step"] < 12
+    assert len(run.events("batch_skipped", rank=0)) == 1
+    assert "rank 2" in run.output
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("fault", "cause"), [("slow_compute", "compute"), ("slow_data", "data")])
+def test_a_slow_rank_is_named_with_its_phase(tmp_path: Path, layout: str, fault: str, cause: str) -> None:
+    run = train(
+        tmp_path,
+        layout,
+        faults=[f"{fault}@step=30,rank=3,factor=2"],
+        settings=["train.steps=110", "model.dim=64", "data.seq_len=64", "checkpoint.interval=0"],
+    )
+    stragglers = run.findings("straggler")
+    assert [finding["ranks"] for finding in stragglers] == [[3]], run.analyze()["findings"]
+    assert stragglers[0]["cause"] == cause
+    assert 20 <= stragglers[0]["first_step"] <= 45
+    assert run.findings() == stragglers
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_hung_rank_is_named_killed_and_the_run_resumes(tmp_path: Path, layout: str) -> None:
+    run = train(tmp_path, layout, faults=["hang@step=15,rank=1"], settings=["train.steps=25"])
+    (hang,) = run.findings("hang")
+    assert hang["ranks"] == [1]
+    assert set(hang["evidence"]["waiting_ranks"]) == {0, 2, 3}
+    assert run.events("stacks")
+    assert [event["killed_rank"] for event in run.events("culprit_killed")] == [1]
+    assert run.events("checkpoint", rank=0)
+    assert "restart" in run.output
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_killed_rank_is_named_and_the_run_resumes(tmp_path: Path, layout: str) -> None:
+    run = train(tmp_path, layout, faults=["kill@step=15,rank=2"], settings=["train.steps=25"])
+    (lost,) = run.findings("rank_lost")
+    assert lost["ranks"] == [2]
+    assert "SIGKILL" in lost["summary"]
+    assert run.findings() == [lost]
+    resumed = [event["step"] for event in run.events("checkpoint", rank=0) if event["state"] == "loaded"]
+    assert resumed, "the second attempt starts from a checkpoint"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_bad_batch_is_a_spike_and_is_skipped(tmp_path: Path, layout: str) -> None:
+    run = train(tmp_path, layout, faults=["bad_batch@step=70"], settings=["train.steps=80", "optim.lr=3e-3"])
+    (spike,) = run.findings()
+    assert spike["kind"] == "loss_spike"
+    assert 70 <= spike["first_step"] <= 72
+    assert run.events("rollback", rank=0)
+    assert run.events("batch_skipped", rank=0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_clean_run_has_no_finding(tmp_path: Path, layout: str) -> None:
+    run = train(tmp_path, layout, settings=["train.steps=200"])
+    assert run.findings() == []
+    assert not run.events("finding")
+    assert run.analyze()["run"]["steps"] == 200

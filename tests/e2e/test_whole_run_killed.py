@@ -1,0 +1,46 @@
+"""SIGKILL of every process of a run at a random moment: nothing recorded is lost, and the death is explained."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+from probes.rundir import RunDir
+from probes.schema import TABLES
+from probes.store import Store
+from probes.tape_reader import read_segment, segment_paths
+from tests.e2e.launched import rankscope, start, wait_for
+
+
+def test_every_record_survives_and_the_death_is_explained(tmp_path: Path) -> None:
+    run = start(tmp_path, "fsdp", settings=["train.steps=100000"])
+    wait_for(lambda: any(event["state"] == "complete" for event in run.events("checkpoint", 0)), "a checkpoint", run)
+    time.sleep(random.Random(4).uniform(0.2, 1.5))  # the moment itself is what is random, nothing is waited for
+    run.kill_all()
+    folder = run.run
+    written = _records_on_tapes(folder)
+    assert written["steps"] >= 4 * 10
+
+    folder.store().unlink(missing_ok=True)
+    rebuilt = rankscope("rebuild", str(folder.path))
+    assert rebuilt.returncode == 0, rebuilt.stderr
+    with Store.open(folder) as store:
+        for table, count in written.items():
+            assert store.rows(f"SELECT count(*) FROM {table}")[0][0] == count, table
+
+    (lost,) = run.findings()
+    assert lost["kind"] == "rank_lost"
+    assert lost["ranks"] == [0, 1, 2, 3]
+    text = rankscope("analyze", str(folder.path)).stdout
+    assert "Verdict" in text
+    assert "killed" in text
+
+
+def _records_on_tapes(folder: RunDir) -> dict[str, int]:
+    """Records by table, counted on the tapes themselves."""
+    counts = {}
+    for table in (table.name for table in TABLES.values() if table.source == "tape" and table.name != "health"):
+        paths = [path for _, _, directory in folder.rank_dirs() for path in segment_paths(directory, table)]
+        counts[table] = sum(len(read_segment(path).records) for path in paths)
+    return counts
