@@ -59,7 +59,7 @@ def local_gradients(parameters: Iterable[torch.nn.Parameter], ranks_per_stage: i
 def gradient_norm(parameters: Iterable[torch.nn.Parameter], ranks_per_stage: int, device: torch.device) -> Tensor:
     """Global L2 norm, a float32 scalar on `device`, equal on all ranks. Collective over all ranks."""
     gradients = local_gradients(parameters, ranks_per_stage)
-    # float64: the squares of large float32 norms would overflow, and that is not what Inf should mean here.
+    # float64: the sum over all ranks then rounds the same way whatever the layout is, to float32's last bit.
     total = torch.zeros((), dtype=torch.float64, device=device)
     if gradients:
         norms = torch.stack(torch._foreach_norm([grad for grad, _ in gradients])).double()

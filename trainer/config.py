@@ -317,7 +317,7 @@ def _allowed_names(loc: tuple[int | str, ...]) -> str:
     if len(loc) > 1:
         info = Config.model_fields[str(loc[0])]
         fields = list(info.annotation.model_fields)  # type: ignore[union-attr]
-    near = difflib.get_close_matches(str(loc[-1]), fields, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(str(loc[-1]), fields, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else f"allowed are {', '.join(fields)}"
 
 
