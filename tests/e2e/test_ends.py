@@ -31,9 +31,9 @@ def test_a_run_under_plain_torchrun_is_recorded_and_watched(tmp_path: Path) -> N
     text.write_text(SOURCE * 4)
     settings = (*TINY, f"run.dir={tmp_path / 'runs'}", f"data.path=['{text}']", "train.steps=12")
     arguments = [part for setting in settings for part in ("--set", setting)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        + ["-m", "trainer.worker", *arguments],
+        [*torchrun, "-m", "trainer.worker", *arguments],
         cwd=tmp_path,
         capture_output=True,
         text=True,
