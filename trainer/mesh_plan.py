@@ -33,6 +33,7 @@ class Plan:
     local_batch_size: int  # sequences of one step on one data rank
     micro_batch_size: int  # sequences of one forward pass
     stages: Stages
+    schedule: str  # of the pipeline; no meaning where pp is 1
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -51,13 +52,15 @@ class Plan:
     def data_parallel_kind(self) -> str:
         """none | ddp | fsdp | hsdp.
 
-        DDP's C++ reducer takes no DTensors, so replicas of tensor-parallel models go through FSDP2 with a shard
-        dimension of one, whose gather and scatter are no-ops: `hsdp`.
+        DDP's C++ reducer takes no DTensors, and never hears of gradients that the zero-bubble schedules compute apart
+        from backward. Replicas then go through FSDP2 with a shard dimension of one, whose gather and scatter are
+        no-ops: `hsdp`.
         """
         if self.dp_shard > 1:
             return "hsdp" if self.dp_replicate > 1 else "fsdp"
         if self.dp_replicate > 1:
-            return "ddp" if self.tp == 1 else "hsdp"
+            zero_bubble = self.pp > 1 and self.schedule.endswith("zero_bubble")
+            return "hsdp" if self.tp > 1 or zero_bubble else "ddp"
         return "none"
 
     @property
@@ -87,7 +90,14 @@ def resolve(config: Config, world_size: int) -> Plan:
     _check_tensor_parallel(config, sizes["tp"])
     stages = _pipeline_stages(config, sizes["pp"])
     local, micro = _batch_sizes(config, sizes["dp_replicate"] * sizes["dp_shard"], sizes["pp"], stages)
-    return Plan(world_size=world_size, **sizes, local_batch_size=local, micro_batch_size=micro, stages=stages)
+    return Plan(
+        world_size=world_size,
+        **sizes,
+        local_batch_size=local,
+        micro_batch_size=micro,
+        stages=stages,
+        schedule=config.parallel.schedule,
+    )
 
 
 def _mesh_sizes(config: Config, world_size: int) -> dict[str, int]:

@@ -23,9 +23,14 @@ from trainer.parallel.fsdp import apply_fsdp
 from trainer.parallel.mesh import submesh
 from trainer.parallel.tensor import apply_tensor_parallel
 
-__all__ = ["COMPUTE_DTYPES", "ParallelModel", "parallelize"]
+__all__ = ["COMPUTE_DTYPES", "ParallelModel", "activation_dtype", "parallelize"]
 
 COMPUTE_DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def activation_dtype(config: Config, plan: Plan) -> torch.dtype:
+    """Of the residual stream: FSDP casts parameters, so all is low precision; autocast leaves the embedding float32."""
+    return COMPUTE_DTYPES[config.train.precision] if plan.data_parallel_kind in ("fsdp", "hsdp") else torch.float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,52 @@
+"""Activation checkpointing: what backward computes again instead of keeping.
+
+full         every block keeps only its input
+every_n      one block of n does
+selective    blocks keep the results of matrix products and attention, and compute the cheap rest again
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, noop_context_fn
+
+from trainer.config import TrainConfig
+from trainer.model.transformer import Block, Transformer
+
+__all__ = ["apply_activation_checkpointing"]
+
+_aten = torch.ops.aten
+_KEPT = {
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten.bmm.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+    # A collective costs more to repeat than its result costs to keep.
+    torch.ops._c10d_functional.reduce_scatter_tensor.default,
+    torch.ops._c10d_functional.all_reduce.default,
+}
+
+
+def apply_activation_checkpointing(model: Transformer, config: TrainConfig) -> None:
+    """Set what each block of `model` recomputes; names and modules stay as they are."""
+    kind = config.activation_checkpointing
+    if kind == "none":
+        return
+    for name, block in model.blocks.items():
+        assert isinstance(block, Block)
+        if kind == "every_n" and int(name) % config.checkpoint_every_n:
+            continue
+        block.recompute = _selective_contexts if kind == "selective" else noop_context_fn
+
+
+def _selective_contexts() -> Any:
+    return create_selective_checkpoint_contexts(_policy)
+
+
+def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE

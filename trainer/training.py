@@ -1,0 +1,228 @@
+"""One rank's share of a training: model parts, optimizer and data, and the phases of a step.
+
+`trainer.build.build` makes it; the loop in that module's docstring is how it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+
+from trainer.clipping import clip_factor, gradient_norm, scale_gradients, settle_gradients
+from trainer.config import Config, ConfigError
+from trainer.data.batches import Batch, BatchStream
+from trainer.mesh_plan import Plan
+from trainer.model.transformer import Transformer
+from trainer.optimizer import learning_rate, named_parameters, set_learning_rate
+from trainer.parallel.parallelize import COMPUTE_DTYPES, ParallelModel
+from trainer.parallel.pipeline import Pipeline
+from trainer.precision import LossScaler
+
+__all__ = ["Recorder", "Training", "token_loss"]
+
+
+class Recorder(Protocol):
+    """What of the probes' recorder is used here."""
+
+    def span(self, kind: str, microbatch: int = ...) -> AbstractContextManager[object]: ...
+
+
+class NoRecorder:
+    def span(self, kind: str, microbatch: int = -1) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy in nats a token, in float32; logits may be split along the vocabulary."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+@dataclass(kw_only=True)
+class Training:
+    """See the module's docstring. Every method is to be called on all ranks alike."""
+
+    config: Config
+    plan: Plan
+    device: torch.device
+    rank: int
+    mesh: DeviceMesh | None
+    parts: list[ParallelModel]
+    optimizer: torch.optim.AdamW
+    stream: BatchStream
+    validation: BatchStream | None
+    scaler: LossScaler | None = None
+    pipeline: Pipeline | None = None
+    recorder: Recorder = field(default_factory=NoRecorder)
+
+    @property
+    def modules(self) -> list[Transformer]:
+        """The rank's model parts (one without a pipeline); parameters have their names in the whole model."""
+        return [part.module for part in self.parts]
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether `forward_backward` returns a real loss on this rank: only with the last stage of a pipeline."""
+        return self.modules[-1].head is not None
+
+    @property
+    def data_rank(self) -> int:
+        return self.plan.data_rank(self.rank)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names like `blocks.3.mlp.up.weight`; DTensors where sharded; the same in every layout."""
+        yield from named_parameters(self.modules)
+
+    def batch(self, batch_index: int) -> Batch:
+        """This rank's share of global batch `batch_index`, on the device."""
+        with self.recorder.span("data"):
+            return self.stream.batch(batch_index, self.data_rank, self.plan.data_size).to(self.device)
+
+    def forward_backward(self, batch: Batch) -> Tensor:
+        """Accumulate the gradients of the rank's rows of `batch`; returns its mean loss, a detached float32 scalar.
+
+        The gradients are those of the mean over the whole global batch, reduced over the data ranks with the last
+        microbatch. The loss is this rank's own (zero where `has_loss` is false): `global_mean` makes it the batch's.
+        In a pipeline the spans are those that probes take from its stages.
+        """
+        self._seed_dropout(batch.index)
+        for module in self.modules:
+            module.train()
+        if self.pipeline is not None:
+            with self._loss_context(), self._autocast():
+                loss = self.pipeline.run(batch.inputs, batch.targets)
+            return loss if self.scaler is None else loss / self.scaler.scale
+        (part,) = self.parts
+        count = self.plan.num_microbatches
+        total = torch.zeros((), device=self.device)
+        for number, rows in enumerate(self._microbatches()):
+            part.synchronise_gradients(number == count - 1)
+            with self._loss_context():
+                with self.recorder.span("forward", microbatch=number), self._autocast():
+                    loss = token_loss(part.forward_module(batch.inputs[rows]), batch.targets[rows]) / count
+                with self.recorder.span("backward", microbatch=number):
+                    (loss if self.scaler is None else loss * self.scaler.scale).backward()
+            total += _local(loss.detach())
+        return total
+
+    @torch.no_grad()
+    def evaluate(self, num_batches: int | None = None) -> Tensor:
+        """Mean loss over the first `num_batches` (default `train.eval_batches`) validation batches, on every rank.
+
+        Raises ConfigError where `data.validation_ratio` is 0. Collective.
+        """
+        if self.validation is None:
+            raise ConfigError("data.validation_ratio = 0: there is nothing to evaluate on; must be above 0")
+        num_batches = num_batches or self.config.train.eval_batches
+        total = torch.zeros((), device=self.device)
+        for module in self.modules:
+            module.eval()
+        for index in range(num_batches):
+            batch = self.validation.batch(index, self.data_rank, self.plan.data_size).to(self.device)
+            with self.recorder.span("eval", microbatch=index), self._loss_context(), self._autocast():
+                total += self._batch_loss(batch)
+        return self.global_mean(total / num_batches)
+
+    def _batch_loss(self, batch: Batch) -> Tensor:
+        if self.pipeline is not None:
+            loss = self.pipeline.evaluate(batch.inputs, batch.targets)
+            return loss if self.scaler is None else loss / self.scaler.scale
+        (part,) = self.parts
+        losses = [
+            _local(token_loss(part.module(batch.inputs[rows]), batch.targets[rows])) for rows in self._microbatches()
+        ]
+        return torch.stack(losses).mean()
+
+    def _microbatches(self) -> Iterator[slice]:
+        size = self.plan.micro_batch_size
+        return (slice(start, start + size) for start in range(0, self.plan.local_batch_size, size))
+
+    def global_mean(self, loss: Tensor) -> Tensor:
+        """Mean over the global batch, the same on every rank. Collective over all ranks; one number."""
+        if not dist.is_initialized() or self.plan.world_size == 1:
+            return loss
+        # Each tensor-parallel rank adds the same loss; pipeline ranks without one add nothing.
+        copies = self.plan.data_size * self.plan.tp
+        total = loss / copies if self.has_loss else torch.zeros_like(loss)
+        dist.all_reduce(total)
+        return total
+
+    def clip(self) -> Tensor:
+        """Clip gradients to `optim.clip_norm` and return the global norm before that (unscaled in fp16).
+
+        A float32 scalar on the device, equal on all ranks; NaN or Inf if any gradient is. Collective, asynchronous.
+        """
+        with self.recorder.span("optimizer"):
+            parameters = [parameter for _, parameter in self.named_parameters()]
+            if self.plan.tp > 1:
+                settle_gradients(parameters)
+            norm = gradient_norm(parameters, self.plan.world_size // self.plan.pp, self.device)
+            scale = 1.0 if self.scaler is None else self.scaler.scale
+            norm = norm / scale
+            if self.config.optim.clip_norm or scale != 1.0:
+                limit = self.config.optim.clip_norm or float("inf")
+                scale_gradients(parameters, clip_factor(norm, limit).clamp(max=1.0) / scale)
+            return norm
+
+    def absorb_overflow(self, norm: float) -> bool:
+        """fp16: whether a norm that is not finite is only the loss scale's doing; drops the step if so.
+
+        Always False in other precisions and for finite norms. Ask it before calling the step a fault.
+        """
+        if self.scaler is None or not self.scaler.absorbs(norm):
+            return False
+        self.discard()
+        return True
+
+    def step(self, step: int) -> float:
+        """Take optimizer step `step` (from 0) and clear the gradients; returns the learning rate used."""
+        with self.recorder.span("optimizer"):
+            rate = learning_rate(step, self.config)
+            set_learning_rate(self.optimizer, rate)
+            self.optimizer.step()
+            self.discard()
+            if self.scaler is not None:
+                self.scaler.succeeded()
+            return rate
+
+    def discard(self) -> None:
+        """Drop the accumulated gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _loss_context(self) -> AbstractContextManager[object]:
+        """DTensor's cross-entropy on split logits; its backward must run inside too."""
+        if self.plan.tp > 1 and self.config.parallel.loss_parallel:
+            return loss_parallel()
+        return contextlib.nullcontext()
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        """Mixed precision where FSDP's own policy does not already do it."""
+        dtype = COMPUTE_DTYPES[self.config.train.precision]
+        if dtype == torch.float32 or self.plan.data_parallel_kind in ("fsdp", "hsdp"):
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    def _seed_dropout(self, batch_index: int) -> None:
+        """Dropout is a function of (seed, batch, data rank), so it is the same again after a rollback.
+
+        Ranks of a tp group agree, unless each has its own part of the sequence.
+        """
+        if self.config.model.dropout:
+            shard = self.plan.coordinates(self.rank)["tp"] if self.config.parallel.sequence_parallel else 0
+            key = np.random.SeedSequence([self.config.run.seed, batch_index, self.data_rank, shard])
+            torch.manual_seed(int(key.generate_state(1, dtype=np.uint64)[0] >> 1))
+
+
+def _local(value: Tensor) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
