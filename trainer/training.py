@@ -46,7 +46,9 @@ class NoRecorder:
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy in nats a token, in float32; logits may be split along the vocabulary."""
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    # Split logits give a loss that is the same DTensor on every rank; the rest of the world works with plain tensors.
+    return loss.to_local() if isinstance(loss, DTensor) else loss
 
 
 @dataclass(kw_only=True)
@@ -113,7 +115,7 @@ class Training:
                     loss = token_loss(part.forward_module(batch.inputs[rows]), batch.targets[rows]) / count
                 with self.recorder.span("backward", microbatch=number):
                     (loss if self.scaler is None else loss * self.scaler.scale).backward()
-            total += _local(loss.detach())
+            total += loss.detach()
         return total
 
     @torch.no_grad()
@@ -132,6 +134,8 @@ class Training:
             batch = self.validation.batch(index, self.data_rank, self.plan.data_size).to(self.device)
             with self.recorder.span("eval", microbatch=index), self._loss_context(), self._autocast():
                 total += self._batch_loss(batch)
+        for part in self.parts:
+            part.reshard()
         return self.global_mean(total / num_batches)
 
     def _batch_loss(self, batch: Batch) -> Tensor:
@@ -139,9 +143,7 @@ class Training:
             loss = self.pipeline.evaluate(batch.inputs, batch.targets)
             return loss if self.scaler is None else loss / self.scaler.scale
         (part,) = self.parts
-        losses = [
-            _local(token_loss(part.module(batch.inputs[rows]), batch.targets[rows])) for rows in self._microbatches()
-        ]
+        losses = [token_loss(part.module(batch.inputs[rows]), batch.targets[rows]) for rows in self._microbatches()]
         return torch.stack(losses).mean()
 
     def _microbatches(self) -> Iterator[slice]:
@@ -191,14 +193,16 @@ class Training:
             rate = learning_rate(step, self.config)
             set_learning_rate(self.optimizer, rate)
             self.optimizer.step()
-            self.discard()
+            self.optimizer.zero_grad(set_to_none=True)
             if self.scaler is not None:
                 self.scaler.succeeded()
             return rate
 
     def discard(self) -> None:
-        """Drop the accumulated gradients."""
+        """Drop the accumulated gradients; also puts parameters in order after a step that broke off halfway."""
         self.optimizer.zero_grad(set_to_none=True)
+        for part in self.parts:
+            part.reshard()
 
     def _loss_context(self) -> AbstractContextManager[object]:
         """DTensor's cross-entropy on split logits; its backward must run inside too."""
@@ -222,7 +226,3 @@ class Training:
             shard = self.plan.coordinates(self.rank)["tp"] if self.config.parallel.sequence_parallel else 0
             key = np.random.SeedSequence([self.config.run.seed, batch_index, self.data_rank, shard])
             torch.manual_seed(int(key.generate_state(1, dtype=np.uint64)[0] >> 1))
-
-
-def _local(value: Tensor) -> Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value

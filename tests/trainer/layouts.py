@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
@@ -23,10 +24,11 @@ TINY: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Global loss and gradient norm of each step, and the full parameters at the end (of this rank's stages)."""
+    """Global loss and gradient norm of each step, and the full parameters at the end (those this rank has)."""
 
     losses: list[float]
     norms: list[float]
+    validation_loss: float  # taken between two steps, halfway
     parameters: dict[str, torch.Tensor]
 
 
@@ -40,13 +42,16 @@ def train(config: Config, world_size: int, steps: int) -> Outcome:
     """The first `steps` steps in this process, with whatever process group it is in."""
     training = build(config, resolve(config, world_size), torch.device("cpu"))
     losses, norms = [], []
+    validation_loss = float("nan")
     for step in range(steps):
+        if step == steps // 2:
+            validation_loss = training.evaluate(2).item()
         loss = training.forward_backward(training.batch(step))
         losses.append(training.global_mean(loss).item())
         norms.append(training.clip().item())
         training.step(step)
     parameters = {name: _full(parameter.detach()) for name, parameter in training.named_parameters()}
-    return Outcome(losses=losses, norms=norms, parameters=parameters)
+    return Outcome(losses=losses, norms=norms, validation_loss=validation_loss, parameters=parameters)
 
 
 def train_layouts(rank: int, world_size: int, layouts: dict[str, dict[str, dict[str, Any]]], steps: int) -> Any:
@@ -56,6 +61,22 @@ def train_layouts(rank: int, world_size: int, layouts: dict[str, dict[str, dict[
         outcomes[name] = train(tiny(**sections), world_size, steps)
         dist.barrier()
     return outcomes
+
+
+def compare(single: Outcome, by_rank: list[Outcome], *, loss: float, parameter: float) -> None:
+    """Assert that all ranks together did what the single process did; `loss` relative, `parameter` absolute."""
+    parameters: dict[str, torch.Tensor] = {}
+    for outcome in by_rank:
+        assert outcome.losses == pytest.approx(single.losses, rel=loss)
+        assert outcome.validation_loss == pytest.approx(single.validation_loss, rel=loss)
+        assert outcome.norms == pytest.approx(single.norms, rel=10 * loss)
+        # What recovery decides from must be the same number everywhere, to the last bit.
+        assert outcome.losses == by_rank[0].losses
+        assert outcome.norms == by_rank[0].norms
+        parameters |= outcome.parameters
+    assert parameters.keys() == single.parameters.keys()
+    for name, value in single.parameters.items():
+        torch.testing.assert_close(parameters[name], value, rtol=0, atol=parameter, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def _full(parameter: torch.Tensor) -> torch.Tensor:

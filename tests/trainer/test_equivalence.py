@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.processes import run_ranks
-from tests.trainer.layouts import Outcome, tiny, train, train_layouts
+from tests.trainer.layouts import Outcome, compare, tiny, train, train_layouts
 
 STEPS = 20
 # float32 sums in another order; 20 steps of AdamW amplify the difference, the losses here are near 4.
@@ -70,26 +70,9 @@ def test_one_process_learns(single: Outcome) -> None:
 
 @pytest.mark.parametrize("name", TWO_RANKS)
 def test_two_ranks(name: str, single: Outcome, two_ranks: list[dict[str, Outcome]]) -> None:
-    check(name, single, two_ranks)
+    compare(single, [rank[name] for rank in two_ranks], loss=LOSS_TOLERANCE, parameter=PARAMETER_TOLERANCE)
 
 
 @pytest.mark.parametrize("name", FOUR_RANKS)
 def test_four_ranks(name: str, single: Outcome, four_ranks: list[dict[str, Outcome]]) -> None:
-    check(name, single, four_ranks)
-
-
-def check(name: str, single: Outcome, by_rank: list[dict[str, Outcome]]) -> None:
-    parameters: dict[str, torch.Tensor] = {}
-    for outcomes in by_rank:
-        outcome = outcomes[name]
-        assert outcome.losses == pytest.approx(single.losses, rel=LOSS_TOLERANCE)
-        assert outcome.norms == pytest.approx(single.norms, rel=1e-3)
-        # What recovery decides from must be the same number everywhere, to the last bit.
-        assert outcome.losses == by_rank[0][name].losses
-        assert outcome.norms == by_rank[0][name].norms
-        parameters |= outcome.parameters
-    assert parameters.keys() == single.parameters.keys()
-    for key, value in single.parameters.items():
-        torch.testing.assert_close(
-            parameters[key], value, rtol=0, atol=PARAMETER_TOLERANCE, msg=lambda m, k=key: f"{k}: {m}"
-        )
+    compare(single, [rank[name] for rank in four_ranks], loss=LOSS_TOLERANCE, parameter=PARAMETER_TOLERANCE)

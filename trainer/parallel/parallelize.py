@@ -52,6 +52,12 @@ class ParallelModel:
             self.module.set_requires_gradient_sync(wanted)
             self.module.set_is_last_backward(wanted)
 
+    def reshard(self) -> None:
+        """Free what FSDP has gathered. After a forward without a backward it would keep, and use again, old values."""
+        for module in self.module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
 
 def parallelize(
     model: Transformer, config: Config, plan: Plan, mesh: DeviceMesh | None, device: torch.device

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import (
@@ -66,8 +67,7 @@ class Pipeline:
     ) -> None:
         pp_mesh = submesh(mesh, "pp")
         assert pp_mesh is not None
-        self.holds_first = parts[0].module.embed is not None
-        self.holds_last = parts[-1].module.head is not None
+        self._config, self._plan, self._loss = config, plan, loss
         self.stages = [
             PipelineStage(
                 part.forward_module,
@@ -92,24 +92,50 @@ class Pipeline:
 
     def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Accumulate gradients over all microbatches; the mean loss on the rank with the last stage, else zero."""
-        return self._call(self.schedule.step, inputs, targets)
-
-    @torch.no_grad()
-    def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Forward only; returns as `run`."""
-        return self._call(self.schedule.eval, inputs, targets)
-
-    def _call(self, function: Callable[..., Any], inputs: Tensor, targets: Tensor) -> Tensor:
         losses: list[Tensor] = []
-        function(
-            *((inputs,) if self.holds_first else ()),
-            target=targets if self.holds_last else None,
-            losses=losses if self.holds_last else None,
+        self.schedule.step(
+            *((inputs,) if self.stages[0].is_first else ()),
+            target=targets if self.stages[-1].is_last else None,
+            losses=losses if self.stages[-1].is_last else None,
             return_outputs=False,
         )
         if not losses:
             return torch.zeros((), device=inputs.device)
         return torch.stack([loss.detach() for loss in losses]).sum()
+
+    @torch.no_grad()
+    def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Forward only; returns as `run`.
+
+        torch's `schedule.eval` fails where two neighbouring stages share a rank, and agrees anew on shapes at every
+        change between training and evaluation. Here each rank goes through (microbatch, stage) in this order, which
+        no rank can block for another.
+        """
+        size, count = self._plan.micro_batch_size, self._plan.num_microbatches
+        losses = []
+        for rows in (slice(start, start + size) for start in range(0, count * size, size)):
+            local: Tensor | None = None  # what the stage before, if it is on this rank, has just computed
+            for stage in self.stages:
+                if stage.is_first:
+                    local = inputs[rows]
+                elif not self._is_here(stage.stage_index - 1):
+                    local = torch.empty_like(_hidden(self._config, self._plan), device=inputs.device)
+                    dist.recv(local, group=stage.group, group_src=self._rank_of(stage.stage_index - 1))
+                out: Tensor = stage.submod(local)
+                if stage.is_last:
+                    losses.append(self._loss(out, targets[rows]))
+                elif self._is_here(stage.stage_index + 1):
+                    local = out
+                else:
+                    dist.send(out.contiguous(), group=stage.group, group_dst=self._rank_of(stage.stage_index + 1))
+        return torch.stack(losses).mean() if losses else torch.zeros((), device=inputs.device)
+
+    def _rank_of(self, stage: int) -> int:
+        """The rank, within the pipeline, that runs `stage`."""
+        return next(rank for rank, stages in enumerate(self._plan.stages.of_rank) if stage in stages)
+
+    def _is_here(self, stage: int) -> bool:
+        return stage in (own.stage_index for own in self.stages)
 
 
 def _tokens(config: Config, plan: Plan) -> Tensor:
