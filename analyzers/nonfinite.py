@@ -1,0 +1,347 @@
+"""Non-finite values: which rank, parameter and phase made the first NaN or Inf, and what the run did about it.
+
+1. Bad steps are those whose loss, local loss, gradient norm or gradient count is not finite. Consecutive bad runs of
+   steps are one episode, and its first step is the one that is explained; what follows is fallout.
+2. A reduction hands a NaN to every member, so each input is flagged before it is reduced. The earliest flagged
+   collective of the step, by the time since each rank's own begin of the step (no clocks are compared), names the
+   ranks whose input was already bad. Later flags are fallout of that result.
+3. Without flags the ranks whose own loss is not finite are named; without those, nobody is (`suspect`).
+4. Phase: forward if a named rank's own loss was not finite; reduction if every flagged input was finite and the result
+   is not; else backward.
+5. Parameter: backward runs from the loss to the input, so among the parameters that are not finite the last one in
+   the model's order was first. Sharded gradients are looked for on all ranks: the bad element lies in one shard.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .eventlog import EventLog
+from .finding import Finding
+from .response import RESPONSE_EVENTS, Response, respond
+from .source import Source, missing_tables
+
+__all__ = ["NonFinitePolicy", "StepEvidence", "analyze", "locate"]
+
+Phase = Literal["forward", "backward", "reduction", "unknown"]
+_EVENTS = (*RESPONSE_EVENTS, "nonfinite")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFinitePolicy:
+    """Limits of the search; that a NaN is one needs no threshold."""
+
+    max_episodes: int = 50
+    """Episodes explained one by one (findings); a run with more has one cause, and the first ones show it."""
+    since_step: int = 0
+    """Only steps from here on (the live view)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStep:
+    """One rank's row of the step. None = not recorded."""
+
+    rank: int
+    local_loss: float | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    nonfinite_count: int | None = None
+    committed: bool | None = None
+    batch_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One rank's input of one collective: whether it was non-finite, and when after the rank's begin of the step."""
+
+    rank: int
+    group: str
+    seq: int
+    op: str
+    since_begin_ns: int
+    nonfinite: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEvidence:
+    """What is known of one bad step. `parameters` holds (rank, name, non-finite elements) in the model's order."""
+
+    rows: Sequence[RankStep]
+    flags: Sequence[Flag] = ()
+    parameters: Sequence[tuple[int, str, int]] = ()
+    reported_phase: str = ""
+    reported_parameters: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """Where it began. `ranks` is empty if nothing names one; `how` says which evidence did."""
+
+    ranks: tuple[int, ...]
+    phase: Phase
+    parameter: str
+    how: str
+    group: str = ""
+    seq: int | None = None
+    op: str = ""
+    others: tuple[str, ...] = field(default=())
+
+
+def analyze(source: Source, policy: NonFinitePolicy | None = None) -> list[Finding]:
+    """Findings of kind `non_finite`, one an episode."""
+    policy = policy or NonFinitePolicy()
+    if missing_tables(source, "steps"):
+        return [_insufficient("the table of steps is missing")]
+    log = EventLog.load(source, _EVENTS)
+    episodes = _episodes(source, policy, log)
+    return [_explain(source, log, episode) for episode in episodes[: policy.max_episodes]]
+
+
+def locate(evidence: StepEvidence) -> Location:
+    """Name ranks, phase and parameter of one bad step. Pure."""
+    parameter, others = _parameter(evidence)
+    bad_loss = tuple(sorted(row.rank for row in evidence.rows if _bad(row.local_loss)))
+    good_loss = [row.rank for row in evidence.rows if row.local_loss is not None and not _bad(row.local_loss)]
+    flagged = [flag for flag in evidence.flags if flag.nonfinite]
+    if flagged:
+        ranks, first = _earliest(flagged)
+        forward = bool(set(ranks) & set(bad_loss))
+        return Location(
+            ranks=ranks,
+            phase="forward" if forward else "backward",
+            parameter="" if forward else parameter,
+            how="flag",
+            group=first.group,
+            seq=first.seq,
+            op=first.op,
+            others=others,
+        )
+    if bad_loss:
+        named = bad_loss if good_loss or len(evidence.rows) == 1 else tuple(sorted(row.rank for row in evidence.rows))
+        return Location(ranks=named, phase="forward", parameter="", how="local_loss", others=others)
+    if len(evidence.rows) == 1:
+        phase: Phase = "backward" if parameter or evidence.rows[0].nonfinite_count else "unknown"
+        return Location(ranks=(evidence.rows[0].rank,), phase=phase, parameter=parameter, how="single", others=others)
+    if evidence.flags and good_loss:
+        return Location(ranks=(), phase="reduction", parameter=parameter, how="all_inputs_finite", others=others)
+    reported = evidence.reported_phase
+    phase = "backward" if reported == "backward" or parameter else "forward" if reported == "forward" else "unknown"
+    return Location(ranks=(), phase=phase, parameter=parameter, how="nothing", others=others)
+
+
+def _earliest(flagged: Sequence[Flag]) -> tuple[tuple[int, ...], Flag]:
+    """The members with a bad input of the earliest flagged collective.
+
+    A later collective of the same group counts neither for nor against anybody: its inputs are made from the result
+    of the first. Groups that share no rank with it had no part in it either.
+    """
+    first = min(flagged, key=lambda flag: (flag.since_begin_ns, flag.seq, flag.rank))
+    same = [flag for flag in flagged if (flag.group, flag.seq) == (first.group, first.seq)]
+    return tuple(sorted({flag.rank for flag in same})), first
+
+
+def _parameter(evidence: StepEvidence) -> tuple[str, tuple[str, ...]]:
+    """The parameter nearest the loss among those that are not finite, and all of them."""
+    seen: dict[str, int] = {}
+    for _, name, count in evidence.parameters:
+        seen[name] = seen.get(name, 0) + count
+    bad = [name for name, count in seen.items() if count > 0] or list(evidence.reported_parameters)
+    return (bad[-1] if bad else ""), tuple(bad)
+
+
+def _bad(value: float | None) -> bool:
+    return value is not None and not math.isfinite(value)
+
+
+# ---- from the store ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Episode:
+    attempt: int
+    step: int
+    turn: int  # which run of this step within the attempt, from 0
+    last_step: int
+    num_steps: int
+
+
+def _episodes(source: Source, policy: NonFinitePolicy, log: EventLog) -> list[_Episode]:
+    """Runs of bad steps in the order in which they ran; a step that was run twice is looked at twice."""
+    rows = source.rows(
+        """
+        WITH bad AS (
+            SELECT DISTINCT attempt, step FROM steps
+            WHERE step >= ? AND (NOT isfinite(loss) OR NOT isfinite(local_loss) OR NOT isfinite(grad_norm)
+                                 OR nonfinite_count > 0)
+        ), turns AS (
+            SELECT attempt, rank, step, start_ns,
+                   row_number() OVER (PARTITION BY attempt, rank, step ORDER BY start_ns) - 1 AS turn,
+                   coalesce(NOT isfinite(loss), false) OR coalesce(NOT isfinite(local_loss), false)
+                   OR coalesce(NOT isfinite(grad_norm), false) OR coalesce(nonfinite_count > 0, false) AS is_bad
+            FROM steps SEMI JOIN bad USING (attempt, step)
+        )
+        SELECT attempt, step, turn, min(start_ns), bool_or(is_bad) FROM turns GROUP BY ALL ORDER BY attempt, 4
+        """,
+        [policy.since_step],
+    )
+    found = [(attempt, step, turn) for attempt, step, turn, _, is_bad in rows if is_bad]
+    known = {(attempt, step) for attempt, step, _ in found}
+    for event in log.of("nonfinite"):  # a step that never ended has its verdict only here
+        if event.step is not None and event.step >= policy.since_step and (event.attempt, event.step) not in known:
+            known.add((event.attempt, event.step))
+            found.append((event.attempt, event.step, 0))
+    episodes: list[_Episode] = []
+    for attempt, step, turn in found:
+        last = episodes[-1] if episodes else None
+        goes_on = last is not None and last.attempt == attempt and step == last.last_step + 1
+        if last is not None and goes_on and not _refused(log, attempt, last.last_step):
+            episodes[-1] = _Episode(attempt, last.step, last.turn, step, last.num_steps + 1)
+        else:
+            episodes.append(_Episode(attempt, step, turn, step, 1))
+    return episodes
+
+
+def _refused(log: EventLog, attempt: int, step: int) -> bool:
+    """Whether training went on from before the step: what comes next is no fallout of it."""
+    return bool(log.of("nonfinite", attempt=attempt, step=step)) or any(
+        event.integer("from_step") == step for event in log.of("rollback", attempt=attempt)
+    )
+
+
+def _evidence(source: Source, log: EventLog, attempt: int, step: int, turn: int) -> StepEvidence:
+    steps = source.rows(
+        """
+        SELECT rank, start_ns, duration_ns, local_loss, loss, grad_norm, nonfinite_count, committed, batch_index
+        FROM steps WHERE attempt = ? AND step = ?
+        QUALIFY row_number() OVER (PARTITION BY rank ORDER BY start_ns) = ? + 1 ORDER BY rank
+        """,
+        [attempt, step, turn],
+    )
+    events = [event for event in log.of("nonfinite", attempt=attempt, step=step) if event.rank >= 0]
+    return StepEvidence(
+        rows=[RankStep(rank=r[0], local_loss=r[3], loss=r[4], grad_norm=r[5], nonfinite_count=r[6], committed=r[7],
+                       batch_index=r[8]) for r in steps],
+        flags=_flags(source, attempt, step, {r[0]: (r[1], r[2]) for r in steps}),
+        parameters=_gradients(source, attempt, step),
+        reported_phase=events[0].text("phase") if events else "",
+        reported_parameters=_merged(event.texts("parameters") for event in events),
+    )  # fmt: skip
+
+
+def _flags(source: Source, attempt: int, step: int, begins: dict[int, tuple[int, int | None]]) -> list[Flag]:
+    if not source.has("collectives"):
+        return []
+    rows = source.rows(
+        """
+        SELECT rank, process_group, seq, op, issue_ns, nonfinite FROM collectives
+        WHERE attempt = ? AND step = ? AND nonfinite IS NOT NULL AND op NOT IN ('send', 'recv')
+        """,
+        [attempt, step],
+    )
+    flags = []
+    for rank, group, seq, op, issue_ns, nonfinite in rows:
+        begin_ns, duration_ns = begins.get(rank, (issue_ns, None))
+        since_ns = issue_ns - begin_ns
+        if since_ns >= 0 and (duration_ns is None or since_ns <= duration_ns):  # else: another run of the same step
+            flags.append(Flag(rank=rank, group=group or "", seq=seq if seq is not None else -1, op=op or "",
+                              since_begin_ns=since_ns, nonfinite=bool(nonfinite)))  # fmt: skip
+    return flags
+
+
+def _gradients(source: Source, attempt: int, step: int) -> list[tuple[int, str, int]]:
+    """In the order of the tape, which is the model's."""
+    if not source.has("gradients"):
+        return []
+    sql = "SELECT rank, parameter, coalesce(nonfinite_count, 0) FROM gradients WHERE attempt = ? AND step = ?"
+    return [(rank, name or "", count) for rank, name, count in source.rows(sql, [attempt, step])]
+
+
+def _merged(lists: Iterable[Sequence[str]]) -> list[str]:
+    return list(dict.fromkeys(name for names in lists for name in names))
+
+
+# ---- the finding ----
+
+
+def _explain(source: Source, log: EventLog, episode: _Episode) -> Finding:
+    evidence = _evidence(source, log, episode.attempt, episode.step, episode.turn)
+    where = locate(evidence)
+    step = episode.step
+    everybody = len(evidence.rows) > 1 and len(where.ranks) == len(evidence.rows)
+    if everybody or not where.ranks:
+        # Everybody's loss is bad at once: the weights were ruined before, by a step that nobody refused.
+        before = _evidence(source, log, episode.attempt, step - 1, 0)
+        if any(flag.nonfinite for flag in before.flags):
+            evidence, where, step = before, locate(before), step - 1
+            everybody = len(evidence.rows) > 1 and len(where.ranks) == len(evidence.rows)
+    committed = [row.committed for row in evidence.rows if row.committed is not None]
+    response = respond(
+        log, attempt=episode.attempt, step=episode.step, turn=episode.turn,
+        committed=any(committed) if committed else None,
+    )  # fmt: skip
+    named = bool(where.ranks) or where.phase == "reduction"
+    return Finding(
+        analyzer="nonfinite",
+        kind="non_finite",
+        severity="critical",
+        status="fired" if named else "suspect",
+        summary=_summary(where, step, episode, everybody, response),
+        ranks=where.ranks,
+        first_step=step,
+        last_step=episode.last_step,
+        cause=where.phase,
+        evidence=_numbers(evidence, where, episode, response),
+        advice=f"non-finite-{where.phase}",
+        attempt=episode.attempt,
+    )
+
+
+def _summary(where: Location, step: int, episode: _Episode, everybody: bool, response: Response) -> str:
+    if everybody:
+        who = "all ranks at once (the batch or the weights, not one rank)"
+    elif where.ranks:
+        who = f"rank{'s' if len(where.ranks) > 1 else ''} {', '.join(map(str, where.ranks[:8]))}"
+    else:
+        who = "no rank alone" if where.phase == "reduction" else "a rank that the records do not name"
+    what = {
+        "forward": "the forward pass of {who} gave a loss that is not finite",
+        "backward": "{who} made a non-finite gradient in the backward pass",
+        "reduction": "every input was finite and the reduced gradient is not: it overflowed in the reduction ({who})",
+        "unknown": "non-finite values from {who}",
+    }[where.phase].format(who=who)
+    parameter = f", {where.parameter}" if where.parameter else ""
+    until = f" to {episode.last_step}" if episode.num_steps > 1 else ""
+    return f"step {step}{until}: {what}{parameter}; {response.text}"
+
+
+def _numbers(evidence: StepEvidence, where: Location, episode: _Episode, response: Response) -> dict[str, Any]:
+    rows = evidence.rows
+    numbers: dict[str, Any] = {
+        "phase": where.phase,
+        "parameter": where.parameter,
+        "num_nonfinite_parameters": len(where.others),
+        "named_by": where.how,
+        "num_steps": episode.num_steps,
+        "ranks_with_nonfinite_local_loss": [row.rank for row in rows if _bad(row.local_loss)],
+        "num_flagged_inputs": sum(flag.nonfinite for flag in evidence.flags),
+        "num_checked_inputs": len(evidence.flags),
+        "batch_index": next((row.batch_index for row in rows if row.batch_index is not None), None),
+        **response.evidence(),
+    }
+    if where.group:
+        numbers |= {"process_group": where.group, "seq": where.seq, "op": where.op}
+    return numbers
+
+
+def _insufficient(why: str) -> Finding:
+    return Finding(
+        analyzer="nonfinite",
+        kind="non_finite",
+        severity="info",
+        status="insufficient_data",
+        summary=f"non-finite values were not looked for: {why}",
+        advice="insufficient-data",
+    )

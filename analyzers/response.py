@@ -1,0 +1,70 @@
+"""What the run did about a step that should not be trusted: refused it, went back, left the batch out.
+
+response = respond(log, attempt=0, step=40, turn=0, committed=False)
+response.text        # "step refused, step 30 restored from memory in 0.2 s, batch 39 skipped"
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .eventlog import EventLog
+
+__all__ = ["RESPONSE_EVENTS", "Response", "respond"]
+
+RESPONSE_EVENTS = ("rollback", "batch_skipped")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """Everything that was done, None or empty where it was not."""
+
+    refused: bool | None
+    restored_step: int | None
+    tier: str
+    skipped_batches: tuple[int, ...]
+    duration_s: float | None
+
+    @property
+    def handled(self) -> bool:
+        """Whether training went on from a state that the bad step did not touch."""
+        return bool(self.refused) or self.restored_step is not None
+
+    @property
+    def text(self) -> str:
+        """What was done, in a few words."""
+        parts = []
+        if self.refused:
+            parts.append("step refused")
+        if self.restored_step is not None:
+            took = f" in {self.duration_s:.1f} s" if self.duration_s is not None else ""
+            parts.append(f"step {self.restored_step} restored from {self.tier or 'a checkpoint'}{took}")
+        if self.skipped_batches:
+            batches = ", ".join(str(batch) for batch in self.skipped_batches[:8])
+            parts.append(f"batch{'es' if len(self.skipped_batches) > 1 else ''} {batches} skipped")
+        return ", ".join(parts) if parts else "nothing was done about it"
+
+    def evidence(self) -> dict[str, object]:
+        """The same for a finding's evidence."""
+        return {
+            "step_refused": self.refused,
+            "restored_step": self.restored_step,
+            "restored_from": self.tier,
+            "skipped_batches": list(self.skipped_batches),
+        }
+
+
+def respond(log: EventLog, *, attempt: int, step: int, turn: int = 0, committed: bool | None = None) -> Response:
+    """What followed the `turn`-th run (from 0) of a step in an attempt."""
+    rollbacks = [event for event in log.of("rollback", attempt=attempt) if event.integer("from_step") == step]
+    skips = [event.integer("batch_index") for event in log.of("batch_skipped", attempt=attempt, step=step)]
+    rollback = rollbacks[min(turn, len(rollbacks) - 1)] if rollbacks else None
+    skipped = rollback.integers("skipped_batches") if rollback else []
+    restored = rollback.integer("to_step") if rollback else -1
+    return Response(
+        refused=None if committed is None else not committed,
+        restored_step=restored if restored >= 0 else None,
+        tier=rollback.text("tier") if rollback else "",
+        skipped_batches=tuple(sorted({*skipped, *(batch for batch in skips if batch >= 0)})),
+        duration_s=rollback.number("duration_s") if rollback else None,
+    )

@@ -1,0 +1,54 @@
+"""What an analyzer asks of the store, and plain numpy columns out of its answers.
+
+    table = source.query("SELECT rank, loss FROM steps WHERE step = ?", [40])
+    floats(table["loss"])        # float64, NaN where NULL
+
+`probes.store.Store` fits this protocol; so does any fake with three methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Floats", "Ints", "Source", "floats", "ints", "missing_tables"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class Source(Protocol):
+    """Read-only SQL over the tables of `probes.schema`."""
+
+    def query(self, sql: str, params: Sequence[Any] = ()) -> dict[str, npt.NDArray[Any]]:
+        """The answer as one array a column (masked where NULL)."""
+
+    def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """The answer as tuples (None where NULL)."""
+
+    def has(self, table: str) -> bool:
+        """Whether the table is there and can be read."""
+
+
+def floats(column: npt.NDArray[Any]) -> Floats:
+    """A column as float64; NULL becomes NaN."""
+    masked: Any = np.ma.asarray(column)
+    values: Floats = masked.astype(np.float64).filled(np.nan)
+    return values
+
+
+def ints(column: npt.NDArray[Any], missing: int = -1) -> Ints:
+    """A column as int64; NULL becomes `missing`."""
+    masked: Any = np.ma.asarray(column)
+    if masked.dtype.kind == "f":  # some readers give nullable integers as floats
+        masked = np.ma.masked_invalid(masked)
+    values: Ints = masked.filled(missing).astype(np.int64)
+    return values
+
+
+def missing_tables(source: Source, *tables: str) -> list[str]:
+    """Those of `tables` that the store lacks."""
+    return [table for table in tables if not source.has(table)]

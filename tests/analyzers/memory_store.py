@@ -1,0 +1,82 @@
+"""A store in memory for tests of analyzers: the tables of the schema, filled with what a test says.
+
+store = MemoryStore()
+store.add("steps", [{"attempt": 0, "rank": 1, "step": 3, "loss": 2.5}])
+store.event("rollback", attempt=0, rank=0, step=40, from_step=40, to_step=30)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import duckdb
+import numpy as np
+
+from probes.schema import TABLES
+from probes.store.ddl import SQL_TYPES, store_columns
+
+
+class MemoryStore:
+    """Fits `analyzers.source.Source`. Unset columns are NULL."""
+
+    def __init__(self) -> None:
+        self.connection = duckdb.connect()
+        self._gone: set[str] = set()
+        for table in TABLES.values():
+            columns = ", ".join(f'"{column.name}" {SQL_TYPES[column.type]}' for column in store_columns(table))
+            self.connection.execute(f"CREATE TABLE {table.name} ({columns})")
+
+    def query(self, sql: str, params: Sequence[Any] = ()) -> dict[str, Any]:
+        return self.connection.execute(sql, list(params)).fetchnumpy()
+
+    def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return self.connection.execute(sql, list(params)).fetchall()
+
+    def has(self, table: str) -> bool:
+        return table in TABLES and table not in self._gone
+
+    def drop(self, table: str) -> None:
+        self.connection.execute(f"DROP TABLE {table}")
+        self._gone.add(table)
+
+    def add(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Insert rows; one multi-row statement, so that a few hundred are quick."""
+        if not rows:
+            return
+        names = list(rows[0])
+        values = ", ".join("(" + ", ".join(_literal(row[name]) for name in names) + ")" for row in rows)
+        columns = ", ".join(f'"{name}"' for name in names)
+        self.connection.execute(f"INSERT INTO {table} ({columns}) VALUES {values}")
+
+    def add_columns(self, table: str, **columns: Any) -> None:
+        """Insert whole numpy columns: for big tables."""
+        frame = {name: np.ascontiguousarray(column) for name, column in columns.items()}
+        names = ", ".join(f'"{name}"' for name in frame)
+        self.connection.register("incoming", frame)
+        self.connection.execute(f"INSERT INTO {table} ({names}) SELECT {names} FROM incoming")
+        self.connection.unregister("incoming")
+
+    def event(
+        self, kind: str, *, attempt: int = 0, rank: int = -1, step: int | None = None, wall_ns: int = 0, **detail: Any
+    ) -> None:
+        """One event, as `probes.events` writes it."""
+        line = {"wall_ns": wall_ns, "attempt": attempt, "rank": rank, "kind": kind, "step": step, **detail}
+        row = {"attempt": attempt, "rank": rank, "wall_ns": wall_ns, "step": step, "kind": kind}
+        self.add("events", [row | {"detail": json.dumps(line)}])
+
+
+def _literal(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return str(value).upper()
+    if isinstance(value, (float, np.floating)) and not math.isfinite(value):
+        return f"'{value}'::DOUBLE"
+    if isinstance(value, (int, float, np.number)):
+        return repr(float(value)) if isinstance(value, (float, np.floating)) else str(int(value))
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_literal(item) for item in value) + "]"
+    return "'" + str(value).replace("'", "''") + "'"
