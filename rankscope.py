@@ -119,7 +119,8 @@ def _train(config: Config, nproc: int, faults: list[str]) -> int:
 
 
 @app.command(
-    epilog="Examples:  rankscope analyze runs/latest   |   rankscope analyze runs/latest --format json --fail-on warning"
+    epilog="Examples:  rankscope analyze runs/latest   |   "
+    "rankscope analyze runs/latest --format json --fail-on warning"
 )
 def analyze(
     run: RunArgument,
