@@ -26,6 +26,15 @@ TWO_RANKS: dict[str, Sections] = {
     "ddp": layout(dp_replicate=2),
     "fsdp": layout(dp_shard=2),
     "tp": layout(tp=2),
+    "tp, tied embeddings": {**layout(tp=2), "model": {"tie_embeddings": True}},
+    "fsdp, tied embeddings": {**layout(dp_shard=2), "model": {"tie_embeddings": True}},
+    "zero-2": layout(dp_shard=2, reshard_after_forward=False),
+    "fsdp, explicit prefetch": layout(dp_shard=2, prefetch_blocks=1),
+    "fsdp, full recomputation": layout(dp_shard=2, train={"activation_checkpointing": "full"}),
+    "fsdp, every second block": layout(dp_shard=2, train={"activation_checkpointing": "every_n"}),
+    "fsdp, selective": layout(dp_shard=2, train={"activation_checkpointing": "selective"}),
+    "ddp, full recomputation": layout(dp_replicate=2, train={"activation_checkpointing": "full"}),
+    "tp, selective": layout(tp=2, train={"activation_checkpointing": "selective"}),
 }
 FOUR_RANKS: dict[str, Sections] = {
     "ddp": layout(dp_replicate=4),
@@ -36,15 +45,20 @@ FOUR_RANKS: dict[str, Sections] = {
     "tp, no sequence or loss parallel": layout(tp=4, sequence_parallel=False, loss_parallel=False),
     "fsdp x tp": layout(dp_shard=2, tp=2),
     "ddp x tp": layout(dp_replicate=2, tp=2),
+    "hsdp": layout(dp_replicate=2, dp_shard=2),
+    "hsdp, zero-2, two microbatches": layout(
+        dp_replicate=2, dp_shard=2, reshard_after_forward=False, train={"micro_batch_size": 1}
+    ),
 }
 
 
 @pytest.fixture(scope="module")
-def single() -> Outcome:
+def single() -> dict[bool, Outcome]:
+    """What one process does; by whether the embeddings are tied."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return train(tiny(), 1, STEPS)
+        return {tied: train(tiny(model={"tie_embeddings": tied}), 1, STEPS) for tied in (False, True)}
     finally:
         torch.set_num_threads(threads)
 
@@ -63,16 +77,24 @@ def four_ranks() -> list[dict[str, Outcome]]:
     return outcomes_of(FOUR_RANKS, 4)
 
 
-def test_one_process_learns(single: Outcome) -> None:
-    assert single.losses[0] == pytest.approx(5.545, abs=0.2)  # ln 256: the untrained model knows nothing
-    assert single.losses[-1] < single.losses[0] - 1
+def test_one_process_learns(single: dict[bool, Outcome]) -> None:
+    losses = single[False].losses
+    assert losses[0] == pytest.approx(5.545, abs=0.2)  # ln 256: the untrained model knows nothing
+    assert losses[-1] < losses[0] - 1
 
 
 @pytest.mark.parametrize("name", TWO_RANKS)
-def test_two_ranks(name: str, single: Outcome, two_ranks: list[dict[str, Outcome]]) -> None:
-    compare(single, [rank[name] for rank in two_ranks], loss=LOSS_TOLERANCE, parameter=PARAMETER_TOLERANCE)
+def test_two_ranks(name: str, single: dict[bool, Outcome], two_ranks: list[dict[str, Outcome]]) -> None:
+    check(name, TWO_RANKS, single, two_ranks)
 
 
 @pytest.mark.parametrize("name", FOUR_RANKS)
-def test_four_ranks(name: str, single: Outcome, four_ranks: list[dict[str, Outcome]]) -> None:
-    compare(single, [rank[name] for rank in four_ranks], loss=LOSS_TOLERANCE, parameter=PARAMETER_TOLERANCE)
+def test_four_ranks(name: str, single: dict[bool, Outcome], four_ranks: list[dict[str, Outcome]]) -> None:
+    check(name, FOUR_RANKS, single, four_ranks)
+
+
+def check(
+    name: str, layouts: dict[str, Sections], single: dict[bool, Outcome], by_rank: list[dict[str, Outcome]]
+) -> None:
+    expected = single["model" in layouts[name]]
+    compare(expected, [rank[name] for rank in by_rank], loss=LOSS_TOLERANCE, parameter=PARAMETER_TOLERANCE)
