@@ -1,0 +1,44 @@
+"""Short exchanges with which all ranks come to the same decision. Every function here is collective.
+
+first_error(error)           # "" if no rank has one: all succeed or all fail
+from_rank_0(value)           # a plain JSON value of rank 0
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch.distributed as dist
+
+__all__ = ["everyone", "first_error", "from_rank_0"]
+
+
+def everyone(value: Any) -> list[Any]:
+    """The JSON value of every rank, in order of rank."""
+    if not _distributed():
+        return [value]
+    texts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(texts, json.dumps(value))
+    return [json.loads(text) for text in texts]
+
+
+def first_error(error: str) -> str:
+    """The message of the lowest rank that has one, with its number in front; empty if none has."""
+    for rank, message in enumerate(everyone(error)):
+        if message:
+            return f"rank {rank}: {message}"
+    return ""
+
+
+def from_rank_0(value: Any) -> Any:
+    """What rank 0 passes in; other ranks' values are ignored."""
+    if not _distributed():
+        return value
+    texts = [json.dumps(value) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(texts, src=0)
+    return json.loads(texts[0] or "null")
+
+
+def _distributed() -> bool:
+    return dist.is_initialized() and dist.get_world_size() > 1

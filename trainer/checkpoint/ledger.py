@@ -1,0 +1,96 @@
+"""What a run must not forget, whatever state it goes back to: skipped batches, budgets spent, good checkpoints.
+
+    ledger = Ledger.load(run.checkpoints / "ledger.json")
+    ledger.skip(40, "non-finite gradient norm at step 41")
+    ledger.next_batch(40)        # 41
+    ledger.save()                # rank 0, before anything else happens
+
+It lies beside the checkpoints, not in them, because going back to an older checkpoint must not bring a bad batch back.
+Every checkpoint holds a copy, which is used where the file itself is damaged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.manifest import write_json
+
+__all__ = ["LEDGER_NAME", "Ledger"]
+
+LEDGER_NAME = "ledger.json"
+
+
+@dataclass(slots=True, kw_only=True)
+class Ledger:
+    """The same on all ranks; only rank 0 has a `path` and writes."""
+
+    skipped: dict[int, str] = field(default_factory=dict)
+    """Batch -> why, in the order in which they were given up. A batch is in it once or not at all."""
+    rollbacks: int = 0
+    failures: int = 0
+    """Failures of the incident that is going on."""
+    incident_step: int = 0
+    """Last step that failed in it."""
+    rate_scale: float = 1.0
+    rate_until_step: int = 0
+    """The learning rate is scaled up to this step."""
+    good_step: int | None = None
+    """Newest checkpoint on disk that enough healthy steps followed."""
+    stopped: str = ""
+    """Why the guard gave up; a restart must not try again."""
+    path: Path | None = None
+
+    def next_batch(self, batch_index: int) -> int:
+        """The first batch from `batch_index` on that is not skipped."""
+        while batch_index in self.skipped:
+            batch_index += 1
+        return batch_index
+
+    def skip(self, batch_index: int, reason: str) -> bool:
+        """Never train on a batch again; False if it was skipped already."""
+        if batch_index in self.skipped:
+            return False
+        self.skipped[batch_index] = reason
+        return True
+
+    def rate_at(self, step: int) -> float:
+        """What the learning rate of `step` is multiplied with."""
+        return self.rate_scale if step <= self.rate_until_step else 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; JSON has no integer keys."""
+        return asdict(self) | {"skipped": [[batch, reason] for batch, reason in self.skipped.items()], "path": None}
+
+    @classmethod
+    def from_json(cls, loaded: Mapping[str, Any]) -> Ledger:
+        """Raises KeyError, TypeError or ValueError for anything else."""
+        known = {key: value for key, value in loaded.items() if key in cls.__slots__ and key != "path"}
+        return cls(**known | {"skipped": {int(batch): str(reason) for batch, reason in loaded["skipped"]}})
+
+    @classmethod
+    def load(cls, path: Path) -> tuple[Ledger, str]:
+        """The ledger on disk (empty if there is none), and what is wrong with the file if something is."""
+        problem = ""
+        try:
+            ledger = cls.from_json(json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            ledger = cls()
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            ledger, problem = cls(), f"{path.name} is damaged: {type(error).__name__}"
+        ledger.path = path
+        return ledger, problem
+
+    def adopt(self, other: Ledger) -> None:
+        """Take over what a checkpoint's copy knows beyond this one."""
+        for batch, reason in other.skipped.items():
+            self.skip(batch, reason)
+        self.rollbacks = max(self.rollbacks, other.rollbacks)
+
+    def save(self) -> None:
+        """Write and sync it."""
+        if self.path is not None:
+            write_json(self.path, self.to_json())

@@ -1,0 +1,121 @@
+"""What a training's state is: tensors by name, and a few plain values that are the same on every rank.
+
+    tensors = training_tensors(training)            # live: "model.blocks.0.mlp.up.weight", "optimizer.<name>.exp_avg"
+    values = Values(position=Position(step=40, batch_index=41), scaler=None, detector={...})
+
+Parameters have one name in every parallel layout, so these names mean the same after a change of layout; sharded
+tensors are DTensors, which know what part of the whole they are.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from trainer.training import Training
+
+__all__ = [
+    "Position",
+    "Values",
+    "allocate_optimizer_state",
+    "local_tensors",
+    "restore_rng",
+    "rng_state",
+    "training_tensors",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """How far a training is. The two numbers part when a batch is skipped."""
+
+    step: int = 0
+    """Optimizer steps taken."""
+    batch_index: int = 0
+    """The batch to train on next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """The state that is no tensor."""
+
+    position: Position
+    scaler: Mapping[str, float] | None = None
+    detector: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, loaded: Mapping[str, Any]) -> Values:
+        """Raises KeyError, TypeError or ValueError for anything else."""
+        position = {key: int(loaded["position"][key]) for key in ("step", "batch_index")}
+        return cls(position=Position(**position), scaler=loaded["scaler"], detector=dict(loaded["detector"]))
+
+
+def training_tensors(training: Training) -> dict[str, Tensor]:
+    """Parameters and optimizer state of this rank, live, in an order that is the same each time."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in training.named_parameters():
+        tensors[f"model.{name}"] = parameter.detach()
+    for name, parameter in training.named_parameters():
+        for key, value in sorted(training.optimizer.state.get(parameter, {}).items()):
+            tensors[f"optimizer.{name}.{key}"] = value
+    return tensors
+
+
+def local_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """This rank's own memory behind them."""
+    return {name: value.to_local() if isinstance(value, DTensor) else value for name, value in tensors.items()}
+
+
+def allocate_optimizer_state(training: Training, saved: Mapping[str, Any]) -> None:
+    """Give the optimizer exactly the state tensors whose names are in `saved`, to be filled by whoever loads them."""
+    training.optimizer.state.clear()
+    for name, parameter in training.named_parameters():
+        keys = [key for key in ("exp_avg", "exp_avg_sq", "step") if f"optimizer.{name}.{key}" in saved]
+        for key in keys:
+            # Shaped, placed and sharded as AdamW makes them; the fused kernel counts steps on the device.
+            training.optimizer.state[parameter][key] = (
+                _step_counter(training) if key == "step" else torch.zeros_like(parameter.detach())
+            )
+
+
+def _step_counter(training: Training) -> Tensor:
+    fused = any(group.get("fused") or group.get("capturable") for group in training.optimizer.param_groups)
+    return torch.zeros((), dtype=torch.float32, device=training.device if fused else "cpu")
+
+
+def rng_state(device: torch.device) -> dict[str, Tensor]:
+    """Every random generator of this process, as byte tensors."""
+    _, words, place, has_gauss, cached = np.random.get_state(legacy=True)
+    version, internal, gauss = random.getstate()
+    state = {
+        "torch": torch.get_rng_state(),
+        "python": torch.tensor(internal, dtype=torch.int64),
+        "python_rest": torch.tensor([float(version), gauss or 0.0, float(gauss is not None)], dtype=torch.float64),
+        "numpy": torch.from_numpy(np.asarray(words).astype(np.int64)),
+        "numpy_rest": torch.tensor([float(place), float(has_gauss), float(cached)], dtype=torch.float64),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_rng(state: Mapping[str, Tensor], device: torch.device) -> None:
+    """Set every generator to what `rng_state` found."""
+    torch.set_rng_state(state["torch"])
+    version, gauss, has_gauss = state["python_rest"].tolist()
+    random.setstate((int(version), tuple(state["python"].tolist()), gauss if has_gauss else None))
+    place, has_numpy_gauss, cached = state["numpy_rest"].tolist()
+    words = state["numpy"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", words, int(place), int(has_numpy_gauss), cached))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

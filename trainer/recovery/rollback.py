@@ -1,0 +1,247 @@
+"""Keeps copies of the training's state, and goes back to the last good one when a step is bad.
+
+    recovery = Recovery(training, recorder, run, gradients)
+    position = recovery.start()                             # from the newest checkpoint, or from the beginning
+    position = recovery.taken(position, batch_index)        # after a healthy step: copies, checkpoints, vetting
+    position = recovery.refuse(verdict, position, loss)     # instead of a bad one
+
+After a rollback the steps are trained again with the same batches less the skipped ones. Model, optimizer, loss
+scale, random generators and the spike detector's history go back together, the set of skipped batches does not: what
+follows is, bit for bit, the run that never held those batches.
+
+Order in `refuse`: the decision is on the disk before anything is restored. Killed at any point in between, the run
+resumes from a checkpoint with the batch skipped, or meets the batch again and decides the same.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Protocol
+
+from probes.recorder import Recorder
+from probes.rundir import RunDir
+from trainer.checkpoint.agreement import from_rank_0
+from trainer.checkpoint.disk import DiskCheckpoints, Loaded
+from trainer.checkpoint.ledger import LEDGER_NAME, Ledger
+from trainer.checkpoint.memory import MemoryCopies
+from trainer.checkpoint.state import Position, Values
+from trainer.recovery.guard import Decision, Guard, RunStopped, Verdict
+from trainer.training import Training
+
+__all__ = ["Recovery"]
+
+
+class GradientExaminer(Protocol):
+    """Says what is wrong with this rank's gradients; the probe of `probes.gradients`."""
+
+    def examine(self, step: int) -> Any: ...
+
+
+class Recovery:
+    """State, copies and guard of one rank. Every method is called on all ranks alike."""
+
+    def __init__(self, training: Training, recorder: Recorder, run: RunDir, gradients: GradientExaminer | None) -> None:
+        config = training.config
+        self.training = training
+        self.recorder = recorder
+        self.gradients = gradients
+        self.config = config
+        self.run = run
+        self.is_chief = training.rank == 0
+        self.ledger = self._load_ledger()
+        self.guard = Guard(self.ledger, max_rollbacks=config.recovery.max_rollbacks, enabled=config.recovery.enabled)
+        healthy = self.guard.policy.healthy_steps
+        self.memory = MemoryCopies(training, healthy_steps=healthy, interval=config.checkpoint.memory_interval)
+        self.disk = DiskCheckpoints(run.checkpoints, training, recorder, keep=config.checkpoint.keep)
+
+    def start(self) -> Position:
+        """Where to begin. Raises CheckpointError if there are checkpoints and none can be used, RunStopped if a
+        former attempt was given up."""
+        if self.ledger.stopped:
+            raise RunStopped(f"stopped by the guard in a former attempt: {self.ledger.stopped}")
+        loaded = self.disk.load_newest() if self.config.checkpoint.resume else None
+        position = self._adopt(loaded) if loaded else Position()
+        self._set_rate(position)
+        if self._keeps_copies:
+            self._copy(position, vetted=True)
+        return self._skipping(position)
+
+    def taken(self, position: Position, batch_index: int) -> Position:
+        """A healthy step's update was taken: vet what it vouches for, and save what is due."""
+        step = position.step + 1
+        position = Position(step=step, batch_index=batch_index + 1)
+        self.guard.taken(position, batch_index)
+        self._promote(step)
+        self._set_rate(position)
+        checkpoint = self.config.checkpoint
+        if self._keeps_copies and step % checkpoint.memory_interval == 0:
+            with self.recorder.span("checkpoint"):
+                self._copy(position, vetted=False)
+        if checkpoint.interval and step % checkpoint.interval == 0:
+            self.save(position)
+        return self._skipping(position)
+
+    def save(self, position: Position) -> bool:
+        """Save to disk now; False if that failed."""
+        with self.recorder.span("checkpoint"):
+            saved = self.disk.save(self._values(position), extra={"ledger": self.ledger.to_json()})
+            self.disk.prune(self.ledger.good_step)
+        return saved
+
+    def refuse(self, verdict: Verdict, position: Position, batch_index: int, local_loss: float) -> Position:
+        """Drop a bad step's gradients, skip what caused it, go back. Raises RunStopped when enough is enough."""
+        start = time.monotonic()
+        if verdict.kind == "non_finite":
+            self._tell_nonfinite(verdict, local_loss)
+        self.training.discard()
+        try:
+            decision = self.guard.decide(verdict, batch_index)
+        except RunStopped as stopped:
+            self._give_up(str(stopped), verdict)
+            raise
+        fresh = [batch for batch in decision.batches if self.ledger.skip(batch, verdict.reason)]
+        self.ledger.rollbacks += self.config.recovery.enabled
+        self._save_ledger()
+        if self.is_chief:
+            for batch in fresh:
+                self.recorder.event("batch_skipped", batch_index=batch, reason=verdict.reason)
+        if not self.config.recovery.enabled:
+            return self._skipping(position)
+        with self.recorder.span("rollback"):
+            restored, tier = self._go_back(decision, position)
+        self._set_rate(restored)
+        if self.is_chief:
+            self.recorder.event(
+                "rollback",
+                from_step=verdict.step,
+                to_step=restored.step,
+                tier=tier,
+                reason=verdict.reason,
+                skipped_batches=fresh,
+                duration_s=time.monotonic() - start,
+                failures=self.ledger.failures,
+                rate_scale=decision.rate_scale,
+            )
+        return self._skipping(restored)
+
+    # Going back.
+
+    def _go_back(self, decision: Decision, position: Position) -> tuple[Position, str]:
+        """Memory first, then disk; without either the refused step alone is undone, which `discard` has done."""
+        values, tier = self.memory.restore(decision.before_step), "memory"
+        if values is None:
+            values, tier = self._from_disk(decision.before_step), "disk"
+        if values is None:
+            self.guard.went_back(position.step)
+            return position, "none"
+        back = values.position
+        # Whatever was saved after that state was not vetted when it mattered, or is from the poison on.
+        for step in [step for step in self.disk.saved if step > back.step]:
+            self.disk.condemn(step, f"saved at step {step}, after the state of step {back.step} that was gone back to")
+        self.guard.load(dict(values.detector))
+        self.guard.went_back(back.step)
+        if self.training.scaler is not None and values.scaler is not None:
+            self.training.scaler.load(dict(values.scaler))
+        if tier == "disk" and self._keeps_copies:
+            self.memory.forget_from(0)
+            self._copy(back, vetted=True)
+        return back, tier
+
+    def _from_disk(self, before_step: int) -> Values | None:
+        """The newest good checkpoint from before a step; if none is good yet, the newest that is whole."""
+        good = self.ledger.good_step
+        while steps := [step for step in self.disk.saved if step < before_step]:
+            step = good if good in steps else steps[-1]
+            loaded = self.disk.load(step)
+            if loaded is not None:
+                return loaded.values
+        return None
+
+    def _adopt(self, loaded: Loaded) -> Position:
+        """Take over what a checkpoint holds besides tensors."""
+        values = loaded.values
+        self.guard.load(dict(values.detector))
+        if self.training.scaler is not None and values.scaler is not None:
+            self.training.scaler.load(dict(values.scaler))
+        self.ledger.adopt(Ledger.from_json(loaded.extra["ledger"]))
+        self._save_ledger()
+        return values.position
+
+    # Copies.
+
+    @property
+    def _keeps_copies(self) -> bool:
+        return self.config.recovery.enabled and self.config.checkpoint.memory_interval > 0
+
+    def _values(self, position: Position) -> Values:
+        scaler = self.training.scaler
+        return Values(position=position, scaler=scaler.state() if scaler else None, detector=self.guard.state())
+
+    def _copy(self, position: Position, *, vetted: bool) -> None:
+        start = time.monotonic_ns()
+        size = self.memory.take(self._values(position), vetted=vetted)
+        took = time.monotonic_ns() - start
+        self._tell_copy(position.step, "good" if vetted else "complete", bytes=size, duration_ns=took, stall_ns=took)
+
+    def _promote(self, step: int) -> None:
+        for copied in self.memory.promote(step):
+            self._tell_copy(copied, "good")
+        newest = self.ledger.good_step or -1
+        vetted = [saved for saved in self.disk.saved if newest < saved <= step - self.guard.policy.healthy_steps]
+        if vetted:
+            self.ledger.good_step = vetted[-1]
+            self.disk.mark_good(vetted[-1])
+            self._save_ledger()
+
+    def _tell_copy(self, step: int, state: str, **detail: Any) -> None:
+        if self.is_chief:
+            self.recorder.event("checkpoint", step=step, tier="memory", state=state, **detail)
+
+    # The ledger.
+
+    def _load_ledger(self) -> Ledger:
+        path = self.run.checkpoints / LEDGER_NAME
+        self.run.checkpoints.mkdir(exist_ok=True)
+        found = None
+        if self.is_chief:
+            ledger, problem = Ledger.load(path)
+            if problem:
+                self.recorder.event("checkpoint", tier="disk", state="failed", path=LEDGER_NAME, reason=problem)
+            found = ledger.to_json()
+        ledger = Ledger.from_json(from_rank_0(found))
+        ledger.path = path if self.is_chief else None
+        return ledger
+
+    def _save_ledger(self) -> None:
+        """A full disk must not end the training: the ledger goes on in memory, and into the next checkpoint."""
+        try:
+            self.ledger.save()
+        except OSError as error:
+            reason = f"{LEDGER_NAME} cannot be written: {error.strerror}"
+            self.recorder.event("checkpoint", tier="disk", state="failed", path=LEDGER_NAME, reason=reason)
+
+    def _skipping(self, position: Position) -> Position:
+        return Position(step=position.step, batch_index=self.ledger.next_batch(position.batch_index))
+
+    def _set_rate(self, position: Position) -> None:
+        """The rate is a function of step and configuration, so a lowered one is a configuration of its own."""
+        scale = self.ledger.rate_at(position.step + 1)
+        optim = self.config.optim
+        lowered = optim if scale == 1.0 else optim.model_copy(update={"lr": optim.lr * scale})
+        if self.training.config.optim.lr != lowered.lr:
+            self.training.config = self.config.model_copy(update={"optim": lowered})
+
+    # Telling.
+
+    def _tell_nonfinite(self, verdict: Verdict, local_loss: float) -> None:
+        detail = self.gradients.examine(verdict.step) if self.gradients is not None else {}
+        self.recorder.event("nonfinite", step=verdict.step, local_loss=local_loss, **detail)
+
+    def _give_up(self, reason: str, verdict: Verdict) -> None:
+        self._save_ledger()
+        if self.is_chief:
+            self.recorder.event("run_stopped", reason=reason)
+            report = {"reason": reason, "step": verdict.step, "kind": verdict.kind, "ledger": self.ledger.to_json()}
+            self.run.reports.mkdir(exist_ok=True)
+            (self.run.reports / "guard-stop.json").write_text(json.dumps(report, indent=2) + "\n")

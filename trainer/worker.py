@@ -1,0 +1,312 @@
+"""One rank of a training, under torchrun and under `rankscope train` alike.
+
+    torchrun --nproc-per-node 4 -m trainer.worker examples/gpt-demo.toml --set train.steps=50
+    torchrun --nproc-per-node 4 --max-restarts 3 -m trainer.worker my.toml --fault kill@step=20,rank=1
+
+The environment says which rank it is (RANK, WORLD_SIZE, ...). RANKSCOPE_RUN_DIR names the run's folder, otherwise
+rank 0 makes one and tells the others through the rendezvous store, which outlives a restart. RANKSCOPE_CONFIG holds a
+resolved configuration as JSON, used where no CONFIG is given.
+
+SIGTERM and SIGINT end the run at the end of a step that all ranks agree on, with a checkpoint; a second one ends the
+process at once. Exit codes: 0 finished, or stopped as asked; 1 failed; 2 a mistake of the user; 3 given up by the
+guard, where a restart would not help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import os
+import platform
+import signal
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pydantic import ValidationError
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from probes.failopen import failing_open, probes_disabled
+from probes.recorder import Recorder
+from probes.rundir import RunDir, RunError
+from trainer.build import build, pick_backend, pick_device
+from trainer.checkpoint.manifest import CheckpointError
+from trainer.config import Config, ConfigError, load_config
+from trainer.drills.faults import Fault, FaultError, parse_fault
+from trainer.drills.inject import arm
+from trainer.loop import Session, train
+from trainer.mesh_plan import Plan, resolve
+from trainer.model.transformer import Transformer
+from trainer.recovery.guard import RunStopped
+from trainer.recovery.rollback import Recovery
+from trainer.recovery.stacks import register
+
+__all__ = ["main"]
+
+EXIT_MISTAKE = 2
+EXIT_GIVEN_UP = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Which rank this process is, from the variables that torchrun sets."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    node_rank: int
+    restarts: int
+
+    @classmethod
+    def from_environment(cls) -> Identity:
+        def number(name: str, default: int) -> int:
+            return int(os.environ.get(name, default))
+
+        return cls(
+            rank=number("RANK", 0),
+            local_rank=number("LOCAL_RANK", 0),
+            world_size=number("WORLD_SIZE", 1),
+            node_rank=number("GROUP_RANK", 0),
+            restarts=number("TORCHELASTIC_RESTART_COUNT", 0),
+        )
+
+
+class StopRequest:
+    """Whether somebody asked this process to stop; the loop tells the other ranks."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._received)
+
+    def __call__(self) -> bool:
+        return self.signal != 0
+
+    def _received(self, number: int, frame: FrameType | None) -> None:
+        if self.signal:
+            os._exit(128 + number)
+        self.signal = number
+
+
+@record
+def main(arguments: list[str] | None = None) -> int:
+    """Run this rank to its end; returns the exit code. What is unexpected is recorded and raised."""
+    identity = Identity.from_environment()
+    try:
+        config, faults = _configuration(sys.argv[1:] if arguments is None else arguments)
+        plan = resolve(config, identity.world_size)
+        device = pick_device(config, identity.local_rank)
+        if device.type == "cpu":
+            torch.set_num_threads(1)  # ranks share the machine's cores
+        else:
+            torch.cuda.set_device(device)
+        stop = StopRequest()
+        store = _rendezvous(identity)
+        run, attempt = _join_run(identity, store, config, plan, [fault.text for fault in faults])
+    except (ConfigError, FaultError, RunError) as error:
+        return _mistake(identity, error)
+
+    recorder = _recorder(identity, config, run, attempt, device)
+    register(run, attempt, identity.rank)
+    try:
+        return _train(identity, config, plan, device, faults, stop, store, run, recorder)
+    except (ConfigError, FaultError, CheckpointError) as error:
+        recorder.event("exception", **_described(error))
+        return _mistake(identity, error)
+    except RunStopped as stopped:
+        if identity.rank == 0:
+            sys.stderr.write(f"rankscope: {stopped}\n")
+        recorder.close()
+        return EXIT_GIVEN_UP
+    except BaseException as error:
+        recorder.event("exception", **_described(error))
+        raise
+
+
+def _train(
+    identity: Identity,
+    config: Config,
+    plan: Plan,
+    device: torch.device,
+    faults: list[Fault],
+    stop: StopRequest,
+    store: dist.Store | None,
+    run: RunDir,
+    recorder: Recorder,
+) -> int:
+    """From the process group to its end."""
+    backend = pick_backend(config, device)
+    if store is not None:
+        if config.probes.collectives and recorder.enabled:
+            from probes.collectives import install
+
+            backend = install(recorder)
+        dist.init_process_group(backend, store=store, rank=identity.rank, world_size=identity.world_size)
+    recorder.describe(**plan.coordinates(identity.rank))
+    training = build(config, plan, device, recorder=recorder)
+    gradients = _gradient_probe(config, recorder, training)
+    arm(faults, training, recorder, run, rank=identity.rank, world_size=identity.world_size)
+    session = Session(
+        training=training,
+        recorder=recorder,
+        recovery=Recovery(training, recorder, run, gradients),
+        gradients=gradients,
+        asked_to_stop=stop,
+        prints_progress=identity.rank == 0 and "RANKSCOPE_RUN_DIR" not in os.environ,
+    )
+    train(session)
+    recorder.close()
+    if store is not None:
+        dist.destroy_process_group()
+    return 0
+
+
+def _configuration(arguments: list[str]) -> tuple[Config, list[Fault]]:
+    parser = argparse.ArgumentParser(prog="trainer.worker", description="One rank of a training; run it with torchrun.")
+    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="TOML file; all defaults without one")
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE")
+    parser.add_argument("--fault", action="append", default=[], dest="faults", metavar="KIND@step=N,rank=R")
+    options = parser.parse_args(arguments)
+    given = os.environ.get("RANKSCOPE_CONFIG")
+    if given and options.config is None and not options.overrides:
+        try:
+            config = Config.model_validate_json(given)
+        except ValidationError as error:
+            raise ConfigError(f"RANKSCOPE_CONFIG: {error.errors()[0]}") from None
+    else:
+        config = load_config(options.config, options.overrides)
+    return config, [parse_fault(text) for text in options.faults]
+
+
+def _rendezvous(identity: Identity) -> dist.Store | None:
+    """The store through which ranks find each other; None for a single process without a launcher."""
+    if identity.world_size == 1 and "MASTER_ADDR" not in os.environ:
+        return None
+    store, _, _ = next(dist.rendezvous("env://", rank=identity.rank, world_size=identity.world_size))
+    return store
+
+
+def _join_run(
+    identity: Identity, store: dist.Store | None, config: Config, plan: Plan, faults: list[str]
+) -> tuple[RunDir, int]:
+    """The run's folder and the attempt's number, the same on all ranks.
+
+    The attempt is the launcher's restart count, unless tapes of it are there already: then the run is being continued
+    by a new launch, and the next free number is taken.
+    """
+    if identity.rank != 0:
+        assert store is not None
+        path, number = store.get("rankscope/run").decode().rsplit("\n", 1)
+        return RunDir(Path(path)), int(number)
+    lasting = store._underlying_non_prefix_store if isinstance(store, dist.PrefixStore) else store
+    named = os.environ.get("RANKSCOPE_RUN_DIR")
+    if named:
+        run = RunDir.open(Path(named))
+    elif identity.restarts and lasting is not None and lasting.check(["rankscope/lasting_run"]):
+        run = RunDir.open(Path(lasting.get("rankscope/lasting_run").decode()))
+    else:
+        run = RunDir.create(Path(config.run.dir), name=config.run.name, manifest=_manifest(config, plan, faults))
+    run = RunDir(run.path.resolve())
+    taken = [attempt for attempt, _, _ in run.rank_dirs()]
+    attempt = max([identity.restarts, *(number + 1 for number in taken)])
+    if store is not None and lasting is not None:
+        lasting.set("rankscope/lasting_run", str(run.path))
+        store.set("rankscope/run", f"{run.path}\n{attempt}")
+    return run, attempt
+
+
+def _manifest(config: Config, plan: Plan, faults: list[str]) -> dict[str, Any]:
+    """What is written when no launcher of ours has done so."""
+    return {
+        "config": config.model_dump(mode="json"),
+        "world_size": plan.world_size,
+        "mesh": plan.sizes,
+        "faults": faults,
+        "launcher_pid": os.getppid(),
+        "command": sys.argv,
+    }
+
+
+def _recorder(identity: Identity, config: Config, run: RunDir, attempt: int, device: torch.device) -> Recorder:
+    if identity.rank == 0:
+        _complete_manifest(run, config)
+    if not config.probes.enabled or probes_disabled():
+        return Recorder.disabled()
+    recorder = Recorder(
+        run.rank_dir(attempt, identity.rank),
+        rank=identity.rank,
+        attempt=attempt,
+        world_size=identity.world_size,
+        local_rank=identity.local_rank,
+        node_rank=identity.node_rank,
+        device=str(device),
+    )
+    if "RANKSCOPE_RUN_DIR" not in os.environ:
+        if identity.rank == 0:
+            recorder.event("attempt_started", world_size=identity.world_size)
+        if identity.local_rank == 0:
+            with failing_open("watch"):  # without it nothing is lost: the tapes are the source of truth
+                from trainer.recovery.watch import ensure_watch
+
+                ensure_watch(run.path, identity.node_rank)
+    return recorder
+
+
+def _complete_manifest(run: RunDir, config: Config) -> None:
+    """What only a rank knows: versions, and the size of the model."""
+    with torch.device("meta"):
+        model = Transformer(config.model)
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        versions["rankscope"] = importlib.metadata.version("rankscope")
+    with contextlib.suppress(OSError):
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        run.write_manifest(run.manifest() | {"num_parameters": parameters, "versions": versions})
+
+
+def _gradient_probe(config: Config, recorder: Recorder, training: Any) -> Any:
+    if not recorder.enabled:
+        return None
+    with failing_open("gradients"):
+        from probes.gradients import GradientProbe
+
+        return GradientProbe(recorder, list(training.named_parameters()), config.probes.gradient_interval)
+    return None
+
+
+def _described(error: BaseException) -> dict[str, str]:
+    return {
+        "type": type(error).__name__,
+        "message": str(error)[:4000],
+        "traceback": "".join(traceback.format_exception(error))[-20_000:],
+    }
+
+
+def _mistake(identity: Identity, error: Exception) -> int:
+    if identity.rank == 0:
+        sys.stderr.write(f"rankscope: {error}\n")
+    return EXIT_MISTAKE
+
+
+def _leave() -> None:
+    """Leave without the interpreter's clean-up after a failure: it may wait for ranks that are gone."""
+    try:
+        code = main()
+    except SystemExit as request:
+        code = int(request.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _leave()
