@@ -22,6 +22,7 @@ from __future__ import annotations
 import itertools
 import json
 import mmap
+import operator
 import os
 import struct
 import threading
@@ -95,8 +96,9 @@ class TapeWriter:
         self._record_bytes = self._struct.size
         self._capacity = (table.segment_bytes - HEADER_BYTES) // self._record_bytes
         order = {column.name: i for i, column in enumerate(table.columns)}
-        self._permutation = [order[column.name] for column in self._record_columns]
-        self._in_order = self._permutation == list(range(len(self._permutation)))
+        # To the record's order; in C, because every record of every collective pays for it.
+        self._permute: Callable[[tuple[float, ...]], tuple[float, ...]]
+        self._permute = operator.itemgetter(*(order[column.name] for column in self._record_columns))
         self._offsets: dict[str, tuple[int, struct.Struct]] = {}
         offset = 0
         for column in self._record_columns:
@@ -120,10 +122,8 @@ class TapeWriter:
             if found is None:
                 return -1
             segment = found
-        if not self._in_order:
-            values = tuple([values[i] for i in self._permutation])
         offset = HEADER_BYTES + (number - segment.first) * self._record_bytes
-        self._struct.pack_into(segment.buffer, offset, *values, state)
+        self._struct.pack_into(segment.buffer, offset, *self._permute(values), state)
         return number
 
     def rewrite(self, slot: int, state: int, *values: float) -> None:
@@ -132,10 +132,8 @@ class TapeWriter:
         if located is None:
             return
         buffer, offset = located
-        if not self._in_order:
-            values = tuple([values[i] for i in self._permutation])
         end = offset + self._record_bytes - 1
-        buffer[offset:end] = self._struct.pack(*values, state)[:-1]
+        buffer[offset:end] = self._struct.pack(*self._permute(values), state)[:-1]
         buffer[end] = state
 
     def set(self, slot: int, column: str, value: float) -> None:
@@ -150,6 +148,33 @@ class TapeWriter:
         located = self._locate(slot)
         if located is not None:
             located[0][located[1] + self._record_bytes - 1] = COMPLETE
+
+    def finisher(self, *columns: str) -> Callable[..., None]:
+        """A function `finish(slot, *values)` that stores these columns and then marks the record as finished.
+
+        The columns must lie side by side in the record: one store for all of them is what makes it fast.
+        """
+        first, _ = self._offsets[columns[0]]
+        places = [self._offsets[column] for column in columns]
+        packed = struct.Struct("=" + "".join(one.format.removeprefix("=") for _, one in places))
+        if [offset - first for offset, _ in places] != list(
+            itertools.accumulate((one.size for _, one in places[:-1]), initial=0)
+        ):
+            raise ValueError(f"{self.table.name}: {columns} do not lie side by side in a record")
+        record_bytes, state_offset = self._record_bytes, self._record_bytes - 1
+        pack_into = packed.pack_into
+
+        def finish(slot: int, *values: float) -> None:
+            segment: _Segment | None = self._current
+            if segment is None or not segment.first <= slot < segment.last:
+                segment = self._previous
+                if segment is None or not segment.first <= slot < segment.last:
+                    return  # dropped, or two segments ago: its end stays unknown
+            buffer, offset = segment.buffer, HEADER_BYTES + (slot - segment.first) * record_bytes
+            pack_into(buffer, offset + first, *values)
+            buffer[offset + state_offset] = COMPLETE
+
+        return finish
 
     def unset_row(self) -> list[float]:
         """A row in which no column is recorded, to be filled in."""

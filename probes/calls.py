@@ -1,0 +1,194 @@
+"""Records of collective calls: opened before the call, completed in place.
+
+    calls = Calls(recorder)
+    group = calls.group("tp:0-1", members=[0, 1])
+    call = calls.open(group, op, tensors, peer=None, is_async=True, frame=sys._getframe(1), reduces=True)
+    ...                                  # the real call
+    calls.finish(call, waited_ns)
+
+Time that a rank spends blocked here is what separates its own time from waiting for others, so it is added to
+`recorder.wait_ns` once and only once, and only if the thread that waits is one that trains: a checkpoint that is
+written in the background waits for its own collectives while the step goes on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from threading import get_ident
+from types import FrameType
+from typing import Any
+
+import torch
+
+from .caller import CallerNames
+from .finite import holds_nonfinite
+from .recorder import Recorder
+from .schema import UNSET
+from .tape import OPEN
+
+__all__ = ["Call", "Calls", "GroupCalls"]
+
+MAX_REMEMBERED = 4096  # shapes: a data-dependent size must not fill the memory
+MAX_LISTED_SHAPES = 4
+MAX_ADRIFT = 64  # handles that nobody holds any more and whose call still runs
+_NONE_I64 = int(UNSET["i64"])
+_NONE_I32 = int(UNSET["i32"])
+_NONE_BOOL = int(UNSET["bool"])
+_monotonic_ns = time.monotonic_ns
+_python_threads = threading._active  # type: ignore[attr-defined]  # get_ident() in it: a thread that Python started
+
+
+class Call:
+    """One call in flight: where its record is, and when it was made."""
+
+    __slots__ = ("end_ns", "finished", "in_backward", "issue_ns", "slot")
+
+    def __init__(self, slot: int, issue_ns: int) -> None:
+        self.slot = slot
+        self.issue_ns = issue_ns
+        self.end_ns = 0
+        self.finished = False
+        self.in_backward = False
+
+
+class GroupCalls:
+    """What the records of one process group share: its label and its sequence numbers."""
+
+    __slots__ = ("_peers", "label", "members", "next_seq")
+
+    def __init__(self, label: int, members: Sequence[int]) -> None:
+        self.label = label
+        self.members = members
+        self.next_seq = itertools.count().__next__
+        self._peers: dict[tuple[int, int], Iterator[int]] = {}
+
+    def next_peer_seq(self, peer: int, op: int) -> int:
+        """Number of a point-to-point call: counted per peer and direction, which is all that two ranks share."""
+        counter = self._peers.get((peer, op))
+        if counter is None:
+            counter = self._peers.setdefault((peer, op), itertools.count())
+        return next(counter)
+
+
+class Calls:
+    """Writes the `collectives` tape of one rank."""
+
+    def __init__(self, recorder: Recorder, *, check_nonfinite: bool) -> None:
+        self.recorder = recorder
+        self._check_nonfinite = check_nonfinite
+        self._tape = recorder.tape("collectives")
+        self._append = self._tape.append
+        self._finish = self._tape.finisher("end_ns", "wait_ns")
+        self._caller = CallerNames(recorder.name)
+        self._shapes: dict[tuple[Any, ...], tuple[int, int, int]] = {}
+        self._training_thread = get_ident()
+        self._adrift: list[tuple[Call, Any]] = []
+
+    def open(
+        self,
+        group: GroupCalls,
+        op: int,
+        tensors: Sequence[torch.Tensor],
+        *,
+        peer: int,
+        is_async: bool,
+        reduces: bool,
+        frame: FrameType | None,
+    ) -> Call:
+        """Write the record of a call that is about to be made; `peer` is a global rank, -1 for none."""
+        recorder = self.recorder
+        if self._adrift:
+            self._settle()
+        nonfinite = _NONE_BOOL
+        key: tuple[Any, ...]
+        if len(tensors) == 1:
+            tensor = tensors[0]
+            key = (tensor.dtype, tensor.shape)
+            described = self._shapes.get(key) or self._describe(key, tensors)
+        elif tensors:
+            key = tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
+            described = self._shapes.get(key) or self._describe(key, tensors)
+        else:
+            described = (0, 0, 0)
+        if reduces and self._check_nonfinite:
+            nonfinite = holds_nonfinite(tensors)
+        seq = group.next_seq() if peer < 0 else group.next_peer_seq(peer, op)
+        caller = self._caller(frame)
+        phase = recorder.phase if self._is_training() else 0
+        issue_ns = _monotonic_ns()
+        slot = self._append(
+            OPEN,
+            recorder.step_number,
+            seq,
+            described[0],
+            issue_ns,
+            _NONE_I64,
+            _NONE_I64,
+            group.label,
+            op,
+            described[1],
+            described[2],
+            phase,
+            caller,
+            peer if peer >= 0 else _NONE_I32,
+            is_async,
+            nonfinite,
+        )
+        return Call(slot, issue_ns)
+
+    def finish(self, call: Call, end_ns: int, wait_ns: int) -> None:
+        """Complete the record of `call`, once."""
+        if not call.finished:
+            call.finished = True
+            self._finish(call.slot, end_ns, wait_ns)
+
+    def note_end(self, call: Call, end_ns: int) -> None:
+        """Store when `call` was complete; its record is finished once its wait is known too."""
+        call.end_ns = end_ns
+        self._tape.set(call.slot, "end_ns", end_ns)
+
+    def dropped(self, call: Call, work: Any) -> None:
+        """Nobody waits for `call` any more: complete its record now or, if it still runs, with a later call."""
+        self._adrift.append((call, work))
+        self._settle()
+
+    def _settle(self) -> None:
+        now = _monotonic_ns()
+        adrift, self._adrift = self._adrift[-MAX_ADRIFT:], []
+        for call, work in adrift:
+            if work.is_completed():
+                self.finish(call, now, 0)
+            else:
+                self._adrift.append((call, work))
+
+    def add_wait(self, wait_ns: int) -> None:
+        """Count time for which this thread was blocked, if it is one of those that train."""
+        if self._is_training():
+            self.recorder.wait_ns += wait_ns
+
+    def _is_training(self) -> bool:
+        # Autograd's own threads are not Python's: they run the backward pass of a device.
+        ident = get_ident()
+        return ident == self._training_thread or ident not in _python_threads
+
+    def _describe(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> tuple[int, int, int]:
+        if len(self._shapes) >= MAX_REMEMBERED:
+            self._shapes.clear()
+        shapes = [shape_text(tensor.shape) for tensor in tensors[:MAX_LISTED_SHAPES]]
+        if len(tensors) > MAX_LISTED_SHAPES:
+            shapes.append(f"+{len(tensors) - MAX_LISTED_SHAPES}")
+        name = self.recorder.name
+        self._shapes[key] = described = (
+            sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+            name(str(tensors[0].dtype).removeprefix("torch.")),
+            name(" ".join(shapes)),
+        )
+        return described
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """`128x64`; a scalar is `1`."""
+    return "x".join(map(str, shape)) or "1"

