@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from trainer.config import Config, ConfigError
 from trainer.data.batches import BatchStream
 from trainer.data.corpus import Corpus, open_corpus
+from trainer.data.prefetch import Prefetcher
 from trainer.mesh_plan import Plan
 from trainer.model.checkpointing import apply_activation_checkpointing
 from trainer.model.transformer import initialise
@@ -72,6 +73,7 @@ def build(
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
     corpus = corpus or open_corpus(config.data, config.model.vocab_size)
+    _agree_on_data(corpus, device)
     mesh = build_mesh(plan, device.type)
     pp_rank = plan.coordinates(rank)["pp"]
     parts = []
@@ -86,6 +88,15 @@ def build(
         value = token_loss(logits, targets)
         return value if scaler is None else value * scaler.scale
 
+    stream = _stream(config, corpus, "train")
+    loader = Prefetcher(
+        stream,
+        plan.data_rank(rank),
+        plan.data_size,
+        num_workers=config.data.num_workers,
+        ahead=config.data.prefetch,
+        pin=config.data.pin_memory and device.type == "cuda",
+    )
     return Training(
         config=config,
         plan=plan,
@@ -94,12 +105,27 @@ def build(
         mesh=mesh,
         parts=parts,
         optimizer=build_optimizer(modules, config.optim),
-        stream=_stream(config, corpus, "train"),
+        stream=stream,
+        loader=loader,
         validation=_stream(config, corpus, "validation") if config.data.validation_ratio else None,
         scaler=scaler,
         pipeline=Pipeline(parts, config, plan, mesh, device, pp_rank, loss) if plan.pp > 1 else None,
         recorder=recorder or NoRecorder(),
     )
+
+
+def _agree_on_data(corpus: Corpus, device: torch.device) -> None:
+    """Nodes with another version of Python, or of the data, would train on other batches without anybody noticing."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    own = int(corpus.digest[:15] or "0", 16)
+    bounds = torch.tensor([own, -own], device=device)
+    dist.all_reduce(bounds, op=dist.ReduceOp.MIN)
+    if bounds[0].item() != -bounds[1].item():
+        raise ConfigError(
+            f"data.path: ranks read different data (rank {dist.get_rank()} has {corpus.digest}); "
+            "all nodes need the same files, or the same Python for the default text"
+        )
 
 
 def _stream(config: Config, corpus: Corpus, split: str) -> BatchStream:

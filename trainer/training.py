@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from trainer.clipping import clip_factor, gradient_norm, scale_gradients, settle_gradients
 from trainer.config import Config, ConfigError
 from trainer.data.batches import Batch, BatchStream
+from trainer.data.prefetch import Prefetcher
 from trainer.mesh_plan import Plan
 from trainer.model.transformer import Transformer
 from trainer.optimizer import learning_rate, named_parameters, set_learning_rate
@@ -63,6 +64,7 @@ class Training:
     parts: list[ParallelModel]
     optimizer: torch.optim.AdamW
     stream: BatchStream
+    loader: Prefetcher  # of this rank's batches of `stream`
     validation: BatchStream | None
     scaler: LossScaler | None = None
     pipeline: Pipeline | None = None
@@ -89,7 +91,7 @@ class Training:
     def batch(self, batch_index: int) -> Batch:
         """This rank's share of global batch `batch_index`, on the device."""
         with self.recorder.span("data"):
-            return self.stream.batch(batch_index, self.data_rank, self.plan.data_size).to(self.device)
+            return self.loader.batch(batch_index).to(self.device)
 
     def forward_backward(self, batch: Batch) -> Tensor:
         """Accumulate the gradients of the rank's rows of `batch`; returns its mean loss, a detached float32 scalar.
@@ -132,7 +134,7 @@ class Training:
             module.eval()
         for index in range(num_batches):
             batch = self.validation.batch(index, self.data_rank, self.plan.data_size).to(self.device)
-            with self.recorder.span("eval", microbatch=index), self._loss_context(), self._autocast():
+            with self._loss_context(), self._autocast():
                 total += self._batch_loss(batch)
         for part in self.parts:
             part.reshard()
@@ -203,6 +205,10 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         for part in self.parts:
             part.reshard()
+
+    def close(self) -> None:
+        """End the data workers. Harmless to call twice, or never."""
+        self.loader.close()
 
     def _loss_context(self) -> AbstractContextManager[object]:
         """DTensor's cross-entropy on split logits; its backward must run inside too."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from trainer.config import ConfigError, DataConfig
 from trainer.data.batches import BatchStream
 from trainer.data.corpus import Corpus, open_corpus
 from trainer.data.permutation import permute
+from trainer.data.prefetch import Prefetcher
 
 
 def stream_of(num_tokens: int = 1000, split: str = "train", seed: int = 0) -> BatchStream:
@@ -146,3 +150,38 @@ def test_paths_that_hold_nothing(tmp_path: Path) -> None:
     corpus = open_corpus(DataConfig(path=[str(tmp_path / "short.txt")], cache_dir=str(tmp_path / "c")), 256)
     with pytest.raises(ConfigError, match=r"data\.seq_len = 8: the train split has 4 tokens"):
         BatchStream(corpus, seq_len=8, global_batch_size=1, seed=0, validation_ratio=0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_prefetched_batches_are_the_same_ones(num_workers: int) -> None:
+    stream = stream_of()
+    loader = Prefetcher(stream, 1, 3, num_workers=num_workers, ahead=2, pin=False)
+    # In order, a repeated one (rollback), in order again, one further on (skip), one long before.
+    for index in (0, 1, 2, 3, 2, 3, 4, 9, 10, 0):
+        expected = stream.batch(index, 1, 3)
+        batch = loader.batch(index)
+        assert (batch.index, batch.sample_ids) == (index, expected.sample_ids)
+        assert torch.equal(batch.inputs, expected.inputs)
+        assert torch.equal(batch.targets, expected.targets)
+    loader.close()
+
+
+def test_prefetching_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    loader = Prefetcher(stream_of(), 0, 1, num_workers=1, ahead=1, pin=False)
+    loader.batch(0)
+    loader.close()
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_a_killed_data_worker_is_an_error() -> None:
+    loader = Prefetcher(stream_of(), 0, 1, num_workers=1, ahead=1, pin=False)
+    loader.batch(0)
+    (worker,) = multiprocessing.active_children()
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=f"pid\\(s\\) {worker.pid}|pid {worker.pid}"):
+        [loader.batch(index) for index in range(1, 10)]
+    loader.close()

@@ -12,7 +12,7 @@ a new order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,15 +35,18 @@ class Batch:
     targets: Tensor  # (rows, seq_len) int64
     sample_ids: tuple[int, ...]  # sequence number within the split, one a row
 
+    def pin_memory(self) -> Batch:
+        """The same batch in page-locked memory (CUDA only); torch's DataLoader looks for this method."""
+        return replace(self, inputs=self.inputs.pin_memory(), targets=self.targets.pin_memory())
+
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`; asynchronous from pinned memory."""
         if device.type == "cpu":
             return self
-        return Batch(
-            index=self.index,
+        return replace(
+            self,
             inputs=self.inputs.to(device, non_blocking=True),
             targets=self.targets.to(device, non_blocking=True),
-            sample_ids=self.sample_ids,
         )
 
 

@@ -1,0 +1,86 @@
+"""Batches prepared ahead in worker processes, for who asks for them one after the other.
+
+    loader = Prefetcher(stream, data_rank=1, data_size=4, num_workers=2, ahead=2, pin=True)
+    loader.batch(0); loader.batch(1)       # prepared by the workers
+    loader.batch(7)                        # anything but the next: the workers start again from here
+    loader.close()
+
+The workers are torch's `DataLoader`; since a batch is a pure function of its number, they share nothing but numbers,
+and a rollback or a skip is only another number. What was prepared for nothing is thrown away.
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from trainer.data.batches import Batch, BatchStream
+
+__all__ = ["Prefetcher"]
+
+
+@dataclass(frozen=True, slots=True)
+class _RankBatches(Dataset[Batch]):
+    """One data rank's batches by number; what a worker process runs."""
+
+    stream: BatchStream
+    data_rank: int
+    data_size: int
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.stream.batch(index, self.data_rank, self.data_size)
+
+
+class Prefetcher:
+    """`stream.batch` for one data rank; with `num_workers` = 0 a plain call."""
+
+    def __init__(
+        self, stream: BatchStream, data_rank: int, data_size: int, *, num_workers: int, ahead: int, pin: bool
+    ) -> None:
+        self._batches = _RankBatches(stream, data_rank, data_size)
+        self._num_workers, self._ahead, self._pin = num_workers, ahead, pin
+        self._next = -1
+        self._running: Iterator[Batch] | None = None
+
+    def batch(self, batch_index: int) -> Batch:
+        """Raises RuntimeError (torch's, with the pid) if a worker has died."""
+        if not self._num_workers:
+            batch = self._batches[batch_index]
+            return batch.pin_memory() if self._pin else batch
+        if self._running is None or batch_index != self._next:
+            self.close()
+            self._running = self._start(batch_index)
+        self._next = batch_index + 1
+        return next(self._running)
+
+    def close(self) -> None:
+        """End the workers; `batch` would start them again."""
+        # The iterator's destructor tells them to stop and waits for them.
+        self._running = None
+
+    def _start(self, first: int) -> Iterator[Batch]:
+        loader = DataLoader(
+            self._batches,
+            batch_size=None,
+            sampler=itertools.count(first),  # type: ignore[arg-type]
+            num_workers=self._num_workers,
+            prefetch_factor=self._ahead,
+            pin_memory=self._pin,
+            worker_init_fn=_start_worker,
+            # fork: a memory map is inherited, where pickling it for a fresh process would copy the whole corpus.
+            multiprocessing_context="fork",
+            # Else the workers' seed is drawn from the global generator, and dropout would depend on when they start.
+            generator=torch.Generator().manual_seed(0),
+        )
+        return iter(loader)
+
+
+def _start_worker(worker: int) -> None:
+    """A forked worker must not act on the signals that its parent handles: the parent ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
