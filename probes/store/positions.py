@@ -1,0 +1,159 @@
+"""How far each file was read. Saved in the store, in the transaction that holds the rows: exactly-once follows.
+
+state = load(connection)
+save(connection, state, changed_segments, ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+__all__ = ["EventPosition", "ReadState", "SegmentPosition", "load", "save"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentPosition:
+    """How far one tape segment was read.
+
+    Places below `next_place` are in the store, but for the `pending` ones, which were open or claimed and not
+    written when they were seen. `done`: nothing more can come.
+    """
+
+    path: str
+    table: str
+    attempt: int
+    rank: int
+    number: int
+    next_place: int = 0
+    pending: tuple[int, ...] = ()
+    dropped: int = 0
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventPosition:
+    """How far one events file was read."""
+
+    path: str
+    next_byte: int = 0
+    skipped_lines: int = 0
+
+
+@dataclass(slots=True)
+class ReadState:
+    """Everything that an ingester knows of what is in the store. Paths are relative to the run's folder."""
+
+    segments: dict[str, SegmentPosition] = field(default_factory=dict)
+    events: dict[str, EventPosition] = field(default_factory=dict)
+    anchors: dict[str, int] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    store_id: str = ""
+    generation: int = -1
+
+    def updated(self, changes: ReadState) -> ReadState:
+        """This state with the changes of a transaction that was committed; an empty problem is one that is gone."""
+        problems = self.problems | changes.problems
+        return ReadState(
+            segments=self.segments | changes.segments,
+            events=self.events | changes.events,
+            anchors=self.anchors | changes.anchors,
+            problems={path: text for path, text in problems.items() if text},
+            store_id=changes.store_id,
+            generation=changes.generation,
+        )
+
+
+def load(connection: DuckDBPyConnection, schema: str = "main") -> ReadState:
+    """The read state of a store; `schema` is where its tables are."""
+
+    def rows(text: str) -> list[tuple[Any, ...]]:
+        return connection.execute(text.format(schema)).fetchall()
+
+    state = ReadState()
+    ((state.store_id, state.generation),) = rows("SELECT store_id, generation FROM {}.ingest_meta")
+    for path, table, attempt, rank, number, place, pending, dropped, done in rows("SELECT * FROM {}.ingest_positions"):
+        state.segments[path] = SegmentPosition(
+            path=path,
+            table=table,
+            attempt=attempt,
+            rank=rank,
+            number=number,
+            next_place=place,
+            pending=tuple(pending),
+            dropped=dropped,
+            done=done,
+        )
+    for path, byte, skipped in rows("SELECT * FROM {}.ingest_bytes"):
+        state.events[path] = EventPosition(path=path, next_byte=byte, skipped_lines=skipped)
+    state.anchors = dict(rows("SELECT * FROM {}.ingest_anchors"))
+    state.problems = dict(rows("SELECT * FROM {}.ingest_problems"))
+    return state
+
+
+def save(connection: DuckDBPyConnection, changes: ReadState) -> None:
+    """Write what changed; the caller has the transaction."""
+    segments = list(changes.segments.values())
+    _replace(
+        connection,
+        "ingest_positions",
+        {
+            "path": _texts(p.path for p in segments),
+            "source_table": _texts(p.table for p in segments),
+            "attempt": np.array([p.attempt for p in segments], dtype=np.int32),
+            "rank": np.array([p.rank for p in segments], dtype=np.int32),
+            "segment": np.array([p.number for p in segments], dtype=np.int32),
+            "next_place": np.array([p.next_place for p in segments], dtype=np.int64),
+            "pending": _lists([list(p.pending) for p in segments]),
+            "dropped": np.array([p.dropped for p in segments], dtype=np.int64),
+            "done": np.array([p.done for p in segments], dtype=np.bool_),
+        },
+    )
+    events = list(changes.events.values())
+    _replace(
+        connection,
+        "ingest_bytes",
+        {
+            "path": _texts(p.path for p in events),
+            "next_byte": np.array([p.next_byte for p in events], dtype=np.int64),
+            "skipped_lines": np.array([p.skipped_lines for p in events], dtype=np.int64),
+        },
+    )
+    _replace(
+        connection,
+        "ingest_anchors",
+        {"path": _texts(changes.anchors), "anchor": np.array(list(changes.anchors.values()), dtype=np.int64)},
+    )
+    _replace(
+        connection, "ingest_problems", {"path": _texts(changes.problems), "text": _texts(changes.problems.values())}
+    )
+    connection.execute("DELETE FROM ingest_problems WHERE problem = ''")
+    connection.execute("UPDATE ingest_meta SET generation = $1", [changes.generation])
+
+
+def _replace(connection: DuckDBPyConnection, table: str, columns: dict[str, Any]) -> None:
+    """Put these rows in the place of those with the same path."""
+    if not len(columns["path"]):
+        return
+    connection.register("changed", columns)
+    try:
+        connection.execute(f"DELETE FROM {table} WHERE path IN (SELECT path FROM changed)")
+        connection.execute(f"INSERT INTO {table} SELECT * FROM changed")
+    finally:
+        connection.unregister("changed")
+
+
+def _texts(values: Iterable[str]) -> Any:
+    return _lists(list(values))
+
+
+def _lists(values: Sequence[Any]) -> Any:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array

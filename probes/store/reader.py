@@ -1,0 +1,233 @@
+"""Reading a store: one connection over all nodes' files, shut off from the rest of the machine.
+
+    with Store.open(run) as store:
+        columns = store.query("SELECT step, duration_ns FROM steps WHERE rank = ? ORDER BY step", [3])
+        np.median(columns["duration_ns"])
+
+Every table of the schema is there, empty if nobody wrote it. The connection is for a short while: as long as it is
+open, the writer's ticks wait (they lose nothing).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..rundir import RunDir
+from ..schema import TABLES
+from .database import (
+    POLL_S,
+    StoreCorruptError,
+    StoreError,
+    StoreLockedError,
+    connect_attached,
+    connect_foreign,
+    lock_down,
+    translated,
+)
+from .ddl import SQL_TYPES, quoted, store_columns
+from .ingest import Ingester
+from .tail import nodes_of
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+__all__ = ["Store"]
+
+WAIT_S = 10.0
+Params = Sequence[Any] | Mapping[str, Any] | None
+
+
+class Store:
+    """A run's records, to be asked in SQL. Made by `Store.open` or `Store.open_foreign`."""
+
+    def __init__(self, connection: DuckDBPyConnection, name: str, scratch: contextlib.ExitStack | None = None) -> None:
+        self._connection = connection
+        self._name = name
+        self._scratch = scratch
+
+    @classmethod
+    def open(cls, run: RunDir, *, catch_up: bool = True, wait_s: float = WAIT_S) -> Store:
+        """The store of a run, live or dead.
+
+        With `catch_up`, what is on the tapes and not in the store is ingested first, unless a `watch` lives, whose
+        job that is. Where the run's folder cannot be written, it goes into a temporary copy. Raises StoreError.
+        """
+        with contextlib.ExitStack() as scratch:
+            paths = _caught_up(run, scratch, wait_s) if catch_up else run.stores()
+            if not paths:
+                raise StoreError(f"{run.path} has no store yet: neither a watch nor a reader made one from its tapes")
+            connection = connect_attached({f"n{i}": path for i, path in enumerate(paths)}, wait_s=wait_s)
+            try:
+                _make_views(connection, paths)
+                lock_down(connection)
+            except BaseException:
+                connection.close()
+                raise
+            return cls(connection, str(run.path), scratch.pop_all())
+
+    @classmethod
+    def open_foreign(cls, path: Path, *, wait_s: float = WAIT_S) -> Store:
+        """Somebody else's DuckDB file: read-only, no other file, no network, no extension. Raises StoreError."""
+        if not path.is_file():
+            raise StoreError(f"no file at {path}")
+        return cls(connect_foreign(path, wait_s=wait_s), str(path))
+
+    def query(self, sql: str, params: Params = None) -> dict[str, npt.NDArray[Any]]:
+        """The result's columns as plain numpy arrays, never masked ones. Raises StoreError.
+
+        NULL is NaN in a number column (integers with a NULL become float64, exact up to 2^53: take differences of
+        times in SQL), None in a text, list, JSON or bool column (dtype object), NaT in a timestamp. To tell a NULL
+        from a recorded NaN, ask for `x IS NULL`. `sum` of integers is HUGEINT, which arrives as float64: cast it.
+        """
+        found = self._execute(sql, params, "fetchnumpy")
+        return {name: _plain(values) for name, values in found.items()}
+
+    def rows(self, sql: str, params: Params = None) -> list[tuple[Any, ...]]:
+        """The result's rows as tuples of Python values, None for NULL. Raises StoreError."""
+        found: list[tuple[Any, ...]] = self._execute(sql, params, "fetchall")
+        return found
+
+    def has(self, table: str) -> bool:
+        """Whether a table is there and has a row."""
+        return table in self.tables() and bool(self.rows(f"SELECT 1 FROM {quoted(table)} LIMIT 1"))
+
+    def tables(self) -> tuple[str, ...]:
+        """Names of all tables and views, in order."""
+        names = self.rows(
+            "SELECT table_name FROM information_schema.tables WHERE table_catalog = current_database() "
+            "GROUP BY table_name ORDER BY table_name"
+        )
+        return tuple(str(name) for (name,) in names)
+
+    def close(self) -> None:
+        """Close the connection; writers may go on."""
+        self._connection.close()
+        if self._scratch is not None:
+            self._scratch.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _execute(self, sql: str, params: Params, fetch: str) -> Any:
+        import duckdb
+
+        try:
+            return getattr(self._connection.execute(sql, params), fetch)()
+        except duckdb.Error as error:
+            raise translated(error, self._name) from error
+
+
+def _plain(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if not isinstance(values, np.ma.MaskedArray):
+        return values
+    mask = np.ma.getmaskarray(values)
+    if not mask.any():
+        return np.asarray(values.data)
+    kind = values.dtype.kind
+    if kind in "iuf":
+        return np.where(mask, np.nan, values.data.astype(np.float64, copy=False))
+    if kind in "mM":
+        plain = values.data.copy()
+        plain[mask] = np.array("NaT", dtype=plain.dtype)
+        return plain
+    plain = values.data.astype(object)
+    plain[mask] = None
+    return plain
+
+
+def _make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> None:
+    """A view a table over all nodes. A store of another version may lack a table or a column: NULLs stand in."""
+    import duckdb
+
+    try:
+        rows = connection.execute("SELECT database_name, table_name, column_name FROM duckdb_columns()").fetchall()
+        there: dict[tuple[str, str], set[str]] = {}
+        for database, table, column in rows:
+            there.setdefault((database, table), set()).add(column)
+        for table_ in TABLES.values():
+            typed = [(quoted(c.name), f"CAST(NULL AS {SQL_TYPES[c.type]})", c.name) for c in store_columns(table_)]
+            selects = []
+            for i in range(len(paths)):
+                columns = there.get((f"n{i}", table_.name))
+                if columns:
+                    picked = ", ".join(q if name in columns else f"{null} AS {q}" for q, null, name in typed)
+                    selects.append(f"SELECT {picked} FROM n{i}.main.{quoted(table_.name)}")
+            if not selects:
+                selects.append("SELECT " + ", ".join(f"{null} AS {q}" for q, null, _ in typed) + " WHERE false")
+            connection.execute(f"CREATE VIEW {quoted(table_.name)} AS {' UNION ALL '.join(selects)}")
+        problems = [
+            f"SELECT * FROM n{i}.main.ingest_problems"
+            for i in range(len(paths))
+            if (f"n{i}", "ingest_problems") in there
+        ]
+        empty = "SELECT '' AS path, '' AS problem WHERE false"
+        connection.execute(f"CREATE VIEW ingest_problems AS {' UNION ALL '.join(problems or [empty])}")
+    except duckdb.Error as error:
+        raise translated(error, ", ".join(map(str, paths))) from error
+
+
+def _caught_up(run: RunDir, scratch: contextlib.ExitStack, wait_s: float) -> list[Path]:
+    """Bring every node's store up to date; returns the files to read."""
+    paths: dict[Path, Path] = {path: path for path in run.stores()}
+    for node in nodes_of(run):
+        path = run.store(node)
+        try:
+            paths[path] = _catch_up_node(run, node, wait_s)
+        except StoreLockedError:
+            if not path.exists() and not _appears(path, wait_s):
+                raise
+            paths[path] = path
+        except StoreCorruptError:
+            raise
+        except StoreError:  # the folder cannot be written, or readers never let go of the file
+            paths[path] = _scratch_copy(run, node, scratch)
+    return [paths[path] for path in sorted(paths, key=lambda path: (len(path.name), path.name))]
+
+
+def _catch_up_node(run: RunDir, node: int, wait_s: float) -> Path:
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            with Ingester(run, node, role="reader", threads=2, wait_s=wait_s) as ingester:
+                ingester.catch_up()
+                return ingester.path
+        except StoreLockedError as error:
+            if error.role == "watch" or time.monotonic() > deadline:
+                raise
+        time.sleep(POLL_S)  # another reader is at it, and will be done
+
+
+def _scratch_copy(run: RunDir, node: int, scratch: contextlib.ExitStack) -> Path:
+    folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="rankscope-")))
+    original, copy = run.store(node), folder / run.store(node).name
+    for suffix in ("", ".wal"):
+        source = original.with_name(original.name + suffix)
+        if source.exists():
+            shutil.copyfile(source, copy.with_name(copy.name + suffix))
+    with Ingester(run, node, threads=2, store_path=copy) as ingester:
+        ingester.catch_up()
+    return copy
+
+
+def _appears(path: Path, wait_s: float) -> bool:
+    deadline = time.monotonic() + wait_s
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
