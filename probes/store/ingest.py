@@ -174,8 +174,10 @@ class Ingester:
 
         connection = connect_writer(self.path, wait_s=self._wait_s, threads=self._threads)
         try:
+            known = _known(connection, self.path)
             connection.execute("BEGIN")
-            known = _prepare(connection, self.path)
+            if known is None:
+                known = _create(connection)
             if known != (self._state.store_id, self._state.generation):
                 self._adopt(load(connection))
             transfer = Transfer(connection, self._dictionary, self._state)
@@ -268,17 +270,19 @@ def _load_read_only(path: Path, wait_s: float) -> ReadState | None:
         connection.close()
 
 
-def _prepare(connection: DuckDBPyConnection, path: Path) -> tuple[str, int]:
-    """Make the tables of an empty store; returns (store_id, generation) of what is there."""
-    tables = [row[0] for row in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()]
-    if not tables:
-        for statement in create_statements():
-            connection.execute(statement)
-        values = [SCHEMA_VERSION, fingerprint(), uuid.uuid4().hex, 0]
-        connection.execute("INSERT INTO ingest_meta VALUES ($1, $2, $3, $4)", values)
-    if tables and "ingest_meta" not in tables:
-        raise StoreCorruptError(f"{path} is no store of rankscope")
-    rows = connection.execute("SELECT * FROM ingest_meta").fetchall()
+def _known(connection: DuckDBPyConnection, path: Path) -> tuple[str, int] | None:
+    """(store_id, generation) of a store that this version can go on with, None if the file is empty."""
+    import duckdb
+
+    try:
+        rows = connection.execute(
+            "SELECT schema_version, fingerprint, store_id, generation FROM ingest_meta"
+        ).fetchall()
+    except (duckdb.CatalogException, duckdb.BinderException):
+        (count,) = connection.execute("SELECT count(*) FROM duckdb_tables()").fetchall()[0]
+        if not count:
+            return None
+        raise StoreCorruptError(f"{path} is no store of rankscope") from None
     if len(rows) != 1:
         raise StoreCorruptError(f"{path} has a damaged description of itself")
     version, mark, store_id, generation = rows[0]
@@ -289,3 +293,11 @@ def _prepare(connection: DuckDBPyConnection, path: Path) -> tuple[str, int]:
     if mark != fingerprint():
         raise StoreCorruptError(f"{path} has the tables of another version of rankscope")
     return str(store_id), int(generation)
+
+
+def _create(connection: DuckDBPyConnection) -> tuple[str, int]:
+    for statement in create_statements():
+        connection.execute(statement)
+    store_id = uuid.uuid4().hex
+    connection.execute("INSERT INTO ingest_meta VALUES ($1, $2, $3, 0)", [SCHEMA_VERSION, fingerprint(), store_id])
+    return store_id, 0
