@@ -31,7 +31,7 @@ def settle_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     for parameter in parameters:
         grad = parameter.grad
         if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
-            parameter.grad = grad.redistribute(placements=parameter.placements)  # type: ignore[assignment]
+            parameter.grad = grad.redistribute(placements=parameter.placements)
 
 
 def local_gradients(parameters: Iterable[torch.nn.Parameter], ranks_per_stage: int) -> list[tuple[Tensor, int]]:
@@ -63,8 +63,10 @@ def gradient_norm(parameters: Iterable[torch.nn.Parameter], ranks_per_stage: int
     total = torch.zeros((), dtype=torch.float64, device=device)
     if gradients:
         norms = torch.stack(torch._foreach_norm([grad for grad, _ in gradients])).double()
-        copies = torch.tensor([copies for _, copies in gradients], dtype=torch.float64)
-        total = (norms.square() / copies.to(device, non_blocking=True)).sum()
+        for copies in sorted({copies for _, copies in gradients}):
+            # Indexed by slices of one tensor and divided by a Python number: nothing waits for the device.
+            chosen = [norms[number] for number, (_, other) in enumerate(gradients) if other == copies]
+            total += torch.stack(chosen).square().sum() / copies
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(total)
     return total.sqrt().float()

@@ -29,38 +29,38 @@ class _Section(BaseModel):
 
 
 class RunConfig(_Section):
-    name: str = Field("run", min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(default="run", min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run; its folder is `<dir>/<name>-<time>`."""
-    dir: str = Field("runs", min_length=1)
+    dir: str = Field(default="runs", min_length=1)
     """Folder that holds all runs."""
-    seed: int = Field(0, ge=0, lt=2**31)
+    seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of the weights, the order of the data and dropout."""
 
 
 class ModelConfig(_Section):
-    vocab_size: int = Field(256, ge=2)
+    vocab_size: int = Field(default=256, ge=2)
     """Number of tokens; 256 for bytes of text."""
-    dim: int = Field(128, ge=8)
+    dim: int = Field(default=128, ge=8)
     """Width of the residual stream."""
-    num_layers: int = Field(4, ge=1)
+    num_layers: int = Field(default=4, ge=1)
     """Transformer blocks."""
-    num_heads: int = Field(4, ge=1)
+    num_heads: int = Field(default=4, ge=1)
     """Query heads; `dim` must be divisible by it, and the head's width must be even."""
-    num_kv_heads: int = Field(0, ge=0)
+    num_kv_heads: int = Field(default=0, ge=0)
     """Key / value heads (grouped-query attention); 0 = as many as `num_heads`."""
-    hidden_dim: int = Field(0, ge=0)
+    hidden_dim: int = Field(default=0, ge=0)
     """Width of the feed-forward layer; 0 = 8/3 of `dim`, rounded up to `multiple_of`."""
-    multiple_of: int = Field(32, ge=1)
+    multiple_of: int = Field(default=32, ge=1)
     """Rounding of the derived feed-forward width."""
-    max_seq_len: int = Field(1024, ge=1)
+    max_seq_len: int = Field(default=1024, ge=1)
     """Longest sequence for which rotary angles are kept (tokens)."""
-    rope_theta: float = Field(10_000.0, gt=0)
+    rope_theta: float = Field(default=10_000.0, gt=0)
     """Base of the rotary angles."""
-    norm_eps: float = Field(1e-5, gt=0)
+    norm_eps: float = Field(default=1e-5, gt=0)
     """Added to the mean square in RMSNorm."""
     tie_embeddings: bool = False
     """The output layer uses the embedding's weights."""
-    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
     """Probability with which a value of a block's two branches is dropped in training."""
 
     @property
@@ -76,32 +76,32 @@ class ModelConfig(_Section):
 class DataConfig(_Section):
     path: list[str] = Field(default_factory=list)
     """Text files, folders of text, or one nanoGPT `.bin` with its `.json`; empty = the sources of Python's library."""
-    seq_len: int = Field(256, ge=2)
+    seq_len: int = Field(default=256, ge=2)
     """Tokens of a sequence."""
-    validation_ratio: float = Field(0.05, ge=0, lt=1)
+    validation_ratio: float = Field(default=0.05, ge=0, lt=1)
     """Share of the tokens, at the end of the corpus, kept for evaluation."""
     cache_dir: str = ""
     """Where tokens are kept between runs; empty = `$XDG_CACHE_HOME/rankscope` or `~/.cache/rankscope`."""
-    num_workers: int = Field(0, ge=0)
+    num_workers: int = Field(default=0, ge=0)
     """Worker processes that prepare batches; 0 = in the training process."""
-    prefetch: int = Field(2, ge=1)
+    prefetch: int = Field(default=2, ge=1)
     """Batches that each worker prepares ahead."""
     pin_memory: bool = True
     """Page-locked host memory for batches (CUDA only)."""
 
 
 class ParallelConfig(_Section):
-    dp_replicate: int = Field(1, ge=-1)
+    dp_replicate: int = Field(default=1, ge=-1)
     """Replicas: DDP, or HSDP together with `dp_shard`; -1 = as many as the ranks allow."""
-    dp_shard: int = Field(-1, ge=-1)
+    dp_shard: int = Field(default=-1, ge=-1)
     """Ranks that share one copy of parameters, gradients and optimizer state (FSDP2); -1 = as many as there are."""
-    tp: int = Field(1, ge=1)
+    tp: int = Field(default=1, ge=1)
     """Ranks that share every layer (tensor parallel)."""
-    pp: int = Field(1, ge=1)
+    pp: int = Field(default=1, ge=1)
     """Pipeline ranks; each holds some of the layers."""
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv_zero_bubble"] = "1f1b"
     """Order of the pipeline's microbatches."""
-    stages_per_rank: int = Field(0, ge=0)
+    stages_per_rank: int = Field(default=0, ge=0)
     """Pipeline stages on a rank; 0 = 1, or 2 for the interleaved and ZBV schedules."""
     stage_costs: list[float] = Field(default_factory=list)
     """Cost of each layer (any unit) by which stages are balanced; empty = equal layers."""
@@ -111,11 +111,11 @@ class ParallelConfig(_Section):
     """With tp: norms and residuals are split along the sequence."""
     loss_parallel: bool = True
     """With tp: logits stay split along the vocabulary in the loss."""
-    ddp_bucket_mb: float = Field(25.0, gt=0)
+    ddp_bucket_mb: float = Field(default=25.0, gt=0)
     """Size of DDP's gradient buckets (MiB)."""
     gradient_as_bucket_view: bool = True
     """DDP's gradients are views into its buckets: one copy less."""
-    prefetch_blocks: int = Field(0, ge=0, le=8)
+    prefetch_blocks: int = Field(default=0, ge=0, le=8)
     """Blocks that FSDP gathers ahead explicitly; 0 = its own implicit prefetch of one."""
 
     @model_validator(mode="after")
@@ -129,23 +129,23 @@ class ParallelConfig(_Section):
 
 
 class TrainConfig(_Section):
-    steps: int = Field(200, ge=1)
+    steps: int = Field(default=200, ge=1)
     """Optimizer steps."""
-    global_batch_size: int = Field(16, ge=1)
+    global_batch_size: int = Field(default=16, ge=1)
     """Sequences of one step over all ranks."""
-    micro_batch_size: int = Field(0, ge=0)
+    micro_batch_size: int = Field(default=0, ge=0)
     """Sequences of one forward pass on a rank; 0 = the rank's whole share, or one microbatch a pipeline stage."""
-    eval_interval: int = Field(0, ge=0)
+    eval_interval: int = Field(default=0, ge=0)
     """Steps between evaluations; 0 = never."""
-    eval_batches: int = Field(8, ge=1)
+    eval_batches: int = Field(default=8, ge=1)
     """Global batches of one evaluation."""
     precision: Literal["float32", "bf16", "fp16"] = "float32"
     """Computation; parameters, gradients' reduction and optimizer stay float32."""
     activation_checkpointing: Literal["none", "full", "every_n", "selective"] = "none"
     """What backward recomputes: nothing, every block, every n-th block, or all but matrix products and attention."""
-    checkpoint_every_n: int = Field(2, ge=1)
+    checkpoint_every_n: int = Field(default=2, ge=1)
     """With `every_n`: one of n blocks is recomputed."""
-    log_interval: int = Field(1, ge=1)
+    log_interval: int = Field(default=1, ge=1)
     """Steps between lines of progress."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto = cuda where there is one."""
@@ -154,25 +154,25 @@ class TrainConfig(_Section):
 
 
 class OptimConfig(_Section):
-    lr: float = Field(3e-4, gt=0)
+    lr: float = Field(default=3e-4, gt=0)
     """Highest learning rate."""
     betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.95)
     """AdamW's decay of the first and second moment."""
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0)
     """AdamW's epsilon."""
-    weight_decay: float = Field(0.1, ge=0)
+    weight_decay: float = Field(default=0.1, ge=0)
     """AdamW's decay, for matrices other than the embedding."""
-    clip_norm: float = Field(1.0, ge=0)
+    clip_norm: float = Field(default=1.0, ge=0)
     """Largest global gradient norm; 0 = measure without clipping."""
-    warmup_steps: int = Field(20, ge=0)
+    warmup_steps: int = Field(default=20, ge=0)
     """Steps of linear warm-up."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
     """What the rate does after the warm-up."""
-    min_lr_ratio: float = Field(0.1, ge=0, le=1)
+    min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     """Last rate / highest rate."""
-    decay_ratio: float = Field(0.2, gt=0, le=1)
+    decay_ratio: float = Field(default=0.2, gt=0, le=1)
     """With `wsd`: share of the steps in which the rate falls."""
-    reference_batch_size: int = Field(0, ge=0)
+    reference_batch_size: int = Field(default=0, ge=0)
     """`lr` is meant for this global batch size and scales linearly with the real one; 0 = no scaling."""
     fused: bool = True
     """One kernel for all of AdamW's update: several times faster than the other with sharded parameters."""
@@ -187,22 +187,22 @@ class OptimConfig(_Section):
 class ProbesConfig(_Section):
     enabled: bool = True
     """Record what every rank does."""
-    gradient_interval: int = Field(10, ge=0)
+    gradient_interval: int = Field(default=10, ge=0)
     """Steps between per-parameter gradient statistics; 0 = only the global norm."""
     collectives: bool = True
     """Record every collective."""
     nonfinite_flags: bool = True
     """Look for NaN and Inf in each gradient buffer before it is reduced."""
-    stall_floor_s: float = Field(5.0, gt=0)
+    stall_floor_s: float = Field(default=5.0, gt=0)
     """A rank without progress for less than this is never called stalled (seconds)."""
 
 
 class CheckpointConfig(_Section):
-    interval: int = Field(50, ge=0)
+    interval: int = Field(default=50, ge=0)
     """Steps between checkpoints on disk; 0 = only at the end."""
-    keep: int = Field(3, ge=1)
+    keep: int = Field(default=3, ge=1)
     """Checkpoints kept on disk."""
-    memory_interval: int = Field(10, ge=0)
+    memory_interval: int = Field(default=10, ge=0)
     """Steps between copies in memory; 0 = none."""
     resume: bool = True
     """Start from the newest good checkpoint of the run."""
@@ -211,11 +211,11 @@ class CheckpointConfig(_Section):
 class RecoveryConfig(_Section):
     enabled: bool = True
     """Act on what is found: skip, roll back, restart."""
-    max_restarts: int = Field(3, ge=0)
+    max_restarts: int = Field(default=3, ge=0)
     """Restarts of the worker group before the run gives up."""
-    max_rollbacks: int = Field(8, ge=0)
+    max_rollbacks: int = Field(default=8, ge=0)
     """Rollbacks before the run stops with a report."""
-    hang_floor_s: float = Field(5.0, gt=0)
+    hang_floor_s: float = Field(default=5.0, gt=0)
     """A step shorter than this is never called a hang (seconds)."""
 
 

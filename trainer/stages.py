@@ -33,7 +33,7 @@ def split_layers(num_layers: int, pp: int, per_rank: int, style: str, costs: lis
     count = pp * per_rank
     layers = _cheapest_cut(costs or [1.0] * num_layers, count)
     if style == "v":
-        of_rank = tuple((rank, count - 1 - rank) for rank in range(pp))
+        of_rank: tuple[tuple[int, ...], ...] = tuple((rank, count - 1 - rank) for rank in range(pp))
     else:
         of_rank = tuple(tuple(range(rank, count, pp)) for rank in range(pp))
     return Stages(layers=layers, of_rank=of_rank)

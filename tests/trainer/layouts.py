@@ -15,7 +15,7 @@ from trainer.config import Config
 from trainer.mesh_plan import resolve
 
 TINY: dict[str, dict[str, Any]] = {
-    "model": {"dim": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 4, "hidden_dim": 128, "max_seq_len": 64},
+    "model": {"dim": 64, "num_layers": 2, "num_heads": 8, "num_kv_heads": 4, "hidden_dim": 128, "max_seq_len": 64},
     "data": {"seq_len": 32, "validation_ratio": 0.05},
     "train": {"steps": 20, "global_batch_size": 8, "device": "cpu"},
     "optim": {"lr": 3e-3, "warmup_steps": 4},

@@ -41,7 +41,7 @@ def test_positions_matter() -> None:
 def test_grouped_query_attention_has_fewer_key_value_weights() -> None:
     model = model_of(num_kv_heads=2)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    assert shapes["blocks.0.attention.key.weight"] == (32, 64)
+    assert shapes["blocks.0.attention.key.weight"] == (16, 64)
     assert shapes["blocks.0.attention.query.weight"] == (64, 64)
     assert model(torch.zeros(1, 8, dtype=torch.long)).shape == (1, 8, 256)
 

@@ -47,4 +47,5 @@ def _mix(values: _Array) -> _Array:
     """splitmix64's finaliser; wraps around on purpose."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    mixed: _Array = values ^ (values >> np.uint64(31))
+    return mixed

@@ -67,7 +67,7 @@ class Prefetcher:
         loader = DataLoader(
             self._batches,
             batch_size=None,
-            sampler=itertools.count(first),  # type: ignore[arg-type]
+            sampler=itertools.count(first),
             num_workers=self._num_workers,
             prefetch_factor=self._ahead,
             pin_memory=self._pin,

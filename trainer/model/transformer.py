@@ -14,6 +14,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +60,8 @@ class Attention(nn.Module):
         )
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self.grouped)
-        return self.out(mixed.transpose(1, 2).reshape(batch, seq, -1))
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, seq, -1))
+        return out
 
 
 class FeedForward(nn.Module):
@@ -69,7 +72,8 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(config.ffn_dim, config.dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return out
 
 
 class Block(nn.Module):
@@ -86,7 +90,7 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.mlp = FeedForward(config)
         self.dropout = config.dropout
-        self.recompute: Callable[[], object] | None = None
+        self.recompute: Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]] | None = None
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.recompute is None or not torch.is_grad_enabled():

@@ -45,9 +45,7 @@ def apply_fsdp(
 
 
 def _prefetch(blocks: list[torch.nn.Module], ahead: int) -> None:
-    for number, block in enumerate(blocks):
-        assert isinstance(block, FSDPModule)
-        later = [b for b in blocks[number + 1 : number + 1 + ahead] if isinstance(b, FSDPModule)]
-        earlier = [b for b in reversed(blocks[max(0, number - ahead) : number]) if isinstance(b, FSDPModule)]
-        block.set_modules_to_forward_prefetch(later)
-        block.set_modules_to_backward_prefetch(earlier)
+    units: list[FSDPModule] = [block for block in blocks if isinstance(block, FSDPModule)]
+    for number, unit in enumerate(units):
+        unit.set_modules_to_forward_prefetch(units[number + 1 : number + 1 + ahead])
+        unit.set_modules_to_backward_prefetch(units[max(0, number - ahead) : number][::-1])
