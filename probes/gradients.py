@@ -1,0 +1,147 @@
+"""Gradients, parameter by parameter: L2 norm, largest absolute value, number of NaN and Inf.
+
+    probe = GradientProbe(recorder, model.named_parameters(), interval=50)
+    loss.backward()
+    probe.after_backward(step)              # at every 50th step
+    bad = probe.examine(step)               # when a step went wrong: [("blocks.3.mlp.up.weight", 17), ...]
+
+Each rank looks at what it holds: the local shard of a sharded parameter, without any communication. On a GPU the
+numbers of `after_backward` come back a step or more later, through pinned memory, so that nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .failopen import failing_open
+from .recorder import Recorder
+from .schema import UNSET
+from .tape import COMPLETE
+
+__all__ = ["GradientProbe", "clean_name"]
+
+_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+_UNKNOWN_COUNT = int(UNSET["i64"])
+MAX_IN_FLIGHT = 8  # readings of a device that have not come back
+
+
+def clean_name(name: str) -> str:
+    """The parameter's name in the user's own model, without what wrappers put in front and in between."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name.removeprefix("module.")
+
+
+class _Reading(NamedTuple):
+    """Two numbers a gradient, on their way from the device: row 0 the norms, row 1 the largest absolute values."""
+
+    step: int
+    indices: list[int]
+    values: Tensor
+    arrived: Any  # the CUDA event after the copy
+
+
+class GradientProbe:
+    """Writes the `gradients` tape of one rank."""
+
+    def __init__(
+        self, recorder: Recorder, named_parameters: Iterable[tuple[str, nn.Parameter]], *, interval: int
+    ) -> None:
+        self._recorder = recorder
+        self._interval = interval
+        self._parameters = [(clean_name(name), parameter) for name, parameter in named_parameters]
+        self._in_flight: deque[_Reading] = deque()
+        if recorder.enabled:
+            self._numbers = [recorder.name(name) for name, _ in self._parameters]
+            self._append = recorder.tape("gradients").append
+
+    @torch.no_grad()
+    def after_backward(self, step: int) -> None:
+        """Record all gradients if `step` is a multiple of the interval (0: never). Waits for nothing."""
+        if not self._recorder.enabled:
+            return
+        with failing_open("gradients"):
+            self.flush()
+            if self._interval <= 0 or step % self._interval:
+                return
+            for (device, _), gradients in self._groups().items():
+                indices = [index for index, _ in gradients]
+                values = _norms([gradient for _, gradient in gradients])
+                if device.type == "cpu":
+                    self._write(step, indices, values, [gradient for _, gradient in gradients])
+                elif len(self._in_flight) < MAX_IN_FLIGHT:
+                    self._in_flight.append(_read_back(step, indices, values))
+
+    @torch.no_grad()
+    def examine(self, step: int) -> list[tuple[str, int]]:
+        """Record all gradients now, and return those with NaN or Inf and how many, in the order of the model.
+
+        For a step that went wrong: this waits for the device.
+        """
+        found: dict[int, int] = {}
+        if self._recorder.enabled:
+            with failing_open("gradients"):
+                for gradients in self._groups().values():
+                    tensors = [gradient for _, gradient in gradients]
+                    indices = [index for index, _ in gradients]
+                    found |= self._write(step, indices, _norms(tensors).cpu(), tensors)
+        return [(self._parameters[index][0], found[index]) for index in sorted(found)]
+
+    def flush(self) -> None:
+        """Write the readings that have come back from the device."""
+        while self._in_flight and self._in_flight[0].arrived.query():
+            reading = self._in_flight.popleft()
+            self._write(reading.step, reading.indices, reading.values, None)
+
+    def _write(self, step: int, indices: list[int], values: Tensor, gradients: list[Tensor] | None) -> dict[int, int]:
+        """One record a gradient; those with NaN or Inf and how many, by the parameter's index.
+
+        A gradient of an earlier step can't be looked at any more: if it is not finite, its count is unknown.
+        """
+        nonfinite: dict[int, int] = {}
+        norms, largest = values.tolist()
+        for place, index in enumerate(indices):
+            norm, max_abs, count = norms[place], largest[place], 0
+            if not (math.isfinite(norm) and math.isfinite(max_abs)):
+                count = _UNKNOWN_COUNT if gradients is None else int((~torch.isfinite(gradients[place])).sum())
+            if count > 0:
+                nonfinite[index] = count
+            self._append(COMPLETE, step, self._numbers[index], norm, max_abs, count)
+        return nonfinite
+
+    def _groups(self) -> dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]]:
+        found: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = defaultdict(list)
+        for index, (_, parameter) in enumerate(self._parameters):
+            gradient: Any = parameter.grad
+            if gradient is None:
+                continue
+            gradient = getattr(gradient, "_local_tensor", gradient)  # of a DTensor, without a node for autograd
+            if gradient.numel() and gradient.is_floating_point() and gradient.layout is torch.strided:
+                found[gradient.device, gradient.dtype].append((index, gradient))
+        return found
+
+
+def _norms(gradients: list[Tensor]) -> Tensor:
+    """L2 norms and largest absolute values, shape (2, number of gradients). NaN and Inf come through."""
+    wide = torch.float64 if gradients[0].dtype is torch.float64 else torch.float32
+    norms = torch._foreach_norm(gradients, 2, dtype=wide)
+    if gradients[0].is_cpu:  # the maximum norm is fused on a GPU, and twenty times slower than this on a CPU
+        pairs = [torch.aminmax(gradient) for gradient in gradients]
+        largest = [torch.maximum(pair.max, -pair.min).to(wide) for pair in pairs]
+    else:
+        largest = list(torch._foreach_norm(gradients, math.inf, dtype=wide))
+    return torch.stack((torch.stack(tuple(norms)), torch.stack(largest)))
+
+
+def _read_back(step: int, indices: list[int], values: Tensor) -> _Reading:
+    pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    pinned.copy_(values, non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record()
+    return _Reading(step, indices, pinned, arrived)
