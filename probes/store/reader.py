@@ -34,7 +34,7 @@ from .database import (
     lock_down,
     translated,
 )
-from .ddl import SQL_TYPES, quoted, store_columns
+from .ddl import SQL_TYPES, fingerprint, quoted, store_columns
 from .ingest import Ingester
 from .tail import nodes_of
 
@@ -50,9 +50,17 @@ Params = Sequence[Any] | Mapping[str, Any] | None
 class Store:
     """A run's records, to be asked in SQL. Made by `Store.open` or `Store.open_foreign`."""
 
-    def __init__(self, connection: DuckDBPyConnection, name: str, scratch: contextlib.ExitStack | None = None) -> None:
+    def __init__(
+        self,
+        connection: DuckDBPyConnection,
+        name: str,
+        *,
+        stand_ins: frozenset[str] = frozenset(),
+        scratch: contextlib.ExitStack | None = None,
+    ) -> None:
         self._connection = connection
         self._name = name
+        self._stand_ins = stand_ins  # tables of the schema that none of the files has
         self._scratch = scratch
 
     @classmethod
@@ -68,12 +76,12 @@ class Store:
                 raise StoreError(f"{run.path} has no store yet: neither a watch nor a reader made one from its tapes")
             connection = connect_attached({f"n{i}": path for i, path in enumerate(paths)}, wait_s=wait_s)
             try:
-                _make_views(connection, paths)
+                stand_ins = _make_views(connection, paths)
                 lock_down(connection)
             except BaseException:
                 connection.close()
                 raise
-            return cls(connection, str(run.path), scratch.pop_all())
+            return cls(connection, str(run.path), stand_ins=stand_ins, scratch=scratch.pop_all())
 
     @classmethod
     def open_foreign(cls, path: Path, *, wait_s: float = WAIT_S) -> Store:
@@ -98,8 +106,8 @@ class Store:
         return found
 
     def has(self, table: str) -> bool:
-        """Whether a table is there and has a row."""
-        return table in self.tables() and bool(self.rows(f"SELECT 1 FROM {quoted(table)} LIMIT 1"))
+        """Whether a file of the run has this table (it may be empty)."""
+        return table in self.tables() and table not in self._stand_ins
 
     def tables(self) -> tuple[str, ...]:
         """Names of all tables and views, in order."""
@@ -150,35 +158,54 @@ def _plain(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return plain
 
 
-def _make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> None:
-    """A view a table over all nodes. A store of another version may lack a table or a column: NULLs stand in."""
+def _make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozenset[str]:
+    """A view a table over all nodes. A store of another version may lack a table or a column: NULLs stand in.
+
+    Returns the tables that no file has, whose views are empty.
+    """
     import duckdb
 
+    stand_ins = set()
     try:
-        rows = connection.execute("SELECT database_name, table_name, column_name FROM duckdb_columns()").fetchall()
-        there: dict[tuple[str, str], set[str]] = {}
-        for database, table, column in rows:
-            there.setdefault((database, table), set()).add(column)
+        there = None if _all_of_this_version(connection, len(paths)) else _columns_of(connection)
         for table_ in TABLES.values():
             typed = [(quoted(c.name), f"CAST(NULL AS {SQL_TYPES[c.type]})", c.name) for c in store_columns(table_)]
             selects = []
             for i in range(len(paths)):
-                columns = there.get((f"n{i}", table_.name))
+                columns = {name for _, _, name in typed} if there is None else there.get((f"n{i}", table_.name))
                 if columns:
                     picked = ", ".join(q if name in columns else f"{null} AS {q}" for q, null, name in typed)
                     selects.append(f"SELECT {picked} FROM n{i}.main.{quoted(table_.name)}")
             if not selects:
+                stand_ins.add(table_.name)
                 selects.append("SELECT " + ", ".join(f"{null} AS {q}" for q, null, _ in typed) + " WHERE false")
             connection.execute(f"CREATE VIEW {quoted(table_.name)} AS {' UNION ALL '.join(selects)}")
-        problems = [
-            f"SELECT * FROM n{i}.main.ingest_problems"
-            for i in range(len(paths))
-            if (f"n{i}", "ingest_problems") in there
-        ]
+        listed = [i for i in range(len(paths)) if there is None or (f"n{i}", "ingest_problems") in there]
+        problems = [f"SELECT path, problem FROM n{i}.main.ingest_problems" for i in listed]
         empty = "SELECT '' AS path, '' AS problem WHERE false"
         connection.execute(f"CREATE VIEW ingest_problems AS {' UNION ALL '.join(problems or [empty])}")
     except duckdb.Error as error:
         raise translated(error, ", ".join(map(str, paths))) from error
+    return frozenset(stand_ins)
+
+
+def _all_of_this_version(connection: DuckDBPyConnection, num_files: int) -> bool:
+    """Whether every file has the tables of this version: then nobody needs to look them up, which takes a while."""
+    import duckdb
+
+    try:
+        selects = [f"SELECT fingerprint FROM n{i}.main.ingest_meta" for i in range(num_files)]
+        return connection.execute(" UNION ALL ".join(selects)).fetchall() == [(fingerprint(),)] * num_files
+    except (duckdb.CatalogException, duckdb.BinderException):
+        return False
+
+
+def _columns_of(connection: DuckDBPyConnection) -> dict[tuple[str, str], set[str]]:
+    rows = connection.execute("SELECT database_name, table_name, column_name FROM duckdb_columns()").fetchall()
+    there: dict[tuple[str, str], set[str]] = {}
+    for database, table, column in rows:
+        there.setdefault((database, table), set()).add(column)
+    return there
 
 
 def _caught_up(run: RunDir, scratch: contextlib.ExitStack, wait_s: float) -> list[Path]:
