@@ -115,7 +115,7 @@ def _train(config: Config, nproc: int, faults: list[str]) -> int:
     console.print(f"run [bold]{run.path}[/]  {nproc} ranks ({mesh})  {config.train.steps} steps", highlight=False)
     from trainer.supervise import supervise
 
-    return supervise(run, config, nproc=nproc, faults=faults, console=console)
+    return supervise(run, config, plan=plan, faults=faults, console=console)
 
 
 @app.command(

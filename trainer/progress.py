@@ -24,6 +24,7 @@ from probes.rundir import RunDir
 from probes.schema import UNSET
 from probes.tape import COMPLETE
 from probes.tape_reader import TapeError, read_segment, segment_paths
+from trainer.mesh_plan import Plan
 
 __all__ = ["ProgressView"]
 
@@ -35,11 +36,11 @@ PLAIN_LINE_S = 5.0
 class ProgressView:
     """Follows a run in a thread of its own between `__enter__` and `__exit__`."""
 
-    def __init__(self, run: RunDir, *, steps: int, world_size: int, console: Console) -> None:
+    def __init__(self, run: RunDir, *, steps: int, plan: Plan, console: Console) -> None:
         self.run = run
         self.console = console
         self.steps = steps
-        self.world_size = world_size
+        self.plan = plan
         self.findings = 0
         self._reader = _StepReader(run)
         self._event_bytes = 0
@@ -88,7 +89,10 @@ class ProgressView:
 
     def _draw(self, latest: dict[str, float], last: bool) -> None:
         self._bar.update(
-            self._task, completed=latest["step"], description=f"{self.world_size} ranks", figures=self._figures(latest)
+            self._task,
+            completed=latest["step"],
+            description=f"{self.plan.world_size} ranks",
+            figures=self._figures(latest),
         )
 
     _plain_at = 0.0
@@ -101,7 +105,7 @@ class ProgressView:
             self.console.print(f"step {latest['step']:>5.0f}/{self.steps}  {self._figures(latest)}", highlight=False)
 
     def _figures(self, latest: dict[str, float]) -> str:
-        tokens = latest["tokens_per_s"] * self.world_size
+        tokens = latest["tokens_per_s"] * self.plan.data_size  # ranks of one data rank read the same text
         found = f"  [yellow]{self.findings} finding{'s' * (self.findings != 1)}[/]" if self.findings else ""
         return (
             f"loss {latest['loss']:.3f}  {_short(tokens)} tokens/s  {latest['step_ms']:.0f} ms/step  "

@@ -1,6 +1,6 @@
 """Everything around a run's ranks on the machine that was asked to train: watch, launch, progress, how it ended.
 
-exit_code = supervise(run, config, nproc=4, faults=[], console=console)
+exit_code = supervise(run, config, plan=plan, faults=[], console=console)
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from probes.rundir import RunDir
 from trainer.config import Config
+from trainer.mesh_plan import Plan
 from trainer.progress import ProgressView
-from trainer.recovery.watch import start_watch
+from trainer.recovery.watch_process import start_watch
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,18 +51,18 @@ class _WatchKeeper:
         self.process.wait()
 
 
-def supervise(run: RunDir, config: Config, *, nproc: int, faults: list[str], console: Console) -> int:
+def supervise(run: RunDir, config: Config, *, plan: Plan, faults: list[str], console: Console) -> int:
     """Train to the end; returns the exit code of `rankscope train`."""
     os.environ["RANKSCOPE_CONFIG"] = config.model_dump_json()
     arguments = [text for fault in faults for text in ("--fault", fault)]
     keeper = _WatchKeeper(run)
     try:
-        with ProgressView(run, steps=config.train.steps, world_size=nproc, console=console) as view:
+        with ProgressView(run, steps=config.train.steps, plan=plan, console=console) as view:
             view.every_tick(keeper.look)
             from trainer.recovery.launch import launch  # imports torch: after the bar is on the screen
 
             restarts = config.recovery.max_restarts if config.recovery.enabled else 0
-            outcome = launch(run, nproc_per_node=nproc, max_restarts=restarts, worker_arguments=arguments)
+            outcome = launch(run, nproc_per_node=plan.world_size, max_restarts=restarts, worker_arguments=arguments)
             keeper.end()
     finally:
         keeper.end()

@@ -32,6 +32,7 @@ import torch.distributed as dist
 from pydantic import ValidationError
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from probes.collectives import install
 from probes.failopen import failing_open, probes_disabled
 from probes.recorder import Recorder
 from probes.rundir import RunDir, RunError
@@ -141,12 +142,10 @@ def _train(
     recorder: Recorder,
 ) -> int:
     """From the process group to its end."""
-    backend = pick_backend(config, device)
     if store is not None:
-        if config.probes.collectives and recorder.enabled:
-            from probes.collectives import install
-
-            backend = install(recorder)
+        backend = pick_backend(config, device)
+        if config.probes.collectives:
+            install(recorder, check_nonfinite=config.probes.nonfinite_flags)
         dist.init_process_group(backend, store=store, rank=identity.rank, world_size=identity.world_size)
     recorder.describe(**plan.coordinates(identity.rank))
     training = build(config, plan, device, recorder=recorder)
@@ -161,6 +160,7 @@ def _train(
         prints_progress=identity.rank == 0 and "RANKSCOPE_RUN_DIR" not in os.environ,
     )
     train(session)
+    training.close()
     recorder.close()
     if store is not None:
         dist.destroy_process_group()
@@ -252,9 +252,9 @@ def _recorder(identity: Identity, config: Config, run: RunDir, attempt: int, dev
             recorder.event("attempt_started", world_size=identity.world_size)
         if identity.local_rank == 0:
             with failing_open("watch"):  # without it nothing is lost: the tapes are the source of truth
-                from trainer.recovery.watch import ensure_watch
+                from trainer.recovery.watch_process import start_watch
 
-                ensure_watch(run.path, identity.node_rank)
+                start_watch(run.path, identity.node_rank)
     return recorder
 
 

@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -32,14 +30,16 @@ from analyzers.finding import Finding
 from analyzers.live import LiveState, live_findings
 from probes.events import EventWriter
 from probes.rundir import NODE_RANK, RunDir, RunError
-from probes.store import Ingester, Store
+from probes.store import Ingester, Store, StoreError, StoreLockedError
 from trainer.recovery.processes import ProcessTracker, is_alive, kill
 from trainer.recovery.stacks import take_stacks
 
-__all__ = ["Watch", "ensure_watch", "main", "start_watch"]
+__all__ = ["Watch", "main"]
 
 logger = logging.getLogger("rankscope.watch")
 TICK_S = 1.0
+READER_PATIENCE_S = 10.0
+CLOSE_TRIES = 3
 ORPHAN_GRACE_S = 10.0
 """How long a run with no living process and no `run_ended` is waited for: between attempts all ranks are gone."""
 
@@ -47,18 +47,19 @@ ORPHAN_GRACE_S = 10.0
 class Watch:
     """The state of one node's watch; `tick` does one round."""
 
-    def __init__(self, run: RunDir, node_rank: int = 0) -> None:
+    def __init__(self, run: RunDir, ingester: Ingester, node_rank: int = 0) -> None:
         self.run = run
         self.node_rank = node_rank
         directory = run.node_dir(node_rank)
         directory.mkdir(parents=True, exist_ok=True)
         self.events = EventWriter(directory / "events.jsonl", attempt=0, rank=NODE_RANK)
-        self.ingester = Ingester(run, node_rank)
+        self.ingester = ingester
         self.tracker = ProcessTracker()
         self.live = LiveState()
         self.recover = bool(run.manifest().get("config", {}).get("recovery", {}).get("enabled", True))
         self._handled: set[tuple[int, int]] = set()  # (attempt, rank) whose hang was acted upon
         self._gone_since: float | None = None
+        self._closing = False
 
     def tick(self) -> bool:
         """One round; False when there is nothing left to watch."""
@@ -81,9 +82,11 @@ class Watch:
         return self._still_needed(ended, pids)
 
     def close(self) -> None:
-        """Ingest the last records and close."""
-        self.events.write("watch_stopped", pid=os.getpid())
-        self.ingester.tick()
+        """Ingest the last records and close. Raises StoreError if a reader held the store for too long."""
+        if not self._closing:
+            self.events.write("watch_stopped", pid=os.getpid())
+            self._closing = True
+        self.ingester.tick(thorough=True)
         self._say_findings()
         self.ingester.tick()
         self.events.close()
@@ -150,47 +153,6 @@ def _event_columns(finding: Finding) -> dict[str, object]:
     return columns
 
 
-def start_watch(run_dir: Path, node_rank: int = 0) -> subprocess.Popen[bytes]:
-    """Start a watch process for a run; its log is `logs/watch-node<k>.log` in the run's folder."""
-    logs = run_dir / "logs"
-    logs.mkdir(exist_ok=True)
-    with (logs / f"watch-node{node_rank}.log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "trainer.recovery.watch", str(run_dir), "--node-rank", str(node_rank)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # Ctrl-C in the terminal is for the trainer; watch records how it ends
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [_root(), os.environ.get("PYTHONPATH")]))},
-        )
-
-
-def ensure_watch(run_dir: Path, node_rank: int = 0) -> subprocess.Popen[bytes] | None:
-    """Start a watch unless one holds the node's lock already (under plain torchrun, local rank 0 calls this)."""
-    with _lock(RunDir(run_dir), node_rank) as free:
-        if not free:
-            return None
-    return start_watch(run_dir, node_rank)
-
-
-def _root() -> str:
-    return str(Path(__file__).resolve().parents[2])
-
-
-@contextlib.contextmanager
-def _lock(run: RunDir, node_rank: int) -> Iterator[bool]:
-    """Hold the node's watch lock; yields False if another process has it."""
-    fd = os.open(run.path / f".watch-node{node_rank}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        yield False
-    else:
-        yield True
-    finally:
-        os.close(fd)
-
-
 class _Stop(Exception):
     """SIGTERM or SIGINT arrived."""
 
@@ -211,15 +173,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RunError as error:
         sys.stderr.write(f"rankscope watch: {error}\n")
         return 2
-    with _lock(run, options.node_rank) as free:
-        if not free:
-            sys.stderr.write(f"rankscope watch: {run.path} is watched by another process already\n")
-            return 2
-        return _watch(run, options.node_rank)
+    try:
+        with _sole_writer(run, options.node_rank) as ingester:
+            return _watch(Watch(run, ingester, options.node_rank))
+    except StoreLockedError as error:
+        sys.stderr.write(f"rankscope watch: {error}\n")
+        return 2
 
 
-def _watch(run: RunDir, node_rank: int) -> int:
-    watch = Watch(run, node_rank)
+def _sole_writer(run: RunDir, node_rank: int) -> Ingester:
+    """The right to write the node's store; a reader that catches a store up has it for a moment only."""
+    deadline = time.monotonic() + READER_PATIENCE_S
+    while True:
+        try:
+            return Ingester(run, node_rank)
+        except StoreLockedError as error:
+            if error.role == "watch" or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
+
+
+def _watch(watch: Watch) -> int:
     watch.events.write("watch_started", pid=os.getpid())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
@@ -231,12 +205,17 @@ def _watch(run: RunDir, node_rank: int) -> int:
                     break
             except _Stop:
                 raise
+            except StoreError as error:  # a reader held the file, or the disk is full: the tapes keep everything
+                logger.warning("%s", error)
             except Exception:  # a tick that fails must not end the watching; the log has each one
                 logger.exception("tick failed, trying again")
             time.sleep(max(0.05, TICK_S - (time.monotonic() - start)))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    watch.close()
+    for _ in range(CLOSE_TRIES):
+        with contextlib.suppress(StoreError):
+            watch.close()
+            break
     return 0
 
 
