@@ -1,8 +1,8 @@
 """A finding: what an analyzer says, with the numbers that prove it.
 
-    Finding(analyzer="straggler", kind="straggler", severity="warning", status="fired", ranks=(3,), first_step=40,
-            last_step=120, cause="compute", summary="rank 3 ...", evidence={"factor": Number(1.42, "1")},
-            advice="straggler-compute")
+Finding(analyzer="straggler", kind="straggler", severity="warning", status="fired", ranks=(3,), first_step=40,
+        last_step=120, cause="compute", summary="rank 3 ...", evidence={"factor": Number(1.42, "1")},
+        advice="straggler-compute")
 """
 
 from __future__ import annotations

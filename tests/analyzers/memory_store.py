@@ -17,20 +17,27 @@ import numpy as np
 
 from probes.schema import TABLES
 from probes.store.ddl import SQL_TYPES, store_columns
+from probes.store.reader import _plain
+
+_CREATE = "; ".join(
+    f"CREATE TABLE {table.name} ("
+    + ", ".join(f'"{column.name}" {SQL_TYPES[column.type]}' for column in store_columns(table))
+    + ")"
+    for table in TABLES.values()
+)
 
 
 class MemoryStore:
     """Fits `analyzers.source.Source`. Unset columns are NULL."""
 
     def __init__(self) -> None:
-        self.connection = duckdb.connect()
+        self.connection = duckdb.connect(config={"threads": 1})
         self._gone: set[str] = set()
-        for table in TABLES.values():
-            columns = ", ".join(f'"{column.name}" {SQL_TYPES[column.type]}' for column in store_columns(table))
-            self.connection.execute(f"CREATE TABLE {table.name} ({columns})")
+        self.connection.execute(_CREATE)
 
     def query(self, sql: str, params: Sequence[Any] = ()) -> dict[str, Any]:
-        return self.connection.execute(sql, list(params)).fetchnumpy()
+        found = self.connection.execute(sql, list(params)).fetchnumpy()
+        return {name: _plain(values) for name, values in found.items()}
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         return self.connection.execute(sql, list(params)).fetchall()

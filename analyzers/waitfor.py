@@ -1,0 +1,204 @@
+"""Who waits for whom, and who is to blame: wait-for reasoning over the calls that were in flight.
+
+    blame = find_culprits(view)
+    blame.cause, blame.culprits, blame.waiting      # "not_entered", (1,), (0, 2, 3)
+
+1. A rank is waiting if it has a call in flight. Only the oldest of each group counts: the others queue behind it.
+2. A stopped process is the culprit wherever it is.
+3. The same (group, number) with another operation, dtype or size on different ranks is a mismatch; the smaller side is
+   named (both, if they are equally many).
+4. Edges: who is in a collective waits for the members that have not entered it; who receives waits for the sender
+   that has not sent, and the reverse.
+5. A rank that is waited for and waits for nobody is a culprit: it never came. Its open span says what it does instead.
+6. Without such a rank the edges hold a cycle (groups taken in opposite order), or everybody entered and nobody left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .snapshot import AttemptView, Call
+
+__all__ = ["Blame", "find_culprits"]
+
+_SIZED = ("all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast")
+"""Operations whose input must have one size on all members; the others may legitimately be uneven."""
+_PHASE_CAUSES = {"data": "data", "checkpoint": "checkpoint", "evaluate": "evaluate", "eval": "evaluate"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """Culprits apart from those who wait. `call` is the call that the most ranks wait in."""
+
+    cause: str
+    culprits: tuple[int, ...]
+    waiting: tuple[int, ...] = ()
+    call: Call | None = None
+    cycle: tuple[int, ...] = ()
+    differs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """With a mismatch: what was called -> ranks."""
+
+
+def find_culprits(view: AttemptView) -> Blame:
+    """Blame ranks for a standstill. Pure; says nothing of whether there is one."""
+    alive = {rank: state for rank, state in view.ranks.items() if not state.closed}
+    heads = {rank: _heads(state.calls) for rank, state in alive.items()}
+    waiting = tuple(sorted(rank for rank in heads if heads[rank]))
+    call = _commonest([call for calls in heads.values() for call in calls])
+
+    stopped = tuple(sorted(rank for rank, state in alive.items() if state.state == "stopped"))
+    if stopped:
+        return Blame(
+            cause="stopped", culprits=stopped, waiting=_without(waiting, stopped), call=_not_of(call, stopped, heads)
+        )
+    mismatch = _mismatch(heads)
+    if mismatch is not None:
+        cause, culprits, differs, first = mismatch
+        return Blame(cause=cause, culprits=culprits, waiting=_without(waiting, culprits), call=first, differs=differs)
+
+    waits = _Waits(view)
+    edges = {rank: waits.targets(calls) for rank, calls in heads.items() if calls}
+    missed = {rank for targets in edges.values() for rank in targets}
+    roots = tuple(sorted(rank for rank in missed if not edges.get(rank)))
+    if roots:
+        awaited = _commonest([c for calls in heads.values() for c in calls if not waits.targets([c]).isdisjoint(roots)])
+        return Blame(
+            cause=_instead(view, roots, awaited), culprits=roots, waiting=_without(waiting, roots), call=awaited
+        )
+    cycle = _cycle(edges)
+    if cycle:
+        return Blame(
+            cause="order_inversion",
+            culprits=tuple(sorted(cycle)),
+            waiting=_without(waiting, cycle),
+            call=call,
+            cycle=cycle,
+        )
+    if waiting:
+        return Blame(cause="all_entered", culprits=waiting, waiting=(), call=call)
+    return Blame(cause="busy", culprits=tuple(sorted(alive)), waiting=(), call=None)
+
+
+def _heads(calls: tuple[Call, ...]) -> list[Call]:
+    """The oldest call in flight of each group (of each direction and peer for p2p)."""
+    oldest: dict[Any, Call] = {}
+    for call in calls:
+        key = (call.op, call.peer) if call.is_p2p else call.group
+        if key not in oldest or call.seq < oldest[key].seq:
+            oldest[key] = call
+    return list(oldest.values())
+
+
+class _Waits:
+    """Whom a call waits for; who is behind in a group is worked out once for all who wait there."""
+
+    def __init__(self, view: AttemptView) -> None:
+        self._view = view
+        self._behind: dict[tuple[str, int], frozenset[int]] = {}
+
+    def targets(self, calls: list[Call]) -> set[int]:
+        found: set[int] = set()
+        for call in calls:
+            found |= self._partner(call) if call.is_p2p else self._members_behind(call.group, call.seq)
+        return found
+
+    def _members_behind(self, group: str, seq: int) -> frozenset[int]:
+        if (group, seq) not in self._behind:
+            last_seq, members = self._view.last_seq, self._view.members.get(group, ())
+            self._behind[group, seq] = frozenset(m for m in members if last_seq.get((group, m), -1) < seq)
+        return self._behind[group, seq]
+
+    def _partner(self, call: Call) -> set[int]:
+        partner = "recv" if call.op == "send" else "send"
+        if call.peer is None or self._view.last_p2p.get((call.peer, partner, call.rank), -1) >= call.seq:
+            return set()
+        return {call.peer}
+
+
+def _mismatch(heads: Mapping[int, list[Call]]) -> tuple[str, tuple[int, ...], dict[str, tuple[int, ...]], Call] | None:
+    together: dict[tuple[str, int], list[Call]] = {}
+    for calls in heads.values():
+        for call in calls:
+            if not call.is_p2p:
+                together.setdefault((call.group, call.seq), []).append(call)
+    checks: list[tuple[str, Callable[[Call], str]]] = [
+        ("mismatch_operation", lambda call: call.op),
+        ("mismatch_dtype", lambda call: call.dtype),
+        ("mismatch_size", lambda call: f"{call.op} of {call.shape or call.num_bytes} ({call.num_bytes} bytes)"),
+    ]
+    for calls in together.values():
+        for cause, kind_of in checks:
+            if cause == "mismatch_size" and calls[0].op not in _SIZED:
+                continue
+            kinds: dict[str, list[int]] = {}
+            for call in calls:
+                kinds.setdefault(kind_of(call), []).append(call.rank)
+            if len(kinds) > 1:
+                most = max(len(ranks) for ranks in kinds.values())
+                fewer = [rank for ranks in kinds.values() if len(ranks) < most for rank in ranks]
+                named = fewer or [rank for ranks in kinds.values() for rank in ranks]
+                differs = {kind: tuple(sorted(ranks)) for kind, ranks in kinds.items()}
+                return (
+                    cause,
+                    tuple(sorted(named)),
+                    differs,
+                    next(c for c in calls if fewer == [] or c.rank not in named),
+                )
+    return None
+
+
+def _instead(view: AttemptView, roots: tuple[int, ...], awaited: Call | None) -> str:
+    """The cause, from what the culprits do instead of what they are waited for."""
+    causes = {next((_PHASE_CAUSES[p] for p in reversed(view.ranks[r].phases) if p in _PHASE_CAUSES), "")
+              for r in roots if r in view.ranks}  # fmt: skip
+    if len(causes) == 1 and causes != {""}:
+        return causes.pop()
+    return "p2p_unmatched" if awaited is not None and awaited.is_p2p else "not_entered"
+
+
+def _cycle(edges: Mapping[int, set[int]]) -> tuple[int, ...]:
+    """One cycle of the wait-for graph, from its smallest rank; empty if there is none."""
+    finished: set[int] = set()
+    for start in sorted(edges):
+        path: list[int] = []
+        on_path: dict[int, int] = {}
+        stack = [(start, iter(sorted(edges[start])))] if start not in finished else []
+        if stack:
+            on_path[start] = 0
+            path.append(start)
+        while stack:
+            rank, targets = stack[-1]
+            target = next(targets, None)
+            if target is None:
+                stack.pop()
+                path.pop()
+                del on_path[rank]
+                finished.add(rank)
+            elif target in on_path:
+                cycle = path[on_path[target] :]
+                smallest = cycle.index(min(cycle))
+                return tuple(cycle[smallest:] + cycle[:smallest])
+            elif target in edges and target not in finished:
+                on_path[target] = len(path)
+                path.append(target)
+                stack.append((target, iter(sorted(edges[target]))))
+    return ()
+
+
+def _commonest(calls: list[Call]) -> Call | None:
+    if not calls:
+        return None
+    ((key, _),) = Counter((call.group, call.seq, call.op) for call in calls).most_common(1)
+    return min((c for c in calls if (c.group, c.seq, c.op) == key), key=lambda c: (c.issue_ns, c.rank))
+
+
+def _not_of(call: Call | None, culprits: tuple[int, ...], heads: Mapping[int, list[Call]]) -> Call | None:
+    """The call that the others wait in, if any does."""
+    return _commonest([c for rank, calls in heads.items() if rank not in culprits for c in calls]) or call
+
+
+def _without(ranks: tuple[int, ...], culprits: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(rank for rank in ranks if rank not in culprits)
