@@ -10,7 +10,7 @@
 | hang | stops joining collectives after the forward pass and sleeps for ever |
 | stop, kill | SIGSTOP, SIGKILL to itself |
 | exception, exit | raises RuntimeError; leaves with exit code 1 |
-| bad_batch | the batch of that step (or `batch`) holds random tokens; on all data ranks if no rank is given |
+| bad_batch | the batch of that step (or `batch`) holds random tokens; for all ranks if none is given |
 
 A slow rank stays slow until step `until`, or to the end of its attempt. A fault fires once in a run: not again in the
 next attempt, nor when its step is replayed after a rollback. `bad_batch` is tied to its batch instead, so whoever

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from probes.recorder import Recorder
 from probes.rundir import RunDir
-from trainer.data.batches import Batch, BatchStream
+from trainer.data.batches import Batch
 from trainer.drills.faults import Fault, FaultError
 from trainer.training import Training
 
@@ -39,9 +39,14 @@ def arm(
     for number, fault in enumerate(faults):
         if fault.rank >= world_size:
             raise FaultError(f"--fault {fault.kind}: rank = {fault.rank}: the run has ranks 0 to {world_size - 1}")
-        if fault.rank in (-1, rank):
+        if fault.rank in (-1, rank) or _spoils_the_same_rows(fault, training):
             trigger = _Trigger(fault, number, recorder, run, rank)
             _ARM[fault.kind](trigger, training)
+
+
+def _spoils_the_same_rows(fault: Fault, training: Training) -> bool:
+    """Ranks of one tensor-parallel group read the same rows: a batch that is bad for one is bad for all."""
+    return fault.kind == "bad_batch" and training.plan.data_rank(fault.rank) == training.data_rank
 
 
 class _Trigger:
@@ -86,16 +91,18 @@ class _Trigger:
         self.recorder.event("fault_injected", fault=self.fault.kind, parameters=self.fault.parameters())
 
 
-class _FaultyStream(BatchStream):
-    """A stream that does something before, or to, the batches that it hands out."""
+class _FaultyLoader:
+    """A loader that does something before, or to, the batches that it hands out."""
 
-    def __init__(self, inner: BatchStream) -> None:
-        self.__dict__.update(inner.__dict__)
+    def __init__(self, inner: Any) -> None:
         self.inner = inner
 
-    def batch(self, batch_index: int, data_rank: int = 0, data_size: int = 1) -> Batch:
+    def batch(self, batch_index: int) -> Batch:
         self.before()
-        return self.change(self.inner.batch(batch_index, data_rank, data_size))
+        return self.change(self.inner.batch(batch_index))
+
+    def close(self) -> None:
+        self.inner.close()
 
     def before(self) -> None: ...
 
@@ -104,12 +111,12 @@ class _FaultyStream(BatchStream):
 
 
 def _arm_act(trigger: _Trigger, training: Training) -> None:
-    class Acting(_FaultyStream):
+    class Acting(_FaultyLoader):
         def before(self) -> None:
             if trigger.due():
                 _act(trigger.fault)
 
-    training.stream = Acting(training.stream)
+    training.loader = Acting(training.loader)
 
 
 def _act(fault: Fault) -> None:
@@ -140,14 +147,14 @@ def _sleep_for_ever() -> NoReturn:
 def _arm_slow_data(trigger: _Trigger, training: Training) -> None:
     fault, clock = trigger.fault, _StepClock()
 
-    class Slow(_FaultyStream):
+    class Slow(_FaultyLoader):
         def before(self) -> None:
             own_s = clock.own_s(trigger.recorder)
             if trigger.lasting():
                 time.sleep(fault.seconds or (fault.factor or 2.0) * own_s - own_s)
                 clock.pause(trigger.recorder)
 
-    training.stream = Slow(training.stream)
+    training.loader = Slow(training.loader)
 
 
 class _StepClock:
@@ -192,7 +199,7 @@ def _poisoned(grad: Tensor) -> Tensor:
 def _arm_bad_batch(trigger: _Trigger, training: Training) -> None:
     fault, told = trigger.fault, [False]
 
-    class Bad(_FaultyStream):
+    class Bad(_FaultyLoader):
         def change(self, batch: Batch) -> Batch:
             if batch.index != fault.batch_index:
                 return batch
@@ -209,7 +216,7 @@ def _arm_bad_batch(trigger: _Trigger, training: Training) -> None:
                 sample_ids=batch.sample_ids,
             )
 
-    training.stream = Bad(training.stream)
+    training.loader = Bad(training.loader)
 
 
 def _arm_slow_compute(trigger: _Trigger, training: Training) -> None:
