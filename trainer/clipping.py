@@ -62,11 +62,11 @@ def gradient_norm(parameters: Iterable[torch.nn.Parameter], ranks_per_stage: int
     # float64: the sum over all ranks then rounds the same way whatever the layout is, to float32's last bit.
     total = torch.zeros((), dtype=torch.float64, device=device)
     if gradients:
-        norms = torch.stack(torch._foreach_norm([grad for grad, _ in gradients])).double()
+        norms = torch._foreach_norm([grad for grad, _ in gradients])
+        # Divided by Python numbers, one group at a time: nothing is copied to the device and nothing waits for it.
         for copies in sorted({copies for _, copies in gradients}):
-            # Indexed by slices of one tensor and divided by a Python number: nothing waits for the device.
-            chosen = [norms[number] for number, (_, other) in enumerate(gradients) if other == copies]
-            total += torch.stack(chosen).square().sum() / copies
+            group = [norm for norm, (_, other) in zip(norms, gradients, strict=True) if other == copies]
+            total += torch.stack(group).double().square().sum() / copies
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(total)
     return total.sqrt().float()

@@ -13,6 +13,8 @@ from trainer.config import ConfigError
 from trainer.mesh_plan import resolve
 from trainer.stages import split_layers
 
+pytestmark = pytest.mark.timeout(300)
+
 STEPS = 10
 MODEL = {"num_layers": 4}
 
@@ -56,7 +58,7 @@ def single() -> Outcome:
 
 
 def outcomes_of(layouts: dict[str, Sections], world_size: int) -> list[dict[str, Outcome]]:
-    return run_ranks(train_layouts, world_size=world_size, args=(layouts, STEPS), deadline_s=100)
+    return run_ranks(train_layouts, world_size=world_size, args=(layouts, STEPS), deadline_s=240)
 
 
 @pytest.fixture(scope="module")

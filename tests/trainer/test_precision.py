@@ -13,6 +13,8 @@ from tests.trainer.layouts import Outcome, tiny, train, train_layouts
 from trainer.build import build
 from trainer.mesh_plan import resolve
 
+pytestmark = pytest.mark.timeout(300)
+
 STEPS = 8
 Sections = dict[str, dict[str, Any]]
 
@@ -47,7 +49,7 @@ def single() -> dict[str, Outcome]:
 
 @pytest.fixture(scope="module")
 def two_ranks() -> list[dict[str, Outcome]]:
-    return run_ranks(train_layouts, world_size=2, args=(LAYOUTS, STEPS), deadline_s=100)
+    return run_ranks(train_layouts, world_size=2, args=(LAYOUTS, STEPS), deadline_s=240)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
