@@ -9,7 +9,8 @@
     recorder.close()
 
 A step is written when it begins and again when it ends, and so is a span: what a rank was doing when it died or hung
-is on the tape. Spans of a known phase (`PHASES`) add to the step's columns; nested spans of another kind do not.
+is on the tape. Spans of a known phase (`PHASES`) add to the step's columns, unless they lie inside another such span:
+the phases of a step never add up to more than the step.
 A disabled recorder (`Recorder.disabled()`) has the same methods and does nothing.
 """
 
@@ -21,13 +22,12 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from .events import EventWriter
-from .failopen import error_counts, failing_open
+from .failopen import error_counts, failing_open, record_error
 from .names import NameWriter
 from .schema import TABLES, UNSET
 from .tape import COMPLETE, OPEN, TapeWriter
@@ -40,6 +40,25 @@ _STEP_COLUMNS = {column.name: i for i, column in enumerate(TABLES["steps"].colum
 _LATE = ("loss", "local_loss", "grad_norm", "lr", "tokens", "batch_index", "committed", "nonfinite_count")
 _NONE_I32 = int(UNSET["i32"])
 _NONE_I64 = int(UNSET["i64"])
+_MEMORY_INTERVAL_NS = 250_000_000  # reading /proc costs more than the rest of a step's record
+_monotonic_ns = time.monotonic_ns
+_cpu_ns = time.process_time_ns
+
+
+def _phase_columns() -> dict[str, tuple[int, int]]:
+    """Kind of span -> where its time and its wait go in a step's row; -1: nowhere."""
+    columns = {
+        phase: (_STEP_COLUMNS[f"{phase}_ns"], _STEP_COLUMNS[f"{phase}_wait_ns"] if phase in _WAIT_PHASES else -1)
+        for phase in PHASES
+    }
+    columns["weight"] = columns["backward"]  # zero-bubble pipelines compute the weights' gradients apart
+    return columns
+
+
+_PHASE_COLUMNS = _phase_columns()
+_STEP, _START, _DURATION = _STEP_COLUMNS["step"], _STEP_COLUMNS["start_ns"], _STEP_COLUMNS["duration_ns"]
+_CPU, _WAIT, _GC = _STEP_COLUMNS["cpu_ns"], _STEP_COLUMNS["collective_wait_ns"], _STEP_COLUMNS["gc_ns"]
+_MEMORY = _STEP_COLUMNS["memory_bytes"]
 
 
 class Recorder:
@@ -71,10 +90,19 @@ class Recorder:
         self._tapes: dict[str, TapeWriter] = {}
         self._steps = self.tape("steps")
         self._spans = self.tape("spans")
-        self._row = self._steps.unset_row()
+        self._finish_span = self._spans.finisher("end_ns", "wait_ns")
+        self._empty_row = self._steps.unset_row()
+        for phase, wait in _PHASE_COLUMNS.values():
+            self._empty_row[phase] = 0
+            if wait >= 0:
+                self._empty_row[wait] = 0
+        self._row = self._empty_row.copy()
+        self._in_phase = False
+        self._memory_bytes = _NONE_I64
+        self._memory_read_ns = 0
+        self._step_start_ns = self._step_cpu_start_ns = self._step_wait_start_ns = 0
         self._slot = -1
         self._late: dict[int, int] = {}  # step number -> slot, for values that are read back later
-        self._stack: list[_Span] = []
         self._gc_ns = 0
         self._gc_start_ns = 0
         gc.callbacks.append(self._on_gc)
@@ -109,12 +137,9 @@ class Recorder:
         """Write one event; the current step is filled in."""
         self._events.write(kind, step=self.step_number if step is None else step, **detail)
 
-    @contextlib.contextmanager
-    def step(self, number: int) -> Iterator[None]:
+    def step(self, number: int) -> contextlib.AbstractContextManager[None]:
         """Record the block as training step `number`. An exception leaves the step open on the tape."""
-        self._begin_step(number)
-        yield
-        self._end_step()
+        return _Step(self, number)
 
     def span(self, kind: str, *, microbatch: int = _NONE_I32, stage: int = _NONE_I32) -> _Span:
         """A context manager that records its block; `kind` in PHASES also adds to the step's columns."""
@@ -151,31 +176,30 @@ class Recorder:
         self.name.close()
 
     def _begin_step(self, number: int) -> None:
-        with failing_open("recorder.step"):
-            self.step_number = number
-            self._row = row = self._steps.unset_row()
-            row[_STEP_COLUMNS["step"]] = number
-            for phase in PHASES:
-                row[_STEP_COLUMNS[f"{phase}_ns"]] = 0
-            for phase in _WAIT_PHASES:
-                row[_STEP_COLUMNS[f"{phase}_wait_ns"]] = 0
-            self._gc_ns = 0
-            self._step_wait_start_ns = self.wait_ns
-            self._step_cpu_start_ns = time.process_time_ns()
-            row[_STEP_COLUMNS["start_ns"]] = self._step_start_ns = time.monotonic_ns()
-            self._slot = self._steps.append(OPEN, *row)
+        self.step_number = number
+        self._row = row = self._empty_row.copy()
+        row[_STEP] = number
+        self._in_phase = False
+        self._gc_ns = 0
+        self._step_wait_start_ns = self.wait_ns
+        self._step_cpu_start_ns = _cpu_ns()
+        row[_START] = self._step_start_ns = _monotonic_ns()
+        self._slot = self._steps.append(OPEN, *row)
 
     def _end_step(self) -> None:
-        with failing_open("recorder.step"):
-            row = self._row
-            row[_STEP_COLUMNS["duration_ns"]] = time.monotonic_ns() - self._step_start_ns
-            row[_STEP_COLUMNS["cpu_ns"]] = time.process_time_ns() - self._step_cpu_start_ns
-            row[_STEP_COLUMNS["collective_wait_ns"]] = self.wait_ns - self._step_wait_start_ns
-            row[_STEP_COLUMNS["gc_ns"]] = self._gc_ns
-            if row[_STEP_COLUMNS["memory_bytes"]] == _NONE_I64:
-                row[_STEP_COLUMNS["memory_bytes"]] = resident_bytes()
-            deferred = self.step_number in self._late
-            self._steps.rewrite(self._slot, OPEN if deferred else COMPLETE, *row)
+        row = self._row
+        now = _monotonic_ns()
+        row[_DURATION] = now - self._step_start_ns
+        row[_CPU] = _cpu_ns() - self._step_cpu_start_ns
+        row[_WAIT] = self.wait_ns - self._step_wait_start_ns
+        row[_GC] = self._gc_ns
+        if row[_MEMORY] == _NONE_I64:
+            if now - self._memory_read_ns > _MEMORY_INTERVAL_NS:
+                self._memory_read_ns = now
+                self._memory_bytes = resident_bytes()
+            row[_MEMORY] = self._memory_bytes
+        deferred = self.step_number in self._late
+        self._steps.rewrite(self._slot, OPEN if deferred else COMPLETE, *row)
 
     def _on_gc(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
@@ -184,46 +208,89 @@ class Recorder:
             self._gc_ns += time.monotonic_ns() - self._gc_start_ns
 
 
+class _Step:
+    """One step of a recorder."""
+
+    __slots__ = ("_number", "_recorder")
+
+    def __init__(self, recorder: Recorder, number: int) -> None:
+        self._recorder = recorder
+        self._number = number
+
+    def __enter__(self) -> None:
+        try:
+            self._recorder._begin_step(self._number)
+        except Exception as error:
+            record_error("recorder.step", error)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            try:
+                self._recorder._end_step()
+            except Exception as failure:
+                record_error("recorder.step", failure)
+
+
 class _Span:
     """One span of a recorder; entering stores it open, leaving completes it."""
 
-    __slots__ = ("_kind", "_microbatch", "_outer_phase", "_recorder", "_slot", "_stage", "_start_ns", "_wait_start_ns")
+    __slots__ = (
+        "_columns",
+        "_kind",
+        "_microbatch",
+        "_outer_phase",
+        "_recorder",
+        "_slot",
+        "_stage",
+        "_start_ns",
+        "_wait_start_ns",
+    )
 
     def __init__(self, recorder: Recorder, kind: str, microbatch: int, stage: int) -> None:
         self._recorder = recorder
         self._kind = kind
         self._microbatch = microbatch
         self._stage = stage
+        self._slot = -1
+        self._columns: tuple[int, int] | None = None
 
     def __enter__(self) -> None:
         recorder = self._recorder
-        with failing_open("recorder.span"):
-            self._slot = -1
-            self._outer_phase = recorder.phase
-            self._wait_start_ns = recorder.wait_ns
+        self._outer_phase = recorder.phase
+        self._wait_start_ns = recorder.wait_ns
+        try:
+            columns = _PHASE_COLUMNS.get(self._kind)
+            if columns is not None and not recorder._in_phase:
+                self._columns = columns
+                recorder._in_phase = True
             recorder.phase = kind = recorder.name(self._kind)
-            self._start_ns = start = time.monotonic_ns()
+            self._start_ns = start = _monotonic_ns()
             self._slot = recorder._spans.append(
                 OPEN, recorder.step_number, self._microbatch, self._stage, kind, start, _NONE_I64, _NONE_I64
             )
+        except Exception as error:
+            record_error("recorder.span", error)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         recorder = self._recorder
-        with failing_open("recorder.span"):
-            end = time.monotonic_ns()
+        try:
+            end = _monotonic_ns()
             waited = recorder.wait_ns - self._wait_start_ns
-            spans = recorder._spans
-            spans.set(self._slot, "end_ns", end)
-            spans.set(self._slot, "wait_ns", waited)
-            spans.complete(self._slot)
             recorder.phase = self._outer_phase
-            column = _STEP_COLUMNS.get(f"{self._kind}_ns") if self._kind in PHASES else None
-            if column is not None:
-                recorder._row[column] += end - self._start_ns
-                if self._kind in _WAIT_PHASES:
-                    recorder._row[_STEP_COLUMNS[f"{self._kind}_wait_ns"]] += waited
+            recorder._finish_span(self._slot, end, waited)
+            columns = self._columns
+            if columns is not None:
+                recorder._in_phase = False
+                row = recorder._row
+                row[columns[0]] += end - self._start_ns
+                if columns[1] >= 0:
+                    row[columns[1]] += waited
+        except Exception as failure:
+            record_error("recorder.span", failure)
 
 
 class _DisabledRecorder(Recorder):
@@ -239,10 +306,9 @@ class _DisabledRecorder(Recorder):
     def event(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
         pass
 
-    @contextlib.contextmanager
-    def step(self, number: int) -> Iterator[None]:
+    def step(self, number: int) -> contextlib.AbstractContextManager[None]:
         self.step_number = number
-        yield
+        return contextlib.nullcontext()
 
     def span(self, kind: str, *, microbatch: int = 0, stage: int = 0) -> Any:
         return contextlib.nullcontext()

@@ -203,8 +203,12 @@ class TapeWriter:
             if self.closed or number < self._current.last or number < self._retry_at:
                 self._count_dropped()
                 return None
+            # Where the last one ended, not at `number`: another thread may hold a smaller one that it has yet to store.
+            first = self._current.last
+            if self._retry_at or number >= first + self._capacity:
+                first = number
             try:
-                segment = self._new_segment(number)
+                segment = self._new_segment(first)
             except OSError:
                 self._retry_at = number + RETRY_RECORDS
                 self._count_dropped()
@@ -213,6 +217,7 @@ class TapeWriter:
                 self._seal(self._current)
                 self._previous = self._current
             self._current = segment
+            self._retry_at = 0
             return segment
 
     def _count_dropped(self) -> None:

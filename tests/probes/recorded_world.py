@@ -1,0 +1,65 @@
+"""A gloo world whose process groups are recorded, for workers of `run_ranks`.
+
+def worker(rank, world_size, folder):
+    with recorded_world(rank, world_size, folder) as recorder:
+        dist.all_reduce(...)
+    return rows(recorder, "collectives")
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from probes.collectives import install, uninstall
+from probes.names import read_names
+from probes.recorder import Recorder
+from probes.schema import TABLES, UNSET
+from probes.tape_reader import read_segment, segment_paths
+
+
+@contextmanager
+def recorded_world(
+    rank: int, world_size: int, folder: str, *, record: bool = True, timeout_s: float = 60.0
+) -> Iterator[Recorder]:
+    """Replace the default group by one that is recorded (or by a plain one), with errors of probes raised."""
+    os.environ["RANKSCOPE_FAIL_LOUD"] = "1"
+    dist.destroy_process_group()
+    recorder = Recorder(Path(folder) / f"rank-{rank}", rank=rank, attempt=0, world_size=world_size)
+    if record:
+        install(recorder)
+    store = dist.FileStore(str(Path(folder) / "recorded-store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s))
+    try:
+        yield recorder
+    finally:
+        uninstall()
+        recorder.close()
+
+
+def rows(directory: Path, table: str) -> list[dict[str, Any]]:
+    """The records of a rank's tape as plain dicts: names resolved, None where nothing was recorded."""
+    names, _ = read_names(directory / "names.jsonl")
+    found = []
+    for path in segment_paths(directory, table):
+        segment = read_segment(path)
+        for record in segment.records:
+            row: dict[str, Any] = {"state": int(record["state"])}
+            for column in TABLES[table].columns:
+                value = record[column.name].item()
+                if column.type == "name":
+                    row[column.name] = names.get(value, "")
+                elif column.type == "f64":  # its sentinel is one NaN among many
+                    unset = record[column.name].tobytes() == np.float64(UNSET["f64"]).tobytes()
+                    row[column.name] = None if unset else value
+                else:
+                    row[column.name] = None if value == UNSET[column.type] else value
+            found.append(row)
+    return found

@@ -1,0 +1,126 @@
+"""Steps, spans and events of a rank, as they are read back from its tapes."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from probes.failopen import error_counts
+from probes.recorder import Recorder
+from probes.tape import COMPLETE, OPEN
+from tests.probes.recorded_world import rows
+
+
+@pytest.fixture
+def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    monkeypatch.setenv("RANKSCOPE_FAIL_LOUD", "1")
+    return Recorder(tmp_path, rank=3, attempt=1, world_size=4)
+
+
+def test_a_step_has_its_phases_and_its_values(recorder: Recorder, tmp_path: Path) -> None:
+    with recorder.step(7):
+        with recorder.span("data"):
+            pass
+        with recorder.span("forward", microbatch=2, stage=1):
+            recorder.wait_ns += 5
+        recorder.log(loss=2.5, tokens=64)
+    (step,) = rows(tmp_path, "steps")
+    assert (step["step"], step["state"], step["loss"], step["tokens"]) == (7, COMPLETE, 2.5, 64)
+    assert step["forward_wait_ns"] == step["collective_wait_ns"] == 5
+    assert step["data_ns"] + step["forward_ns"] <= step["duration_ns"]
+    assert step["backward_ns"] == 0  # measured: no backward
+    assert step["grad_norm"] is None  # not measured
+    assert step["memory_bytes"] > 1 << 20
+    data, forward = rows(tmp_path, "spans")
+    assert (forward["kind"], forward["microbatch"], forward["stage"], forward["wait_ns"]) == ("forward", 2, 1, 5)
+    assert data["microbatch"] is None
+    assert data["end_ns"] <= forward["start_ns"]
+
+
+def test_the_phases_of_a_step_do_not_count_twice(recorder: Recorder, tmp_path: Path) -> None:
+    with recorder.step(1), recorder.span("evaluate"), recorder.span("forward"), recorder.span("attention"):
+        time.sleep(0.001)
+    with recorder.step(2), recorder.span("weight"):
+        time.sleep(0.001)
+    first, second = rows(tmp_path, "steps")
+    assert first["evaluate_ns"] > 0
+    assert first["forward_ns"] == 0
+    assert second["backward_ns"] > 0
+    assert [span["kind"] for span in rows(tmp_path, "spans")] == ["evaluate", "forward", "attention", "weight"]
+
+
+def test_phase_is_the_innermost_span(recorder: Recorder) -> None:
+    seen = []
+    with recorder.span("backward"):
+        seen.append(recorder.phase)
+        with recorder.span("layer"):
+            seen.append(recorder.phase)
+        seen.append(recorder.phase)
+    assert seen == [recorder.name("backward"), recorder.name("layer"), recorder.name("backward")]
+    assert recorder.phase == 0
+
+
+def test_what_was_going_on_when_a_step_failed_stays_open(recorder: Recorder, tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), recorder.step(1):
+        raise ZeroDivisionError
+    (step,) = rows(tmp_path, "steps")
+    assert step["state"] == OPEN
+    assert step["duration_ns"] is None
+
+
+def test_values_that_come_later(recorder: Recorder, tmp_path: Path) -> None:
+    with recorder.step(1):
+        recorder.defer()
+    with recorder.step(2):
+        pass
+    assert [step["state"] for step in rows(tmp_path, "steps")] == [OPEN, COMPLETE]
+    recorder.log_late(1, loss=float("nan"), grad_norm=3.0)
+    first, _ = rows(tmp_path, "steps")
+    assert first["state"] == COMPLETE
+    assert first["loss"] != first["loss"]  # a NaN is a value, not a gap
+    assert first["grad_norm"] == 3.0
+
+
+def test_time_in_the_garbage_collector_is_counted(recorder: Recorder, tmp_path: Path) -> None:
+    with recorder.step(1):
+        gc.collect()
+    (step,) = rows(tmp_path, "steps")
+    assert 0 < step["gc_ns"] <= step["duration_ns"]
+
+
+def test_an_unknown_value_is_counted_and_not_raised(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, rank=0, attempt=0)
+    before = error_counts["recorder.log"]
+    with recorder.step(1):
+        recorder.log(no_such_column=1.0)
+    assert error_counts["recorder.log"] == before + 1
+    assert rows(tmp_path, "steps")[0]["state"] == COMPLETE
+
+
+def test_the_last_event_says_what_was_lost(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.event("fault_injected", fault="nan_grad")
+    recorder.close()
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["kind"] for event in events] == ["rank", "fault_injected", "rank_closed"]
+    assert events[0]["world_size"] == 4
+    assert events[-1]["dropped_records"] == {}
+    with recorder.step(9):  # after the end: dropped, and no error
+        pass
+
+
+def test_a_disabled_recorder_does_nothing(tmp_path: Path) -> None:
+    recorder = Recorder.disabled()
+    with recorder.step(4), recorder.span("forward", microbatch=1):
+        recorder.log(loss=1.0)
+    recorder.defer()
+    recorder.log_late(4, loss=1.0)
+    recorder.event("anything")
+    recorder.describe(tp=0)
+    recorder.close()
+    assert recorder.step_number == 4
+    assert not recorder.enabled
+    assert list(tmp_path.iterdir()) == []
