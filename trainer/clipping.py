@@ -73,8 +73,12 @@ def gradient_norm(parameters: Iterable[torch.nn.Parameter], ranks_per_stage: int
 
 
 def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """What to multiply gradients with so that their norm is at most `max_norm`; stays on the device."""
-    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    """What to multiply gradients with so that their norm is at most `max_norm`; stays on the device.
+
+    One for a norm that is not finite: a NaN factor would reach every gradient, and nobody could say which was bad.
+    """
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    return torch.where(torch.isfinite(norm), factor, torch.ones_like(factor))
 
 
 @torch.no_grad()

@@ -200,9 +200,10 @@ def _join_run(
     The attempt is the launcher's restart count, unless tapes of it are there already: then the run is being continued
     by a new launch, and the next free number is taken.
     """
+    key = f"rankscope/run/{identity.restarts}"  # the store may be the same one in the next attempt
     if identity.rank != 0:
         assert store is not None
-        path, number = store.get("rankscope/run").decode().rsplit("\n", 1)
+        path, number = store.get(key).decode().rsplit("\n", 1)
         return RunDir(Path(path)), int(number)
     lasting = store._underlying_non_prefix_store if isinstance(store, dist.PrefixStore) else store
     named = os.environ.get("RANKSCOPE_RUN_DIR")
@@ -217,7 +218,7 @@ def _join_run(
     attempt = max([identity.restarts, *(number + 1 for number in taken)])
     if store is not None and lasting is not None:
         lasting.set("rankscope/lasting_run", str(run.path))
-        store.set("rankscope/run", f"{run.path}\n{attempt}")
+        store.set(key, f"{run.path}\n{attempt}")
     return run, attempt
 
 
@@ -276,7 +277,7 @@ def _gradient_probe(config: Config, recorder: Recorder, training: Any) -> Any:
     with failing_open("gradients"):
         from probes.gradients import GradientProbe
 
-        return GradientProbe(recorder, list(training.named_parameters()), config.probes.gradient_interval)
+        return GradientProbe(recorder, training.named_parameters(), interval=config.probes.gradient_interval)
     return None
 
 

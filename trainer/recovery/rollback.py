@@ -16,6 +16,7 @@ resumes from a checkpoint with the batch skipped, or meets the batch again and d
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import Any, Protocol
 
@@ -35,7 +36,7 @@ __all__ = ["Recovery"]
 class GradientExaminer(Protocol):
     """Says what is wrong with this rank's gradients; the probe of `probes.gradients`."""
 
-    def examine(self, step: int) -> Any: ...
+    def examine(self, step: int) -> list[tuple[str, int]]: ...
 
 
 class Recovery:
@@ -235,8 +236,21 @@ class Recovery:
     # Telling.
 
     def _tell_nonfinite(self, verdict: Verdict, local_loss: float) -> None:
-        detail = self.gradients.examine(verdict.step) if self.gradients is not None else {}
-        self.recorder.event("nonfinite", step=verdict.step, local_loss=local_loss, **detail)
+        """What this rank sees: a loss of its own that is not finite, and its gradients, which the reduction has
+        spread; who had it first is in the records of the collectives."""
+        found = self.gradients.examine(verdict.step) if self.gradients is not None else []
+        phase = "backward" if math.isfinite(local_loss) or not self.training.has_loss else "forward"
+        count = sum(number for _, number in found)
+        self.recorder.event(
+            "nonfinite",
+            step=verdict.step,
+            phase=phase,
+            parameters=[name for name, _ in found],
+            local_loss=local_loss,
+            local_nonfinite_count=count,
+        )
+        if self.gradients is not None:
+            self.recorder.log(nonfinite_count=count)
 
     def _give_up(self, reason: str, verdict: Verdict) -> None:
         self._save_ledger()
