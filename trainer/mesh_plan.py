@@ -150,6 +150,11 @@ def _pipeline_stages(config: Config, pp: int) -> Stages:
         raise ConfigError(
             f"parallel.stages_per_rank = {per_rank}: schedule {parallel.schedule} takes {allowed} stages a rank"
         )
+    if config.train.activation_checkpointing == "selective" and parallel.schedule.endswith("zero_bubble"):
+        raise ConfigError(
+            "train.activation_checkpointing = 'selective': torch runs its backward only once, schedule "
+            f"{parallel.schedule} does it in two parts; allowed: none, full, every_n"
+        )
     if model.tie_embeddings:
         raise ConfigError(
             f"model.tie_embeddings = true: needs parallel.pp = 1, not {pp} (first and last stage share no memory)"

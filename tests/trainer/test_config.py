@@ -73,6 +73,11 @@ def test_mistake_in_a_value(override: str, expected: list[str]) -> None:
         (["parallel.pp=2", "parallel.stage_costs=[1, 2]"], 2, ["parallel.stage_costs = 2 numbers", "num_layers = 4"]),
         (["parallel.pp=2", "model.tie_embeddings=true"], 2, ["model.tie_embeddings = true", "parallel.pp = 1"]),
         (["parallel.pp=2", "train.micro_batch_size=16"], 2, ["makes 1 microbatches", "at least parallel.pp = 2"]),
+        (
+            ["parallel.pp=2", "parallel.schedule=zbv_zero_bubble", "train.activation_checkpointing=selective"],
+            2,
+            ["train.activation_checkpointing = 'selective'", "allowed: none, full, every_n"],
+        ),
         ([], 0, ["world size = 0"]),
     ],
 )

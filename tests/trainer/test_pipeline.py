@@ -21,10 +21,14 @@ MODEL = {"num_layers": 4}
 Sections = dict[str, dict[str, Any]]
 
 
-def layout(**parallel: Any) -> Sections:
+def layout(train: dict[str, Any] | None = None, **parallel: Any) -> Sections:
     # Four microbatches in two stages a rank: the least that all schedules accept.
     batch = {"micro_batch_size": 8 // parallel.get("dp_replicate", 1) // parallel.get("dp_shard", 1) // 4}
-    return {"model": MODEL, "train": {"steps": STEPS, **batch}, "parallel": {"dp_shard": 1, "pp": 2, **parallel}}
+    return {
+        "model": MODEL,
+        "train": {"steps": STEPS, **batch, **(train or {})},
+        "parallel": {"dp_shard": 1, "pp": 2, **parallel},
+    }
 
 
 TWO_RANKS = {
@@ -34,6 +38,9 @@ TWO_RANKS = {
     "interleaved": layout(schedule="interleaved_1f1b"),
     "interleaved zero-bubble": layout(schedule="interleaved_zero_bubble"),
     "zbv zero-bubble": layout(schedule="zbv_zero_bubble"),
+    "interleaved zero-bubble, full recomputation": layout(
+        schedule="interleaved_zero_bubble", train={"activation_checkpointing": "full"}
+    ),
 }
 FOUR_RANKS = {
     "pp x ddp": layout(dp_replicate=2),
@@ -44,7 +51,7 @@ FOUR_RANKS = {
     "zero-bubble x ddp": layout(dp_replicate=2, schedule="interleaved_zero_bubble"),
     "zbv x fsdp": layout(dp_shard=2, schedule="zbv_zero_bubble"),
 }
-EIGHT_RANKS = {"pp x fsdp x tp": layout(dp_shard=2, tp=2)}
+EIGHT_RANKS = {"pp x fsdp x tp": layout(dp_shard=2, tp=2), "pp x hsdp": layout(dp_replicate=2, dp_shard=2)}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +90,8 @@ def test_four_ranks(name: str, single: Outcome, four_ranks: list[dict[str, Outco
 
 def test_three_dimensions_on_eight_ranks(single: Outcome) -> None:
     by_rank = outcomes_of(EIGHT_RANKS, 8)
-    compare(single, [rank["pp x fsdp x tp"] for rank in by_rank], loss=1e-4, parameter=5e-4)
+    for name in EIGHT_RANKS:
+        compare(single, [rank[name] for rank in by_rank], loss=1e-4, parameter=5e-4)
 
 
 @pytest.mark.parametrize(
