@@ -205,11 +205,12 @@ def _text(value: Any) -> str | None:
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else None
 
 
-def _integers(value: Any) -> list[int] | None:
+def _integers(value: Any) -> str | None:
+    """A list as text, which the database turns into its own list."""
     if not isinstance(value, list):
         return None
     found = [number for number in map(_integer, value) if number is not None]
-    return found if len(found) == len(value) else None
+    return str(found) if len(found) == len(value) else None
 
 
 _CONVERT: dict[str, Callable[[Any], Any]] = {

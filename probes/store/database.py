@@ -123,6 +123,7 @@ def connect_writer(path: Path, *, wait_s: float, threads: int) -> DuckDBPyConnec
         "enable_external_access": "false",
         "storage_compatibility_version": _STORAGE_VERSION,
         "threads": threads,
+        "pandas_analyze_sample": 0,  # an object column is text: no guess from its first rows
     }
     return _patiently(path, wait_s, lambda: duckdb.connect(str(path), config=config))
 

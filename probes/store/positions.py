@@ -6,7 +6,7 @@ save(connection, state, changed_segments, ...)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +110,7 @@ def save(connection: DuckDBPyConnection, changes: ReadState) -> None:
             "rank": np.array([p.rank for p in segments], dtype=np.int32),
             "segment": np.array([p.number for p in segments], dtype=np.int32),
             "next_place": np.array([p.next_place for p in segments], dtype=np.int64),
-            "pending": _lists([list(p.pending) for p in segments]),
+            "pending": _texts(str(list(p.pending)) for p in segments),
             "dropped": np.array([p.dropped for p in segments], dtype=np.int64),
             "done": np.array([p.done for p in segments], dtype=np.bool_),
         },
@@ -150,10 +150,7 @@ def _replace(connection: DuckDBPyConnection, table: str, columns: dict[str, Any]
 
 
 def _texts(values: Iterable[str]) -> Any:
-    return _lists(list(values))
-
-
-def _lists(values: Sequence[Any]) -> Any:
-    array = np.empty(len(values), dtype=object)
-    array[:] = values
+    listed = list(values)
+    array = np.empty(len(listed), dtype=object)
+    array[:] = listed
     return array

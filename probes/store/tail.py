@@ -238,13 +238,11 @@ class Tail:
             events, byte, skipped = read_events(path, before.next_byte)
         except OSError:
             return None
-        problem = state.problems.get(name, "")
         skipped += before.skipped_lines
-        if skipped != before.skipped_lines:
-            problem = f"{skipped} lines are no events"
-        elif thorough and byte < size and not problem and byte == before.next_byte:
-            problem = "the last line is torn"
-        if byte == before.next_byte and problem == state.problems.get(name, ""):
+        problem = f"{skipped} lines are no events" if skipped else ""
+        if thorough and byte == before.next_byte:
+            problem = problem or "the last line is torn"
+        if byte == before.next_byte and (not thorough or problem == state.problems.get(name, "")):
             return None
         position = EventPosition(path=name, next_byte=byte, skipped_lines=skipped)
         partial = before.next_byte < byte < size
