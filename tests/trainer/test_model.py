@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.trainer.layouts import tiny
+from trainer.model.size import flops_per_token, num_parameters
 from trainer.model.transformer import Transformer, initialise
 
 
@@ -89,3 +93,20 @@ def test_untrained_loss_is_that_of_guessing() -> None:
     tokens = torch.randint(256, (8, 33), generator=torch.Generator().manual_seed(0))
     loss = cross_entropy(model_of()(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     assert abs(loss.item() - 5.545) < 0.1
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_size_is_what_torch_counts(tied: bool) -> None:
+    config = tiny(model={"tie_embeddings": tied, "num_kv_heads": 2}).model
+    assert num_parameters(config) == sum(parameter.numel() for parameter in Transformer(config).parameters())
+
+
+def test_flops_are_what_torch_counts() -> None:
+    """torch's counter knows no fused attention on the CPU, so attention is spelled out for it."""
+    config = tiny(model={"num_kv_heads": 8}).model
+    model = Transformer(config)
+    tokens = torch.zeros(2, 32, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(tokens).sum().backward()
+    measured = counter.get_total_flops() / tokens.numel()
+    assert flops_per_token(config, 32) == measured

@@ -1,0 +1,34 @@
+"""How large a model is and how much work a token costs, from its configuration alone.
+
+    num_parameters(config.model)                    # of the whole model, all stages and shards together
+    flops_per_token(config.model, seq_len=256)      # forward and backward; recomputation is not counted
+
+Divided by the device's peak, tokens/s x flops_per_token is the model FLOPs utilisation (MFU) as PaLM defines it
+(Chowdhery et al. 2022, appendix B): 6 per weight that multiplies a token, and 12 x layers x width x sequence for
+attention. Like nearly everybody's figure it counts the full square of attention, though the causal half is skipped.
+"""
+
+from __future__ import annotations
+
+from trainer.config import ModelConfig
+
+__all__ = ["flops_per_token", "num_parameters"]
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Distinct weights; tied embeddings count once."""
+    embedding = config.vocab_size * config.dim
+    norms = (2 * config.num_layers + 1) * config.dim
+    return _matrix_weights(config) + norms + (0 if config.tie_embeddings else embedding)
+
+
+def flops_per_token(config: ModelConfig, seq_len: int) -> int:
+    """Floating-point operations of forward and backward for one token of a sequence of `seq_len`."""
+    return 6 * _matrix_weights(config) + 12 * config.num_layers * config.dim * seq_len
+
+
+def _matrix_weights(config: ModelConfig) -> int:
+    """Weights that multiply each token: all matrices with the head, without the embedding, which is only looked up."""
+    key_value = 2 * config.kv_heads * (config.dim // config.num_heads)
+    layer = config.dim * (2 * config.dim + key_value + 3 * config.ffn_dim)
+    return config.num_layers * layer + config.vocab_size * config.dim
