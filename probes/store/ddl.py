@@ -36,7 +36,7 @@ _STEP = Column("step", "i64", "1", "training step that it belongs to, NULL if no
 _BOOKKEEPING = (
     "CREATE TABLE ingest_meta (schema_version INTEGER, fingerprint VARCHAR, store_id VARCHAR, generation BIGINT)",
     "CREATE TABLE ingest_positions (path VARCHAR, source_table VARCHAR, attempt INTEGER, rank INTEGER, "
-    "segment INTEGER, next_place BIGINT, pending BIGINT[], dropped BIGINT, done BOOLEAN)",
+    "segment INTEGER, next_place BIGINT, pending BIGINT[], open_digest VARCHAR, dropped BIGINT, done BOOLEAN)",
     "CREATE TABLE ingest_bytes (path VARCHAR, next_byte BIGINT, skipped_lines BIGINT)",
     "CREATE TABLE ingest_anchors (path VARCHAR, wall_minus_mono_ns BIGINT)",
     "CREATE TABLE ingest_problems (path VARCHAR, problem VARCHAR)",

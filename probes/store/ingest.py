@@ -160,14 +160,9 @@ class Ingester:
             state = _load_read_only(self.path, self._wait_s)
             if state is None:
                 return False
-            self._adopt(state)
+            self._state = state
             self._identity = identity
         return next(self._tail.looks(self._state, tick=self._ticks, thorough=thorough), None) is None
-
-    def _adopt(self, state: ReadState) -> None:
-        if (state.store_id, state.generation) != (self._state.store_id, self._state.generation):
-            self._state = state
-            self._tail.forget()
 
     def _write(self, thorough: bool) -> Transfer:
         import duckdb
@@ -179,7 +174,7 @@ class Ingester:
             if known is None:
                 known = _create(connection)
             if known != (self._state.store_id, self._state.generation):
-                self._adopt(load(connection))
+                self._state = load(connection)
             transfer = Transfer(connection, self._dictionary, self._state)
             self._take_all(transfer, thorough)
             changes = transfer.finish()
@@ -191,8 +186,6 @@ class Ingester:
             connection.close()
         self._state = self._state.updated(changes)
         self._identity = _identity(self.path)
-        for path, open_bytes in transfer.seen_open.items():
-            self._tail.accept(path, open_bytes)
         return transfer
 
     def _take_all(self, transfer: Transfer, thorough: bool) -> None:

@@ -23,7 +23,8 @@ class SegmentPosition:
     """How far one tape segment was read.
 
     Places below `next_place` are in the store, but for the `pending` ones, which were open or claimed and not
-    written when they were seen. `done`: nothing more can come.
+    written when they were seen. `open_digest` tells whether the open ones in the store are still what is on the tape.
+    `done`: nothing more can come.
     """
 
     path: str
@@ -33,6 +34,7 @@ class SegmentPosition:
     number: int
     next_place: int = 0
     pending: tuple[int, ...] = ()
+    open_digest: str = ""
     dropped: int = 0
     done: bool = False
 
@@ -78,7 +80,9 @@ def load(connection: DuckDBPyConnection, schema: str = "main") -> ReadState:
 
     state = ReadState()
     ((state.store_id, state.generation),) = rows("SELECT store_id, generation FROM {}.ingest_meta")
-    for path, table, attempt, rank, number, place, pending, dropped, done in rows("SELECT * FROM {}.ingest_positions"):
+    for path, table, attempt, rank, number, place, pending, digest, dropped, done in rows(
+        "SELECT * FROM {}.ingest_positions"
+    ):
         state.segments[path] = SegmentPosition(
             path=path,
             table=table,
@@ -87,6 +91,7 @@ def load(connection: DuckDBPyConnection, schema: str = "main") -> ReadState:
             number=number,
             next_place=place,
             pending=tuple(pending),
+            open_digest=digest,
             dropped=dropped,
             done=done,
         )
@@ -111,6 +116,7 @@ def save(connection: DuckDBPyConnection, changes: ReadState) -> None:
             "segment": np.array([p.number for p in segments], dtype=np.int32),
             "next_place": np.array([p.next_place for p in segments], dtype=np.int64),
             "pending": _texts(str(list(p.pending)) for p in segments),
+            "open_digest": _texts(p.open_digest for p in segments),
             "dropped": np.array([p.dropped for p in segments], dtype=np.int64),
             "done": np.array([p.done for p in segments], dtype=np.bool_),
         },

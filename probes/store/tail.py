@@ -10,6 +10,7 @@ place and its pending ones, one small read. Folders are listed again only when t
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import time
@@ -60,7 +61,6 @@ class SegmentLook:
     position: SegmentPosition
     complete: npt.NDArray[Any]
     open_records: npt.NDArray[Any]
-    open_bytes: bytes
     problem: str
 
 
@@ -88,7 +88,6 @@ class _Seen:
     """What is remembered of a segment between two looks, beside its position."""
 
     header: Header | None = None
-    open_bytes: bytes = b""
     failed_tick: int = -1
 
 
@@ -103,14 +102,6 @@ class Tail:
     _listings: dict[str, tuple[int, list[tuple[str, int, str]]]] = field(default_factory=dict)
     _folders: list[Folder] = field(default_factory=list)
     _signature: tuple[int, ...] = ()
-
-    def forget(self) -> None:
-        """The store is another one now: whatever was remembered of what is in it is void."""
-        self._seen.clear()
-
-    def accept(self, path: str, open_bytes: bytes) -> None:
-        """What was seen open in this segment is in the store now."""
-        self._seen[path].open_bytes = open_bytes
 
     def looks(self, state: ReadState, *, tick: int, thorough: bool) -> Iterator[SegmentLook | EventsLook | ProblemLook]:
         """Everything that differs from `state`.
@@ -171,7 +162,7 @@ class Tail:
             except (TapeError, OSError) as error:
                 yield from self._failed(path, state, error, tick=tick, thorough=thorough)
                 continue
-            if state.problems.get(path, "") != look.problem or known is None or self._is_news(before, look):
+            if look.position != known or len(look.complete) or state.problems.get(path, "") != look.problem:
                 yield look
             if number == newest[table]:
                 yield from _dropped(folder, look.header, state)
@@ -189,11 +180,13 @@ class Tail:
         _check_place(segment.header, folder, before)
         seen.header, seen.failed_tick = segment.header, -1
         is_open = segment.records["state"] == OPEN
+        open_records = segment.records[is_open]
         full = num_newer > 0 and segment.end >= segment.header.capacity and not len(segment.pending)
         position = replace(
             before,
             next_place=segment.end,
             pending=tuple(segment.pending.tolist()),
+            open_digest=_digest(open_records),
             dropped=segment.header.dropped,
             done=final or full,
         )
@@ -202,14 +195,9 @@ class Tail:
             header=segment.header,
             position=position,
             complete=segment.records[~is_open],
-            open_records=segment.records[is_open],
-            open_bytes=segment.records[is_open].tobytes(),
+            open_records=open_records,
             problem=_problem(segment),
         )
-
-    def _is_news(self, before: SegmentPosition, look: SegmentLook) -> bool:
-        changed = look.position != before or len(look.complete) > 0
-        return changed or look.open_bytes != self._seen[before.path].open_bytes
 
     def _failed(
         self, path: str, state: ReadState, error: TapeError | OSError, *, tick: int, thorough: bool
@@ -331,6 +319,15 @@ def _problem(segment: Segment) -> str:
     if segment.damaged:
         problems.append(f"{segment.damaged} records have a damaged state")
     return "; ".join(problems)
+
+
+def _digest(records: npt.NDArray[Any]) -> str:
+    """Tells open records from those of an earlier look; not from their raw bytes, whose padding may be anything."""
+    if not len(records):
+        return ""
+    return hashlib.blake2b(
+        b"".join(records[name].tobytes() for name in records.dtype.names or ()), digest_size=8
+    ).hexdigest()
 
 
 def _dropped(folder: Folder, header: Header, state: ReadState) -> Iterator[ProblemLook]:

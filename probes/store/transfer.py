@@ -38,7 +38,6 @@ class Transfer:
         self.rows: Counter[str] = Counter()
         self.bytes_read = 0
         self.is_partial = False
-        self.seen_open: dict[str, bytes] = {}
         self.changes = ReadState(store_id=state.store_id, generation=state.generation + 1)
         self._connection = connection
         self._dictionary = dictionary
@@ -59,7 +58,6 @@ class Transfer:
         table, path = look.header.table.name, look.position.path
         self.take_problem(path, look.problem)
         self.changes.segments[path] = look.position
-        self.seen_open[path] = look.open_bytes
         self.bytes_read += look.complete.nbytes
         before = self._state.segments.get(path)
         if before is not None and before.pending and look.header.table.can_be_open:

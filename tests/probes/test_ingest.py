@@ -1,0 +1,435 @@
+"""Exactly once, whatever happens to the ingester, the store or the tapes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from probes.rundir import RunDir
+from probes.schema import TABLES
+from probes.store import Ingester, Store, StoreError, StoreLockedError, rebuild
+from probes.store import ingest as ingest_module
+from probes.tape import COMPLETE, HEADER_BYTES, OPEN
+from tests.factories import RankWriter, empty_run, make_run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+INGEST_FOREVER = """
+import sys
+from pathlib import Path
+from probes.rundir import RunDir
+from probes.store import Ingester, ingest
+ingest.TICK_BYTES = 20_000                        # many transactions
+with Ingester(RunDir.open(Path(sys.argv[1]))) as ingester:
+    print("ready", flush=True)
+    while True:
+        ingester.tick()
+"""
+
+WRITE_AND_COUNT = """
+import sys
+from pathlib import Path
+from probes.rundir import RunDir
+from probes.tape import COMPLETE, OPEN
+from tests.factories import RankWriter
+writer = RankWriter(RunDir.open(Path(sys.argv[1])), rank=0)
+for number in range(10**9):
+    slot = writer.append("collectives", OPEN, step=number, seq=number, op=f"op{number % 50}")
+    writer.complete("collectives", slot, end_ns=number)
+    if number % 100 == 0:
+        print(number, flush=True)
+"""
+
+
+def contents(run: RunDir) -> dict[str, list[tuple[object, ...]]]:
+    """Every row of every table, in one order."""
+    with Store.open(run, catch_up=False) as store:
+        return {name: sorted(map(repr, store.rows(f"SELECT * FROM {name}"))) for name in TABLES}
+
+
+def in_background(code: str, *arguments: object) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_ingester_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
+    """SIGKILL at random moments while a rank writes; in the end each record is there once."""
+    run = empty_run(tmp_path)
+    writer = RankWriter(run, rank=0)
+    dice = random.Random(11)
+    number = 0
+
+    def write(count: int) -> None:
+        nonlocal number
+        for _ in range(count):
+            slot = writer.append("collectives", OPEN, seq=number, op=f"op{number % 7}")
+            if number % 10:
+                writer.complete("collectives", slot, end_ns=number)
+            writer.event("checkpoint", step=number) if number % 20 == 0 else None
+            number += 1
+
+    for _ in range(6):
+        process = in_background(INGEST_FOREVER, run.path)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        deadline = time.monotonic() + dice.uniform(0.05, 0.4)
+        while time.monotonic() < deadline:
+            write(50)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    with Store.open(run) as store:
+        assert store.rows("SELECT count(*), count(DISTINCT seq), max(seq) FROM collectives") == [
+            (number, number, number - 1)
+        ]
+        open_seqs = store.rows("SELECT count(*), count(*) FILTER (seq % 10 = 0) FROM collectives WHERE end_ns IS NULL")
+        assert open_seqs == [((number + 9) // 10,) * 2]
+        assert store.rows("SELECT count(*), count(DISTINCT step) FROM checkpoints") == [((number + 19) // 20,) * 2]
+    incremental = contents(run)
+    rebuild(run)
+    assert contents(run) == incremental
+
+
+def test_a_killed_rank_keeps_all_its_records(tmp_path: Path) -> None:
+    run = empty_run(tmp_path)
+    process = in_background(WRITE_AND_COUNT, run.path)
+    assert process.stdout is not None
+    told = 0
+    with Ingester(run) as ingester:
+        while told < 3000:
+            told = int(process.stdout.readline())
+            if told % 700 == 0:
+                ingester.tick()
+    process.send_signal(signal.SIGKILL)
+    told = max([told, *(int(line) for line in process.stdout if line.endswith("\n"))])
+    process.wait()
+    with Store.open(run) as store:
+        ((count, distinct, top, finished),) = store.rows(
+            "SELECT count(*), count(DISTINCT seq), max(seq), count(end_ns) FROM collectives"
+        )
+        assert store.rows("SELECT count(*) FROM collectives WHERE op <> 'op' || (seq % 50)") == [(0,)]
+    assert count == distinct == top + 1
+    assert top >= told
+    assert finished >= count - 1
+
+
+def test_ticks_and_rebuild_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over two attempts, with gradients, a NaN, open records; by small and by large transactions."""
+    run = make_run(tmp_path, ranks=3, steps=30, gradients_every=5, nan={1: 7}, kill={2: 25})
+    with Ingester(run) as ingester:
+        ingester.tick()
+        make_run(tmp_path, run=run, attempt=1, ranks=3, first_step=20, steps=25)
+        ingester.tick()
+    once = contents(run)
+    assert len(once["steps"]) == 3 * 25 + 3 * 25
+    monkeypatch.setattr(ingest_module, "TICK_BYTES", 5_000)
+    calls: list[tuple[int, int]] = []
+    result = rebuild(run, progress=lambda done, total: calls.append((done, total)))
+    assert contents(run) == once
+    assert result.problems == ()
+    assert result.rows["steps"] == 3 * 24 + 3 * 25
+    assert len(calls) > 5
+    assert calls == sorted(calls)
+    run.store().unlink()
+    with Ingester(run) as ingester:
+        assert ingester.tick().lag
+        ingester.catch_up()
+    assert contents(run) == once
+
+
+def test_idle_ticks_leave_the_store_alone(tmp_path: Path) -> None:
+    run = make_run(tmp_path, steps=10, kill={1: 9})
+    with Ingester(run) as ingester:
+        ingester.tick()
+        before = run.store().stat()
+        for _ in range(40):
+            assert ingester.tick().num_rows == 0
+    with Store.open(run):
+        pass  # one that catches up finds nothing to do either
+    after = run.store().stat()
+    assert (after.st_mtime_ns, after.st_ino) == (before.st_mtime_ns, before.st_ino)
+
+
+def test_a_store_deleted_beneath_its_ingester_comes_back(tmp_path: Path) -> None:
+    run = make_run(tmp_path, steps=20)
+    with Ingester(run) as ingester:
+        ingester.tick()
+        before = contents(run)
+        run.store().unlink()
+        assert ingester.tick().rows["steps"] == 80
+        assert contents(run) == before
+        assert ingester.tick().num_rows == 0
+
+
+def test_a_new_rank_a_new_attempt_and_a_new_table_are_noticed(tmp_path: Path) -> None:
+    run = empty_run(tmp_path)
+    with Ingester(run) as ingester:
+        assert ingester.tick().num_rows == 0
+        for attempt, rank in ((0, 0), (0, 1), (1, 0)):
+            writer = RankWriter(run, rank=rank, attempt=attempt)
+            writer.append("steps", COMPLETE, step=1)
+            assert ingester.tick().rows["steps"] == 1
+            writer.append("gradients", COMPLETE, step=1)
+            assert ingester.tick().rows == {"gradients": 1}
+
+
+def test_tapes_of_an_old_attempt_are_still_looked_at(tmp_path: Path) -> None:
+    run = empty_run(tmp_path)
+    old, new = RankWriter(run, rank=0, attempt=0), RankWriter(run, rank=0, attempt=1)
+    for writer in (old, new):
+        writer.append("steps", COMPLETE, step=1)
+    with Ingester(run) as ingester:
+        assert ingester.tick().rows["steps"] == 2
+        old.append("steps", COMPLETE, step=2)
+        assert sum(ingester.tick().rows.get("steps", 0) for _ in range(20)) == 1
+
+
+def test_only_one_writer(tmp_path: Path) -> None:
+    run = empty_run(tmp_path)
+    process = in_background(INGEST_FOREVER, run.path)
+    assert process.stdout is not None
+    process.stdout.readline()
+    with pytest.raises(StoreLockedError, match=rf"already has a writer: watch, process {process.pid}"):
+        Ingester(run)
+    with pytest.raises(StoreLockedError):
+        rebuild(run)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    Ingester(run).close()
+
+
+def test_a_store_held_by_a_reader_is_written_later(tmp_path: Path) -> None:
+    run = make_run(tmp_path, steps=5)
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom probes.rundir import RunDir\nfrom probes.store import Store\n"
+        "with Store.open(RunDir.open(Path(sys.argv[1]))) as store:\n"
+        "    print(store.rows('SELECT count(*) FROM steps')[0][0], flush=True)\n    sys.stdin.read()\n"
+    )
+    with Store.open(run):
+        pass
+    reader = subprocess.Popen(
+        [sys.executable, "-c", code, str(run.path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "20\n"
+    with Ingester(run, wait_s=0.05) as ingester:
+        make_run(tmp_path, run=run, attempt=1, steps=5)
+        result = ingester.tick()
+        assert result.busy
+        assert result.lag
+        assert result.num_rows == 0
+        with Store.open(run, catch_up=False) as beside:  # readers do not shut each other out
+            assert beside.rows("SELECT count(*) FROM steps") == [(20,)]
+        reader.communicate()
+        assert ingester.tick().rows["steps"] == 20
+
+
+@pytest.mark.parametrize("damage", ["garbage", "truncated", "flipped", "empty", "foreign", "older"])
+def test_a_store_that_cannot_be_used_is_set_aside_and_made_anew(tmp_path: Path, damage: str) -> None:
+    run = make_run(tmp_path, steps=10)
+    with Ingester(run) as ingester:
+        ingester.tick()
+    before = contents(run)
+    path = run.store()
+    blob = path.read_bytes()
+    if damage == "foreign":
+        path.unlink()
+        duckdb.connect(str(path)).execute("CREATE TABLE steps (a INTEGER)").close()
+    elif damage == "older":
+        duckdb.connect(str(path)).execute("UPDATE ingest_meta SET fingerprint = 'another'").close()
+    else:
+        flipped = blob[:4200] + bytes(byte ^ 255 for byte in blob[4200:9000]) + blob[9000:]
+        broken = {"garbage": b"no database" * 4000, "truncated": blob[:20_000], "flipped": flipped, "empty": b""}
+        path.write_bytes(broken[damage])
+    with Ingester(run) as ingester:
+        result = ingester.tick()
+        assert result.rows["steps"] == 40
+        assert result.quarantined == path.parent / "telemetry.duckdb.quarantine"
+        assert not ingester.tick().quarantined
+    assert contents(run) == before
+
+
+def test_a_store_of_a_newer_rankscope_is_left_alone(tmp_path: Path) -> None:
+    run = make_run(tmp_path, steps=5)
+    with Ingester(run) as ingester:
+        ingester.tick()
+    duckdb.connect(str(run.store())).execute("UPDATE ingest_meta SET schema_version = 99").close()
+    with Ingester(run) as ingester, pytest.raises(StoreError, match=r"schema 99.*update rankscope"):
+        ingester.tick()
+    assert not list(run.path.glob("*.quarantine"))
+
+
+def problems(run: RunDir) -> dict[str, str]:
+    with Store.open(run) as store:
+        return {path.rpartition("/")[2]: problem for path, problem in store.rows("SELECT * FROM ingest_problems")}
+
+
+def test_a_truncated_tape_gives_what_is_there(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=100)
+    path = run.rank_dir(0, 1) / "spans.00000.tape"
+    with path.open("r+b") as file:
+        file.truncate(HEADER_BYTES + 56 * 10 + 17)
+    with Ingester(run) as ingester:
+        result = ingester.tick()
+        assert result.truncated == ("tapes/attempt-0/rank-00001/spans.00000.tape",)
+        assert result.damaged == ()
+        assert 400 < result.rows["spans"] < 420
+        assert result.rows["steps"] == 200
+        assert ingester.tick().num_rows == 0
+    assert "shorter than its header says" in problems(run)["spans.00000.tape"]
+
+
+@pytest.mark.parametrize(
+    ("blob", "problem"),
+    [
+        (b"RSTAPE\x00\x01" + b"\xff" * 5000, "written with schema 4294967295"),
+        (b"something else" * 500, "not a tape"),
+        (b"RS", "too short"),
+    ],
+)
+def test_a_damaged_tape_is_told_and_the_others_go_on(tmp_path: Path, blob: bytes, problem: str) -> None:
+    run = make_run(tmp_path, ranks=2, steps=10)
+    (run.rank_dir(0, 0) / "steps.00000.tape").write_bytes(blob)
+    with Ingester(run) as ingester:
+        assert ingester.tick().rows["steps"] == 10
+        result = ingester.tick()
+        assert result.damaged == ("tapes/attempt-0/rank-00000/steps.00000.tape",)
+    assert problem in problems(run)["steps.00000.tape"]
+
+
+def test_a_tape_that_is_just_being_made_is_no_problem(tmp_path: Path) -> None:
+    """Reserved, not yet written: it becomes a tape a moment later, or never if its writer died."""
+    run = make_run(tmp_path, ranks=1, steps=10)
+    path = run.rank_dir(0, 0) / "steps.00000.tape"
+    whole = path.read_bytes()
+    path.write_bytes(bytes(len(whole)))
+    with Ingester(run) as ingester:
+        for _ in range(3):
+            assert ingester.tick().damaged == ()
+        path.write_bytes(whole)
+        assert ingester.tick().rows == {"steps": 10}
+    path.write_bytes(bytes(len(whole)))
+    rebuild(run)
+    assert problems(run) == {}
+
+
+def test_a_problem_that_is_gone_is_forgotten(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=1, steps=10)
+    path = run.rank_dir(0, 0) / "steps.00000.tape"
+    whole = path.read_bytes()
+    path.write_bytes(b"damaged")
+    with Ingester(run) as ingester:
+        ingester.tick()
+        assert ingester.tick().damaged
+        path.write_bytes(whole)
+        assert ingester.tick().rows == {"steps": 10}
+    assert problems(run) == {}
+
+
+def test_a_tape_under_another_name_is_not_believed(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=10)
+    source = run.rank_dir(0, 0) / "steps.00000.tape"
+    (run.rank_dir(0, 1) / "steps.00000.tape").write_bytes(source.read_bytes())
+    with Store.open(run) as store:
+        assert store.rows("SELECT rank, count(*) FROM steps GROUP BY rank") == [(0, 10)]
+    assert "its header says table steps, segment 0, rank 0" in problems(run)["steps.00000.tape"]
+
+
+def test_flipped_bytes_anywhere_never_stop_the_others(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=20, gradients_every=2)
+    folder = run.rank_dir(0, 1)
+    paths = sorted(path for path in folder.iterdir() if path.is_file())
+    originals = {path: path.read_bytes() for path in paths}
+    dice = random.Random(3)
+    for _ in range(12):
+        for path, blob in originals.items():
+            broken = bytearray(blob)
+            for _ in range(20):
+                broken[dice.randrange(min(len(broken), 8192))] = dice.randrange(256)
+            path.write_bytes(broken)
+        run.store().unlink(missing_ok=True)
+        with Ingester(run) as ingester:
+            ingester.tick(thorough=True)
+        with Store.open(run, catch_up=False) as store:
+            assert store.rows("SELECT count(*) FROM steps WHERE rank = 0") == [(20,)]
+
+
+def test_torn_and_foreign_lines_of_events_are_counted(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=1, steps=3)
+    path = run.rank_dir(0, 0) / "events.jsonl"
+    with path.open("ab") as file:
+        file.write(b'not json\n[1,2]\n\xff\xfe\n{"kind": "checkpoint", "step": 3}\n{"kind": "checkp')
+    with Ingester(run) as ingester:
+        result = ingester.tick()
+        assert result.skipped_lines == 3
+        assert ingester.tick().num_rows == 0
+        with path.open("ab") as file:
+            file.write(b'oint", "step": 4}\n')
+        assert ingester.tick().rows == {"events": 1, "checkpoints": 1}
+    with Store.open(run) as store:
+        assert store.rows("SELECT step FROM checkpoints ORDER BY step") == [(3,), (4,)]
+    assert problems(run) == {"events.jsonl": "3 lines are no events"}
+
+
+def test_records_that_the_writer_dropped_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = empty_run(tmp_path)
+    writer = RankWriter(run, rank=0)
+
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for step in range(1500):
+        if step == 10:
+            monkeypatch.setattr(os, "posix_fallocate", no_space)
+        writer.append("steps", COMPLETE, step=step)
+    with Ingester(run) as ingester:
+        ingester.tick()
+    dropped = writer.tape("steps").dropped
+    assert dropped > 0
+    assert problems(run) == {"steps.tape": f"{dropped} records were dropped by the writer, no space for a new segment"}
+
+
+def test_nodes_that_share_a_folder_ingest_their_own_ranks(tmp_path: Path) -> None:
+    run = empty_run(tmp_path)
+    for rank in range(4):
+        RankWriter(run, rank=rank, node_rank=rank // 2).append("steps", COMPLETE, step=1)
+    for node in range(2):
+        run.node_dir(node).mkdir(parents=True)
+        (run.node_dir(node) / "events.jsonl").write_text('{"kind": "watch_started", "rank": -1, "attempt": 0}\n')
+        with Ingester(run, node) as ingester:
+            assert ingester.tick().rows == {"steps": 2, "ranks": 2, "events": 3}
+    with Store.open(run) as store:
+        assert store.rows("SELECT rank FROM steps ORDER BY rank") == [(0,), (1,), (2,), (3,)]
+        assert store.rows("SELECT count(*) FROM events WHERE kind = 'watch_started'") == [(2,)]
+    run.store(1).unlink()
+    rebuild(run)
+    assert len(run.stores()) == 2
+    with Store.open(run, catch_up=False) as store:
+        assert store.rows("SELECT count(*) FROM steps") == [(4,)]
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=5)
+    secret = tmp_path / "events.jsonl"
+    secret.write_text('{"kind": "secret"}\n')
+    for name in ("events.jsonl", "steps.00000.tape"):
+        path = run.rank_dir(0, 1) / name
+        path.unlink()
+        path.symlink_to(secret)
+    with Store.open(run) as store:
+        assert store.rows("SELECT count(*) FROM events WHERE kind = 'secret'") == [(0,)]
+        assert store.rows("SELECT DISTINCT rank FROM steps") == [(0,)]
