@@ -155,6 +155,10 @@ def _pipeline_stages(config: Config, pp: int) -> Stages:
             "train.activation_checkpointing = 'selective': torch runs its backward only once, schedule "
             f"{parallel.schedule} does it in two parts; allowed: none, full, every_n"
         )
+    if config.data.document_mask:
+        raise ConfigError(
+            f"data.document_mask = true: needs parallel.pp = 1, not {pp} (only the first stage sees the separators)"
+        )
     if model.tie_embeddings:
         raise ConfigError(
             f"model.tie_embeddings = true: needs parallel.pp = 1, not {pp} (first and last stage share no memory)"

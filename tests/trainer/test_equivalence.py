@@ -30,6 +30,11 @@ TWO_RANKS: dict[str, Sections] = {
     "fsdp": layout(dp_shard=2),
     "tp": layout(tp=2),
     "tp, no sequence or loss parallel": layout(tp=2, sequence_parallel=False, loss_parallel=False),
+    "tp, document mask": {**layout(tp=2), "data": {"document_mask": True, "separator": 10}},
+    "fsdp, document mask, recomputation": {
+        **layout(dp_shard=2, train={"activation_checkpointing": "full"}),
+        "data": {"document_mask": True, "separator": 10},
+    },
     "tp, tied embeddings": {**layout(tp=2), "model": {"tie_embeddings": True}},
     "fsdp, tied embeddings": {**layout(dp_shard=2), "model": {"tie_embeddings": True}},
     "zero-2": layout(dp_shard=2, reshard_after_forward=False),
@@ -56,12 +61,16 @@ FOUR_RANKS: dict[str, Sections] = {
 
 
 @pytest.fixture(scope="module")
-def single() -> dict[bool, Outcome]:
-    """What one process does; by whether the embeddings are tied."""
+def single() -> dict[str, Outcome]:
+    """What one process does, by what of the model or data is not the default."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return {tied: train(tiny(model={"tie_embeddings": tied}), 1, STEPS) for tied in (False, True)}
+        return {
+            "plain": train(tiny(), 1, STEPS),
+            "tied": train(tiny(model={"tie_embeddings": True}), 1, STEPS),
+            "masked": train(tiny(data={"document_mask": True, "separator": 10}), 1, STEPS),
+        }
     finally:
         torch.set_num_threads(threads)
 
@@ -80,24 +89,24 @@ def four_ranks() -> list[dict[str, Outcome]]:
     return outcomes_of(FOUR_RANKS, 4)
 
 
-def test_one_process_learns(single: dict[bool, Outcome]) -> None:
-    losses = single[False].losses
+def test_one_process_learns(single: dict[str, Outcome]) -> None:
+    losses = single["plain"].losses
     assert losses[0] == pytest.approx(5.545, abs=0.2)  # ln 256: the untrained model knows nothing
     assert losses[-1] < losses[0] - 1
 
 
 @pytest.mark.parametrize("name", TWO_RANKS)
-def test_two_ranks(name: str, single: dict[bool, Outcome], two_ranks: list[dict[str, Outcome]]) -> None:
+def test_two_ranks(name: str, single: dict[str, Outcome], two_ranks: list[dict[str, Outcome]]) -> None:
     check(name, TWO_RANKS, single, two_ranks)
 
 
 @pytest.mark.parametrize("name", FOUR_RANKS)
-def test_four_ranks(name: str, single: dict[bool, Outcome], four_ranks: list[dict[str, Outcome]]) -> None:
+def test_four_ranks(name: str, single: dict[str, Outcome], four_ranks: list[dict[str, Outcome]]) -> None:
     check(name, FOUR_RANKS, single, four_ranks)
 
 
 def check(
-    name: str, layouts: dict[str, Sections], single: dict[bool, Outcome], by_rank: list[dict[str, Outcome]]
+    name: str, layouts: dict[str, Sections], single: dict[str, Outcome], by_rank: list[dict[str, Outcome]]
 ) -> None:
-    expected = single["model" in layouts[name]]
+    expected = single["tied" if "model" in layouts[name] else "masked" if "data" in layouts[name] else "plain"]
     compare(expected, [rank[name] for rank in by_rank], loss=LOSS_TOLERANCE, parameter=PARAMETER_TOLERANCE)

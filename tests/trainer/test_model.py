@@ -36,6 +36,21 @@ def test_a_token_sees_only_what_is_before_it() -> None:
     assert not torch.allclose(before[:, 9:], after[:, 9:])
 
 
+def test_packed_documents_do_not_see_each_other() -> None:
+    config = tiny().model
+    model = Transformer(config, separator=0)
+    initialise(model, config, seed=3)
+    tokens = torch.randint(1, 256, (2, 16))
+    tokens[:, 6] = 0
+    changed = tokens.clone()
+    changed[:, 3] = (changed[:, 3] % 255) + 1
+    before, after = model(tokens), model(changed)
+    assert not torch.allclose(before[:, 3:7], after[:, 3:7])
+    torch.testing.assert_close(before[:, 7:], after[:, 7:])
+    # The second document alone is the same document; rotary angles are relative.
+    torch.testing.assert_close(model(tokens[:, 7:]), before[:, 7:], rtol=1e-4, atol=1e-5)
+
+
 def test_positions_matter() -> None:
     model = model_of()
     logits = model(torch.tensor([[5, 9, 9, 9]]))

@@ -41,6 +41,17 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
 
 
+def document_mask(tokens: Tensor, separator: int) -> Tensor:
+    """Who may see whom: (batch, 1, seq, seq) bool, true where the key is not later and of the same document.
+
+    A separator belongs to the document that it ends.
+    """
+    ends = tokens == separator
+    document = ends.cumsum(dim=1) - ends.int()
+    same = document.unsqueeze(2) == document.unsqueeze(1)
+    return (same & torch.ones_like(same[0]).tril()).unsqueeze(1)
+
+
 class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -51,7 +62,7 @@ class Attention(nn.Module):
         self.value = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=False)
         self.out = nn.Linear(config.num_heads * self.head_dim, config.dim, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         batch, seq, _ = x.shape
         # -1 heads: under tensor parallel a rank has only its share of them.
         query, key, value = (
@@ -59,7 +70,9 @@ class Attention(nn.Module):
             for part in (self.query(x), self.key(x), self.value(x))
         )
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self.grouped)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=self.grouped
+        )
         out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, seq, -1))
         return out
 
@@ -92,14 +105,14 @@ class Block(nn.Module):
         self.dropout = config.dropout
         self.recompute: Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]] | None = None
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         if self.recompute is None or not torch.is_grad_enabled():
-            return self._layer(x, cos, sin)
-        out: Tensor = checkpoint(self._layer, x, cos, sin, use_reentrant=False, context_fn=self.recompute)
+            return self._layer(x, cos, sin, mask)
+        out: Tensor = checkpoint(self._layer, x, cos, sin, mask, use_reentrant=False, context_fn=self.recompute)
         return out
 
-    def _layer(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + F.dropout(self.attention(self.attention_norm(x), cos, sin), self.dropout, self.training)
+    def _layer(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        x = x + F.dropout(self.attention(self.attention_norm(x), cos, sin, mask), self.dropout, self.training)
         return x + F.dropout(self.mlp(self.mlp_norm(x)), self.dropout, self.training)
 
 
@@ -108,12 +121,20 @@ class Transformer(nn.Module):
 
     Input of the first stage: tokens (batch, seq), int64; of the others: hidden states (batch, seq, dim).
     Output of the last stage: logits (batch, seq, vocab); of the others: hidden states.
+    With `separator` a token sees only its own document; the model must then be whole.
     """
 
     def __init__(
-        self, config: ModelConfig, layers: Sequence[int] | None = None, *, first: bool = True, last: bool = True
+        self,
+        config: ModelConfig,
+        layers: Sequence[int] | None = None,
+        *,
+        first: bool = True,
+        last: bool = True,
+        separator: int | None = None,
     ) -> None:
         super().__init__()
+        self.separator = separator
         self.embed = nn.Embedding(config.vocab_size, config.dim) if first else None
         numbers = range(config.num_layers) if layers is None else layers
         self.blocks = nn.ModuleDict({str(number): Block(config) for number in numbers})
@@ -133,10 +154,11 @@ class Transformer(nn.Module):
             self.head.weight = self.embed.weight
 
     def forward(self, x: Tensor) -> Tensor:
+        mask = document_mask(x, self.separator) if self.separator is not None else None
         if self.embed is not None:
             x = self.embed(x)
         for block in self.blocks.values():
-            x = block(x, self.cos, self.sin)
+            x = block(x, self.cos, self.sin, mask)
         if self.norm is not None and self.head is not None:
             x = self.head(self.norm(x))
         return x

@@ -46,8 +46,11 @@ _SCHEDULES: dict[str, Any] = {
 def stage_modules(config: Config, plan: Plan, pp_rank: int) -> list[Transformer]:
     """The rank's parts of the model, one a stage; the whole model where there is no pipeline."""
     last = plan.stages.count - 1
+    separator = config.data.separator if config.data.document_mask else None
     return [
-        Transformer(config.model, plan.stages.layers[number], first=number == 0, last=number == last)
+        Transformer(
+            config.model, plan.stages.layers[number], first=number == 0, last=number == last, separator=separator
+        )
         for number in plan.stages.of_rank[pp_rank]
     ]
 

@@ -70,7 +70,7 @@ def _block_plan(sequence: bool) -> dict[str, ParallelStyle]:
             "mlp_norm": SequenceParallel(),
             # One gather for the three (two) layers that read it, not one for each.
             "attention": PrepareModuleInput(
-                input_layouts=(Shard(1), None, None), desired_input_layouts=(Replicate(), None, None)
+                input_layouts=(Shard(1), None, None, None), desired_input_layouts=(Replicate(), None, None, None)
             ),
             "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
         }
