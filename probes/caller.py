@@ -22,7 +22,9 @@ MAX_FRAMES = 80  # a module in a module in a module costs three frames of torch 
 MAX_REMEMBERED = 4096  # code that is made at run time must not fill the memory
 
 _PROBES = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_INTERNAL = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, _PROBES, "<")
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+# typing_extensions wraps what torch calls deprecated.
+_INTERNAL = (_TORCH + os.sep, _PROBES, "<", os.path.join(os.path.dirname(_TORCH), "typing_extensions.py"))
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _SITE_PACKAGES = tuple(sysconfig.get_path(kind) + os.sep for kind in ("purelib", "platlib"))
 

@@ -83,6 +83,7 @@ _METHODS = {
 }
 _METHODS = {name: method for name, method in _METHODS.items() if hasattr(_ProcessGroup, name)}
 _NON_BLOCKING = ("isend", "irecv")
+_BLOCKING = ("send", "recv")  # torch's own, which call the others and wait
 
 
 def install(recorder: Recorder, *, check_nonfinite: bool = True) -> None:
@@ -249,8 +250,11 @@ def _recorded(
         frame = frame_at(2)
         peer = -1
         if peer_index >= 0:
-            is_async = frame.f_code.co_name in _NON_BLOCKING
-            sync = False  # the caller waits itself: a blocking send is a handle and a wait
+            outer = frame.f_back
+            is_async = frame.f_code.co_name in _NON_BLOCKING and (
+                outer is None or outer.f_code.co_name not in _BLOCKING
+            )
+            sync = False  # also a blocking one waits by itself
             peer = args[peer_index] if len(args) > peer_index else -1
             if peer >= 0 and group.calls is not None:
                 peer = group.calls.members[peer]

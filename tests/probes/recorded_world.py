@@ -27,15 +27,18 @@ from probes.tape_reader import read_segment, segment_paths
 
 @contextmanager
 def recorded_world(
-    rank: int, world_size: int, folder: str, *, record: bool = True, timeout_s: float = 60.0
+    rank: int, world_size: int, folder: str, name: str = "", *, record: bool = True, timeout_s: float = 60.0
 ) -> Iterator[Recorder]:
-    """Replace the default group by one that is recorded (or by a plain one), with errors of probes raised."""
+    """Replace the default group by one that is recorded (or by a plain one), with errors of probes raised.
+
+    `name` tells several worlds of one worker apart; a rank's records are in `<folder>/<name>rank-<r>`.
+    """
     os.environ["RANKSCOPE_FAIL_LOUD"] = "1"
     dist.destroy_process_group()
-    recorder = Recorder(Path(folder) / f"rank-{rank}", rank=rank, attempt=0, world_size=world_size)
+    recorder = Recorder(Path(folder) / f"{name}rank-{rank}", rank=rank, attempt=0, world_size=world_size)
     if record:
         install(recorder)
-    store = dist.FileStore(str(Path(folder) / "recorded-store"), world_size)
+    store = dist.FileStore(str(Path(folder) / f"{name}recorded-store"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s))
     try:
         yield recorder
