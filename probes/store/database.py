@@ -65,6 +65,8 @@ class StoreCorruptError(StoreError):
 
 
 POLL_S = 0.005
+READER = "reader"
+"""Role of one that brings a store up to date to read it, and is gone in a moment."""
 _NO_EXTENSIONS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -75,26 +77,31 @@ _STORAGE_VERSION = "v1.4.0"  # the oldest DuckDB that should open our file
 
 
 class WriterLock:
-    """The right to write a store, held until `close` or the end of the process. Raises StoreLockedError."""
+    """The right to write a store, held until `close` or the end of the process.
 
-    def __init__(self, store: Path, *, role: str) -> None:
+    One that only catches up (role `reader`) is waited for, `wait_s` at most. Raises StoreLockedError.
+    """
+
+    def __init__(self, store: Path, *, role: str, wait_s: float = 30.0) -> None:
         path = store.with_name(store.name + ".lock")
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}") from None
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        deadline = time.monotonic() + wait_s
+        while not _locked(self._fd):
             holder = _holder(self._fd)
-            os.close(self._fd)
-            raise StoreLockedError(store, holder) from None
+            if holder.get("role", READER) != READER or time.monotonic() >= deadline:
+                os.close(self._fd)
+                raise StoreLockedError(store, holder)
+            time.sleep(POLL_S)
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "role": role}).encode(), 0)
 
     def close(self) -> None:
         """Give the right back."""
         if self._fd >= 0:
+            os.ftruncate(self._fd, 0)
             os.close(self._fd)
             self._fd = -1
 
@@ -105,6 +112,14 @@ class WriterLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _holder(fd: int) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from ..rundir import RunDir
 from ..schema import TABLES
 from .database import (
     POLL_S,
+    READER,
     StoreCorruptError,
     StoreError,
     StoreLockedError,
@@ -227,16 +228,9 @@ def _caught_up(run: RunDir, scratch: contextlib.ExitStack, wait_s: float) -> lis
 
 
 def _catch_up_node(run: RunDir, node: int, wait_s: float) -> Path:
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            with Ingester(run, node, role="reader", threads=2, wait_s=wait_s) as ingester:
-                ingester.catch_up()
-                return ingester.path
-        except StoreLockedError as error:
-            if error.role == "watch" or time.monotonic() > deadline:
-                raise
-        time.sleep(POLL_S)  # another reader is at it, and will be done
+    with Ingester(run, node, role=READER, threads=2, wait_s=wait_s) as ingester:
+        ingester.catch_up()
+        return ingester.path
 
 
 def _scratch_copy(run: RunDir, node: int, scratch: contextlib.ExitStack) -> Path:

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -131,13 +132,13 @@ def test_ticks_and_rebuild_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ingester.tick()
     once = contents(run)
     assert len(once["steps"]) == 3 * 25 + 3 * 25
-    monkeypatch.setattr(ingest_module, "TICK_BYTES", 5_000)
+    monkeypatch.setattr(ingest_module, "TICK_BYTES", 20_000)
     calls: list[tuple[int, int]] = []
     result = rebuild(run, progress=lambda done, total: calls.append((done, total)))
     assert contents(run) == once
     assert result.problems == ()
     assert result.rows["steps"] == 3 * 24 + 3 * 25
-    assert len(calls) > 5
+    assert len(calls) > 2
     assert calls == sorted(calls)
     run.store().unlink()
     with Ingester(run) as ingester:
@@ -206,6 +207,16 @@ def test_only_one_writer(tmp_path: Path) -> None:
     process.wait()
     process.stdout.close()
     Ingester(run).close()
+
+
+def test_a_reader_that_catches_up_is_waited_for(tmp_path: Path) -> None:
+    run = make_run(tmp_path, steps=5)
+    catching_up = Ingester(run, role="reader")
+    timer = threading.Timer(0.1, catching_up.close)
+    timer.start()
+    with Ingester(run) as ingester:
+        assert ingester.tick().rows["steps"] == 20
+    timer.join()
 
 
 def test_a_store_held_by_a_reader_is_written_later(tmp_path: Path) -> None:
