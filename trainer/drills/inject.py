@@ -220,78 +220,100 @@ def _arm_bad_batch(trigger: _Trigger, training: Training) -> None:
 
 
 def _arm_slow_compute(trigger: _Trigger, training: Training) -> None:
+    drag = _Drag(training.device, (trigger.fault.factor or 1.5) - 1.0, trigger.recorder)
     for part in training.modules:
-        for block in part.blocks.values():
-            _SlowBlock(trigger, training.device, block)
+        for block in (*part.blocks.values(), part.head):
+            if block is not None:
+                _SlowBlock(trigger, drag, block)
 
 
 class _SlowBlock:
-    """Makes one block's forward and backward take `factor` times its own measured time by computing more.
+    """Makes one block's forward and backward take `factor` times their own measured time, by computing more."""
 
-    Own time is wall time without waits for other ranks. On CUDA the time is that of the kernels, taken with events
-    and read one call later.
-    """
-
-    def __init__(self, trigger: _Trigger, device: torch.device, block: nn.Module) -> None:
+    def __init__(self, trigger: _Trigger, drag: _Drag, block: nn.Module) -> None:
         self.trigger = trigger
-        self.work = _Work(device, (trigger.fault.factor or 1.5) - 1.0, trigger.recorder)
-        self.backward_work = _Work(device, (trigger.fault.factor or 1.5) - 1.0, trigger.recorder)
+        self.forward, self.backward = _Work(drag), _Work(drag)
         block.register_forward_pre_hook(self._before)
         block.register_forward_hook(self._after)
 
     def _before(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if not module.training or not self.trigger.lasting():
             return
-        self.work.begin()
+        self.forward.begin()
         if inputs[0].requires_grad:
-            inputs[0].register_hook(lambda grad: self.backward_work.end())
+            inputs[0].register_hook(lambda grad: self.backward.end())
 
     def _after(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        if self.work.begun:
+        if self.forward.begun:
             if output.requires_grad:
-                output.register_hook(lambda grad: self.backward_work.begin())
-            self.work.end()
+                output.register_hook(lambda grad: self.backward.begin())
+            self.forward.end()
+
+
+class _Drag:
+    """Work added so far. What one block adds may fall between another's begin and end, and is not that block's own."""
+
+    def __init__(self, device: torch.device, share: float, recorder: Recorder) -> None:
+        self.share = share
+        self.recorder = recorder
+        self.is_cuda = device.type == "cuda"
+        self.cycles_per_ms = 0.0
+        if self.is_cuda:
+            self.cycles_per_ms = float(getattr(torch.cuda.get_device_properties(device), "clock_rate", 1_500_000))
+        self.added = 0.0
+        """Nanoseconds on a CPU, cycles on a GPU."""
+
+    def compute_for(self, ns: float) -> None:
+        start, matrix = time.monotonic_ns(), torch.ones(32, 32)
+        while time.monotonic_ns() - start < ns:
+            matrix = matrix @ matrix * (1 / 32)
+        self.added += time.monotonic_ns() - start
+
+    def compute_on_gpu_for(self, cycles: float) -> None:
+        torch.cuda._sleep(int(cycles))  # type: ignore[no-untyped-call]
+        self.added += cycles
 
 
 class _Work:
-    """Measures a piece of work between `begin` and `end`, and adds `share` of it again."""
+    """One piece of work between `begin` and `end`: measured as wall time without waits for other ranks, then dragged.
 
-    def __init__(self, device: torch.device, share: float, recorder: Recorder) -> None:
-        self.device = device
-        self.share = share
-        self.recorder = recorder
+    On a GPU the time is that of the kernels, taken with events and read one call later, so that nothing waits.
+    """
+
+    def __init__(self, drag: _Drag) -> None:
+        self.drag = drag
         self.begun = False
-        self._start = (0, 0)
+        self._start = (0, 0, 0.0)
         self._events: list[Any] = []
-        self._cycles = 0
+        self._own_cycles = 0.0
 
     def begin(self) -> None:
-        self.begun = True
-        self._start = (time.monotonic_ns(), self.recorder.wait_ns)
-        if self.device.type == "cuda":
-            self._read_events()
-            self._events = [torch.cuda.Event(enable_timing=True)]
-            self._events[0].record()
+        drag, self.begun = self.drag, True
+        if drag.is_cuda:
+            if len(self._events) == 2 and self._events[1].query():
+                elapsed = self._events[0].elapsed_time(self._events[1]) * drag.cycles_per_ms
+                self._own_cycles = max(0.0, elapsed - self._start[2])
+            self._events = [_recorded_event()]
+        self._start = (time.monotonic_ns(), drag.recorder.wait_ns, drag.added)
 
     def end(self) -> None:
         if not self.begun:
             return
-        self.begun = False
-        if self.device.type == "cuda":
-            self._events.append(torch.cuda.Event(enable_timing=True))
-            self._events[1].record()
-            torch.cuda._sleep(self._cycles)  # type: ignore[no-untyped-call]
+        drag, self.begun = self.drag, False
+        added = drag.added - self._start[2]
+        if drag.is_cuda:
+            self._events.append(_recorded_event())
+            self._start = (0, 0, added)
+            drag.compute_on_gpu_for(self._own_cycles * drag.share)
             return
-        now, waited = time.monotonic_ns(), self.recorder.wait_ns
-        own_ns = max(0, now - self._start[0] - (waited - self._start[1]))
-        until, matrix = now + int(own_ns * self.share), torch.ones(32, 32)
-        while time.monotonic_ns() < until:
-            matrix = matrix @ matrix * (1 / 32)
+        own_ns = time.monotonic_ns() - self._start[0] - (drag.recorder.wait_ns - self._start[1]) - added
+        drag.compute_for(max(0.0, own_ns) * drag.share)
 
-    def _read_events(self) -> None:
-        if len(self._events) == 2 and self._events[1].query():
-            clock_khz = getattr(torch.cuda.get_device_properties(self.device), "clock_rate", 1_500_000)
-            self._cycles = int(self._events[0].elapsed_time(self._events[1]) * self.share * clock_khz)
+
+def _recorded_event() -> Any:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 _ARM = {
