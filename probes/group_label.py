@@ -31,7 +31,7 @@ def compact_ranks(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return str(ranks[0])
     steps = {after - before for before, after in itertools.pairwise(ranks)}
-    if len(steps) == 1 and (step := steps.pop()) > 0:
+    if len(steps) == 1 and (step := steps.pop()) > 0 and (step == 1 or len(ranks) > 2):
         return f"{ranks[0]}-{ranks[-1]}" + (f"/{step}" if step > 1 else "")
     if len(ranks) <= MAX_LISTED:
         return ",".join(map(str, ranks))
