@@ -69,6 +69,6 @@ def read_names(path: Path, limit_bytes: int = 256 << 20) -> tuple[dict[int, str]
         try:
             entry = json.loads(line)
             names[int(entry["id"])] = str(entry["name"])[:MAX_NAME_CHARS]
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             skipped += 1
     return names, skipped
