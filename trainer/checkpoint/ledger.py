@@ -63,13 +63,24 @@ class Ledger:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; JSON has no integer keys."""
-        return asdict(self) | {"skipped": [[batch, reason] for batch, reason in self.skipped.items()], "path": None}
+        values = asdict(self) | {"skipped": [[batch, reason] for batch, reason in self.skipped.items()]}
+        del values["path"]
+        return values
 
     @classmethod
     def from_json(cls, loaded: Mapping[str, Any]) -> Ledger:
         """Raises KeyError, TypeError or ValueError for anything else."""
-        known = {key: value for key, value in loaded.items() if key in cls.__slots__ and key != "path"}
-        return cls(**known | {"skipped": {int(batch): str(reason) for batch, reason in loaded["skipped"]}})
+        good = loaded["good_step"]
+        return cls(
+            skipped={int(batch): str(reason) for batch, reason in loaded["skipped"]},
+            rollbacks=int(loaded["rollbacks"]),
+            failures=int(loaded["failures"]),
+            incident_step=int(loaded["incident_step"]),
+            rate_scale=float(loaded["rate_scale"]),
+            rate_until_step=int(loaded["rate_until_step"]),
+            good_step=None if good is None else int(good),
+            stopped=str(loaded["stopped"]),
+        )
 
     @classmethod
     def load(cls, path: Path) -> tuple[Ledger, str]:
@@ -79,7 +90,7 @@ class Ledger:
             ledger = cls.from_json(json.loads(path.read_bytes()))
         except FileNotFoundError:
             ledger = cls()
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             ledger, problem = cls(), f"{path.name} is damaged: {type(error).__name__}"
         ledger.path = path
         return ledger, problem

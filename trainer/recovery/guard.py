@@ -28,6 +28,10 @@ from trainer.checkpoint.state import Position
 __all__ = ["Decision", "Guard", "GuardPolicy", "RunStopped", "Verdict"]
 
 
+HISTORY = 4096
+"""Steps whose batches are remembered: a window reaches back from where a rollback led."""
+
+
 class RunStopped(RuntimeError):
     """The guard has given up; the text says why, and a restart would only repeat it."""
 
@@ -83,7 +87,7 @@ class Guard:
         self.enabled = enabled
         self.policy = policy or GuardPolicy()
         self.detector = SpikeDetector()
-        self._taken: deque[tuple[int, int]] = deque(maxlen=max(self.policy.windows))  # (step, batch), newest last
+        self._taken: deque[tuple[int, int]] = deque(maxlen=HISTORY)  # (step, batch), newest last
 
     def judge(self, step: int, loss: float, grad_norm: float) -> Verdict:
         """Judge a step before its update is taken; only healthy steps teach the detector."""
