@@ -54,6 +54,16 @@ def train(config: Config, world_size: int, steps: int) -> Outcome:
     return Outcome(losses=losses, norms=norms, validation_loss=validation_loss, parameters=parameters)
 
 
+def train_alone(config: Config, steps: int) -> Outcome:
+    """The same in one process, with one thread: what layouts are compared with."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return train(config, 1, steps)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def train_layouts(rank: int, world_size: int, layouts: dict[str, dict[str, dict[str, Any]]], steps: int) -> Any:
     """Several layouts one after the other in the same processes; for `run_ranks`."""
     outcomes = {}

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from tests.processes import run_ranks
-from tests.trainer.layouts import Outcome, compare, tiny, train, train_layouts
+from tests.trainer.layouts import Outcome, compare, tiny, train_alone, train_layouts
 from trainer.config import ConfigError
 from trainer.mesh_plan import resolve
 from trainer.stages import split_layers
@@ -56,12 +55,7 @@ EIGHT_RANKS = {"pp x fsdp x tp": layout(dp_shard=2, tp=2), "pp x hsdp": layout(d
 
 @pytest.fixture(scope="module")
 def single() -> Outcome:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return train(tiny(model=MODEL, train={"steps": STEPS}), 1, STEPS)
-    finally:
-        torch.set_num_threads(threads)
+    return train_alone(tiny(model=MODEL, train={"steps": STEPS}), STEPS)
 
 
 def outcomes_of(layouts: dict[str, Sections], world_size: int) -> list[dict[str, Outcome]]:

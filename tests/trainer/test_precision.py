@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.processes import run_ranks
-from tests.trainer.layouts import Outcome, tiny, train, train_layouts
+from tests.trainer.layouts import Outcome, tiny, train_alone, train_layouts
 from trainer.build import build
 from trainer.mesh_plan import resolve
 
@@ -42,7 +42,7 @@ LAYOUTS = {
 @pytest.fixture(scope="module")
 def single() -> dict[str, Outcome]:
     return {
-        precision: train(tiny(train={"steps": STEPS, "precision": precision}), 1, STEPS)
+        precision: train_alone(tiny(train={"steps": STEPS, "precision": precision}), STEPS)
         for precision in ("float32", "bf16", "fp16")
     }
 

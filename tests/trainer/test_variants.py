@@ -1,0 +1,62 @@
+"""What can be switched on within a layout changes speed or memory, and nothing of what is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.processes import run_ranks
+from tests.trainer.layouts import Outcome, compare, tiny, train_alone, train_layouts
+
+pytestmark = pytest.mark.timeout(300)
+
+STEPS = 8
+
+Sections = dict[str, dict[str, Any]]
+
+
+def layout(train: dict[str, Any] | None = None, **parallel: Any) -> Sections:
+    return {"parallel": {"dp_shard": 1, **parallel}, "train": {"steps": STEPS, **(train or {})}}
+
+
+VARIANTS: dict[str, Sections] = {
+    "tp, no sequence or loss parallel": layout(tp=2, sequence_parallel=False, loss_parallel=False),
+    "tp, document mask": {**layout(tp=2), "data": {"document_mask": True, "separator": 10}},
+    "fsdp, document mask, recomputation": {
+        **layout(dp_shard=2, train={"activation_checkpointing": "full"}),
+        "data": {"document_mask": True, "separator": 10},
+    },
+    "tp, tied embeddings": {**layout(tp=2), "model": {"tie_embeddings": True}},
+    "fsdp, tied embeddings": {**layout(dp_shard=2), "model": {"tie_embeddings": True}},
+    "zero-2": layout(dp_shard=2, reshard_after_forward=False),
+    "fsdp, explicit prefetch": layout(dp_shard=2, prefetch_blocks=1),
+    "fsdp, full recomputation": layout(dp_shard=2, train={"activation_checkpointing": "full"}),
+    "fsdp, every second block": layout(dp_shard=2, train={"activation_checkpointing": "every_n"}),
+    "fsdp, selective": layout(dp_shard=2, train={"activation_checkpointing": "selective"}),
+    "ddp, full recomputation": layout(dp_replicate=2, train={"activation_checkpointing": "full"}),
+    "tp, selective": layout(tp=2, train={"activation_checkpointing": "selective"}),
+}
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> list[dict[str, Outcome]]:
+    return run_ranks(train_layouts, world_size=2, args=(VARIANTS, STEPS), deadline_s=240)
+
+
+@pytest.fixture(scope="module")
+def single() -> dict[str, Outcome]:
+    """What one process does with the same model and data; by the sections that are not the defaults."""
+    alone: dict[str, Outcome] = {}
+    for sections in VARIANTS.values():
+        shared = {name: sections[name] for name in ("model", "data") if name in sections}
+        if repr(shared) not in alone:
+            alone[repr(shared)] = train_alone(tiny(train={"steps": STEPS}, **shared), STEPS)
+    return alone
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variant(name: str, single: dict[str, Outcome], two_ranks: list[dict[str, Outcome]]) -> None:
+    sections = VARIANTS[name]
+    expected = single[repr({key: sections[key] for key in ("model", "data") if key in sections})]
+    compare(expected, [rank[name] for rank in two_ranks], loss=1e-4, parameter=5e-4)
