@@ -46,9 +46,13 @@ def train(config: Config, world_size: int, steps: int) -> Outcome:
     for step in range(steps):
         if step == steps // 2:
             validation_loss = training.evaluate(2).item()
-        loss = training.forward_backward(training.batch(step))
-        losses.append(training.global_mean(loss).item())
-        norms.append(training.clip().item())
+        overflowed = True
+        while overflowed:  # fp16: the same batch again with a lower scale, so that all layouts take the same steps
+            loss = training.global_mean(training.forward_backward(training.batch(step))).item()
+            norm = training.clip().item()
+            overflowed = training.absorb_overflow(norm)
+        losses.append(loss)
+        norms.append(norm)
         training.step(step)
     parameters = {name: _full(parameter.detach()) for name, parameter in training.named_parameters()}
     return Outcome(losses=losses, norms=norms, validation_loss=validation_loss, parameters=parameters)
