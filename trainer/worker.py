@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 4 --max-restarts 3 -m trainer.worker my.toml --fault kill@step=20,rank=1
 
 The environment says which rank it is (RANK, WORLD_SIZE, ...). RANKSCOPE_RUN_DIR names the run's folder, otherwise
-rank 0 makes one and tells the others through the rendezvous store, which outlives a restart. RANKSCOPE_CONFIG holds a
-resolved configuration as JSON, used where no CONFIG is given.
+rank 0 makes one, or finds the one of the former attempt, and tells the others through the rendezvous store.
+RANKSCOPE_CONFIG holds a resolved configuration as JSON, used where no CONFIG is given.
 
 SIGTERM and SIGINT end the run at the end of a step that all ranks agree on, with a checkpoint; a second one ends the
 process at once. Exit codes: 0 finished, or stopped as asked; 1 failed; 2 a mistake of the user; 3 given up by the
@@ -189,7 +189,8 @@ def _rendezvous(identity: Identity) -> dist.Store | None:
     if identity.world_size == 1 and "MASTER_ADDR" not in os.environ:
         return None
     store, _, _ = next(dist.rendezvous("env://", rank=identity.rank, world_size=identity.world_size))
-    return store
+    # torchrun's static rendezvous keeps one store over restarts: addresses of the dead must not be found there.
+    return dist.PrefixStore(f"rankscope/{identity.restarts}", store)
 
 
 def _join_run(
@@ -200,26 +201,32 @@ def _join_run(
     The attempt is the launcher's restart count, unless tapes of it are there already: then the run is being continued
     by a new launch, and the next free number is taken.
     """
-    key = f"rankscope/run/{identity.restarts}"  # the store may be the same one in the next attempt
     if identity.rank != 0:
         assert store is not None
-        path, number = store.get(key).decode().rsplit("\n", 1)
+        path, number = store.get("run").decode().rsplit("\n", 1)
         return RunDir(Path(path)), int(number)
-    lasting = store._underlying_non_prefix_store if isinstance(store, dist.PrefixStore) else store
     named = os.environ.get("RANKSCOPE_RUN_DIR")
-    if named:
-        run = RunDir.open(Path(named))
-    elif identity.restarts and lasting is not None and lasting.check(["rankscope/lasting_run"]):
-        run = RunDir.open(Path(lasting.get("rankscope/lasting_run").decode()))
-    else:
-        run = RunDir.create(Path(config.run.dir), name=config.run.name, manifest=_manifest(config, plan, faults))
-    run = RunDir(run.path.resolve())
+    found = RunDir.open(Path(named)) if named else _former_run(identity, config)
+    if found is None:
+        found = RunDir.create(Path(config.run.dir), name=config.run.name, manifest=_manifest(config, plan, faults))
+    run = RunDir(found.path.resolve())
     taken = [attempt for attempt, _, _ in run.rank_dirs()]
     attempt = max([identity.restarts, *(number + 1 for number in taken)])
-    if store is not None and lasting is not None:
-        lasting.set("rankscope/lasting_run", str(run.path))
-        store.set(key, f"{run.path}\n{attempt}")
+    if store is not None:
+        store.set("run", f"{run.path}\n{attempt}")
     return run, attempt
+
+
+def _former_run(identity: Identity, config: Config) -> RunDir | None:
+    """In a restart under plain torchrun: the run that the same launcher, this process's parent, has made."""
+    if not identity.restarts:
+        return None
+    manifests = Path(config.run.dir).glob("*/run.json")
+    for path in sorted(manifests, key=lambda path: path.parent.name, reverse=True):
+        run = RunDir(path.parent)
+        if run.manifest().get("launcher_pid") == os.getppid():
+            return run
+    return None
 
 
 def _manifest(config: Config, plan: Plan, faults: list[str]) -> dict[str, Any]:
