@@ -3,8 +3,8 @@
     batch = tape_batch(TABLES["spans"], [Part(rank=3, attempt=0, anchor_ns=..., names=book, records=...)], dictionary)
     insert(connection, batch, "spans_done")
 
-Names stay numbers until the database joins them with their texts: a string column of numpy objects is built and
-scanned at half the speed.
+In a large batch names stay numbers until the database joins them with their texts: a string column of numpy objects is
+built and scanned at half the speed. In a small one planning the joins would cost more.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Event", "Part", "clean_json", "event_batch", "insert", "tape_batch"]
 
+FEW_ROWS = 10_000
 _I64_MAX = 2**63
 
 
@@ -69,7 +70,13 @@ def tape_batch(table: Table, parts: Sequence[Part], dictionary: Dictionary, *, w
     for column in table.columns:
         columns[column.name] = _joined([_values(part, column) for part in parts])
     codes = frozenset(column.name for column in table.columns if column.type == "name")
-    texts = dictionary.texts_of([columns[name] for name in codes]) if codes else {}
+    texts = {}
+    if sum(lengths) < FEW_ROWS:
+        for name in codes:
+            columns[name] = dictionary.decoded(columns[name])
+        codes = frozenset()
+    elif codes:
+        texts = dictionary.texts_of([columns[name] for name in codes])
     if with_segment:
         columns[SEGMENT] = np.repeat(np.array([part.segment for part in parts], dtype=object), lengths)
         types[SEGMENT] = "VARCHAR"

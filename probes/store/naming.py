@@ -33,6 +33,12 @@ class Dictionary:
             self._texts.append(text)
         return code
 
+    def decoded(self, codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A column of codes as a column of texts, None where there is no name."""
+        texts = np.empty(len(codes), dtype=object)
+        texts[:] = [self._texts[code] for code in codes.tolist()]
+        return texts
+
     def texts_of(self, columns: Sequence[npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         """The part of the dictionary that these columns use: {"code": codes, "text": their texts}."""
         used = np.zeros(len(self._texts), dtype=bool)

@@ -139,7 +139,8 @@ def save(connection: DuckDBPyConnection, changes: ReadState) -> None:
     _replace(
         connection, "ingest_problems", {"path": _texts(changes.problems), "text": _texts(changes.problems.values())}
     )
-    connection.execute("DELETE FROM ingest_problems WHERE problem = ''")
+    if changes.problems:
+        connection.execute("DELETE FROM ingest_problems WHERE problem = ''")
     connection.execute("UPDATE ingest_meta SET generation = $1", [changes.generation])
 
 
