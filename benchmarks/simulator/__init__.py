@@ -1,0 +1,46 @@
+"""A simulator of distributed training: what many ranks would have recorded, without the ranks.
+
+    from benchmarks.simulator import Fault, Layout, Scenario, simulate, write
+
+    fault = Fault(kind="hang", step=40, rank=5)
+    recording = simulate(Scenario(seed=1, layout=Layout(dp_shard=16), steps=80, fault=fault))
+    run = write(recording, Path("runs/simulated"))
+
+It simulates what ranks do (work, arrival at collectives, waiting for the last member, transfers) and writes that in
+the formats of real runs. It knows nothing of the analyzers: it was written from DESIGN and the list of faults.
+
+    noise      how much real ranks vary, and how to fit that to a recorded run
+    layout     mesh, groups, labels
+    program    the operations of a step, for each layout
+    engine     gives them their time
+    faults     what goes wrong
+    curves     loss, gradient norm, learning rate
+    scenario   one run from a seed
+    aftermath  what is written when it does not go on
+    records    the tables' columns
+    tapes      the files
+"""
+
+from __future__ import annotations
+
+from .faults import Fault
+from .layout import Layout
+from .noise import QUIET, SHARED_HOST, Noise, fit_noise
+from .program import Job
+from .scenario import Clock, Recording, Scenario, simulate
+from .tapes import write
+
+__all__ = [
+    "QUIET",
+    "SHARED_HOST",
+    "Clock",
+    "Fault",
+    "Job",
+    "Layout",
+    "Noise",
+    "Recording",
+    "Scenario",
+    "fit_noise",
+    "simulate",
+    "write",
+]

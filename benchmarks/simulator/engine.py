@@ -1,0 +1,578 @@
+"""The discrete-event engine: gives programs their time, rank by rank, with numpy over the ranks of a role.
+
+    engine = Engine(layout, job, noise, rng)
+    engine.run([Role(lanes, ops, steps), ...])   # one program a role
+    engine.log                                   # what the ranks would have recorded
+
+1. Each rank has a clock of its own. Work moves it by the work's time: the rank's factor, noise, a preemption now and
+   then. A call records when it was made.
+2. A collective starts when its last member has made its call and the group's former transfer is over; it lasts
+   latency + bytes moved / bandwidth. All members leave it together (a slow link in a ring delays the ranks behind it
+   most: the chunks arrive there last). A call that is waited for later costs only what is left then.
+3. Calls of a group match in the order in which each member makes them, whatever their steps or sources are. Members
+   that bring another operation, or another size, never get out. Point-to-point calls match by pair and direction.
+4. A rank that dies or gets stuck has no later times: its clock is infinite, and so is that of everyone who waits for
+   it. What is open then is what a tape shows.
+5. Tensors carry a taint (not finite): work passes it from what it reads to what it writes, a reduction to all members.
+
+Ranks with the same program form a role and move together. Where some of them must wait and others need not, the role
+is split; if nobody can go on, those who wait will wait for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from probes.schema import UNSET
+
+from .layout import DIMS, WORLD, Ints, Layout
+from .noise import Noise
+from .program import Call, Job, Op, Recv, Send, SpanBegin, SpanEnd, StepBegin, Wait, Work
+from .records import PHASES, CollectiveRow, Floats, Log, SpanRow, StepRow
+
+__all__ = ["Engine", "Role", "Stop"]
+
+NS = 1e9
+_DIM_NUMBER = {dim: number for number, dim in enumerate((*DIMS, WORLD))}
+_UNSET_FLAG = int(UNSET["bool"])
+_REDUCES = ("all_reduce", "reduce_scatter", "reduce")
+_MOVED = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 1.0, "barrier": 0.0}
+"""Bytes that a ring moves through a rank, x (n - 1) / n of the whole buffer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """A rank that never gets past a piece of work. `dies`: it writes no more, not even what was its turn."""
+
+    rank: int
+    step: int
+    what: str
+    microbatch: int = -1
+    block: int = -1
+    fraction: float = 0.5
+    dies: bool = False
+
+
+@dataclass(slots=True)
+class _Pending:
+    """One collective, or all p2p calls of one number between two stages: by rank."""
+
+    op: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int64]
+    arrival: Floats
+    end: Floats
+    posted: npt.NDArray[np.bool_]
+    solved: npt.NDArray[np.bool_]
+    taint: npt.NDArray[np.bool_]
+    rows: list[CollectiveRow]
+
+
+@dataclass(slots=True)
+class Role:
+    """Ranks that do the same, from `pc` on; `steps` are the numbers of the steps in their program."""
+
+    lanes: Ints
+    ops: list[Op]
+    steps: list[int]
+    pc: int = 0
+    step: int = 0
+    begun: int = 0
+    waiting: tuple[str, object] | None = None
+    handles: dict[str, list[tuple[object, CollectiveRow]]] = field(default_factory=dict)
+    spans: list[SpanRow] = field(default_factory=list)
+    step_row: StepRow | None = None
+
+    def split(self, stay: npt.NDArray[np.bool_]) -> Role:
+        """Take the lanes that need not stay out into a role of their own."""
+        other = Role(
+            self.lanes[~stay], self.ops, self.steps, self.pc, self.step, self.begun, self.waiting,
+            {handle: list(parts) for handle, parts in self.handles.items()}, list(self.spans), self.step_row,
+        )  # fmt: skip
+        self.lanes = self.lanes[stay]
+        return other
+
+
+class Engine:
+    """State of all ranks, in ns since the run's begin."""
+
+    def __init__(self, layout: Layout, job: Job, noise: Noise, rng: np.random.Generator) -> None:
+        count = layout.num_ranks
+        self.layout, self.job, self.noise, self.rng = layout, job, noise, rng
+        self.log = Log(layout)
+        self.now = np.zeros(count)
+        self.until = np.full(count, np.inf)
+        """When each rank wrote its last: it died, or everything was stopped."""
+        self.factor = {phase: np.ones(count) for phase in PHASES}
+        """How many times as long a rank takes for a kind of work."""
+        self.extra_s = {phase: np.zeros(count) for phase in PHASES}
+        """What is added to each piece of a kind of work, in which the processor does nothing."""
+        self.link = np.ones(count)
+        """How many times as long a transfer over the rank's outgoing link takes."""
+        self.dead_dims: set[str] = set()
+        """Dimensions whose transfers never end from now on."""
+        self.stops: list[Stop] = []
+        self.stopped: dict[int, float] = {}
+        self.pauses: dict[int, Floats] = {}
+        """step -> seconds by rank that Python's collector takes in it."""
+        self.taints: list[tuple[int, str, bool]] = []
+        """(rank, tensor, after a reduction) to be tainted in this step."""
+        self.one_element = False
+        """Whether a taint is one element, of which a scattered reduction hands out one copy only."""
+        self.taint: dict[str, npt.NDArray[np.bool_]] = {}
+        self.speed = np.exp(noise.rank_ratio * rng.standard_normal(count))
+        self.step_noise = 1.0
+        self._wait = np.zeros(count)
+        self._phase_ns = np.zeros((count, len(PHASES)))
+        self._phase_wait = np.zeros((count, 4))
+        self._cpu = np.zeros(count)
+        self._gc = np.zeros(count)
+        self._free: dict[str, Floats] = {}
+        self._seq: dict[str, Ints] = {}
+        self._p2p_seq: dict[tuple[int, str], Ints] = {}
+        self._pending: dict[tuple[object, ...], _Pending] = {}
+        self._groups: dict[tuple[str, bytes], Ints | None] = {}
+        self._nodes = layout.nodes()
+        self._span_phase = {phase: number for number, phase in enumerate(PHASES)}
+
+    def run(self, roles: list[Role]) -> None:
+        """Run programs to their ends, or to where nobody can go on."""
+        self._draw_step_noise()
+        active = list(roles)
+        with np.errstate(invalid="ignore"):
+            while active:
+                moved = False
+                for role in list(active):
+                    moved |= self._advance(role)
+                active = [role for role in active if role.pc < len(role.ops)]
+                if active and not moved and not self._split(active):
+                    for role in active:
+                        self._give_up(role)
+        self._pending = {key: found for key, found in self._pending.items() if (found.posted & ~found.solved).any()}
+
+    def _draw_step_noise(self) -> None:
+        self.step_noise = float(np.exp(self.noise.step_ratio * self.rng.standard_normal()))
+
+    def is_stuck(self) -> bool:
+        """Whether any rank will never do anything more."""
+        return not np.isfinite(self.now).all()
+
+    # Moving a role.
+
+    def _advance(self, role: Role) -> bool:
+        start = role.pc
+        ops, count = role.ops, len(role.ops)
+        while role.pc < count:
+            if role.waiting is not None:
+                if not self._try_wait(role):
+                    break
+                role.pc += 1
+                continue
+            op = ops[role.pc]
+            kind = type(op)
+            if kind is Work:
+                self._work(role, op)  # type: ignore[arg-type]
+            elif kind is Call:
+                if not self._call(role, op):  # type: ignore[arg-type]
+                    continue
+            elif kind is Wait:
+                role.waiting = ("handles", op.handles)  # type: ignore[union-attr]
+                continue
+            elif kind is SpanBegin:
+                self._begin_span(role, op)  # type: ignore[arg-type]
+            elif kind is SpanEnd:
+                self._end_span(role)
+            elif kind is Send:
+                self._p2p(role, op, "send")  # type: ignore[arg-type]
+            elif kind is Recv:
+                role.waiting = ("p2p", self._p2p(role, op, "recv"))  # type: ignore[arg-type]
+                continue
+            elif kind is StepBegin:
+                self._begin_step(role)
+            else:
+                self._end_step(role)
+            role.pc += 1
+        return role.pc > start
+
+    def _work(self, role: Role, op: Work) -> None:
+        lanes, noise, rng = role.lanes, self.noise, self.rng
+        now = self.now[lanes]
+        if op.seconds > 0.0:
+            size = len(lanes)
+            own = (op.seconds * NS) * self.factor[op.what][lanes]
+            if op.what == "data":
+                own = own * np.exp(noise.data_ratio * rng.standard_normal(size))
+                own[rng.random(size) < noise.data_miss_probability] *= noise.data_miss_factor
+            else:
+                own = own * (self.step_noise * self.speed[lanes])
+                own *= np.exp(noise.compute_ratio * rng.standard_normal(size))
+            wall = own + self._stolen(op.seconds, size) + self.extra_s[op.what][lanes] * NS
+            if op.what == "forward" and op.block == 0 and role.step in self.pauses and op.microbatch <= 0:
+                pause = self.pauses[role.step][lanes] * NS
+                self._gc[lanes] += pause
+                own, wall = own + pause, wall + pause
+            self._cpu[lanes] += own
+            if self.stops:
+                wall = self._stop(role, op, now, wall)
+            self.now[lanes] = now + wall
+        if self.taint or self.taints:
+            self._spread(lanes, op)
+
+    def _stolen(self, seconds: float, size: int) -> Floats:
+        """What the operating system takes away."""
+        stolen = np.zeros(size)
+        hits = self.rng.poisson(self.noise.preemptions_per_s * seconds * size)
+        if hits:
+            np.add.at(
+                stolen, self.rng.integers(0, size, hits), self.rng.exponential(self.noise.preemption_s * NS, hits)
+            )
+        return stolen
+
+    def _stop(self, role: Role, op: Work, now: Floats, wall: Floats) -> Floats:
+        for stop in self.stops:
+            if stop.step != role.step or stop.what != op.what or stop.rank in self.stopped:
+                continue
+            if stop.microbatch not in (-1, op.microbatch) or stop.block not in (-1, op.block):
+                continue
+            at = np.flatnonzero(role.lanes == stop.rank)
+            if len(at):
+                moment = float(now[at[0]] + stop.fraction * wall[at[0]])
+                self.stopped[stop.rank] = moment
+                if stop.dies:
+                    self.until[stop.rank] = min(self.until[stop.rank], moment)
+                wall[at[0]] = np.inf
+        return wall
+
+    def _spread(self, lanes: Ints, op: Work) -> None:
+        bad = np.zeros(len(self.now), dtype=bool)
+        for name in op.reads:
+            if name in self.taint:
+                bad |= self.taint[name]
+        for name in op.writes:
+            hit = bad[lanes]
+            before = self.taint.get(name)
+            if name.startswith(("grad", "loss", "local_loss")) and before is not None:
+                hit = hit | before[lanes]  # gradients and losses add up over microbatches
+            own = [rank for rank, tensor, late in self.taints if tensor == name and not late]
+            if own:
+                hit = hit | np.isin(lanes, own)
+            if hit.any() or before is not None:
+                self._tainted(name)[lanes] = hit
+
+    def _tainted(self, name: str) -> npt.NDArray[np.bool_]:
+        if name not in self.taint:
+            self.taint[name] = np.zeros(len(self.now), dtype=bool)
+        return self.taint[name]
+
+    # Collectives.
+
+    def _call(self, role: Role, op: Call) -> bool:
+        """Make the call; False if the role must wait for its end."""
+        lanes, names = role.lanes, self.log.names
+        seqs = self._seq.setdefault(op.dim, np.zeros(len(self.now), dtype=np.int64))
+        seq = int(seqs[lanes[0]])
+        seqs[lanes] += 1
+        self.now[lanes] += self.noise.call_s * NS
+        issue = self.now[lanes]
+        flag: npt.NDArray[np.int8] | int = _UNSET_FLAG
+        taint = self.taint.get(op.tensor)
+        if op.op in _REDUCES and op.dtype != "int64":
+            flag = 0 if taint is None else taint[lanes].astype(np.int8)
+        row = CollectiveRow(
+            lanes, issue, np.full(len(lanes), np.inf), np.full(len(lanes), np.inf), flag,
+            (role.step, seq, op.num_bytes, names(op.op), names(op.dtype), names(op.shape), self._phase(role),
+             names(op.caller), int(bool(op.handle)), _DIM_NUMBER[op.dim], 0),
+        )  # fmt: skip
+        self.log.collectives.append(row)
+        groups = self._whole_groups(op.dim, lanes)
+        key: object
+        if groups is not None:
+            self._solve(op.dim, groups, self.now, op.op, op.num_bytes, seq, row)
+            if taint is not None or self.taints:
+                self._reduce_taint(groups, op)
+            key = None
+        else:
+            key = ("call", op.dim, seq)
+            self._post(key, row, op)
+        if op.handle:
+            role.handles.setdefault(op.handle, []).append((key, row))
+            row.wait[:] = 0.0
+            return True
+        role.waiting = ("call", (key, row))
+        return False
+
+    def _phase(self, role: Role) -> int:
+        return role.spans[-1].constants[3] if role.spans else 0
+
+    def _whole_groups(self, dim: str, lanes: Ints) -> Ints | None:
+        """The groups along a dimension if they lie wholly within these ranks, else None."""
+        key = (dim, lanes.tobytes())
+        if key not in self._groups:
+            groups = self.layout.members(dim)
+            inside = np.isin(groups, lanes)
+            touched = groups[inside.any(axis=1)]
+            self._groups[key] = touched if inside[inside.any(axis=1)].all() else None
+        return self._groups[key]
+
+    def _solve(self, dim: str, groups: Ints, arrival: Floats, op: str, size: int, seq: int, row: CollectiveRow) -> None:
+        end = self._transfer(dim, groups, arrival[groups], op, size, first=seq == 0)
+        ends = np.empty(len(self.now))
+        ends[groups] = end
+        row.end[:] = ends[row.lanes]
+
+    def _transfer(self, dim: str, groups: Ints, arrival: Floats, op: str, size: int, *, first: bool) -> Floats:
+        """(groups, members) ends of a collective: the last member's arrival, then the transfer."""
+        noise, job, rng = self.noise, self.job, self.rng
+        count, members = groups.shape
+        free = self._free.setdefault(dim, np.zeros(len(self.now)))
+        start = np.maximum(arrival.max(axis=1), free[groups].max(axis=1))
+        one_node = self._nodes[groups[:, 0]] == self._nodes[groups[:, -1]]
+        bandwidth = np.where(one_node, job.link_bytes_per_s, job.network_bytes_per_s)
+        whole = size * (members if op == "all_gather" else 1)
+        moved = _MOVED.get(op, 1.0) * (members - 1) / members * whole
+        seconds = job.latency_s * np.log2(members + 1) + moved / bandwidth
+        seconds = seconds * np.exp(noise.transfer_ratio * rng.standard_normal(count))
+        seconds[rng.random(count) < noise.transfer_tail_probability] *= noise.transfer_tail_factor
+        if first:
+            seconds = seconds + noise.communicator_s
+        links = self.link[groups]
+        slow = links.max(axis=1)
+        lasts = np.broadcast_to((seconds * slow)[:, None], groups.shape)
+        if (slow > 1.0).any():
+            lasts = _graded(seconds, links)
+        if dim in self.dead_dims:
+            lasts = np.full(groups.shape, np.inf)
+        end = start[:, None] + lasts * NS + np.abs(rng.standard_normal(groups.shape)) * (noise.exit_s * NS)
+        free[groups] = end.max(axis=1)[:, None]
+        return end
+
+    def _reduce_taint(self, groups: Ints, op: Call) -> None:
+        bad = self._tainted(op.tensor)
+        if op.op in _REDUCES:
+            hit = bad[groups].any(axis=1)
+            late = [rank for rank, tensor, after in self.taints if after and tensor == op.tensor]
+            if late:
+                hit = hit | np.isin(groups, late).any(axis=1)
+            bad[groups] = hit[:, None]
+            if self.one_element and op.op == "reduce_scatter":
+                bad[groups[:, 1:]] = False  # the element lies in the first member's shard
+
+    def _post(self, key: tuple[object, ...], row: CollectiveRow, op: Call | Send | Recv) -> _Pending:
+        pending = self._pending.get(key)
+        if pending is None:
+            count = len(self.now)
+            pending = _Pending(
+                np.zeros(count, np.int64), np.zeros(count, np.int64), np.full(count, np.inf), np.full(count, np.nan),
+                np.zeros(count, bool), np.zeros(count, bool), np.zeros(count, bool), [],
+            )  # fmt: skip
+            self._pending[key] = pending
+        lanes = row.lanes
+        pending.op[lanes], pending.size[lanes] = row.constants[3] * 64 + row.constants[4], op.num_bytes
+        pending.arrival[lanes], pending.posted[lanes] = row.issue, True
+        if op.tensor in self.taint:
+            pending.taint[lanes] = self.taint[op.tensor][lanes]
+        pending.rows.append(row)
+        if isinstance(op, Call):
+            self._match(key, pending, op)
+        return pending
+
+    def _match(self, key: tuple[object, ...], pending: _Pending, op: Call) -> None:
+        groups = self.layout.members(op.dim)
+        ready = pending.posted[groups].all(axis=1) & ~pending.solved[groups].any(axis=1)
+        if not ready.any():
+            return
+        groups = groups[ready]
+        same = (pending.op[groups] == pending.op[groups][:, :1]).all(axis=1)
+        same &= (pending.size[groups] == pending.size[groups][:, :1]).all(axis=1)
+        end = self._transfer(op.dim, groups, pending.arrival[groups], op.op, op.num_bytes, first=key[2] == 0)
+        end[~same] = np.inf
+        pending.end[groups], pending.solved[groups] = end, True
+        if pending.taint.any() or self.taints:
+            bad = self._tainted(op.tensor)
+            bad[groups] = pending.taint[groups].any(axis=1)[:, None] if op.op in _REDUCES else pending.taint[groups]
+        self._fill(pending)
+
+    def _fill(self, pending: _Pending) -> None:
+        for row in pending.rows:
+            done = pending.solved[row.lanes]
+            row.end[done] = pending.end[row.lanes[done]]
+
+    # Point to point.
+
+    def _p2p(self, role: Role, op: Send | Recv, kind: str) -> tuple[object, CollectiveRow]:
+        """Make a p2p call; `op.distance` stages further. Returns what to wait for."""
+        lanes, names, width = role.lanes, self.log.names, self.layout.width
+        seqs = self._p2p_seq.setdefault((op.distance, kind), np.zeros(len(self.now), dtype=np.int64))
+        seq = int(seqs[lanes[0]])
+        seqs[lanes] += 1
+        self.now[lanes] += self.noise.call_s * NS
+        blank = np.full(len(lanes), np.inf)
+        row = CollectiveRow(
+            lanes, self.now[lanes], blank, blank.copy(), _UNSET_FLAG,
+            (role.step, seq, op.num_bytes, names(kind), names("bfloat16"), names(op.shape), self._phase(role),
+             names("trainer/parallel/pipeline.py:104 _call"), 1, _DIM_NUMBER["pp"], op.distance),
+        )  # fmt: skip
+        self.log.collectives.append(row)
+        stage = int(lanes[0]) // width
+        source, target = (stage, stage + op.distance) if kind == "send" else (stage + op.distance, stage)
+        key = ("p2p", source, target, seq)
+        pending = self._post(key, row, op)
+        self._pair(pending, source, target)
+        if kind == "send":
+            row.wait[:] = 0.0
+            role.handles.setdefault("sends", []).append((key, row))
+        return (key, row)
+
+    def _pair(self, pending: _Pending, source: int, target: int) -> None:
+        width, noise, job = self.layout.width, self.noise, self.job
+        lower = np.arange(source * width, (source + 1) * width)
+        upper = lower + (target - source) * width
+        ready = pending.posted[lower] & pending.posted[upper] & ~pending.solved[lower]
+        if not ready.any():
+            return
+        lower, upper = lower[ready], upper[ready]
+        one_node = self._nodes[lower] == self._nodes[upper]
+        bandwidth = np.where(one_node, job.link_bytes_per_s, job.network_bytes_per_s)
+        seconds = job.latency_s + pending.size[lower] / bandwidth * np.maximum(self.link[lower], self.link[upper])
+        seconds = seconds * np.exp(noise.transfer_ratio * self.rng.standard_normal(len(lower)))
+        end = np.maximum(pending.arrival[lower], pending.arrival[upper]) + seconds * NS
+        if "pp" in self.dead_dims:
+            end = np.full(len(lower), np.inf)
+        pending.end[lower] = pending.end[upper] = end
+        pending.solved[lower] = pending.solved[upper] = True
+        pending.taint[upper] = pending.taint[lower]
+        self._fill(pending)
+
+    # Waiting.
+
+    def _try_wait(self, role: Role) -> bool:
+        """Finish the wait of a role if everything that it waits for has an end (which may be never)."""
+        assert role.waiting is not None
+        kind, what = role.waiting
+        parts = _awaited(role)
+        if not all(self._ready(key, role.lanes).all() for key, _ in parts):
+            return False
+        for key, row in parts:
+            places = _places(row, role.lanes)
+            end, now = row.end[places], self.now[role.lanes]
+            later = np.maximum(now, end)
+            if kind == "handles":
+                waited = later - now
+                row.wait[places] += waited
+            else:
+                waited = end - row.issue[places]
+                row.wait[places] = waited
+            self._wait[role.lanes] += waited
+            self.now[role.lanes] = later
+            if kind == "p2p" and key is not None:
+                self._receive_taint(role, key)
+        if kind == "handles":
+            for handle in what:  # type: ignore[attr-defined]
+                role.handles.pop(handle, None)
+        role.waiting = None
+        return True
+
+    def _receive_taint(self, role: Role, key: object) -> None:
+        pending = self._pending[key]  # type: ignore[index]
+        tensor = role.ops[role.pc].tensor  # type: ignore[union-attr]
+        if pending.taint.any() or tensor in self.taint:
+            self._tainted(tensor)[role.lanes] = pending.taint[role.lanes]
+
+    def _ready(self, key: object, lanes: Ints) -> npt.NDArray[np.bool_]:
+        if key is None:
+            return np.ones(len(lanes), dtype=bool)
+        return self._pending[key].solved[lanes]  # type: ignore[index]
+
+    def _split(self, active: list[Role]) -> bool:
+        """Let those of a waiting role go on that can; whether any could."""
+        for role in list(active):
+            ready = np.ones(len(role.lanes), dtype=bool)
+            for key, _ in _awaited(role):
+                ready &= self._ready(key, role.lanes)
+            if ready.any():
+                active.append(role.split(~ready))
+                return True
+        return False
+
+    def _give_up(self, role: Role) -> None:
+        """Nobody will ever come: what this role waits for has no end."""
+        self.now[role.lanes] = np.inf
+        role.pc = len(role.ops)
+
+    # Spans and steps.
+
+    def _begin_span(self, role: Role, op: SpanBegin) -> None:
+        lanes = role.lanes
+        constants = (role.step, op.microbatch, op.stage, self.log.names(op.kind))
+        row = SpanRow(lanes, self.now[lanes], np.full(len(lanes), np.inf), -self._wait[lanes], constants)
+        role.spans.append(row)
+        self.log.spans.append(row)
+
+    def _end_span(self, role: Role) -> None:
+        row = role.spans.pop()
+        places, lanes = _places(row, role.lanes), role.lanes
+        row.end[places] = self.now[lanes]
+        row.wait[places] += self._wait[lanes]
+        phase = self._span_phase.get(self.log.names.texts[row.constants[3] - 1])
+        if phase is not None:
+            self._phase_ns[lanes, phase] += row.end[places] - row.start[places]
+            if phase < 4:
+                self._phase_wait[lanes, phase] += row.wait[places]
+
+    def _begin_step(self, role: Role) -> None:
+        role.step = role.steps[role.begun]
+        role.begun += 1
+        lanes, size = role.lanes, len(role.lanes)
+        self._phase_ns[lanes] = self._phase_wait[lanes] = 0.0
+        self._cpu[lanes] = self._gc[lanes] = 0.0
+        row = StepRow(
+            lanes, self.now[lanes], np.full(size, np.inf), np.zeros((size, len(PHASES))), np.zeros((size, 4)),
+            -self._wait[lanes], np.zeros(size), np.zeros(size), role.step,
+        )  # fmt: skip
+        role.step_row = row
+        self.log.steps.append(row)
+        if role.begun > 1:
+            self._draw_step_noise()
+
+    def _end_step(self, role: Role) -> None:
+        row, lanes = role.step_row, role.lanes
+        assert row is not None
+        places = _places(row, lanes)
+        row.end[places] = self.now[lanes]
+        row.phase_ns[places], row.wait_ns[places] = self._phase_ns[lanes], self._phase_wait[lanes]
+        row.total_wait_ns[places] += self._wait[lanes]
+        row.cpu_ns[places], row.gc_ns[places] = self._cpu[lanes], self._gc[lanes]
+        self.now[lanes] += 20e-6 * NS  # what the loop does between two steps
+
+
+def _awaited(role: Role) -> list[tuple[object, CollectiveRow]]:
+    """The calls that a role waits for: (pending, its record)."""
+    assert role.waiting is not None
+    kind, what = role.waiting
+    if kind == "handles":
+        return [part for handle in what for part in role.handles.get(handle, [])]  # type: ignore[attr-defined]
+    return [what]  # type: ignore[list-item]
+
+
+def _places(row: CollectiveRow | SpanRow | StepRow, lanes: Ints) -> Ints | slice:
+    """Where these ranks are in a row that was written before their role was split."""
+    return slice(None) if len(row.lanes) == len(lanes) else np.searchsorted(row.lanes, lanes)
+
+
+def _graded(seconds: Floats, links: Floats) -> Floats:
+    """(groups, members) durations of a ring in which some links are slow.
+
+    Every chunk passes every link, one after the other, so the whole takes as long as the slowest link needs for all
+    its chunks. The receiver behind that link gets each chunk at the link's pace; the member d places further has got
+    its last chunk d - 1 rounds earlier, at least after what a healthy ring takes. The sender is busy until the end.
+    """
+    count, members = links.shape
+    rounds = 2 * (members - 1)
+    worst = links.argmax(axis=1)
+    slow = links.max(axis=1)
+    distance = (np.arange(members)[None, :] - worst[:, None] - 1) % members  # 0: right behind the slow link
+    left = np.maximum(1.0, slow[:, None] - (slow[:, None] - 1.0) * distance / rounds)
+    left[np.arange(count), worst] = slow
+    return seconds[:, None] * left

@@ -1,0 +1,279 @@
+"""Writes a recording as a run on disk: run.json, tapes, names, events and stacks, in the formats that ranks write.
+
+    run = write(recording, Path("runs/simulated"), until_step=50)
+
+The segments have the header and the record layout of `probes.tape.TapeWriter`, but are written whole, with numpy: a
+rank's records of a table at once. A test holds the two against each other. With `until_step` the run is written as if
+it had ended there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probes.rundir import NODE_RANK, RunDir
+from probes.schema import SCHEMA_VERSION, TABLES, Table
+from probes.tape import COMPLETE, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET, MAGIC, record_layout, segment_name
+
+from .records import Columns, Names
+from .scenario import Event, Recording
+
+__all__ = ["record_dtype", "segment_header", "write", "write_segments"]
+
+EPOCH_NS = 1_760_000_000_000_000_000
+_TAPES = ("steps", "spans", "collectives", "gradients", "fingerprints")
+_NUMPY = {"i64": "<i8", "f64": "<f8", "i32": "<i4", "name": "<u4", "bool": "i1"}
+
+
+def write(recording: Recording, path: Path, *, until_step: int | None = None) -> RunDir:
+    """Write the run into a new folder."""
+    path.mkdir(parents=True)
+    run = RunDir(path)
+    for folder in (run.tapes, run.checkpoints, run.stacks, run.reports):
+        folder.mkdir()
+    run.write_manifest(_manifest(recording, path.name))
+    writer = _Writer(recording, run, until_step)
+    for table in _TAPES:
+        writer.tape(table)
+    writer.names()
+    writer.events()
+    for rank, text in recording.stacks.items():
+        if until_step is None:
+            (run.stacks / f"attempt-0-rank-{rank:05d}.txt").write_text(text)
+    return run
+
+
+class _Writer:
+    def __init__(self, recording: Recording, run: RunDir, until_step: int | None) -> None:
+        self.recording, self.run, self.until_step = recording, run, until_step
+        scenario = recording.scenario
+        self.ranks = [r for r in range(scenario.layout.num_ranks) if r not in scenario.missing_ranks]
+        rng = np.random.default_rng(scenario.seed + 1)
+        nodes = scenario.layout.nodes()
+        self.boot_ns = rng.integers(10**13, 10**16, int(nodes.max()) + 1)[nodes]
+        skew = np.zeros(int(nodes.max()) + 1)
+        skew[: len(scenario.clock.skew_s)] = scenario.clock.skew_s[: len(skew)]
+        self.skew_ns = (skew * 1e9).astype(np.int64)[nodes]
+        self.nodes = nodes
+        self.until = recording.until.copy()
+        self.cut_ns = np.inf
+        if until_step is not None:
+            ends = [row.end.max() for row in recording.log.steps if row.step == until_step]
+            self.cut_ns = float(ends[0]) + 1.0 if ends else np.inf
+        self.folders = {rank: run.rank_dir(0, rank) for rank in self.ranks}
+        for folder in self.folders.values():
+            folder.mkdir(parents=True)
+
+    def tape(self, name: str) -> None:
+        scenario = self.recording.scenario
+        if name in scenario.missing_tables or (name == "collectives" and not scenario.records_collectives):
+            return
+        columns = self.recording.log.columns(name, np.minimum(self.until, self.cut_ns))
+        if not columns or not len(columns["rank"]):
+            return
+        table = TABLES[name]
+        records = _packed(table, columns, self.boot_ns, self.recording.log.names)
+        bounds = np.searchsorted(columns["rank"], np.arange(scenario.layout.num_ranks + 1))
+        step_back = self._step_back_ns()
+        for rank in self.ranks:
+            own = records[bounds[rank] : bounds[rank + 1]]
+            if len(own):
+                wall_minus_mono = EPOCH_NS + int(self.skew_ns[rank]) - int(self.boot_ns[rank])
+                back_at, back_by = step_back.get(rank, (0, 0))
+                write_segments(
+                    self.folders[rank], table, own, rank=rank, mono_ns=int(self.boot_ns[rank]),
+                    wall_minus_mono_ns=wall_minus_mono, back_at_mono_ns=back_at, back_by_ns=back_by,
+                )  # fmt: skip
+
+    def _step_back_ns(self) -> dict[int, tuple[int, int]]:
+        """rank -> (monotonic time, ns) of its node's step back in time."""
+        clock = self.recording.scenario.clock
+        if not clock.step_back_s:
+            return {}
+        ranks = [rank for rank in self.ranks if self.nodes[rank] == clock.step_back_node]
+        after = int(clock.step_back_after_s * 1e9)
+        return {rank: (int(self.boot_ns[rank]) + after, int(clock.step_back_s * 1e9)) for rank in ranks}
+
+    def names(self) -> None:
+        texts = self.recording.log.names.texts
+        for rank in self.ranks:
+            lines = [json.dumps({"id": 1, "name": "(too many names)"})]
+            own = _own_number(np.arange(1, len(texts) + 1), rank, len(texts))
+            lines += [json.dumps({"id": int(number), "name": text}) for number, text in zip(own, texts, strict=True)]
+            (self.folders[rank] / "names.jsonl").write_text("\n".join(lines) + "\n")
+
+    def events(self) -> None:
+        by_writer: dict[int, list[Event]] = {}
+        for event in self.recording.events:
+            is_end = event.kind in ("run_ended", "rank_closed", "watch_stopped")
+            if self.cut_ns == np.inf or (event.time_ns < self.cut_ns and not is_end):
+                by_writer.setdefault(event.rank, []).append(event)
+        if self.cut_ns < np.inf:
+            end = self.cut_ns + 0.3e9
+            finished = {"reason": "finished", "exit_code": 0, "message": ""}
+            by_writer[NODE_RANK].append(Event(NODE_RANK, end, "run_ended", None, finished))
+            for rank in self.ranks:
+                closed: dict[str, Any] = {"probe_errors": {}, "dropped_records": {}}
+                by_writer[rank].append(Event(rank, self.cut_ns + 2e6, "rank_closed", self.until_step, closed))
+        for rank, events in by_writer.items():
+            if rank != NODE_RANK and rank not in self.folders:
+                continue
+            folder = self.run.node_dir(0) if rank == NODE_RANK else self.folders[rank]
+            folder.mkdir(exist_ok=True)
+            lines = [self._line(event) for event in sorted(events, key=lambda event: event.time_ns)]
+            (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
+
+    def _line(self, event: Event) -> str:
+        at = max(event.rank, 0)
+        wall = EPOCH_NS + int(self.skew_ns[at]) + int(event.time_ns)
+        back_at, back_by = self._step_back_ns().get(at, (0, 0))
+        if back_at and int(event.time_ns) + int(self.boot_ns[at]) >= back_at:
+            wall -= back_by
+        detail = dict(event.detail)
+        if event.kind == "rank":
+            detail["clock_offset_ns"] = EPOCH_NS + int(self.skew_ns[at]) - int(self.boot_ns[at])
+        line = {"wall_ns": wall, "attempt": 0, "rank": event.rank, "kind": event.kind, "step": event.step, **detail}
+        return json.dumps(_plain(line), separators=(",", ":"))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not np.isfinite(value):
+        return str(value)
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _manifest(recording: Recording, name: str) -> dict[str, Any]:
+    scenario = recording.scenario
+    layout = scenario.layout
+    return {
+        "run_id": name,
+        "schema_version": SCHEMA_VERSION,
+        "created_wall_ns": EPOCH_NS - 3_000_000_000,
+        "config": {
+            "run": {"name": name, "seed": scenario.seed},
+            "model": {"num_layers": layout.layers * layout.pp, "dim": 4096},
+            "parallel": {**layout.sizes(), "schedule": layout.schedule, "backend": scenario.backend},
+            "train": {"steps": scenario.steps},
+            "checkpoint": {"interval": scenario.job.checkpoint_interval},
+            "recovery": {"enabled": scenario.recovers},
+        },
+        "world_size": layout.num_ranks,
+        "mesh": layout.sizes(),
+        "num_parameters": scenario.job.block_bytes // 4 * layout.layers * layout.pp,
+        "num_microbatches": layout.microbatches,
+        "simulated": True,
+    }
+
+
+def _own_number(numbers: npt.NDArray[Any], rank: int | npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+    """A rank's own numbers of the shared names: it met them in another order. 1 is taken, 0 is no name."""
+    return np.where(numbers > 0, 2 + (numbers - 1 + rank) % max(count, 1), 0)
+
+
+def record_dtype(table: Table) -> np.dtype[Any]:
+    """The record of a table as a numpy type, from the one description of it."""
+    packed, columns = record_layout(table)
+    names, formats, offsets, offset = [], [], [], 0
+    for column in columns:
+        kind = np.dtype(_NUMPY[column.type])
+        names.append(column.name)
+        formats.append(kind)
+        offsets.append(offset)
+        offset += kind.itemsize
+    return np.dtype(
+        {
+            "names": [*names, "state"],
+            "formats": [*formats, "u1"],
+            "offsets": [*offsets, packed.size - 1],
+            "itemsize": packed.size,
+        }
+    )
+
+
+def _packed(table: Table, columns: Columns, boot_ns: npt.NDArray[Any], names: Names) -> npt.NDArray[Any]:
+    """All ranks' records of a table."""
+    rank = columns["rank"]
+    records = np.zeros(len(rank), dtype=record_dtype(table))
+    for column in table.columns:
+        values = columns[column.name]
+        if column.is_time:
+            values = np.where(values < 0, values, values.astype(np.int64) + boot_ns[rank])
+        elif column.type == "name":
+            values = _own_number(values, rank, len(names.texts))
+        records[column.name] = values
+    records["state"] = columns["state"]
+    return records
+
+
+def write_segments(
+    folder: Path,
+    table: Table,
+    records: npt.NDArray[Any],
+    *,
+    rank: int,
+    mono_ns: int,
+    wall_minus_mono_ns: int,
+    back_at_mono_ns: int = 0,
+    back_by_ns: int = 0,
+) -> int:
+    """Write one rank's records as sealed segments of the usual size; returns the bytes. The last one may be short.
+
+    If the wall clock steps back at `back_at_mono_ns`, segments that begin later carry the new anchor.
+    """
+    capacity = (table.segment_bytes - HEADER_BYTES) // records.dtype.itemsize
+    written = 0
+    time = next((column.name for column in table.columns if column.is_time), "")
+    for number, first in enumerate(range(0, len(records), capacity)):
+        part = records[first : first + capacity]
+        anchor, begin = wall_minus_mono_ns, mono_ns
+        if time:
+            begin = int(part[time][0])
+            if back_at_mono_ns and begin >= back_at_mono_ns:
+                anchor -= back_by_ns
+        sealed = bool((part["state"] == COMPLETE).all())
+        header = segment_header(
+            table, rank=rank, segment=number, first_record=first, capacity=len(part), mono_ns=begin,
+            wall_ns=begin + anchor, sealed=sealed,
+        )  # fmt: skip
+        with (folder / segment_name(table.name, number)).open("wb") as file:
+            file.write(header)
+            file.write(part.tobytes())
+        written += len(header) + part.nbytes
+    return written
+
+
+def segment_header(
+    table: Table,
+    *,
+    rank: int,
+    segment: int,
+    first_record: int,
+    capacity: int,
+    mono_ns: int,
+    wall_ns: int,
+    sealed: bool,
+    attempt: int = 0,
+) -> bytes:
+    """The 4096 bytes before a segment's records, with the keys that `TapeWriter` writes."""
+    dtype = record_dtype(table)
+    assert dtype.fields is not None
+    kinds = {column.name: column.type for column in table.columns}
+    fields = [[name, kinds[name], dtype.fields[name][1]] for name in dtype.names or () if name != "state"]
+    text = json.dumps(
+        {
+            "table": table.name, "rank": rank, "attempt": attempt, "segment": segment, "first_record": first_record,
+            "capacity": capacity, "record_bytes": dtype.itemsize, "state_offset": dtype.itemsize - 1, "fields": fields,
+            "pid": os.getpid(), "mono_ns": mono_ns, "wall_ns": wall_ns,
+        },
+        separators=(",", ":"),
+    ).encode()  # fmt: skip
+    if JSON_OFFSET + len(text) > HEADER_BYTES:
+        raise ValueError(f"the layout of table {table.name} does not fit a header")
+    prefix = HEADER_PREFIX.pack(MAGIC, SCHEMA_VERSION, len(text), int(sealed), 0)
+    return (prefix + text).ljust(HEADER_BYTES, b"\0")
