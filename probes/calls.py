@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from .caller import CallerNames
+from .device_calls import DeviceCalls
 from .finite import holds_nonfinite
 from .recorder import Recorder
 from .schema import UNSET
@@ -44,7 +45,7 @@ _python_threads = threading._active  # type: ignore[attr-defined]  # get_ident()
 class Call:
     """One call in flight: where its record is, and when it was made."""
 
-    __slots__ = ("end_ns", "finished", "in_backward", "issue_ns", "slot")
+    __slots__ = ("end_ns", "finished", "in_backward", "issue_ns", "place", "slot", "start")
 
     def __init__(self, slot: int, issue_ns: int) -> None:
         self.slot = slot
@@ -52,6 +53,8 @@ class Call:
         self.end_ns = 0
         self.finished = False
         self.in_backward = False
+        self.start: Any = None  # the event before a call on a GPU
+        self.place = -1  # where its check for NaN puts its result
 
 
 class GroupCalls:
@@ -86,6 +89,8 @@ class Calls:
         self._shapes: dict[tuple[Any, ...], tuple[int, int, int]] = {}
         self._training_thread = get_ident()
         self._adrift: list[tuple[Call, Any]] = []
+        self.device = DeviceCalls(self.finish, self._flag)
+        recorder.at_close.append(self.device.collect)
 
     def open(
         self,
@@ -113,7 +118,14 @@ class Calls:
             described = self._shapes.get(key) or self._describe(key, tensors)
         else:
             described = (0, 0, 0)
-        if reduces and self._check_nonfinite:
+        check = reduces and self._check_nonfinite
+        on_device = bool(tensors) and tensors[0].is_cuda
+        if on_device:
+            if torch.cuda.is_current_stream_capturing():
+                on_device = check = False  # a graph that replays our events would tell nothing
+            elif self.device.pending:
+                self.device.collect()
+        elif check:
             nonfinite = holds_nonfinite(tensors)
         seq = group.next_seq() if peer < 0 else group.next_peer_seq(peer, op)
         caller = self._caller(frame)
@@ -137,7 +149,15 @@ class Calls:
             is_async,
             nonfinite,
         )
-        return Call(slot, issue_ns)
+        call = Call(slot, issue_ns)
+        if on_device:
+            if check:
+                call.place = self.device.check(tensors)
+            call.start = self.device.mark()
+        return call
+
+    def _flag(self, call: Call, nonfinite: bool) -> None:
+        self._tape.set(call.slot, "nonfinite", nonfinite)
 
     def finish(self, call: Call, end_ns: int, wait_ns: int) -> None:
         """Complete the record of `call`, once."""

@@ -239,7 +239,7 @@ def _recorded(
     calls, backward, recorder = probe.calls, probe.backward, probe.recorder
     input_index, reduces, peer_index = method.input, method.reduces, method.peer
     op = recorder.name(method.op)
-    open_call, finish, add_wait = calls.open, calls.finish, calls.add_wait
+    open_call, finish, add_wait, device = calls.open, calls.finish, calls.add_wait, calls.device
     frame_at = sys._getframe
 
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, bool, list[Call] | None]:
@@ -285,6 +285,8 @@ def _recorded(
         try:
             if coalesced is not None:
                 coalesced.append(call)
+            elif sync and call.start is not None:
+                device.passed(call, call.start, device.mark())
             elif sync or work is None:
                 end = _monotonic_ns()
                 waited = end - call.issue_ns

@@ -60,6 +60,7 @@ class GradientProbe:
         if recorder.enabled:
             self._numbers = [recorder.name(name) for name, _ in self._parameters]
             self._append = recorder.tape("gradients").append
+            recorder.at_close.append(self.flush)
 
     @torch.no_grad()
     def after_backward(self, step: int) -> None:

@@ -22,6 +22,7 @@ import os
 import resource
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -85,6 +86,8 @@ class Recorder:
         """Name number of the innermost open span: what a collective is filed under."""
         self.wait_ns = 0
         """Nanoseconds blocked in collectives so far; whoever waits adds to it."""
+        self.at_close: list[Callable[[], None]] = []
+        """Called before the tapes are sealed: for values that are still on their way from a device."""
         self.name = NameWriter(directory / "names.jsonl")
         self._events = EventWriter(directory / "events.jsonl", attempt=attempt, rank=rank)
         self._tapes: dict[str, TapeWriter] = {}
@@ -166,6 +169,9 @@ class Recorder:
 
     def close(self) -> None:
         """Write what was swallowed and dropped, seal the tapes, close the files."""
+        for last_look in self.at_close:
+            with failing_open("recorder.close"):
+                last_look()
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._on_gc)
         dropped = {name: tape.dropped for name, tape in self._tapes.items() if tape.dropped}

@@ -38,6 +38,8 @@ class RecordedWork(dist.Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait as torch does, and count for how long."""
+        if self._call.start is not None and not self._followed:
+            return self._wait_on_device(timeout)
         start = _monotonic_ns()
         done = self._real.wait() if not timeout else self._real.wait(timeout)
         try:
@@ -52,13 +54,31 @@ class RecordedWork(dist.Work):
             record_error("collectives.wait", error)
         return done
 
+    def _wait_on_device(self, timeout: timedelta | None) -> bool:
+        """The stream waits, not this thread: events before and after tell how long."""
+        self._followed = True
+        device, before = self._calls.device, None
+        try:
+            before = device.mark()
+        except Exception as error:
+            record_error("collectives.wait", error)
+        done = self._real.wait() if not timeout else self._real.wait(timeout)
+        try:
+            if before is not None:
+                after, shared = device.mark(), bool(self._coalesced)
+                device.passed(self._call, before, after, shared=shared)
+                for other in self._coalesced:
+                    device.passed(other, after, after, shared=True)
+        except Exception as error:
+            record_error("collectives.wait", error)
+        return done
+
     def get_future(self) -> Any:
         """Torch's own future; the record is completed when it is."""
         future = self._real.get_future()
         if not self._followed and not self._call.finished:
-            self._followed = True
             try:
-                self._backward.follow(self._call, future)
+                self._followed = self._backward.follow(self._call, future)
             except Exception as error:
                 record_error("collectives.get_future", error)
         return future
