@@ -95,7 +95,6 @@ class StopRequest:
         self.signal = number
 
 
-@record
 def main(arguments: list[str] | None = None) -> int:
     """Run this rank to its end; returns the exit code. What is unexpected is recorded and raised."""
     identity = Identity.from_environment()
@@ -107,12 +106,12 @@ def main(arguments: list[str] | None = None) -> int:
             torch.set_num_threads(1)  # ranks share the machine's cores
         else:
             torch.cuda.set_device(device)
-        stop = StopRequest()
         store = _rendezvous(identity)
         run, attempt = _join_run(identity, store, config, plan, [fault.text for fault in faults])
     except (ConfigError, FaultError, RunError) as error:
         return _mistake(identity, error)
 
+    stop = StopRequest()
     recorder = _recorder(identity, config, run, attempt, device)
     register(run, attempt, identity.rank)
     try:
@@ -305,7 +304,7 @@ def _mistake(identity: Identity, error: Exception) -> int:
 def _leave() -> None:
     """Leave without the interpreter's clean-up after a failure: it may wait for ranks that are gone."""
     try:
-        code = main()
+        code = record(main)()  # what is raised goes into the launcher's error file too
     except SystemExit as request:
         code = int(request.code or 0)
     except BaseException:
