@@ -233,7 +233,10 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
 
 def clean_json(value: Any) -> str:
     """Any JSON value as text that DuckDB's JSON accepts: no NaN, no number beyond 64 bits, no half of a surrogate."""
-    return json.dumps(_clean(value), separators=(",", ":"), ensure_ascii=False)
+    try:
+        return json.dumps(_clean(value), separators=(",", ":"), ensure_ascii=False)
+    except RecursionError:
+        return '"(nested too deeply)"'
 
 
 def _clean(value: Any) -> Any:

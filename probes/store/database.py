@@ -73,6 +73,9 @@ _NO_EXTENSIONS: dict[str, str | bool | int | float | list[str]] = {
     "allow_community_extensions": "false",
 }
 _CLOSED = _NO_EXTENSIONS | {"enable_external_access": "false", "lock_configuration": "true"}
+_MIN_BYTES = 3 * 4096  # a DuckDB file begins with three headers
+_NO_ROOM = ("No space left", "Disk quota exceeded", "File too large")
+_DAMAGED = ("Corrupt database", "not a valid DuckDB", "Could not read enough bytes", "Failed to load metadata")
 _STORAGE_VERSION = "v1.4.0"  # the oldest DuckDB that should open our file
 
 
@@ -194,24 +197,31 @@ def translated(error: Exception, path: Path | str) -> StoreError:
     line = text.strip().partition("\n")[0][:300]
     if any(mark in text for mark in ("Could not set lock", "Unique file handle conflict", "different configuration")):
         return StoreBusyError(f"{path} is in use: {line}")
-    if isinstance(error, (duckdb.InternalException, duckdb.FatalException, duckdb.SerializationException)) or any(
-        mark in text
-        for mark in ("Corrupt database", "not a valid DuckDB", "Could not read enough bytes", "Failed to load metadata")
-    ):
+    if any(mark in text for mark in _NO_ROOM):
+        return StoreError(f"{path} cannot be written: {line}; free some space, nothing is lost")
+    damaged = isinstance(error, (duckdb.InternalException, duckdb.SerializationException))
+    if damaged or any(mark in text for mark in _DAMAGED):
         return StoreCorruptError(f"{path} is damaged: {line}; `rankscope rebuild` makes it anew from the tapes")
     return StoreError(f"{path}: {line}")
 
 
-def quarantine(path: Path) -> Path:
-    """Set a store aside that cannot be used, with its write-ahead log; returns where it is now."""
+def quarantine(path: Path) -> Path | None:
+    """Set a store aside that cannot be used, with its write-ahead log; returns where it is now.
+
+    One that is too short to have held anything is removed: its making was cut off, perhaps by a full disk, and will
+    be again.
+    """
+    log = path.with_name(path.name + ".wal")
+    if path.stat().st_size < _MIN_BYTES:
+        log.unlink(missing_ok=True)
+        path.unlink()
+        return None
     aside = path.with_name(path.name + ".quarantine")
     number = 1
     while aside.exists():
         number += 1
         aside = path.with_name(f"{path.name}.quarantine-{number}")
-    log = path.with_name(path.name + ".wal")
     if log.exists():
         log.replace(aside.with_name(aside.name + ".wal"))
-    if path.exists():
-        path.replace(aside)
+    path.replace(aside)
     return aside

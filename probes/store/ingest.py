@@ -134,7 +134,7 @@ class Ingester:
                 transfer = self._write(thorough)
             except StoreCorruptError as error:
                 quarantined = quarantine(self.path)
-                logger.warning("%s; it is now %s, a new one is made from the tapes", error, quarantined)
+                logger.warning("%s (set aside: %s)", error, quarantined)
                 transfer = self._write(thorough)
         except StoreBusyError:
             return replace(self._result(start), busy=True, lag=True)

@@ -118,6 +118,18 @@ def test_any_json_value_becomes_json_that_the_store_takes(tmp_path: Path, value:
         assert store.rows("SELECT count(*) FROM findings WHERE evidence IS NOT NULL") == [(1,)]
 
 
+@pytest.mark.parametrize("depth", [100, 400, 900, 5000])
+def test_an_event_nested_too_deeply_stops_nothing(tmp_path: Path, depth: int) -> None:
+    run = empty_run(tmp_path)
+    writer = RankWriter(run, rank=0)
+    with (writer.directory / "events.jsonl").open("a") as file:
+        file.write('{"kind": "finding", "evidence": ' + "[" * depth + "]" * depth + "}\n")
+    writer.event("checkpoint", step=1)
+    with Store.open(run) as store:
+        assert store.rows("SELECT count(*) FROM checkpoints") == [(1,)]
+        assert store.rows("SELECT count(*) FROM findings") in ([(1,)], [(0,)])
+
+
 def test_nan_is_a_value_and_unset_is_null(tmp_path: Path) -> None:
     run = empty_run(tmp_path)
     writer = RankWriter(run, rank=0)

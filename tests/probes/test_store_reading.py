@@ -302,16 +302,16 @@ def test_importing_the_store_loads_no_database() -> None:
 
 
 def test_opening_is_quick(tmp_path: Path) -> None:
-    """A run of the demo's size, caught up already: 0.06 s were measured, the target is 0.3 s."""
+    """A run of the demo's size, caught up already: 0.06 s were measured, the target is 0.3 s, of CPU time here."""
     run = make_run(tmp_path, steps=150)
     with Store.open(run):
         pass
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         with Store.open(run) as store:
             store.rows("SELECT count(*) FROM steps")
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert min(times) < 0.3
 
 

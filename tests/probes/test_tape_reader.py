@@ -19,7 +19,7 @@ from probes.schema import TABLES
 from probes.tape import COMPLETE, EMPTY, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET, MAGIC, OPEN, TapeWriter
 from probes.tape_reader import TapeError, TooNewError, read_header, read_segment
 
-FIXTURES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80, deadline=None)
+FIXTURES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
