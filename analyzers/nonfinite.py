@@ -286,7 +286,7 @@ def _explain(source: Source, log: EventLog, episode: _Episode) -> Finding:
     return Finding(
         analyzer="nonfinite",
         kind="non_finite",
-        severity="critical",
+        severity="warning" if response.handled else "critical",
         status="fired" if named else "suspect",
         summary=_summary(where, step, episode, everybody, response),
         ranks=where.ranks,

@@ -31,6 +31,8 @@ COLLATERAL = re.compile(
     re.IGNORECASE,
 )
 """What an error says that was made by somebody else's death."""
+WORD_NS = 1_500_000_000
+"""The launcher looks every 0.1 s and watch reads every 1 s: so long a silent death is not judged live."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,9 @@ def explain(
         return []
     if killed_by_watch(log, view.attempt):
         return []
+    newest_ns = max((death.when_ns for death in deaths), default=0)
+    if now_ns is not None and now_ns - newest_ns < WORD_NS and not any(death.cause != "vanished" for death in roots):
+        return []  # the launcher's word on how it died is on its way
     if not roots:
         return _without_a_word(view, deaths, log, now_ns=now_ns, again=again)
     if _aborted_on_mismatch(view, roots):
@@ -170,7 +175,7 @@ def _without_a_word(
             first_step=step,
             last_step=step,
             cause="killed_all",
-            summary=f"every process was {how} from outside at step {step}: all {len(everybody)} ranks stop within "
+            summary=f"every process was {how} from outside {_where(step)}: all {len(everybody)} ranks stop within "
             f"{_spread_s(view):.1f} s of each other, and nobody reported an error{again}",
             evidence={
                 "records_end_within_s": round(_spread_s(view), 3),
@@ -221,7 +226,7 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
         first_step=step,
         last_step=step,
         cause=first.cause,
-        summary=f"{who} {what} at step {step}{where}{'; the others are victims' if victims else ''}{again}",
+        summary=f"{who} {what} {_where(step)}{where}{'; the others are victims' if victims else ''}{again}",
         evidence=evidence,
         advice=f"rank-lost-{first.cause}",
         attempt=view.attempt,
@@ -235,6 +240,10 @@ def restart(source: Source, attempt: int, lives: Sequence[int]) -> str:
         return ""
     ((step,),) = source.rows("SELECT min(step) FROM steps WHERE attempt = ?", [after])
     return f"; restarted as attempt {after}" + (f", resumed at step {step}" if step is not None else "")
+
+
+def _where(step: int | None) -> str:
+    return "before the first step" if step is None else f"at step {step}"
 
 
 def _short(message: str) -> str:

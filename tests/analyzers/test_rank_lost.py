@@ -64,7 +64,8 @@ def test_watch_alone_saw_it() -> None:
     for other in (0, 1, 3):
         world.enter(other)
     world.event("rank_state", 0.8, state_rank=2, state="dead", os_state="")
-    (finding,) = lost(world, world.after(1.0))
+    assert lost(world, world.after(1.0)) == []
+    (finding,) = lost(world, world.after(2.5))
     assert (finding.cause, finding.ranks) == ("vanished", (2,))
 
 

@@ -1,0 +1,130 @@
+"""Everything that the analyzers say of a run, and one sentence on top.
+
+    with Store.open(run) as store:
+        diagnosis = diagnose(store, run.manifest(), stacks_dir=run.stacks)
+    diagnosis.verdict          # "rank 3 is a straggler since step 60: ..."
+    diagnosis.fired            # findings that name something wrong, the worst first
+
+An analyzer that fails costs its own finding (`insufficient_data`, with the error), never the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import hang, loss_spike, nonfinite, rank_lost, straggler
+from .finding import SEVERITIES, Finding, Severity
+from .runfacts import run_facts
+from .source import Source
+from .stall import StallPolicy
+
+__all__ = ["SCHEMA_VERSION", "Diagnosis", "diagnose", "reaches", "stall_policy"]
+
+SCHEMA_VERSION = 1
+"""Of the JSON report: raised when a reader of the former version would misread it."""
+_STATUS_ORDER = {"fired": 0, "suspect": 1, "ok": 2, "insufficient_data": 3}
+_KIND_ORDER = {"rank_lost": 0, "hang": 1, "non_finite": 2, "loss_spike": 3, "straggler": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """A run's facts, one sentence, and all findings, the most severe first."""
+
+    run: Mapping[str, Any]
+    verdict: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def fired(self) -> tuple[Finding, ...]:
+        """Findings that name something wrong, certain or suspected."""
+        return tuple(finding for finding in self.findings if finding.status in ("fired", "suspect"))
+
+    @property
+    def not_judged(self) -> tuple[Finding, ...]:
+        """What could not be looked at, and why."""
+        return tuple(finding for finding in self.findings if finding.status == "insufficient_data")
+
+
+def diagnose(
+    source: Source,
+    manifest: Mapping[str, Any],
+    *,
+    now_ns: int | None = None,
+    stacks_dir: Path | None = None,
+) -> Diagnosis:
+    """Run every analyzer. `now_ns` (epoch nanoseconds) only if the run is alive: else its end is read as a death."""
+    policy = stall_policy(manifest)
+    analyzers: list[tuple[str, str, Callable[[], list[Finding]]]] = [
+        ("rank_lost", "rank_lost", lambda: rank_lost.analyze(source, policy, now_ns)),
+        ("hang", "hang", lambda: hang.analyze(source, policy, now_ns, stacks_dir)),
+        ("nonfinite", "non_finite", lambda: nonfinite.analyze(source)),
+        ("spike", "loss_spike", lambda: loss_spike.analyze(source)),
+        ("straggler", "straggler", lambda: straggler.analyze(source)),
+    ]
+    findings: list[Finding] = []
+    for name, kind, run in analyzers:
+        try:
+            findings += run()
+        except Exception as error:  # a damaged run must still give what the others see
+            findings.append(_failed(name, kind, error))
+    try:
+        facts = run_facts(source, manifest)
+    except Exception as error:
+        facts = {"run_id": manifest.get("run_id"), "error": f"{type(error).__name__}: {error}"[:500]}
+    ordered = tuple(sorted(findings, key=_order))
+    return Diagnosis(run=facts, verdict=_verdict(ordered, facts), findings=ordered)
+
+
+def stall_policy(manifest: Mapping[str, Any]) -> StallPolicy:
+    """The stall limits that the run was configured with."""
+    config = manifest.get("config")
+    recovery = config.get("recovery") if isinstance(config, dict) else None
+    floor_s = recovery.get("hang_floor_s") if isinstance(recovery, dict) else None
+    if isinstance(floor_s, (int, float)) and not isinstance(floor_s, bool) and 0 < floor_s < 86400:
+        return StallPolicy(floor_s=float(floor_s))
+    return StallPolicy()
+
+
+def reaches(findings: Sequence[Finding], severity: Severity) -> bool:
+    """Whether a fired finding is at least as severe (`--fail-on`)."""
+    limit = SEVERITIES.index(severity)
+    return any(finding.status == "fired" and SEVERITIES.index(finding.severity) <= limit for finding in findings)
+
+
+def _order(finding: Finding) -> tuple[int, int, int, int, int]:
+    return (
+        _STATUS_ORDER[finding.status],
+        SEVERITIES.index(finding.severity),
+        _KIND_ORDER.get(finding.kind, 9),
+        finding.attempt or 0,
+        finding.first_step or 0,
+    )
+
+
+def _verdict(findings: Sequence[Finding], facts: Mapping[str, Any]) -> str:
+    wrong = [finding for finding in findings if finding.status in ("fired", "suspect")]
+    unjudged = sorted({finding.kind for finding in findings if finding.status == "insufficient_data"})
+    missing = f" (not judged: {', '.join(unjudged)})" if unjudged else ""
+    if not wrong:
+        steps = facts.get("steps")
+        over = f" in {steps} steps" if steps else ""
+        ranks = facts.get("num_ranks")
+        of = f" of {ranks} rank{'s' * (ranks != 1)}" if ranks else ""
+        return f"no finding{over}{of}{missing}"
+    more = f" (and {len(wrong) - 1} more finding{'s' * (len(wrong) > 2)})" if len(wrong) > 1 else ""
+    return wrong[0].summary + more + missing
+
+
+def _failed(name: str, kind: str, error: Exception) -> Finding:
+    return Finding(
+        analyzer=name,
+        kind=kind,
+        severity="info",
+        status="insufficient_data",
+        summary=f"the analyzer {name} failed on this run: {type(error).__name__}: {str(error).strip()[:300]}",
+        evidence={"error_type": type(error).__name__, "error": str(error)[:2000]},
+        advice="analyzer-failed",
+    )

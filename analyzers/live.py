@@ -1,0 +1,147 @@
+"""Findings while a run lives: what `watch` says once a second.
+
+    state = LiveState(stall=stall_policy(run.manifest()))
+    for finding in live_findings(store, state, now_ns): ...      # new, or materially changed since it was said
+
+The analyzers are those of the post-mortem, over the newest attempt and its last few hundred steps. `LiveState`
+remembers what was said: a finding is told once, again when its status, cause or ranks change or its size doubles,
+and once more with status `ok` when it is over. A straggler is looked for less often than a hang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from . import hang, loss_spike, nonfinite, rank_lost, straggler
+from .eventlog import EventLog
+from .finding import Finding
+from .snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
+from .source import Source
+from .stall import StallPolicy
+
+__all__ = ["LivePolicy", "LiveState", "live_findings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivePolicy:
+    """How far back and how often to look."""
+
+    window_steps: int = 300
+    """Newest steps that are looked at; the straggler's longest scale is 100, and a NaN is told within a second."""
+    straggler_every_ticks: int = 5
+    """Calls between two looks for stragglers: they take steps to show, and cost the most."""
+    straggler_ranks_per_tick: int = 256
+    """Ranks from which stragglers are looked for proportionally less often."""
+    say_again_ratio: float = 2.0
+    """Growth of the main number at which a finding is told again."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveState:
+    """What was said. `errors` counts analyzers that failed, by name."""
+
+    policy: LivePolicy = field(default_factory=LivePolicy)
+    stall: StallPolicy = field(default_factory=StallPolicy)
+    said: dict[tuple[object, ...], Finding] = field(default_factory=dict)
+    errors: dict[str, int] = field(default_factory=dict)
+    ticks: int = 0
+
+
+def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding]:
+    """What is new at `now_ns` (epoch nanoseconds)."""
+    state.ticks += 1
+    lives = attempts(source)
+    if not lives:
+        return []
+    attempt = lives[-1]
+    since_step = _since(source, attempt, state.policy.window_steps)
+    found: list[Finding] = []
+    looked: set[str] = set()
+    looks: dict[str, Callable[[], list[Finding]]] = {
+        "standstill": lambda: _standstill(source, attempt, state.stall, now_ns),
+        "nonfinite": lambda: nonfinite.analyze(source, nonfinite.NonFinitePolicy(since_step=since_step)),
+        "spike": lambda: _of(attempt, loss_spike.analyze(source, loss_spike.LossSpikePolicy(since_step=since_step))),
+    }
+    if state.ticks % _period(source, attempt, state.policy) == 0:
+        looks["straggler"] = lambda: _straggler(source, attempt, since_step)
+    for name, look in looks.items():
+        try:
+            found += look()
+            looked.add(name)
+        except Exception:  # one look that fails must not silence the others; the post-mortem says the error
+            state.errors[name] = state.errors.get(name, 0) + 1
+    return _news(state, [f for f in found if f.status in ("fired", "suspect")], looked, attempt)
+
+
+def _since(source: Source, attempt: int, window_steps: int) -> int:
+    ((newest,),) = source.rows("SELECT max(step) FROM steps WHERE attempt = ?", [attempt])
+    return max(0, (newest or 0) - window_steps)
+
+
+def _standstill(source: Source, attempt: int, policy: StallPolicy, now_ns: int) -> list[Finding]:
+    log = EventLog.load(source, SNAPSHOT_EVENTS)
+    view = take_snapshot(source, attempt, log)
+    lost = rank_lost.explain(view, log, policy, is_last=True, now_ns=now_ns)
+    stuck = hang.explain(view, log, policy, is_last=True, now_ns=now_ns)
+    return [*lost, *([stuck] if stuck else [])]
+
+
+def _straggler(source: Source, attempt: int, since_step: int) -> list[Finding]:
+    policy = replace(straggler.StragglerPolicy(), since_step=since_step)
+    return [f for f in _of(attempt, straggler.analyze(source, policy)) if f.evidence.get("ongoing", True)]
+
+
+def _of(attempt: int, findings: list[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.attempt == attempt]
+
+
+def _period(source: Source, attempt: int, policy: LivePolicy) -> int:
+    ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM ranks WHERE attempt = ?", [attempt])
+    return policy.straggler_every_ticks * max(1, int(num_ranks) // policy.straggler_ranks_per_tick)
+
+
+# ---- what is worth saying ----
+
+
+def _key(finding: Finding) -> tuple[object, ...]:
+    """What makes two findings the same one, seen at different times."""
+    if finding.kind == "hang":
+        return (finding.kind, finding.attempt)
+    if finding.kind == "rank_lost":
+        return (finding.kind, finding.attempt, finding.ranks)
+    if finding.kind == "straggler":
+        return (finding.kind, finding.attempt, finding.ranks, finding.cause)
+    return (finding.kind, finding.attempt, finding.first_step)
+
+
+def _news(state: LiveState, found: list[Finding], looked: set[str], attempt: int) -> list[Finding]:
+    news: list[Finding] = []
+    current = {_key(finding): finding for finding in found}
+    for key, finding in current.items():
+        before = state.said.get(key)
+        if before is None or before.status == "ok" or _changed(before, finding, state.policy):
+            state.said[key] = finding
+            news.append(finding)
+    # Only what can pass is ever declared over: a death, a NaN or a spike has happened.
+    passing = {"straggler": "straggler", "hang": "standstill"}
+    for key, before in list(state.said.items()):
+        if before.kind not in passing or before.status == "ok" or key in current:
+            continue
+        if passing[before.kind] in looked and before.attempt == attempt:
+            over = replace(before, status="ok", severity="info", summary=f"over: {before.summary}")
+            state.said[key] = over
+            news.append(over)
+    return news
+
+
+def _changed(before: Finding, now: Finding, policy: LivePolicy) -> bool:
+    if (before.status, before.cause, before.ranks, before.severity) != (now.status, now.cause, now.ranks, now.severity):
+        return True
+    old, new = _size(before), _size(now)
+    return old is not None and new is not None and new >= policy.say_again_ratio * old > 0
+
+
+def _size(finding: Finding) -> float | None:
+    value = finding.evidence.get("excess_ms") if finding.kind == "straggler" else None
+    return float(value) if isinstance(value, (int, float)) else None

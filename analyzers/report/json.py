@@ -1,0 +1,42 @@
+"""A diagnosis as JSON.
+
+    json.dumps(to_json(diagnosis), allow_nan=False)
+
+`{"schema_version": 1, "run": {...}, "verdict": "...", "findings": [{"analyzer", "kind", "severity", "status", "ranks",
+"first_step", "last_step", "cause", "summary", "evidence", "advice", "attempt", "cost_s"}]}`
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..diagnose import SCHEMA_VERSION, Diagnosis
+
+__all__ = ["to_json"]
+
+
+def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Plain JSON values: no NaN, no Inf, no numpy."""
+    found: dict[str, Any] = _plain(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "run": diagnosis.run,
+            "verdict": diagnosis.verdict,
+            "findings": [finding.to_json() for finding in diagnosis.findings],
+        }
+    )
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "item") and not isinstance(value, (str, bytes)):
+        value = value.item()  # a number of numpy's
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

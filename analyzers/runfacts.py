@@ -1,0 +1,113 @@
+"""Plain facts of a run for the head of a report: ranks, steps, attempts, times, throughput, rollbacks.
+
+facts = run_facts(source, run.manifest())
+facts["num_ranks"], facts["steps"], facts["tokens_per_s"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .eventlog import EventLog
+from .snapshot import attempts
+from .source import Source
+
+__all__ = ["run_facts"]
+
+
+def run_facts(source: Source, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON values; None where it is not recorded."""
+    log = EventLog.load(source, ("rollback", "run_ended", "fault_injected", "rank_closed"))
+    ended = log.of("run_ended")
+    config = manifest.get("config")
+    facts: dict[str, Any] = {
+        "run_id": _text(manifest.get("run_id")),
+        "name": _text(config.get("run", {}).get("name")) if isinstance(config, dict) else None,
+        "attempts": len(attempts(source)),
+        "ended": ended[-1].text("reason") if ended else None,
+        **_ranks(source),
+        **_steps(source),
+    }
+    facts["rollbacks"] = [
+        {"attempt": e.attempt, "from_step": e.integer("from_step"), "to_step": e.integer("to_step"),
+         "tier": e.text("tier"), "reason": e.text("reason"), "skipped_batches": e.integers("skipped_batches"),
+         "duration_s": e.number("duration_s")}
+        for e in log.of("rollback")
+    ]  # fmt: skip
+    facts["faults_injected"] = [
+        {"fault": e.text("fault"), "rank": e.rank, "step": e.step} for e in log.of("fault_injected")
+    ]
+    facts["probe_errors"], facts["dropped_records"] = _losses(log)
+    return facts
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _ranks(source: Source) -> dict[str, Any]:
+    facts: dict[str, Any] = {"num_ranks": None, "num_nodes": None, "devices": [], "mesh": {}}
+    if not source.has("ranks"):
+        return facts
+    ((num_ranks, num_nodes),) = source.rows(
+        "SELECT count(DISTINCT rank), count(DISTINCT host) FROM ranks WHERE rank >= 0"
+    )
+    names = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+    ((*sizes,),) = source.rows(f"SELECT {', '.join(f'max({name}) + 1' for name in names)} FROM ranks")
+    kinds = source.rows("SELECT DISTINCT split_part(device, ':', 1) FROM ranks WHERE device IS NOT NULL ORDER BY 1")
+    facts |= {"num_ranks": num_ranks, "num_nodes": num_nodes, "devices": [kind for (kind,) in kinds]}
+    facts["mesh"] = {name: size for name, size in zip(names, sizes, strict=True) if size and size > 1}
+    return facts
+
+
+def _steps(source: Source) -> dict[str, Any]:
+    facts: dict[str, Any] = dict.fromkeys(
+        ("steps", "wall_s", "step_ms_median", "tokens", "tokens_per_s", "first_loss", "last_loss")
+    )
+    if not source.has("steps"):
+        return facts
+    ((steps, wall_s, median_ms),) = source.rows(
+        """
+        SELECT max(step) FILTER (duration_ns IS NOT NULL),
+               (max(start_ns + coalesce(duration_ns, 0)) - min(start_ns)) / 1e9, median(duration_ns) / 1e6
+        FROM steps
+        """
+    )
+    ((tokens, seconds),) = source.rows(
+        # By each rank's own clock: the longest time that one rank needed in an attempt.
+        """
+        SELECT CAST(sum(tokens) AS DOUBLE), sum(seconds) FROM (
+            SELECT attempt, sum(tokens) AS tokens, max(seconds) AS seconds FROM (
+                SELECT attempt, rank, sum(tokens) AS tokens,
+                       (max(start_ns + duration_ns) - min(start_ns)) / 1e9 AS seconds
+                FROM steps WHERE duration_ns IS NOT NULL GROUP BY attempt, rank) GROUP BY attempt)
+        """
+    )
+    losses = source.rows(
+        """
+        SELECT arg_min(loss, (attempt, start_ns)), arg_max(loss, (attempt, start_ns)) FROM steps
+        WHERE isfinite(loss) AND rank = (SELECT min(rank) FROM steps WHERE loss IS NOT NULL)
+        """
+    )
+    facts |= {"steps": steps, "wall_s": _round(wall_s, 3), "step_ms_median": _round(median_ms, 3)}
+    facts |= {"tokens": int(tokens) if tokens else None}
+    facts["tokens_per_s"] = _round(tokens / seconds, 1) if tokens and seconds else None
+    facts["first_loss"], facts["last_loss"] = (_round(loss, 5) for loss in losses[0])
+    return facts
+
+
+def _losses(log: EventLog) -> tuple[dict[str, int], dict[str, int]]:
+    errors: dict[str, int] = {}
+    dropped: dict[str, int] = {}
+    for event in log.of("rank_closed"):
+        for key, total in (("probe_errors", errors), ("dropped_records", dropped)):
+            counts = event.detail.get(key)
+            for name, count in counts.items() if isinstance(counts, dict) else ():
+                if isinstance(count, int):
+                    total[str(name)] = total.get(str(name), 0) + count
+    return errors, dropped
+
+
+def _round(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(float(value), digits)

@@ -1,0 +1,182 @@
+"""Slow links: a process group whose transfers take longer than those of the groups beside it.
+
+    slow_groups(source, attempt=0)        # [SlowLink(ranks=(3,), groups=("dp:1-3/2", "tp:2-3"), ...)]
+
+1. All members leave a collective together, so the shortest time among them is the transfer without waiting: that of
+   the member that arrived last. A slow rank doesn't lengthen it; a slow link does.
+2. Groups beside one another are those of the same mesh dimension doing the same operation with the same size. In each
+   window of steps a group is slow if its median transfer is well above the median of the others.
+3. Groups that are slow in most windows from an onset on are slow links. Ranks that all slow groups of several
+   dimensions share are named; else the members of the slow group: its link.
+
+One group alone in its dimension has nothing beside it, and is not judged here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .source import Floats, Source
+
+__all__ = ["SlowGroupPolicy", "SlowLink", "find_slow", "slow_groups"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowGroupPolicy:
+    """Thresholds of a slow link."""
+
+    window_steps: int = 5
+    """Steps whose median transfer is compared."""
+    min_factor: float = 1.5
+    """Transfer / median transfer of at least two groups beside it; ring collectives vary by 10 to 20 %."""
+    min_factor_pair: float = 2.0
+    """The same with a single group beside it."""
+    min_excess_ms: float = 0.5
+    """Smallest excess of interest (ms per step)."""
+    min_windows: int = 2
+    """Slow windows in a row: the 10 steps to detection."""
+    agreement_ratio: float = 0.8
+    """Share of slow windows from the onset to the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowLink:
+    """Ranks between which transfers are slow; ms per step."""
+
+    ranks: tuple[int, ...]
+    groups: tuple[str, ...]
+    op: str
+    num_bytes: int
+    factor: float
+    excess_ms: float
+    transfer_ms: float
+    others_ms: float
+    first_step: int
+    last_step: int
+    ongoing: bool
+
+
+def slow_groups(
+    source: Source, attempt: int, policy: SlowGroupPolicy | None = None, *, since_step: int = 0
+) -> list[SlowLink]:
+    """Slow links of one attempt."""
+    policy = policy or SlowGroupPolicy()
+    members = _members(source, attempt)
+    dimensions = [group.partition(":")[0] for group in members]
+    if len(dimensions) == len(set(dimensions)):
+        return []  # no two groups of one dimension
+    rows = source.rows(
+        """
+        SELECT process_group, op, bytes, step // ? AS part, median(transfer_ns) / 1e6, count(*), min(step), max(step)
+        FROM (
+            SELECT process_group, min(op) AS op, max(bytes) AS bytes, min(step) AS step,
+                   min(end_ns - issue_ns) AS transfer_ns
+            FROM collectives
+            WHERE attempt = ? AND step >= ? AND end_ns IS NOT NULL AND op NOT IN ('send', 'recv')
+            GROUP BY process_group, seq HAVING count(*) > 1
+        ) GROUP BY ALL ORDER BY ALL
+        """,
+        [policy.window_steps, attempt, since_step],
+    )
+    classes: dict[tuple[str, str, int], dict[str, dict[int, tuple[float, int, int, int]]]] = {}
+    for group, op, num_bytes, part, transfer_ms, count, first, last in rows:
+        key = ((group or "").partition(":")[0], op or "", num_bytes or 0)
+        classes.setdefault(key, {}).setdefault(group or "", {})[part] = (transfer_ms, count, first, last)
+    found: list[SlowLink] = []
+    for (_, op, num_bytes), groups in classes.items():
+        found += _find(op, num_bytes, groups, members, policy)
+    return _joined(found)
+
+
+def find_slow(transfers_ms: Floats, policy: SlowGroupPolicy) -> list[tuple[int, int, int, float]]:
+    """(row, first window, one after the last, factor) of slow rows of a matrix group x window. Pure."""
+    num_groups = len(transfers_ms)
+    slow = []
+    least = policy.min_factor_pair if num_groups == 2 else policy.min_factor
+    for row in range(num_groups):
+        others = np.median(np.delete(transfers_ms, row, axis=0), axis=0)
+        factor = transfers_ms[row] / np.maximum(others, 1e-6)
+        gains = np.cumsum((factor - (1 + least) / 2)[::-1])[::-1]
+        begin = int(np.argmax(gains))
+        gains = np.cumsum(factor[begin:] - (1 + least) / 2)
+        end = begin + int(np.argmax(gains)) + 1
+        agreement = float(np.mean(factor[begin:end] >= least))
+        if end - begin >= policy.min_windows and agreement >= policy.agreement_ratio:
+            slow.append((row, begin, end, float(np.median(factor[begin:end]))))
+    return slow
+
+
+def _find(
+    op: str,
+    num_bytes: int,
+    groups: dict[str, dict[int, Any]],
+    members: dict[str, tuple[int, ...]],
+    policy: SlowGroupPolicy,
+) -> list[SlowLink]:
+    names = sorted(groups)
+    parts = sorted(set.intersection(*(set(windows) for windows in groups.values())))
+    if len(names) < 2 or len(parts) < policy.min_windows:
+        return []
+    transfers = np.array([[groups[name][part][0] for part in parts] for name in names])
+    found = []
+    for row, begin, end, factor in find_slow(transfers, policy):
+        window = [groups[names[row]][part] for part in parts[begin:end]]
+        others = np.median(np.delete(transfers, row, axis=0)[:, begin:end])
+        per_step = float(np.median([count for _, count, _, _ in window])) / policy.window_steps
+        transfer = float(np.median(transfers[row, begin:end]))
+        excess = (transfer - float(others)) * max(1.0, per_step)
+        if excess < policy.min_excess_ms:
+            continue
+        found.append(
+            SlowLink(
+                ranks=members.get(names[row], ()),
+                groups=(names[row],),
+                op=op,
+                num_bytes=num_bytes,
+                factor=factor,
+                excess_ms=excess,
+                transfer_ms=transfer,
+                others_ms=float(others),
+                first_step=window[0][2],
+                last_step=window[-1][3],
+                ongoing=end == len(parts),
+            )
+        )
+    return found
+
+
+def _joined(found: list[SlowLink]) -> list[SlowLink]:
+    """One link a group (its largest excess); groups of several dimensions with ranks in common name those ranks."""
+    largest: dict[str, SlowLink] = {}
+    for link in found:
+        (group,) = link.groups
+        if group not in largest or link.excess_ms > largest[group].excess_ms:
+            largest[group] = link
+    links = sorted(largest.values(), key=lambda link: -link.excess_ms)
+    joined: list[SlowLink] = []
+    for link in links:
+        dimension = link.groups[0].partition(":")[0]
+        for i, other in enumerate(joined):
+            common = tuple(sorted(set(link.ranks) & set(other.ranks)))
+            if common and dimension not in {group.partition(":")[0] for group in other.groups}:
+                joined[i] = _with(other, common, (*other.groups, *link.groups))
+                break
+        else:
+            joined.append(link)
+    return joined
+
+
+def _with(link: SlowLink, ranks: tuple[int, ...], groups: tuple[str, ...]) -> SlowLink:
+    return SlowLink(ranks=ranks, groups=groups, op=link.op, num_bytes=link.num_bytes, factor=link.factor,
+                    excess_ms=link.excess_ms, transfer_ms=link.transfer_ms, others_ms=link.others_ms,
+                    first_step=link.first_step, last_step=link.last_step, ongoing=link.ongoing)  # fmt: skip
+
+
+def _members(source: Source, attempt: int) -> dict[str, tuple[int, ...]]:
+    if not source.has("process_groups"):
+        return {}
+    sql = "SELECT DISTINCT process_group, members FROM process_groups WHERE attempt = ?"
+    return {group or "": tuple(int(rank) for rank in ranks or ()) for group, ranks in source.rows(sql, [attempt])}

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from rich.console import Console
+
+import analyzers
+from analyzers import straggler
+from analyzers.diagnose import Diagnosis, diagnose, reaches, stall_policy
+from analyzers.finding import Finding
+from analyzers.nonfinite import Phase
+from analyzers.report.json import to_json
+from analyzers.report.text import render, visible
+from probes.schema import TABLES
+from tests.analyzers.memory_store import MemoryStore
+from tests.analyzers.rank_timings import Slow, simulate
+from tests.analyzers.standstill import World
+from tests.analyzers.test_hang import hung_killed_and_restarted
+from tests.analyzers.test_nonfinite import run_with_nan
+from tests.analyzers.test_rank_lost import killed
+from tests.analyzers.test_straggler import stored
+
+ROOT = Path(__file__).parents[2]
+MANIFEST: dict[str, Any] = {"run_id": "demo-1", "config": {"run": {"name": "demo"}, "recovery": {"hang_floor_s": 3.0}}}
+
+
+def text_of(diagnosis: Diagnosis, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    render(diagnosis, console)
+    output: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return output
+
+
+def clean_run() -> MemoryStore:
+    store = stored(simulate(1, steps=60))
+    store.connection.execute(
+        "UPDATE steps SET loss = 2.0 - step / 100.0, grad_norm = 1, committed = true, tokens = 512"
+    )
+    identity = [{"attempt": 0, "rank": r, "wall_ns": 1, "world_size": 4, "host": "a", "device": "cpu", "dp_shard": r}
+                for r in range(4)]  # fmt: skip
+    store.add("ranks", identity)
+    for rank in range(4):
+        store.event("rank_closed", rank=rank, wall_ns=10**12)
+    store.event("run_ended", wall_ns=10**12, reason="finished", exit_code=0)
+    return store
+
+
+def test_a_clean_run() -> None:
+    diagnosis = diagnose(clean_run(), MANIFEST)
+    assert diagnosis.findings == ()
+    assert diagnosis.verdict == "no finding in 60 steps of 4 ranks"
+    assert diagnosis.run["mesh"] == {"dp_shard": 4}
+    assert diagnosis.run["tokens_per_s"] > 0
+    text = text_of(diagnosis)
+    for words in ("Verdict", "no finding", "demo-1", "4 ranks", "dp_shard 4", "60 steps", "finished", "tokens/s"):
+        assert words in text
+
+
+def test_the_worst_comes_first_and_is_the_verdict() -> None:
+    store = run_with_nan()
+    identity = [{"attempt": 0, "rank": rank, "wall_ns": 1, "world_size": 4} for rank in range(4)]
+    store.add("ranks", identity)
+    diagnosis = diagnose(store, MANIFEST)
+    assert [finding.kind for finding in diagnosis.fired] == ["rank_lost", "non_finite"]
+    assert diagnosis.verdict.startswith("every process was killed")
+    assert "1 more finding" in diagnosis.verdict
+
+
+def test_json_is_what_the_issue_prescribes() -> None:
+    store = stored(simulate(2, steps=120, faults=[Slow(rank=3, step=60, factor=1.5)]))
+    report = json.loads(json.dumps(to_json(diagnose(store, MANIFEST)), allow_nan=False))
+    assert list(report) == ["schema_version", "run", "verdict", "findings"]
+    assert report["schema_version"] == 1
+    (finding,) = [f for f in report["findings"] if f["status"] == "fired"]
+    prescribed = ["analyzer", "kind", "severity", "status", "ranks", "first_step", "last_step", "cause", "summary",
+                  "evidence", "advice"]  # fmt: skip
+    assert list(finding)[: len(prescribed)] == prescribed
+    assert (finding["kind"], finding["ranks"], finding["cause"]) == ("straggler", [3], "compute")
+
+
+def test_an_analyzer_that_fails_costs_only_its_own_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> list[Finding]:
+        raise ZeroDivisionError("a damaged row")
+
+    monkeypatch.setattr(straggler, "analyze", broken)
+    diagnosis = diagnose(killed(2).store, MANIFEST)
+    assert [finding.kind for finding in diagnosis.fired] == ["rank_lost"]
+    (failed,) = [f for f in diagnosis.not_judged if f.kind == "straggler"]
+    assert "ZeroDivisionError: a damaged row" in failed.summary
+    assert "not judged" in diagnosis.verdict
+
+
+@pytest.mark.parametrize("table", sorted(TABLES))
+def test_a_missing_table_is_said_and_breaks_nothing(table: str) -> None:
+    store = clean_run()
+    store.drop(table)
+    diagnosis = diagnose(store, MANIFEST)
+    if table in ("steps", "ranks", "events", "collectives"):
+        assert diagnosis.not_judged
+    assert "failed" not in " ".join(finding.summary for finding in diagnosis.findings)
+    assert json.dumps(to_json(diagnosis), allow_nan=False)
+    assert text_of(diagnosis)
+
+
+def test_an_empty_store_is_not_healthy() -> None:
+    diagnosis = diagnose(MemoryStore(), {})
+    assert diagnosis.fired == ()
+    assert len(diagnosis.not_judged) >= 4
+    assert "not judged" in text_of(diagnosis)
+
+
+def test_exit_codes() -> None:
+    warning = Finding(analyzer="a", kind="k", severity="warning", status="fired", summary="s")
+    assert reaches([warning], "warning")
+    assert not reaches([warning], "critical")
+    assert not reaches([], "warning")
+
+
+def test_the_configured_floor_counts() -> None:
+    assert stall_policy(MANIFEST).floor_s == 3.0
+    for odd in ({}, {"config": None}, {"config": {"recovery": {"hang_floor_s": "x"}}}, {"config": {"recovery": 3}}):
+        assert stall_policy(odd).floor_s == 5.0
+
+
+HOSTILE = "[bold red]x[/] \x1b[2J\x1b]0;title\x07 \u202e [link=file:///etc]y[/link]\r\n"
+
+
+def test_text_of_the_run_is_shown_and_never_obeyed() -> None:
+    world = World()
+    world.event("exception", 0.1, rank=1, type="ValueError", message=HOSTILE + "\nsecond line")
+    diagnosis = diagnose(world.store, MANIFEST | {"run_id": HOSTILE})
+    for width in (60, 100):
+        text = text_of(diagnosis, width)
+        assert "[bold red]x[/]" in text
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", text)
+    assert visible("a\x1bb") == "a\ufffdb"
+
+
+@pytest.mark.parametrize("make", [hung_killed_and_restarted, lambda: killed(2), lambda: World()])
+def test_reports_fit_a_hundred_columns(make: Any) -> None:
+    text = text_of(diagnose(make().store, MANIFEST))
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
+    for words in ("Verdict", "Why", "Next", "docs/runbook.md#"):
+        assert words in text
+
+
+def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
+    anchors = set(re.findall(r'<a id="([^"]+)"></a>', (ROOT / "docs" / "runbook.md").read_text()))
+    causes = {
+        "non-finite": set(get_args(Phase)),
+        "straggler": {"compute", "data", "communication"},
+        "loss-spike": {"batch", "learning_rate", "divergence"},
+        "rank-lost": {"exception", "signal", "exit", "vanished", "killed_all"},
+        "hang": {"stopped", "data", "checkpoint", "evaluate", "not_entered", "p2p_unmatched", "mismatch_operation",
+                 "mismatch_dtype", "mismatch_size", "order_inversion", "all_entered", "busy"},
+    }  # fmt: skip
+    expected = {f"{kind}-{cause}" for kind, of_kind in causes.items() for cause in of_kind}
+    assert expected | {"insufficient-data", "analyzer-failed"} == anchors
+    source = "".join(path.read_text() for path in Path(analyzers.__path__[0]).rglob("*.py"))
+    emitted = set(re.findall(r'advice=f?"([a-z_-]+)', source))
+    assert {name for name in emitted if not name.endswith("-")} <= anchors
+    assert {name.rstrip("-") for name in emitted if name.endswith("-")} == {*causes}
+    blamed = set(re.findall(r'Blame\(\s*cause="(\w+)"', source)) | set(re.findall(r'"(mismatch_\w+)", lambda', source))
+    assert blamed <= causes["hang"]
+
+
+def test_numbers_that_json_cannot_hold() -> None:
+    finding = Finding(analyzer="a", kind="k", severity="info", status="fired", summary="s", evidence={"x": math.nan})
+    report = to_json(Diagnosis(run={"y": math.inf}, verdict="v", findings=(finding,)))
+    assert (report["run"]["y"], report["findings"][0]["evidence"]["x"]) == (None, None)
