@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from analyzers.live import LiveState, live_findings
+from analyzers.stall import StallPolicy
+from tests.analyzers.memory_store import MemoryStore
+from tests.analyzers.rank_timings import Slow, simulate
+from tests.analyzers.standstill import STEP_NS, World
+from tests.analyzers.test_nonfinite import run_with_nan
+from tests.analyzers.test_straggler import stored
+
+
+def told(store: MemoryStore, state: LiveState, now_ns: int, ticks: int = 5) -> list[tuple[str, str, tuple[int, ...]]]:
+    """(kind, status, ranks) of all that is said in some ticks at one moment."""
+    said = [finding for _ in range(ticks) for finding in live_findings(store, state, now_ns)]
+    assert state.errors == {}
+    return [(finding.kind, finding.status, finding.ranks) for finding in said]
+
+
+def waiting_world() -> World:
+    world = World()
+    for rank in (0, 2, 3):
+        world.enter(rank)
+    return world
+
+
+def test_a_hang_is_told_once() -> None:
+    world, state = waiting_world(), LiveState(stall=StallPolicy(floor_s=3.0))
+    assert told(world.store, state, world.after(2.5)) == []
+    assert told(world.store, state, world.after(3.5)) == [("hang", "fired", (1,))]
+    assert told(world.store, state, world.after(60)) == []
+
+
+def test_a_hang_is_told_again_when_more_is_known_and_when_it_is_over() -> None:
+    world, state = waiting_world(), LiveState()
+    told(world.store, state, world.after(6))
+    world.event("rank_state", 6.5, state_rank=1, state="stopped", os_state="T")
+    (finding,) = live_findings(world.store, state, world.after(7))
+    assert (finding.kind, finding.cause, finding.ranks) == ("hang", "stopped", (1,))
+    world.store.connection.execute(f"UPDATE collectives SET end_ns = {world.after(8)} WHERE end_ns IS NULL")
+    world.event("rank_state", 7.9, state_rank=1, state="running", os_state="R")
+    assert told(world.store, state, world.after(8.5)) == [("hang", "ok", (1,))]
+
+
+def test_a_killed_rank_is_told_within_two_seconds() -> None:
+    world, state = waiting_world(), LiveState()
+    world.event("rank_state", 0.5, state_rank=1, state="dead", os_state="")
+    world.event("rank_exit", 0.1, exit_rank=1, exit_code=-9, signal="SIGKILL", pid=3, message="")
+    (finding,) = live_findings(world.store, state, world.after(0.6))
+    assert (finding.kind, finding.ranks, finding.cause) == ("rank_lost", (1,), "signal")
+    assert told(world.store, state, world.after(60)) == []
+
+
+def test_a_hang_that_watch_ended_is_not_told_as_a_death() -> None:
+    world, state = waiting_world(), LiveState()
+    assert told(world.store, state, world.after(6)) == [("hang", "fired", (1,))]
+    world.event("culprit_killed", 6.2, killed_rank=1, pid=3, reason="...")
+    for rank in range(4):
+        world.event("rank_state", 7.0, state_rank=rank, state="dead", os_state="")
+    assert told(world.store, state, world.after(7)) == []
+    World(attempt=1, first_step=11, store=world.store, start_ns=world.after(9))
+    assert told(world.store, state, world.after(9) + 16 * STEP_NS) == []
+
+
+def test_nothing_is_told_of_a_clean_end() -> None:
+    world, state = World(), LiveState()
+    for rank in range(4):
+        world.event("rank_closed", 0.1, rank=rank)
+        world.event("rank_state", 0.4, state_rank=rank, state="dead", os_state="")
+    assert told(world.store, state, world.after(30)) == []
+
+
+def test_a_refused_step_is_told_once() -> None:
+    store, state = run_with_nan(), LiveState()
+    now_ns = max(row[0] for row in store.rows("SELECT max(start_ns) FROM steps"))
+    store.add("ranks", [{"attempt": 0, "rank": rank, "wall_ns": 1, "world_size": 4} for rank in range(4)])
+    assert told(store, state, now_ns) == [("non_finite", "fired", (2,))]
+    assert told(store, state, now_ns) == []
+
+
+def straggling(until: int, steps: int) -> tuple[MemoryStore, int]:
+    store = stored(simulate(3, steps=steps, faults=[Slow(rank=2, step=60, until=until, factor=1.4)]))
+    store.add("ranks", [{"attempt": 0, "rank": rank, "wall_ns": 1, "world_size": 4} for rank in range(4)])
+    return store, store.rows("SELECT max(start_ns) FROM steps")[0][0]
+
+
+def test_a_straggler_is_told_once_and_once_more_when_it_is_over() -> None:
+    state = LiveState()
+    store, now_ns = straggling(10**6, 80)
+    assert told(store, state, now_ns, ticks=20) == [("straggler", "fired", (2,))]
+    store, now_ns = straggling(80, 140)
+    assert told(store, state, now_ns, ticks=20) == [("straggler", "ok", (2,))]
+    assert told(store, state, now_ns, ticks=20) == []
+
+
+def test_an_empty_store_is_no_error() -> None:
+    assert told(MemoryStore(), LiveState(), 0) == []
+
+
+def test_a_look_that_fails_is_counted_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, state = waiting_world(), LiveState()
+    monkeypatch.setattr("analyzers.nonfinite.analyze", lambda *_: 1 / 0)
+    assert [finding.kind for finding in live_findings(world.store, state, world.after(6))] == ["hang"]
+    assert state.errors == {"nonfinite": 1}
+
+
+def test_it_is_cheap_enough_for_once_a_second() -> None:
+    store = stored(simulate(4, ranks=8, steps=2000))
+    store.add("ranks", [{"attempt": 0, "rank": rank, "wall_ns": 1, "world_size": 8} for rank in range(8)])
+    now_ns = store.rows("SELECT max(start_ns) FROM steps")[0][0]
+    state = LiveState()
+    start = time.process_time()
+    told(store, state, now_ns, ticks=10)
+    assert (time.process_time() - start) / 10 < 0.2
