@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ from probes.events import read_events
 from probes.rundir import RunDir
 from tests.processes import run_ranks
 from tests.trainer.training_runs import RunResult, assert_same_bits, run_loop, small, with_steps
+from trainer.checkpoint.state import Position
+from trainer.data.batches import Batch
+from trainer.loop import Session
+from trainer.recovery.guard import Verdict
 
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "ddp": (2, {"dp_replicate": 2, "dp_shard": 1}),
@@ -102,3 +107,102 @@ def test_results_really_differ_if_the_batch_is_kept(tmp_path: Path) -> None:
     other = run_loop(config, tmp_path / "other", rank=0, world_size=1)
     with pytest.raises(AssertionError):
         assert_same_bits(one, other)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL at one point of the code."""
+
+
+@pytest.mark.parametrize("moment", ["before the decision is on the disk", "after it", "after the state is restored"])
+def test_killed_in_the_middle_of_a_rollback(moment: str, tmp_path: Path) -> None:
+    """The next attempt ends with the same bits, and the batch is skipped once."""
+
+    def die(session: Session) -> None:
+        recovery = session.recovery
+        name = {"before the decision is on the disk": "_save_ledger", "after it": "_go_back"}.get(moment)
+
+        def killed(*arguments: Any) -> Any:
+            raise Killed
+
+        if name is not None:
+            setattr(recovery, name, killed)
+        else:
+            load = recovery.guard.load
+            recovery.guard.load = lambda state: (load(state), killed())  # type: ignore[method-assign]
+
+    config = with_steps(small(), 16)
+    # The batch itself is bad, so that an attempt that does not know of it meets it again.
+    spoil = ["bad_batch@batch=9"]
+    with pytest.raises(Killed):
+        run_loop(config, tmp_path / "met", rank=0, world_size=1, faults=spoil, change=_refusing(9, die))
+    again = run_loop(config, tmp_path / "met", rank=0, world_size=1, attempt=1, faults=spoil, change=_refusing(9))
+    assert again.skipped == [9]
+    never = run_loop(config, tmp_path / "never", rank=0, world_size=1, missing=[9])
+    assert_same_bits(again, never, steps=range(9, 17))
+    told = [event for attempt in (0, 1) for event in _events(tmp_path / "met", attempt)]
+    assert len([event for event in told if event["kind"] == "batch_skipped"]) <= 1
+
+
+def test_a_poisoned_checkpoint_that_a_restart_has_loaded_is_left_for_the_one_before(tmp_path: Path) -> None:
+    """Killed after a poisoned save and before the poison showed: the restart finds out, and goes further back."""
+    config = with_steps(small(), 20)
+
+    def poison(session: Session) -> None:
+        recovery, taken = session.recovery, session.recovery.taken
+
+        def poisoning(position: Position, batch_index: int) -> Position:
+            if position.step == 15:
+                next(session.training.modules[0].parameters()).data.fill_(float("nan"))
+                taken(position, batch_index)  # saves step 16
+                raise Killed
+            return taken(position, batch_index)
+
+        recovery.taken = poisoning  # type: ignore[method-assign]
+
+    with pytest.raises(Killed):
+        run_loop(config, tmp_path / "met", rank=0, world_size=1, change=poison)
+    again = run_loop(config, tmp_path / "met", rank=0, world_size=1, attempt=1)
+    rollback = next(event for event in _events(tmp_path / "met", 1) if event["kind"] == "rollback")
+    assert (rollback["from_step"], rollback["to_step"], rollback["tier"]) == (17, 8, "disk")
+    assert (tmp_path / "met" / "checkpoints" / "step-00000016.condemned").is_dir()
+    assert again.outcome == "finished"
+    # The innocent batch that showed the poison is gone; everything else is as if nothing had happened.
+    never = run_loop(config, tmp_path / "never", rank=0, world_size=1, missing=again.skipped)
+    assert_same_bits(again, never, steps=range(9, 21))
+
+
+def _refusing(batch_index: int, more: Callable[[Session], None] | None = None) -> Callable[[Session], None]:
+    """A guard that finds one batch bad, whatever its loss: these runs are too short for the detector."""
+
+    def change(session: Session) -> None:
+        guard, judge = session.recovery.guard, session.recovery.guard.judge
+
+        def judging(step: int, loss: float, grad_norm: float) -> Verdict:
+            current = session.training.loader.last_index  # type: ignore[attr-defined]
+            if current == batch_index:
+                return Verdict(step=step, kind="spike", reason="said by the test")
+            return judge(step, loss, grad_norm)
+
+        guard.judge = judging  # type: ignore[method-assign]
+        session.training.loader = _Remembering(session.training.loader)  # type: ignore[assignment]
+        if more is not None:
+            more(session)
+
+    return change
+
+
+class _Remembering:
+    """A loader that knows which batch it handed out last."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.last_index = -1
+
+    def batch(self, batch_index: int) -> Batch:
+        self.last_index = batch_index
+        return self.inner.batch(batch_index)
+
+
+def _events(folder: Path, attempt: int) -> list[dict[str, Any]]:
+    events, _, _ = read_events(RunDir(folder).rank_dir(attempt, 0) / "events.jsonl")
+    return events

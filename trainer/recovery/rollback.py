@@ -65,7 +65,8 @@ class Recovery:
         position = self._adopt(loaded) if loaded else Position()
         self._set_rate(position)
         if self._keeps_copies:
-            self._copy(position, vetted=True)
+            # A checkpoint that no healthy step has followed may be poisoned: it has to prove itself again.
+            self._copy(position, vetted=position.step in (0, self.ledger.good_step))
         return self._skipping(position)
 
     def taken(self, position: Position, batch_index: int) -> Position:
@@ -140,13 +141,14 @@ class Recovery:
         # Whatever was saved after that state was not vetted when it mattered, or is from the poison on.
         for step in [step for step in self.disk.saved if step > back.step]:
             self.disk.condemn(step, f"saved at step {step}, after the state of step {back.step} that was gone back to")
+        self._settle_good_step()
         self.guard.load(dict(values.detector))
         self.guard.went_back(back.step)
         if self.training.scaler is not None and values.scaler is not None:
             self.training.scaler.load(dict(values.scaler))
         if tier == "disk" and self._keeps_copies:
             self.memory.forget_from(0)
-            self._copy(back, vetted=True)
+            self._copy(back, vetted=back.step == self.ledger.good_step)
         return back, tier
 
     def _from_disk(self, before_step: int) -> Values | None:
@@ -166,7 +168,7 @@ class Recovery:
         if self.training.scaler is not None and values.scaler is not None:
             self.training.scaler.load(dict(values.scaler))
         self.ledger.adopt(Ledger.from_json(loaded.extra["ledger"]))
-        self._save_ledger()
+        self._settle_good_step()
         return values.position
 
     # Copies.
@@ -194,6 +196,13 @@ class Recovery:
             self.ledger.good_step = vetted[-1]
             self.disk.mark_good(vetted[-1])
             self._save_ledger()
+
+    def _settle_good_step(self) -> None:
+        """The checkpoint known to be good may be gone; whatever is older and still there was good before it."""
+        good = self.ledger.good_step
+        if good is not None and good not in self.disk.saved:
+            self.ledger.good_step = max((step for step in self.disk.saved if step < good), default=None)
+        self._save_ledger()
 
     def _tell_copy(self, step: int, state: str, **detail: Any) -> None:
         if self.is_chief:
