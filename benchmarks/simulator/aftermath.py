@@ -26,8 +26,8 @@ S = 1e9
 NODE = -1
 LAUNCHER_INTERVAL_S = 0.1
 WATCH_INTERVAL_S = 1.0
-HOLD_S = 45.0
-"""How long a standstill lasts before somebody ends it."""
+HOLD_S = 600.0
+"""How long a standstill lasts before somebody ends it: NCCL's own limit, and about how often people look."""
 
 _ENDS = {
     "kill": (-9, "SIGKILL", "", ""),
@@ -175,9 +175,9 @@ def _time_out(recording: Recording, engine: Engine, end: float) -> None:
     fault = scenario.fault
     assert fault is not None
     for rank in waiting.tolist():
-        text = "Timed out waiting 45000ms for recv operation to complete"
+        text = "Timed out waiting 600000ms for recv operation to complete"
         if scenario.backend == "nccl":
-            text = "Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE) ran for 45002 ms"
+            text = "Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE) ran for 600020 ms"
         at = end - 1e8 + 1e5 * rank
         trace = f"{_TRACE}{text}\n"
         _event(recording, rank, at, "exception", fault.step, type="RuntimeError", message=text, traceback=trace)
