@@ -22,7 +22,7 @@ from .noise import QUIET, Noise
 from .program import PARAMETERS, Job, Op, step_program
 from .records import Log
 
-__all__ = ["Clock", "Event", "Recording", "Scenario", "simulate"]
+__all__ = ["Clock", "Event", "Recording", "Scenario", "introduction", "simulate"]
 
 NODE = -1
 GRADIENT_INTERVAL = 10
@@ -53,7 +53,6 @@ class Scenario:
     clock: Clock = field(default_factory=Clock)
     backend: str = "nccl"
     recovers: bool = True
-    records_collectives: bool = True
     missing_tables: tuple[str, ...] = ()
     missing_ranks: tuple[int, ...] = ()
 
@@ -97,7 +96,7 @@ class _Simulation:
         self.engine.stops = stops_of(self.fault)
         self.curves = Curves(np.random.default_rng(seeds[2]), scenario.noise, self.fault)
         self.gradient_rng = np.random.default_rng(seeds[3])
-        self.events: list[Event] = []
+        self.events = introduction(scenario)
         self.data_rank = np.arange(self.layout.num_ranks) % self.layout.width // self.layout.tp
         self.skipped: set[int] = set()
         self.poisoned_from = 0
@@ -108,7 +107,6 @@ class _Simulation:
         self._gc = self._gc_steps()
 
     def run(self) -> Recording:
-        self._introduce()
         self._warm_up()
         step, batch = 1, 0
         while step <= self.scenario.steps:
@@ -328,28 +326,6 @@ class _Simulation:
 
     # Events.
 
-    def _introduce(self) -> None:
-        layout, at, nodes = self.layout, self.layout.coordinates(), self.layout.nodes()
-        self.events.append(
-            Event(NODE, -2.0e9, "run_started", None, {"nproc_per_node": layout.ranks_per_node, "max_restarts": 0})
-        )
-        self.events.append(Event(NODE, -1.9e9, "attempt_started", None, {"world_size": layout.num_ranks}))
-        self.events.append(Event(NODE, -1.8e9, "watch_started", None, {"pid": 999}))
-        members = {dim: layout.members(dim).tolist() for dim in (*layout.used_dims(), WORLD)}
-        labels = {dim: layout.labels(dim) for dim in members}
-        group_of = {dim: {rank: group for group in groups for rank in group} for dim, groups in members.items()}
-        for rank in range(layout.num_ranks):
-            identity = {
-                "world_size": layout.num_ranks, "local_rank": rank % layout.ranks_per_node,
-                "node_rank": int(nodes[rank]), "host": f"node-{nodes[rank]}", "pid": 10_000 + rank,
-                "device": "cpu" if self.scenario.backend == "gloo" else f"cuda:{rank % layout.ranks_per_node}",
-                **{dim: int(at[dim][rank]) for dim in at},
-            }  # fmt: skip
-            self.events.append(Event(rank, -1.0e9, "rank", 0, identity))
-            for dim in members:
-                detail = {"process_group": labels[dim][rank], "description": layout.description(dim)}
-                self.events.append(Event(rank, -0.9e9, "process_group", 0, detail | {"members": group_of[dim][rank]}))
-
     def _tell_checkpoint(self, step: int) -> None:
         now = float(self.engine.now[0])
         stall = int(self.job.checkpoint_s * 1e9)
@@ -398,6 +374,32 @@ class _Simulation:
                 "local_nonfinite_count": int(counts[rank]) if counts is not None else 0,
             }
             self.events.append(Event(rank, float(self.engine.now[rank]), "nonfinite", step, detail))
+
+
+def introduction(scenario: Scenario) -> list[Event]:
+    """What launcher, watch and ranks write before the first step."""
+    layout, at, nodes = scenario.layout, scenario.layout.coordinates(), scenario.layout.nodes()
+    launched = {"nproc_per_node": layout.ranks_per_node, "max_restarts": 0}
+    events = [
+        Event(NODE, -2.0e9, "run_started", None, launched),
+        Event(NODE, -1.9e9, "attempt_started", None, {"world_size": layout.num_ranks}),
+        Event(NODE, -1.8e9, "watch_started", None, {"pid": 999}),
+    ]
+    members = {dim: layout.members(dim).tolist() for dim in (*layout.used_dims(), WORLD)}
+    labels = {dim: layout.labels(dim) for dim in members}
+    group_of = {dim: {rank: group for group in groups for rank in group} for dim, groups in members.items()}
+    for rank in range(layout.num_ranks):
+        identity = {
+            "world_size": layout.num_ranks, "local_rank": rank % layout.ranks_per_node, "node_rank": int(nodes[rank]),
+            "host": f"node-{nodes[rank]}", "pid": 10_000 + rank,
+            "device": "cpu" if scenario.backend == "gloo" else f"cuda:{rank % layout.ranks_per_node}",
+            **{dim: int(at[dim][rank]) for dim in at},
+        }  # fmt: skip
+        events.append(Event(rank, -1.0e9, "rank", 0, identity))
+        for dim in members:
+            detail = {"process_group": labels[dim][rank], "description": layout.description(dim)}
+            events.append(Event(rank, -0.9e9, "process_group", 0, detail | {"members": group_of[dim][rank]}))
+    return events
 
 
 def _mix(values: Any, salt: int) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,118 +22,116 @@ from probes.rundir import NODE_RANK, RunDir
 from probes.schema import SCHEMA_VERSION, TABLES, Table
 from probes.tape import COMPLETE, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET, MAGIC, record_layout, segment_name
 
-from .records import Columns, Names
-from .scenario import Event, Recording
+from .records import Columns
+from .scenario import Event, Recording, Scenario
 
-__all__ = ["record_dtype", "segment_header", "write", "write_segments"]
+__all__ = ["EPOCH_NS", "Run", "record_dtype", "segment_header", "write", "write_segments"]
 
 EPOCH_NS = 1_760_000_000_000_000_000
 _TAPES = ("steps", "spans", "collectives", "gradients", "fingerprints")
+_ENDS = ("run_ended", "rank_closed", "watch_stopped")
 _NUMPY = {"i64": "<i8", "f64": "<f8", "i32": "<i4", "name": "<u4", "bool": "i1"}
 
 
 def write(recording: Recording, path: Path, *, until_step: int | None = None) -> RunDir:
     """Write the run into a new folder."""
-    path.mkdir(parents=True)
-    run = RunDir(path)
-    for folder in (run.tapes, run.checkpoints, run.stacks, run.reports):
-        folder.mkdir()
-    run.write_manifest(_manifest(recording, path.name))
-    writer = _Writer(recording, run, until_step)
+    scenario, log = recording.scenario, recording.log
+    cut_ns = np.inf
+    if until_step is not None:
+        ends = [row.end.max() for row in log.steps if row.step == until_step]
+        cut_ns = float(max(ends)) + 1.0 if ends else np.inf
+    run = Run(scenario, path)
     for table in _TAPES:
-        writer.tape(table)
-    writer.names()
-    writer.events()
+        if table not in scenario.missing_tables:
+            run.write_tape(table, log.columns(table, np.minimum(recording.until, cut_ns)), len(log.names.texts))
+    run.write_names(log.names.texts)
+    run.write_events(recording.events if until_step is None else _cut(recording.events, cut_ns, run.ranks, until_step))
     for rank, text in recording.stacks.items():
         if until_step is None:
-            (run.stacks / f"attempt-0-rank-{rank:05d}.txt").write_text(text)
-    return run
+            (run.run.stacks / f"attempt-0-rank-{rank:05d}.txt").write_text(text)
+    return run.run
 
 
-class _Writer:
-    def __init__(self, recording: Recording, run: RunDir, until_step: int | None) -> None:
-        self.recording, self.run, self.until_step = recording, run, until_step
-        scenario = recording.scenario
-        self.ranks = [r for r in range(scenario.layout.num_ranks) if r not in scenario.missing_ranks]
+def _cut(events: Sequence[Event], cut_ns: float, ranks: Sequence[int], step: int) -> list[Event]:
+    """The events up to a step, and the clean end of a run there."""
+    kept = [event for event in events if event.time_ns < cut_ns and event.kind not in _ENDS]
+    closed: dict[str, Any] = {"probe_errors": {}, "dropped_records": {}}
+    finished = {"reason": "finished", "exit_code": 0, "message": ""}
+    kept += [Event(rank, cut_ns + 2e6, "rank_closed", step, closed) for rank in ranks]
+    return [*kept, Event(NODE_RANK, cut_ns + 0.3e9, "run_ended", None, finished)]
+
+
+class Run:
+    """A run's folder being written: each node with its own boot time and wall clock."""
+
+    def __init__(self, scenario: Scenario, path: Path) -> None:
+        path.mkdir(parents=True)
+        self.run, self.scenario = RunDir(path), scenario
+        for folder in (self.run.tapes, self.run.checkpoints, self.run.stacks, self.run.reports):
+            folder.mkdir()
+        self.run.write_manifest(_manifest(scenario, path.name))
+        self.ranks = [rank for rank in range(scenario.layout.num_ranks) if rank not in scenario.missing_ranks]
+        self.nodes = scenario.layout.nodes()
+        count = int(self.nodes.max()) + 1
         rng = np.random.default_rng(scenario.seed + 1)
-        nodes = scenario.layout.nodes()
-        self.boot_ns = rng.integers(10**13, 10**16, int(nodes.max()) + 1)[nodes]
-        skew = np.zeros(int(nodes.max()) + 1)
-        skew[: len(scenario.clock.skew_s)] = scenario.clock.skew_s[: len(skew)]
-        self.skew_ns = (skew * 1e9).astype(np.int64)[nodes]
-        self.nodes = nodes
-        self.until = recording.until.copy()
-        self.cut_ns = np.inf
-        if until_step is not None:
-            ends = [row.end.max() for row in recording.log.steps if row.step == until_step]
-            self.cut_ns = float(ends[0]) + 1.0 if ends else np.inf
-        self.folders = {rank: run.rank_dir(0, rank) for rank in self.ranks}
+        self.boot_ns = rng.integers(10**13, 10**16, count)[self.nodes]
+        skew = np.zeros(count)
+        skew[: len(scenario.clock.skew_s)] = scenario.clock.skew_s[:count]
+        self.skew_ns = (skew * 1e9).astype(np.int64)[self.nodes]
+        self.folders = {rank: self.run.rank_dir(0, rank) for rank in self.ranks}
         for folder in self.folders.values():
             folder.mkdir(parents=True)
 
-    def tape(self, name: str) -> None:
-        scenario = self.recording.scenario
-        if name in scenario.missing_tables or (name == "collectives" and not scenario.records_collectives):
-            return
-        columns = self.recording.log.columns(name, np.minimum(self.until, self.cut_ns))
+    def write_tape(self, name: str, columns: Columns, num_names: int) -> None:
+        """All ranks' tapes of a table."""
         if not columns or not len(columns["rank"]):
             return
         table = TABLES[name]
-        records = _packed(table, columns, self.boot_ns, self.recording.log.names)
-        bounds = np.searchsorted(columns["rank"], np.arange(scenario.layout.num_ranks + 1))
-        step_back = self._step_back_ns()
+        records = _packed(table, columns, self.boot_ns, num_names)
+        bounds = np.searchsorted(columns["rank"], np.arange(self.scenario.layout.num_ranks + 1))
         for rank in self.ranks:
             own = records[bounds[rank] : bounds[rank + 1]]
             if len(own):
-                wall_minus_mono = EPOCH_NS + int(self.skew_ns[rank]) - int(self.boot_ns[rank])
-                back_at, back_by = step_back.get(rank, (0, 0))
+                boot = int(self.boot_ns[rank])
+                back_at, back_by = self._step_back_ns(rank)
                 write_segments(
-                    self.folders[rank], table, own, rank=rank, mono_ns=int(self.boot_ns[rank]),
-                    wall_minus_mono_ns=wall_minus_mono, back_at_mono_ns=back_at, back_by_ns=back_by,
+                    self.folders[rank], table, own, rank=rank, mono_ns=boot,
+                    wall_minus_mono_ns=EPOCH_NS + int(self.skew_ns[rank]) - boot,
+                    back_at_mono_ns=back_at, back_by_ns=back_by,
                 )  # fmt: skip
 
-    def _step_back_ns(self) -> dict[int, tuple[int, int]]:
-        """rank -> (monotonic time, ns) of its node's step back in time."""
-        clock = self.recording.scenario.clock
-        if not clock.step_back_s:
-            return {}
-        ranks = [rank for rank in self.ranks if self.nodes[rank] == clock.step_back_node]
-        after = int(clock.step_back_after_s * 1e9)
-        return {rank: (int(self.boot_ns[rank]) + after, int(clock.step_back_s * 1e9)) for rank in ranks}
+    def _step_back_ns(self, rank: int) -> tuple[int, int]:
+        """(monotonic time, ns) of a node's step back in time; (0, 0): none."""
+        clock = self.scenario.clock
+        if not clock.step_back_s or self.nodes[rank] != clock.step_back_node:
+            return 0, 0
+        return int(self.boot_ns[rank]) + int(clock.step_back_after_s * 1e9), int(clock.step_back_s * 1e9)
 
-    def names(self) -> None:
-        texts = self.recording.log.names.texts
+    def write_names(self, texts: Sequence[str], *, in_order: bool = False) -> None:
+        """Every rank's `names.jsonl`; unless `in_order`, each rank has met them in another order."""
         for rank in self.ranks:
             lines = [json.dumps({"id": 1, "name": "(too many names)"})]
-            own = _own_number(np.arange(1, len(texts) + 1), rank, len(texts))
+            own = _own_number(np.arange(1, len(texts) + 1), 0 if in_order else rank, len(texts))
             lines += [json.dumps({"id": int(number), "name": text}) for number, text in zip(own, texts, strict=True)]
             (self.folders[rank] / "names.jsonl").write_text("\n".join(lines) + "\n")
 
-    def events(self) -> None:
+    def write_events(self, events: Sequence[Event]) -> None:
+        """Everybody's `events.jsonl`."""
         by_writer: dict[int, list[Event]] = {}
-        for event in self.recording.events:
-            is_end = event.kind in ("run_ended", "rank_closed", "watch_stopped")
-            if self.cut_ns == np.inf or (event.time_ns < self.cut_ns and not is_end):
-                by_writer.setdefault(event.rank, []).append(event)
-        if self.cut_ns < np.inf:
-            end = self.cut_ns + 0.3e9
-            finished = {"reason": "finished", "exit_code": 0, "message": ""}
-            by_writer[NODE_RANK].append(Event(NODE_RANK, end, "run_ended", None, finished))
-            for rank in self.ranks:
-                closed: dict[str, Any] = {"probe_errors": {}, "dropped_records": {}}
-                by_writer[rank].append(Event(rank, self.cut_ns + 2e6, "rank_closed", self.until_step, closed))
-        for rank, events in by_writer.items():
+        for event in events:
+            by_writer.setdefault(event.rank, []).append(event)
+        for rank, own in by_writer.items():
             if rank != NODE_RANK and rank not in self.folders:
                 continue
             folder = self.run.node_dir(0) if rank == NODE_RANK else self.folders[rank]
             folder.mkdir(exist_ok=True)
-            lines = [self._line(event) for event in sorted(events, key=lambda event: event.time_ns)]
+            lines = [self._line(event) for event in sorted(own, key=lambda event: event.time_ns)]
             (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
 
     def _line(self, event: Event) -> str:
         at = max(event.rank, 0)
         wall = EPOCH_NS + int(self.skew_ns[at]) + int(event.time_ns)
-        back_at, back_by = self._step_back_ns().get(at, (0, 0))
+        back_at, back_by = self._step_back_ns(at)
         if back_at and int(event.time_ns) + int(self.boot_ns[at]) >= back_at:
             wall -= back_by
         detail = dict(event.detail)
@@ -148,8 +147,7 @@ def _plain(value: Any) -> Any:
     return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def _manifest(recording: Recording, name: str) -> dict[str, Any]:
-    scenario = recording.scenario
+def _manifest(scenario: Scenario, name: str) -> dict[str, Any]:
     layout = scenario.layout
     return {
         "run_id": name,
@@ -196,7 +194,7 @@ def record_dtype(table: Table) -> np.dtype[Any]:
     )
 
 
-def _packed(table: Table, columns: Columns, boot_ns: npt.NDArray[Any], names: Names) -> npt.NDArray[Any]:
+def _packed(table: Table, columns: Columns, boot_ns: npt.NDArray[Any], num_names: int) -> npt.NDArray[Any]:
     """All ranks' records of a table."""
     rank = columns["rank"]
     records = np.zeros(len(rank), dtype=record_dtype(table))
@@ -205,7 +203,7 @@ def _packed(table: Table, columns: Columns, boot_ns: npt.NDArray[Any], names: Na
         if column.is_time:
             values = np.where(values < 0, values, values.astype(np.int64) + boot_ns[rank])
         elif column.type == "name":
-            values = _own_number(values, rank, len(names.texts))
+            values = _own_number(values, rank, num_names)
         records[column.name] = values
     records["state"] = columns["state"]
     return records
@@ -221,6 +219,8 @@ def write_segments(
     wall_minus_mono_ns: int,
     back_at_mono_ns: int = 0,
     back_by_ns: int = 0,
+    first_segment: int = 0,
+    first_record: int = 0,
 ) -> int:
     """Write one rank's records as sealed segments of the usual size; returns the bytes. The last one may be short.
 
@@ -229,7 +229,7 @@ def write_segments(
     capacity = (table.segment_bytes - HEADER_BYTES) // records.dtype.itemsize
     written = 0
     time = next((column.name for column in table.columns if column.is_time), "")
-    for number, first in enumerate(range(0, len(records), capacity)):
+    for number, first in enumerate(range(0, len(records), capacity), first_segment):
         part = records[first : first + capacity]
         anchor, begin = wall_minus_mono_ns, mono_ns
         if time:
@@ -238,7 +238,7 @@ def write_segments(
                 anchor -= back_by_ns
         sealed = bool((part["state"] == COMPLETE).all())
         header = segment_header(
-            table, rank=rank, segment=number, first_record=first, capacity=len(part), mono_ns=begin,
+            table, rank=rank, segment=number, first_record=first_record + first, capacity=len(part), mono_ns=begin,
             wall_ns=begin + anchor, sealed=sealed,
         )  # fmt: skip
         with (folder / segment_name(table.name, number)).open("wb") as file:
