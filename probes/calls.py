@@ -1,10 +1,9 @@
 """Records of collective calls: opened before the call, completed in place.
 
-    calls = Calls(recorder)
-    group = calls.group("tp:0-1", members=[0, 1])
-    call = calls.open(group, op, tensors, peer=None, is_async=True, frame=sys._getframe(1), reduces=True)
+    calls = Calls(recorder, check_nonfinite=True)
+    call = calls.open(group, op, tensors, peer, is_async, reduces, sys._getframe(1))
     ...                                  # the real call
-    calls.finish(call, waited_ns)
+    calls.finish(call, end_ns, waited_ns)
 
 Time that a rank spends blocked here is what separates its own time from waiting for others, so it is added to
 `recorder.wait_ns` once and only once, and only if the thread that waits is one that trains: a checkpoint that is
@@ -60,11 +59,12 @@ class Call:
 class GroupCalls:
     """What the records of one process group share: its label and its sequence numbers."""
 
-    __slots__ = ("_peers", "label", "members", "next_seq")
+    __slots__ = ("_peers", "coalesced", "label", "members", "next_seq")
 
-    def __init__(self, label: int, members: Sequence[int]) -> None:
-        self.label = label
-        self.members = members
+    def __init__(self) -> None:
+        self.label = 0  # until torch knows the members
+        self.members: Sequence[int] = ()
+        self.coalesced: list[Call] | None = None  # calls that are being made as one
         self.next_seq = itertools.count().__next__
         self._peers: dict[tuple[int, int], Iterator[int]] = {}
 
@@ -97,7 +97,6 @@ class Calls:
         group: GroupCalls,
         op: int,
         tensors: Sequence[torch.Tensor],
-        *,
         peer: int,
         is_async: bool,
         reduces: bool,

@@ -143,7 +143,8 @@ class _Probe:
         number = self._labels[label] = self._labels.get(label, 0) + 1
         if number > 1:
             label = f"{label}#{number}"
-        group.calls = GroupCalls(self.recorder.name(label), members)
+        group.calls.members = members
+        group.calls.label = self.recorder.name(label)
         self.recorder.event("process_group", process_group=label, description=description, members=members)
 
 
@@ -166,15 +167,13 @@ class RecordedGroup(_ProcessGroup, metaclass=_SameAsProcessGroup):  # type: igno
     def __init__(self, store: Any, rank: int, size: int, *args: Any) -> None:
         super().__init__(rank, size)  # a subclass in Python may not hand over a store
         self._plain = _ProcessGroup(store, rank, size, *args)
-        self.calls: GroupCalls | None = None
-        self._coalesced: list[Call] | None = None
+        self.calls = GroupCalls()
         if (probe := _probe) is not None:
             with failing_open("collectives.group"):
                 probe.made(self)
                 # On the instance: one look-up, and no bound method for each call. They don't refer back to it.
-                reference = weakref.ref(self)
                 for name, method in _METHODS.items():
-                    self.__dict__[name] = _recorded(probe, reference, getattr(self._plain, name), method)
+                    self.__dict__[name] = _recorded(probe, self.calls, getattr(self._plain, name), method)
 
     # What is set on the one must be known to the other.
 
@@ -217,12 +216,12 @@ class RecordedGroup(_ProcessGroup, metaclass=_SameAsProcessGroup):  # type: igno
     # Calls that NCCL launches as one: their records are completed by the handle of the whole.
 
     def _start_coalescing(self, device: torch.device) -> None:
-        self._coalesced = []
+        self.calls.coalesced = []
         super()._start_coalescing(device)
 
     def _end_coalescing(self, device: torch.device) -> Any:
         work = super()._end_coalescing(device)
-        coalesced, self._coalesced = self._coalesced, None
+        coalesced, self.calls.coalesced = self.calls.coalesced, None
         if not coalesced or work is None or _probe is None:
             return work
         try:
@@ -232,22 +231,17 @@ class RecordedGroup(_ProcessGroup, metaclass=_SameAsProcessGroup):  # type: igno
             return work
 
 
-def _recorded(
-    probe: _Probe, reference: weakref.ref[RecordedGroup], real: Callable[..., Any], method: _Method
-) -> Callable[..., Any]:
+def _recorded(probe: _Probe, group: GroupCalls, real: Callable[..., Any], method: _Method) -> Callable[..., Any]:
     """`real`, with its call on the tape."""
     calls, backward, recorder = probe.calls, probe.backward, probe.recorder
     input_index, reduces, peer_index = method.input, method.reduces, method.peer
     op = recorder.name(method.op)
     open_call, finish, add_wait, device = calls.open, calls.finish, calls.add_wait, calls.device
-    frame_at = sys._getframe
 
-    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, bool, list[Call] | None]:
-        group = reference()
-        assert group is not None
-        if group.calls is None:
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, bool]:
+        if not group.label:
             probe.label()
-        frame = frame_at(2)
+        frame = sys._getframe(2)
         peer = -1
         if peer_index >= 0:
             outer = frame.f_back
@@ -255,27 +249,21 @@ def _recorded(
                 outer is None or outer.f_code.co_name not in _BLOCKING
             )
             sync = False  # also a blocking one waits by itself
-            peer = args[peer_index] if len(args) > peer_index else -1
-            if peer >= 0 and group.calls is not None:
-                peer = group.calls.members[peer]
+            peer = group.members[args[peer_index]] if group.members else args[peer_index]
         else:
             options = kwargs["opts"] if "opts" in kwargs else args[-1] if args else None
             is_async = getattr(options, "asyncOp", True)
-            sync = not is_async and group._coalesced is None
-        call = open_call(
-            group.calls or _unlabelled(recorder),
-            op,
-            _tensors(args[input_index]) if 0 <= input_index < len(args) else (),
-            peer=peer,
-            is_async=is_async,
-            reduces=reduces,
-            frame=frame,
-        )
-        return call, sync, group._coalesced
+            sync = not is_async and group.coalesced is None
+        tensors: Sequence[torch.Tensor] = ()
+        if 0 <= input_index < len(args):
+            tensors = args[input_index]
+            if type(tensors) is not list or len(tensors) != 1 or type(tensors[0]) is list:
+                tensors = _tensors(tensors)
+        return open_call(group, op, tensors, peer, is_async, reduces, frame), sync
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
         try:
-            call, sync, coalesced = begin(args, kwargs)
+            call, sync = begin(args, kwargs)
         except Exception as error:
             record_error("collectives.issue", error)
             return real(*args, **kwargs)
@@ -283,8 +271,8 @@ def _recorded(
         if sync and work is not None:
             work.wait()  # what the caller does next; that it does so again costs nothing
         try:
-            if coalesced is not None:
-                coalesced.append(call)
+            if group.coalesced is not None:
+                group.coalesced.append(call)
             elif sync and call.start is not None:
                 device.passed(call, call.start, device.mark())
             elif sync or work is None:
@@ -308,10 +296,6 @@ def _tensors(value: Any) -> Sequence[torch.Tensor]:
     if value and not isinstance(value[0], torch.Tensor):
         return [tensor for part in value for tensor in part]
     return value  # type: ignore[no-any-return]
-
-
-def _unlabelled(recorder: Recorder) -> GroupCalls:
-    return GroupCalls(recorder.name("unknown"), ())
 
 
 def _members(group: Any) -> list[int] | None:
