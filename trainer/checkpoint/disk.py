@@ -28,9 +28,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from probes.recorder import Recorder
 from trainer.checkpoint.agreement import everyone, first_error, from_rank_0
@@ -176,9 +178,9 @@ class DiskCheckpoints:
 
     def _write(self, scratch: Path) -> None:
         tensors = training_tensors(self.training) | self._rng_tensors()
-        writer = dcp.FileSystemWriter(scratch, single_file_per_rank=True, sync_files=True, overwrite=False)
+        writer = FileSystemWriter(scratch, single_file_per_rank=True, sync_files=True, overwrite=False)
         with _quiet():
-            dcp.save(tensors, storage_writer=writer, no_dist=not dist.is_initialized())
+            dcp_save(tensors, storage_writer=writer, no_dist=not dist.is_initialized())
 
     def _rng_tensors(self) -> dict[str, Tensor]:
         return {f"rng.{self.training.rank}.{k}": v for k, v in rng_state(self.training.device).items()}
@@ -245,14 +247,14 @@ class DiskCheckpoints:
 
     def _read(self, folder: Path) -> None:
         """Only after `verify`: from here on torch unpickles."""
-        reader = dcp.FileSystemReader(folder)
+        reader = FileSystemReader(folder)
         names = reader.read_metadata().state_dict_metadata
         self.training.discard()
         allocate_optimizer_state(self.training, names)
         rng = {name: value for name, value in self._rng_tensors().items() if name in names}
         with _quiet():
             tensors = training_tensors(self.training) | rng
-            dcp.load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+            dcp_load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
         if rng:
             prefix = f"rng.{self.training.rank}."
             restore_rng({name.removeprefix(prefix): value for name, value in rng.items()}, self.training.device)

@@ -116,7 +116,7 @@ def _arm_act(trigger: _Trigger, training: Training) -> None:
             if trigger.due():
                 _act(trigger.fault)
 
-    training.loader = Acting(training.loader)
+    training.loader = Acting(training.loader)  # type: ignore[assignment]
 
 
 def _act(fault: Fault) -> None:
@@ -154,7 +154,7 @@ def _arm_slow_data(trigger: _Trigger, training: Training) -> None:
                 time.sleep(fault.seconds or (fault.factor or 2.0) * own_s - own_s)
                 clock.pause(trigger.recorder)
 
-    training.loader = Slow(training.loader)
+    training.loader = Slow(training.loader)  # type: ignore[assignment]
 
 
 class _StepClock:
@@ -183,7 +183,13 @@ def _arm_nan_grad(trigger: _Trigger, training: Training) -> None:
     def before_forward(module: nn.Module, inputs: Any) -> None:
         # Only here does FSDP show the gathered parameter, whose gradient is the one before the reduction.
         if module.training and torch.is_grad_enabled() and trigger.due():
-            handle = getattr(module, attribute).register_hook(lambda grad: (handle.remove(), _poisoned(grad))[1])
+            handles: list[Any] = []
+
+            def poison(grad: Tensor) -> Tensor:
+                handles[0].remove()
+                return _poisoned(grad)
+
+            handles.append(getattr(module, attribute).register_hook(poison))
 
     assert isinstance(owner, nn.Module)
     owner.register_forward_pre_hook(before_forward)
@@ -216,7 +222,7 @@ def _arm_bad_batch(trigger: _Trigger, training: Training) -> None:
                 sample_ids=batch.sample_ids,
             )
 
-    training.loader = Bad(training.loader)
+    training.loader = Bad(training.loader)  # type: ignore[assignment]
 
 
 def _arm_slow_compute(trigger: _Trigger, training: Training) -> None:
@@ -241,12 +247,12 @@ class _SlowBlock:
             return
         self.forward.begin()
         if inputs[0].requires_grad:
-            inputs[0].register_hook(lambda grad: self.backward.end())
+            inputs[0].register_hook(lambda grad: self.backward.end())  # type: ignore[no-untyped-call]
 
     def _after(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
         if self.forward.begun:
             if output.requires_grad:
-                output.register_hook(lambda grad: self.backward.begin())
+                output.register_hook(lambda grad: self.backward.begin())  # type: ignore[no-untyped-call]
             self.forward.end()
 
 

@@ -3,7 +3,7 @@
     recovery = Recovery(training, recorder, run, gradients)
     position = recovery.start()                             # from the newest checkpoint, or from the beginning
     position = recovery.taken(position, batch_index)        # after a healthy step: copies, checkpoints, vetting
-    position = recovery.refuse(verdict, position, loss)     # instead of a bad one
+    position = recovery.refuse(verdict, position, batch_index, loss)   # instead of a bad one
 
 After a rollback the steps are trained again with the same batches less the skipped ones. Model, optimizer, loss
 scale, random generators and the spike detector's history go back together, the set of skipped batches does not: what
@@ -91,7 +91,7 @@ class Recovery:
             self.disk.prune(self.ledger.good_step)
         return saved
 
-    def refuse(self, verdict: Verdict, position: Position, batch_index: int, local_loss: float) -> Position:
+    def refuse(self, verdict: Verdict, position: Position, batch_index: int, local_loss: float | None) -> Position:
         """Drop a bad step's gradients, skip what caused it, go back. Raises RunStopped when enough is enough."""
         start = time.monotonic()
         if verdict.kind == "non_finite":
@@ -244,11 +244,11 @@ class Recovery:
 
     # Telling.
 
-    def _tell_nonfinite(self, verdict: Verdict, local_loss: float) -> None:
+    def _tell_nonfinite(self, verdict: Verdict, local_loss: float | None) -> None:
         """What this rank sees: a loss of its own that is not finite, and its gradients, which the reduction has
         spread; who had it first is in the records of the collectives."""
         found = self.gradients.examine(verdict.step) if self.gradients is not None else []
-        phase = "backward" if math.isfinite(local_loss) or not self.training.has_loss else "forward"
+        phase = "backward" if local_loss is None or math.isfinite(local_loss) else "forward"
         count = sum(number for _, number in found)
         self.recorder.event(
             "nonfinite",
