@@ -48,12 +48,13 @@ class Size:
     slow_rank: int = -1
     factor: float = 1.05
     seed: int = 0
+    ranks_per_node: int = 8
 
 
 def write_big(size: Size, path: Path) -> dict[str, float]:
     """Write the run; returns rows, bytes and seconds."""
     start = time.perf_counter()
-    layout = Layout(dp_replicate=size.ranks)
+    layout = Layout(dp_replicate=size.ranks, ranks_per_node=size.ranks_per_node)
     fault = Fault(kind="slow_compute", rank=max(size.slow_rank, 0), step=size.steps // 2, factor=size.factor)
     scenario = Scenario(seed=size.seed, layout=layout, steps=size.steps, fault=fault)
     run = Run(scenario, path)
@@ -129,21 +130,24 @@ def _step_records(
 
 
 def _write_in_flight(size: Size, run: RunDir, begin_ns: float) -> int:
-    """The calls that everybody but the culprit has issued and that never end."""
-    records = np.zeros(size.in_flight, dtype=record_dtype(_COLLECTIVES))
+    """The last calls that all have ended, and those that everybody but the culprit has issued since."""
+    ended = 10
+    number = np.arange(ended + size.in_flight)
+    records = np.zeros(len(number), dtype=record_dtype(_COLLECTIVES))
     for column in _COLLECTIVES.columns:
         records[column.name] = UNSET[column.type]
-    number = np.arange(size.in_flight)
+    issue = _BOOT_NS + begin_ns + number * 1e6
     values: dict[str, Any] = {
-        "step": size.steps + 1, "seq": number, "bytes": 32 << 20, "issue_ns": _BOOT_NS + begin_ns + number * 1e4,
+        "step": size.steps + 1, "seq": number, "bytes": 32 << 20, "issue_ns": issue, "wait_ns": 0,
         "process_group": 2, "op": 3, "dtype": 4, "shape": 5, "phase": 6, "caller": 7, "is_async": 1, "nonfinite": 0,
         "state": OPEN,
     }  # fmt: skip
     for name, value in values.items():
         records[name] = value
+    records["end_ns"][:ended], records["state"][:ended] = issue[:ended] + 8e5, COMPLETE
     written = 0
     for rank in range(size.ranks):
-        own = records[: size.in_flight // 2] if rank == size.slow_rank else records
+        own = records[:ended] if rank == size.slow_rank else records
         written += write_segments(
             run.rank_dir(0, rank),
             _COLLECTIVES,
@@ -174,6 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--in-flight", type=int, default=0, help="end in a hang with so many calls in flight a rank")
     parser.add_argument("--slow-rank", type=int, default=-1, help="a rank that is slow from the middle on, or hangs")
     parser.add_argument("--factor", type=float, default=1.05)
+    parser.add_argument("--ranks-per-node", type=int, default=8, help="each node has a store of its own")
     parser.add_argument("--seed", type=int, default=0)
     options = vars(parser.parse_args(arguments))
     done = write_big(Size(**{key: value for key, value in options.items() if key != "path"}), options["path"])
