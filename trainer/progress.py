@@ -187,9 +187,8 @@ def _line(event: dict[str, Any]) -> str:
     where = f"step {step:>5}  " if isinstance(step, int) and step > 0 else ""
     if kind == "finding" and event.get("status") == "fired":
         colour = {"critical": "red", "warning": "yellow"}.get(str(event.get("severity")), "cyan")
-        return f"[{colour}]{where}{escape(str(event.get('finding_kind')).upper().replace('_', ' '))}[/]  " + escape(
-            str(event.get("summary"))
-        )
+        title = str(event.get("finding_kind")).upper().replace("_", "-")
+        return f"[{colour}]{escape(title)}[/]  {escape(str(event.get('summary')))}"
     if kind == "rollback":
         skipped = json.dumps(event.get("skipped_batches"))
         return escape(

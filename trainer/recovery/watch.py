@@ -60,13 +60,16 @@ class Watch:
         self._handled: set[tuple[int, int]] = set()  # (attempt, rank) whose hang was acted upon
         self._gone_since: float | None = None
         self._closing = False
+        self._ended = False
+        self._pids: dict[int, int] = {}
 
-    def tick(self) -> bool:
-        """One round; False when there is nothing left to watch."""
+    def tick(self) -> None:
+        """One round. Raises StoreError if the store cannot be read or written at the moment."""
         self.ingester.tick()
         with Store.open(self.run, catch_up=False) as store:
             attempt, pids = _ranks_on_node(store, self.node_rank)
-            ended = bool(store.rows("SELECT 1 FROM events WHERE kind = 'run_ended' LIMIT 1"))
+            self._ended = bool(store.rows("SELECT 1 FROM events WHERE kind = 'run_ended' LIMIT 1"))
+        self._pids = pids
         self.events.attempt = attempt
         changes = self.tracker.look(pids)
         for change in changes:
@@ -77,9 +80,8 @@ class Watch:
             self.ingester.tick()
         findings = self._say_findings()
         hangs = [finding for finding in findings if finding.kind == "hang" and finding.status == "fired"]
-        if hangs and not ended:
+        if hangs and not self._ended:
             self._unstick(hangs, attempt, pids)
-        return self._still_needed(ended, pids)
 
     def close(self) -> None:
         """Ingest the last records and close. Raises StoreError if a reader held the store for too long."""
@@ -115,12 +117,15 @@ class Watch:
             if kill(pids[rank], signal.SIGKILL):
                 self.events.write("culprit_killed", killed_rank=rank, pid=pids[rank], reason=hangs[0].summary)
 
-    def _still_needed(self, ended: bool, pids: dict[int, int]) -> bool:
+    def is_needed(self) -> bool:
+        """Whether there is anything left to watch, by what the last good tick saw."""
+        if not self.run.path.is_dir():
+            return False  # somebody deleted the run
         launcher = int(self.run.manifest().get("launcher_pid", 0) or 0)
-        if any(is_alive(pid) for pid in pids.values()):
+        if any(is_alive(pid) for pid in self._pids.values()):
             self._gone_since = None
             return True
-        if ended:
+        if self._ended:
             return False
         if launcher and is_alive(launcher):
             self._gone_since = None
@@ -198,11 +203,10 @@ def _watch(watch: Watch) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
     with contextlib.suppress(_Stop):
-        while True:
+        while watch.is_needed():
             start = time.monotonic()
             try:
-                if not watch.tick():
-                    break
+                watch.tick()
             except _Stop:
                 raise
             except StoreError as error:  # a reader held the file, or the disk is full: the tapes keep everything
@@ -212,7 +216,7 @@ def _watch(watch: Watch) -> int:
             time.sleep(max(0.05, TICK_S - (time.monotonic() - start)))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    for _ in range(CLOSE_TRIES):
+    for _ in range(CLOSE_TRIES if watch.run.path.is_dir() else 0):
         with contextlib.suppress(StoreError):
             watch.close()
             break
