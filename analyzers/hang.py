@@ -138,7 +138,9 @@ def _summary(
     waits = (
         f"rank{'s' if len(blame.waiting) > 1 else ''} {_listed(blame.waiting)} wait{'s' * (len(blame.waiting) == 1)}"
     )
-    waiting = f"; {waits} in{call} for {silent_s:.0f} s" if blame.waiting else f"; silent for {silent_s:.0f} s"
+    named = blame.cause in ("not_entered", "p2p_unmatched", "mismatch_dtype", "mismatch_size")  # the call stands there
+    where = "" if named else f" in{call}"
+    waiting = f"; {waits}{where} for {silent_s:.0f} s" if blame.waiting else f"; silent for {silent_s:.0f} s"
     kinds = " against ".join(f"{what} on {_listed(ranks)}" for what, ranks in blame.differs.items())
     many = len(blame.culprits) > 1
     text = {

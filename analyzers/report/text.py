@@ -180,10 +180,10 @@ def _evidence(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
         label, unit = name, ""
         for suffix, shown in _UNITS.items():
             if name.endswith(suffix) and _is_number(value):
-                label, unit = name.removesuffix(suffix), shown
+                label, unit = name.removesuffix(suffix) + (" deviation" if suffix == "_z" else ""), shown
         if name.endswith("_ratio") and _is_number(value):
             label = name.removesuffix("_ratio")
-            text = f"{value:.2f}x" if "factor" in name or "speedup" in name else f"{100 * value:.3g} %"
+            text = f"{value:.2f}x" if "factor" in name or "speedup" in name else _percent(value)
         elif isinstance(value, bool):
             text = "yes" if value else "no"
         elif isinstance(value, (list, tuple)):
@@ -233,6 +233,10 @@ def _facts(facts: Mapping[str, Any], console: Console) -> None:
 def _listed(values: Sequence[Any]) -> str:
     shown = ", ".join(str(value) for value in values[:12])
     return shown if len(values) <= 12 else f"{shown}, ... ({len(values)} in all)"
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * ratio:.0f} %" if abs(ratio) >= 0.1 else f"{100 * ratio:.2g} %"
 
 
 def _count(number: Any, noun: str) -> str:
