@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.diagnosis import EXPECTED, Case, judge, make, wilson
+from benchmarks.diagnosis import judge, wilson
+from benchmarks.labelled import EXPECTED, Case, make
 from benchmarks.simulator import (
     QUIET,
     Clock,

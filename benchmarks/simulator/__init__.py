@@ -13,12 +13,15 @@ the formats of real runs. It knows nothing of the analyzers: it was written from
     layout     mesh, groups, labels
     program    the operations of a step, for each layout
     engine     gives them their time
+    transfers  how long collectives and messages take
+    taints     where a NaN goes
     faults     what goes wrong
     curves     loss, gradient norm, learning rate
     scenario   one run from a seed
     aftermath  what is written when it does not go on
     records    the tables' columns
     tapes      the files
+    scale      runs of thousands of ranks, in closed form
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class Curves:
 
     def trend(self, step: float) -> float:
         """The loss without noise."""
-        fall = ((step + self._offset) / self._offset) ** -self._exponent
-        return self._final + (self._start - self._final) * fall
+        fall: float = ((step + self._offset) / self._offset) ** -self._exponent
+        return float(self._final + (self._start - self._final) * fall)
 
     def reading(self, step: int, batch: int, taken_bad: bool) -> Reading:
         """Numbers of a step on a batch; `taken_bad`: the faulty update was taken (so that its mark stays)."""

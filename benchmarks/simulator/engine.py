@@ -32,15 +32,14 @@ from .layout import DIMS, WORLD, Ints, Layout
 from .noise import Noise
 from .program import Call, Job, Op, Recv, Send, SpanBegin, SpanEnd, StepBegin, Wait, Work
 from .records import PHASES, CollectiveRow, Floats, Log, SpanRow, StepRow
+from .taints import REDUCES, Taints
+from .transfers import Links
 
 __all__ = ["Engine", "Role", "Stop"]
 
 NS = 1e9
 _DIM_NUMBER = {dim: number for number, dim in enumerate((*DIMS, WORLD))}
 _UNSET_FLAG = int(UNSET["bool"])
-_REDUCES = ("all_reduce", "reduce_scatter", "reduce")
-_MOVED = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 1.0, "barrier": 0.0}
-"""Bytes that a ring moves through a rank, x (n - 1) / n of the whole buffer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,19 +108,12 @@ class Engine:
         """How many times as long a rank takes for a kind of work."""
         self.extra_s = {phase: np.zeros(count) for phase in PHASES}
         """What is added to each piece of a kind of work, in which the processor does nothing."""
-        self.link = np.ones(count)
-        """How many times as long a transfer over the rank's outgoing link takes."""
-        self.dead_dims: set[str] = set()
-        """Dimensions whose transfers never end from now on."""
+        self.links = Links(layout, job, noise, rng)
         self.stops: list[Stop] = []
         self.stopped: dict[int, float] = {}
         self.pauses: dict[int, Floats] = {}
         """step -> seconds by rank that Python's collector takes in it."""
-        self.taints: list[tuple[int, str, bool]] = []
-        """(rank, tensor, after a reduction) to be tainted in this step."""
-        self.one_element = False
-        """Whether a taint is one element, of which a scattered reduction hands out one copy only."""
-        self.taint: dict[str, npt.NDArray[np.bool_]] = {}
+        self.taints = Taints(count)
         self.speed = np.exp(noise.rank_ratio * rng.standard_normal(count))
         self.step_noise = 1.0
         self._wait = np.zeros(count)
@@ -129,12 +121,10 @@ class Engine:
         self._phase_wait = np.zeros((count, 4))
         self._cpu = np.zeros(count)
         self._gc = np.zeros(count)
-        self._free: dict[str, Floats] = {}
         self._seq: dict[str, Ints] = {}
         self._p2p_seq: dict[tuple[int, str], Ints] = {}
         self._pending: dict[tuple[object, ...], _Pending] = {}
         self._groups: dict[tuple[str, bytes], Ints | None] = {}
-        self._nodes = layout.nodes()
         self._span_phase = {phase: number for number, phase in enumerate(PHASES)}
 
     def run(self, roles: list[Role]) -> None:
@@ -217,8 +207,7 @@ class Engine:
             if self.stops:
                 wall = self._stop(role, op, now, wall)
             self.now[lanes] = now + wall
-        if self.taint or self.taints:
-            self._spread(lanes, op)
+        self.taints.work(lanes, op.reads, op.writes)
 
     def _stolen(self, seconds: float, size: int) -> Floats:
         """What the operating system takes away."""
@@ -245,27 +234,6 @@ class Engine:
                 wall[at[0]] = np.inf
         return wall
 
-    def _spread(self, lanes: Ints, op: Work) -> None:
-        bad = np.zeros(len(self.now), dtype=bool)
-        for name in op.reads:
-            if name in self.taint:
-                bad |= self.taint[name]
-        for name in op.writes:
-            hit = bad[lanes]
-            before = self.taint.get(name)
-            if name.startswith(("grad", "loss", "local_loss")) and before is not None:
-                hit = hit | before[lanes]  # gradients and losses add up over microbatches
-            own = [rank for rank, tensor, late in self.taints if tensor == name and not late]
-            if own:
-                hit = hit | np.isin(lanes, own)
-            if hit.any() or before is not None:
-                self._tainted(name)[lanes] = hit
-
-    def _tainted(self, name: str) -> npt.NDArray[np.bool_]:
-        if name not in self.taint:
-            self.taint[name] = np.zeros(len(self.now), dtype=bool)
-        return self.taint[name]
-
     # Collectives.
 
     def _call(self, role: Role, op: Call) -> bool:
@@ -277,8 +245,8 @@ class Engine:
         self.now[lanes] += self.noise.call_s * NS
         issue = self.now[lanes]
         flag: npt.NDArray[np.int8] | int = _UNSET_FLAG
-        taint = self.taint.get(op.tensor)
-        if op.op in _REDUCES and op.dtype != "int64":
+        taint = self.taints.of(op.tensor)
+        if op.op in REDUCES and op.dtype != "int64":
             flag = 0 if taint is None else taint[lanes].astype(np.int8)
         row = CollectiveRow(
             lanes, issue, np.full(len(lanes), np.inf), np.full(len(lanes), np.inf), flag,
@@ -290,8 +258,7 @@ class Engine:
         key: object
         if groups is not None:
             self._solve(op.dim, groups, self.now, op.op, op.num_bytes, seq, row)
-            if taint is not None or self.taints:
-                self._reduce_taint(groups, op)
+            self.taints.reduce(groups, op.tensor, op.op)
             key = None
         else:
             key = ("call", op.dim, seq)
@@ -317,47 +284,10 @@ class Engine:
         return self._groups[key]
 
     def _solve(self, dim: str, groups: Ints, arrival: Floats, op: str, size: int, seq: int, row: CollectiveRow) -> None:
-        end = self._transfer(dim, groups, arrival[groups], op, size, first=seq == 0)
+        end = self.links.collective(dim, groups, arrival[groups], op, size, first=seq == 0)
         ends = np.empty(len(self.now))
         ends[groups] = end
         row.end[:] = ends[row.lanes]
-
-    def _transfer(self, dim: str, groups: Ints, arrival: Floats, op: str, size: int, *, first: bool) -> Floats:
-        """(groups, members) ends of a collective: the last member's arrival, then the transfer."""
-        noise, job, rng = self.noise, self.job, self.rng
-        count, members = groups.shape
-        free = self._free.setdefault(dim, np.zeros(len(self.now)))
-        start = np.maximum(arrival.max(axis=1), free[groups].max(axis=1))
-        one_node = self._nodes[groups[:, 0]] == self._nodes[groups[:, -1]]
-        bandwidth = np.where(one_node, job.link_bytes_per_s, job.network_bytes_per_s)
-        whole = size * (members if op == "all_gather" else 1)
-        moved = _MOVED.get(op, 1.0) * (members - 1) / members * whole
-        seconds = job.latency_s * np.log2(members + 1) + moved / bandwidth
-        seconds = seconds * np.exp(noise.transfer_ratio * rng.standard_normal(count))
-        seconds[rng.random(count) < noise.transfer_tail_probability] *= noise.transfer_tail_factor
-        if first:
-            seconds = seconds + noise.communicator_s
-        links = self.link[groups]
-        slow = links.max(axis=1)
-        lasts = np.broadcast_to((seconds * slow)[:, None], groups.shape)
-        if (slow > 1.0).any():
-            lasts = _graded(seconds, links)
-        if dim in self.dead_dims:
-            lasts = np.full(groups.shape, np.inf)
-        end = start[:, None] + lasts * NS + np.abs(rng.standard_normal(groups.shape)) * (noise.exit_s * NS)
-        free[groups] = end.max(axis=1)[:, None]
-        return end
-
-    def _reduce_taint(self, groups: Ints, op: Call) -> None:
-        bad = self._tainted(op.tensor)
-        if op.op in _REDUCES:
-            hit = bad[groups].any(axis=1)
-            late = [rank for rank, tensor, after in self.taints if after and tensor == op.tensor]
-            if late:
-                hit = hit | np.isin(groups, late).any(axis=1)
-            bad[groups] = hit[:, None]
-            if self.one_element and op.op == "reduce_scatter":
-                bad[groups[:, 1:]] = False  # the element lies in the first member's shard
 
     def _post(self, key: tuple[object, ...], row: CollectiveRow, op: Call | Send | Recv) -> _Pending:
         pending = self._pending.get(key)
@@ -371,8 +301,9 @@ class Engine:
         lanes = row.lanes
         pending.op[lanes], pending.size[lanes] = row.constants[3] * 64 + row.constants[4], op.num_bytes
         pending.arrival[lanes], pending.posted[lanes] = row.issue, True
-        if op.tensor in self.taint:
-            pending.taint[lanes] = self.taint[op.tensor][lanes]
+        taint = self.taints.of(op.tensor)
+        if taint is not None:
+            pending.taint[lanes] = taint[lanes]
         pending.rows.append(row)
         if isinstance(op, Call):
             self._match(key, pending, op)
@@ -386,12 +317,10 @@ class Engine:
         groups = groups[ready]
         same = (pending.op[groups] == pending.op[groups][:, :1]).all(axis=1)
         same &= (pending.size[groups] == pending.size[groups][:, :1]).all(axis=1)
-        end = self._transfer(op.dim, groups, pending.arrival[groups], op.op, op.num_bytes, first=key[2] == 0)
+        end = self.links.collective(op.dim, groups, pending.arrival[groups], op.op, op.num_bytes, first=key[2] == 0)
         end[~same] = np.inf
         pending.end[groups], pending.solved[groups] = end, True
-        if pending.taint.any() or self.taints:
-            bad = self._tainted(op.tensor)
-            bad[groups] = pending.taint[groups].any(axis=1)[:, None] if op.op in _REDUCES else pending.taint[groups]
+        self.taints.reduce(groups, op.tensor, op.op, pending.taint)
         self._fill(pending)
 
     def _fill(self, pending: _Pending) -> None:
@@ -426,20 +355,15 @@ class Engine:
         return (key, row)
 
     def _pair(self, pending: _Pending, source: int, target: int) -> None:
-        width, noise, job = self.layout.width, self.noise, self.job
+        width = self.layout.width
         lower = np.arange(source * width, (source + 1) * width)
         upper = lower + (target - source) * width
         ready = pending.posted[lower] & pending.posted[upper] & ~pending.solved[lower]
         if not ready.any():
             return
         lower, upper = lower[ready], upper[ready]
-        one_node = self._nodes[lower] == self._nodes[upper]
-        bandwidth = np.where(one_node, job.link_bytes_per_s, job.network_bytes_per_s)
-        seconds = job.latency_s + pending.size[lower] / bandwidth * np.maximum(self.link[lower], self.link[upper])
-        seconds = seconds * np.exp(noise.transfer_ratio * self.rng.standard_normal(len(lower)))
-        end = np.maximum(pending.arrival[lower], pending.arrival[upper]) + seconds * NS
-        if "pp" in self.dead_dims:
-            end = np.full(len(lower), np.inf)
+        posted = np.maximum(pending.arrival[lower], pending.arrival[upper])
+        end = self.links.point_to_point(lower, upper, posted, pending.size[lower])
         pending.end[lower] = pending.end[upper] = end
         pending.solved[lower] = pending.solved[upper] = True
         pending.taint[upper] = pending.taint[lower]
@@ -477,8 +401,7 @@ class Engine:
     def _receive_taint(self, role: Role, key: object) -> None:
         pending = self._pending[key]  # type: ignore[index]
         tensor = role.ops[role.pc].tensor  # type: ignore[union-attr]
-        if pending.taint.any() or tensor in self.taint:
-            self._tainted(tensor)[role.lanes] = pending.taint[role.lanes]
+        self.taints.receive(role.lanes, tensor, pending.taint)
 
     def _ready(self, key: object, lanes: Ints) -> npt.NDArray[np.bool_]:
         if key is None:
@@ -559,20 +482,3 @@ def _awaited(role: Role) -> list[tuple[object, CollectiveRow]]:
 def _places(row: CollectiveRow | SpanRow | StepRow, lanes: Ints) -> Ints | slice:
     """Where these ranks are in a row that was written before their role was split."""
     return slice(None) if len(row.lanes) == len(lanes) else np.searchsorted(row.lanes, lanes)
-
-
-def _graded(seconds: Floats, links: Floats) -> Floats:
-    """(groups, members) durations of a ring in which some links are slow.
-
-    Every chunk passes every link, one after the other, so the whole takes as long as the slowest link needs for all
-    its chunks. The receiver behind that link gets each chunk at the link's pace; the member d places further has got
-    its last chunk d - 1 rounds earlier, at least after what a healthy ring takes. The sender is busy until the end.
-    """
-    count, members = links.shape
-    rounds = 2 * (members - 1)
-    worst = links.argmax(axis=1)
-    slow = links.max(axis=1)
-    distance = (np.arange(members)[None, :] - worst[:, None] - 1) % members  # 0: right behind the slow link
-    left = np.maximum(1.0, slow[:, None] - (slow[:, None] - 1.0) * distance / rounds)
-    left[np.arange(count), worst] = slow
-    return seconds[:, None] * left

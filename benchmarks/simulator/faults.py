@@ -20,7 +20,7 @@ from .program import Call, Job, Op, Recv, SpanBegin, SpanEnd
 __all__ = ["CONTROL", "DEATHS", "FREEZES", "NUMERIC", "SLOW", "Fault", "condition", "roles_of", "stops_of"]
 
 SLOW = (
-    "slow_compute", "slow_forward", "slow_backward", "slow_node", "slow_data", "slow_link", "slow_pair", "jitter",
+    "slow_compute", "slow_forward", "slow_backward", "slow_node", "slow_data", "slow_link", "dead_link", "jitter",
     "rank0_busy", "uneven_stages", "uneven_sequences", "slow_optimizer",
 )  # fmt: skip
 """Time faults: some pieces of work or transfers take longer."""
@@ -73,8 +73,7 @@ def condition(engine: Engine, fault: Fault | None, step: int, rng: np.random.Gen
         values[:] = 1.0
     for values in engine.extra_s.values():
         values[:] = 0.0
-    engine.link[:] = 1.0
-    engine.taints, engine.one_element = [], False
+    engine.links.slow[:] = 1.0
     if fault is None or not fault.is_on(step):
         return
     rank, factor = fault.rank, fault.factor
@@ -89,8 +88,10 @@ def condition(engine: Engine, fault: Fault | None, step: int, rng: np.random.Gen
         case "slow_data":
             own_s = engine.job.forward_s + engine.job.backward_s
             engine.extra_s["data"][rank] = (factor - 1.0) * own_s * engine.layout.microbatches
+        case "dead_link":
+            engine.links.dead_rank = rank
         case "slow_link":
-            engine.link[rank] = factor
+            engine.links.slow[rank] = factor
         case "jitter":
             if rng.random() < 0.05:
                 engine.extra_s["backward"][rng.integers(engine.layout.num_ranks)] = rng.uniform(0.05, 0.4)

@@ -164,7 +164,7 @@ def _end(size: Size, end_ns: float) -> list[Event]:
         return [
             Event(-1, end_ns + 600e9, "run_ended", None, {"reason": "interrupted", "exit_code": 130, "message": ""})
         ]
-    closed = {"probe_errors": {}, "dropped_records": {}}
+    closed: dict[str, Any] = {"probe_errors": {}, "dropped_records": {}}
     events = [Event(rank, end_ns + 2e6, "rank_closed", size.steps, closed) for rank in range(size.ranks)]
     return [*events, Event(-1, end_ns + 3e8, "run_ended", None, {"reason": "finished", "exit_code": 0, "message": ""})]
 

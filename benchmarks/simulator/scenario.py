@@ -128,8 +128,8 @@ class _Simulation:
     def _run_steps(self, steps: list[int]) -> None:
         engine, step = self.engine, steps[0]
         condition(engine, self.fault, step, self.rng)
-        engine.taint = {name: bad for name, bad in engine.taint.items() if name.startswith("weight")}
-        engine.taints, engine.one_element = taints_of(self.fault, step, self.layout)
+        planned, one_element = taints_of(self.fault, step, self.layout)
+        engine.taints.begin_step(planned, one_element=one_element)
         engine.pauses = {step: self._gc[step]} if step in self._gc else {}
         if step in self._compile:
             engine.extra_s["forward"] += self._compile.pop(step) / self.layout.layers / self.layout.microbatches
@@ -191,24 +191,23 @@ class _Simulation:
                     and self.fault.kind not in ("bad_batch", "lr_spike")
                 ):
                     self.poisoned_from = step
-                    for block in range(self.layout.layers):
-                        self.engine.taint[f"weight{block}"] = np.ones(self.layout.num_ranks, dtype=bool)
+                    self.engine.taints.poison_weights(self.layout.layers)
         return steps[-1], batch
 
     def _fill(self, step: int, batch: int, reading: Reading, rows: list[Any]) -> bool:
         """Set the values of a step's rows; returns whether the step was bad."""
         engine, count = self.engine, self.layout.num_ranks
         loss, norm = reading.loss, reading.grad_norm
-        taint = {name: bad.any() for name, bad in engine.taint.items()}
         bad = False
-        if taint.get("loss"):
+        if engine.taints.any("loss"):
             loss, bad = np.nan, True
-        if taint.get("norm"):
+        if engine.taints.any("norm"):
             overflow = self.fault is not None and self.fault.kind == "overflow" and not self.poisoned_from
             norm, bad = (np.inf if overflow else np.nan), True
         local = self._local_losses(reading)
-        if "local_loss" in engine.taint:
-            local = np.where(engine.taint["local_loss"], np.nan, local)
+        lost = engine.taints.of("local_loss")
+        if lost is not None:
+            local = np.where(lost, np.nan, local)
         spiked = self.fault is not None and self._is_spike(step, batch)
         refused = self.scenario.recovers and (bad or spiked)
         nonfinite = self._nonfinite_counts()
@@ -248,10 +247,13 @@ class _Simulation:
     def _nonfinite_counts(self) -> Any:
         """Elements counted after the reduction, where anything was; one or all of a block's."""
         counts = np.zeros(self.layout.num_ranks, dtype=np.int64)
-        each = 1 if self.engine.one_element else self.job.block_bytes // 4 // self.layout.dp_shard // self.layout.tp
+        each = (
+            1 if self.engine.taints.one_element else self.job.block_bytes // 4 // self.layout.dp_shard // self.layout.tp
+        )
         for block in range(self.layout.layers):
-            if f"grad{block}" in self.engine.taint:
-                counts += self.engine.taint[f"grad{block}"] * each
+            bad = self.engine.taints.of(f"grad{block}")
+            if bad is not None:
+                counts += bad * each
         return counts if counts.any() else None
 
     def _is_spike(self, step: int, batch: int) -> bool:
@@ -277,7 +279,7 @@ class _Simulation:
         share = reading.grad_norm / np.sqrt(layout.layers * layout.pp * len(PARAMETERS) * layout.dp_shard * layout.tp)
         replicas = layout.coordinates()["dp_shard"][ranks] * layout.tp + layout.coordinates()["tp"][ranks]
         for block in range(layout.layers):
-            bad = engine.taint.get(f"grad{block}")
+            bad = engine.taints.of(f"grad{block}")
             for parameter in PARAMETERS:
                 name = self._parameter(stage, block, parameter)
                 number = engine.log.names(name)
@@ -288,13 +290,15 @@ class _Simulation:
                 count = np.zeros(len(ranks), dtype=np.int64)
                 if bad is not None and bad[ranks].any() and self._is_hit(parameter):
                     hit = bad[ranks]
-                    each = 1 if engine.one_element else self.job.block_bytes // 16 // layout.dp_shard // layout.tp
+                    each = (
+                        1 if engine.taints.one_element else self.job.block_bytes // 16 // layout.dp_shard // layout.tp
+                    )
                     norm, largest = np.where(hit, np.nan, norm), np.where(hit, np.nan, largest)
                     count = hit * np.int64(each)
                 engine.log.gradients.append((ranks, step, number, norm, largest, count, now))
 
     def _is_hit(self, parameter: str) -> bool:
-        return not self.engine.one_element or parameter == PARAMETERS[2]
+        return not self.engine.taints.one_element or parameter == PARAMETERS[2]
 
     def _parameter(self, stage: int, block: int, parameter: str) -> str:
         return f"blocks.{stage * self.layout.layers + block}.{parameter}"
@@ -340,7 +344,7 @@ class _Simulation:
         engine, now = self.engine, self.engine.now
         back = max(0, (step - 1) // MEMORY_COPY_INTERVAL * MEMORY_COPY_INTERVAL)
         self.skipped.add(batch)
-        lost = any(bad.any() for bad in engine.taint.values())
+        lost = engine.taints.any()
         if lost:
             self._tell_nonfinite(step)
         reason = "non_finite" if lost else "spike"
@@ -350,20 +354,20 @@ class _Simulation:
         now += took * 1e9
         detail = {"from_step": step, "to_step": back, "tier": "memory", "reason": reason, "duration_s": took}
         self.events.append(Event(0, at + took * 1e9, "rollback", step, detail | {"skipped_batches": [batch]}))
-        self.engine.taint = {}
+        engine.taints.clear()
         if self.fault is not None and self.fault.kind != "bad_batch":  # that one comes with its batch
             self.fault = self.curves.fault = replace(self.fault, step=10**9)
         return back
 
     def _tell_nonfinite(self, step: int) -> None:
         counts = self._nonfinite_counts()
-        local = self.engine.taint.get("local_loss")
+        local = self.engine.taints.of("local_loss")
         stages = self.layout.coordinates()["pp"]
         for rank in range(self.layout.num_ranks):
             names = [
                 self._parameter(int(stages[rank]), block, parameter)
                 for block in range(self.layout.layers)
-                if f"grad{block}" in self.engine.taint and self.engine.taint[f"grad{block}"][rank]
+                if (bad := self.engine.taints.of(f"grad{block}")) is not None and bad[rank]
                 for parameter in PARAMETERS
                 if self._is_hit(parameter)
             ]
