@@ -96,13 +96,15 @@ def test_torchrun_survives_a_killed_rank(config: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_run_with_a_checkpoint(number: signal.Signals, config: Path, tmp_path: Path) -> None:
-    endless = command(config, "--set", "train.steps=1000000", "--set", "checkpoint.interval=0")
-    process = subprocess.Popen(endless, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    """The whole process group gets it, as from a launcher or a terminal, so the data worker does too."""
+    settings = ("train.steps=1000000", "checkpoint.interval=0", "data.num_workers=1")
+    endless = command(config, *(text for setting in settings for text in ("--set", setting)))
+    process = subprocess.Popen(endless, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("step 3/"):
             break
-    process.send_signal(number)
+    os.killpg(process.pid, number)
     process.stdout.read()
     assert process.wait(30) == 0
     (step,) = checkpoint_steps(tmp_path / "latest" / "checkpoints")

@@ -81,6 +81,10 @@ class Prefetcher:
 
 
 def _start_worker(worker: int) -> None:
-    """A forked worker must not act on the signals that its parent handles: the parent ends it."""
+    """A forked worker must not act on the signals that its parent handles: the parent ends it.
+
+    A launcher sends SIGTERM to the rank's whole process group, and the rank still needs batches to finish its step and
+    save; a worker that died of it would raise in the middle of the save. torch's workers leave with their parent.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
