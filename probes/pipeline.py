@@ -1,35 +1,82 @@
-"""Spans of a pipeline: forward, backward and weight gradient of each microbatch on each stage.
+"""Spans of a pipeline: what each stage computes, sends and receives, microbatch by microbatch.
 
-    for stage in pipeline.stages:                     # stages of torch.distributed.pipelining
-        record_stage(recorder, stage)
+    record_schedule(recorder, schedule, stages)       # a schedule and the rank's stages of torch.distributed.pipelining
 
-The schedule calls these methods of its stages one after the other; what lies between the spans is sending, receiving
-and waiting, of which the collectives' records tell the rest.
+| kind | begin and end | adds to the step's |
+|---|---|---|
+| `forward` | `forward_one_chunk` | forward |
+| `loss` | the loss of one microbatch, on the last stage | forward |
+| `backward` | `backward_one_chunk`: of inputs and weights, or of inputs alone under a zero-bubble schedule | backward |
+| `weight` | `backward_weight_one_chunk` | backward |
+| `reduce` | `perform_reduce_grad`: what FSDP reduces after the last microbatch (nothing without FSDP) | backward |
+| `send`, `recv` | posted, and waited for; `wait_ns` is how long the wait blocked | |
+
+Of a stage and microbatch the first `recv` brings activations and the second gradients; the first stage receives only
+gradients, the last only activations. A stage's neighbour on the same rank sends nothing.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
-from .failopen import failing_open
+from .failopen import failing_open, record_error
 from .recorder import Recorder
+from .schema import UNSET
+from .tape import OPEN
 
-__all__ = ["record_stage"]
+__all__ = ["record_schedule", "record_stage"]
 
-_METHODS = {
+_COMPUTATIONS = {
     "forward_one_chunk": "forward",
     "backward_one_chunk": "backward",
     "backward_weight_one_chunk": "weight",
 }
+_TRANSFERS = {
+    "get_fwd_recv_ops": "recv",
+    "get_bwd_recv_ops": "recv",
+    "get_fwd_send_ops": "send",
+    "get_bwd_send_ops": "send",
+}
+_SCHEDULES = "torch.distributed.pipelining.schedules"
+_NONE_I64 = int(UNSET["i64"])
+_monotonic_ns = time.monotonic_ns
+
+
+def record_schedule(recorder: Recorder, schedule: Any, stages: Iterable[Any]) -> None:
+    """Record what `stages`, all of this rank's, do under `schedule` from now on."""
+    if not recorder.enabled:
+        return
+    for stage in stages:
+        record_stage(recorder, stage)
+    with failing_open("pipeline"):
+        real = schedule._maybe_compute_loss
+
+        def spanned(stage: Any, output: Any, target_mbs: Any, mb_index: int, *args: Any, **kwargs: Any) -> Any:
+            if not stage.is_last:
+                return real(stage, output, target_mbs, mb_index, *args, **kwargs)
+            with recorder.span("loss", microbatch=mb_index, stage=stage.stage_index):
+                return real(stage, output, target_mbs, mb_index, *args, **kwargs)
+
+        schedule._maybe_compute_loss = spanned
 
 
 def record_stage(recorder: Recorder, stage: Any) -> None:
-    """Record what `stage`, one of this rank's, computes from now on."""
+    """Record what `stage`, one of this rank's, does from now on; its loss needs `record_schedule`."""
     if not recorder.enabled:
         return
     with failing_open("pipeline"):
-        for method, kind in _METHODS.items():
-            setattr(stage, method, _spanned(recorder, getattr(stage, method), kind, int(stage.stage_index)))
+        number = int(stage.stage_index)
+        for method, kind in _COMPUTATIONS.items():
+            setattr(stage, method, _spanned(recorder, getattr(stage, method), kind, number))
+        if hasattr(stage, "perform_reduce_grad"):
+            stage.perform_reduce_grad = _spanned_reduction(recorder, stage.perform_reduce_grad, number)
+        if _follow_transfers():
+            spans = _Spans(recorder)
+            for method, kind in _TRANSFERS.items():
+                setattr(stage, method, _marked(spans, getattr(stage, method), kind, number))
 
 
 def _spanned(recorder: Recorder, real: Any, kind: str, stage: int) -> Any:
@@ -39,3 +86,114 @@ def _spanned(recorder: Recorder, real: Any, kind: str, stage: int) -> Any:
             return real(*args, **kwargs)
 
     return spanned
+
+
+def _spanned_reduction(recorder: Recorder, real: Any, stage: int) -> Any:
+    def spanned(*args: Any, **kwargs: Any) -> Any:
+        with recorder.span("reduce", stage=stage):
+            return real(*args, **kwargs)
+
+    return spanned
+
+
+# Transfers: a stage says which it wants, its schedule posts them, and waits for them later and together with others.
+
+
+class _Spans:
+    """Writes spans that do not nest: between its begin and its end a transfer meets other spans."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._append = recorder.tape("spans").append
+        self._finish = recorder.tape("spans").finisher("end_ns", "wait_ns")
+
+    def open(self, kind: str, stage: int, microbatch: int) -> int:
+        recorder = self._recorder
+        name = recorder.name(kind)
+        return self._append(OPEN, recorder.step_number, microbatch, stage, name, _monotonic_ns(), _NONE_I64, _NONE_I64)
+
+    def finish(self, slot: int, wait_ns: int) -> None:
+        self._finish(slot, _monotonic_ns(), wait_ns)
+
+
+class _Mark(NamedTuple):
+    """What a transfer is; on the operation, from its stage to whoever posts it."""
+
+    spans: _Spans
+    kind: str
+    stage: int
+    microbatch: int
+
+
+class _Posted(list[Any]):
+    """Handles of transfers that were posted together, with their open spans."""
+
+    opened: list[tuple[_Spans, int]]
+
+
+def _marked(spans: _Spans, real: Any, kind: str, stage: int) -> Any:
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        operations = real(*args, **kwargs)
+        try:
+            chunk = args[0] if args else next(iter(kwargs.values()))
+            for operation in operations:
+                operation.rankscope = _Mark(spans, kind, stage, chunk)
+        except Exception as error:
+            record_error("pipeline.mark", error)
+        return operations
+
+    return marked
+
+
+def _follow_transfers() -> bool:
+    """Put ourselves around torch's functions that post and wait; they pass on whatever has no mark of ours."""
+    module: Any = sys.modules.get(_SCHEDULES)
+    if module is None:
+        return False
+    if not getattr(module._batch_p2p, "rankscope", False):
+        post, wait = _posting(module._batch_p2p), _waiting(module._wait_batch_p2p)
+        post.rankscope = True  # type: ignore[attr-defined]
+        module._batch_p2p, module._wait_batch_p2p = post, wait
+    return True
+
+
+def _posting(real: Any) -> Callable[..., Any]:
+    def post(p2p_ops: list[Any], *args: Any, **kwargs: Any) -> Any:
+        opened = []
+        try:
+            for operation in p2p_ops:
+                mark = getattr(operation, "rankscope", None)
+                if mark is not None:
+                    opened.append((mark.spans, mark.spans.open(mark.kind, mark.stage, mark.microbatch)))
+        except Exception as error:
+            record_error("pipeline.post", error)
+        handles = real(p2p_ops, *args, **kwargs)
+        if not opened:
+            return handles
+        posted = _Posted(handles)
+        posted.opened = opened
+        return posted
+
+    return post
+
+
+def _waiting(real: Any) -> Callable[..., Any]:
+    def wait(work: list[Any]) -> Any:
+        if type(work) is not _Posted:
+            return real(work)
+        opened, work.opened = work.opened, []
+        one_each = len(opened) == len(work)  # NCCL may have one handle for all
+        parts = [[handle] for handle in work] if one_each else [list(work)]
+        for number, part in enumerate(parts):
+            start = _monotonic_ns()
+            real(part)
+            try:
+                waited = _monotonic_ns() - start
+                for spans, slot in opened[number : number + 1] if one_each else opened:
+                    spans.finish(slot, waited)
+                    waited = 0  # of handles that are shared it counts once
+            except Exception as error:
+                record_error("pipeline.wait", error)
+        return None
+
+    return wait

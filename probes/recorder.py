@@ -52,7 +52,9 @@ def _phase_columns() -> dict[str, tuple[int, int]]:
         phase: (_STEP_COLUMNS[f"{phase}_ns"], _STEP_COLUMNS[f"{phase}_wait_ns"] if phase in _WAIT_PHASES else -1)
         for phase in PHASES
     }
-    columns["weight"] = columns["backward"]  # zero-bubble pipelines compute the weights' gradients apart
+    # Pipelines have more kinds: see `probes.pipeline`.
+    columns["loss"] = columns["forward"]
+    columns["weight"] = columns["reduce"] = columns["backward"]
     return columns
 
 

@@ -1,6 +1,7 @@
 """The training loop.
 
     outcome = train(session)        # "finished" or "stopped"
+    for position, stop in steps(session, position): ...         # the same one step at a time
 
 A step from top to bottom: batch, forward and backward, one small reduction (loss and whether anybody was asked to
 stop), clipping, the guard's verdict, and then either the optimizer's step or the way back to a good state. Every rank
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -49,21 +50,31 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What all ranks know of a step."""
+    """What a step came to. `own_loss` is this rank's (NaN if it has none), the rest is the same on all ranks."""
 
     loss: float
+    norm: float
     stop: bool
+    own_loss: float
 
 
 def train(session: Session) -> str:
     """Train to the last step, or until all ranks have agreed to stop. Saves a checkpoint at the end of either."""
-    position = session.recovery.start()
+    position, stop = session.recovery.start(), False
+    walk = steps(session, position)
+    while (after := next(walk, None)) is not None:
+        position, stop = after
+    session.recovery.save(position)
+    return "stopped" if stop else "finished"
+
+
+def steps(session: Session, position: Position) -> Iterator[tuple[Position, bool]]:
+    """Take one step at each `next`, from `position` on; gives where that led, and whether it was the last as asked."""
     stop = False
     while position.step < session.training.config.train.steps and not stop:
         with session.recorder.step(position.step + 1):
             position, stop = _step(session, position)
-    session.recovery.save(position)
-    return "stopped" if stop else "finished"
+        yield position, stop
 
 
 def _step(session: Session, position: Position) -> tuple[Position, bool]:
@@ -76,39 +87,43 @@ def _step(session: Session, position: Position) -> tuple[Position, bool]:
     local_loss = training.forward_backward(batch)
     if session.gradients is not None:
         session.gradients.after_backward(step)
-    with recorder.span("optimizer"):
-        reading = _agree(training, local_loss, session.asked_to_stop())
-    norm = float(training.clip())
-    own_loss = float(local_loss) if training.has_loss else math.nan
-    recorder.log(loss=reading.loss, grad_norm=norm, committed=False)
+    reading = _read(training, recorder, local_loss, session.asked_to_stop())
+    recorder.log(loss=reading.loss, grad_norm=reading.norm, committed=False)
     if training.has_loss:
-        recorder.log(local_loss=own_loss)
+        recorder.log(local_loss=reading.own_loss)
 
-    if training.absorb_overflow(norm):
+    if training.absorb_overflow(reading.norm):
         return Position(step=position.step, batch_index=recovery.ledger.next_batch(batch_index + 1)), reading.stop
-    verdict = recovery.guard.judge(step, reading.loss, norm)
+    verdict = recovery.guard.judge(step, reading.loss, reading.norm)
     if not verdict.healthy:
+        own_loss = reading.own_loss if training.has_loss else None
         return recovery.refuse(verdict, position, batch_index, own_loss), reading.stop
 
     rate = training.step(step - 1)
     recorder.log(lr=rate, committed=True)
-    _print_progress(session, step, reading.loss, norm, rate)
+    _print_progress(session, step, reading, rate)
     position = recovery.taken(position, batch_index)
     _evaluate(session, step)
     return position, reading.stop
 
 
-def _agree(training: Training, local_loss: Tensor, stop: bool) -> Reading:
-    """The step's one reduction besides the gradients': mean loss and whether any rank was asked to stop."""
-    if training.plan.world_size == 1:
-        return Reading(loss=float(local_loss), stop=stop)
-    # Tensor-parallel ranks each add the same loss; pipeline ranks without one add nothing.
-    copies = training.plan.data_size * training.plan.tp
-    share = local_loss.double() / copies if training.has_loss else torch.zeros_like(local_loss).double()
-    row = torch.stack((share, torch.full_like(share, float(stop))))
-    dist.all_reduce(row)
-    loss, stops = row.tolist()
-    return Reading(loss=loss, stop=stops > 0)
+def _read(training: Training, recorder: Recorder, local_loss: Tensor, stop: bool) -> Reading:
+    """Clip, and read what the verdict needs: the step's one reduction besides the gradients' and their norm's.
+
+    The host waits for the device here, and nowhere else in a step that is taken: all four numbers come back at once.
+    """
+    own = local_loss.double()
+    with recorder.span("optimizer"):
+        # Tensor-parallel ranks each add the same loss; pipeline ranks without one add nothing.
+        copies = training.plan.data_size * training.plan.tp
+        share = own / copies if training.has_loss else torch.zeros_like(own)
+        row = torch.stack((share, torch.full_like(share, float(stop))))
+        if training.plan.world_size > 1:
+            dist.all_reduce(row)
+    norm = training.clip()
+    with recorder.span("optimizer"):
+        loss, stops, norm_value, own_loss = torch.cat((row, torch.stack((norm.double(), own)))).tolist()
+    return Reading(loss=loss, norm=norm_value, stop=stops > 0, own_loss=own_loss if training.has_loss else math.nan)
 
 
 def _evaluate(session: Session, step: int) -> None:
@@ -121,12 +136,12 @@ def _evaluate(session: Session, step: int) -> None:
         session.recorder.event("evaluation", loss=loss)
 
 
-def _print_progress(session: Session, step: int, loss: float, norm: float, rate: float) -> None:
+def _print_progress(session: Session, step: int, reading: Reading, rate: float) -> None:
     config = session.training.config.train
     if not session.prints_progress or (step % config.log_interval and step != config.steps):
         return
     now, before = time.monotonic(), session._printed_at
     session._printed_at = now
-    figures = f"loss {loss:.4f}  grad_norm {norm:.3f}  lr {rate:.2e}  {now - before:.2f} s"
+    figures = f"loss {reading.loss:.4f}  grad_norm {reading.norm:.3f}  lr {rate:.2e}  {now - before:.2f} s"
     sys.stdout.write(f"step {step}/{config.steps}  {figures}\n")
     sys.stdout.flush()

@@ -7,8 +7,8 @@ The environment says which rank it is (RANK, WORLD_SIZE, ...). RANKSCOPE_RUN_DIR
 rank 0 makes one, or finds the one of the former attempt, and tells the others through the rendezvous store.
 RANKSCOPE_CONFIG holds a resolved configuration as JSON, used where no CONFIG is given.
 
-SIGTERM and SIGINT end the run at the end of a step that all ranks agree on, with a checkpoint; a second one ends the
-process at once. Exit codes: 0 finished, or stopped as asked; 1 failed; 2 a mistake of the user; 3 given up by the
+SIGTERM and SIGINT end the run at the end of a step that all ranks agree on, with a checkpoint; the same one again ends
+the process at once. Exit codes: 0 finished, or stopped as asked; 1 failed; 2 a mistake of the user; 3 given up by the
 guard, where a restart would not help.
 """
 
@@ -21,6 +21,7 @@ import os
 import platform
 import signal
 import sys
+import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ from trainer.checkpoint.manifest import CheckpointError
 from trainer.config import Config, ConfigError, load_config
 from trainer.drills.faults import Fault, FaultError, parse_fault
 from trainer.drills.inject import arm
+from trainer.instrument import instrument
 from trainer.loop import Session, train
 from trainer.mesh_plan import Plan, resolve
 from trainer.model.transformer import Transformer
@@ -52,6 +54,8 @@ __all__ = ["main"]
 
 EXIT_MISTAKE = 2
 EXIT_GIVEN_UP = 3
+IMPATIENCE_S = 1.0
+"""A signal that comes again after this long ends the process at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +87,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal = 0
+        self._received_at: dict[int, float] = {}
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._received)
 
@@ -90,7 +95,9 @@ class StopRequest:
         return self.signal != 0
 
     def _received(self, number: int, frame: FrameType | None) -> None:
-        if self.signal:
+        # A launcher passes its own signal on, so the first of another kind, or one right after, is the same request.
+        now = time.monotonic()
+        if now - self._received_at.setdefault(number, now) > IMPATIENCE_S:
             os._exit(128 + number)
         self.signal = number
 
@@ -148,7 +155,7 @@ def _train(
         dist.init_process_group(backend, store=store, rank=identity.rank, world_size=identity.world_size)
     recorder.describe(**plan.coordinates(identity.rank))
     training = build(config, plan, device, recorder=recorder)
-    gradients = _gradient_probe(config, recorder, training)
+    gradients = instrument(training, recorder)
     arm(faults, training, recorder, run, rank=identity.rank, world_size=identity.world_size)
     session = Session(
         training=training,
@@ -158,11 +165,13 @@ def _train(
         asked_to_stop=stop,
         prints_progress=identity.rank == 0 and "RANKSCOPE_RUN_DIR" not in os.environ,
     )
-    train(session)
-    training.close()
+    try:
+        train(session)
+    finally:
+        training.close()
     recorder.close()
-    if store is not None:
-        dist.destroy_process_group()
+    # The group is not destroyed: DDP's reducer may hold its last reference, and torch then joins gloo's threads under
+    # the GIL that they wait for (seen as a rank that never ends). `_leave` ends the process as it is.
     return 0
 
 
@@ -275,16 +284,6 @@ def _complete_manifest(run: RunDir, config: Config) -> None:
     with contextlib.suppress(OSError):
         parameters = sum(parameter.numel() for parameter in model.parameters())
         run.write_manifest(run.manifest() | {"num_parameters": parameters, "versions": versions})
-
-
-def _gradient_probe(config: Config, recorder: Recorder, training: Any) -> Any:
-    if not recorder.enabled:
-        return None
-    with failing_open("gradients"):
-        from probes.gradients import GradientProbe
-
-        return GradientProbe(recorder, training.named_parameters(), interval=config.probes.gradient_interval)
-    return None
 
 
 def _described(error: BaseException) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from probes.pipeline import record_stage
+from probes.pipeline import record_schedule, record_stage
 from probes.recorder import Recorder
 from tests.probes.recorded_world import recorded_world, rows
 from tests.probes.small_models import batch, pipeline
@@ -15,7 +15,7 @@ from tests.processes import run_ranks
 def _run(rank: int, world_size: int, folder: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     with recorded_world(rank, world_size, folder) as recorder:
         stage, schedule = pipeline(microbatches=4)
-        record_stage(recorder, stage)
+        record_schedule(recorder, schedule, [stage])
         for step in (1, 2):
             with recorder.step(step):
                 schedule.step(*([batch(step)] if rank == 0 else []), target=batch(step, 1) if rank else None)
@@ -26,11 +26,13 @@ def test_spans_of_each_microbatch_and_stage(tmp_path: Path) -> None:
     for rank, (spans, steps) in enumerate(run_ranks(_run, world_size=2, args=(str(tmp_path),))):
         for step in (1, 2):
             mine = [span for span in spans if span["step"] == step]
-            assert sorted((span["kind"], span["microbatch"]) for span in mine) == sorted(
-                (kind, number) for kind in ("forward", "backward") for number in range(4)
+            # Of two ranks the first sends activations and receives gradients, the second the reverse.
+            kinds = ("forward", "backward", "send", "recv", *(("loss",) if rank == 1 else ()))
+            assert sorted((span["kind"], span["microbatch"] or 0) for span in mine) == sorted(
+                [*((kind, number) for kind in kinds for number in range(4)), ("reduce", 0)]
             )
             assert {span["stage"] for span in mine} == {rank}
-            assert all(span["end_ns"] > span["start_ns"] for span in mine)
+            assert all(0 <= span["wait_ns"] <= span["end_ns"] - span["start_ns"] for span in mine)
         for step in steps:
             assert step["forward_ns"] > 0
             assert step["backward_ns"] > 0

@@ -1,0 +1,195 @@
+"""The probes watch and change nothing: with and without them a training computes the same bits, in every layout.
+
+Also what they see of a pipeline in the real loop, from its first microbatch to the sum of the step's columns.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from probes.collectives import install, uninstall
+from probes.recorder import Recorder
+from probes.rundir import RunDir
+from tests.probes.recorded_world import rows
+from tests.processes import run_ranks
+from tests.trainer.layouts import tiny
+from trainer.build import build
+from trainer.checkpoint.state import local_tensors, training_tensors
+from trainer.config import Config
+from trainer.instrument import instrument
+from trainer.loop import Session, train
+from trainer.mesh_plan import resolve
+from trainer.recovery.rollback import Recovery
+
+pytestmark = pytest.mark.timeout(180)
+
+STEPS = 4
+Sections = dict[str, dict[str, Any]]
+
+
+def layout(num_layers: int = 2, micro_batch_size: int = 0, **parallel: Any) -> Sections:
+    return {
+        "model": {"num_layers": num_layers, "dim": 32, "hidden_dim": 64},
+        "data": {"seq_len": 16},
+        "train": {"steps": STEPS, "micro_batch_size": micro_batch_size},
+        "parallel": {"dp_shard": 1, **parallel},
+        "optim": {"lr": 3e-3, "warmup_steps": 2},
+        "probes": {"gradient_interval": 2},
+    }
+
+
+LAYOUTS: dict[str, Sections] = {
+    "ddp": layout(dp_replicate=4),
+    "ddp, two microbatches": layout(dp_replicate=4, micro_batch_size=1),
+    "fsdp": layout(dp_shard=4),
+    "tp": layout(tp=4),
+    "fsdp x tp": layout(dp_shard=2, tp=2),
+    "hsdp": layout(dp_replicate=2, dp_shard=2),
+    "1f1b": layout(pp=4, num_layers=4, micro_batch_size=1),
+    "interleaved": layout(pp=4, num_layers=8, micro_batch_size=1, schedule="interleaved_1f1b"),
+    "pp x fsdp": layout(pp=2, dp_shard=2, micro_batch_size=1),
+    "pp x tp": layout(pp=2, tp=2, micro_batch_size=2),
+}
+
+
+def run(config: Config, folder: Path, rank: int, world_size: int, *, probed: bool) -> dict[str, Any]:
+    """Train as the worker does, in a default group of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    recorder = Recorder.disabled()
+    if probed:
+        recorder = Recorder(folder / f"rank-{rank}", rank=rank, attempt=0, world_size=world_size)
+        install(recorder)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
+    try:
+        training = build(config, resolve(config, world_size), torch.device("cpu"), recorder=recorder)
+        gradients = instrument(training, recorder)
+        read = []
+        real = recorder.log  # a disabled recorder is asked to log too
+        recorder.log = lambda **values: (read.append(values), real(**values))[1]  # type: ignore[method-assign]
+        recovery = Recovery(training, recorder, RunDir(folder), gradients)
+        train(Session(training=training, recorder=recorder, recovery=recovery, gradients=gradients))
+        training.close()
+        tensors = {name: value.clone() for name, value in local_tensors(training_tensors(training)).items()}
+        # Through the store: who leaves a barrier of gloo first and closes its connections may break it for the others.
+        store.set(f"done-{rank}", "")
+        store.wait([f"done-{other}" for other in range(world_size)])
+    finally:
+        uninstall()
+        dist.destroy_process_group()
+    found: dict[str, Any] = {"logged": read, "tensors": tensors}
+    if probed:
+        recorder.close()
+        found |= {table: rows(folder / f"rank-{rank}", table) for table in ("steps", "spans", "collectives")}
+    return found
+
+
+def with_and_without(rank: int, world_size: int, layouts: dict[str, Sections], folder: str) -> dict[str, Any]:
+    os.environ["RANKSCOPE_FAIL_LOUD"] = "1"
+    dist.destroy_process_group()
+    found = {}
+    for number, (name, sections) in enumerate(layouts.items()):
+        config = tiny(**sections)
+        without = run(config, Path(folder) / f"{number}-without", rank, world_size, probed=False)
+        probed = run(config, Path(folder) / f"{number}-with", rank, world_size, probed=True)
+        found[name] = {"without": without, "with": probed}
+    # The harness ends the group that it made.
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/end", world_size), rank=rank, world_size=world_size)
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = str(tmp_path_factory.mktemp("probes"))
+    return run_ranks(with_and_without, world_size=4, args=(LAYOUTS, folder), deadline_s=150)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_same_bits_with_and_without_probes(name: str, ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        without, probed = rank[name]["without"], rank[name]["with"]
+        assert repr(probed["logged"]) == repr(without["logged"])
+        assert sum("loss" in values for values in probed["logged"]) == STEPS
+        assert probed["tensors"].keys() == without["tensors"].keys()
+        for tensor, value in without["tensors"].items():
+            assert torch.equal(value, probed["tensors"][tensor]), tensor
+        assert len(probed["steps"]) == STEPS
+        assert probed["collectives"]
+
+
+STAGES = {"1f1b": [[0], [1], [2], [3]], "interleaved": [[0, 4], [1, 5], [2, 6], [3, 7]]}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_each_microbatch_is_computed_sent_and_received_once(name: str, ranks: list[dict[str, Any]]) -> None:
+    microbatches, last = 8, STAGES[name][-1][-1]
+    for rank, stages in zip(ranks, STAGES[name], strict=True):
+        spans = [span for span in rank[name]["with"]["spans"] if span["step"] == 3]
+        seen = Counter((span["kind"], span["stage"], span["microbatch"]) for span in spans if span["stage"] is not None)
+        expected: Counter[tuple[str, int, int | None]] = Counter()
+        for stage in stages:
+            expected[("reduce", stage, None)] += 1
+            for number in range(microbatches):
+                expected.update(
+                    [
+                        ("forward", stage, number),
+                        ("backward", stage, number),
+                        *([("recv", stage, number), ("send", stage, number)] if stage > 0 else []),
+                        *([("recv", stage, number), ("send", stage, number)] if stage < last else []),
+                        *([("loss", stage, number)] if stage == last else []),
+                    ]
+                )
+        assert seen == expected
+        assert all(span["end_ns"] >= span["start_ns"] for span in spans)
+        assert all(0 <= span["wait_ns"] <= span["end_ns"] - span["start_ns"] for span in spans)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "pp x fsdp", "pp x tp"])
+def test_columns_of_a_step_are_the_sums_of_its_spans(name: str, ranks: list[dict[str, Any]]) -> None:
+    columns = {"forward": ("forward", "loss"), "backward": ("backward", "weight", "reduce")}
+    for rank in ranks:
+        probed = rank[name]["with"]
+        for step in probed["steps"][1:]:  # in the first one torch's stages also agree on what they exchange
+            spans = [span for span in probed["spans"] if span["step"] == step["step"]]
+            for column, kinds in columns.items():
+                own = [span for span in spans if span["kind"] in kinds]
+                assert step[f"{column}_ns"] == sum(span["end_ns"] - span["start_ns"] for span in own) > 0
+                assert step[f"{column}_wait_ns"] == sum(span["wait_ns"] for span in own)
+                assert step[f"{column}_wait_ns"] <= step[f"{column}_ns"]
+            # Waiting for a neighbour is no part of any phase, but of the step.
+            phases = sum(step[f"{phase}_wait_ns"] for phase in ("data", "forward", "backward", "optimizer"))
+            transfers = sum(span["wait_ns"] for span in spans if span["kind"] in ("send", "recv"))
+            assert phases < step["collective_wait_ns"] < step["duration_ns"]
+            assert step["collective_wait_ns"] - phases == pytest.approx(transfers, rel=0.2, abs=2e6)
+
+
+GROUPS: dict[str, set[str]] = {
+    "ddp": set(),  # the only dimension of a mesh is the world itself: torch makes no second group for it
+    "fsdp": set(),
+    "fsdp x tp": {"dp_shard:0,2", "tp:0-1"},
+    "hsdp": {"dp_replicate:0,2", "dp_shard:0-1"},
+    "pp x fsdp": {"pp:0,2", "dp_shard:0-1"},
+    "pp x tp": {"pp:0,2", "tp:0-1"},
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_collectives_name_their_mesh_dimension(name: str, ranks: list[dict[str, Any]]) -> None:
+    calls = [call for call in ranks[0][name]["with"]["collectives"] if call["step"] == 3]
+    assert {call["process_group"] for call in calls} == {*GROUPS[name], "world:0-3"}
+    assert all(call["end_ns"] is not None for call in calls)
+
+
+def test_reductions_of_a_pipeline_with_fsdp_belong_to_backward(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        calls = [call for call in rank["pp x fsdp"]["with"]["collectives"] if call["op"] == "reduce_scatter"]
+        assert calls
+        assert {call["phase"] for call in calls} == {"reduce"}
