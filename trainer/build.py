@@ -26,7 +26,6 @@ from trainer.data.corpus import Corpus, open_corpus
 from trainer.data.prefetch import Prefetcher
 from trainer.mesh_plan import Plan
 from trainer.model.checkpointing import apply_activation_checkpointing
-from trainer.model.transformer import initialise
 from trainer.optimizer import build_optimizer
 from trainer.parallel.mesh import build_mesh
 from trainer.parallel.parallelize import parallelize
@@ -77,8 +76,9 @@ def build(
     mesh = build_mesh(plan, device.type)
     pp_rank = plan.coordinates(rank)["pp"]
     parts = []
-    for module in stage_modules(config, plan, pp_rank):
-        initialise(module, config.model, config.run.seed)
+    with torch.device("meta"):
+        made = stage_modules(config, plan, pp_rank)
+    for module in made:
         apply_activation_checkpointing(module, config.train)
         parts.append(parallelize(module, config, plan, mesh, device))
     modules: list[nn.Module] = [part.module for part in parts]

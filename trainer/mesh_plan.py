@@ -142,6 +142,11 @@ def _check_tensor_parallel(config: Config, tp: int) -> None:
 def _pipeline_stages(config: Config, pp: int) -> Stages:
     parallel, model = config.parallel, config.model
     if pp == 1:
+        if parallel.stage_costs:
+            raise ConfigError(
+                f"parallel.stage_costs = {len(parallel.stage_costs)} numbers: needs parallel.pp above 1, "
+                "there are no stages to balance"
+            )
         return split_layers(model.num_layers, 1, 1, "loop", [])
     per_rank = parallel.stages_per_rank or _STAGES_OF_SCHEDULE[parallel.schedule]
     single = _STAGES_OF_SCHEDULE[parallel.schedule] == 1

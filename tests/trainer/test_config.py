@@ -71,6 +71,7 @@ def test_mistake_in_a_value(override: str, expected: list[str]) -> None:
         (["parallel.pp=4", "parallel.schedule=interleaved_1f1b"], 4, ["8 stages", "model.num_layers = 4"]),
         (["parallel.pp=2", "parallel.stages_per_rank=2"], 2, ["parallel.stages_per_rank = 2", "1f1b takes 1"]),
         (["parallel.pp=2", "parallel.stage_costs=[1, 2]"], 2, ["parallel.stage_costs = 2 numbers", "num_layers = 4"]),
+        (["parallel.stage_costs=[1, 1, 1, 2]"], 4, ["parallel.stage_costs = 4 numbers", "needs parallel.pp above 1"]),
         (["parallel.pp=2", "data.document_mask=true"], 2, ["data.document_mask = true", "parallel.pp = 1"]),
         (["parallel.pp=2", "model.tie_embeddings=true"], 2, ["model.tie_embeddings = true", "parallel.pp = 1"]),
         (["parallel.pp=2", "train.micro_batch_size=16"], 2, ["makes 1 microbatches", "at least parallel.pp = 2"]),

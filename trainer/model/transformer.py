@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from trainer.config import ModelConfig
@@ -169,14 +170,41 @@ def initialise(model: Transformer, config: ModelConfig, seed: int) -> None:
     """Draw every parameter from a generator seeded by (seed, its name): the same values in every parallel layout.
 
     Normal with deviation 0.02, scaled by 1 / sqrt(2 layers) for the two projections that write into the residual
-    stream (GPT-2's rule); norms are ones. Call it before the model is sharded.
+    stream (GPT-2's rule); norms are ones. Also fills the buffers. Of a sharded parameter the rank draws the whole on
+    the host, one at a time, and keeps its part: no rank ever holds more than its share and one parameter.
     """
     residual = 0.02 / math.sqrt(2 * config.num_layers)
     for name, parameter in model.named_parameters():
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         if parameter.dim() == 1:
-            parameter.fill_(1.0)
+            local.fill_(1.0)
             continue
         digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         deviation = residual if name.endswith(("attention.out.weight", "mlp.down.weight")) else 0.02
-        parameter.copy_(torch.randn(parameter.shape, generator=generator) * deviation)
+        local.copy_(_own_part(torch.randn(parameter.shape, generator=generator) * deviation, parameter))
+    cos, sin = rotary_angles(config.dim // config.num_heads, config.max_seq_len, config.rope_theta)
+    model.cos.copy_(cos)
+    model.sin.copy_(sin)
+
+
+def _own_part(full: Tensor, parameter: Tensor) -> Tensor:
+    """What this rank holds of the values of a parameter, without asking others.
+
+    FSDP splits what tensor parallel has split already, though its dimension of the mesh comes first: DTensor calls
+    that strided.
+    """
+    if not isinstance(parameter, DTensor):
+        return full
+    splits = [
+        (type(placement).__name__ == "_StridedShard", dim, placement.dim)  # type: ignore[attr-defined]
+        for dim, placement in enumerate(parameter.placements)
+        if not placement.is_replicate()
+    ]
+    place = parameter.device_mesh.get_coordinate()
+    assert place is not None
+    for _, mesh_dim, dim in sorted(splits):
+        parts = full.chunk(parameter.device_mesh.size(mesh_dim), dim)
+        number = place[mesh_dim]
+        full = parts[number] if number < len(parts) else full.narrow(dim, 0, 0)
+    return full

@@ -1,6 +1,8 @@
 """Apply a plan to a model, in the order in which the pieces compose: tensor parallel, then FSDP or DDP around it.
 
-model = parallelize(Transformer(config.model), config, plan, mesh, device)
+with torch.device("meta"):
+    module = Transformer(config.model)           # shapes without memory
+model = parallelize(module, config, plan, mesh, device)
 model.forward_module(tokens)     # what to call: DDP's wrapper, or the model itself
 model.module                     # the Transformer; parameters by their own names
 """
@@ -17,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import Config
 from trainer.mesh_plan import Plan
-from trainer.model.transformer import Transformer
+from trainer.model.transformer import Transformer, initialise
 from trainer.parallel.ddp import apply_ddp
 from trainer.parallel.fsdp import apply_fsdp
 from trainer.parallel.mesh import submesh
@@ -62,7 +64,10 @@ class ParallelModel:
 def parallelize(
     model: Transformer, config: Config, plan: Plan, mesh: DeviceMesh | None, device: torch.device
 ) -> ParallelModel:
-    """Shard or replicate `model` (initialised, on the host) as `plan` says, and move it to `device`."""
+    """Shard or replicate `model`, made on the meta device, as `plan` says; then give it memory and initial values.
+
+    In this order a rank allocates its own shards and never the whole model.
+    """
     tp_mesh = submesh(mesh, "tp")
     if tp_mesh is not None:
         apply_tensor_parallel(model, tp_mesh, config.parallel)
@@ -72,7 +77,9 @@ def parallelize(
         assert dp_mesh is not None
         dtype = COMPUTE_DTYPES[config.train.precision]
         apply_fsdp(model, dp_mesh, config.parallel, compute_dtype=dtype, pipelined=plan.pp > 1)
-    model.to(device)
+    model.to_empty(device=device)
+    model.tie()  # what was one parameter has become two
+    initialise(model, config.model, config.run.seed)
     forward_module: nn.Module = model
     if kind == "ddp":
         dp_mesh = submesh(mesh, "dp_replicate")
