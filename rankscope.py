@@ -134,16 +134,18 @@ def analyze(
         _fail(f"--format {output}: choose text or json")
     if fail_on not in ("", "critical", "warning"):
         _fail(f"--fail-on {fail_on}: choose critical or warning")
-    from analyzers.diagnose import diagnose
-    from analyzers.finding import SEVERITIES
+    import time
+
+    from analyzers.diagnose import diagnose, reaches
     from probes.rundir import RunDir, RunError
-    from probes.store import Store, StoreError
+    from probes.store import Store, StoreError, is_watched
     from probes.tape_reader import TapeError
 
     try:
         folder = RunDir.open(run)
         with Store.open(folder) as store:
-            diagnosis = diagnose(store, folder.manifest())
+            now_ns = time.time_ns() if is_watched(folder.stores()) else None
+            diagnosis = diagnose(store, folder.manifest(), now_ns=now_ns, stacks_dir=folder.stacks)
     except (RunError, StoreError, TapeError) as error:
         _fail(str(error))
     if output == "json":
@@ -156,10 +158,8 @@ def analyze(
         from analyzers.report.text import render
 
         render(diagnosis, _console())
-    if fail_on:
-        bad = SEVERITIES[: SEVERITIES.index("critical" if fail_on == "critical" else "warning") + 1]
-        if any(finding.status == "fired" and finding.severity in bad for finding in diagnosis.findings):
-            raise typer.Exit(1)
+    if fail_on and reaches(diagnosis.findings, "critical" if fail_on == "critical" else "warning"):
+        raise typer.Exit(1)
 
 
 @app.command(epilog="Example:  rankscope rebuild runs/latest")

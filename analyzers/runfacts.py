@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .eventlog import EventLog
+from .learning import loss_fall
 from .snapshot import attempts
 from .source import Source
 
@@ -84,17 +85,41 @@ def _steps(source: Source) -> dict[str, Any]:
                 FROM steps WHERE duration_ns IS NOT NULL GROUP BY attempt, rank) GROUP BY attempt)
         """
     )
-    losses = source.rows(
-        """
-        SELECT arg_min(loss, (attempt, start_ns)), arg_max(loss, (attempt, start_ns)) FROM steps
-        WHERE isfinite(loss) AND rank = (SELECT min(rank) FROM steps WHERE loss IS NOT NULL)
-        """
-    )
+    tokens = tokens / _ranks_per_data_rank(source) if tokens else tokens
     facts |= {"steps": steps, "wall_s": _round(wall_s, 3), "step_ms_median": _round(median_ms, 3)}
     facts |= {"tokens": int(tokens) if tokens else None}
     facts["tokens_per_s"] = _round(tokens / seconds, 1) if tokens and seconds else None
-    facts["first_loss"], facts["last_loss"] = (_round(loss, 5) for loss in losses[0])
-    return facts
+    return facts | _learning(source)
+
+
+def _ranks_per_data_rank(source: Source) -> int:
+    """Ranks that read the same text: of one pipeline, tensor- or context-parallel group."""
+    if not source.has("ranks"):
+        return 1
+    ((copies,),) = source.rows(
+        "SELECT coalesce((max(pp) + 1) * (max(tp) + 1) * (coalesce(max(cp), 0) + 1), 1) FROM ranks WHERE rank >= 0"
+    )
+    return int(copies or 1)
+
+
+def _learning(source: Source) -> dict[str, Any]:
+    """How the loss went, over the steps that were taken, in the order of training."""
+    rows = source.rows(
+        """
+        SELECT loss FROM steps
+        WHERE isfinite(loss) AND committed AND rank = (SELECT min(rank) FROM steps WHERE loss IS NOT NULL)
+        ORDER BY attempt, start_ns
+        """
+    )
+    losses = [float(loss) for (loss,) in rows]
+    fall = loss_fall(losses)
+    return {
+        "first_loss": _round(losses[0], 5) if losses else None,
+        "last_loss": _round(losses[-1], 5) if losses else None,
+        "loss_drop": _round(fall.drop_nat, 5) if fall else None,
+        "loss_noise": _round(fall.noise_nat, 5) if fall else None,
+        "loss_drop_in_noise": _round(fall.margin_ratio, 2) if fall and fall.noise_nat else None,
+    }
 
 
 def _losses(log: EventLog) -> tuple[dict[str, int], dict[str, int]]:

@@ -209,7 +209,7 @@ def _facts(facts: Mapping[str, Any], console: Console) -> None:
     ]
     rows = [("Run", str(facts.get("run_id") or "?")), ("", "  ".join(part for part in parts if part))]
     if _is_number(facts.get("first_loss")) and _is_number(facts.get("last_loss")):
-        rows.append(("Loss", f"{facts['first_loss']:.4f} at the start, {facts['last_loss']:.4f} at the end"))
+        rows.append(("Loss", _loss(facts)))
     rows.append(("Ended", str(facts.get("ended") or "without a word")))
     for rollback in (facts.get("rollbacks") or [])[:20]:
         batches = ", ".join(map(str, rollback.get("skipped_batches") or []))
@@ -228,6 +228,15 @@ def _facts(facts: Mapping[str, Any], console: Console) -> None:
     for label, text in rows:
         table.add_row(_text(label, "dim"), _text(visible(text), ""))
     console.print(table)
+
+
+def _loss(facts: Mapping[str, Any]) -> str:
+    text = f"{facts['first_loss']:.4f} at the start, {facts['last_loss']:.4f} at the end"
+    drop, ratio = facts.get("loss_drop"), facts.get("loss_drop_in_noise")
+    if drop is None or ratio is None:
+        return text
+    verb = "fell" if drop > 0 else "rose"
+    return f"{text}: {verb} by {abs(drop):.2f} (first to last tenth), {abs(ratio):.0f} x its noise"
 
 
 def _listed(values: Sequence[Any]) -> str:

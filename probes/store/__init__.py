@@ -9,7 +9,7 @@ rebuild(run)                              # the store is only a copy: make it ag
 
 from __future__ import annotations
 
-from .database import StoreBusyError, StoreCorruptError, StoreError, StoreLockedError
+from .database import StoreBusyError, StoreCorruptError, StoreError, StoreLockedError, is_watched
 from .ingest import Ingester, TickResult
 from .reader import Store
 from .rebuild import RebuildResult, rebuild
@@ -23,5 +23,6 @@ __all__ = [
     "StoreError",
     "StoreLockedError",
     "TickResult",
+    "is_watched",
     "rebuild",
 ]

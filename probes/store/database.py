@@ -14,7 +14,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +32,7 @@ __all__ = [
     "connect_attached",
     "connect_foreign",
     "connect_writer",
+    "is_watched",
     "quarantine",
     "translated",
 ]
@@ -123,6 +124,21 @@ def _locked(fd: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def is_watched(stores: Iterable[Path]) -> bool:
+    """Whether a live `watch` writes one of these stores: then the run's end is not the end of its records."""
+    for store in stores:
+        if not store.with_name(store.name + ".lock").exists():
+            continue
+        try:
+            WriterLock(store, role="reader").close()
+        except StoreLockedError as error:
+            if error.role == "watch":
+                return True
+        except StoreError:
+            continue  # a folder that cannot be written is an archived run
+    return False
 
 
 def _holder(fd: int) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from analyzers.diagnose import stall_policy
 from analyzers.finding import Finding
 from analyzers.live import LiveState, live_findings
 from probes.events import EventWriter
@@ -55,7 +56,7 @@ class Watch:
         self.events = EventWriter(directory / "events.jsonl", attempt=0, rank=NODE_RANK)
         self.ingester = ingester
         self.tracker = ProcessTracker()
-        self.live = LiveState()
+        self.live = LiveState(stall=stall_policy(run.manifest()))
         self.recover = bool(run.manifest().get("config", {}).get("recovery", {}).get("enabled", True))
         self._handled: set[tuple[int, int]] = set()  # (attempt, rank) whose hang was acted upon
         self._gone_since: float | None = None

@@ -1,0 +1,55 @@
+"""Whether a run learned: how far its loss fell, measured against its own step-to-step noise.
+
+fall = loss_fall(losses)
+fall.drop_nat, fall.margin_ratio       # 3.3, 24.0: it fell by 24 times the noise
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+__all__ = ["LossFall", "loss_fall"]
+
+_WINDOW_RATIO = 0.1  # first and last tenth of the steps: long enough for a median, short enough to be an end
+_MIN_STEPS = 20
+_MAD_TO_SIGMA = 1.4826
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossFall:
+    """Median loss of the first and of the last `window_steps` steps, and the noise between neighbouring steps."""
+
+    start_nat: float
+    end_nat: float
+    noise_nat: float
+    window_steps: int
+
+    @property
+    def drop_nat(self) -> float:
+        """By how much the loss fell, nat; negative if it rose."""
+        return self.start_nat - self.end_nat
+
+    @property
+    def margin_ratio(self) -> float:
+        """The drop in units of the noise; infinite without any noise."""
+        return self.drop_nat / self.noise_nat if self.noise_nat else float("inf") * (self.drop_nat or 0.0)
+
+
+def loss_fall(losses: Sequence[float]) -> LossFall | None:
+    """How far finite `losses`, in the order of training, fell; None for fewer than 20 steps.
+
+    The noise is the robust spread (MAD) of differences between neighbours over sqrt(2), which the trend of a falling
+    loss hardly touches.
+    """
+    if len(losses) < _MIN_STEPS:
+        return None
+    window = max(5, int(len(losses) * _WINDOW_RATIO))
+    steps = [after - before for before, after in itertools.pairwise(losses)]
+    centre = median(steps)
+    noise = _MAD_TO_SIGMA * median(abs(step - centre) for step in steps) / 2**0.5
+    return LossFall(
+        start_nat=median(losses[:window]), end_nat=median(losses[-window:]), noise_nat=noise, window_steps=window
+    )
