@@ -168,13 +168,8 @@ def _steps_to_detection(
 
 
 def offered(expected: Expected) -> bool:
-    """Whether the analyzer that a fault needs is there."""
-    if not expected.module:
-        return True
-    try:
-        return hasattr(importlib.import_module(f"analyzers.{expected.module}"), "analyze")
-    except ImportError:
-        return False
+    """Whether `diagnose` runs the analyzer that a fault needs."""
+    return not expected.module or hasattr(importlib.import_module("analyzers.diagnose"), expected.module)
 
 
 def wilson(hits: int, total: int) -> tuple[float, float]:
@@ -311,6 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=0, help="ranks of every run; default: 8 to 64, drawn")
     parser.add_argument("--seed", type=int, default=0, help="seed of everything (0)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
+    parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long, with what there is; 0: never")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write counts and every outcome")
     parser.add_argument("--verbose", action="store_true", help="list the mistakes with the commands that repeat them")
     options = parser.parse_args(arguments)
@@ -321,9 +317,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         outcomes.append(outcome)
         if options.verbose:
             print_mistake(outcome)
+        if options.seconds and time.perf_counter() - start > options.seconds:
+            print(f"stopped after {options.seconds} s: {len(outcomes)} of {len(cases)} runs")
+            break
     summary = summarize(outcomes)
     print_table(summary)
-    print(f"{len(cases)} runs in {time.perf_counter() - start:.1f} s; seed {options.seed}")
+    print(f"{len(outcomes)} runs in {time.perf_counter() - start:.1f} s; seed {options.seed}")
     if options.json:
         options.json.write_text(json.dumps({**summary, "outcomes": [asdict(o) for o in outcomes]}, indent=1) + "\n")
     overall = summary["overall"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.simulator import QUIET, SHARED_HOST, Clock, Fault, Job, Layout, Scenario
+from benchmarks.simulator import OVERSUBSCRIBED, QUIET, SHARED_HOST, Clock, Fault, Job, Layout, Scenario
 
 __all__ = ["EXPECTED", "Case", "Expected", "make"]
 
@@ -112,6 +112,7 @@ EXPECTED: dict[str, Expected] = {
     # Nothing is wrong, or nothing that is a rank's fault.
     "clean": Expected(ids="-", module=""),
     "clean_quiet": Expected(ids="-", module=""),
+    "clean_busy": Expected(ids="-", module=""),
     "jitter": Expected(ids="F19", module=""),
     "rank0_busy": Expected(ids="F20", module=""),
     "uneven_sequences": Expected(ids="F21", module="", layouts=_DATA_PARALLEL, also=("imbalance",)),
@@ -200,8 +201,8 @@ def _with_fault(name: str, scenario: Scenario, rng: np.random.Generator) -> tupl
     long, short = replace(scenario, steps=step + 45), replace(scenario, steps=step + 5)
     everyone = list(range(layout.num_ranks))
     match name:
-        case "clean" | "clean_quiet":
-            noise = QUIET if name == "clean_quiet" else scenario.noise
+        case "clean" | "clean_quiet" | "clean_busy":
+            noise = {"clean": scenario.noise, "clean_quiet": QUIET, "clean_busy": OVERSUBSCRIBED}[name]
             return replace(scenario, steps=int(rng.integers(60, 140)), noise=noise), []
         case "jitter" | "rank0_busy" | "uneven_sequences":
             factor = float(rng.uniform(0.03, 0.15))

@@ -28,12 +28,13 @@ from __future__ import annotations
 
 from .faults import Fault
 from .layout import Layout
-from .noise import QUIET, SHARED_HOST, Noise, fit_noise
+from .noise import OVERSUBSCRIBED, QUIET, SHARED_HOST, Noise, fit_noise
 from .program import Job
 from .scenario import Clock, Recording, Scenario, simulate
 from .tapes import write
 
 __all__ = [
+    "OVERSUBSCRIBED",
     "QUIET",
     "SHARED_HOST",
     "Clock",
