@@ -27,7 +27,9 @@ from benchmarks.simulator import (
     write,
 )
 from benchmarks.simulator.faults import CONTROL
+from benchmarks.simulator.scale import Size, write_big
 from benchmarks.simulator.tapes import record_dtype, write_segments
+from probes.rundir import RunDir
 from probes.schema import TABLES
 from probes.store import Store
 from probes.tape import COMPLETE, HEADER_PREFIX, JSON_OFFSET, TapeWriter, segment_name
@@ -177,6 +179,14 @@ def test_a_send_without_receive_leaves_the_sender_alone() -> None:
     assert (found["rank"][open_p2p].tolist(), found["peer"][open_p2p].tolist()) == ([5], [3])
 
 
+def test_a_dead_network_keeps_everybody_inside() -> None:
+    found = columns(recorded(Layout(dp_shard=4, tp=2), fault=Fault(kind="dead_link", rank=2, step=8)))
+    # Its first call in the step gathers parameters: the whole group has come, and nobody leaves.
+    stuck = (found["state"] != COMPLETE) & (found["process_group"] == "dp_shard:0-6/2")
+    first = stuck & (found["seq"] == found["seq"][stuck].min())
+    assert found["rank"][first].tolist() == [0, 2, 4, 6]
+
+
 def test_a_nan_is_flagged_on_its_rank_before_the_reduction_and_on_all_after_it() -> None:
     fault = Fault(kind="nan_grad", rank=2, step=8, block=1)
     recording = recorded(Layout(dp_replicate=8), fault=fault, recovers=False)
@@ -246,6 +256,21 @@ def test_fitted_noise_is_the_noise_that_was_put_in(tmp_path: Path) -> None:
     assert fitted.compute_ratio == pytest.approx(0.03 * np.sqrt(1 + 4) / 3, rel=0.2)
     assert fitted.rank_ratio == pytest.approx(0.02, rel=0.5)
     assert fitted.local_loss_ratio == pytest.approx(noise.local_loss_ratio, rel=0.25)
+
+
+def test_a_big_run_is_as_big_as_it_says(tmp_path: Path) -> None:
+    size = Size(ranks=40, steps=1300, in_flight=30, slow_rank=17, ranks_per_node=40)
+    done = write_big(size, tmp_path / "run")
+    with Store.open(RunDir.open(tmp_path / "run")) as store:
+        assert store.rows("SELECT count(*), count(DISTINCT rank) FROM steps") == [(40 * 1300, 40)]
+        assert store.rows("SELECT count(*), count(DISTINCT rank) FROM collectives WHERE end_ns IS NULL") == [
+            (39 * 30, 39)
+        ]
+        slowest = store.rows(
+            "SELECT rank FROM steps WHERE step > 700 GROUP BY rank ORDER BY avg(backward_wait_ns) LIMIT 1"
+        )
+    assert slowest == [(17,)]
+    assert done["rows"] == 40 * 1330
 
 
 @pytest.mark.parametrize("fault", EXPECTED)
