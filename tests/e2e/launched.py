@@ -41,6 +41,8 @@ TINY = (
 )
 SOURCE = "import this\n" * 20 + Path(__file__).read_text()
 DEADLINE_S = 150.0
+STARTED: list[LaunchedRun] = []
+"""Runs of the test that is running; what is left of them is killed at its end (conftest)."""
 
 
 @dataclass
@@ -89,6 +91,10 @@ class LaunchedRun:
         found = [event for folder in folders for event in read_events(folder / "events.jsonl")[0]]
         return [event for event in found if event["kind"] == kind]
 
+    def is_saved(self) -> bool:
+        """Whether a checkpoint on disk is complete."""
+        return any(event["state"] == "complete" and event["tier"] == "disk" for event in self.events("checkpoint", 0))
+
     def pids(self) -> dict[int, int]:
         """{rank: pid} of the newest attempt."""
         newest: dict[int, int] = {}
@@ -101,6 +107,8 @@ class LaunchedRun:
     def kill_all(self) -> None:
         """SIGKILL to every process of the run: launcher, watch, ranks."""
         self.process.kill()
+        if not (self.runs_dir / "latest").exists():
+            return
         for event in self.events("watch_started"):
             kill(event["pid"])
         for pid in self.pids().values():
@@ -130,7 +138,9 @@ def start(tmp_path: Path, layout: str, *, faults: Sequence[str] = (), settings: 
         text=True,
         env={**os.environ, "RANKSCOPE_FAIL_LOUD": "1"},
     )
-    return LaunchedRun(process, runs)
+    run = LaunchedRun(process, runs)
+    STARTED.append(run)
+    return run
 
 
 def train(tmp_path: Path, layout: str, *, faults: Sequence[str] = (), settings: Sequence[str] = ()) -> LaunchedRun:

@@ -17,7 +17,7 @@ NAMED_WITHIN_S = 5.0
 def test_a_stopped_rank_is_named_in_seconds(tmp_path: Path, layout: str) -> None:
     floor_s = 3.0
     run = start(tmp_path, layout, settings=["train.steps=100000", f"recovery.hang_floor_s={floor_s}"])
-    wait_for(lambda: any(event["state"] == "complete" for event in run.events("checkpoint", 0)), "a checkpoint", run)
+    wait_for(run.is_saved, "a checkpoint", run)
     stopped_at = time.monotonic()
     kill(run.pids()[2], signal.SIGSTOP)
     finding = wait_for(

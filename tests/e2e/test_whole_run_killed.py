@@ -15,7 +15,7 @@ from tests.e2e.launched import rankscope, start, wait_for
 
 def test_every_record_survives_and_the_death_is_explained(tmp_path: Path) -> None:
     run = start(tmp_path, "fsdp", settings=["train.steps=100000"])
-    wait_for(lambda: any(event["state"] == "complete" for event in run.events("checkpoint", 0)), "a checkpoint", run)
+    wait_for(run.is_saved, "a checkpoint", run)
     time.sleep(random.Random(4).uniform(0.2, 1.5))  # the moment itself is what is random, nothing is waited for
     run.kill_all()
     folder = run.run
