@@ -141,6 +141,8 @@ def _names(expected: Expected, finding: Finding, truth: Sequence[int]) -> bool:
             return found == true
         case "members":  # a pair, a group or a node: nobody is named who has no part in it
             return bool(found & true) and (found <= true or true <= found)
+        case "nobody":
+            return not found or found == true
         case "side":
             return found >= true and len(found) <= 2
         case _:

@@ -20,9 +20,9 @@ from benchmarks.simulator import OVERSUBSCRIBED, QUIET, SHARED_HOST, Clock, Faul
 __all__ = ["EXPECTED", "Case", "Expected", "make"]
 
 RANKS = (8, 8, 8, 8, 16, 16, 16, 32, 32, 64)
-ANY, ONE, MEMBERS, SIDE = "any", "one", "members", "side"
+ANY, ONE, MEMBERS, SIDE, NOBODY = "any", "one", "members", "side", "nobody"
 """Whom a finding has to name: anybody; exactly the rank; nobody outside a pair, group or node; the rank, or both sides
-where two ranks contradict each other and neither has a majority."""
+where two ranks contradict each other and neither has a majority; no rank (or all that took part alike)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ EXPECTED: dict[str, Expected] = {
     # Numbers.
     "nan_grad": Expected(ids="F22", module="nonfinite", kinds=("non_finite",), causes=("backward",)),
     "inf_activation": Expected(ids="F23", module="nonfinite", kinds=("non_finite",), causes=("forward",)),
-    "overflow": Expected(ids="F24", module="nonfinite", kinds=("non_finite",), causes=("reduction",), ranks=ANY),
+    "overflow": Expected(ids="F24", module="nonfinite", kinds=("non_finite",), causes=("reduction",), ranks=NOBODY),
     "bad_batch": Expected(ids="F25", causes=("batch", "data", "bad_batch"), **_SPIKE),
     "lr_spike": Expected(ids="F26", causes=("learning_rate", "lr", "configuration"), **_SPIKE),
     "divergence": Expected(
@@ -257,7 +257,8 @@ def _with_fault(name: str, scenario: Scenario, rng: np.random.Generator) -> tupl
             last = layout.coordinates()["pp"] == layout.pp - 1
             if name == "inf_activation":  # where it is made is where it must be named, also in a pipeline
                 at["rank"] = rank = int(rng.choice(np.flatnonzero(last)))
-            return replace(long, steps=step + 8, fault=Fault(kind=name, **at)), [rank]
+            made_it = everyone if name == "overflow" else [rank]  # a sum belongs to no rank
+            return replace(long, steps=step + 8, fault=Fault(kind=name, **at)), made_it
         case "bad_batch":
             data = layout.width // layout.tp
             only = int(rng.integers(data)) if rng.random() < 0.3 and data <= 4 else -1
