@@ -20,7 +20,7 @@ import torch
 from torch.autograd import Variable
 
 from .calls import Call, Calls
-from .failopen import failing_open
+from .failopen import failing_open, record_error
 
 __all__ = ["BackwardWait"]
 
@@ -50,16 +50,20 @@ class BackwardWait:
             return call.in_backward
 
         def completed(done: Any) -> None:
-            with failing_open("collectives.completed"):
-                end = _monotonic_ns()
-                try:
-                    done.value()
-                except Exception:  # the call failed: its record stays open, and whoever waits gets the error
+            end = _monotonic_ns()  # on gloo's thread: the less it does, the less it keeps others from Python
+            try:
+                done.value()
+            except Exception:  # the call failed: its record stays open, and whoever waits gets the error
+                return
+            try:
+                if call.finished:
                     return
-                if not call.finished:
+                if call.in_backward:
                     calls.note_end(call, end)
-                    if not call.in_backward:
-                        calls.finish(call, end, 0)
+                else:
+                    calls.finish(call, end, 0)
+            except Exception as error:
+                record_error("collectives.completed", error)
 
         future.add_done_callback(completed)
         return True

@@ -24,7 +24,9 @@ class NameWriter:
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._ids: dict[str, int] = {}
+        # A folder that was written before (a watch that was started again) keeps its numbers.
+        self._ids: dict[str, int] = {text: number for number, text in read_names(path)[0].items()}
+        self._next = max(self._ids.values(), default=0) + 1
         self._lock = threading.Lock()
         self("(too many names)")
 
@@ -41,7 +43,8 @@ class NameWriter:
                 return known
             if len(self._ids) >= MAX_NAMES:
                 return OVERFLOW_ID
-            number = len(self._ids) + 1
+            number = self._next
+            self._next += 1
             line = json.dumps({"id": number, "name": text[:MAX_NAME_CHARS]}) + "\n"
             os.write(self._fd, line.encode())  # one write of O_APPEND: whole or not at all for a reader
             self._ids[text] = number

@@ -63,6 +63,12 @@ def segment_name(table: str, number: int) -> str:
     return f"{table}.{number:05d}.tape"
 
 
+def next_segment(directory: Path, table: str) -> int:
+    """The first free segment number: a writer that comes after another one (a new watch) goes on behind it."""
+    numbers = [int(path.name.split(".")[-2]) for path in directory.glob(f"{table}.[0-9]*.tape")]
+    return max(numbers, default=-1) + 1
+
+
 class _Segment:
     """One mapped file and the record numbers that it holds."""
 
@@ -107,7 +113,7 @@ class TapeWriter:
             offset += one.size
         self._numbers = itertools.count()  # next() is atomic under the GIL: no lock to take for a record
         self._lock = threading.Lock()
-        self._segments = 0
+        self._segments = next_segment(directory, table.name)
         self._retry_at = 0
         self._previous: _Segment | None = None
         self._current = _Segment(mmap.mmap(-1, mmap.PAGESIZE), 0, 0)  # empty: the first record maps a real one

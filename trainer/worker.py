@@ -42,6 +42,7 @@ from trainer.checkpoint.manifest import CheckpointError
 from trainer.config import Config, ConfigError, load_config
 from trainer.drills.faults import Fault, FaultError, parse_fault
 from trainer.drills.inject import arm
+from trainer.exit_codes import EXIT_GIVEN_UP, EXIT_MISTAKE
 from trainer.instrument import instrument
 from trainer.loop import Session, train
 from trainer.mesh_plan import Plan, resolve
@@ -52,8 +53,6 @@ from trainer.recovery.stacks import register
 
 __all__ = ["main"]
 
-EXIT_MISTAKE = 2
-EXIT_GIVEN_UP = 3
 IMPATIENCE_S = 1.0
 """A signal that comes again after this long ends the process at once."""
 

@@ -102,3 +102,15 @@ def test_an_event_is_one_line_of_json(tmp_path: Path) -> None:
     writer.write("odd", text="two\nlines", path=Path("x"), nested={1: [float("inf")]})
     (line,) = (tmp_path / "events.jsonl").read_text().splitlines()
     assert json.loads(line)["nested"] == {"1": ["inf"]}
+
+
+def test_names_go_on_where_a_former_writer_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "names.jsonl"
+    first = NameWriter(path)
+    number = first("all_reduce")
+    first.close()
+    second = NameWriter(path)
+    assert second("all_reduce") == number
+    assert second("all_gather") == number + 1
+    second.close()
+    assert read_names(path)[0][number + 1] == "all_gather"

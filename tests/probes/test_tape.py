@@ -229,3 +229,12 @@ def test_wide_fields_come_first() -> None:
     layout, order = record_layout(table)
     assert [column.name for column in order] == ["count", "name", "flag"]
     assert layout.size % 8 == 0
+
+
+def test_a_writer_that_comes_after_another_goes_on_behind_it(tmp_path: Path) -> None:
+    for step in (1, 2):
+        writer = TapeWriter(tmp_path, TABLES["gradients"], rank=0, attempt=0)
+        writer.append(COMPLETE, step, 0, 1.0, 1.0, 0)
+        writer.close()
+    steps = [int(read_segment(path).records["step"][0]) for path in segment_paths(tmp_path, "gradients")]
+    assert steps == [1, 2]

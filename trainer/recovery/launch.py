@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
 from probes.events import EventWriter
 from probes.rundir import NODE_RANK, RunDir
+from trainer.exit_codes import EXIT_FAILED, NOT_RESTARTED
 
 __all__ = ["Outcome", "launch"]
 
@@ -51,6 +52,7 @@ class _RecordingAgent(LocalElasticAgent):
         self.events = events
         self.attempt = 0
         self.failure = ""
+        self.exit_code = EXIT_FAILED
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         spec = worker_group.spec
@@ -72,6 +74,9 @@ class _RecordingAgent(LocalElasticAgent):
                     signal=None if name in (None, "<N/A>") else name,
                     message=str(failure.message)[:4000],
                 )
+                if failure.exitcode in NOT_RESTARTED:
+                    self._remaining_restarts = 0
+                    self.exit_code = failure.exitcode
                 self.failure = self.failure or f"rank {rank} ended with {name or f'exit code {failure.exitcode}'}"
         return result
 
@@ -142,7 +147,7 @@ def _outcome(agent: _RecordingAgent) -> Outcome:
         )
     if result.is_failed():
         message = f"{agent.failure or 'a worker failed'}; no restart is left"
-        return Outcome(reason="failed", exit_code=1, attempts=agent.attempt + 1, message=message)
+        return Outcome(reason="failed", exit_code=agent.exit_code, attempts=agent.attempt + 1, message=message)
     return Outcome(reason="finished", exit_code=0, attempts=agent.attempt + 1)
 
 
