@@ -147,7 +147,7 @@ _TAPE_TABLES = (
             _STEP,
             _i32("microbatch", "1", "index of the microbatch, NULL where there is none"),
             _i32("stage", "1", "global index of the pipeline stage, NULL without a pipeline"),
-            _name("kind", "forward, backward, weight, send, recv, data, optimizer, checkpoint, ..."),
+            _name("kind", "forward, loss, backward, weight, reduce, send, recv, data, optimizer, checkpoint, ..."),
             _time("start_ns", "begin"),
             _time("end_ns", "end; NULL while it runs"),
             _i64("wait_ns", "ns", "part of it blocked in collectives"),
