@@ -11,9 +11,8 @@ The detector is plain Python over a short history, so that a rank can call it ea
    descent of a young run, and a level that lags behind a descent only makes the test more careful.
 3. center = max(0, median of the clean residuals), scale = max(1.4826 x their median absolute deviation, floor):
    the noise of the very statistic that is tested, trend included. z = (residual - center) / scale.
-4. A spike is a loss whose z and whose rise over the level are both large (or one of them a little less and the other
-   huge), or both moderate while the gradient norm says the same. A high gradient norm alone is none: warm-up and
-   clipping make it ordinary.
+4. A spike is a loss whose z and whose rise over the level are both large, or both moderate while the gradient norm
+   says the same. A high gradient norm alone is none: warm-up and clipping make it ordinary.
 5. After `relearn_after` spike steps in a row the history starts anew: the data has changed, or nobody is acting.
 """
 
@@ -50,11 +49,6 @@ class SpikePolicy:
     """Robust sigmas at which the loss alone is a spike."""
     strong_rise_ratio: float = 0.20
     """Smallest rise of a spike by the loss alone."""
-    huge_z: float = 6.0
-    """Robust sigmas at which a huge rise alone is a spike: a young run's own descent widens the scale, so that a jump
-    from 3.9 to 5.9 at step 22 stayed below 8 of them; single batches of a noisy run reach 5 with rises of 50 %."""
-    huge_rise_ratio: float = 0.5
-    """Smallest rise that is huge."""
     moderate_z: float = 4.0
     """Robust sigmas of the loss where the gradient norm agrees."""
     moderate_rise_ratio: float = 0.08
@@ -180,10 +174,9 @@ class SpikeDetector:
     def _is_spike(self, loss_z: float, loss_rise: float, grad_z: float, grad_rise: float) -> bool:
         policy = self.policy
         strong = loss_z >= policy.strong_z and loss_rise >= policy.strong_rise_ratio
-        huge = loss_z >= policy.huge_z and loss_rise >= policy.huge_rise_ratio
         moderate = loss_z >= policy.moderate_z and loss_rise >= policy.moderate_rise_ratio
         gradient_agrees = grad_z >= policy.grad_z and grad_rise >= policy.grad_rise_ratio  # False for NaN
-        return strong or huge or (moderate and gradient_agrees)
+        return strong or (moderate and gradient_agrees)
 
     def _learn(self, log_loss: float, log_grad: float) -> None:
         self._rejected.clear()
