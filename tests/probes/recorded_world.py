@@ -34,6 +34,7 @@ def recorded_world(
     `name` tells several worlds of one worker apart; a rank's records are in `<folder>/<name>rank-<r>`.
     """
     os.environ["RANKSCOPE_FAIL_LOUD"] = "1"
+    dist.barrier()  # who is done with connecting and closes again would fail those that still connect
     dist.destroy_process_group()
     recorder = Recorder(Path(folder) / f"{name}rank-{rank}", rank=rank, attempt=0, world_size=world_size)
     if record:

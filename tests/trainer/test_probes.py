@@ -94,6 +94,7 @@ def run(config: Config, folder: Path, rank: int, world_size: int, *, probed: boo
 
 def with_and_without(rank: int, world_size: int, layouts: dict[str, Sections], folder: str) -> dict[str, Any]:
     os.environ["RANKSCOPE_FAIL_LOUD"] = "1"
+    dist.barrier()  # who is done with connecting and closes again would fail those that still connect
     dist.destroy_process_group()
     found = {}
     for number, (name, sections) in enumerate(layouts.items()):
