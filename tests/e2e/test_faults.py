@@ -32,7 +32,7 @@ def test_a_slow_rank_is_named_with_its_phase(tmp_path: Path, layout: str, fault:
     run = train(
         tmp_path,
         layout,
-        faults=[f"{fault}@step=30,rank=3,factor=2"],
+        faults=[f"{fault}@step=30,rank=3,factor=3"],
         settings=["train.steps=110", "model.dim=64", "data.seq_len=64", "checkpoint.interval=0"],
     )
     stragglers = run.findings("straggler")
