@@ -31,7 +31,10 @@ class NameWriter:
         self("(too many names)")
 
     def __call__(self, text: str) -> int:
-        """The number of `text`, from 1; 0 for the empty text. Raises OSError if a new name cannot be written."""
+        """The number of `text`, from 1; 0 for the empty text, and for a new one after `close`.
+
+        Raises OSError if a new name cannot be written.
+        """
         known = self._ids.get(text)
         if known is not None:
             return known
@@ -41,6 +44,8 @@ class NameWriter:
             known = self._ids.get(text)
             if known is not None:
                 return known
+            if self._fd < 0:
+                return 0  # the records that would refer to it are dropped as well
             if len(self._ids) >= MAX_NAMES:
                 return OVERFLOW_ID
             number = self._next

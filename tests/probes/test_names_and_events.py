@@ -24,6 +24,13 @@ def test_a_name_is_written_once(tmp_path: Path) -> None:
     assert len(found) == 3  # with the one for "too many"
 
 
+def test_after_the_end_there_are_no_new_names(tmp_path: Path) -> None:
+    name = NameWriter(tmp_path / "names.jsonl")
+    known = name("all_reduce")
+    name.close()
+    assert (name("all_reduce"), name("broadcast")) == (known, 0)
+
+
 def test_threads_agree_on_names(tmp_path: Path) -> None:
     name = NameWriter(tmp_path / "names.jsonl")
     results: list[list[int]] = []
