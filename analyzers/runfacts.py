@@ -40,6 +40,7 @@ def run_facts(source: Source, manifest: Mapping[str, Any]) -> dict[str, Any]:
         {"fault": e.text("fault"), "rank": e.rank, "step": e.step} for e in log.of("fault_injected")
     ]
     facts["probe_errors"], facts["dropped_records"] = _losses(log)
+    facts["file_problems"] = _file_problems(source)
     return facts
 
 
@@ -120,6 +121,14 @@ def _learning(source: Source) -> dict[str, Any]:
         "loss_noise": _round(fall.noise_nat, 5) if fall else None,
         "loss_drop_in_noise": _round(fall.margin_ratio, 2) if fall and fall.noise_nat else None,
     }
+
+
+def _file_problems(source: Source) -> list[dict[str, str]]:
+    """Files of the run that could not be read, or not wholly, and why."""
+    if not source.has("ingest_problems"):
+        return []
+    rows = source.rows("SELECT path, problem FROM ingest_problems ORDER BY path")
+    return [{"path": str(path), "problem": str(problem)} for path, problem in rows]
 
 
 def _losses(log: EventLog) -> tuple[dict[str, int], dict[str, int]]:

@@ -224,6 +224,10 @@ def _facts(facts: Mapping[str, Any], console: Console) -> None:
         counts = facts.get(key) or {}
         if counts:
             rows.append((label, ", ".join(f"{name} {count}" for name, count in counts.items())))
+    problems = facts.get("file_problems") or []
+    rows += [("Damaged", f"{found['path']}: {found['problem']}") for found in problems[:10]]
+    if len(problems) > 10:
+        rows.append(("", f"... and {len(problems) - 10} more files"))
     table = _columns()
     for label, text in rows:
         table.add_row(_text(label, "dim"), _text(visible(text), ""))

@@ -1,0 +1,77 @@
+"""`rankscope analyze` as a command: fast, light, and clear about what it could not read."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from probes.rundir import RunDir
+from probes.tape_reader import segment_paths
+from tests.e2e.launched import rankscope
+from tests.factories import make_run
+
+VERSION_OFFSET = 8  # of the schema version in a tape's header
+
+
+def truncate(tape: Path) -> None:
+    with tape.open("r+b") as file:
+        file.truncate(9000)
+
+
+def make_newer(tape: Path) -> None:
+    with tape.open("r+b") as file:
+        file.seek(VERSION_OFFSET)
+        file.write(b"\x63")
+
+
+@pytest.mark.parametrize(("damage", "words"), [(truncate, "shorter"), (make_newer, "update rankscope")])
+def test_a_damaged_tape_is_said_and_the_rest_is_reported(
+    tmp_path: Path, damage: Callable[[Path], None], words: str
+) -> None:
+    run = make_run(tmp_path, ranks=4, steps=60)
+    damage(segment_paths(run.rank_dir(0, 0), "steps")[0])
+    done = rankscope("analyze", str(run.path), "--format", "json")
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert words in done.stderr
+    assert json.loads(done.stdout)["run"]["num_ranks"] == 4
+
+
+@pytest.mark.parametrize(("fail_on", "code"), [("critical", 0), ("warning", 1)])
+def test_exit_codes_follow_the_worst_finding(tmp_path: Path, fail_on: str, code: int) -> None:
+    run = make_run(tmp_path, ranks=4, steps=80, slow={2: 1.6}, phase="forward")
+    done = rankscope("analyze", str(run.path), "--format", "json", "--fail-on", fail_on)
+    report = json.loads(done.stdout)
+    assert [(f["kind"], f["ranks"]) for f in report["findings"] if f["status"] == "fired"] == [("straggler", [2])]
+    assert done.returncode == code, done.stderr
+
+
+def test_it_is_light_and_fast(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=4, steps=150)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "rankscope", "analyze", str(run.path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
+    assert "duckdb" in imported
+    assert not imported & {"torch", "streamlit", "pandas", "plotly"}
+    # Processor time: the wall time of a machine that does other things says nothing.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.0
+
+
+def test_the_folder_of_a_run_is_left_as_it_was_found(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=30)
+    tapes = {path: path.read_bytes() for path in RunDir(run.path).tapes.rglob("*") if path.is_file()}
+    assert rankscope("analyze", str(run.path)).returncode == 0
+    assert {path: path.read_bytes() for path in RunDir(run.path).tapes.rglob("*") if path.is_file()} == tapes
