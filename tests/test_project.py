@@ -47,5 +47,7 @@ def test_make_help_has_a_line_for_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     phony = re.search(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE)
     assert phony is not None
-    done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30
+    )
     assert [line.split()[1] for line in done.stdout.splitlines()] == phony[1].split()

@@ -63,7 +63,7 @@ def quoted(name: str) -> str:
 def create_statements() -> list[str]:
     """Everything that an empty store needs."""
     statements = list(_BOOKKEEPING)
-    for table in TABLES.values():
+    for _, table in sorted(TABLES.items()):  # the order of the dict says nothing of the tables
         columns = ", ".join(f"{quoted(c.name)} {SQL_TYPES[c.type]}" for c in store_columns(table))
         statements.append(f"CREATE TABLE {grown_table(table)} ({columns})")
         if table.can_be_open:

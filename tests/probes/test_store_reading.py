@@ -107,7 +107,7 @@ def test_beside_a_living_writer_nobody_else_writes(tmp_path: Path) -> None:
 READ_AS_NOBODY = """
 import os, random, sys, tempfile
 from pathlib import Path
-import duckdb
+import duckdb, numpy.ma
 from probes.rundir import RunDir
 from probes.store import Store
 duckdb.connect().close()

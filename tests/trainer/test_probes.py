@@ -5,6 +5,7 @@ Also what they see of a pipeline in the real loop, from its first microbatch to 
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from datetime import timedelta
@@ -82,6 +83,9 @@ def run(config: Config, folder: Path, rank: int, world_size: int, *, probed: boo
         # Through the store: who leaves a barrier of gloo first and closes its connections may break it for the others.
         store.set(f"done-{rank}", "")
         store.wait([f"done-{other}" for other in range(world_size)])
+        # DDP's reducer must not hold the group's last reference: torch would join gloo's threads under the GIL.
+        del training, gradients, recovery
+        gc.collect()
     finally:
         uninstall()
         dist.destroy_process_group()
