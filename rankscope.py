@@ -43,8 +43,8 @@ def _fail(message: str) -> NoReturn:
 def _console() -> Console:
     from rich.console import Console
 
-    console = Console(soft_wrap=False)
-    return console if console.is_terminal else Console(width=110, soft_wrap=True, no_color=True)
+    console = Console()
+    return console if console.is_terminal else Console(width=110, no_color=True)
 
 
 @app.command(

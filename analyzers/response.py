@@ -1,7 +1,7 @@
 """What the run did about a step that should not be trusted: refused it, went back, left the batch out.
 
 response = respond(log, attempt=0, step=40, turn=0, committed=False)
-response.text        # "step refused, step 30 restored from memory in 0.2 s, batch 39 skipped"
+response.text        # "step refused, step 30 restored from memory in 12 ms, batch 39 skipped"
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Response:
         if self.refused:
             parts.append("step refused")
         if self.restored_step is not None:
-            took = f" in {self.duration_s:.1f} s" if self.duration_s is not None else ""
+            took = f" in {_seconds(self.duration_s)}" if self.duration_s is not None else ""
             parts.append(f"step {self.restored_step} restored from {self.tier or 'a checkpoint'}{took}")
         if self.skipped_batches:
             batches = ", ".join(str(batch) for batch in self.skipped_batches[:8])
@@ -68,3 +68,7 @@ def respond(log: EventLog, *, attempt: int, step: int, turn: int = 0, committed:
         skipped_batches=tuple(sorted({*skipped, *(batch for batch in skips if batch >= 0)})),
         duration_s=rollback.number("duration_s") if rollback else None,
     )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 0.1 else f"{1e3 * seconds:.0f} ms"

@@ -6,9 +6,13 @@ Run it alone with `make docs-check`.
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+import rankscope
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
@@ -49,6 +53,24 @@ def test_links_lead_somewhere(document: Path) -> None:
 def test_make_targets_exist(document: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
     assert set(MAKE_COMMAND.findall(document.read_text(encoding="utf-8"))) <= targets
+
+
+COMMAND = re.compile(r"^ {4,}(rankscope .*?)(?:\s{2,}#.*)?$", flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_commands_and_their_options_exist(document: Path) -> None:
+    runner = CliRunner()
+    for command in COMMAND.findall(document.read_text(encoding="utf-8")):
+        words = shlex.split(command)[1:]
+        helped = runner.invoke(rankscope.app, [words[0], "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+        assert helped.exit_code == 0, command
+        for option in (word for word in words if word.startswith("--")):
+            assert option in helped.output, command
+
+
+def test_the_readme_shows_commands() -> None:
+    assert len(COMMAND.findall((ROOT / "README.md").read_text(encoding="utf-8"))) >= 5
 
 
 def test_anchors_of_headings() -> None:

@@ -102,7 +102,9 @@ class ProgressView:
         due = time.monotonic() - self._plain_at >= PLAIN_LINE_S
         if latest["step"] != self._plain_step and (due or last):
             self._plain_at, self._plain_step = time.monotonic(), latest["step"]
-            self.console.print(f"step {latest['step']:>5.0f}/{self.steps}  {self._figures(latest)}", highlight=False)
+            self.console.print(
+                f"step {latest['step']:>5.0f}/{self.steps}  {self._figures(latest)}", highlight=False, soft_wrap=True
+            )
 
     def _figures(self, latest: dict[str, float]) -> str:
         tokens = latest["tokens_per_s"] * self.plan.data_size  # ranks of one data rank read the same text
@@ -121,7 +123,7 @@ class ProgressView:
             if event["kind"] == "finding" and event.get("status") == "fired":
                 self.findings += 1
             if line:
-                self.console.print(line, highlight=False)
+                self.console.print(line, highlight=False, soft_wrap=True)
 
 
 class _StepReader:
@@ -193,7 +195,7 @@ def _line(event: dict[str, Any]) -> str:
         skipped = json.dumps(event.get("skipped_batches"))
         return escape(
             f"{where}rolled back to step {event.get('to_step')} from {event.get('tier')} in "
-            f"{float(event.get('duration_s') or 0):.2f} s, batches {skipped} skipped"
+            f"{1e3 * float(event.get('duration_s') or 0):.0f} ms, batches {skipped} skipped"
         )
     if kind == "fault_injected":
         return f"[dim]{where}fault injected: {escape(str(event.get('fault')))} on rank {event.get('rank')}[/]"

@@ -72,6 +72,8 @@ def supervise(run: RunDir, config: Config, *, plan: Plan, faults: list[str], con
             f"[green]finished[/]{restarted}. What happened: [bold]rankscope analyze {run.path}[/]", highlight=False
         )
     else:
-        console.print(f"[red]{outcome.reason}[/]{restarted}: {outcome.message}", highlight=False)
-        console.print(f"why: [bold]rankscope analyze {run.path}[/]   logs: {run.path / 'logs'}", highlight=False)
+        console.print(f"[red]{outcome.reason}[/]{restarted}: {outcome.message}", highlight=False, soft_wrap=True)
+        console.print(
+            f"why: [bold]rankscope analyze {run.path}[/]   logs: {run.path / 'logs'}", highlight=False, soft_wrap=True
+        )
     return outcome.exit_code
