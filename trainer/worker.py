@@ -195,7 +195,12 @@ def _rendezvous(identity: Identity) -> dist.Store | None:
     """The store through which ranks find each other; None for a single process without a launcher."""
     if identity.world_size == 1 and "MASTER_ADDR" not in os.environ:
         return None
-    store, _, _ = next(dist.rendezvous("env://", rank=identity.rank, world_size=identity.world_size))
+    try:
+        store, _, _ = next(dist.rendezvous("env://", rank=identity.rank, world_size=identity.world_size))
+    except dist.DistNetworkError as error:
+        where = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')} MASTER_PORT={os.environ.get('MASTER_PORT')}"
+        reason = "the port is in use" if "EADDRINUSE" in str(error) else str(error).splitlines()[0]
+        raise ConfigError(f"{where}: {reason}; choose another port, and the same on every rank") from None
     # torchrun's static rendezvous keeps one store over restarts: addresses of the dead must not be found there.
     return dist.PrefixStore(f"rankscope/{identity.restarts}", store)
 

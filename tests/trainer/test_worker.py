@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -180,3 +181,19 @@ def test_a_broken_configuration_in_the_environment_is_a_mistake(
     monkeypatch.setenv("RANKSCOPE_CONFIG", '{"run": 3}')
     assert main([]) == 2
     assert capsys.readouterr().err.startswith("rankscope: RANKSCOPE_CONFIG")
+
+
+def test_a_port_in_use_is_one_line(config: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run(
+            command(config, "--set", "parallel.dp_shard=2"),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(taken.getsockname()[1]),
+            RANK="0",
+            WORLD_SIZE="2",
+        )
+    assert done.returncode == 2, done.stderr
+    ours = [line for line in done.stderr.splitlines() if line.startswith("rankscope:")]
+    assert len(ours) == 1
+    assert "in use" in ours[0]
+    assert "Traceback" not in done.stderr
