@@ -53,7 +53,9 @@ def _console() -> Console:
     "rankscope train my.toml --fault nan_grad@step=40,rank=2"
 )
 def train(
-    config_path: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="TOML file; defaults without.")] = None,
+    config_path: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="TOML file; without one, the defaults.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting; repeatable.")
     ] = None,
@@ -62,7 +64,12 @@ def train(
     ] = 0,
     faults: Annotated[
         list[str] | None,
-        typer.Option("--fault", metavar="KIND@step=N,rank=R", help="Break something on purpose; repeatable."),
+        typer.Option(
+            "--fault",
+            metavar="KIND@step=N,rank=R",
+            help="Break something on purpose; repeatable. KIND: nan_grad, slow_compute, slow_data, bad_batch, "
+            "hang, stop, kill, exception, exit.",
+        ),
     ] = None,
 ) -> None:
     """Train a model over several ranks, with every rank recorded and watched."""

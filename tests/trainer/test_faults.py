@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+import rankscope
 from probes.events import read_events
 from probes.rundir import RunDir
 from tests.trainer.training_runs import run_loop, small, with_steps
@@ -183,3 +185,8 @@ def step_column(folder: Path, column: str) -> list[int]:
 
     paths = segment_paths(RunDir(folder).rank_dir(0, 0), "steps")
     return [int(value) for path in paths for value in read_segment(path).records[column]]
+
+
+def test_the_command_line_names_every_kind() -> None:
+    helped = CliRunner().invoke(rankscope.app, ["train", "--help"], env={"COLUMNS": "300", "TERM": "dumb"})
+    assert all(kind in helped.output for kind in KINDS)
