@@ -165,12 +165,9 @@ def analyze(
         from analyzers.report.text import render
 
         render(diagnosis, _console())
-    unread = [
-        p for p in diagnosis.run.get("file_problems", []) if p["path"].endswith(".tape") and "drop" not in p["problem"]
-    ]
-    if unread:  # the verdict above is of what could be read
-        more = f" (and {len(unread) - 1} more files)" if len(unread) > 1 else ""
-        _fail(f"{folder.path / unread[0]['path']}: {unread[0]['problem']}{more}")
+    if damaged := diagnosis.damaged_tapes:  # the verdict above is of what could be read
+        more = f" (and {len(damaged) - 1} more files)" if len(damaged) > 1 else ""
+        _fail(f"{folder.path / damaged[0]['path']}: {damaged[0]['problem']}{more}")
     if fail_on and reaches(diagnosis.findings, "critical" if fail_on == "critical" else "warning"):
         raise typer.Exit(1)
 

@@ -10,6 +10,7 @@ An analyzer that fails costs its own finding (`insufficient_data`, with the erro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ __all__ = ["SCHEMA_VERSION", "Diagnosis", "diagnose", "reaches", "stall_policy"]
 SCHEMA_VERSION = 1
 """Of the JSON report: raised when a reader of the former version would misread it."""
 _STATUS_ORDER = {"fired": 0, "suspect": 1, "ok": 2, "insufficient_data": 3}
+_SEGMENT = re.compile(r"\.\d+\.tape$")
 _KIND_ORDER = {"rank_lost": 0, "hang": 1, "non_finite": 2, "loss_spike": 3, "straggler": 4}
 
 
@@ -46,6 +48,11 @@ class Diagnosis:
     def not_judged(self) -> tuple[Finding, ...]:
         """What could not be looked at, and why."""
         return tuple(finding for finding in self.findings if finding.status == "insufficient_data")
+
+    @property
+    def damaged_tapes(self) -> tuple[Mapping[str, str], ...]:
+        """Segments of tapes that could not be read, or not wholly: `path` and `problem`."""
+        return tuple(found for found in self.run.get("file_problems", ()) if _SEGMENT.search(found["path"]))
 
 
 def diagnose(

@@ -44,6 +44,8 @@ class ProgressView:
         self.findings = 0
         self._reader = _StepReader(run)
         self._event_bytes = 0
+        self._plain_at = 0.0
+        self._plain_step = -1.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
         self._live = console.is_terminal
@@ -94,9 +96,6 @@ class ProgressView:
             description=f"{self.plan.world_size} ranks",
             figures=self._figures(latest),
         )
-
-    _plain_at = 0.0
-    _plain_step = -1.0
 
     def _plain(self, latest: dict[str, float], last: bool) -> None:
         due = time.monotonic() - self._plain_at >= PLAIN_LINE_S

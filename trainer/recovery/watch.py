@@ -29,6 +29,7 @@ from types import FrameType
 from analyzers.diagnose import stall_policy
 from analyzers.finding import Finding
 from analyzers.live import LiveState, live_findings
+from analyzers.running import has_ended, ranks_on_node
 from probes.events import EventWriter
 from probes.rundir import NODE_RANK, RunDir, RunError
 from probes.store import Ingester, Store, StoreError, StoreLockedError
@@ -68,8 +69,8 @@ class Watch:
         """One round. Raises StoreError if the store cannot be read or written at the moment."""
         self.ingester.tick()
         with Store.open(self.run, catch_up=False) as store:
-            attempt, pids = _ranks_on_node(store, self.node_rank)
-            self._ended = bool(store.rows("SELECT 1 FROM events WHERE kind = 'run_ended' LIMIT 1"))
+            attempt, pids = ranks_on_node(store, self.node_rank)
+            self._ended = has_ended(store)
         self._pids = pids
         self.events.attempt = attempt
         changes = self.tracker.look(pids)
@@ -133,20 +134,6 @@ class Watch:
             return True
         self._gone_since = self._gone_since or time.monotonic()
         return time.monotonic() - self._gone_since < ORPHAN_GRACE_S
-
-
-def _ranks_on_node(store: Store, node_rank: int) -> tuple[int, dict[int, int]]:
-    """(latest attempt, {rank: pid}) of the ranks on this node that have not closed."""
-    rows = store.rows(
-        """
-        SELECT attempt, rank, arg_max(pid, wall_ns) FROM ranks
-        WHERE node_rank = ? AND attempt = (SELECT max(attempt) FROM ranks)
-          AND (attempt, rank) NOT IN (SELECT (attempt, rank) FROM events WHERE kind = 'rank_closed')
-        GROUP BY ALL ORDER BY rank
-        """,
-        [node_rank],
-    )
-    return (int(rows[0][0]) if rows else 0), {int(rank): int(pid) for _, rank, pid in rows}
 
 
 def _event_columns(finding: Finding) -> dict[str, object]:
