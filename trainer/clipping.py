@@ -1,6 +1,7 @@
 """The global gradient norm over every mesh dimension, and clipping by it.
 
-    norm = gradient_norm(parameters, ranks_per_stage=4)     # one all-reduce of one number
+    norm = gradient_norm(parameters, ranks_per_stage=4, device=device)     # one all-reduce of one number
+    norm = gradient_norm(..., riders=row)                   # the same all-reduce sums the numbers in `row` too
     scale_gradients(parameters, clip_factor(norm, 1.0))
 
 Each rank adds up the squares of the shards that it holds, divided by the number of ranks that hold the same shard;
@@ -56,8 +57,17 @@ def local_gradients(parameters: Iterable[torch.nn.Parameter], ranks_per_stage: i
 
 
 @torch.no_grad()
-def gradient_norm(parameters: Iterable[torch.nn.Parameter], ranks_per_stage: int, device: torch.device) -> Tensor:
-    """Global L2 norm, a float32 scalar on `device`, equal on all ranks. Collective over all ranks."""
+def gradient_norm(
+    parameters: Iterable[torch.nn.Parameter],
+    ranks_per_stage: int,
+    device: torch.device,
+    riders: Tensor | None = None,
+) -> Tensor:
+    """Global L2 norm, a float32 scalar on `device`, equal on all ranks. Collective over all ranks.
+
+    `riders`, a row of float64 on `device`, is summed over all ranks in place by the same call: a step has one small
+    reduction, and every further one costs the wait for the slowest rank again.
+    """
     gradients = local_gradients(parameters, ranks_per_stage)
     # float64: the sum over all ranks then rounds the same way whatever the layout is, to float32's last bit.
     total = torch.zeros((), dtype=torch.float64, device=device)
@@ -68,7 +78,12 @@ def gradient_norm(parameters: Iterable[torch.nn.Parameter], ranks_per_stage: int
             group = [norm for norm, (_, other) in zip(norms, gradients, strict=True) if other == copies]
             total += torch.stack(group).double().square().sum() / copies
     if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(total)
+        if riders is None:
+            dist.all_reduce(total)
+        else:
+            row = torch.cat((total.view(1), riders))
+            dist.all_reduce(row)
+            total, riders[:] = row[0], row[1:]
     return total.sqrt().float()
 
 

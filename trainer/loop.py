@@ -3,9 +3,9 @@
     outcome = train(session)        # "finished" or "stopped"
     for position, stop in steps(session, position): ...         # the same one step at a time
 
-A step from top to bottom: batch, forward and backward, one small reduction (loss and whether anybody was asked to
-stop), clipping, the guard's verdict, and then either the optimizer's step or the way back to a good state. Every rank
-comes to the same verdict because every number it depends on was reduced.
+A step from top to bottom: batch, forward and backward, one small reduction (gradient norm, loss, whether anybody was
+asked to stop, and the recovery's votes), clipping, the guard's verdict, and then either the optimizer's step or the way
+back to a good state. Every rank comes to the same verdict because every number it depends on was reduced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from probes.recorder import Recorder
@@ -87,7 +86,7 @@ def _step(session: Session, position: Position) -> tuple[Position, bool]:
     local_loss = training.forward_backward(batch)
     if session.gradients is not None:
         session.gradients.after_backward(step)
-    reading = _read(training, recorder, local_loss, session.asked_to_stop())
+    reading = _read(session, local_loss)
     recorder.log(loss=reading.loss, grad_norm=reading.norm, committed=False)
     if training.has_loss:
         recorder.log(local_loss=reading.own_loss)
@@ -107,22 +106,21 @@ def _step(session: Session, position: Position) -> tuple[Position, bool]:
     return position, reading.stop
 
 
-def _read(training: Training, recorder: Recorder, local_loss: Tensor, stop: bool) -> Reading:
-    """Clip, and read what the verdict needs: the step's one reduction besides the gradients' and their norm's.
+def _read(session: Session, local_loss: Tensor) -> Reading:
+    """Clip, and read what the verdict needs, by the step's one reduction besides the gradients'.
 
-    The host waits for the device here, and nowhere else in a step that is taken: all four numbers come back at once.
+    The host waits for the device here, and nowhere else in a step that is taken: all numbers come back at once.
     """
-    own = local_loss.double()
-    with recorder.span("optimizer"):
-        # Tensor-parallel ranks each add the same loss; pipeline ranks without one add nothing.
-        copies = training.plan.data_size * training.plan.tp
-        share = own / copies if training.has_loss else torch.zeros_like(own)
-        row = torch.stack((share, torch.full_like(share, float(stop))))
-        if training.plan.world_size > 1:
-            dist.all_reduce(row)
-    norm = training.clip()
-    with recorder.span("optimizer"):
-        loss, stops, norm_value, own_loss = torch.cat((row, torch.stack((norm.double(), own)))).tolist()
+    training, recovery = session.training, session.recovery
+    own = local_loss.double().view(1)
+    # Tensor-parallel ranks each add the same loss; pipeline ranks without one add nothing.
+    share = own / (training.plan.data_size * training.plan.tp) if training.has_loss else torch.zeros_like(own)
+    said = torch.tensor([float(session.asked_to_stop()), *recovery.votes()], dtype=torch.float64)
+    row = torch.cat((share, said.to(own.device, non_blocking=True)))
+    norm = training.clip(row)
+    with session.recorder.span("optimizer"):
+        own_loss, norm_value, loss, stops, *votes = torch.cat((own, norm.double().view(1), row)).tolist()
+    recovery.counted(votes)
     return Reading(loss=loss, norm=norm_value, stop=stops > 0, own_loss=own_loss if training.has_loss else math.nan)
 
 

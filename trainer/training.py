@@ -162,16 +162,17 @@ class Training:
         dist.all_reduce(total)
         return total
 
-    def clip(self) -> Tensor:
+    def clip(self, riders: Tensor | None = None) -> Tensor:
         """Clip gradients to `optim.clip_norm` and return the global norm before that (unscaled in fp16).
 
         A float32 scalar on the device, equal on all ranks; NaN or Inf if any gradient is. Collective, asynchronous.
+        `riders`, a row of float64 on the device, is summed over all ranks in place with it.
         """
         with self.recorder.span("optimizer"):
             parameters = [parameter for _, parameter in self.named_parameters()]
             if self.plan.tp > 1:
                 settle_gradients(parameters)
-            norm = gradient_norm(parameters, self.plan.world_size // self.plan.pp, self.device)
+            norm = gradient_norm(parameters, self.plan.world_size // self.plan.pp, self.device, riders)
             scale = 1.0 if self.scaler is None else self.scaler.scale
             norm = norm / scale
             if self.config.optim.clip_norm or scale != 1.0:

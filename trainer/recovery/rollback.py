@@ -84,6 +84,13 @@ class Recovery:
             self.save(position)
         return self._skipping(position)
 
+    def votes(self) -> list[float]:
+        """Numbers of this rank that the step's reduction sums over all ranks; always as many."""
+        return []
+
+    def counted(self, votes: list[float]) -> None:
+        """The sums of this step's votes, the same on all ranks."""
+
     def save(self, position: Position) -> bool:
         """Save to disk now; False if that failed."""
         with self.recorder.span("checkpoint"):
