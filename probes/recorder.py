@@ -117,6 +117,7 @@ class Recorder:
             "node_rank": node_rank,
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "start_ticks": start_ticks(),
             "device": device,
             "clock_offset_ns": time.time_ns() - time.monotonic_ns(),
         }
@@ -342,5 +343,14 @@ def resident_bytes() -> int:
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return _NONE_I64
+
+
+def start_ticks() -> int:
+    """When this process started, in clock ticks since boot, from /proc; UNSET where there is none."""
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
     except OSError:
         return _NONE_I64

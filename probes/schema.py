@@ -214,6 +214,11 @@ _EVENT_TABLES = (
             _i32("node_rank", "1", "index of the node"),
             _text("host", "host name"),
             _i64("pid", "", "process id on the host"),
+            _i64(
+                "start_ticks",
+                "",
+                "when the process started, in clock ticks since boot: a pid is used again, this is not",
+            ),
             _text("device", "cpu or cuda:0"),
             _text("device_uuid", "NVML UUID of the device"),
             _i32("pp", "1", "coordinate in the pipeline dimension"),

@@ -42,11 +42,12 @@ from trainer.checkpoint.manifest import CheckpointError
 from trainer.config import Config, ConfigError, load_config
 from trainer.drills.faults import Fault, FaultError, parse_fault
 from trainer.drills.inject import arm
-from trainer.exit_codes import EXIT_GIVEN_UP, EXIT_MISTAKE
+from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_MISTAKE
 from trainer.instrument import instrument
 from trainer.loop import Session, train
 from trainer.mesh_plan import Plan, resolve
 from trainer.model.transformer import Transformer
+from trainer.recovery import fence
 from trainer.recovery.guard import RunStopped
 from trainer.recovery.rollback import Recovery
 from trainer.recovery.stacks import register
@@ -55,6 +56,8 @@ __all__ = ["main"]
 
 IMPATIENCE_S = 1.0
 """A signal that comes again after this long ends the process at once."""
+FENCE_INTERVAL_S = 1.0
+"""Between two looks whether a later attempt has taken the run; whatever is written is checked besides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,8 @@ class Identity:
     world_size: int
     node_rank: int
     restarts: int
+    attempt: int
+    """As `rankscope train` claimed it; -1 under another launcher."""
 
     @classmethod
     def from_environment(cls) -> Identity:
@@ -78,6 +83,7 @@ class Identity:
             world_size=number("WORLD_SIZE", 1),
             node_rank=number("GROUP_RANK", 0),
             restarts=number("TORCHELASTIC_RESTART_COUNT", 0),
+            attempt=number("RANKSCOPE_ATTEMPT", -1),
         )
 
 
@@ -87,10 +93,14 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal = 0
         self._received_at: dict[int, float] = {}
+        self._fence_at = 0.0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._received)
 
     def __call__(self) -> bool:
+        if time.monotonic() >= self._fence_at:
+            self._fence_at = time.monotonic() + FENCE_INTERVAL_S
+            fence.check()
         return self.signal != 0
 
     def _received(self, number: int, frame: FrameType | None) -> None:
@@ -117,6 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ConfigError, FaultError, RunError) as error:
         return _mistake(identity, error)
 
+    fence.hold(run, attempt)
     stop = StopRequest()
     recorder = _recorder(identity, config, run, attempt, device)
     register(run, attempt, identity.rank)
@@ -130,6 +141,10 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stderr.write(f"rankscope: {stopped}\n")
         recorder.close()
         return EXIT_GIVEN_UP
+    except fence.Fenced as fenced:
+        sys.stderr.write(f"rankscope: rank {identity.rank}: {fenced}\n")
+        recorder.event("fenced", newest_attempt=fenced.newest)
+        return EXIT_FENCED
     except BaseException as error:
         recorder.event("exception", **_described(error))
         raise
@@ -202,7 +217,8 @@ def _rendezvous(identity: Identity) -> dist.Store | None:
         reason = "the port is in use" if "EADDRINUSE" in str(error) else str(error).splitlines()[0]
         raise ConfigError(f"{where}: {reason}; choose another port, and the same on every rank") from None
     # torchrun's static rendezvous keeps one store over restarts: addresses of the dead must not be found there.
-    return dist.PrefixStore(f"rankscope/{identity.restarts}", store)
+    life = f"restart-{identity.restarts}" if identity.attempt < 0 else f"attempt-{identity.attempt}"
+    return dist.PrefixStore(f"rankscope/{life}", store)
 
 
 def _join_run(
@@ -210,8 +226,7 @@ def _join_run(
 ) -> tuple[RunDir, int]:
     """The run's folder and the attempt's number, the same on all ranks.
 
-    The attempt is the launcher's restart count, unless tapes of it are there already: then the run is being continued
-    by a new launch, and the next free number is taken.
+    `rankscope train` has claimed the attempt before it started any rank; under another launcher rank 0 does it here.
     """
     if identity.rank != 0:
         assert store is not None
@@ -222,8 +237,7 @@ def _join_run(
     if found is None:
         found = RunDir.create(Path(config.run.dir), name=config.run.name, manifest=_manifest(config, plan, faults))
     run = RunDir(found.path.resolve())
-    taken = [attempt for attempt, _, _ in run.rank_dirs()]
-    attempt = max([identity.restarts, *(number + 1 for number in taken)])
+    attempt = identity.attempt if identity.attempt >= 0 else fence.claim(run, world_size=plan.world_size)
     if store is not None:
         store.set("run", f"{run.path}\n{attempt}")
     return run, attempt

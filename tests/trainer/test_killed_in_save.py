@@ -65,7 +65,7 @@ def _wait_for_a_save_beyond(folder: Path, step: int, process: Any) -> None:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and process.is_alive():
         names = [path.name for path in folder.glob("step-*.tmp")]
-        if any(int(name[5:-4]) >= step for name in names):
+        if any(int(name[5:13]) >= step for name in names):
             return
         time.sleep(0.0005)
     raise AssertionError("no save was seen")

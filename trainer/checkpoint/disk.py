@@ -4,7 +4,8 @@
     disk.save(values, extra={"skipped": [...]})     # all ranks; False if it failed, and training goes on
     loaded = disk.load_newest()                     # all ranks; None if there is none
 
-A folder is `step-00000050.tmp` while it is written, gets its manifest last and then its name, in one rename:
+A folder is `step-00000050.a0.tmp` (of attempt 0) while it is written, gets its manifest last and then its name, in
+one rename:
 
 1. every rank writes its shard (torch.distributed.checkpoint), synced to the disk,
 2. every rank reads its files back and hashes them,
@@ -46,6 +47,7 @@ from trainer.checkpoint.manifest import (
     write_manifest,
 )
 from trainer.checkpoint.state import Values, allocate_optimizer_state, restore_rng, rng_state, training_tensors
+from trainer.recovery import fence
 from trainer.training import Training
 
 __all__ = ["DiskCheckpoints", "Loaded", "checkpoint_steps"]
@@ -89,9 +91,9 @@ class DiskCheckpoints:
         if step in self.saved:
             return True
         final = self.path(step)
-        scratch = final.with_name(final.name + ".tmp")
+        scratch = fence.scratch(final)
         self._tell(step, "writing")
-        error = first_error(self._attempt(lambda: self._clear(scratch)))
+        error = first_error(self._attempt(lambda: self._clear(scratch, final)))
         if not error:
             error = first_error(self._attempt(lambda: self._write(scratch)))
         # Even after an error: every rank takes part in every exchange, or the others wait for ever.
@@ -115,7 +117,7 @@ class DiskCheckpoints:
         Raises CheckpointError if there are checkpoints but none can be used: to start over must be asked for.
         """
         if self.is_chief:
-            self._remove_unfinished()
+            fence.sweep(self.folder)
         steps: list[int] = from_rank_0(checkpoint_steps(self.folder) if self.is_chief else [])
         for step in reversed(steps):
             error, loaded = self._try_load(step)
@@ -144,6 +146,7 @@ class DiskCheckpoints:
         self.saved = [other for other in self.saved if other != step]
         self._tell(step, "condemned", reason=reason)
         if self.is_chief:
+            fence.check()
             path = self.path(step)
             target = path.with_name(path.name + ".condemned")
             with contextlib.suppress(OSError):
@@ -152,6 +155,7 @@ class DiskCheckpoints:
 
     def prune(self, protected: int | None) -> None:
         """Remove all but the newest `keep` checkpoints, and never `protected`, the newest good one. All ranks."""
+        fence.check()
         spare = [step for step in self.saved[: -self.keep] if step != protected]
         self.saved = [step for step in self.saved if step not in spare]
         for step in spare:
@@ -170,10 +174,11 @@ class DiskCheckpoints:
 
     # Saving.
 
-    def _clear(self, scratch: Path) -> None:
+    def _clear(self, scratch: Path, final: Path) -> None:
         if self.is_chief:
+            fence.check()
             shutil.rmtree(scratch, ignore_errors=True)
-            shutil.rmtree(scratch.with_suffix(""), ignore_errors=True)
+            shutil.rmtree(final, ignore_errors=True)
             scratch.mkdir(parents=True)
 
     def _write(self, scratch: Path) -> None:
@@ -212,6 +217,7 @@ class DiskCheckpoints:
             "torch_version": torch.__version__,
         }
         write_manifest(scratch, content, files)
+        fence.check()
         scratch.rename(final)
         fsync_path(self.folder)
 
@@ -260,10 +266,6 @@ class DiskCheckpoints:
             restore_rng({name.removeprefix(prefix): value for name, value in rng.items()}, self.training.device)
 
     # The folder.
-
-    def _remove_unfinished(self) -> None:
-        for path in self.folder.glob("step-*.tmp"):
-            self._remove(path)
 
     @staticmethod
     def _remove(path: Path) -> None:

@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.recovery import fence
+
 __all__ = [
     "MANIFEST_NAME",
     "CheckpointError",
@@ -108,12 +110,13 @@ def verify_files(folder: Path, manifest: Mapping[str, Any], names: Iterable[str]
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a JSON file in one step that survives a power cut."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Replace a JSON file in one step that survives a power cut. Raises Fenced in a process of an older attempt."""
+    fresh = fence.scratch(path)
     with fresh.open("w", encoding="utf-8") as file:
         json.dump(content, file, indent=1, sort_keys=True)
         file.flush()
         os.fsync(file.fileno())
+    fence.check()
     fresh.replace(path)
     fsync_path(path.parent)
 
