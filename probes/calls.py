@@ -1,7 +1,7 @@
 """Records of collective calls: opened before the call, completed in place.
 
     calls = Calls(recorder, check_nonfinite=True)
-    call = calls.open(group, op, tensors, peer, is_async, reduces, sys._getframe(1))
+    call = calls.open(group, op, tensors, peer, is_async, reduces)
     ...                                  # the real call
     calls.finish(call, end_ns, waited_ns)
 
@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from threading import get_ident
-from types import FrameType
 from typing import Any
 
 import torch
@@ -100,9 +99,11 @@ class Calls:
         peer: int,
         is_async: bool,
         reduces: bool,
-        frame: FrameType | None,
     ) -> Call:
-        """Write the record of a call that is about to be made; `peer` is a global rank, -1 for none."""
+        """Write the record of a call that is about to be made; `peer` is a global rank, -1 for none.
+
+        To be called by the function that stands in for torch's: the caller is looked for from that one's caller on.
+        """
         recorder = self.recorder
         if self._adrift:
             self._settle()
@@ -127,7 +128,7 @@ class Calls:
         elif check:
             nonfinite = holds_nonfinite(tensors)
         seq = group.next_seq() if peer < 0 else group.next_peer_seq(peer, op)
-        caller = self._caller(frame)
+        caller = self._caller(2)
         phase = recorder.phase if self._is_training() else 0
         issue_ns = _monotonic_ns()
         slot = self._append(

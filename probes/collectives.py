@@ -24,6 +24,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from .backward_wait import BackwardWait
-from .calls import Call, Calls, GroupCalls
+from .calls import Calls, GroupCalls
 from .failopen import failing_open, probes_disabled, record_error
 from .group_label import group_label
 from .recorder import Recorder
@@ -238,32 +239,25 @@ def _recorded(probe: _Probe, group: GroupCalls, real: Callable[..., Any], method
     op = recorder.name(method.op)
     open_call, finish, add_wait, device = calls.open, calls.finish, calls.add_wait, calls.device
 
-    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, bool]:
-        if not group.label:
-            probe.label()
-        frame = sys._getframe(2)
-        peer = -1
-        if peer_index >= 0:
-            outer = frame.f_back
-            is_async = frame.f_code.co_name in _NON_BLOCKING and (
-                outer is None or outer.f_code.co_name not in _BLOCKING
-            )
-            sync = False  # also a blocking one waits by itself
-            peer = group.members[args[peer_index]] if group.members else args[peer_index]
-        else:
-            options = kwargs["opts"] if "opts" in kwargs else args[-1] if args else None
-            is_async = getattr(options, "asyncOp", True)
-            sync = not is_async and group.coalesced is None
-        tensors: Sequence[torch.Tensor] = ()
-        if 0 <= input_index < len(args):
-            tensors = args[input_index]
-            if type(tensors) is not list or len(tensors) != 1 or type(tensors[0]) is list:
-                tensors = _tensors(tensors)
-        return open_call(group, op, tensors, peer, is_async, reduces, frame), sync
-
     def recorded(*args: Any, **kwargs: Any) -> Any:
         try:
-            call, sync = begin(args, kwargs)
+            if not group.label:
+                probe.label()
+            peer = -1
+            if peer_index >= 0:
+                is_async = _is_async_p2p(sys._getframe(1))
+                sync = False  # also a blocking one waits by itself
+                peer = group.members[args[peer_index]] if group.members else args[peer_index]
+            else:
+                options = kwargs["opts"] if "opts" in kwargs else args[-1] if args else None
+                is_async = getattr(options, "asyncOp", True)
+                sync = not is_async and group.coalesced is None
+            tensors: Sequence[torch.Tensor] = ()
+            if 0 <= input_index < len(args):
+                tensors = args[input_index]
+                if type(tensors) is not list or len(tensors) != 1 or type(tensors[0]) is list:
+                    tensors = _tensors(tensors)
+            call = open_call(group, op, tensors, peer, is_async, reduces)
         except Exception as error:
             record_error("collectives.issue", error)
             return real(*args, **kwargs)
@@ -287,6 +281,12 @@ def _recorded(probe: _Probe, group: GroupCalls, real: Callable[..., Any], method
         return work
 
     return recorded
+
+
+def _is_async_p2p(caller: FrameType) -> bool:
+    """Whether `send` or `recv` of a group was called for a handle: nothing in the arguments says so."""
+    outer = caller.f_back
+    return caller.f_code.co_name in _NON_BLOCKING and (outer is None or outer.f_code.co_name not in _BLOCKING)
 
 
 def _tensors(value: Any) -> Sequence[torch.Tensor]:

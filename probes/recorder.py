@@ -41,7 +41,7 @@ _STEP_COLUMNS = {column.name: i for i, column in enumerate(TABLES["steps"].colum
 _LATE = ("loss", "local_loss", "grad_norm", "lr", "tokens", "batch_index", "committed", "nonfinite_count")
 _NONE_I32 = int(UNSET["i32"])
 _NONE_I64 = int(UNSET["i64"])
-_MEMORY_INTERVAL_NS = 250_000_000  # reading /proc costs more than the rest of a step's record
+_MEMORY_INTERVAL_NS = 1_000_000_000  # reading /proc costs more than the rest of a step's record
 _monotonic_ns = time.monotonic_ns
 _cpu_ns = time.process_time_ns
 
