@@ -1,8 +1,10 @@
 """The global gradient norm over every mesh dimension, and clipping by it.
 
-    norm = gradient_norm(parameters, ranks_per_stage=4, device=device)     # one all-reduce of one number
-    norm = gradient_norm(..., riders=row)                   # the same all-reduce sums the numbers in `row` too
-    scale_gradients(parameters, clip_factor(norm, 1.0))
+    shards = LocalGradients(parameters, ranks_per_stage=4)      # once
+    gradients = shards.by_copies()                              # after each backward
+    norm = gradient_norm(gradients, device)                     # one all-reduce of one number
+    norm = gradient_norm(gradients, device, riders=row)         # the same all-reduce sums the numbers in `row` too
+    scale_gradients(gradients, clip_factor(norm, 1.0))
 
 Each rank adds up the squares of the shards that it holds, divided by the number of ranks that hold the same shard;
 one sum over all ranks then gives the square of the norm, whatever the mix of replicated, sharded and pipelined
@@ -12,14 +14,15 @@ on any rank arrives in it everywhere; nothing is raised here, because what to do
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-__all__ = ["clip_factor", "gradient_norm", "local_gradients", "scale_gradients", "settle_gradients"]
+__all__ = ["LocalGradients", "clip_factor", "gradient_norm", "scale_gradients", "settle_gradients"]
 
 
 def settle_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -35,48 +38,49 @@ def settle_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
             parameter.grad = grad.redistribute(placements=parameter.placements)
 
 
-def local_gradients(parameters: Iterable[torch.nn.Parameter], ranks_per_stage: int) -> list[tuple[Tensor, int]]:
-    """This rank's part of every gradient, with the number of ranks that hold the same part.
+class LocalGradients:
+    """This rank's part of every gradient, by how many ranks hold the same part: what a norm must not count twice.
 
-    `ranks_per_stage` is the number of ranks that hold the parameter at all: the world without the pipeline.
+    Which part of a parameter a rank holds never changes, so it is worked out once. `ranks_per_stage` is the number of
+    ranks that hold a parameter at all: the world without the pipeline.
     """
-    found = []
-    for parameter in parameters:
-        grad = parameter.grad
-        if grad is None:
-            continue
-        copies = ranks_per_stage
-        if isinstance(grad, DTensor):
-            for dim, placement in enumerate(grad.placements):
-                if placement.is_shard() or type(placement).__name__ == "_StridedShard":
-                    copies //= grad.device_mesh.size(dim)
-            grad = grad.to_local()
-        if grad.numel():
-            found.append((grad, copies))
-    return found
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], ranks_per_stage: int) -> None:
+        self._parameters: dict[int, list[torch.nn.Parameter]] = {}
+        for parameter in parameters:
+            copies = ranks_per_stage
+            if isinstance(parameter, DTensor):
+                for dim, placement in enumerate(parameter.placements):
+                    if placement.is_shard() or type(placement).__name__ == "_StridedShard":
+                        copies //= parameter.device_mesh.size(dim)
+            self._parameters.setdefault(copies, []).append(parameter)
+
+    def by_copies(self) -> list[tuple[int, list[Tensor]]]:
+        """(number of ranks that hold the same, gradients), without parameters that have none here."""
+        found = []
+        for copies, parameters in sorted(self._parameters.items()):
+            grads: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            # The attribute, not `to_local()`, which asks a dozen questions first.
+            local = [getattr(grad, "_local_tensor", grad) for grad in grads]
+            if local := [grad for grad in local if grad.numel()]:
+                found.append((copies, local))
+        return found
 
 
 @torch.no_grad()
 def gradient_norm(
-    parameters: Iterable[torch.nn.Parameter],
-    ranks_per_stage: int,
-    device: torch.device,
-    riders: Tensor | None = None,
+    gradients: Sequence[tuple[int, list[Tensor]]], device: torch.device, riders: Tensor | None = None
 ) -> Tensor:
-    """Global L2 norm, a float32 scalar on `device`, equal on all ranks. Collective over all ranks.
+    """Global L2 norm of `LocalGradients.by_copies()`, a float32 scalar on `device`, equal on all ranks. Collective.
 
     `riders`, a row of float64 on `device`, is summed over all ranks in place by the same call: a step has one small
     reduction, and every further one costs the wait for the slowest rank again.
     """
-    gradients = local_gradients(parameters, ranks_per_stage)
     # float64: the sum over all ranks then rounds the same way whatever the layout is, to float32's last bit.
     total = torch.zeros((), dtype=torch.float64, device=device)
-    if gradients:
-        norms = torch._foreach_norm([grad for grad, _ in gradients])
-        # Divided by Python numbers, one group at a time: nothing is copied to the device and nothing waits for it.
-        for copies in sorted({copies for _, copies in gradients}):
-            group = [norm for norm, (_, other) in zip(norms, gradients, strict=True) if other == copies]
-            total += torch.stack(group).double().square().sum() / copies
+    for copies, local in gradients:
+        # Divided by a Python number, one group at a time: nothing is copied to the device and nothing waits for it.
+        total += torch.stack(torch._foreach_norm(local)).double().square().sum() / copies
     if dist.is_initialized() and dist.get_world_size() > 1:
         if riders is None:
             dist.all_reduce(total)
@@ -97,7 +101,7 @@ def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
 
 
 @torch.no_grad()
-def scale_gradients(parameters: Iterable[torch.nn.Parameter], factor: Tensor) -> None:
-    gradients = [grad for grad, _ in local_gradients(parameters, 1)]
-    if gradients:
-        torch._foreach_mul_(gradients, factor)
+def scale_gradients(gradients: Sequence[tuple[int, list[Tensor]]], factor: Tensor) -> None:
+    """Multiply all of them, in place."""
+    for _, local in gradients:
+        torch._foreach_mul_(local, factor)

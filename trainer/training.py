@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
-from trainer.clipping import clip_factor, gradient_norm, scale_gradients, settle_gradients
+from trainer.clipping import LocalGradients, clip_factor, gradient_norm, scale_gradients, settle_gradients
 from trainer.config import Config, ConfigError
 from trainer.data.batches import Batch, BatchStream
 from trainer.data.prefetch import Prefetcher
@@ -169,16 +170,21 @@ class Training:
         `riders`, a row of float64 on the device, is summed over all ranks in place with it.
         """
         with self.recorder.span("optimizer"):
-            parameters = [parameter for _, parameter in self.named_parameters()]
             if self.plan.tp > 1:
-                settle_gradients(parameters)
-            norm = gradient_norm(parameters, self.plan.world_size // self.plan.pp, self.device, riders)
+                settle_gradients(parameter for _, parameter in self.named_parameters())
+            gradients = self._shards.by_copies()
+            norm = gradient_norm(gradients, self.device, riders)
             scale = 1.0 if self.scaler is None else self.scaler.scale
             norm = norm / scale
             if self.config.optim.clip_norm or scale != 1.0:
                 limit = self.config.optim.clip_norm or float("inf")
-                scale_gradients(parameters, clip_factor(norm, limit).clamp(max=1.0) / scale)
+                scale_gradients(gradients, clip_factor(norm, limit).clamp(max=1.0) / scale)
             return norm
+
+    @functools.cached_property
+    def _shards(self) -> LocalGradients:
+        parameters = (parameter for _, parameter in self.named_parameters())
+        return LocalGradients(parameters, self.plan.world_size // self.plan.pp)
 
     def absorb_overflow(self, norm: float) -> bool:
         """fp16: whether a norm that is not finite is only the loss scale's doing; drops the step if so.

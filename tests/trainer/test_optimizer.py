@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.trainer.layouts import tiny
-from trainer.clipping import clip_factor, gradient_norm, scale_gradients
+from trainer.clipping import LocalGradients, clip_factor, gradient_norm, scale_gradients
 from trainer.model.transformer import Transformer
 from trainer.optimizer import build_optimizer, learning_rate
 from trainer.precision import LossScaler
@@ -57,26 +57,29 @@ def test_norms_and_the_embedding_do_not_decay() -> None:
     assert decay["blocks.1.mlp.up.weight"] == decay["head.weight"] == 0.1
 
 
-def parameters_with_gradients(*values: float) -> list[torch.nn.Parameter]:
+CPU = torch.device("cpu")
+
+
+def gradients_of(*values: float) -> list[tuple[int, list[torch.Tensor]]]:
     parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in values]
     for parameter, value in zip(parameters, values, strict=True):
         parameter.grad = torch.tensor([value, 0.0])
-    return [*parameters, torch.nn.Parameter(torch.zeros(1))]
+    return LocalGradients([*parameters, torch.nn.Parameter(torch.zeros(1))], ranks_per_stage=1).by_copies()
 
 
 def test_clipping_scales_to_the_limit() -> None:
-    parameters = parameters_with_gradients(3.0, 4.0)
-    norm = gradient_norm(parameters, 1, torch.device("cpu"))
+    gradients = gradients_of(3.0, 4.0)
+    norm = gradient_norm(gradients, CPU)
     assert norm.item() == 5.0
-    scale_gradients(parameters, clip_factor(norm, 1.0))
-    assert gradient_norm(parameters, 1, torch.device("cpu")).item() == pytest.approx(1.0)
-    scale_gradients(parameters, clip_factor(torch.tensor(0.5), 1.0))
-    assert gradient_norm(parameters, 1, torch.device("cpu")).item() == pytest.approx(1.0)
+    scale_gradients(gradients, clip_factor(norm, 1.0))
+    assert gradient_norm(gradients, CPU).item() == pytest.approx(1.0)
+    scale_gradients(gradients, clip_factor(torch.tensor(0.5), 1.0))
+    assert gradient_norm(gradients, CPU).item() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_norm_that_is_not_finite_comes_back(value: float) -> None:
-    norm = gradient_norm(parameters_with_gradients(1.0, value), 1, torch.device("cpu"))
+    norm = gradient_norm(gradients_of(1.0, value), CPU)
     assert not math.isfinite(norm.item())
 
 

@@ -7,7 +7,7 @@
 
 The rows of data rank r are a slice of one global batch that no layout changes, so every layout trains on the same
 sequences in the same order. Sequences are cut from the split without overlap; each epoch visits all of them once in
-a new order.
+a new order, worked out for some batches at once: it takes a hundred small array operations whatever their number.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from trainer.data.corpus import Corpus
 from trainer.data.permutation import permute
 
 __all__ = ["Batch", "BatchStream"]
+
+MAX_ROWS_AHEAD = 512
+"""Sequences of a rank whose order is worked out at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,8 @@ class BatchStream:
         split: str = "train",
     ) -> None:
         self.corpus = corpus
+        self._tokens: np.ndarray[Any, Any] = corpus.tokens.view(np.ndarray)  # a memmap's slices cost ten times more
+        self._ahead: dict[tuple[int, int, int], np.ndarray[Any, Any]] = {}
         self.seq_len = seq_len
         self.global_batch_size = global_batch_size
         self.seed = seed
@@ -86,16 +91,23 @@ class BatchStream:
     def sample_ids(self, batch_index: int, data_rank: int = 0, data_size: int = 1) -> tuple[int, ...]:
         """Which sequences the rank's rows of a batch are; by default all rows of the global batch."""
         rows = self.global_batch_size // data_size
-        start = batch_index * self.global_batch_size + data_rank * rows
-        positions = np.arange(start, start + rows, dtype=np.int64)
+        batches = max(1, MAX_ROWS_AHEAD // rows)
+        key = (batch_index // batches, data_rank, data_size)
+        if key not in self._ahead:
+            firsts = (key[0] * batches + np.arange(batches)) * self.global_batch_size + data_rank * rows
+            self._ahead = {key: self._samples_at(firsts[:, None] + np.arange(rows))}
+        return tuple(self._ahead[key][batch_index % batches].tolist())
+
+    def _samples_at(self, positions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Which sequences come at these places of the whole training, counted in sequences; any shape."""
         if self.split != "train":
-            return tuple(int(i) for i in positions % self.num_sequences)
+            return positions % self.num_sequences
         epochs, within = np.divmod(positions, self.num_sequences)
         ids = np.empty_like(within)
         for epoch in np.unique(epochs):
             chosen = epochs == epoch
             ids[chosen] = permute(within[chosen], self.num_sequences, key=(self.seed, int(epoch)))
-        return tuple(int(i) for i in ids)
+        return ids
 
     def batch(self, batch_index: int, data_rank: int = 0, data_size: int = 1) -> Batch:
         """The rank's rows of global batch `batch_index` (from 0; there is no last one)."""
@@ -103,7 +115,7 @@ class BatchStream:
         rows: np.ndarray[Any, Any] = np.empty((len(ids), self.seq_len + 1), dtype=np.int64)
         for row, number in enumerate(ids):
             start = self.token_position(number)
-            rows[row] = self.corpus.tokens[start : start + self.seq_len + 1]
+            rows[row] = self._tokens[start : start + self.seq_len + 1]
         tokens = torch.from_numpy(rows)
         return Batch(
             index=batch_index, inputs=tokens[:, :-1].contiguous(), targets=tokens[:, 1:].contiguous(), sample_ids=ids
