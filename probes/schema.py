@@ -248,7 +248,10 @@ _EVENT_TABLES = (
         "event",
         (
             _text("tier", "memory or disk"),
-            _text("state", "writing, complete, verified, good, condemned, loaded, failed, removed"),
+            _text(
+                "state",
+                "writing, complete, verified, good, condemned, failed, removed; loaded and delayed are told too",
+            ),
             _text("path", "folder, relative to the run"),
             _i64("bytes", "By", "size over all shards"),
             _i64("duration_ns", "ns", "time from begin to this state"),

@@ -204,8 +204,12 @@ class ProbesConfig(_Section):
 class CheckpointConfig(_Section):
     interval: int = Field(default=50, ge=0)
     """Steps between checkpoints on disk; 0 = only at the end."""
+    asynchronous: bool = True
+    """Write to disk while the training goes on, which then waits only for the copy to host memory."""
     keep: int = Field(default=3, ge=1)
-    """Checkpoints kept on disk."""
+    """Good checkpoints kept on disk, besides those that still have to prove themselves."""
+    keep_every: int = Field(default=0, ge=0)
+    """Checkpoints of steps that are multiples of this are kept for ever; 0 = none, else a multiple of `interval`."""
     memory_interval: int = Field(default=10, ge=0)
     """Steps between copies in memory; 0 = none."""
     resume: bool = True
@@ -245,6 +249,11 @@ class Config(_Section):
             )
         if model.num_heads % model.kv_heads:
             raise ValueError(f"model.num_kv_heads = {model.kv_heads}: must divide model.num_heads = {model.num_heads}")
+        every, interval = self.checkpoint.keep_every, self.checkpoint.interval
+        if every and (not interval or every % interval):
+            raise ValueError(
+                f"checkpoint.keep_every = {every}: must be a multiple of checkpoint.interval = {interval}, or 0"
+            )
         if data.seq_len > model.max_seq_len:
             raise ValueError(f"data.seq_len = {data.seq_len}: at most model.max_seq_len = {model.max_seq_len}")
         if not data.path and model.vocab_size < 256:

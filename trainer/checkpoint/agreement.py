@@ -2,6 +2,7 @@
 
 first_error(error)           # "" if no rank has one: all succeed or all fail
 from_rank_0(value)           # a plain JSON value of rank 0
+summed([1.0, 0.0], device)   # number by number, over all ranks
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-__all__ = ["everyone", "first_error", "from_rank_0"]
+__all__ = ["everyone", "first_error", "from_rank_0", "summed"]
 
 
 def everyone(value: Any) -> list[Any]:
@@ -38,6 +40,15 @@ def from_rank_0(value: Any) -> Any:
     texts = [json.dumps(value) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(texts, src=0)
     return json.loads(texts[0] or "null")
+
+
+def summed(values: list[float], device: torch.device) -> list[float]:
+    """The sum over all ranks of each of some numbers."""
+    if not _distributed():
+        return values
+    row = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(row)
+    return row.tolist()
 
 
 def _distributed() -> bool:

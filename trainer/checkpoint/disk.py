@@ -1,18 +1,15 @@
-"""Checkpoints on disk: sharded, hashed, complete or not there at all.
+"""The checkpoints of a run on disk: sharded, hashed, complete or not there at all, written while the training goes on.
 
     disk = DiskCheckpoints(run.checkpoints, training, recorder, keep=3)
-    disk.save(values, extra={"skipped": [...]})     # all ranks; False if it failed, and training goes on
-    loaded = disk.load_newest()                     # all ranks; None if there is none
+    disk.open(); loaded = disk.load_newest(ledger)      # all ranks; None if there is none
+    disk.begin(copy, extra={"ledger": {...}})           # all ranks; returns at once
+    disk.counted(summed(disk.votes()))                  # all ranks, once a step: True when a save has come to its end
+    disk.settle()                                       # all ranks: wait for the save that is being written
 
-A folder is `step-00000050.a0.tmp` (of attempt 0) while it is written, gets its manifest last and then its name, in
-one rename:
-
-1. every rank writes its shard (torch.distributed.checkpoint), synced to the disk,
-2. every rank reads its files back and hashes them,
-3. rank 0 writes the manifest with all sizes and hashes, syncs, renames the folder, syncs its parent.
-
-A folder that must not be used again is renamed to `step-00000050.condemned`. Loading checks all hashes before torch
-opens any file, and takes the checkpoint before if one is not as it was written.
+A folder is `step-00000050.1.a0.tmp` while it is written (number of the save, attempt), gets its manifest last and then
+its name, in one rename; `trainer.checkpoint.saving` has the stages. One save is written at a time. A folder that must
+not be used again is renamed to `step-00000050.condemned`. Loading checks all hashes before torch opens any file, and
+takes the checkpoint before if one is not as it was written.
 """
 
 from __future__ import annotations
@@ -21,47 +18,30 @@ import contextlib
 import re
 import shutil
 import time
-import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from probes.failopen import failing_open
 from probes.recorder import Recorder
-from trainer.checkpoint.agreement import everyone, first_error, from_rank_0
-from trainer.checkpoint.manifest import (
-    CheckpointError,
-    FileDigest,
-    digest_file,
-    fsync_path,
-    read_manifest,
-    verify_files,
-    write_manifest,
-)
-from trainer.checkpoint.state import Values, allocate_optimizer_state, restore_rng, rng_state, training_tensors
+from trainer.checkpoint.agreement import first_error, from_rank_0, summed
+from trainer.checkpoint.host_copy import HostCopy
+from trainer.checkpoint.ledger import Ledger
+from trainer.checkpoint.loading import Loaded, load_folder
+from trainer.checkpoint.manifest import CheckpointError, read_manifest
+from trainer.checkpoint.save_plan import SavePlan
+from trainer.checkpoint.saving import Save
+from trainer.checkpoint.state import Values, rng_state, training_tensors
+from trainer.checkpoint.states import States
 from trainer.recovery import fence
 from trainer.training import Training
 
-__all__ = ["DiskCheckpoints", "Loaded", "checkpoint_steps"]
+__all__ = ["DiskCheckpoints", "checkpoint_steps"]
 
 _NAME = re.compile(r"step-(\d{8,18})")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """What a checkpoint held besides tensors."""
-
-    step: int
-    values: Values
-    extra: Mapping[str, Any]
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
@@ -71,142 +51,211 @@ def checkpoint_steps(folder: Path) -> list[int]:
 
 
 class DiskCheckpoints:
-    """The checkpoints of a run. Methods marked "all ranks" are collective; rank 0 alone renames and removes."""
+    """The checkpoints of a run. Methods marked "all ranks" are called on all alike; rank 0 alone renames and removes."""
 
-    def __init__(self, folder: Path, training: Training, recorder: Recorder, *, keep: int) -> None:
+    def __init__(self, folder: Path, training: Training, recorder: Recorder, *, keep: int, keep_every: int = 0) -> None:
         self.folder = folder
         self.training = training
         self.recorder = recorder
         self.keep = keep
+        self.keep_every = keep_every
         self.is_chief = training.rank == 0
         self.saved: list[int] = []
-        """Steps that this run may go back to, oldest first; the same on all ranks."""
+        """Steps that this run may go back to, verified, oldest first; the same on all ranks."""
+        self.states = States()
+        """Kept by rank 0 only."""
+        self.background = ThreadPoolExecutor(1, thread_name_prefix="rankscope-save")
+        """Does one thing at a time, none of which may be a collective."""
+        self._save: Save | None = None
+        self._plan: SavePlan | None = None
+        self._num_saves = 0
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
 
-    def save(self, values: Values, extra: Mapping[str, Any]) -> bool:
-        """Write a checkpoint of the state as it is now. All ranks get the same answer; a failure is an event."""
-        step, start = values.position.step, time.monotonic_ns()
-        if step in self.saved:
-            return True
+    # Saving.
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is being written; the same on all ranks."""
+        return self._save is not None
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it is known who writes what; the same on all ranks."""
+        return self._plan is not None
+
+    def prepare(self) -> None:
+        """Plan who writes what, unless that is known. All ranks; collective the first time, and after a change."""
+        tensors = training_tensors(self.training)
+        rng = {f"rng.{self.training.rank}.{name}": value for name, value in rng_state(self.training.device).items()}
+        if self._plan is None or not self._plan.fits(tensors | rng):
+            self._plan = SavePlan.make(tensors | rng, rank=self.training.rank)
+
+    def begin(self, copy: HostCopy, extra: Mapping[str, Any], *, stall_ns: int = 0) -> None:
+        """Begin to write a checkpoint of what `copy` holds. All ranks; none may be `busy`, and `stall_ns` is told."""
+        assert self._save is None
+        start = time.monotonic_ns()
+        self.prepare()
+        assert self._plan is not None
+        values, step = copy.values, copy.step
+        self._num_saves += 1
         final = self.path(step)
-        scratch = fence.scratch(final)
         self._tell(step, "writing")
-        error = first_error(self._attempt(lambda: self._clear(scratch, final)))
-        if not error:
-            error = first_error(self._attempt(lambda: self._write(scratch)))
-        # Even after an error: every rank takes part in every exchange, or the others wait for ever.
-        digests = everyone({} if error else self._digests(scratch))
-        error = error or next((f"rank {r}: {d['error']}" for r, d in enumerate(digests) if "error" in d), "")
-        if not error:
-            files = {name: FileDigest(**digest) for part in digests for name, digest in part.items()}
-            error = first_error(self._attempt(lambda: self._finish(scratch, final, values, extra, files)))
-        duration = time.monotonic_ns() - start
-        if error:
-            self._tell(step, "failed", duration_ns=duration, stall_ns=duration, reason=error)
+        self._save = Save(
+            step=step,
+            final=final,
+            scratch=fence.scratch(final.with_name(f"{final.name}.{self._num_saves}")),
+            plan=self._plan,
+            copy=copy,
+            content=self._content(values, extra),
+            executor=self.background,
+        )
+        self._save.submit()
+        self._save.stall_ns = stall_ns + time.monotonic_ns() - start
+
+    def votes(self) -> list[float]:
+        """What this rank has to say about the save that is being written: still at work, failed."""
+        save = self._save
+        return [0.0, 0.0] if save is None else [float(save.pending), float(save.failed)]
+
+    def counted(self, sums: list[float]) -> bool:
+        """Go on with the save by what all ranks' votes sum up to; True if it came to a good end. All ranks."""
+        save = self._save
+        if save is None or sums[0]:
             return False
-        size = sum(digest.bytes for digest in files.values())
-        self._tell(step, "complete", duration_ns=duration, stall_ns=duration, bytes=size)
-        self.saved.append(step)
+        if save.cancelled or sums[1]:
+            self._break_off(save)
+            return False
+        if self.is_chief and save.stage != "write":
+            self._tell(
+                save.step,
+                "complete" if save.stage == "finish" else "verified",
+                duration_ns=time.monotonic_ns() - save.start_ns,
+                stall_ns=save.stall_ns,
+                bytes=save.nbytes,
+            )
+        if not save.is_last_stage:
+            save.submit()
+            return False
+        self._save = None
+        self.saved.append(save.step)
         return True
 
-    def load_newest(self) -> Loaded | None:
+    def settle(self) -> bool:
+        """Wait for the save that is being written and for what else is done in the background. All ranks; collective.
+
+        True if a save came to a good end.
+        """
+        ended = False
+        while (save := self._save) is not None:
+            start = time.monotonic_ns()
+            save.wait()
+            sums = summed(self.votes(), self.training.device)
+            save.stall_ns += time.monotonic_ns() - start
+            ended = self.counted(sums)
+        self.background.submit(bool).result()
+        return ended
+
+    # Loading.
+
+    def open(self) -> None:
+        """Remove what a former attempt left unfinished. All ranks, before loading."""
+        if self.is_chief:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                fence.sweep(self.folder)
+            except OSError as failure:  # a read-only folder must not keep a run from training
+                self._tell_problem(f"{self.folder.name} cannot be written: {failure.strerror}")
+
+    def newest(self) -> int:
+        """Step of the newest checkpoint that is there, whatever is in it; -1 if there is none. All ranks."""
+        return int(from_rank_0(max(checkpoint_steps(self.folder), default=-1) if self.is_chief else -1))
+
+    def load_newest(self, ledger: Ledger) -> Loaded | None:
         """Load the newest checkpoint whose hashes agree; those that do not are condemned. All ranks.
 
-        Raises CheckpointError if there are checkpoints but none can be used: to start over must be asked for.
+        One that holds the update of a batch that was given up since is condemned too: the run was ended between the
+        decision and the way back. Raises CheckpointError if there are checkpoints but none can be used: to start over
+        must be asked for.
         """
-        if self.is_chief:
-            fence.sweep(self.folder)
-        steps: list[int] = from_rank_0(checkpoint_steps(self.folder) if self.is_chief else [])
-        for step in reversed(steps):
-            error, loaded = self._try_load(step)
-            if loaded is not None:
-                self.saved = [older for older in steps if older <= step]
-                self._tell(step, "loaded")
-                return loaded
-            self.condemn(step, error)
+        steps, stale = self._look(ledger)
+        for step in reversed([step for step in steps if step not in stale] or steps):
+            loaded = self._try_load(step)
+            if loaded is None:
+                continue
+            self.saved = [older for older in steps if older <= step and older not in stale]
+            for newer in [newer for newer in steps if newer > step]:
+                self.condemn(newer, f"it holds the update of a batch that was given up; step {step} is older")
+            return loaded
         if steps:
             raise CheckpointError(
                 f"{self.folder}: none of {len(steps)} checkpoints can be used; checkpoint.resume=false starts over"
             )
         return None
 
+    def adopt(self, ledger: Ledger, before: int) -> None:
+        """Know the checkpoints up to a step without loading one of them. All ranks."""
+        steps, stale = self._look(ledger)
+        self.saved = [step for step in steps if step <= before and step not in stale]
+
     def load(self, step: int) -> Loaded | None:
         """Load one checkpoint; if its hashes do not agree, condemn it and return None. All ranks."""
-        error, loaded = self._try_load(step)
-        if loaded is None:
-            self.condemn(step, error)
-        else:
-            self._tell(step, "loaded")
-        return loaded
+        return self._try_load(step)
+
+    # Afterwards.
 
     def condemn(self, step: int, reason: str) -> None:
-        """Never use a checkpoint again. All ranks call it; the folder stays, under another name, until it is pruned."""
+        """Never use a checkpoint again, even if it is still being written. All ranks; the folder stays, under another
+        name, until it is pruned."""
         self.saved = [other for other in self.saved if other != step]
+        if self._save is not None and self._save.step == step:
+            self._save.cancel()
         self._tell(step, "condemned", reason=reason)
         if self.is_chief:
             fence.check()
             path = self.path(step)
             target = path.with_name(path.name + ".condemned")
             with contextlib.suppress(OSError):
-                shutil.rmtree(target, ignore_errors=True)
+                self._discard(target)
                 path.rename(target)
 
-    def prune(self, protected: int | None) -> None:
-        """Remove all but the newest `keep` checkpoints, and never `protected`, the newest good one. All ranks."""
+    def condemn_from(self, step: int, reason: str) -> None:
+        """Condemn what holds the state of `step` or of a later one. All ranks."""
+        writing = [self._save.step] if self._save is not None and not self._save.cancelled else []
+        for other in [other for other in [*self.saved, *writing] if other >= step]:
+            self.condemn(other, reason)
+
+    def prune(self, good_step: int | None) -> None:
+        """Remove all but the newest `keep` good ones, those kept for ever, and those not yet known to be good.
+
+        The newest good one is never removed. All ranks.
+        """
         fence.check()
-        spare = [step for step in self.saved[: -self.keep] if step != protected]
+        good = [step for step in self.saved if good_step is not None and step <= good_step]
+        spare = [step for step in good[: -self.keep] if not (self.keep_every and step % self.keep_every == 0)]
         self.saved = [step for step in self.saved if step not in spare]
         for step in spare:
-            self._tell(step, "removed", reason=f"the newest {self.keep} are kept")
+            self._tell(step, "removed", reason=f"the newest {self.keep} good ones are kept")
             if self.is_chief:
-                self._remove(self.path(step))
+                self._discard(self.path(step))
         if self.is_chief and self.saved:
             for path in self.folder.glob("step-*.condemned"):
                 match = _NAME.match(path.name)
                 if match and int(match[1]) < self.saved[0]:
-                    self._remove(path)
+                    self._discard(path)
 
-    def mark_good(self, step: int) -> None:
+    def mark_good(self, steps: list[int]) -> None:
         """Say that enough healthy steps followed."""
-        self._tell(step, "good")
+        for step in steps:
+            if self.states.of(step) == "verified":
+                self._tell(step, "good")
 
-    # Saving.
+    # Pieces of the above.
 
-    def _clear(self, scratch: Path, final: Path) -> None:
-        if self.is_chief:
-            fence.check()
-            shutil.rmtree(scratch, ignore_errors=True)
-            shutil.rmtree(final, ignore_errors=True)
-            scratch.mkdir(parents=True)
-
-    def _write(self, scratch: Path) -> None:
-        tensors = training_tensors(self.training) | self._rng_tensors()
-        writer = FileSystemWriter(scratch, single_file_per_rank=True, sync_files=True, overwrite=False)
-        with _quiet():
-            dcp_save(tensors, storage_writer=writer, no_dist=not dist.is_initialized())
-
-    def _rng_tensors(self) -> dict[str, Tensor]:
-        return {f"rng.{self.training.rank}.{k}": v for k, v in rng_state(self.training.device).items()}
-
-    def _digests(self, scratch: Path) -> dict[str, Any]:
-        """Hashes of what this rank wrote; rank 0 wrote the metadata too."""
-        try:
-            paths = list(scratch.glob(f"__{self.training.rank}_*"))
-            if self.is_chief:
-                paths.append(scratch / ".metadata")
-            return {path.name: asdict(digest_file(path)) for path in paths}
-        except (OSError, CheckpointError) as error:
-            return {"error": str(error)}
-
-    def _finish(
-        self, scratch: Path, final: Path, values: Values, extra: Mapping[str, Any], files: Mapping[str, FileDigest]
-    ) -> None:
-        if not self.is_chief:
-            return
+    def _content(self, values: Values, extra: Mapping[str, Any]) -> dict[str, Any]:
         plan = self.training.plan
-        content = {
+        return {
             "step": values.position.step,
             "wall_ns": time.time_ns(),
             "values": values.to_json(),
@@ -216,74 +265,67 @@ class DiskCheckpoints:
             "parent": self.saved[-1] if self.saved else None,
             "torch_version": torch.__version__,
         }
-        write_manifest(scratch, content, files)
-        fence.check()
-        scratch.rename(final)
-        fsync_path(self.folder)
 
-    @staticmethod
-    def _attempt(action: Any) -> str:
-        """Run it; the error in one line, or nothing. torch's checkpoint error is no Exception."""
+    def _break_off(self, save: Save) -> None:
+        """The end of a save that failed on some rank, or was condemned; nobody is pending."""
+        self._save = None
+        save.release()
+        if not save.cancelled:
+            save.cancel()
+            reason = first_error(save.error)  # collective, in the one step in which it is needed
+            took = time.monotonic_ns() - save.start_ns
+            self._tell(save.step, "failed", duration_ns=took, stall_ns=save.stall_ns, reason=reason)
+            if self.is_chief and save.renamed:
+                self._discard(save.final)
+        if self.is_chief:
+            self._discard(save.scratch)
+
+    def _look(self, ledger: Ledger) -> tuple[list[int], set[int]]:
+        """The finished checkpoints, and those of them that hold the update of a batch that was given up since."""
+        steps: list[int] = []
+        stale: list[int] = []
+        if self.is_chief:
+            steps = checkpoint_steps(self.folder)
+            stale = [step for step in steps if self._is_stale(step, ledger)]
+            for step in steps:
+                is_good = ledger.good_step is not None and step <= ledger.good_step
+                self.states.found(step, "good" if is_good else "complete")
+        steps, stale = from_rank_0([steps, stale])
+        return steps, set(stale)
+
+    def _is_stale(self, step: int, ledger: Ledger) -> bool:
         try:
-            action()
-        except CheckpointException as error:
-            causes = [f"{type(e).__name__}: {e}" for e, _ in error.failures.values()]
-            return _one_line("; ".join(causes) or str(error))
-        except Exception as error:
-            return _one_line(f"{type(error).__name__}: {error}")
-        return ""
+            manifest = read_manifest(self.path(step))
+            values, then = Values.from_json(manifest["values"]), Ledger.from_json(manifest["extra"]["ledger"])
+        except (CheckpointError, KeyError, TypeError, ValueError):
+            return False  # damaged: to be found, and told, when it is loaded
+        return ledger.gave_up_since(then, values.position.batch_index)
 
-    # Loading.
+    def _try_load(self, step: int) -> Loaded | None:
+        try:
+            loaded = load_folder(self.path(step), self.training)
+        except CheckpointError as error:
+            self.condemn(step, str(error))
+            return None
+        if self.states.of(step) == "complete":
+            self._tell(step, "verified", reason="its hashes agree when it is loaded")
+        self._tell(step, "loaded")
+        return loaded
 
-    def _try_load(self, step: int) -> tuple[str, Loaded | None]:
-        folder, rank, world = self.path(step), self.training.rank, self.training.plan.world_size
-        found: dict[str, Any] = {}
-
-        def verify() -> None:
-            manifest = read_manifest(folder)
-            if ".metadata" not in manifest["files"]:
-                raise CheckpointError(f"{folder.name}: the manifest lists no .metadata")
-            verify_files(folder, manifest, sorted(manifest["files"])[rank::world])
-            found.update(manifest, loaded=Values.from_json(manifest["values"]))
-
-        error = first_error(self._attempt(verify)) or first_error(self._attempt(lambda: self._read(folder)))
-        if error:
-            return error, None
-        return "", Loaded(step=step, values=found["loaded"], extra=found["extra"])
-
-    def _read(self, folder: Path) -> None:
-        """Only after `verify`: from here on torch unpickles."""
-        reader = FileSystemReader(folder)
-        names = reader.read_metadata().state_dict_metadata
-        self.training.discard()
-        allocate_optimizer_state(self.training, names)
-        rng = {name: value for name, value in self._rng_tensors().items() if name in names}
-        with _quiet():
-            tensors = training_tensors(self.training) | rng
-            dcp_load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
-        if rng:
-            prefix = f"rng.{self.training.rank}."
-            restore_rng({name.removeprefix(prefix): value for name, value in rng.items()}, self.training.device)
-
-    # The folder.
-
-    @staticmethod
-    def _remove(path: Path) -> None:
-        shutil.rmtree(path, ignore_errors=True)
+    def _discard(self, path: Path) -> None:
+        """Take a folder out of the way at once, and delete it in the background: that can take long."""
+        trash = fence.scratch(path.with_name(f"{path.name}.{time.monotonic_ns()}"))
+        with contextlib.suppress(OSError):
+            path.rename(trash)
+            self.background.submit(shutil.rmtree, trash, ignore_errors=True)
 
     def _tell(self, step: int, state: str, **detail: Any) -> None:
         if self.is_chief:
+            if state != "loaded":
+                with failing_open("checkpoint states"):
+                    self.states.advance(step, state)
             path = f"{self.folder.name}/{self.path(step).name}"
             self.recorder.event("checkpoint", step=step, tier="disk", state=state, path=path, **detail)
 
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """torch warns of its own deprecated calls inside its checkpoint code."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:500]
+    def _tell_problem(self, reason: str) -> None:
+        self.recorder.event("checkpoint", tier="disk", state="failed", path=self.folder.name, reason=reason)

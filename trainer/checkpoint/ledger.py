@@ -57,6 +57,10 @@ class Ledger:
         self.skipped[batch_index] = reason
         return True
 
+    def gave_up_since(self, then: Ledger, batch_index: int) -> bool:
+        """Whether a state with the ledger `then`, trained up to before `batch_index`, holds a batch skipped by now."""
+        return any(batch < batch_index and batch not in then.skipped for batch in self.skipped)
+
     def rate_at(self, step: int) -> float:
         """What the learning rate of `step` is multiplied with."""
         return self.rate_scale if step <= self.rate_until_step else 1.0

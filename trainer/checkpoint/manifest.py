@@ -52,12 +52,17 @@ class FileDigest:
     blake2b: str
 
 
-def digest_file(path: Path) -> FileDigest:
-    """Read a file and hash it. Refuses links and anything that is not a plain file."""
+def digest_file(path: Path, *, from_disk: bool = False) -> FileDigest:
+    """Read a file and hash it. Refuses links and anything that is not a plain file.
+
+    `from_disk`: what the kernel still holds of it in memory is dropped first, as far as it is on the disk.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(fd, "rb", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise CheckpointError(f"{path}: not a plain file")
+        if from_disk:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         digest, size = hashlib.blake2b(digest_size=32), 0
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
@@ -95,12 +100,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return loaded
 
 
-def verify_files(folder: Path, manifest: Mapping[str, Any], names: Iterable[str]) -> None:
+def verify_files(folder: Path, manifest: Mapping[str, Any], names: Iterable[str], *, from_disk: bool = False) -> None:
     """Compare files with the manifest. Raises CheckpointError for the first that differs."""
     for name in names:
         expected: FileDigest = manifest["files"][name]
         try:
-            found = digest_file(folder / name)
+            found = digest_file(folder / name, from_disk=from_disk)
         except OSError as error:
             raise CheckpointError(f"{folder.name}: {name} cannot be read ({error.strerror})") from None
         if found.bytes != expected.bytes:

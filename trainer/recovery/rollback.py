@@ -4,6 +4,7 @@
     position = recovery.start()                             # from the newest checkpoint, or from the beginning
     position = recovery.taken(position, batch_index)        # after a healthy step: copies, checkpoints, vetting
     position = recovery.refuse(verdict, position, batch_index, loss)   # instead of a bad one
+    recovery.counted(sums)      # once a step: what all ranks' `votes()` sum up to, for saves in the background
 
 After a rollback the steps are trained again with the same batches less the skipped ones. Model, optimizer, loss
 scale, random generators and the spike detector's history go back together, the set of skipped batches does not: what
@@ -17,14 +18,17 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from typing import Any, Protocol
 
 from probes.recorder import Recorder
 from probes.rundir import RunDir
 from trainer.checkpoint.agreement import from_rank_0
-from trainer.checkpoint.disk import DiskCheckpoints, Loaded
+from trainer.checkpoint.disk import DiskCheckpoints
 from trainer.checkpoint.ledger import LEDGER_NAME, Ledger
+from trainer.checkpoint.loading import Loaded
+from trainer.checkpoint.manifest import write_json
 from trainer.checkpoint.memory import MemoryCopies
 from trainer.checkpoint.state import Position, Values
 from trainer.recovery.guard import Decision, Guard, RunStopped, Verdict
@@ -50,18 +54,25 @@ class Recovery:
         self.config = config
         self.run = run
         self.is_chief = training.rank == 0
+        self._ledger_lock = threading.Lock()
+        self._ledger_numbers = [0, 0]  # of the newest content, and of the newest that is on the disk
+        self._ledger_problem = ""
+        self._delayed = False
         self.ledger = self._load_ledger()
         self.guard = Guard(self.ledger, max_rollbacks=config.recovery.max_rollbacks, enabled=config.recovery.enabled)
         healthy = self.guard.policy.healthy_steps
         self.memory = MemoryCopies(training, healthy_steps=healthy, interval=config.checkpoint.memory_interval)
-        self.disk = DiskCheckpoints(run.checkpoints, training, recorder, keep=config.checkpoint.keep)
+        self.disk = DiskCheckpoints(
+            run.checkpoints, training, recorder, keep=config.checkpoint.keep, keep_every=config.checkpoint.keep_every
+        )
 
     def start(self) -> Position:
         """Where to begin. Raises CheckpointError if there are checkpoints and none can be used, RunStopped if a
         former attempt was given up."""
         if self.ledger.stopped:
             raise RunStopped(f"stopped by the guard in a former attempt: {self.ledger.stopped}")
-        loaded = self.disk.load_newest() if self.config.checkpoint.resume else None
+        self.disk.open()
+        loaded = self.disk.load_newest(self.ledger) if self.config.checkpoint.resume else None
         position = self._adopt(loaded) if loaded else Position()
         self._set_rate(position)
         if self._keeps_copies:
@@ -80,23 +91,32 @@ class Recovery:
         if self._keeps_copies and step % checkpoint.memory_interval == 0:
             with self.recorder.span("checkpoint"):
                 self._copy(position, vetted=False)
-        if checkpoint.interval and step % checkpoint.interval == 0:
-            self.save(position)
+        if checkpoint.interval:
+            self._save_if_due(position)
         return self._skipping(position)
 
     def votes(self) -> list[float]:
-        """Numbers of this rank that the step's reduction sums over all ranks; always as many."""
-        return []
+        """This rank's part of what `counted` wants summed over all ranks: always as many numbers."""
+        return self.disk.votes()
 
-    def counted(self, votes: list[float]) -> None:
-        """The sums of this step's votes, the same on all ranks."""
+    def counted(self, sums: list[float]) -> None:
+        """Go on with the save that is written in the background, as all ranks agree. Once a step, with its reduction."""
+        if self.disk.counted(sums):
+            self.disk.prune(self.ledger.good_step)
+        if self._ledger_problem:
+            problem, self._ledger_problem = self._ledger_problem, ""
+            self._tell_ledger(problem)
 
     def save(self, position: Position) -> bool:
-        """Save to disk now; False if that failed."""
+        """Save to disk now and wait for it, as for one that is being written already; False if that failed."""
         with self.recorder.span("checkpoint"):
-            saved = self.disk.save(self._values(position), extra={"ledger": self.ledger.to_json()})
+            self.disk.settle()
+            if position.step not in self.disk.saved:
+                self._begin_save(position)
+                self.disk.settle()
             self.disk.prune(self.ledger.good_step)
-        return saved
+            self.disk.settle()  # what was removed, and the ledger
+        return position.step in self.disk.saved
 
     def refuse(self, verdict: Verdict, position: Position, batch_index: int, local_loss: float | None) -> Position:
         """Drop a bad step's gradients, skip what caused it, go back. Raises RunStopped when enough is enough."""
@@ -146,8 +166,8 @@ class Recovery:
             return position, "none"
         back = values.position
         # Whatever was saved after that state was not vetted when it mattered, or is from the poison on.
-        for step in [step for step in self.disk.saved if step > back.step]:
-            self.disk.condemn(step, f"saved at step {step}, after the state of step {back.step} that was gone back to")
+        self.disk.condemn_from(back.step + 1, f"saved after the state of step {back.step}, which was gone back to")
+        self._delayed = False
         self._settle_good_step()
         self.guard.load(dict(values.detector))
         self.guard.went_back(back.step)
@@ -160,6 +180,7 @@ class Recovery:
 
     def _from_disk(self, before_step: int) -> Values | None:
         """The newest good checkpoint from before a step; if none is good yet, the newest that is whole."""
+        self.disk.settle()
         good = self.ledger.good_step
         while steps := [step for step in self.disk.saved if step < before_step]:
             step = good if good in steps else steps[-1]
@@ -188,6 +209,30 @@ class Recovery:
         scaler = self.training.scaler
         return Values(position=position, scaler=scaler.state() if scaler else None, detector=self.guard.state())
 
+    def _save_if_due(self, position: Position) -> None:
+        """Begin to save in the background; as long as another save is being written there, this one waits."""
+        checkpoint = self.config.checkpoint
+        due = position.step % checkpoint.interval == 0
+        if due and self.disk.busy:
+            self._delayed = True
+            if self.is_chief:
+                reason = "the save before it is still being written"
+                self.recorder.event("checkpoint", tier="disk", state="delayed", reason=reason)
+        elif not checkpoint.asynchronous and due:
+            self.save(position)
+        elif due or (self._delayed and not self.disk.busy):
+            self._delayed = False
+            with self.recorder.span("checkpoint"):
+                self._begin_save(position)
+        elif not self.disk.is_planned:
+            with self.recorder.span("checkpoint"):
+                self.disk.prepare()  # torch's planning is collective: rather in the first step than in a save
+
+    def _begin_save(self, position: Position) -> None:
+        start = time.monotonic_ns()
+        copy = self.memory.lend(self._values(position))
+        self.disk.begin(copy, {"ledger": self.ledger.to_json()}, stall_ns=time.monotonic_ns() - start)
+
     def _copy(self, position: Position, *, vetted: bool) -> None:
         start = time.monotonic_ns()
         size = self.memory.take(self._values(position), vetted=vetted)
@@ -201,8 +246,8 @@ class Recovery:
         vetted = [saved for saved in self.disk.saved if newest < saved <= step - self.guard.policy.healthy_steps]
         if vetted:
             self.ledger.good_step = vetted[-1]
-            self.disk.mark_good(vetted[-1])
-            self._save_ledger()
+            self.disk.mark_good(vetted)
+            self._save_ledger_later()
 
     def _settle_good_step(self) -> None:
         """The checkpoint known to be good may be gone; whatever is older and still there was good before it."""
@@ -224,7 +269,7 @@ class Recovery:
         if self.is_chief:
             ledger, problem = Ledger.load(path)
             if problem:
-                self.recorder.event("checkpoint", tier="disk", state="failed", path=LEDGER_NAME, reason=problem)
+                self._tell_ledger(problem)
             found = ledger.to_json()
         ledger = Ledger.from_json(from_rank_0(found))
         ledger.path = path if self.is_chief else None
@@ -232,11 +277,35 @@ class Recovery:
 
     def _save_ledger(self) -> None:
         """A full disk must not end the training: the ledger goes on in memory, and into the next checkpoint."""
-        try:
-            self.ledger.save()
-        except OSError as error:
-            reason = f"{LEDGER_NAME} cannot be written: {error.strerror}"
-            self.recorder.event("checkpoint", tier="disk", state="failed", path=LEDGER_NAME, reason=reason)
+        self._write_ledger(*self._numbered_ledger())
+        if self._ledger_problem:
+            problem, self._ledger_problem = self._ledger_problem, ""
+            self._tell_ledger(problem)
+
+    def _save_ledger_later(self) -> None:
+        """The same in the background, for what is not lost by a kill in between."""
+        if self.is_chief:
+            self.disk.background.submit(self._write_ledger, *self._numbered_ledger())
+
+    def _numbered_ledger(self) -> tuple[dict[str, Any], int]:
+        self._ledger_numbers[0] += 1
+        return self.ledger.to_json(), self._ledger_numbers[0]
+
+    def _write_ledger(self, content: dict[str, Any], number: int) -> None:
+        """Write and sync it, unless a newer one is there."""
+        if self.ledger.path is None:
+            return
+        with self._ledger_lock:
+            if number < self._ledger_numbers[1]:
+                return
+            try:
+                write_json(self.ledger.path, content)
+                self._ledger_numbers[1] = number
+            except OSError as error:
+                self._ledger_problem = f"{LEDGER_NAME} cannot be written: {error.strerror}"
+
+    def _tell_ledger(self, reason: str) -> None:
+        self.recorder.event("checkpoint", tier="disk", state="failed", path=LEDGER_NAME, reason=reason)
 
     def _skipping(self, position: Position) -> Position:
         return Position(step=position.step, batch_index=self.ledger.next_batch(position.batch_index))

@@ -1,0 +1,156 @@
+"""Who writes what of a sharded checkpoint, planned once by torch and used for every save.
+
+    plan = SavePlan.make(tensors, rank=0)                  # collective; a few ten milliseconds
+    if not plan.fits(tensors): ...                         # e.g. the optimizer has got its state since
+    shard = plan.write_shard(folder, host_tensors)         # no collective: may run in the background
+    plan.write_metadata(folder, shards)                    # rank 0, with what every rank's `write_shard` returned
+
+torch plans anew for every save: each rank sends its list of tensors to rank 0, which removes what is there twice and
+sends everybody the rest. The lists only depend on names and shapes, which do not change in a run, so the background has
+nothing to exchange. The files are those of torch.distributed.checkpoint, whose reader loads them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+
+from trainer.checkpoint.manifest import CheckpointError, FileDigest
+
+__all__ = ["SavePlan", "Shard"]
+
+_FLUSH_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One rank's file: where each of its plan's items lies, and the hash of what was meant to be written."""
+
+    name: str
+    places: list[tuple[int, int]]
+    """(offset, length) in bytes, in the order of the plan."""
+    digest: FileDigest
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, loaded: Mapping[str, Any]) -> Shard:
+        """Raises KeyError, TypeError or ValueError for anything else."""
+        places = [(int(offset), int(length)) for offset, length in loaded["places"]]
+        return cls(name=str(loaded["name"]), places=places, digest=FileDigest(**loaded["digest"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavePlan:
+    """The plan of one rank; `everybody` and `metadata` are rank 0's."""
+
+    rank: int
+    layout: dict[str, tuple[torch.Size, torch.dtype]]
+    items: list[WriteItem]
+    everybody: list[list[WriteItem]]
+    metadata: Metadata | None
+
+    @classmethod
+    def make(cls, tensors: Mapping[str, Tensor], *, rank: int) -> SavePlan:
+        """Let torch plan. All ranks. Raises CheckpointError on all if it cannot be done."""
+        planner = DefaultSavePlanner()
+        planner.set_up_planner(dict(tensors), is_coordinator=rank == 0)
+        local = planner.create_local_plan()
+        distributed = dist.is_initialized() and dist.get_world_size() > 1
+        locals_: list[Any] = [local]
+        if distributed:
+            locals_ = [None] * dist.get_world_size()
+            dist.gather_object(local, locals_ if rank == 0 else None)
+        plans, metadata, error = [], None, ""
+        if rank == 0:
+            try:
+                plans, metadata = planner.create_global_plan(locals_)
+            except (ValueError, AssertionError, RuntimeError) as failure:
+                error = f"torch cannot plan the checkpoint: {failure}"
+        own: list[Any] = [(plans[0] if plans else None, error)]
+        if distributed:
+            everybody = [(plan, "") for plan in plans] if plans else [(None, error)] * len(locals_)
+            dist.scatter_object_list(own, everybody if rank == 0 else None)
+        plan, error = own[0]
+        if error:
+            raise CheckpointError(error)
+        return cls(
+            rank=rank,
+            layout=_layout(tensors),
+            items=plan.items,
+            everybody=[each.items for each in plans],
+            metadata=metadata,
+        )
+
+    def fits(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether these tensors have the names and shapes that were planned for; the same answer on all ranks."""
+        return self.layout == _layout(tensors)
+
+    def write_shard(self, folder: Path, host: Mapping[str, Tensor]) -> Shard:
+        """Write and sync this rank's file from tensors in host memory. Raises OSError."""
+        name = f"__{self.rank}_0.distcp"
+        digest, size, places = hashlib.blake2b(digest_size=32), 0, []
+        buffer = io.BytesIO()
+        with (folder / name).open("xb", buffering=0) as file:
+
+            def flush() -> None:
+                with buffer.getbuffer() as view:
+                    digest.update(view)
+                    _write_all(file, view)
+                buffer.seek(0)
+                buffer.truncate()
+
+            for item in self.items:
+                start = buffer.tell()
+                torch.save(host[item.index.fqn], buffer)
+                length = buffer.tell() - start
+                places.append((size, length))
+                size += length
+                if buffer.tell() >= _FLUSH_BYTES:
+                    flush()
+            flush()
+            os.fsync(file.fileno())
+        return Shard(name=name, places=places, digest=FileDigest(bytes=size, blake2b=digest.hexdigest()))
+
+    def write_metadata(self, folder: Path, shards: Sequence[Shard]) -> None:
+        """Write and sync torch's `.metadata`. Rank 0."""
+        assert self.metadata is not None
+        results = [
+            [
+                WriteResult(
+                    index=item.index,
+                    size_in_bytes=length,
+                    storage_data=_StorageInfo(relative_path=shard.name, offset=offset, length=length),
+                )
+                for item, (offset, length) in zip(items, shard.places, strict=True)
+            ]
+            for items, shard in zip(self.everybody, shards, strict=True)
+        ]
+        FileSystemWriter(folder, sync_files=True).finish(dataclasses.replace(self.metadata), results)
+
+
+def _write_all(file: io.RawIOBase, view: memoryview) -> None:
+    """A raw file may take less than it is given, for instance the last bytes of a disk that is nearly full."""
+    done = 0
+    while done < len(view):
+        done += file.write(view[done:]) or 0
+
+
+def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (value.shape, value.dtype) for name, value in tensors.items()}
