@@ -250,7 +250,7 @@ _EVENT_TABLES = (
             _text("tier", "memory or disk"),
             _text(
                 "state",
-                "writing, complete, verified, good, condemned, failed, removed; loaded and delayed are told too",
+                "writing, complete, verified, good, condemned, failed, removed; also loaded, delayed",
             ),
             _text("path", "folder, relative to the run"),
             _i64("bytes", "By", "size over all shards"),

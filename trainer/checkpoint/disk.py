@@ -51,7 +51,7 @@ def checkpoint_steps(folder: Path) -> list[int]:
 
 
 class DiskCheckpoints:
-    """The checkpoints of a run. Methods marked "all ranks" are called on all alike; rank 0 alone renames and removes."""
+    """The checkpoints of a run. Methods marked "all ranks" are called on all alike; rank 0 renames and removes."""
 
     def __init__(self, folder: Path, training: Training, recorder: Recorder, *, keep: int, keep_every: int = 0) -> None:
         self.folder = folder
@@ -213,11 +213,10 @@ class DiskCheckpoints:
             self._save.cancel()
         self._tell(step, "condemned", reason=reason)
         if self.is_chief:
-            fence.check()
             path = self.path(step)
             target = path.with_name(path.name + ".condemned")
             with contextlib.suppress(OSError):
-                self._discard(target)
+                self._discard(target)  # which looks at the fence
                 path.rename(target)
 
     def condemn_from(self, step: int, reason: str) -> None:
@@ -231,7 +230,6 @@ class DiskCheckpoints:
 
         The newest good one is never removed. All ranks.
         """
-        fence.check()
         good = [step for step in self.saved if good_step is not None and step <= good_step]
         spare = [step for step in good[: -self.keep] if not (self.keep_every and step % self.keep_every == 0)]
         self.saved = [step for step in self.saved if step not in spare]
@@ -314,6 +312,7 @@ class DiskCheckpoints:
 
     def _discard(self, path: Path) -> None:
         """Take a folder out of the way at once, and delete it in the background: that can take long."""
+        fence.check()
         trash = fence.scratch(path.with_name(f"{path.name}.{time.monotonic_ns()}"))
         with contextlib.suppress(OSError):
             path.rename(trash)

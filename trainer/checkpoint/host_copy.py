@@ -70,7 +70,7 @@ class HostCopy:
 
     @torch.no_grad()
     def restore(self, training: Training) -> Values:
-        """Put the state back: tensors and random generators. Returns the other values, which are the caller's to set."""
+        """Put tensors and random generators back. Returns the other values, which are the caller's to set."""
         training.discard()
         if training_tensors(training).keys() != self.tensors.keys():
             allocate_optimizer_state(training, self.tensors)

@@ -100,7 +100,7 @@ class Recovery:
         return self.disk.votes()
 
     def counted(self, sums: list[float]) -> None:
-        """Go on with the save that is written in the background, as all ranks agree. Once a step, with its reduction."""
+        """Go on with the save in the background, as all ranks agree. Once a step, with the sums of its reduction."""
         if self.disk.counted(sums):
             self.disk.prune(self.ledger.good_step)
         if self._ledger_problem:
