@@ -41,7 +41,7 @@ from trainer.build import build, pick_backend, pick_device
 from trainer.checkpoint.manifest import CheckpointError
 from trainer.config import Config, ConfigError, load_config
 from trainer.drills.faults import Fault, FaultError, parse_fault
-from trainer.drills.inject import arm
+from trainer.drills.inject import arm, distort_clock
 from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_MISTAKE
 from trainer.instrument import instrument
 from trainer.loop import Session, train
@@ -129,6 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     fence.hold(run, attempt)
     stop = StopRequest()
+    distort_clock(faults, rank=identity.rank)
     recorder = _recorder(identity, config, run, attempt, device)
     register(run, attempt, identity.rank)
     try:

@@ -16,7 +16,7 @@ import rankscope
 from probes.events import read_events
 from probes.rundir import RunDir
 from tests.trainer.training_runs import run_loop, small, with_steps
-from trainer.drills import inject
+from trainer.drills import process, slow_compute
 from trainer.drills.faults import KINDS, Fault, FaultError, parse_fault
 
 
@@ -128,7 +128,7 @@ def test_a_hang_begins_after_the_forward_pass(tmp_path: Path, monkeypatch: pytes
     def hang() -> Any:
         raise Hung
 
-    monkeypatch.setattr(inject, "_sleep_for_ever", hang)
+    monkeypatch.setattr(process, "_sleep_for_ever", hang)
     with pytest.raises(Hung):
         run_loop(with_steps(small(), 4), tmp_path, rank=0, world_size=1, faults=["hang@step=3,rank=0"])
     assert injected(tmp_path) == [(3, "hang")]
@@ -157,9 +157,9 @@ def test_slow_compute_makes_forward_and_backward_slower(tmp_path: Path) -> None:
 def test_slow_compute_adds_to_own_work_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock of our own: not for waits, and not for what the block before has added."""
     clock = SimpleNamespace(now_ns=0)
-    monkeypatch.setattr(inject.time, "monotonic_ns", lambda: clock.now_ns)
+    monkeypatch.setattr(slow_compute.time, "monotonic_ns", lambda: clock.now_ns)
     recorder = SimpleNamespace(wait_ns=0)
-    drag = inject._Drag(torch.device("cpu"), 0.5, recorder)  # type: ignore[arg-type]
+    drag = slow_compute._Drag(torch.device("cpu"), 0.5, recorder)  # type: ignore[arg-type]
     asked: list[float] = []
 
     def compute_for(ns: float) -> None:
@@ -168,7 +168,7 @@ def test_slow_compute_adds_to_own_work_only(monkeypatch: pytest.MonkeyPatch) -> 
         drag.added += ns
 
     monkeypatch.setattr(drag, "compute_for", compute_for)
-    later, earlier = inject._Work(drag), inject._Work(drag)
+    later, earlier = slow_compute._Work(drag), slow_compute._Work(drag)
     later.begin()
     clock.now_ns += 1000
     recorder.wait_ns += 400

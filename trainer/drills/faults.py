@@ -2,19 +2,21 @@
 
     fault = parse_fault("nan_grad@step=40,rank=2")
 
-| kind | what happens on `rank`, at or from `step` |
-|---|---|
-| nan_grad | one element of one gradient (`parameter`) becomes NaN before it is reduced |
-| slow_compute | every forward and backward takes `factor` (1.5) times as long, really computing |
-| slow_data | every batch comes `seconds` later, or so late that the step takes `factor` (2) times as long |
-| hang | stops joining collectives after the forward pass and sleeps for ever |
-| stop, kill | SIGSTOP, SIGKILL to itself |
-| exception, exit | raises RuntimeError; leaves with exit code 1 |
-| bad_batch | the batch of that step (or `batch`) holds random tokens; for all ranks if none is given |
+The kinds are those of `trainer.drills.catalogue`; `rankscope drill --list` prints them. `rank` is the rank that is
+struck, `step` the step at, or from, which it is. Further keys, where a kind takes them:
 
-A slow rank stays slow until step `until`, or to the end of its attempt. A fault fires once in a run: not again in the
-next attempt, nor when its step is replayed after a rollback. `bad_batch` is tied to its batch instead, so whoever
-skips the batch is rid of it. `trainer.drills.inject` carries the faults out.
+| key | meaning |
+|---|---|
+| until | last step of a fault that lasts; without it, to the end of its attempt |
+| factor | how many times as long (slow_compute 1.5, slow_data 2) or as high (lr_spike 100, divergence 1.1 a step) |
+| seconds | how long a delay (slow_data), pause (pause 0.5, slow_logging 0.03) or clock error (clock_shift 600) is |
+| rate_mb | megabytes a second that a slow link carries (1) |
+| parameter | whose gradient is struck |
+| batch | the batch that is struck, instead of that of `step` |
+
+A fault fires once in a run: not again in the next attempt, nor when its step is replayed after a rollback. Those that
+are tied to a batch strike whenever it is trained, so whoever skips the batch is rid of them. `trainer.drills.inject`
+carries the faults out.
 """
 
 from __future__ import annotations
@@ -22,16 +24,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from trainer.drills.catalogue import CATALOGUE
+
 __all__ = ["KINDS", "Fault", "FaultError", "parse_fault"]
 
-KINDS: dict[str, tuple[str, ...]] = {
-    "nan_grad": ("step", "rank", "parameter"),
-    "slow_compute": ("step", "rank", "factor", "until"),
-    "slow_data": ("step", "rank", "factor", "seconds", "until"),
-    "bad_batch": ("step", "rank", "batch"),
-    **dict.fromkeys(("hang", "stop", "kill", "exception", "exit"), ("step", "rank")),
-}
+KINDS: dict[str, tuple[str, ...]] = {name: kind.keys for name, kind in CATALOGUE.items()}
 """Every kind of fault with the keys that it takes."""
+_FLOATS = {"factor": (1.0, 1000.0), "seconds": (0.0, 3600.0), "rate_mb": (0.0, 1e6)}
+_FROM_ONE = ("step", "until")
 
 
 class FaultError(ValueError):
@@ -47,6 +47,7 @@ class Fault:
     rank: int = -1
     factor: float = 0.0
     seconds: float = 0.0
+    rate_mb: float = 0.0
     until: int = 0
     batch: int = -1
     parameter: str = ""
@@ -55,7 +56,7 @@ class Fault:
 
     @property
     def batch_index(self) -> int:
-        """The batch that `bad_batch` spoils; in a run that skipped nothing, step n trains on batch n - 1."""
+        """The batch that is struck; in a run that skipped nothing, step n trains on batch n - 1."""
         return self.batch if self.batch >= 0 else self.step - 1
 
     def parameters(self) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def parse_fault(text: str) -> Fault:
         values[key] = _value(text, key, value)
     if "step" not in values and "batch" not in values:
         raise FaultError(f"--fault {text}: step=N is missing, the step (from 1) at which it happens")
-    if "rank" not in values and kind != "bad_batch":
+    if "rank" not in values and not CATALOGUE[kind].all_ranks:
         raise FaultError(f"--fault {text}: rank=R is missing, the rank (from 0) on which it happens")
     return Fault(kind=kind, text=text.strip(), **values)
 
@@ -88,17 +89,19 @@ def _value(text: str, key: str, value: str) -> int | float | str:
     if key == "parameter":
         return value
     try:
-        if key in ("factor", "seconds"):
+        if key in _FLOATS:
             number = float(value)
-            if not (1.0 < number <= 100.0 if key == "factor" else 0.0 < number <= 3600.0):
+            low, high = _FLOATS[key]
+            if not low < number <= high:
                 raise ValueError
             return number
         whole = int(value)
-        if whole < (1 if key in ("step", "until") else 0):
+        if whole < (1 if key in _FROM_ONE else 0):
             raise ValueError
         return whole
     except ValueError:
-        allowed = {"factor": "a number above 1, at most 100", "seconds": "a number above 0, at most 3600"}.get(
-            key, "a whole number from 1" if key in ("step", "until") else "a whole number from 0"
-        )
+        if key in _FLOATS:
+            allowed = "a number above {:g}, at most {:g}".format(*_FLOATS[key])
+        else:
+            allowed = f"a whole number from {1 if key in _FROM_ONE else 0}"
         raise FaultError(f"--fault {text}: {key} = {value!r}: must be {allowed}") from None

@@ -1,0 +1,313 @@
+"""Every kind of fault: what happens, and what the suite must say and do about it. The one place for both.
+
+    kind = CATALOGUE["nan_grad"]
+    kind.fault_id, kind.what                  # "F22", "one element of a gradient becomes NaN before it is reduced"
+    kind.expected.kinds, kind.expected.rank   # ("non_finite",), "rank"
+
+The numbers F1 to F47 are those of the list of faults that the suite is built against. What carries a kind out stands in
+the modules beside this one; what stands here needs no torch, so that a command line can list it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["CATALOGUE", "MESHES", "Expected", "Kind", "Recovery", "Whose"]
+
+Whose = Literal["rank", "among", "nobody"]
+"""Ranks of a right finding: the fault's rank alone; it among others, where records cannot part who made it from who was
+caught in it; no rank alone, where all have the same (a batch, a rate)."""
+Recovery = Literal["goes_on", "skips", "restarts", "stops"]
+"""What must follow: nothing but training; a refused step and a rollback; a new attempt; an end with a report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The right answer: a finding of one of `kinds` with one of `causes`."""
+
+    kinds: tuple[str, ...]
+    causes: tuple[str, ...]
+    rank: Whose = "rank"
+
+    @property
+    def text(self) -> str:
+        """For a table: `hang (stopped), its rank`."""
+        whose = {"rank": "its rank", "among": "its rank among others", "nobody": "no single rank"}[self.rank]
+        return f"{' or '.join(self.kinds)} ({', '.join(self.causes)}), {whose}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of fault. `expected` is empty where the right answer is silence."""
+
+    fault_id: str
+    what: str
+    expected: tuple[Expected, ...] = ()
+    recovery: Recovery = "goes_on"
+    keys: tuple[str, ...] = ("step", "rank")
+    all_ranks: bool = False
+    """It strikes every rank unless one is given."""
+    armed_everywhere: bool = False
+    """Ranks besides the one that it strikes have a part in it."""
+    needs: Literal["", "ranks", "pipeline"] = ""
+    """Where it shows: with more than one rank, or in a pipeline."""
+    drilled_rank: int = -1
+    """The rank that a drill strikes; -1 = any, by seed."""
+    settings: tuple[str, ...] = ()
+    """What a drill changes in the configuration for it."""
+    parameters: str = ""
+    """What a drill adds to it: `factor=3`."""
+    first_step: int = 12
+    """Earliest step for a drill: detectors that compare with a history need one."""
+    steps_after: int = 8
+    """Steps that a drill still trains after the fault."""
+
+
+_LOST = Expected(("rank_lost",), ("signal",))
+_RAISED = Expected(("rank_lost",), ("exception",))
+_LASTING = ("step", "rank", "factor", "until")
+_SPIKE_STEP = 36  # the spike detector has its history, and the loss of a young run has stopped plunging
+_SLOW_AFTER = 90  # steps: some ten seconds of a small model, two looks of the live straggler analyzer
+
+
+def _stuck(*causes: str, rank: Whose = "rank") -> tuple[Expected, ...]:
+    return (Expected(("hang",), causes, rank),)
+
+
+CATALOGUE: dict[str, Kind] = {
+    # Processes.
+    "kill": Kind(fault_id="F1", what="a rank is killed (SIGKILL)", expected=(_LOST,), recovery="restarts"),
+    "stop": Kind(
+        fault_id="F2",
+        what="a rank is stopped (SIGSTOP)",
+        expected=_stuck("stopped"),
+        recovery="restarts",
+        needs="ranks",
+    ),
+    "segfault": Kind(fault_id="F3", what="a rank reads from address 0", expected=(_LOST,), recovery="restarts"),
+    "abort": Kind(fault_id="F3", what="a rank calls abort()", expected=(_LOST,), recovery="restarts"),
+    "exception": Kind(fault_id="F4", what="a rank raises RuntimeError", expected=(_RAISED,), recovery="restarts"),
+    "exit": Kind(
+        fault_id="F4",
+        what="a rank leaves with exit code 1, without a word",
+        expected=(Expected(("rank_lost",), ("exit",)),),
+        recovery="restarts",
+    ),
+    "gil": Kind(
+        fault_id="F5",
+        what="a rank hangs in C and holds Python's lock",
+        expected=_stuck("not_entered", "data", "busy"),
+        recovery="restarts",
+        needs="ranks",
+    ),
+    "oom": Kind(
+        fault_id="F44",
+        what="a rank asks for more memory than there is",
+        expected=(Expected(("rank_lost",), ("out_of_memory",)),),
+        recovery="restarts",
+    ),
+    # Collectives.
+    "hang": Kind(
+        fault_id="F10",
+        what="a rank stops joining collectives and sleeps",
+        expected=_stuck("not_entered"),
+        recovery="restarts",
+        needs="ranks",
+    ),
+    "skip_collective": Kind(
+        fault_id="F10",
+        what="a rank leaves one all-reduce out",
+        expected=_stuck("skipped", "not_entered"),
+        recovery="restarts",
+        needs="ranks",
+    ),
+    "wrong_collective": Kind(
+        fault_id="F8",
+        what="a rank calls all-gather where the others call all-reduce",
+        expected=_stuck("mismatch_operation"),
+        recovery="restarts",
+        needs="ranks",
+    ),
+    "wrong_size": Kind(
+        fault_id="F9",
+        what="a rank brings twice the elements to an all-reduce",
+        expected=_stuck("mismatch_size"),
+        recovery="restarts",
+        needs="ranks",
+    ),
+    "wrong_dtype": Kind(
+        fault_id="F9",
+        what="a rank brings another element type to an all-reduce",
+        expected=_stuck("mismatch_dtype"),
+        recovery="restarts",
+        needs="ranks",
+    ),
+    "order_inversion": Kind(
+        fault_id="F11",
+        what="two ranks take two groups in opposite order",
+        expected=_stuck("order_inversion", rank="among"),
+        recovery="restarts",
+        armed_everywhere=True,
+        needs="ranks",
+    ),
+    "missing_send": Kind(
+        fault_id="F12",
+        what="a pipeline stage drops one send",
+        expected=_stuck("p2p_unmatched"),
+        recovery="restarts",
+        needs="pipeline",
+    ),
+    # Data.
+    "slow_data": Kind(
+        fault_id="F16",
+        what="every batch of a rank comes late",
+        expected=(Expected(("straggler",), ("data",)),),
+        keys=(*_LASTING, "seconds"),
+        needs="ranks",
+        parameters="factor=2.5",
+        first_step=24,
+        steps_after=_SLOW_AFTER,
+    ),
+    "data_ends": Kind(
+        fault_id="F13", what="a rank runs out of data (StopIteration)", expected=(_RAISED,), recovery="restarts"
+    ),
+    "loader_killed": Kind(
+        fault_id="F17",
+        what="a worker process of a rank's data loader is killed",
+        expected=(_RAISED,),
+        recovery="restarts",
+        settings=("data.num_workers=1",),
+    ),
+    "bad_batch": Kind(
+        fault_id="F25",
+        what="the batch of a step (or `batch`) holds random tokens",
+        expected=(Expected(("loss_spike",), ("batch",), "nobody"),),
+        recovery="skips",
+        keys=("step", "rank", "batch"),
+        all_ranks=True,
+        first_step=_SPIKE_STEP,
+    ),
+    "failing_batch": Kind(
+        fault_id="F46",
+        what="one batch gives a NaN whenever it is trained",
+        expected=(Expected(("non_finite",), ("forward",), "nobody"),),
+        recovery="skips",
+        keys=("step", "rank", "batch"),
+        all_ranks=True,
+    ),
+    "failing_data": Kind(
+        fault_id="F46",
+        what="every batch from a step on gives a NaN",
+        expected=(Expected(("non_finite",), ("forward",), "nobody"),),
+        recovery="stops",
+        keys=("step", "rank", "batch"),
+        all_ranks=True,
+    ),
+    # Numbers.
+    "nan_grad": Kind(
+        fault_id="F22",
+        what="one element of one gradient becomes NaN before it is reduced",
+        expected=(Expected(("non_finite",), ("backward",)),),
+        recovery="skips",
+        keys=("step", "rank", "parameter"),
+    ),
+    "inf_activation": Kind(
+        fault_id="F23",
+        what="one element of a block's output becomes Inf",
+        expected=(Expected(("non_finite",), ("forward",)),),
+        recovery="skips",
+    ),
+    "overflow": Kind(
+        fault_id="F24",
+        what="finite gradients overflow when they are added over the ranks",
+        expected=(Expected(("non_finite",), ("reduction",), "nobody"),),
+        recovery="skips",
+        keys=("step", "rank", "parameter"),
+        all_ranks=True,
+        needs="ranks",
+    ),
+    "lr_spike": Kind(
+        fault_id="F26",
+        what="the learning rate is 100 times too high for one step",
+        expected=(Expected(("loss_spike",), ("learning_rate",), "nobody"),),
+        recovery="skips",
+        keys=("step", "rank", "factor"),
+        all_ranks=True,
+        first_step=_SPIKE_STEP,
+    ),
+    "divergence": Kind(
+        fault_id="F27",
+        what="the learning rate grows by a tenth at each step",
+        expected=(Expected(("loss_spike",), ("learning_rate", "divergence"), "nobody"),),
+        recovery="goes_on",
+        keys=_LASTING,
+        all_ranks=True,
+        first_step=_SPIKE_STEP,
+        steps_after=80,
+    ),
+    # Time.
+    "slow_compute": Kind(
+        fault_id="F15",
+        what="a rank's forward and backward take longer, really computing",
+        expected=(Expected(("straggler",), ("compute",)),),
+        keys=_LASTING,
+        needs="ranks",
+        parameters="factor=2.5",
+        first_step=24,
+        steps_after=_SLOW_AFTER,
+    ),
+    "slow_link": Kind(
+        fault_id="F18",
+        what="a rank's network connections carry `rate_mb` (1) MB/s",
+        expected=(Expected(("straggler",), ("communication",), "among"),),
+        keys=("step", "rank", "until", "rate_mb"),
+        needs="ranks",
+        first_step=24,
+        steps_after=_SLOW_AFTER,
+    ),
+    "pause": Kind(
+        fault_id="F19",
+        what="one garbage collection of half a second on a rank",
+        keys=("step", "rank", "seconds"),
+        steps_after=40,
+    ),
+    "slow_logging": Kind(
+        fault_id="F20",
+        what="rank 0 logs for 30 ms after each step",
+        keys=("step", "rank", "seconds", "until"),
+        drilled_rank=0,
+        first_step=24,
+        steps_after=60,
+    ),
+    # The node.
+    "watch_killed": Kind(fault_id="F38", what="the node's watch process is killed", steps_after=40),
+    "store_corrupt": Kind(fault_id="F38", what="the first pages of the store are overwritten", steps_after=40),
+    "clock_shift": Kind(
+        fault_id="F40",
+        what="a rank's clock is ten minutes ahead from the start",
+        keys=("step", "rank", "seconds"),
+        steps_after=40,
+    ),
+    # Two at once.
+    "kill_in_recovery": Kind(
+        fault_id="F45",
+        what="a rank makes a NaN and is killed while the run goes back",
+        expected=(Expected(("non_finite",), ("backward",)), _LOST),
+        recovery="restarts",
+        keys=("step", "rank", "parameter"),
+    ),
+}
+"""Kind by name, family by family."""
+
+MESHES = {
+    "config": "as the configuration says",
+    "ddp": "replicas on all ranks",
+    "fsdp": "sharded over all ranks",
+    "tp": "tensor parallel over all ranks",
+    "hsdp": "two replicas, each sharded",
+    "fsdp*tp": "tensor parallel over two ranks, sharded over the rest",
+    "pp": "a pipeline of all ranks",
+    "pp*fsdp": "a pipeline of two stages, sharded over the rest",
+}
+"""Layouts that a drill can put a configuration on."""

@@ -1,0 +1,109 @@
+"""Faults of communication: a rank that calls something else than the others, in another order, or not at all.
+
+    ARM["wrong_collective"](trigger, training)
+
+They strike the first all-reduce that the loop itself makes in the step, the one of the loss: as if the faulty rank
+had taken another branch in the training script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.drills.faults import FaultError
+from trainer.drills.trigger import FaultyLoader, Trigger
+from trainer.training import Training
+
+__all__ = ["ARM"]
+
+
+def _arm_diverted(trigger: Trigger, training: Training) -> None:
+    real, instead = dist.all_reduce, _INSTEAD[trigger.fault.kind]
+
+    def all_reduce(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if trigger.due():
+            return instead(tensor)
+        return real(tensor, *args, **kwargs)
+
+    dist.all_reduce = all_reduce
+
+
+def _skip(tensor: Tensor) -> None:
+    """As if the branch with the call had not been taken."""
+
+
+def _gather(tensor: Tensor) -> None:
+    dist.all_gather([torch.empty_like(tensor) for _ in range(dist.get_world_size())], tensor)
+
+
+def _twice_as_long(tensor: Tensor) -> None:
+    dist.distributed_c10d.all_reduce(torch.cat((tensor, tensor)))
+
+
+def _other_type(tensor: Tensor) -> None:
+    dist.distributed_c10d.all_reduce(tensor.float() if tensor.dtype == torch.float64 else tensor.double())
+
+
+_INSTEAD: Mapping[str, Callable[[Tensor], None]] = {
+    "skip_collective": _skip,
+    "wrong_collective": _gather,
+    "wrong_size": _twice_as_long,
+    "wrong_dtype": _other_type,
+}
+
+
+def _arm_order_inversion(trigger: Trigger, training: Training) -> None:
+    """Two groups of the rank and its neighbour, which the two take in opposite order."""
+    world_size, first = training.plan.world_size, trigger.fault.rank
+    if world_size < 2:
+        raise FaultError("--fault order_inversion: needs more than one rank")
+    pair = sorted((first, (first + 1) % world_size))
+    one, other = dist.new_group(pair, group_desc="first"), dist.new_group(pair, group_desc="second")
+    if trigger.rank not in pair:
+        return
+    order = (one, other) if trigger.strikes else (other, one)
+    number = torch.zeros(1)
+
+    class Inverted(FaultyLoader):
+        def before(self) -> None:
+            if trigger.due():
+                for group in order:
+                    dist.all_reduce(number, group=group)
+
+    Inverted(training)
+
+
+def _arm_missing_send(trigger: Trigger, training: Training) -> None:
+    """The first send of the step is left out, wherever the schedule posts it."""
+    if training.pipeline is None:
+        raise FaultError("--fault missing_send: parallel.pp = 1: there is no pipeline; must be 2 or more")
+    real_send, real_batch = dist.isend, dist.batch_isend_irecv
+
+    def isend(*args: Any, **kwargs: Any) -> Any:
+        return _Nothing() if trigger.due() else real_send(*args, **kwargs)
+
+    def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
+        sends = [op for op in p2p_op_list if op.op in (isend, real_send)]
+        left = [op for op in p2p_op_list if op is not sends[0]] if sends and trigger.due() else p2p_op_list
+        return real_batch(left) if left else []
+
+    dist.isend, dist.batch_isend_irecv = isend, batch_isend_irecv
+
+
+class _Nothing:
+    """The handle of a call that was never made."""
+
+    def wait(self, *args: Any) -> bool:
+        return True
+
+
+ARM: Mapping[str, Callable[[Trigger, Training], None]] = {
+    **dict.fromkeys(_INSTEAD, _arm_diverted),
+    "order_inversion": _arm_order_inversion,
+    "missing_send": _arm_missing_send,
+}

@@ -1,0 +1,58 @@
+"""What `rankscope drill` does once its arguments are understood: run, show, write, and say how it went.
+
+    exit_code = run_drill(base, plan, runs=Path("runs"), output="json", html=None, keep=False, limit_s=180.0)
+
+Ctrl-C ends the run that is under way and leaves the table of what was done.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from trainer.drills.drill import Drill
+from trainer.drills.execute import Base
+from trainer.drills.page import drill_page
+from trainer.drills.scenario import DrillPlan
+from trainer.drills.table import DrillView, print_result
+from trainer.exit_codes import EXIT_FAILED
+
+__all__ = ["run_drill"]
+
+_INTERRUPTED = 130
+_PLAIN_WIDTH = 130
+
+
+def run_drill(
+    base: Base, plan: DrillPlan, *, runs: Path, output: str, html: Path | None, keep: bool, limit_s: float
+) -> int:
+    """0 if every fault was seen and every run recovered, 1 if not, 130 if it was broken off."""
+    console = _console(to_stderr=output == "json")
+    folder = (runs / time.strftime("drill-%Y%m%d-%H%M%S")).resolve()
+    drill = Drill(base, plan, folder=folder, keep=keep, limit_s=limit_s)
+    broken_off = False
+    try:
+        with DrillView(plan, console) as view:
+            for _ in drill.rows(view):
+                pass
+    except KeyboardInterrupt:
+        broken_off = True
+    print_result(drill.tally, plan, console, broken_off=broken_off)
+    if output == "json":
+        sys.stdout.write(json.dumps(drill.tally.to_json(), indent=2) + "\n")
+    if html is not None:
+        title = str(base.config or "the defaults")
+        html.write_text(drill_page(drill.tally, plan, title=title, broken_off=broken_off), encoding="utf-8")
+        console.print(f"page: {html}", highlight=False, soft_wrap=True)
+    if broken_off:
+        return _INTERRUPTED
+    return EXIT_FAILED if drill.tally.failed else 0
+
+
+def _console(*, to_stderr: bool) -> Console:
+    console = Console(stderr=to_stderr)
+    return console if console.is_terminal else Console(width=_PLAIN_WIDTH, no_color=True, stderr=to_stderr)

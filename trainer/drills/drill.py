@@ -1,0 +1,95 @@
+"""`rankscope drill`: a configuration is trained again and again, each time with another fault, and judged.
+
+    drill = Drill(base, plan, folder=Path("runs/drill-1"), keep=False)
+    for row in drill.rows(view): ...
+    drill.tally.recall
+
+Nothing is asked of the drill's own knowledge when a run is judged: `score` reads the run's store. Runs that were as
+they should be are deleted, unless they are to be kept; the others stay to be looked at.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from probes.store import Store, StoreError
+from probes.tape_reader import TapeError
+from trainer.drills.execute import Base, Executed, execute
+from trainer.drills.scenario import DrillPlan, Scenario
+from trainer.drills.score import Score, score_run
+from trainer.drills.tally import Row, Tally
+
+__all__ = ["Drill", "View"]
+
+
+class View(Protocol):
+    """Who shows a drill while it runs."""
+
+    def begins(self, number: int, scenario: Scenario) -> None: ...
+
+    def says(self, line: str) -> None: ...
+
+    def ended(self, row: Row) -> None: ...
+
+
+class Drill:
+    """Runs a plan, one scenario after the other."""
+
+    def __init__(self, base: Base, plan: DrillPlan, *, folder: Path, keep: bool, limit_s: float) -> None:
+        self.base = base
+        self.plan = plan
+        self.folder = folder
+        self.keep = keep
+        self.limit_s = limit_s
+        self.tally = Tally()
+
+    def rows(self, view: View) -> Iterator[Row]:
+        """Each run as it is judged. On KeyboardInterrupt what was done so far stands in `tally`."""
+        for number, scenario in enumerate(self.plan.scenarios):
+            view.begins(number, scenario)
+            row = self._one(scenario, view)
+            self.tally.add(row)
+            view.ended(row)
+            yield row
+
+    def _one(self, scenario: Scenario, view: View) -> Row:
+        place = self.folder / f"{scenario.mesh.replace('*', '-x-')}-{scenario.name}-seed-{scenario.seed}"
+        try:
+            executed = execute(scenario, self.base, place, limit_s=self.limit_s, say=view.says)
+        except KeyboardInterrupt:
+            self._forget(place)
+            raise
+        row = judge(scenario, executed)
+        if row.good and not self.keep:
+            self._forget(place)
+            row = Row(scenario=scenario, score=row.score, wall_s=row.wall_s)
+        return row
+
+    def _forget(self, place: Path) -> None:
+        shutil.rmtree(place, ignore_errors=True)
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+
+def judge(scenario: Scenario, executed: Executed) -> Row:
+    """A finished run as a row; one that cannot be read is a row with its problem."""
+    if executed.run is None:
+        return Row(scenario=scenario, score=Score(injected=False), wall_s=executed.wall_s, problem=executed.problem)
+    run, problem = executed.run, executed.problem
+    try:
+        with Store.open(run) as store:
+            score = score_run(
+                store,
+                run.manifest(),
+                scenario.expected,
+                faults=scenario.faults,
+                recovery=scenario.recovery,
+                steps=scenario.steps,
+                stacks_dir=run.stacks,
+            )
+    except (StoreError, TapeError) as error:
+        score, problem = Score(injected=False), problem or str(error)
+    return Row(scenario=scenario, score=score, wall_s=executed.wall_s, run=run.path, problem=problem)

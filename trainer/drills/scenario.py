@@ -1,0 +1,181 @@
+"""What a drill will run: which faults, on which mesh, at which step and rank.
+
+    plan = plan_drill(config, ["F2", "nan_grad+kill"], meshes=["ddp", "fsdp*tp"], seeds=2, num_ranks=4)
+    plan.scenarios[0].faults          # (Fault(kind="stop", step=14, rank=2), )
+    plan.left_out                     # [("missing_send", "fsdp", "needs a pipeline")]
+
+Step and rank follow from the seed, the mesh and the name, so a drill can be run again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainer.config import Config
+from trainer.drills.catalogue import CATALOGUE, MESHES, Expected, Kind, Recovery
+from trainer.drills.faults import Fault, parse_fault
+
+__all__ = ["CLEAN", "DrillError", "DrillPlan", "Scenario", "choose_faults", "plan_drill"]
+
+CLEAN = "none"
+"""Name of the run without a fault: it must end without a finding."""
+PAIRS = ("nan_grad+kill", "slow_data+nan_grad", "kill+kill")
+"""What `all` also runs, two faults in one run; the second strikes after the first was dealt with."""
+_SPREAD_STEPS = 6
+_BETWEEN_STEPS = 8
+_RECOVERY_ORDER: tuple[Recovery, ...] = ("goes_on", "skips", "restarts", "stops")
+
+
+class DrillError(ValueError):
+    """A drill that cannot be run as asked for; its text is one line for the user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One run of a drill."""
+
+    name: str
+    mesh: str
+    seed: int
+    kinds: tuple[Kind, ...]
+    faults: tuple[Fault, ...]
+    steps: int
+    settings: tuple[str, ...]
+    """Changes of the configuration, `section.key=value`."""
+
+    @property
+    def label(self) -> str:
+        """`F22 nan_grad`."""
+        return f"{'+'.join(kind.fault_id for kind in self.kinds)} {self.name}" if self.kinds else "no fault"
+
+    @property
+    def what(self) -> str:
+        """What happens, in one line."""
+        return "; then ".join(kind.what for kind in self.kinds) or "a clean run"
+
+    @property
+    def expected(self) -> tuple[tuple[Fault, Expected], ...]:
+        """Every finding that there must be, with the fault that it is about."""
+        return tuple((f, e) for f, kind in zip(self.faults, self.kinds, strict=True) for e in kind.expected)
+
+    @property
+    def recovery(self) -> Recovery:
+        """The strongest of what its faults ask for."""
+        return max((kind.recovery for kind in self.kinds), key=_RECOVERY_ORDER.index, default="goes_on")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillPlan:
+    """All runs of a drill, and what it cannot run: (name, mesh, reason)."""
+
+    scenarios: tuple[Scenario, ...]
+    left_out: tuple[tuple[str, str, str], ...]
+
+
+def choose_faults(asked: Sequence[str]) -> list[str]:
+    """Names of scenarios for `all`, F-numbers, kinds, and kinds joined by `+`. Raises DrillError."""
+    chosen: list[str] = []
+    for text in filter(None, (text.strip() for text in asked)):
+        same_number = [name for name, kind in CATALOGUE.items() if kind.fault_id == text.upper()]
+        if text == "all":
+            chosen += [CLEAN, *CATALOGUE, *PAIRS]
+        elif text == CLEAN or all(part in CATALOGUE for part in text.split("+")):
+            chosen.append(text)
+        elif same_number:
+            chosen += same_number
+        else:
+            numbers = ", ".join(sorted({kind.fault_id for kind in CATALOGUE.values()}, key=lambda f: int(f[1:])))
+            kinds = ", ".join((CLEAN, *CATALOGUE))
+            raise DrillError(f"--faults {text}: unknown; allowed are all, {numbers}, {kinds}, and A+B for two at once")
+    return list(dict.fromkeys(chosen))
+
+
+def plan_drill(
+    config: Config, faults: Sequence[str], *, meshes: Sequence[str], seeds: int, num_ranks: int
+) -> DrillPlan:
+    """Lay out every run. Raises DrillError for an unknown fault or mesh, or a mesh that the ranks do not allow."""
+    scenarios, left_out = [], []
+    for mesh in meshes:
+        shape = _mesh_settings(mesh, num_ranks)
+        for name in choose_faults(faults):
+            if reason := _cannot(name, mesh, config, num_ranks):
+                left_out.append((name, mesh, reason))
+                continue
+            for seed in range(seeds):
+                scenarios.append(_scenario(name, mesh, shape, seed, config, num_ranks))
+    return DrillPlan(scenarios=tuple(scenarios), left_out=tuple(left_out))
+
+
+def _mesh_settings(mesh: str, num_ranks: int) -> tuple[str, ...]:
+    """The settings of `parallel` for a mesh. Raises DrillError."""
+    if mesh not in MESHES:
+        raise DrillError(f"--mesh {mesh}: unknown; allowed are {', '.join(MESHES)}")
+    if mesh == "config":
+        return ()
+    if "*" in mesh or mesh == "hsdp":
+        if num_ranks < 4 or num_ranks % 2:
+            raise DrillError(f"--mesh {mesh}: needs an even number of ranks, at least 4; there are {num_ranks}")
+        half = num_ranks // 2
+        sizes = {"hsdp": (2, half, 1, 1), "fsdp*tp": (1, half, 2, 1), "pp*fsdp": (1, half, 1, 2)}[mesh]
+    else:
+        sizes = {
+            "ddp": (num_ranks, 1, 1, 1),
+            "fsdp": (1, num_ranks, 1, 1),
+            "tp": (1, 1, num_ranks, 1),
+            "pp": (1, 1, 1, num_ranks),
+        }[mesh]
+    keys = ("dp_replicate", "dp_shard", "tp", "pp")
+    return tuple(f"parallel.{key}={size}" for key, size in zip(keys, sizes, strict=True))
+
+
+def _cannot(name: str, mesh: str, config: Config, num_ranks: int) -> str:
+    """Why a scenario cannot be run on a mesh; empty if it can."""
+    kinds = [] if name == CLEAN else [CATALOGUE[part] for part in name.split("+")]
+    pipeline = mesh.startswith("pp") or (mesh == "config" and config.parallel.pp > 1)
+    if any(kind.needs == "pipeline" for kind in kinds) and not pipeline:
+        return "needs a pipeline (--mesh pp or pp*fsdp)"
+    if any(kind.needs == "ranks" for kind in kinds) and num_ranks < 2:
+        return "needs more than one rank"
+    return ""
+
+
+def _scenario(name: str, mesh: str, shape: tuple[str, ...], seed: int, config: Config, num_ranks: int) -> Scenario:
+    dice = random.Random(f"{seed} {mesh} {name}")
+    names = [] if name == CLEAN else name.split("+")
+    faults: list[Fault] = []
+    step, steps = 0, 30
+    for kind_name in names:
+        kind = CATALOGUE[kind_name]
+        step = max(kind.first_step, step + _BETWEEN_STEPS if step else 0) + dice.randrange(_SPREAD_STEPS)
+        faults.append(_fault(kind_name, kind, step, dice.randrange(num_ranks)))
+        steps = max(steps if len(faults) > 1 else 0, step + kind.steps_after)
+    changed = {setting for part in names for setting in CATALOGUE[part].settings}
+    settings = (*shape, f"train.steps={steps}", *sorted(changed), *_short(config))
+    return Scenario(
+        name=name,
+        mesh=mesh,
+        seed=seed,
+        kinds=tuple(CATALOGUE[part] for part in names),
+        faults=tuple(faults),
+        steps=steps,
+        settings=settings,
+    )
+
+
+def _fault(name: str, kind: Kind, step: int, rank: int) -> Fault:
+    rank = kind.drilled_rank if kind.drilled_rank >= 0 else rank
+    where = "" if kind.all_ranks else f",rank={rank}"
+    more = f",{kind.parameters}" if kind.parameters else ""
+    return parse_fault(f"{name}@step={step}{where}{more}")
+
+
+def _short(config: Config) -> list[str]:
+    """What a short run needs of a configuration that was meant for a long one."""
+    settings = [f"checkpoint.interval={min(10, config.checkpoint.interval or 10)}"]
+    if config.checkpoint.memory_interval:
+        settings.append(f"checkpoint.memory_interval={min(5, config.checkpoint.memory_interval)}")
+    settings.append(f"optim.warmup_steps={min(10, config.optim.warmup_steps)}")
+    settings.append(f"recovery.max_restarts={max(3, config.recovery.max_restarts)}")
+    return settings

@@ -1,0 +1,254 @@
+"""How well a run of a drill was understood and survived, from what is in its store alone.
+
+    score = score_run(store, run.manifest(), scenario.expected, recovery="skips", steps=40)
+    score.seen, score.right_kind, score.right_rank, score.finding_s, score.recovered
+
+1. When a fault struck is read from the events `fault_injected`; what was said of it from the findings that `watch`
+   wrote while the run lived, with their times, and from the post-mortem over the finished store.
+2. A finding is right if its kind is one that the fault asks for; then its rank and its cause are compared. Where
+   several are of the right kind, the one with the right rank counts, and the others are false alarms.
+3. Whatever is said beyond that is a false alarm, also what was said live and taken back later.
+4. A run has recovered if it did what the fault asks for (a rollback, a new attempt, a stop with a report) and came to
+   its end with every step taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from analyzers.diagnose import diagnose
+from analyzers.source import Source
+from trainer.drills.catalogue import Expected, Recovery
+from trainer.drills.faults import Fault
+from trainer.exit_codes import EXIT_GIVEN_UP
+
+__all__ = ["Answer", "Said", "Score", "score_run"]
+
+NS = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """One thing that was said of the run. `wall_ns` is 0 for what only the post-mortem said."""
+
+    kind: str
+    cause: str
+    ranks: tuple[int, ...]
+    summary: str = ""
+    attempt: int | None = None
+    wall_ns: int = 0
+
+    @property
+    def what(self) -> tuple[str, tuple[int, ...], int | None]:
+        """Two statements with the same kind, ranks and attempt are one."""
+        return (self.kind, self.ranks, self.attempt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What was said of one fault. `finding_s` is None if it was not said while the run lived."""
+
+    fault: str
+    rank: int
+    injected: bool
+    seen: str = ""
+    """live, after (only the post-mortem), or empty."""
+    right_rank: bool = False
+    right_cause: bool = False
+    finding_s: float | None = None
+    said: Said | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """How a run went. Seconds; `steps_lost` counts steps that were run and did not last."""
+
+    answers: tuple[Answer, ...] = ()
+    false_alarms: tuple[Said, ...] = ()
+    num_right: int = 0
+    """Statements that were right in kind and rank."""
+    injected: bool = True
+    recovered: bool = False
+    ended: str = ""
+    training_s: float | None = None
+    """From the fault to the end of the first good step after it."""
+    steps_lost: int = 0
+    useful_s: float = 0.0
+    """Time in steps that lasted."""
+    span_s: float = 0.0
+    """From the first step's begin to the last one's end."""
+    problems: tuple[str, ...] = field(default=())
+
+
+def score_run(
+    source: Source,
+    manifest: Mapping[str, Any],
+    expected: Sequence[tuple[Fault, Expected]],
+    *,
+    faults: Sequence[Fault] = (),
+    recovery: Recovery = "goes_on",
+    steps: int,
+    stacks_dir: Path | None = None,
+) -> Score:
+    """Compare a finished run with what its faults ask for. `faults`: those that were asked of it."""
+    struck = _struck(source)
+    live = _said_live(source)
+    after = [
+        Said(kind=f.kind, cause=f.cause, ranks=f.ranks, summary=f.summary, attempt=f.attempt)
+        for f in diagnose(source, manifest, stacks_dir=stacks_dir).fired
+    ]
+    answers: list[Answer] = []
+    used: list[Said] = []
+    for fault, wanted in expected:
+        answer = _answer(fault, wanted, struck, live, after, used)
+        answers.append(answer)
+        used += [answer.said] if answer.said else []
+    false_alarms = _distinct([said for said in (*after, *live) if not any(said.what == right.what for right in used)])
+    first_ns = min((ns for (kind, _), ns in struck.items() if kind in {f.kind for f in faults}), default=None)
+    ended, problems = _ending(source, recovery, steps)
+    took = _steps(source)
+    return Score(
+        answers=tuple(answers),
+        false_alarms=tuple(false_alarms),
+        num_right=len(_distinct([a.said for a in answers if a.said is not None and a.right_rank])),
+        injected=all(_when(struck, fault) is not None for fault in faults),
+        recovered=not problems,
+        ended=ended,
+        training_s=_training_again_s(source, first_ns, recovery),
+        problems=tuple(problems),
+        steps_lost=took["run"] - took["lasting"],
+        useful_s=took["useful_ns"] * NS,
+        span_s=took["span_ns"] * NS,
+    )
+
+
+# ---- what was said ----
+
+
+def _struck(source: Source) -> dict[tuple[str, int], int]:
+    """(kind, rank) -> when it first struck, epoch nanoseconds."""
+    rows = source.rows(
+        "SELECT json_extract_string(detail, '$.fault'), rank, min(wall_ns) FROM events "
+        "WHERE kind = 'fault_injected' GROUP BY ALL"
+    )
+    return {(str(kind), int(rank)): int(wall_ns) for kind, rank, wall_ns in rows}
+
+
+def _when(struck: Mapping[tuple[str, int], int], fault: Fault) -> int | None:
+    times = [ns for (kind, rank), ns in struck.items() if kind == fault.kind and fault.rank in (-1, rank)]
+    return min(times, default=None)
+
+
+def _said_live(source: Source) -> list[Said]:
+    rows = source.rows(
+        "SELECT finding_kind, cause, finding_ranks, summary, attempt, wall_ns FROM findings "
+        "WHERE status IN ('fired', 'suspect') ORDER BY wall_ns"
+    )
+    return [
+        Said(kind=kind or "", cause=cause or "", ranks=tuple(int(rank) for rank in ranks or ()), summary=summary or "",
+             attempt=attempt, wall_ns=wall_ns)
+        for kind, cause, ranks, summary, attempt, wall_ns in rows
+    ]  # fmt: skip
+
+
+def _answer(
+    fault: Fault,
+    wanted: Expected,
+    struck: Mapping[tuple[str, int], int],
+    live: Sequence[Said],
+    after: Sequence[Said],
+    used: Sequence[Said],
+) -> Answer:
+    """What was said of one fault; `used` was said of the ones before."""
+    when_ns = _when(struck, fault)
+    free = [said for said in (*after, *live) if not any(said.what == other.what for other in used)]
+    right_kind = [said for said in free if said.kind in wanted.kinds]
+    right = [said for said in right_kind if _names(said, fault, wanted)]
+    best = min(right or right_kind, key=lambda said: (said.cause not in wanted.causes, said.attempt or 0), default=None)
+    if when_ns is None or best is None:
+        return Answer(fault=fault.kind, rank=fault.rank, injected=when_ns is not None)
+    told = [said for said in live if said.what == best.what and said.wall_ns >= when_ns]
+    return Answer(
+        fault=fault.kind,
+        rank=fault.rank,
+        injected=True,
+        seen="live" if told else "after",
+        right_rank=bool(right),
+        right_cause=best.cause in wanted.causes,
+        finding_s=round((told[0].wall_ns - when_ns) * NS, 2) if told else None,
+        said=best,
+    )
+
+
+def _names(said: Said, fault: Fault, wanted: Expected) -> bool:
+    if wanted.rank == "nobody":
+        return len(said.ranks) != 1
+    if wanted.rank == "among":
+        return fault.rank in said.ranks
+    return said.ranks == (fault.rank,)
+
+
+def _distinct(said: Sequence[Said]) -> list[Said]:
+    return list({one.what: one for one in reversed(said)}.values())[::-1]
+
+
+# ---- what was done ----
+
+
+def _ending(source: Source, recovery: Recovery, steps: int) -> tuple[str, list[str]]:
+    """How the run ended, and what is missing for it to have recovered."""
+    rows = source.rows(
+        "SELECT json_extract_string(detail, '$.reason'), CAST(json_extract_string(detail, '$.exit_code') AS BIGINT) "
+        "FROM events WHERE kind = 'run_ended'"
+    )
+    reason, code = rows[-1] if rows else ("", None)
+    did = {kind: int(count) for kind, count in source.rows("SELECT kind, count(*) FROM events GROUP BY kind")}
+    problems = []
+    if recovery == "stops":
+        if code != EXIT_GIVEN_UP or not did.get("run_stopped"):
+            problems.append(f"it should have stopped with a report, but: {reason or 'no end was recorded'}")
+        return "stopped", problems
+    if reason != "finished":
+        problems.append(f"the run {reason}" if reason else "the run never said that it ended")
+    ((fewest,),) = source.rows(
+        "SELECT min(taken) FROM (SELECT count(DISTINCT step) FILTER (committed) AS taken FROM steps GROUP BY rank)"
+    )
+    if (fewest or 0) < steps:
+        problems.append(f"{fewest or 0} of {steps} steps are on a rank's record")
+    if recovery == "skips" and not did.get("rollback"):
+        problems.append("the step was not refused")
+    if recovery == "restarts" and did.get("attempt_started", 0) < 2:
+        problems.append("there was no restart")
+    return str(reason or "no end"), problems
+
+
+def _training_again_s(source: Source, injected_ns: int | None, recovery: Recovery) -> float | None:
+    """Seconds from the fault to the end of the first good step after what was done about it."""
+    if injected_ns is None or recovery not in ("skips", "restarts"):
+        return None
+    after = "kind = 'rollback'" if recovery == "skips" else "kind = 'attempt_started' AND attempt > 0"
+    ((again_ns,),) = source.rows(
+        f"""
+        SELECT min(start_ns + duration_ns) FROM steps WHERE committed AND start_ns > (
+            SELECT min(wall_ns) FROM events WHERE {after} AND wall_ns > ?)
+        """,
+        [injected_ns],
+    )
+    return None if again_ns is None else round((again_ns - injected_ns) * NS, 2)
+
+
+def _steps(source: Source) -> dict[str, int]:
+    """Of one rank: steps run, steps that lasted, their time, and the time from the first to the last."""
+    ((run, lasting, useful_ns, span_ns),) = source.rows(
+        """
+        WITH one AS (SELECT * FROM steps WHERE rank = (SELECT min(rank) FROM steps)),
+             kept AS (SELECT * FROM one WHERE committed
+                      QUALIFY row_number() OVER (PARTITION BY step ORDER BY start_ns DESC) = 1)
+        SELECT (SELECT count(*) FROM one), (SELECT count(*) FROM kept), (SELECT sum(duration_ns) FROM kept),
+               (SELECT max(start_ns + coalesce(duration_ns, 0)) - min(start_ns) FROM one)
+        """
+    )
+    return {"run": run, "lasting": lasting, "useful_ns": int(useful_ns or 0), "span_ns": int(span_ns or 0)}

@@ -1,0 +1,195 @@
+"""A drill on a terminal: a table that fills up while it runs, and its totals; plain lines where there is no terminal.
+
+with DrillView(plan, console) as view:
+    for row in drill.rows(view): ...
+print_result(drill.tally, plan, console)
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from trainer.drills.catalogue import CATALOGUE
+from trainer.drills.scenario import DrillPlan, Scenario
+from trainer.drills.tally import Row, Tally
+
+__all__ = ["DrillView", "print_faults", "print_result"]
+
+YES, NO, NONE = "[green]yes[/]", "[bold red]no[/]", "[dim]-[/]"
+
+
+class DrillView:
+    """Shows a drill between `__enter__` and `__exit__`."""
+
+    def __init__(self, plan: DrillPlan, console: Console) -> None:
+        self.plan = plan
+        self.console = console
+        self._tally = Tally()
+        self._status = ""
+        self._line = ""
+        self._began = self._run_began = time.monotonic()
+        self._number = 0
+        self._spinner = Spinner("dots")
+        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> DrillView:
+        if self.console.is_terminal:
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.console.is_terminal:
+            self._live.__exit__(kind, error, at)
+
+    def begins(self, number: int, scenario: Scenario) -> None:
+        self._number, self._run_began, self._line = number, time.monotonic(), ""
+        texts = ", ".join(fault.text for fault in scenario.faults) or scenario.what
+        self._status = f"{scenario.label} on {scenario.mesh}: {texts}"
+        if not self.console.is_terminal:
+            self.console.print(
+                f"{number + 1}/{len(self.plan.scenarios)}  {self._status}", highlight=False, markup=False
+            )
+
+    def says(self, line: str) -> None:
+        self._line = line
+
+    def ended(self, row: Row) -> None:
+        self._tally.add(row)
+        if not self.console.is_terminal:
+            words = "as it should be" if row.good else "; ".join(row.trouble)
+            self.console.print(f"      {row.wall_s:.0f} s  {words}", highlight=False, markup=False, soft_wrap=True)
+
+    def _draw(self) -> Group:
+        total, done, now = len(self.plan.scenarios), self._number, time.monotonic()
+        left = f", about {(now - self._began) / done * (total - done) / 60:.0f} min left" if done else ""
+        head = f" {done + 1}/{total}  {self._status}  {now - self._run_began:.0f} s{left}"
+        self._spinner.update(text=Text(head, overflow="ellipsis", no_wrap=True))
+        parts: list[RenderableType] = [
+            self._spinner,
+            Text("     " + self._line, style="dim", overflow="ellipsis", no_wrap=True),
+        ]
+        # The newest rows: a terminal is only so high, and the whole table comes at the end.
+        newest = Tally(self._tally.rows[-max(3, self.console.height - 8) :])
+        return Group(result_table(newest), *parts) if newest.rows else Group(*parts)
+
+
+def result_table(tally: Tally) -> Table:
+    """One row a run."""
+    meshes = len({row.scenario.mesh for row in tally.rows}) > 1
+    seeds = len({row.scenario.seed for row in tally.rows}) > 1
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
+    table.add_column("fault", no_wrap=True)
+    if meshes:
+        table.add_column("mesh", no_wrap=True)
+    if seeds:
+        table.add_column("seed", justify="right")
+    table.add_column("what happens", max_width=40, overflow="fold")
+    for title in ("seen", "rank", "cause"):
+        table.add_column(title, no_wrap=True)
+    for title in ("finding", "training", "lost"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("recovered", no_wrap=True)
+    for row in tally.rows:
+        where = [row.scenario.mesh] if meshes else []
+        where += [str(row.scenario.seed)] if seeds else []
+        table.add_row(escape(row.scenario.label), *where, escape(row.scenario.what), *_cells(row))
+    return table
+
+
+def _cells(row: Row) -> list[str]:
+    score = row.score
+    if row.problem or not score.injected:
+        return [NONE, NONE, NONE, NONE, NONE, NONE, NO]
+    live = all(answer.seen == "live" for answer in score.answers)
+    if not score.answers:
+        said = [
+            f"[bold red]{len(score.false_alarms)} false[/]" if score.false_alarms else "[green]silent[/]",
+            NONE,
+            NONE,
+        ]
+    else:
+        seen = (YES if live else "[yellow]after[/]") if row.seen else NO
+        seen += f" [red]+{len(score.false_alarms)}[/]" if score.false_alarms else ""
+        said = [seen, _mark(row.right_rank, row), _mark(row.right_cause, row)]
+    lost = str(score.steps_lost) if score.steps_lost else NONE
+    return [*said, _seconds(row.finding_s), _seconds(score.training_s), lost, YES if score.recovered else NO]
+
+
+def _mark(right: bool, row: Row) -> str:
+    return (YES if right else NO) if row.seen else NONE
+
+
+def _seconds(value: float | None) -> str:
+    return NONE if value is None else f"{value:.1f} s"
+
+
+def print_result(tally: Tally, plan: DrillPlan, console: Console, *, broken_off: bool = False) -> None:
+    """The whole table, what was not right, what could not be run, and the totals."""
+    if tally.rows:
+        console.print(result_table(tally), highlight=False)
+    bad = [row for row in tally.rows if not row.good]
+    if bad:
+        console.print()
+        for row in bad:
+            console.print(f"[bold]{escape(row.scenario.label)}[/] on {row.scenario.mesh}", highlight=False)
+            for line in row.trouble:
+                console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
+            if row.run is not None:
+                console.print(f"  rankscope analyze {row.run}", highlight=False, soft_wrap=True)
+    left: dict[str, list[str]] = {}
+    for name, mesh, reason in plan.left_out:
+        left.setdefault(f"{name}: {reason}", []).append(mesh)
+    if left:
+        console.print()
+        for text, meshes in left.items():
+            console.print(f"[dim]left out on {', '.join(meshes)}: {escape(text)}[/]", highlight=False)
+    console.print()
+    if broken_off:
+        console.print(f"broken off after {len(tally.rows)} of {len(plan.scenarios)} runs", highlight=False)
+    console.print(totals(tally), highlight=False)
+
+
+def totals(tally: Tally) -> str:
+    """The last lines of a drill."""
+
+    def share(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:.1f} %"
+
+    seconds = [
+        f"{name} {value:.1f} s"
+        for name, value in (("to a finding", tally.finding_s), ("to training again", tally.training_s))
+        if value is not None
+    ]
+    asked = sum(len(row.score.answers) for row in tally.rows)
+    return (
+        f"[bold]{len(tally.rows)} runs, {asked} findings asked for[/]   recall {share(tally.recall)}   precision "
+        f"{share(tally.precision)}   right rank {share(tally.right_rank)}   right cause {share(tally.right_cause)}\n"
+        f"unrecovered {tally.unrecovered}   goodput {share(tally.goodput)}"
+        + (f"   median {', '.join(seconds)}" if seconds else "")
+    )
+
+
+def print_faults(console: Console) -> None:
+    """`rankscope drill --list`: what happens, and what must be found and done."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
+    for title in ("fault", "kind", "what happens", "what must be found", "what must follow"):
+        table.add_column(title, no_wrap=title in ("fault", "kind"))
+    follows = {
+        "goes_on": "training goes on",
+        "skips": "step refused, rollback",
+        "restarts": "restart",
+        "stops": "stop with a report",
+    }
+    for name, kind in CATALOGUE.items():
+        found = "; ".join(expected.text for expected in kind.expected) or "nothing: it is no fault of a rank"
+        follow = follows[kind.recovery]
+        table.add_row(kind.fault_id, name, escape(kind.what), escape(found), follow)
+    console.print(table, highlight=False)

@@ -1,0 +1,204 @@
+"""The result of a drill: one row a run, and the totals.
+
+tally = Tally(); tally.add(row)
+tally.recall, tally.precision, tally.right_rank, tally.unrecovered
+tally.to_json()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from trainer.drills.scenario import Scenario
+from trainer.drills.score import Score
+
+__all__ = ["Row", "Tally"]
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One run of a drill and how it went. `problem` where the run could not be judged."""
+
+    scenario: Scenario
+    score: Score
+    wall_s: float
+    run: Path | None = None
+    problem: str = ""
+
+    @property
+    def seen(self) -> bool:
+        """Whether every fault was named by a finding of the right kind."""
+        return all(answer.seen for answer in self.score.answers)
+
+    @property
+    def right_rank(self) -> bool:
+        return all(answer.right_rank for answer in self.score.answers)
+
+    @property
+    def right_cause(self) -> bool:
+        return all(answer.right_cause for answer in self.score.answers)
+
+    @property
+    def good(self) -> bool:
+        """Whether everything was as it should be."""
+        answered = self.seen and self.right_rank and self.right_cause and not self.score.false_alarms
+        return not self.problem and self.score.injected and self.score.recovered and answered
+
+    @property
+    def finding_s(self) -> float | None:
+        """Seconds to the last of the findings that were asked for; None if one was not made live, or none is asked."""
+        times = [answer.finding_s for answer in self.score.answers]
+        known = [time for time in times if time is not None]
+        return max(known) if times and len(known) == len(times) else None
+
+    @property
+    def trouble(self) -> tuple[str, ...]:
+        """What was not as it should be, one line each."""
+        found = [self.problem] if self.problem else []
+        if not self.problem and not self.score.injected:
+            found.append("the fault never struck")
+        found += self.score.problems if not self.problem else ()
+        for answer in self.score.answers:
+            if not answer.seen:
+                found.append(f"{answer.fault} was not seen")
+            elif not answer.right_rank and answer.said is not None:
+                found.append(f"{answer.fault}: ranks {list(answer.said.ranks)} are named: {answer.said.summary}")
+            elif not answer.right_cause and answer.said is not None:
+                found.append(f"{answer.fault}: cause {answer.said.cause}: {answer.said.summary}")
+        found += [f"false alarm: {said.summary}" for said in self.score.false_alarms]
+        return tuple(found)
+
+    def to_json(self) -> dict[str, Any]:
+        score = self.score
+        return {
+            "fault": self.scenario.name,
+            "fault_ids": [kind.fault_id for kind in self.scenario.kinds],
+            "mesh": self.scenario.mesh,
+            "seed": self.scenario.seed,
+            "injected": [fault.text for fault in self.scenario.faults],
+            "struck": score.injected,
+            "good": self.good,
+            "answers": [
+                {
+                    "fault": answer.fault,
+                    "rank": answer.rank,
+                    "seen": answer.seen,
+                    "right_rank": answer.right_rank,
+                    "right_cause": answer.right_cause,
+                    "finding_s": answer.finding_s,
+                    "kind": answer.said.kind if answer.said else None,
+                    "cause": answer.said.cause if answer.said else None,
+                    "ranks": list(answer.said.ranks) if answer.said else [],
+                    "summary": answer.said.summary if answer.said else "",
+                }
+                for answer in score.answers
+            ],
+            "false_alarms": [
+                {"kind": s.kind, "cause": s.cause, "ranks": list(s.ranks), "summary": s.summary}
+                for s in score.false_alarms
+            ],
+            "recovered": score.recovered and not self.problem,
+            "ended": score.ended,
+            "training_s": score.training_s,
+            "steps_lost": score.steps_lost,
+            "goodput": _ratio(score.useful_s, score.span_s),
+            "wall_s": round(self.wall_s, 1),
+            "run": str(self.run) if self.run else None,
+            "trouble": list(self.trouble),
+        }
+
+
+@dataclass(slots=True)
+class Tally:
+    """The rows so far and their totals; a ratio of nothing is None."""
+
+    rows: list[Row] = field(default_factory=list)
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+
+    @property
+    def recall(self) -> float | None:
+        """Share of the faults of which a finding of the right kind was made, live or post-mortem."""
+        return _share(bool(answer.seen) for row in self.rows for answer in row.score.answers)
+
+    @property
+    def right_rank(self) -> float | None:
+        """Share of the faults that were seen whose finding names the right ranks."""
+        return _share(answer.right_rank for row in self.rows for answer in row.score.answers if answer.seen)
+
+    @property
+    def right_cause(self) -> float | None:
+        """The same of the cause."""
+        return _share(answer.right_cause for row in self.rows for answer in row.score.answers if answer.seen)
+
+    @property
+    def precision(self) -> float | None:
+        """Share of what was said, live or post-mortem, that is right in kind and rank."""
+        right = sum(row.score.num_right for row in self.rows)
+        wrong = sum(len(row.score.false_alarms) for row in self.rows)
+        wrong += sum(bool(a.seen and not a.right_rank) for row in self.rows for a in row.score.answers)
+        return right / (right + wrong) if right + wrong else None
+
+    @property
+    def unrecovered(self) -> int:
+        """Runs that did not do what their faults ask for and come to their end."""
+        return sum(bool(row.problem) or not row.score.recovered for row in self.rows)
+
+    @property
+    def goodput(self) -> float | None:
+        """Share of the time from first to last step, over all runs, that went into steps that lasted."""
+        return _ratio(sum(row.score.useful_s for row in self.rows), sum(row.score.span_s for row in self.rows))
+
+    @property
+    def finding_s(self) -> float | None:
+        """Median seconds from a fault to its finding, where it was made live."""
+        times = [a.finding_s for row in self.rows for a in row.score.answers if a.finding_s is not None]
+        return median(times) if times else None
+
+    @property
+    def training_s(self) -> float | None:
+        """Median seconds from a fault to the next good step, where the run had to go back or restart."""
+        times = [row.score.training_s for row in self.rows if row.score.training_s is not None]
+        return median(times) if times else None
+
+    @property
+    def failed(self) -> bool:
+        """Whether a fault was not made or not seen, or a run did not recover."""
+        return self.unrecovered > 0 or any(not row.seen or not row.score.injected for row in self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """Totals on top, then every run."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "recall": _rounded(self.recall),
+            "precision": _rounded(self.precision),
+            "right_rank": _rounded(self.right_rank),
+            "right_cause": _rounded(self.right_cause),
+            "unrecovered": self.unrecovered,
+            "goodput": _rounded(self.goodput),
+            "median_finding_s": self.finding_s,
+            "median_training_s": self.training_s,
+            "num_runs": len(self.rows),
+            "wall_s": round(sum(row.wall_s for row in self.rows), 1),
+            "runs": [row.to_json() for row in self.rows],
+        }
+
+
+def _share(values: Iterable[bool]) -> float | None:
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else None
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return round(part / whole, 4) if whole else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
