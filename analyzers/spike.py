@@ -11,8 +11,9 @@ The detector is plain Python over a short history, so that a rank can call it ea
    descent of a young run, and a level that lags behind a descent only makes the test more careful.
 3. center = max(0, median of the clean residuals), scale = max(1.4826 x their median absolute deviation, floor):
    the noise of the very statistic that is tested, trend included. z = (residual - center) / scale.
-4. A spike is a loss whose z and whose rise over the level are both large, or both moderate while the gradient norm
-   says the same. A high gradient norm alone is none: warm-up and clipping make it ordinary.
+4. A spike is a loss whose z and whose rise over the level are both large while the gradient norm does not deny it,
+   whose rise is huge, or that is moderate in both while the gradient norm says the same. A high gradient norm alone is
+   none: warm-up and clipping make it ordinary.
 5. After `relearn_after` spike steps in a row the history starts anew: the data has changed, or nobody is acting.
 """
 
@@ -33,8 +34,10 @@ _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 class SpikePolicy:
     """When a loss is a spike. Ratios are relative rises over the level: 0.2 = 20 %.
 
-    The strong pair stands alone: 8 robust sigmas are beyond the heavy tails of small batches (a batch of 16 sequences
-    of source code varies by 3 to 6 %), and 20 % is below every spike that the published logbooks call one.
+    The strong pair: 8 robust sigmas are beyond the heavy tails of small batches (a batch of 16 sequences of source code
+    varies by 3 to 6 %), and 20 % is below every spike that the published logbooks call one. Once in some hundred
+    thousand steps a hard batch gets there all the same, with an ordinary gradient: below `alone_rise_ratio` the
+    gradient norm, where it is known, has to be raised as well.
     The moderate pair needs the gradient norm as a second witness; random tokens on one data rank of four raise the
     loss of the global batch by 15 to 25 % and the gradient norm by far more.
     """
@@ -46,9 +49,13 @@ class SpikePolicy:
     warm_up_steps: int = 16
     """Clean observations before the first verdict; fewer give no stable deviation."""
     strong_z: float = 8.0
-    """Robust sigmas at which the loss alone is a spike."""
+    """Robust sigmas of a spike that needs no clear word of the gradient norm."""
     strong_rise_ratio: float = 0.20
-    """Smallest rise of a spike by the loss alone."""
+    """Smallest rise of a spike with such a z."""
+    strong_grad_rise_ratio: float = 0.25
+    """Rise of the gradient norm below which a strong pair is a hard batch and no spike."""
+    alone_rise_ratio: float = 0.40
+    """Rise at which the loss needs no second witness; random tokens for a whole batch are far above."""
     moderate_z: float = 4.0
     """Robust sigmas of the loss where the gradient norm agrees."""
     moderate_rise_ratio: float = 0.08
@@ -174,6 +181,8 @@ class SpikeDetector:
     def _is_spike(self, loss_z: float, loss_rise: float, grad_z: float, grad_rise: float) -> bool:
         policy = self.policy
         strong = loss_z >= policy.strong_z and loss_rise >= policy.strong_rise_ratio
+        if loss_rise < policy.alone_rise_ratio and grad_rise < policy.strong_grad_rise_ratio:  # False for NaN
+            strong = False
         moderate = loss_z >= policy.moderate_z and loss_rise >= policy.moderate_rise_ratio
         gradient_agrees = grad_z >= policy.grad_z and grad_rise >= policy.grad_rise_ratio  # False for NaN
         return strong or (moderate and gradient_agrees)

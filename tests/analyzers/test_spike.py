@@ -99,3 +99,13 @@ def test_without_a_gradient_norm_the_loss_decides() -> None:
     loss, _ = training_curve(5, noise=0.02)
     loss[150] *= 2
     assert spike_steps(judge(loss, [math.nan] * len(loss))) == [151]
+
+
+def test_a_hard_batch_with_an_ordinary_gradient_is_no_spike() -> None:
+    loss, grad_norm = training_curve(3, noise=0.01)
+    where = 300
+    level = float(np.median(loss[where - 9 : where]))
+    for rise, gradient, is_spike in ((1.34, 1.0, False), (1.34, 1.6, True), (1.5, 1.0, True)):
+        loss[where] = level * rise
+        grad_norm[where] = gradient * float(np.median(grad_norm[where - 9 : where]))
+        assert bool(spike_steps(judge(loss, grad_norm))) is is_spike, (rise, gradient)
