@@ -19,7 +19,9 @@ from trainer.drills.catalogue import CATALOGUE, MESHES
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from probes.rundir import RunDir
     from trainer.config import Config
+    from trainer.mesh_plan import Plan
 
 __all__ = ["__version__", "main"]
 __version__ = "0.1.0"
@@ -52,6 +54,7 @@ def _console() -> Console:
 @app.command(
     epilog="Examples:  rankscope train examples/gpt-demo.toml   |   "
     "rankscope train my.toml --nproc-per-node 4 --set optim.lr=1e-3   |   "
+    "rankscope train --resume runs/latest --set train.steps=400   |   "
     "rankscope train my.toml --fault nan_grad@step=40,rank=2"
 )
 def train(
@@ -72,17 +75,35 @@ def train(
             help=f"Break something on purpose; repeatable. KIND: {', '.join(CATALOGUE)}. See `drill --list`.",
         ),
     ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Go on with a run whose processes are gone, from its newest good checkpoint."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --resume: also if it is alive, or was given up by the guard.")
+    ] = False,
 ) -> None:
-    """Train a model over several ranks, with every rank recorded and watched."""
+    """Train a model over several ranks, with every rank recorded and watched.
+
+    Exit codes: 0 finished, 1 failed, 2 a mistake, 3 given up by the guard, 4 another launch has taken the run, 143 told
+    to stop by SIGTERM and did so with a checkpoint, 130 the same by Ctrl-C.
+    """
     from trainer.config import ConfigError, load_config
     from trainer.drills.faults import FaultError, parse_fault
 
+    if resume is not None and config_path is not None:
+        _fail(f"--resume {resume}: takes the run's own configuration, not {config_path}; change it with --set")
+    if force and resume is None:
+        _fail("--force: only with --resume RUN")
     try:
-        config = load_config(config_path, overrides or [])
         for text in faults or []:
             parse_fault(text)
+        if resume is None:
+            config = load_config(config_path, overrides or [])
     except (ConfigError, FaultError) as error:
         _fail(str(error))
+    if resume is not None:
+        raise typer.Exit(_resume(resume, overrides or [], nproc_per_node, faults or [], force=force))
     raise typer.Exit(_train(config, nproc_per_node or _ranks_needed(config), faults or []))
 
 
@@ -104,26 +125,58 @@ def _train(config: Config, nproc: int, faults: list[str]) -> int:
     from trainer.config import ConfigError
     from trainer.mesh_plan import resolve
 
-    console = _console()
     try:
         plan = resolve(config, nproc)
-        manifest = {
-            "config": config.model_dump(mode="json"),
-            "world_size": nproc,
-            "mesh": plan.sizes,
-            "faults": faults,
-            "launcher_pid": os.getpid(),
-            "rankscope_version": __version__,
-            "command": sys.argv,
-        }
+        manifest = _launch_facts(config, plan) | {"faults": faults, "cwd": os.getcwd()}
         run = RunDir.create(Path(config.run.dir), name=config.run.name, manifest=manifest)
     except (ConfigError, RunError) as error:
         _fail(str(error))
+    return _supervise(run, config, plan, faults, "")
+
+
+def _resume(path: Path, overrides: list[str], nproc: int, faults: list[str], *, force: bool) -> int:
+    """Go on in the folder of a run; the exit code."""
+    from probes.rundir import RunError
+    from trainer.config import ConfigError
+    from trainer.mesh_plan import resolve
+    from trainer.resume import ResumeError, forgive, prepare
+
+    try:
+        resumed = prepare(path, overrides, force=force)
+        config, run = resumed.config, resumed.run
+        mesh_changes = any(override.startswith("parallel.") for override in overrides)
+        plan = resolve(config, nproc or (_ranks_needed(config) if mesh_changes else resumed.world_size))
+    except (ConfigError, ResumeError, RunError) as error:
+        _fail(str(error))
+    if force:
+        forgive(run)
+    run.write_manifest(run.manifest() | _launch_facts(config, plan))
+    return _supervise(run, config, plan, faults, "resumed: ")
+
+
+def _launch_facts(config: Config, plan: Plan) -> dict[str, object]:
+    """What of a run's manifest belongs to its newest launch."""
+    import os
+
+    return {
+        "config": config.model_dump(mode="json"),
+        "world_size": plan.world_size,
+        "mesh": plan.sizes,
+        "launcher_pid": os.getpid(),
+        "rankscope_version": __version__,
+        "command": sys.argv,
+    }
+
+
+def _supervise(run: RunDir, config: Config, plan: Plan, faults: list[str], how: str) -> int:
+    console = _console()
     mesh = " x ".join(f"{name} {size}" for name, size in plan.sizes.items() if size > 1) or "one rank"
-    console.print(f"run [bold]{run.path}[/]  {nproc} ranks ({mesh})  {config.train.steps} steps", highlight=False)
+    ranks = f"{plan.world_size} ranks ({mesh})"
+    console.print(f"{how}run [bold]{run.path}[/]  {ranks}  {config.train.steps} steps", highlight=False)
+    from trainer.recovery.node import Node
     from trainer.supervise import supervise
 
-    return supervise(run, config, plan=plan, faults=faults, console=console)
+    return supervise(run, config, plan=plan, node=Node(nproc=plan.world_size), faults=faults, console=console)
 
 
 @app.command(

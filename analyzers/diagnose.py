@@ -120,9 +120,18 @@ def _verdict(findings: Sequence[Finding], facts: Mapping[str, Any]) -> str:
         over = f" in {steps} steps" if steps else ""
         ranks = facts.get("num_ranks")
         of = f" of {ranks} rank{'s' * (ranks != 1)}" if ranks else ""
-        return f"no finding{over}{of}{missing}"
+        return f"no finding{over}{of}{_preempted(facts)}{missing}"
     more = f" (and {len(wrong) - 1} more finding{'s' * (len(wrong) > 2)})" if len(wrong) > 1 else ""
     return wrong[0].summary + more + missing
+
+
+def _preempted(facts: Mapping[str, Any]) -> str:
+    """What a scheduler did is no failure, but whoever looks wants to know why the run is not at its end."""
+    if facts.get("ended") != "preempted":
+        return ""
+    step = facts.get("preempted_at_step")
+    saved = f"saved at step {step}" if step is not None else "nothing was saved then"
+    return f"; preempted (SIGTERM), {saved}: go on with `rankscope train --resume`"
 
 
 def _failed(name: str, kind: str, error: Exception) -> Finding:

@@ -19,14 +19,16 @@ __all__ = ["run_facts"]
 
 def run_facts(source: Source, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """JSON values; None where it is not recorded."""
-    log = EventLog.load(source, ("rollback", "run_ended", "fault_injected", "rank_closed"))
-    ended = log.of("run_ended")
+    log = EventLog.load(source, ("rollback", "run_started", "run_ended", "fault_injected", "rank_closed", "preempted"))
+    began_ns = max((event.wall_ns for event in log.of("run_started")), default=0)
+    ended = [event for event in log.of("run_ended") if event.wall_ns >= began_ns]
     config = manifest.get("config")
     facts: dict[str, Any] = {
         "run_id": _text(manifest.get("run_id")),
         "name": _text(config.get("run", {}).get("name")) if isinstance(config, dict) else None,
         "attempts": len(attempts(source)),
         "ended": ended[-1].text("reason") if ended else None,
+        "preempted_at_step": _preempted_at(log) if ended and ended[-1].text("reason") == "preempted" else None,
         **_ranks(source),
         **_steps(source),
     }
@@ -42,6 +44,12 @@ def run_facts(source: Source, manifest: Mapping[str, Any]) -> dict[str, Any]:
     facts["probe_errors"], facts["dropped_records"] = _losses(log)
     facts["file_problems"] = _file_problems(source)
     return facts
+
+
+def _preempted_at(log: EventLog) -> int | None:
+    """Step of the checkpoint that was saved when the run was told to stop; None if there was no time for one."""
+    told = [event.integer("checkpoint_step") for event in log.of("preempted")]
+    return told[-1] if told and told[-1] >= 0 else None
 
 
 def _text(value: Any) -> str | None:

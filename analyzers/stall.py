@@ -85,10 +85,10 @@ def ended_cleanly(view: AttemptView, log: EventLog) -> bool:
     """Whether the last attempt came to its end, or was interrupted and closed itself."""
     if view.ranks and all(rank.closed for rank in view.ranks.values()):
         return not log.of("exception", attempt=view.attempt)
-    reasons = [event.text("reason") for event in log.of("run_ended")]
+    reasons = {event.text("reason") for event in log.of("run_ended", attempt=view.attempt)}
     if "finished" in reasons:
         return True
-    return "interrupted" in reasons and any(rank.closed for rank in view.ranks.values())
+    return bool(reasons & {"interrupted", "preempted"}) and any(rank.closed for rank in view.ranks.values())
 
 
 def killed_by_watch(log: EventLog, attempt: int) -> bool:

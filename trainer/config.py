@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-__all__ = ["Config", "ConfigError", "load_config"]
+__all__ = ["Config", "ConfigError", "changed_config", "load_config"]
 
 
 class ConfigError(ValueError):
@@ -225,6 +225,10 @@ class RecoveryConfig(_Section):
     """Rollbacks before the run stops with a report."""
     hang_floor_s: float = Field(default=5.0, gt=0)
     """A step shorter than this is never called a hang (seconds)."""
+    grace_s: float = Field(default=20.0, gt=0)
+    """After SIGTERM: time for the end of the step and a checkpoint, then the ranks leave without (seconds)."""
+    rejoin_s: float = Field(default=30.0, ge=0)
+    """How long a restart waits for further nodes once there are enough (seconds)."""
 
 
 class Config(_Section):
@@ -278,6 +282,14 @@ def load_config(path: Path | None, overrides: list[str] | None = None) -> Config
     for override in overrides or []:
         _apply_override(values, override)
     return _checked(values)
+
+
+def changed_config(values: dict[str, Any], overrides: list[str]) -> Config:
+    """A configuration as `run.json` holds it, with `section.key=value` overrides. Raises ConfigError."""
+    copied = {key: dict(section) if isinstance(section, dict) else section for key, section in values.items()}
+    for override in overrides:
+        _apply_override(copied, override)
+    return _checked(copied)
 
 
 def _checked(values: dict[str, Any]) -> Config:

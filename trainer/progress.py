@@ -36,14 +36,16 @@ PLAIN_LINE_S = 5.0
 class ProgressView:
     """Follows a run in a thread of its own between `__enter__` and `__exit__`."""
 
-    def __init__(self, run: RunDir, *, steps: int, plan: Plan, console: Console) -> None:
+    def __init__(self, run: RunDir, *, steps: int, plan: Plan, console: Console, node_rank: int = 0) -> None:
         self.run = run
+        self.node_rank = node_rank
         self.console = console
         self.steps = steps
         self.plan = plan
         self.findings = 0
         self._reader = _StepReader(run)
-        self._event_bytes = 0
+        self._node_events = run.node_dir(node_rank) / "events.jsonl"
+        self._event_bytes = _size(self._node_events)  # what a former launch said was said then
         self._plain_at = 0.0
         self._plain_step = -1.0
         self._stop = threading.Event()
@@ -114,8 +116,7 @@ class ProgressView:
         )
 
     def _say_events(self) -> None:
-        path = self.run.node_dir(0) / "events.jsonl"
-        events, self._event_bytes, _ = read_events(path, self._event_bytes)
+        events, self._event_bytes, _ = read_events(self._node_events, self._event_bytes)
         rank0 = self._reader.new_events()
         for event in sorted([*events, *rank0], key=lambda e: e.get("wall_ns", 0)):
             line = _line(event)
@@ -132,7 +133,7 @@ class _StepReader:
         self.run = run
         self._recent: deque[dict[str, float]] = deque(maxlen=20)
         self._place: tuple[int, int, int] = (-1, 0, 0)  # attempt, segment, next record
-        self._event_bytes: dict[Path, int] = {}
+        self._event_bytes = {d / "events.jsonl": _size(d / "events.jsonl") for _, _, d in run.rank_dirs()}
 
     def latest(self) -> dict[str, float]:
         try:
@@ -204,8 +205,17 @@ def _line(event: dict[str, Any]) -> str:
         how = event.get("signal") or f"exit code {event.get('exit_code')}"
         return f"[red]{where}rank {event.get('exit_rank')} ended: {escape(str(how))}[/]"
     if kind == "attempt_started" and event.get("attempt"):
-        return f"[cyan]restarting, attempt {event.get('attempt')}[/]"
+        return f"[cyan]restarting, attempt {event.get('attempt')} with {event.get('world_size')} ranks[/]"
+    if kind in ("preempted", "interrupted") and event.get("checkpoint_step") is not None:
+        return f"[cyan]{where}stopped as asked, step {event.get('checkpoint_step')} is saved[/]"
     return ""
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _short(number: float) -> str:

@@ -1,21 +1,27 @@
-"""Everything around a run's ranks on the machine that was asked to train: watch, launch, progress, how it ended.
+"""Everything around a node's ranks on the machine that was asked to train: watch, launch, progress, how it ended.
 
-exit_code = supervise(run, config, plan=plan, faults=[], console=console)
+exit_code = supervise(run, config, plan=plan, node=Node(nproc=4), faults=[], console=console)
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
-from probes.rundir import RunDir
+from probes.events import EventWriter
+from probes.rundir import NODE_RANK, RunDir
 from trainer.config import Config
+from trainer.exit_codes import EXIT_PREEMPTED
 from trainer.mesh_plan import Plan
 from trainer.progress import ProgressView
+from trainer.recovery.node import Node, Outcome
 from trainer.recovery.watch_process import start_watch
+from trainer.recovery.zygote import Zygote
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,17 +36,20 @@ WATCH_RESTART_S = 2.0
 class _WatchKeeper:
     """Keeps a watch process running: it can be killed at any moment and loses nothing."""
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, node_rank: int) -> None:
         self.run = run
-        self.process: subprocess.Popen[bytes] = start_watch(run.path)
-        self._started_at = time.monotonic()
+        self.node_rank = node_rank
+        self.process: subprocess.Popen[bytes] = self._start()
         self.ending = False
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._started_at = time.monotonic()
+        return start_watch(self.run.path, self.node_rank, os.getpid())
 
     def look(self) -> None:
         if self.ending or self.process.poll() is None or time.monotonic() - self._started_at < WATCH_RESTART_S:
             return
-        self.process = start_watch(self.run.path)
-        self._started_at = time.monotonic()
+        self.process = self._start()
 
     def end(self) -> None:
         self.ending = True
@@ -51,29 +60,79 @@ class _WatchKeeper:
         self.process.wait()
 
 
-def supervise(run: RunDir, config: Config, *, plan: Plan, faults: list[str], console: Console) -> int:
+class _ToldToStop(BaseException):
+    """SIGTERM or SIGINT before there was any rank to pass it on to."""
+
+
+def supervise(run: RunDir, config: Config, *, plan: Plan, node: Node, faults: list[str], console: Console) -> int:
     """Train to the end; returns the exit code of `rankscope train`."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _told_to_stop)
     os.environ["RANKSCOPE_CONFIG"] = config.model_dump_json()
     arguments = [text for fault in faults for text in ("--fault", fault)]
-    keeper = _WatchKeeper(run)
+    directory = run.node_dir(node.rank)
+    directory.mkdir(parents=True, exist_ok=True)
+    (run.path / "logs").mkdir(exist_ok=True)
+    events = EventWriter(directory / "events.jsonl", attempt=0, rank=NODE_RANK)
+    events.write(
+        "run_started",
+        node_rank=node.rank,
+        nproc_per_node=node.nproc,
+        max_restarts=config.recovery.max_restarts,
+        launcher_pid=os.getpid(),
+    )
+    zygote = Zygote(run.path / "logs" / f"zygote-node{node.rank}.log")
+    keeper = _WatchKeeper(run, node.rank)
     try:
-        with ProgressView(run, steps=config.train.steps, plan=plan, console=console) as view:
+        with ProgressView(run, steps=config.train.steps, plan=plan, console=console, node_rank=node.rank) as view:
             view.every_tick(keeper.look)
-            from trainer.recovery.launch import launch  # imports torch: after the bar is on the screen
-
-            restarts = config.recovery.max_restarts if config.recovery.enabled else 0
-            outcome = launch(run, nproc_per_node=plan.world_size, max_restarts=restarts, worker_arguments=arguments)
+            outcome = _launch(run, config, node, arguments, events, zygote)
+            events.write(
+                "run_ended",
+                node_rank=node.rank,
+                reason=outcome.reason,
+                exit_code=outcome.exit_code,
+                message=outcome.message,
+            )
             keeper.end()
     finally:
+        zygote.close()
         keeper.end()
-    restarted = f" after {outcome.attempts - 1} restart{'s' * (outcome.attempts > 2)}" if outcome.attempts > 1 else ""
+        events.close()
+    _say(run, outcome, console)
+    return outcome.exit_code
+
+
+def _launch(
+    run: RunDir, config: Config, node: Node, arguments: list[str], events: EventWriter, zygote: Zygote
+) -> Outcome:
+    try:
+        from trainer.recovery.launch import launch  # imports torch: after the bar is on the screen
+
+        return launch(run, config, node=node, arguments=arguments, events=events, zygote=zygote)
+    except _ToldToStop as told:
+        (number,) = told.args
+        reason = "preempted" if 128 + number == EXIT_PREEMPTED else "interrupted"
+        message = f"{signal.Signals(number).name} received before any rank had started"
+        return Outcome(reason=reason, exit_code=128 + number, message=message)
+
+
+def _told_to_stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise _ToldToStop(number)
+
+
+def _say(run: RunDir, outcome: Outcome, console: Console) -> None:
+    count = outcome.restarts
+    restarted = f" after {count} restart{'s' * (count > 1)}" if count else ""
     if outcome.exit_code == 0:
         console.print(
             f"[green]finished[/]{restarted}. What happened: [bold]rankscope analyze {run.path}[/]", highlight=False
         )
-    else:
-        console.print(f"[red]{outcome.reason}[/]{restarted}: {outcome.message}", highlight=False, soft_wrap=True)
-        console.print(
-            f"why: [bold]rankscope analyze {run.path}[/]   logs: {run.path / 'logs'}", highlight=False, soft_wrap=True
-        )
-    return outcome.exit_code
+        return
+    console.print(f"[red]{outcome.reason}[/]{restarted}: {outcome.message}", highlight=False, soft_wrap=True)
+    if outcome.reason in ("preempted", "interrupted"):
+        console.print(f"go on: [bold]rankscope train --resume {run.path}[/]", highlight=False, soft_wrap=True)
+        return
+    console.print(
+        f"why: [bold]rankscope analyze {run.path}[/]   logs: {run.path / 'logs'}", highlight=False, soft_wrap=True
+    )

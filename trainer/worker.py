@@ -8,8 +8,8 @@ rank 0 makes one, or finds the one of the former attempt, and tells the others t
 RANKSCOPE_CONFIG holds a resolved configuration as JSON, used where no CONFIG is given.
 
 SIGTERM and SIGINT end the run at the end of a step that all ranks agree on, with a checkpoint; the same one again ends
-the process at once. Exit codes: 0 finished, or stopped as asked; 1 failed; 2 a mistake of the user; 3 given up by the
-guard, where a restart would not help.
+the process at once, and so does the end of `recovery.grace_s`. Exit codes are those of `trainer.exit_codes`; 143, told
+to stop and did so, is 0 under another launcher than ours, which would start the rank again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ import os
 import platform
 import signal
 import sys
-import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -42,7 +40,7 @@ from trainer.checkpoint.manifest import CheckpointError
 from trainer.config import Config, ConfigError, load_config
 from trainer.drills.faults import Fault, FaultError, parse_fault
 from trainer.drills.inject import arm, distort_clock
-from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_MISTAKE
+from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_MISTAKE, EXIT_PREEMPTED
 from trainer.instrument import instrument
 from trainer.loop import Session, train
 from trainer.mesh_plan import Plan, resolve
@@ -51,13 +49,9 @@ from trainer.recovery import fence
 from trainer.recovery.guard import RunStopped
 from trainer.recovery.rollback import Recovery
 from trainer.recovery.stacks import register
+from trainer.recovery.stop_request import StopRequest
 
-__all__ = ["main"]
-
-IMPATIENCE_S = 1.0
-"""A signal that comes again after this long ends the process at once."""
-FENCE_INTERVAL_S = 1.0
-"""Between two looks whether a later attempt has taken the run; whatever is written is checked besides."""
+__all__ = ["main", "run_and_leave"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,34 +75,10 @@ class Identity:
             rank=number("RANK", 0),
             local_rank=number("LOCAL_RANK", 0),
             world_size=number("WORLD_SIZE", 1),
-            node_rank=number("GROUP_RANK", 0),
+            node_rank=number("RANKSCOPE_NODE_RANK", number("GROUP_RANK", 0)),
             restarts=number("TORCHELASTIC_RESTART_COUNT", 0),
             attempt=number("RANKSCOPE_ATTEMPT", -1),
         )
-
-
-class StopRequest:
-    """Whether somebody asked this process to stop; the loop tells the other ranks."""
-
-    def __init__(self) -> None:
-        self.signal = 0
-        self._received_at: dict[int, float] = {}
-        self._fence_at = 0.0
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._received)
-
-    def __call__(self) -> bool:
-        if time.monotonic() >= self._fence_at:
-            self._fence_at = time.monotonic() + FENCE_INTERVAL_S
-            fence.check()
-        return self.signal != 0
-
-    def _received(self, number: int, frame: FrameType | None) -> None:
-        # A launcher passes its own signal on, so the first of another kind, or one right after, is the same request.
-        now = time.monotonic()
-        if now - self._received_at.setdefault(number, now) > IMPATIENCE_S:
-            os._exit(128 + number)
-        self.signal = number
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -128,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _mistake(identity, error)
 
     fence.hold(run, attempt)
-    stop = StopRequest()
+    stop = StopRequest(config.recovery.grace_s)
     distort_clock(faults, rank=identity.rank)
     recorder = _recorder(identity, config, run, attempt, device)
     register(run, attempt, identity.rank)
@@ -180,14 +150,24 @@ def _train(
         asked_to_stop=stop,
         prints_progress=identity.rank == 0 and "RANKSCOPE_RUN_DIR" not in os.environ,
     )
+    stop.out_of_time = lambda: recorder.event("preempted", signal=_name(stop.signal), checkpoint_step=None)
     try:
-        train(session)
+        outcome = train(session)
     finally:
         training.close()
+    if outcome == "stopped" and identity.rank == 0:
+        # Rank 0 may have been told by another rank: then somebody wants one of the machines back.
+        saved = session.recovery.disk.saved
+        kind = "interrupted" if stop.signal == signal.SIGINT else "preempted"
+        recorder.event(kind, signal=_name(stop.signal), checkpoint_step=saved[-1] if saved else None)
     recorder.close()
     # The group is not destroyed: DDP's reducer may hold its last reference, and torch then joins gloo's threads under
-    # the GIL that they wait for (seen as a rank that never ends). `_leave` ends the process as it is.
-    return 0
+    # the GIL that they wait for (seen as a rank that never ends). `run_and_leave` ends the process as it is.
+    return EXIT_PREEMPTED if outcome == "stopped" and identity.attempt >= 0 else 0
+
+
+def _name(number: int) -> str | None:
+    return signal.Signals(number).name if number else None
 
 
 def _configuration(arguments: list[str]) -> tuple[Config, list[Fault]]:
@@ -319,7 +299,7 @@ def _mistake(identity: Identity, error: Exception) -> int:
     return EXIT_MISTAKE
 
 
-def _leave() -> None:
+def run_and_leave() -> None:
     """Leave without the interpreter's clean-up after a failure: it may wait for ranks that are gone."""
     try:
         code = record(main)()  # what is raised goes into the launcher's error file too
@@ -334,4 +314,4 @@ def _leave() -> None:
 
 
 if __name__ == "__main__":
-    _leave()
+    run_and_leave()

@@ -23,6 +23,7 @@ from probes.rundir import RunDir
 LAYOUTS = {
     "ddp": ("parallel.dp_replicate=4", "parallel.dp_shard=1"),
     "fsdp": ("parallel.dp_shard=4",),
+    "two": ("parallel.dp_replicate=2", "parallel.dp_shard=1"),
     "tp": ("parallel.dp_shard=1", "parallel.tp=4"),
     "fsdp_tp": ("parallel.dp_shard=2", "parallel.tp=2"),
 }
@@ -127,11 +128,23 @@ def start(tmp_path: Path, layout: str, *, faults: Sequence[str] = (), settings: 
     text.write_text(SOURCE * 4)
     runs = tmp_path / "runs"
     every = (*TINY, f"run.dir={runs}", f"data.path=['{text}']", *LAYOUTS[layout], *settings)
-    arguments = [part for setting in every for part in ("--set", setting)]
-    arguments += [part for fault in faults for part in ("--fault", fault)]
+    return _launch(runs, _options(every, faults))
+
+
+def resume(run: LaunchedRun, *options: str, settings: Sequence[str] = (), faults: Sequence[str] = ()) -> LaunchedRun:
+    """Start `rankscope train --resume` on the run of an earlier launch."""
+    return _launch(run.runs_dir, ["--resume", str(run.runs_dir / "latest"), *options, *_options(settings, faults)])
+
+
+def _options(settings: Sequence[str], faults: Sequence[str]) -> list[str]:
+    found = [part for setting in settings for part in ("--set", setting)]
+    return found + [part for fault in faults for part in ("--fault", fault)]
+
+
+def _launch(runs: Path, arguments: Sequence[str]) -> LaunchedRun:
     process = subprocess.Popen(
         [sys.executable, "-m", "rankscope", "train", *arguments],
-        cwd=tmp_path,
+        cwd=runs.parent,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

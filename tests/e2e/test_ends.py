@@ -21,7 +21,10 @@ def test_an_interrupted_run_saves_and_closes(tmp_path: Path, number: signal.Sign
     run.process.send_signal(number)
     run.finish(exit_code=128 + number)
     assert any(event["state"] == "complete" for event in run.events("checkpoint", 0))
-    assert run.events("run_ended")[-1]["reason"] == "interrupted"
+    reason = "preempted" if number == signal.SIGTERM else "interrupted"
+    assert run.events("run_ended")[-1]["reason"] == reason
+    (told,) = run.events(reason, rank=0)
+    assert told["checkpoint_step"] == _steps(run.run) >= 5
     assert all(run.events("rank_closed", rank) for rank in range(4))
     assert run.findings() == []
 

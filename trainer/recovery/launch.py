@@ -1,11 +1,9 @@
-"""Launches a run's workers through torch's own elastic agent and records how they end.
+"""Launches the ranks of one node and says how the run ended.
 
-    outcome = launch(run, nproc_per_node=4, max_restarts=3)
+    outcome = launch(run, config, node=Node(nproc=4), arguments=[], events=events, zygote=zygote)
     outcome.exit_code
 
-The agent is the engine behind torchrun. Ours differs in one thing: every failed worker and every restart is written as
-an event of the node, with the signal or exit code, before the agent acts on it, so that a post-mortem knows who died
-first. A restart is a new attempt: TORCHELASTIC_RESTART_COUNT.
+`trainer.recovery.agent` does the work; here are its rendezvous, its signals and the run's last word.
 """
 
 from __future__ import annotations
@@ -13,153 +11,109 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import NoReturn
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
+from torch.distributed.elastic.rendezvous.api import RendezvousHandler
 
 from probes.events import EventWriter
-from probes.rundir import NODE_RANK, RunDir
-from trainer.exit_codes import EXIT_FAILED, NOT_RESTARTED
+from probes.rundir import RunDir
+from trainer.config import Config
+from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_PREEMPTED
+from trainer.recovery.agent import Agent
+from trainer.recovery.node import Node, Outcome
+from trainer.recovery.rank_processes import RankProcesses
+from trainer.recovery.zygote import Zygote
 
-__all__ = ["Outcome", "launch"]
+__all__ = ["launch"]
 
-SHUTDOWN_TIMEOUT_S = 30
-"""How long workers may take after SIGTERM to finish their step and save, before SIGKILL."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How a run ended: `reason` is finished, interrupted or failed; `attempts` counts lives of the worker group."""
-
-    reason: str
-    exit_code: int
-    attempts: int
-    message: str = ""
-
-
-class _RecordingAgent(LocalElasticAgent):
-    """The local elastic agent, with an event for each worker that failed and each group that started."""
-
-    def __init__(self, events: EventWriter, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.events = events
-        self.attempt = 0
-        self.failure = ""
-        self.exit_code = EXIT_FAILED
-
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        spec = worker_group.spec
-        self.attempt = self.events.attempt = spec.max_restarts - self._remaining_restarts
-        self.events.write("attempt_started", world_size=worker_group.group_world_size * spec.local_world_size)
-        started: dict[int, Any] = super()._start_workers(worker_group)
-        return started
-
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        result = super()._monitor_workers(worker_group)
-        if result.state == WorkerState.FAILED:
-            for rank, failure in sorted(result.failures.items(), key=lambda item: item[1].timestamp):
-                name = failure.signal_name() if failure.exitcode < 0 else None
-                self.events.write(
-                    "rank_exit",
-                    exit_rank=rank,
-                    pid=failure.pid,
-                    exit_code=failure.exitcode,
-                    signal=None if name in (None, "<N/A>") else name,
-                    message=str(failure.message)[:4000],
-                )
-                if failure.exitcode in NOT_RESTARTED:
-                    self._remaining_restarts = 0
-                    self.exit_code = failure.exitcode
-                self.failure = self.failure or f"rank {rank} ended with {name or f'exit code {failure.exitcode}'}"
-        return result
+MONITOR_INTERVAL_S = 0.05
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_REASONS = {EXIT_GIVEN_UP: "given_up", EXIT_FENCED: "fenced"}
 
 
 def launch(
-    run: RunDir,
-    *,
-    nproc_per_node: int,
-    max_restarts: int,
-    worker_arguments: list[str],
-    rendezvous_endpoint: str = "localhost:0",
+    run: RunDir, config: Config, *, node: Node, arguments: list[str], events: EventWriter, zygote: Zygote | None
 ) -> Outcome:
-    """Run the workers to their end. Must be called from the main thread: the agent handles signals there."""
-    _quiet(run)
-    directory = run.node_dir(0)
-    directory.mkdir(parents=True, exist_ok=True)
-    events = EventWriter(directory / "events.jsonl", attempt=0, rank=NODE_RANK)
-    os.environ["RANKSCOPE_RUN_DIR"] = str(run.path.resolve())
+    """Run the ranks to their end. Must be called from the main thread: signals are handled there."""
+    _quiet(run, node.rank)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
     spec = WorkerSpec(
         role="trainer",
-        local_world_size=nproc_per_node,
-        entrypoint=sys.executable,
-        args=("-u", "-m", "trainer.worker", *worker_arguments),
-        rdzv_handler=rendezvous_registry.get_rendezvous_handler(
-            RendezvousParameters(
-                backend="c10d",
-                endpoint=rendezvous_endpoint,
-                run_id=run.run_id,
-                min_nodes=1,
-                max_nodes=1,
-                local_addr="localhost",
-                timeout=900,
-            )
-        ),
-        max_restarts=max_restarts,
-        monitor_interval=0.1,
+        local_world_size=node.nproc,
+        entrypoint="trainer.worker",
+        rdzv_handler=_rendezvous(run, node),
+        max_restarts=config.recovery.max_restarts if config.recovery.enabled else 0,
+        monitor_interval=MONITOR_INTERVAL_S,
     )
-    agent = _RecordingAgent(
-        events,
-        spec=spec,
-        logs_specs=DefaultLogsSpecs(log_dir=str(_logs(run)), redirects=Std.ALL),
-        start_method="spawn",
-        exit_barrier_timeout=30,
-        shutdown_timeout=SHUTDOWN_TIMEOUT_S,
-    )
-    events.write("run_started", nproc_per_node=nproc_per_node, max_restarts=max_restarts, launcher_pid=os.getpid())
+    ranks = RankProcesses(run.path / "logs", arguments=arguments, zygote=zygote)
+    agent = Agent(spec, run=run, node_rank=node.rank, events=events, ranks=ranks, grace_s=config.recovery.grace_s)
     try:
-        outcome = _outcome(agent)
-        events.write("run_ended", reason=outcome.reason, exit_code=outcome.exit_code, message=outcome.message)
+        return _outcome(agent)
     finally:
         spec.rdzv_handler.shutdown()
-        events.close()
-    return outcome
 
 
-def _outcome(agent: _RecordingAgent) -> Outcome:
+def _rendezvous(run: RunDir, node: Node) -> RendezvousHandler:
+    local = node.endpoint.rpartition(":")[0] in ("localhost", "127.0.0.1")
+    return rendezvous_registry.get_rendezvous_handler(
+        RendezvousParameters(
+            backend="c10d",
+            endpoint=node.endpoint,
+            run_id=run.run_id,
+            min_nodes=node.min_nodes,
+            max_nodes=node.max_nodes,
+            local_addr="localhost" if local else None,
+            timeout=900,
+        )
+    )
+
+
+def _outcome(agent: Agent) -> Outcome:
+    for number in STOP_SIGNALS:
+        signal.signal(number, _raise)
     try:
         result = agent.run()
     except SignalException as interruption:
         name = signal.Signals(interruption.sigval).name
+        preempted = interruption.sigval == signal.SIGTERM
         return Outcome(
-            reason="interrupted",
+            reason="preempted" if preempted else "interrupted",
             exit_code=128 + interruption.sigval,
-            attempts=agent.attempt + 1,
+            restarts=_restarts(agent),
             message=f"{name} received: the ranks finished their step and saved a checkpoint",
         )
-    if result.is_failed():
-        message = f"{agent.failure or 'a worker failed'}; no restart is left"
-        return Outcome(reason="failed", exit_code=agent.exit_code, attempts=agent.attempt + 1, message=message)
-    return Outcome(reason="finished", exit_code=0, attempts=agent.attempt + 1)
+    finally:
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # the last word is short, and comes without anybody's help
+    if result is not None and not result.is_failed():
+        return Outcome(reason="finished", exit_code=0, restarts=_restarts(agent))
+    if agent.exit_code == EXIT_PREEMPTED:
+        message = f"{agent.failure or 'a rank was told to stop'}: all ranks finished their step and saved a checkpoint"
+        return Outcome(reason="preempted", exit_code=EXIT_PREEMPTED, restarts=_restarts(agent), message=message)
+    end = "a later launch has taken the run" if agent.exit_code == EXIT_FENCED else "no restart is left"
+    message = f"{agent.failure or 'a rank failed'}; {end}"
+    reason = _REASONS.get(agent.exit_code, "failed")
+    return Outcome(reason=reason, exit_code=agent.exit_code, restarts=_restarts(agent), message=message)
 
 
-def _logs(run: RunDir) -> Path:
+def _restarts(agent: Agent) -> int:
+    return max(0, len(agent.attempts) - 1)
+
+
+def _raise(number: int, frame: FrameType | None) -> NoReturn:
+    raise SignalException(f"signal {number}", sigval=signal.Signals(number))
+
+
+def _quiet(run: RunDir, node_rank: int) -> None:
+    """torch's launcher logs go to a file: what they say in pages, our events and findings say in a line."""
     logs = run.path / "logs"
     logs.mkdir(exist_ok=True)
-    return logs
-
-
-def _quiet(run: RunDir) -> None:
-    """torch's launcher logs go to a file: what they say in pages, our events and findings say in a line."""
-    handler = logging.FileHandler(_logs(run) / "launcher.log")
+    handler = logging.FileHandler(logs / ("launcher.log" if node_rank == 0 else f"launcher-node{node_rank}.log"))
     for name in ("torch.distributed", "torch.distributed.elastic"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]

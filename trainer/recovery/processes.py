@@ -60,9 +60,10 @@ def os_state(pid: int) -> tuple[str, str]:
         return "", ""
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process runs under this pid (a zombie does not)."""
-    return os_state(pid)[0] not in ("", "Z", "X")
+def is_alive(pid: int, start_ticks: int = 0) -> bool:
+    """Whether a process runs under this pid (a zombie does not), and is the one that started then (0: any)."""
+    letter, start = os_state(pid)
+    return letter not in ("", "Z", "X") and start_ticks in (0, int(start))
 
 
 def kill(pid: int, number: signal.Signals) -> bool:

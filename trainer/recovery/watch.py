@@ -29,7 +29,7 @@ from types import FrameType
 from analyzers.diagnose import stall_policy
 from analyzers.finding import Finding
 from analyzers.live import LiveState, live_findings
-from analyzers.running import has_ended, ranks_on_node
+from analyzers.running import has_ended, ranks_on_node, stale_ranks
 from probes.events import EventWriter
 from probes.rundir import NODE_RANK, RunDir, RunError
 from probes.store import Ingester, Store, StoreError, StoreLockedError
@@ -49,8 +49,9 @@ ORPHAN_GRACE_S = 10.0
 class Watch:
     """The state of one node's watch; `tick` does one round."""
 
-    def __init__(self, run: RunDir, ingester: Ingester, node_rank: int = 0) -> None:
+    def __init__(self, run: RunDir, ingester: Ingester, node_rank: int = 0, launcher_pid: int = 0) -> None:
         self.run = run
+        self.launcher_pid = launcher_pid or int(run.manifest().get("launcher_pid", 0) or 0)
         self.node_rank = node_rank
         directory = run.node_dir(node_rank)
         directory.mkdir(parents=True, exist_ok=True)
@@ -70,9 +71,11 @@ class Watch:
         self.ingester.tick()
         with Store.open(self.run, catch_up=False) as store:
             attempt, pids = ranks_on_node(store, self.node_rank)
-            self._ended = has_ended(store)
+            self._ended = has_ended(store, self.node_rank)
+            stale = stale_ranks(store, self.node_rank)
         self._pids = pids
         self.events.attempt = attempt
+        self._kill_stale(stale)
         changes = self.tracker.look(pids)
         for change in changes:
             self.events.write(
@@ -104,6 +107,12 @@ class Watch:
             self.ingester.tick()
         return findings
 
+    def _kill_stale(self, stale: Sequence[tuple[int, int, int, int]]) -> None:
+        """Who still lives from an older attempt is fenced already, but it keeps memory and a device."""
+        for attempt, rank, pid, start_ticks in stale:
+            if start_ticks and is_alive(pid, start_ticks) and kill(pid, signal.SIGKILL):
+                self.events.write("stale_killed", killed_rank=rank, pid=pid, killed_attempt=attempt)
+
     def _unstick(self, hangs: Sequence[Finding], attempt: int, pids: dict[int, int]) -> None:
         culprits = {rank for finding in hangs for rank in finding.ranks} & pids.keys() or set(pids)
         culprits = {rank for rank in culprits if (attempt, rank) not in self._handled}
@@ -123,13 +132,12 @@ class Watch:
         """Whether there is anything left to watch, by what the last good tick saw."""
         if not self.run.path.is_dir():
             return False  # somebody deleted the run
-        launcher = int(self.run.manifest().get("launcher_pid", 0) or 0)
         if any(is_alive(pid) for pid in self._pids.values()):
             self._gone_since = None
             return True
         if self._ended:
             return False
-        if launcher and is_alive(launcher):
+        if self.launcher_pid and is_alive(self.launcher_pid):
             self._gone_since = None
             return True
         self._gone_since = self._gone_since or time.monotonic()
@@ -159,6 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="rankscope watch", description="record and supervise a running run")
     parser.add_argument("run", type=Path, help="the run's folder, e.g. runs/latest")
     parser.add_argument("--node-rank", type=int, default=0, help="index of this node (0)")
+    parser.add_argument("--launcher-pid", type=int, default=0, help="process that starts ranks here (run.json's)")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
@@ -168,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         with _sole_writer(run, options.node_rank) as ingester:
-            return _watch(Watch(run, ingester, options.node_rank))
+            return _watch(Watch(run, ingester, options.node_rank, options.launcher_pid))
     except StoreLockedError as error:
         sys.stderr.write(f"rankscope watch: {error}\n")
         return 2

@@ -16,14 +16,25 @@ __all__ = ["start_watch"]
 _PROJECT = Path(__file__).resolve().parents[2]
 
 
-def start_watch(run_dir: Path, node_rank: int = 0) -> subprocess.Popen[bytes]:
+def start_watch(run_dir: Path, node_rank: int = 0, launcher_pid: int = 0) -> subprocess.Popen[bytes]:
     """Start a watch process for a run; its log is `logs/watch-node<k>.log` in the run's folder."""
     logs = run_dir / "logs"
     logs.mkdir(exist_ok=True)
     path = os.pathsep.join(filter(None, [str(_PROJECT), os.environ.get("PYTHONPATH")]))
     with (logs / f"watch-node{node_rank}.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "trainer.recovery.watch", str(run_dir), "--node-rank", str(node_rank)],
+            # -P: a folder `trainer` of the user's own, where he stands, is not ours
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "trainer.recovery.watch",
+                str(run_dir),
+                "--node-rank",
+                str(node_rank),
+                "--launcher-pid",
+                str(launcher_pid),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

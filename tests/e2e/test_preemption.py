@@ -1,0 +1,75 @@
+"""A scheduler wants the machine back (SIGTERM): the step is finished, a checkpoint saved, and `--resume` goes on."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+from probes.store import Store
+from tests.e2e.launched import LaunchedRun, kill, rankscope, resume, start, train, wait_for
+from trainer.checkpoint.disk import checkpoint_steps
+
+STEPS = 40
+SHORT = ("checkpoint.interval=0", f"train.steps={STEPS}")
+
+
+def _losses(run: LaunchedRun) -> dict[int, float]:
+    """Loss of each step that was taken."""
+    with Store.open(run.run) as store:
+        return dict(store.rows("SELECT step, loss FROM steps WHERE rank = 0 AND committed ORDER BY attempt, start_ns"))
+
+
+def _is_at(run: LaunchedRun, step: int) -> bool:
+    with Store.open(run.run) as store:
+        return bool(store.rows("SELECT 1 FROM steps WHERE step >= ? AND duration_ns IS NOT NULL LIMIT 1", [step]))
+
+
+def test_preempted_and_resumed_is_bit_for_bit_the_run_that_never_was(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "cut").mkdir()
+    whole = train(tmp_path / "whole", "two", settings=SHORT)
+    # A slow rank gives the signal time to arrive; SIGTERM goes to one rank, as when one node is drained.
+    cut = start(tmp_path / "cut", "two", settings=SHORT, faults=["slow_data@step=10,rank=1,factor=20"])
+    wait_for(lambda: cut.pids().keys() >= {0, 1} and _is_at(cut, 10), "step 10", cut)
+    kill(cut.pids()[1], signal.SIGTERM)
+    cut.finish(exit_code=143)
+    assert "rankscope train --resume" in cut.output
+    assert [event["reason"] for event in cut.events("run_ended")] == ["preempted"]
+    (stopped,) = cut.events("preempted", rank=0)
+    assert checkpoint_steps(cut.run.checkpoints) == [stopped["checkpoint_step"]]
+    assert 10 <= stopped["checkpoint_step"] < STEPS
+    assert not cut.events("rank_exit")
+    assert cut.findings() == []
+    verdict = rankscope("analyze", str(cut.run.path)).stdout
+    assert "preempted" in verdict
+    assert "--resume" in verdict
+
+    again = resume(cut).finish()
+    assert again.events("attempt_started")[-1]["attempt"] == 1
+    assert _losses(again) == _losses(whole)
+    assert again.findings() == []
+    assert again.analyze()["run"]["ended"] == "finished"
+
+
+def test_a_rank_that_cannot_finish_its_step_leaves_without_a_checkpoint(tmp_path: Path) -> None:
+    settings = (*SHORT, "recovery.grace_s=1", "recovery.hang_floor_s=100")
+    run = start(tmp_path, "two", settings=settings, faults=["hang@step=8,rank=1"])
+    wait_for(lambda: run.events("fault_injected", rank=1), "the hang", run)
+    told_at = time.monotonic()
+    run.process.send_signal(signal.SIGTERM)
+    run.finish(exit_code=143)
+    assert time.monotonic() - told_at < 20
+    for rank in (0, 1):
+        assert [event["checkpoint_step"] for event in run.events("preempted", rank)] == [None]
+    assert checkpoint_steps(run.run.checkpoints) == []
+
+
+def test_sigterm_before_the_first_step(tmp_path: Path) -> None:
+    run = start(tmp_path, "two", settings=SHORT)
+    wait_for(lambda: (run.runs_dir / "latest").exists() and run.events("run_started"), "the launch", run)
+    run.process.send_signal(signal.SIGTERM)
+    run.finish(exit_code=143)
+    assert [event["reason"] for event in run.events("run_ended")] == ["preempted"]
+    assert not run.events("rank_exit")
+    resume(run, settings=["train.steps=5"]).finish()

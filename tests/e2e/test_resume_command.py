@@ -1,0 +1,75 @@
+"""`rankscope train --resume`: after everything was killed, on another mesh, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from probes.rundir import RunDir
+from tests.e2e.launched import kill, rankscope, resume, start, wait_for
+from trainer.checkpoint.ledger import LEDGER_NAME, Ledger
+from trainer.config import Config
+
+
+def test_a_run_that_lost_everything_goes_on_with_another_mesh_and_more_steps(tmp_path: Path) -> None:
+    run = start(tmp_path, "fsdp", settings=["train.steps=100000"])
+    wait_for(run.is_saved, "a checkpoint", run)
+    run.process.kill()  # the launcher: its ranks live on
+    run.process.wait()
+    (watch,) = run.events("watch_started")
+    kill(watch["pid"])
+    kill(run.pids()[0], signal.SIGSTOP)
+
+    refused = resume(run)
+    refused.finish(exit_code=2)
+    assert "is still alive: rank 0 (pid" in refused.output
+    assert len(refused.output.strip().splitlines()) == 1
+
+    survivor = run.pids()[0]
+    again = resume(run, "--force", settings=["train.steps=30", "parallel.dp_shard=1", "parallel.tp=2"])
+    wait_for(lambda: again.events("attempt_started")[-1]["attempt"] == 1, "the next attempt", again)
+    again.finish()
+    assert "resumed: run" in again.output
+    assert [event["pid"] for event in again.events("stale_killed")].count(survivor) == 1
+    loaded = [event["step"] for event in again.events("checkpoint", 0) if event["state"] == "loaded"]
+    assert loaded[-1] >= 10
+    assert again.analyze()["run"]["steps"] == 30 or loaded[-1] >= 30
+    assert again.run.manifest()["mesh"]["tp"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--set", "model.dim=64"], "model.dim = 64 (was 128): would make another model"),
+        (["--set", "train.global_batch_size=32"], "would give the batches other numbers"),
+        (["--set", "train.stepz=3"], "train.stepz"),
+        (["--force", "--nproc-per-node", "3", "--set", "parallel.dp_shard=2"], "world size is 3"),
+        (["other.toml"], "takes the run's own configuration"),
+        ([], "given up by the guard (6 failures in a row); --force tries again"),
+    ],
+)
+def test_what_it_refuses_is_one_line(options: list[str], words: str, tmp_path: Path) -> None:
+    manifest = {"config": Config().model_dump(mode="json"), "world_size": 1}
+    run = RunDir.create(tmp_path, name="old", manifest=manifest)
+    ledger, _ = Ledger.load(run.checkpoints / LEDGER_NAME)
+    ledger.stopped = "6 failures in a row"
+    ledger.save()
+    done = rankscope("train", "--resume", str(run.path), *options, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert json.loads((run.path / "run.json").read_text())["world_size"] == 1
+    assert Ledger.load(run.checkpoints / LEDGER_NAME)[0].stopped, "a launch that did not happen forgives nothing"
+
+
+@pytest.mark.parametrize("make", ["nothing", "no configuration"])
+def test_what_is_no_run_is_one_line(make: str, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    if make == "no configuration":
+        (path / "tapes").mkdir(parents=True)
+    done = rankscope("train", "--resume", str(path), cwd=tmp_path)
+    assert done.returncode == 2, done.stdout
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,172 @@
+"""torch's elastic agent with our processes: it meets the other nodes, starts the ranks of this one, and restarts them.
+
+    agent = Agent(spec, run=run, events=events, ranks=RankProcesses(...), grace_s=25.0)
+    result = agent.run()
+
+The agent is the engine behind torchrun: rendezvous, numbering of ranks, restarts and their budget are torch's own. Ours
+differs in three things. An attempt is claimed (`trainer.recovery.fence`) before any rank starts, and all nodes learn
+its number through the rendezvous store. Who ended first is an event before the agent acts on it. And once a rank has
+died the others are not given long: they cannot finish the step that they are in.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.multiprocessing import ProcessFailure
+
+from probes.events import EventWriter
+from probes.rundir import RunDir
+from trainer.exit_codes import EXIT_FAILED, EXIT_PREEMPTED, NOT_RESTARTED
+from trainer.recovery import fence
+from trainer.recovery.rank_processes import RankProcesses
+
+__all__ = ["Agent"]
+
+STRANDED_S = 3.0
+"""How long ranks may live on after one of them died: they see the connection break within milliseconds, or never."""
+EXIT_BARRIER_S = 30.0
+MARGIN_S = 3.0
+"""Ranks leave by themselves when their grace is over; only who cannot even do that is killed."""
+
+
+class Agent(SimpleElasticAgent):
+    """`exit_code` and `failure` say how it ended, where it did not end well."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        *,
+        run: RunDir,
+        node_rank: int,
+        events: EventWriter,
+        ranks: RankProcesses,
+        grace_s: float,
+    ) -> None:
+        super().__init__(spec, exit_barrier_timeout=EXIT_BARRIER_S, shutdown_timeout=int(grace_s + MARGIN_S))
+        self.run_dir = run
+        self.node_rank = node_rank
+        self.events = events
+        self.ranks = ranks
+        self.attempts: list[int] = []
+        self.failure = ""
+        self.exit_code = EXIT_FAILED
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        attempt = self._agree_on_attempt(worker_group)
+        self.attempts.append(attempt)
+        self.events.attempt = attempt
+        world_size = worker_group.workers[0].world_size
+        self.events.write("attempt_started", world_size=world_size, node_rank=self.node_rank)
+        environments = {
+            worker.local_rank: self._environment(worker_group, worker, attempt) for worker in worker_group.workers
+        }
+        return dict(self.ranks.start(attempt=attempt, environments=environments))
+
+    def _agree_on_attempt(self, worker_group: WorkerGroup) -> int:
+        """The first node of this round claims the attempt; the others wait for its number."""
+        store = worker_group.store
+        if worker_group.group_rank == 0:
+            attempt = fence.claim(self.run_dir, nodes=worker_group.group_world_size)
+            store.set("rankscope/attempt", str(attempt))
+        return int(store.get("rankscope/attempt"))
+
+    def _environment(self, worker_group: WorkerGroup, worker: Any, attempt: int) -> dict[str, str]:
+        spec = worker_group.spec
+        return {
+            "RANK": str(worker.global_rank),
+            "LOCAL_RANK": str(worker.local_rank),
+            "WORLD_SIZE": str(worker.world_size),
+            "LOCAL_WORLD_SIZE": str(spec.local_world_size),
+            "GROUP_RANK": str(worker_group.group_rank),
+            "GROUP_WORLD_SIZE": str(worker_group.group_world_size),
+            "MASTER_ADDR": worker_group.master_addr,
+            "MASTER_PORT": str(worker_group.master_port),
+            "TORCHELASTIC_RESTART_COUNT": str(spec.max_restarts - self._remaining_restarts),
+            "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+            "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+            "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
+            "TORCHELASTIC_ERROR_FILE": str(self._error_file(attempt, worker.global_rank)),
+            "RANKSCOPE_RUN_DIR": str(self.run_dir.path),
+            "RANKSCOPE_ATTEMPT": str(attempt),
+            "RANKSCOPE_NODE_RANK": str(self.node_rank),
+        }
+
+    def _error_file(self, attempt: int, rank: int) -> Path:
+        """Where torch's `record` leaves the exception that a rank died of."""
+        return self.ranks.logs / f"attempt-{attempt}" / f"rank-{rank:05d}.error.json"
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        codes = self.ranks.exit_codes()
+        if all(code == 0 for code in codes.values()):
+            return RunResult(
+                state=WorkerState.SUCCEEDED,
+                return_values={worker.global_rank: None for worker in worker_group.workers},
+            )
+        # Within one look, who died of a signal died first: the others' errors are of the connection that broke.
+        first = sorted(
+            (local_rank for local_rank, code in codes.items() if code), key=lambda rank: (codes[rank] or 0) > 0
+        )
+        if not first:
+            return RunResult(state=WorkerState.HEALTHY)
+        failures = {local_rank: self._failed(worker_group, local_rank, codes[local_rank] or 0) for local_rank in first}
+        if EXIT_PREEMPTED in (self.exit_code, *codes.values()):
+            self.ranks.wait(self._shutdown_timeout)  # all have agreed to stop: each is on its way out
+        self.ranks.stop(signal.SIGTERM, STRANDED_S)
+        for local_rank, code in self.ranks.exit_codes().items():
+            if local_rank not in first and code in (-signal.SIGTERM, -signal.SIGKILL, EXIT_PREEMPTED):
+                worker = worker_group.workers[local_rank]
+                self.events.write("rank_stopped", exit_rank=worker.global_rank, pid=worker.id, exit_code=code)
+            elif local_rank not in first and code:
+                failures[local_rank] = self._failed(worker_group, local_rank, code)
+        return RunResult(
+            state=WorkerState.FAILED,
+            failures={
+                worker_group.workers[local_rank].global_rank: failure for local_rank, failure in failures.items()
+            },
+        )
+
+    def _failed(self, worker_group: WorkerGroup, local_rank: int, code: int) -> ProcessFailure:
+        """Tell how a rank ended, and what follows for the run."""
+        worker = worker_group.workers[local_rank]
+        failure = ProcessFailure(
+            local_rank=local_rank,
+            pid=int(worker.id),
+            exitcode=code,
+            error_file=str(self._error_file(self.attempts[-1], worker.global_rank)),
+        )
+        name = signal.Signals(-code).name if code < 0 else ""
+        ended_by = f"rank {worker.global_rank} ended with {name or f'exit code {code}'}"
+        if code == EXIT_PREEMPTED or (code == -signal.SIGTERM and not self.failure):
+            # SIGTERM before the rank could even listen to it: somebody wants the machine back.
+            self.exit_code, self._remaining_restarts = EXIT_PREEMPTED, 0
+            self.events.write("rank_stopped", exit_rank=worker.global_rank, pid=worker.id, exit_code=code)
+        else:
+            self.events.write(
+                "rank_exit",
+                exit_rank=worker.global_rank,
+                pid=failure.pid,
+                exit_code=code,
+                signal=name or None,
+                message=str(failure.message)[:4000],
+            )
+            if code in NOT_RESTARTED:
+                self.exit_code, self._remaining_restarts = code, 0
+        self.failure = self.failure or ended_by
+        return failure
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        """Before a restart: ranks that still run save first."""
+        self._shutdown()
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
+        self.ranks.stop(signal.Signals(death_sig), timeout or self._shutdown_timeout)
