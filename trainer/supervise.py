@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from probes.events import EventWriter
 from probes.rundir import NODE_RANK, RunDir
@@ -64,10 +64,30 @@ class _ToldToStop(BaseException):
     """SIGTERM or SIGINT before there was any rank to pass it on to."""
 
 
+class _EarlySignals:
+    """Keeps SIGTERM and SIGINT until somebody can do something about them; the launcher's own handlers follow."""
+
+    def __init__(self) -> None:
+        self._pending = 0
+        self._heard = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._received)
+
+    def listen(self) -> None:
+        """From here on a signal raises _ToldToStop; so does one that came before."""
+        self._heard = True
+        if self._pending:
+            raise _ToldToStop(self._pending)
+
+    def _received(self, number: int, frame: FrameType | None) -> None:
+        self._pending = number
+        if self._heard:
+            raise _ToldToStop(number)
+
+
 def supervise(run: RunDir, config: Config, *, plan: Plan, node: Node, faults: list[str], console: Console) -> int:
     """Train to the end; returns the exit code of `rankscope train`."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _told_to_stop)
+    signals = _EarlySignals()
     os.environ["RANKSCOPE_CONFIG"] = config.model_dump_json()
     arguments = [text for fault in faults for text in ("--fault", fault)]
     directory = run.node_dir(node.rank)
@@ -86,7 +106,7 @@ def supervise(run: RunDir, config: Config, *, plan: Plan, node: Node, faults: li
     try:
         with ProgressView(run, steps=config.train.steps, plan=plan, console=console, node_rank=node.rank) as view:
             view.every_tick(keeper.look)
-            outcome = _launch(run, config, node, arguments, events, zygote)
+            outcome = _launch(run, config, node, arguments, events, zygote, signals)
             events.write(
                 "run_ended",
                 node_rank=node.rank,
@@ -104,9 +124,16 @@ def supervise(run: RunDir, config: Config, *, plan: Plan, node: Node, faults: li
 
 
 def _launch(
-    run: RunDir, config: Config, node: Node, arguments: list[str], events: EventWriter, zygote: Zygote
+    run: RunDir,
+    config: Config,
+    node: Node,
+    arguments: list[str],
+    events: EventWriter,
+    zygote: Zygote,
+    signals: _EarlySignals,
 ) -> Outcome:
     try:
+        signals.listen()
         from trainer.recovery.launch import launch  # imports torch: after the bar is on the screen
 
         return launch(run, config, node=node, arguments=arguments, events=events, zygote=zygote)
@@ -115,10 +142,6 @@ def _launch(
         reason = "preempted" if 128 + number == EXIT_PREEMPTED else "interrupted"
         message = f"{signal.Signals(number).name} received before any rank had started"
         return Outcome(reason=reason, exit_code=128 + number, message=message)
-
-
-def _told_to_stop(number: int, frame: FrameType | None) -> NoReturn:
-    raise _ToldToStop(number)
 
 
 def _say(run: RunDir, outcome: Outcome, console: Console) -> None:

@@ -94,6 +94,8 @@ class Watch:
             self.events.write("watch_stopped", pid=os.getpid())
             self._closing = True
         self.ingester.tick(thorough=True)
+        with Store.open(self.run, catch_up=False) as store:
+            self._kill_stale(stale_ranks(store, self.node_rank))
         self._say_findings()
         self.ingester.tick()
         self.events.close()
