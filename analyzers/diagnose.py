@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import hang, loss_spike, nonfinite, rank_lost, straggler
+from . import corruption, hang, loss_spike, nonfinite, rank_lost, straggler
 from .finding import SEVERITIES, Finding, Severity
 from .runfacts import run_facts
 from .source import Source
@@ -28,7 +28,21 @@ SCHEMA_VERSION = 1
 """Of the JSON report: raised when a reader of the former version would misread it."""
 _STATUS_ORDER = {"fired": 0, "suspect": 1, "ok": 2, "insufficient_data": 3}
 _SEGMENT = re.compile(r"\.\d+\.tape$")
-_KIND_ORDER = {"rank_lost": 0, "hang": 1, "non_finite": 2, "loss_spike": 3, "straggler": 4}
+_KIND_ORDER = {
+    kind: place
+    for place, kind in enumerate(
+        (
+            "rank_lost",
+            "hang",
+            "replica_mismatch",
+            "fingerprint_chain_broken",
+            "non_finite",
+            "loss_spike",
+            "straggler",
+        )
+    )
+}
+"""Of findings that are equally bad: what explains others first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +83,7 @@ def diagnose(
         ("hang", "hang", lambda: hang.analyze(source, policy, now_ns, stacks_dir)),
         ("nonfinite", "non_finite", lambda: nonfinite.analyze(source)),
         ("spike", "loss_spike", lambda: loss_spike.analyze(source)),
+        ("corruption", "replica_mismatch", lambda: corruption.analyze(source)),
         ("straggler", "straggler", lambda: straggler.analyze(source)),
     ]
     findings: list[Finding] = []

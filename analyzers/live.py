@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from . import hang, loss_spike, nonfinite, rank_lost, straggler
+from . import corruption, hang, loss_spike, nonfinite, rank_lost, straggler
 from .eventlog import EventLog
 from .finding import Finding
 from .snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
@@ -62,6 +62,10 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
         "standstill": lambda: _standstill(source, attempt, state.stall, now_ns),
         "nonfinite": lambda: nonfinite.analyze(source, nonfinite.NonFinitePolicy(since_step=since_step)),
         "spike": lambda: _of(attempt, loss_spike.analyze(source, loss_spike.LossSpikePolicy(since_step=since_step))),
+        "corruption": lambda: _of(
+            attempt,
+            corruption.analyze(source, corruption.CorruptionPolicy(since_step=since_step, settled_only=True)),
+        ),
     }
     if state.ticks % _period(source, attempt, state.policy) == 0:
         looks["straggler"] = lambda: _straggler(source, attempt, since_step)

@@ -192,13 +192,16 @@ _TAPE_TABLES = (
     ),
     Table(
         "fingerprints",
-        "A checksum of a tensor that must agree over the ranks of a replica group.",
+        "A checksum of parameters and optimizer state: the same on all ranks of a replica group, and the same before "
+        "an optimizer step as after the last. One row for all tensors of a group, and one each where one differs.",
         "tape",
         (
             _STEP,
-            _name("replica_group", "label of the ranks that must agree"),
-            _name("tensor", "parameter or optimizer state"),
+            _time("taken_ns", "when it was taken: before the optimizer's step that follows `step`"),
+            _name("replica_group", "label of the ranks that must agree; shard:<rank> where nobody else holds it"),
+            _name("tensor", "model.<parameter> or optimizer.<parameter>.<state>; (all): all tensors of the group"),
             _i64("hash", "", "64-bit checksum of the bytes"),
+            _i64("expected_hash", "", "the same right after the optimizer's step; NULL if it was not taken then"),
         ),
     ),
 )

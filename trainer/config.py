@@ -197,6 +197,11 @@ class ProbesConfig(_Section):
     """Record every collective."""
     nonfinite_flags: bool = True
     """Look for NaN and Inf in each gradient buffer before it is reduced."""
+    fingerprint_interval: int = Field(default=50, ge=0)
+    """Steps between comparisons of parameters and optimizer state over replicas, besides every copy; 0 = never."""
+    chain_interval: int = Field(default=0, ge=0)
+    """Steps between two looks at whether state without enough replicas changed between optimizer steps, besides the
+    comparisons; 1 = no window is left out."""
     stall_floor_s: float = Field(default=5.0, gt=0)
     """A rank without progress for less than this is never called stalled (seconds)."""
 

@@ -28,6 +28,8 @@ _TITLES = {
     "loss_spike": "LOSS SPIKE",
     "non_finite": "NON-FINITE",
     "rank_lost": "RANK LOST",
+    "replica_mismatch": "REPLICA MISMATCH",
+    "fingerprint_chain_broken": "STATE CHANGED",
     "straggler": "STRAGGLER",
 }
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
@@ -99,6 +101,17 @@ def why(finding: Finding) -> str:
                 f", first in {numbers['op']} {numbers['seq']} of {numbers['process_group']}" if "op" in numbers else ""
             )
             return f"{flagged} of {checked} inputs of collectives held NaN or Inf before the reduction{where}"
+        case "replica_mismatch" | "fingerprint_chain_broken":
+            count = numbers.get("num_tensors")
+            broken = numbers.get("chain_broken_ranks") or []
+            proof = []
+            if numbers.get("replica_groups"):
+                proof.append(f"bits differ over {numbers.get('num_replicas')} replicas")
+            if broken:
+                proof.append(f"bits changed on rank {_listed(broken)} while no optimizer ran")
+            return f"{' and '.join(proof)}, in {_count(count, 'tensor')}; last found healthy at step " + str(
+                numbers.get("last_healthy_step", "?")
+            )
         case "loss_spike":
             return (
                 f"loss {numbers.get('loss')} against {numbers.get('loss_before')} before "
@@ -122,6 +135,8 @@ def next_step(finding: Finding) -> str:
         }.get(finding.cause, f"look at the stack of {rank} and at the code around the call"),
         "rank_lost": f"look at the log of {rank} and at its host (out of memory, XID)",
         "non_finite": "if it comes back on another rank it is data or numerics, if it stays with the device replace it",
+        "replica_mismatch": f"test the device of {rank}; twice on the same device: take it out",
+        "fingerprint_chain_broken": f"test the memory of {rank}'s device; twice on the same device: take it out",
         "loss_spike": "look at the batches named; lower the rate if it comes back without them",
     }.get(finding.kind, "see the runbook")
     gain = finding.evidence.get("speedup_without_it_ratio")

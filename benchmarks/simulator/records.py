@@ -216,6 +216,8 @@ class Log:
         time = np.concatenate([row[5] for row in rows])
         columns = {
             "step": np.repeat([row[1] for row in rows], lengths),
+            "taken_ns": _finite(time),
+            "expected_hash": np.full(len(rank), _NONE_I64),
             "replica_group": np.concatenate([self._labels[_DIMS[row[2]]][row[0]] for row in rows]),
             "tensor": np.repeat([row[3] for row in rows], lengths),
             "hash": np.concatenate([row[4] for row in rows]),

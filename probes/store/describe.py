@@ -53,8 +53,9 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "fingerprints": (
         "Which replicas disagree?",
         "SELECT attempt, step, replica_group, tensor, count(DISTINCT hash) AS num_hashes\n"
-        "FROM fingerprints\n"
-        "GROUP BY ALL\n"
+        "FROM (SELECT *, row_number() OVER (\n"
+        "  PARTITION BY attempt, rank, step, replica_group, tensor ORDER BY taken_ns) AS turn FROM fingerprints)\n"
+        "GROUP BY attempt, step, turn, replica_group, tensor\n"
         "HAVING num_hashes > 1",
     ),
     "health": (

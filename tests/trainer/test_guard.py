@@ -107,3 +107,43 @@ def test_ranks_agree_whatever_they_saw_alone() -> None:
         trained(guard, range(1, 31))
     losses = [4.0, 9.0, math.nan, 3.9]
     assert [one.judge(31, loss, 1.0) for loss in losses] == [other.judge(31, loss, 1.0) for loss in losses]
+
+
+def corrupted(step: int, *devices: str) -> Verdict:
+    ranks = tuple(range(len(devices)))
+    return Verdict(step=step, kind="corruption", reason="a bit", healthy_step=8, devices=devices, ranks=ranks)
+
+
+def test_corruption_blames_no_batch_and_lowers_no_rate() -> None:
+    ledger = Ledger()
+    guard = Guard(ledger, max_rollbacks=8)
+    trained(guard, range(1, 12))
+    decisions = [guard.decide(corrupted(12, f"host cuda:{number}"), 11) for number in range(5)]
+    assert {decision.batches for decision in decisions} == {()}
+    assert {decision.before_step for decision in decisions} == {9}, "the newest state that was found healthy, or older"
+    assert {decision.rate_scale for decision in decisions} == {1.0}
+    with pytest.raises(RunStopped, match="6 failures in a row"):
+        guard.decide(corrupted(12, "host cuda:7"), 11)
+
+
+def test_the_second_corruption_on_a_device_ends_the_run() -> None:
+    ledger = Ledger()
+    guard = Guard(ledger, max_rollbacks=8)
+    trained(guard, range(1, 12))
+    guard.decide(corrupted(12, "host cuda:1"), 11)
+    guard.decide(corrupted(12, "host cuda:2"), 11)
+    guard.decide(corrupted(12), 11)
+    later = Ledger.from_json(ledger.to_json())  # as a restarted run finds it
+    with pytest.raises(RunStopped, match="2 times on host cuda:1, take it out"):
+        Guard(later, max_rollbacks=8).decide(corrupted(500, "host cuda:1"), 499)
+
+
+def test_a_corrupted_state_is_judged_before_its_loss_until_it_is_gone() -> None:
+    guard = Guard(Ledger(), max_rollbacks=8)
+    before = guard.state()
+    guard.corruption = corrupted(12, "host cuda:1")
+    assert guard.judge(12, math.nan, 1.0).kind == "corruption"
+    assert guard.judge(12, 4.0, 1.0).kind == "corruption"
+    assert guard.state() == before, "nothing is learnt from it"
+    guard.went_back(8)
+    assert guard.judge(9, 4.0, 1.0).healthy

@@ -40,6 +40,8 @@ class Ledger:
     """The learning rate is scaled up to this step."""
     good_step: int | None = None
     """Newest checkpoint on disk that enough healthy steps followed."""
+    corruptions: dict[str, int] = field(default_factory=dict)
+    """Device -> how often its parameters or optimizer state were found changed by nobody."""
     stopped: str = ""
     """Why the guard gave up; a restart must not try again."""
     path: Path | None = None
@@ -83,6 +85,7 @@ class Ledger:
             rate_scale=float(loaded["rate_scale"]),
             rate_until_step=int(loaded["rate_until_step"]),
             good_step=None if good is None else int(good),
+            corruptions={str(device): int(count) for device, count in loaded.get("corruptions", {}).items()},
             stopped=str(loaded["stopped"]),
         )
 
@@ -104,6 +107,8 @@ class Ledger:
         for batch, reason in other.skipped.items():
             self.skip(batch, reason)
         self.rollbacks = max(self.rollbacks, other.rollbacks)
+        for device, count in other.corruptions.items():
+            self.corruptions[device] = max(count, self.corruptions.get(device, 0))
 
     def save(self) -> None:
         """Write and sync it."""

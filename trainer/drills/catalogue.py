@@ -246,6 +246,23 @@ CATALOGUE: dict[str, Kind] = {
         first_step=_SPIKE_STEP,
         steps_after=80,
     ),
+    # Bits.
+    "bit_flip": Kind(
+        fault_id="F28, F30",
+        what="one bit of a parameter flips in a rank's memory",
+        expected=(Expected(("replica_mismatch", "fingerprint_chain_broken"), ("parameter",)),),
+        recovery="skips",
+        keys=("step", "rank", "where", "tensor", "bit"),
+        settings=("probes.chain_interval=1",),
+    ),
+    "bit_flip_optimizer": Kind(
+        fault_id="F29",
+        what="one bit of a rank's optimizer state flips",
+        expected=(Expected(("replica_mismatch", "fingerprint_chain_broken"), ("optimizer", "parameter")),),
+        recovery="skips",
+        keys=("step", "rank", "tensor", "bit"),
+        settings=("probes.chain_interval=1",),
+    ),
     # Time.
     "slow_compute": Kind(
         fault_id="F15",

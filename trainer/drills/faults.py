@@ -12,6 +12,9 @@ struck, `step` the step at, or from, which it is. Further keys, where a kind tak
 | seconds | how long a delay (slow_data), pause (pause 0.5, slow_logging 0.03) or clock error (clock_shift 600) is |
 | rate_mb | megabytes a second that a slow link carries (1) |
 | parameter | whose gradient is struck |
+| where | what holds the bit that flips: parameter, optimizer or gradient |
+| tensor | the parameter whose bit flips, or that of its state; `<parameter>.exp_avg_sq` names the state |
+| bit | which bit of the number: 31 is the sign, 23 to 30 the exponent (22) |
 | batch | the batch that is struck, instead of that of `step` |
 
 A fault fires once in a run: not again in the next attempt, nor when its step is replayed after a rollback. Those that
@@ -34,6 +37,10 @@ _FLOATS = {"factor": (1.0, 1000.0), "seconds": (0.0, 3600.0), "rate_mb": (0.0, 1
 _FROM_ONE = ("step", "until")
 
 
+WHERE = ("parameter", "optimizer", "gradient")
+"""What can hold a bit that flips."""
+
+
 class FaultError(ValueError):
     """A `--fault` that cannot be understood or carried out; its text is one line for the user."""
 
@@ -51,6 +58,9 @@ class Fault:
     until: int = 0
     batch: int = -1
     parameter: str = ""
+    where: str = ""
+    tensor: str = ""
+    bit: int = -1
     text: str = ""
     """As it was asked for."""
 
@@ -86,7 +96,11 @@ def parse_fault(text: str) -> Fault:
 
 
 def _value(text: str, key: str, value: str) -> int | float | str:
-    if key == "parameter":
+    if key in ("parameter", "tensor"):
+        return value
+    if key == "where":
+        if value not in WHERE:
+            raise FaultError(f"--fault {text}: where = {value!r}: must be {', '.join(WHERE)}")
         return value
     try:
         if key in _FLOATS:

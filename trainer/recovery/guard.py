@@ -11,6 +11,10 @@ A bad step is never taken. What follows depends on how often it went wrong in th
 4., 5. failure: the same with a window of batches before it, and the learning rate is lowered for a while,
 then, or when the run's budget of rollbacks is spent: stop, with a report. It never goes round in circles.
 
+State that was changed by nobody (`trainer.recovery.integrity`) is no batch's fault: the last state that was found
+healthy is restored, nothing is skipped and no rate lowered. It counts like any other failure, and the second time on
+the same device ends the run: that device must go.
+
 The guard is plain arithmetic: no torch, no clock, nothing that may differ between ranks.
 """
 
@@ -52,6 +56,8 @@ class GuardPolicy:
     rate_factor: float = 0.5
     rate_steps: int = 50
     """Steps for which a lowered rate holds."""
+    corruptions_per_device: int = 2
+    """Corruptions on one device that end the run: cosmic rays do not strike twice, a broken device does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +65,14 @@ class Verdict:
     """What is to be thought of one step."""
 
     step: int
-    kind: Literal["healthy", "non_finite", "spike"]
+    kind: Literal["healthy", "non_finite", "spike", "corruption"]
     reason: str = ""
+    healthy_step: int = -1
+    """Of a corruption: the newest state that was found healthy."""
+    devices: tuple[str, ...] = ()
+    """Of a corruption: whose state was changed, if that is certain."""
+    ranks: tuple[int, ...] = ()
+    """Those of `devices`."""
 
     @property
     def healthy(self) -> bool:
@@ -87,10 +99,14 @@ class Guard:
         self.enabled = enabled
         self.policy = policy or GuardPolicy()
         self.detector = SpikeDetector()
+        self.corruption: Verdict | None = None
+        """Judged in the place of the step; set from what all ranks found together."""
         self._taken: deque[tuple[int, int]] = deque(maxlen=HISTORY)  # (step, batch), newest last
 
     def judge(self, step: int, loss: float, grad_norm: float) -> Verdict:
         """Judge a step before its update is taken; only healthy steps teach the detector."""
+        if self.corruption is not None:
+            return self.corruption
         wrong = [name for name, value in (("loss", loss), ("gradient norm", grad_norm)) if not math.isfinite(value)]
         if wrong:
             return Verdict(step=step, kind="non_finite", reason=f"non-finite {' and '.join(wrong)} at step {step}")
@@ -116,6 +132,8 @@ class Guard:
             raise self._stop(f"{ledger.failures} failures in a row, the last: {verdict.reason}")
         if ledger.rollbacks >= self.max_rollbacks:
             raise self._stop(f"recovery.max_rollbacks = {self.max_rollbacks} are spent, then: {verdict.reason}")
+        if verdict.kind == "corruption":
+            return self._decide_corruption(verdict)
         window = policy.windows[ledger.failures - 1]
         before = list(self._taken)[-(window - 1) :] if window > 1 else []
         scale = ledger.rate_at(verdict.step)
@@ -128,8 +146,19 @@ class Guard:
             rate_scale=scale,
         )
 
+    def _decide_corruption(self, verdict: Verdict) -> Decision:
+        ledger = self.ledger
+        for device in verdict.devices:
+            ledger.corruptions[device] = ledger.corruptions.get(device, 0) + 1
+        worn = [d for d in verdict.devices if ledger.corruptions[d] >= self.policy.corruptions_per_device]
+        if worn:
+            times = ledger.corruptions[worn[0]]
+            raise self._stop(f"state corrupted {times} times on {worn[0]}, take it out of the run: {verdict.reason}")
+        return Decision(batches=(), before_step=verdict.healthy_step + 1, rate_scale=ledger.rate_at(verdict.step))
+
     def went_back(self, step: int) -> None:
         """The state is that of `step` again: later steps were not taken."""
+        self.corruption = None
         while self._taken and self._taken[-1][0] > step:
             self._taken.pop()
 
@@ -141,6 +170,10 @@ class Guard:
         self.detector = SpikeDetector(self.detector.policy)
         if state:
             self.detector.load_state_dict(state)
+
+    def give_up(self, reason: str) -> RunStopped:
+        """End the run for a reason that the ladder does not know; to be raised by the caller."""
+        return self._stop(reason)
 
     def _stop(self, reason: str) -> RunStopped:
         self.ledger.stopped = reason

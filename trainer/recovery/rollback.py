@@ -32,6 +32,7 @@ from trainer.checkpoint.manifest import write_json
 from trainer.checkpoint.memory import MemoryCopies
 from trainer.checkpoint.state import Position, Values
 from trainer.recovery.guard import Decision, Guard, RunStopped, Verdict
+from trainer.recovery.integrity import NUM_VOTES, Integrity
 from trainer.training import Training
 
 __all__ = ["Recovery"]
@@ -60,6 +61,7 @@ class Recovery:
         self._delayed = False
         self.ledger = self._load_ledger()
         self.guard = Guard(self.ledger, max_rollbacks=config.recovery.max_rollbacks, enabled=config.recovery.enabled)
+        self.integrity = Integrity(training, recorder)
         healthy = self.guard.policy.healthy_steps
         self.memory = MemoryCopies(training, healthy_steps=healthy, interval=config.checkpoint.memory_interval)
         self.disk = DiskCheckpoints(
@@ -75,6 +77,7 @@ class Recovery:
         loaded = self.disk.load_newest(self.ledger) if self.config.checkpoint.resume else None
         position = self._adopt(loaded) if loaded else Position()
         self._set_rate(position)
+        self.integrity.begin(position.step)
         if self._keeps_copies:
             # A checkpoint that no healthy step has followed may be poisoned: it has to prove itself again.
             self._copy(position, vetted=position.step in (0, self.ledger.good_step))
@@ -84,6 +87,7 @@ class Recovery:
         """A healthy step's update was taken: vet what it vouches for, and save what is due."""
         step = position.step + 1
         position = Position(step=step, batch_index=batch_index + 1)
+        self.integrity.after_step(step)
         self.guard.taken(position, batch_index)
         self._promote(step)
         self._set_rate(position)
@@ -97,11 +101,14 @@ class Recovery:
 
     def votes(self) -> list[float]:
         """This rank's part of what `counted` wants summed over all ranks: always as many numbers."""
-        return self.disk.votes()
+        return [*self.integrity.votes(), *self.disk.votes()]
 
     def counted(self, sums: list[float]) -> None:
-        """Go on with the save in the background, as all ranks agree. Once a step, with the sums of its reduction."""
-        if self.disk.counted(sums):
+        """Once a step, with the sums of its reduction: go on with the save in the background, and look at the bits."""
+        found = self.integrity.counted(sums[:NUM_VOTES])
+        if found is not None and self.config.recovery.enabled:
+            self.guard.corruption = self.integrity.verdict(found)
+        if self.disk.counted(sums[NUM_VOTES:]):
             self.disk.prune(self.ledger.good_step)
         if self._ledger_problem:
             problem, self._ledger_problem = self._ledger_problem, ""
@@ -123,12 +130,18 @@ class Recovery:
         start = time.monotonic()
         if verdict.kind == "non_finite":
             self._tell_nonfinite(verdict, local_loss)
+        if verdict.kind != "corruption" and self.config.recovery.enabled:
+            # A NaN or a spike may come from a flipped bit: then its batch is not to blame.
+            found = self.integrity.examine()
+            verdict = self.integrity.verdict(found) if found is not None else verdict
         self.training.discard()
         try:
             decision = self.guard.decide(verdict, batch_index)
         except RunStopped as stopped:
+            self.integrity.tell_devices(verdict, self.ledger)
             self._give_up(str(stopped), verdict)
             raise
+        self.integrity.tell_devices(verdict, self.ledger)
         fresh = [batch for batch in decision.batches if self.ledger.skip(batch, verdict.reason)]
         self.ledger.rollbacks += self.config.recovery.enabled
         self._save_ledger()
@@ -139,6 +152,11 @@ class Recovery:
             return self._skipping(position)
         with self.recorder.span("rollback"):
             restored, tier = self._go_back(decision, position)
+            if tier == "none" and verdict.kind == "corruption":
+                stopped = self.guard.give_up(f"no copy from before the corruption is left: {verdict.reason}")
+                self._give_up(str(stopped), verdict)
+                raise stopped
+        self.integrity.begin(restored.step)
         self._set_rate(restored)
         if self.is_chief:
             self.recorder.event(
@@ -146,6 +164,7 @@ class Recovery:
                 from_step=verdict.step,
                 to_step=restored.step,
                 tier=tier,
+                verdict=verdict.kind,
                 reason=verdict.reason,
                 skipped_batches=fresh,
                 duration_s=time.monotonic() - start,
@@ -243,7 +262,8 @@ class Recovery:
         for copied in self.memory.promote(step):
             self._tell_copy(copied, "good")
         newest = self.ledger.good_step or -1
-        vetted = [saved for saved in self.disk.saved if newest < saved <= step - self.guard.policy.healthy_steps]
+        until = min(step - self.guard.policy.healthy_steps, self.integrity.trusted_step(step))
+        vetted = [saved for saved in self.disk.saved if newest < saved <= until]
         if vetted:
             self.ledger.good_step = vetted[-1]
             self.disk.mark_good(vetted)

@@ -1,0 +1,174 @@
+"""Fingerprints: a 64-bit checksum of the bits of each tensor, to see what nobody meant to change.
+
+    reader = FingerprintReader()
+    reading = reader.read({"head.weight": parameter, ...})     # queued; waits for nothing
+    reading.values()                                           # {"head.weight": 4207849484211234, ...}
+
+A sum of the tensor's 64-bit words, each times an odd number that belongs to its place, modulo 2^64. A flipped bit
+changes a word by a power of two, and a power of two below 2^64 times an odd number is never 0 modulo 2^64: a single
+flip is always seen. Other damage goes unseen with a chance of about 2^-64, unless it takes the same away as it adds at
+places a multiple of 1024 words apart. It guards against accidents, not against somebody who forges.
+
+Integer sums have no order of summation: the same bits give the same value on every device and with any number of
+threads. On a GPU everything stays on its stream until `values` asks, and then the copy has long arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["FingerprintReader", "Reading"]
+
+PERIOD = 1024
+"""Places with weights of their own; rows of so many words are added up at the speed of memory."""
+CHUNK = 64 * PERIOD
+"""Words of one product on a CPU: with their weights they stay in its cache."""
+SMALL_WORDS = 1 << 13
+"""Tensors up to this size are read together on a GPU: there the calls cost more than the bytes."""
+
+
+class Reading:
+    """Fingerprints on their way from the device."""
+
+    def __init__(self, names: list[str], parts: list[tuple[list[int], Tensor]]) -> None:
+        self._names = names
+        self._parts = [(indices, *_sent_home(values)) for indices, values in parts]
+
+    def values(self) -> dict[str, int]:
+        """Signed 64-bit values by name, in the order of the tensors. Waits for the device if they are not there yet."""
+        found = [0] * len(self._names)
+        for indices, values, arrived in self._parts:
+            if arrived is not None:
+                arrived.synchronize()
+            for index, value in zip(indices, values.tolist(), strict=True):
+                found[index] = value
+        return dict(zip(self._names, found, strict=True))
+
+
+class FingerprintReader:
+    """Reads the same tensors again and again; remembers how it looks at their memory, which is half of the work."""
+
+    def __init__(self) -> None:
+        self._views: dict[str, tuple[int, int, Tensor]] = {}
+
+    @torch.no_grad()
+    def read(self, tensors: Mapping[str, Tensor]) -> Reading:
+        """Start to fingerprint plain tensors (of a DTensor: its local part) of any type, device and shape."""
+        single: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = {}
+        small: dict[torch.device, list[tuple[int, Tensor]]] = {}
+        whole: dict[torch.device, list[tuple[int, Tensor]]] = {}
+        for index, (name, tensor) in enumerate(tensors.items()):
+            count = tensor.numel()
+            if count == 1:
+                single.setdefault((tensor.device, tensor.dtype), []).append((index, tensor))
+            elif count:
+                words = self._words(name, tensor)
+                if not words.is_cuda:
+                    whole.setdefault(words.device, []).append((index, _product(words)))
+                elif len(words) <= SMALL_WORDS:
+                    small.setdefault(words.device, []).append((index, words))
+                else:
+                    whole.setdefault(words.device, []).append((index, _column_sums(words)))
+        parts = [(_indices(found), _of_scalars([value for _, value in found])) for found in single.values()]
+        parts += [(_indices(found), _together([words for _, words in found])) for found in small.values()]
+        parts += [(_indices(found), torch.stack([value for _, value in found])) for found in whole.values()]
+        return Reading(list(tensors), parts)
+
+    def _words(self, name: str, tensor: Tensor) -> Tensor:
+        address, nbytes = tensor.data_ptr(), tensor.nbytes
+        known = self._views.get(name)
+        if known is not None and known[:2] == (address, nbytes):
+            return known[2]
+        words = _words(tensor)
+        if words.data_ptr() == address and words.nbytes == nbytes:  # a view, and no copy that would grow old
+            self._views[name] = (address, nbytes, words)
+        return words
+
+
+def _indices(found: Sequence[tuple[int, Tensor]]) -> list[int]:
+    return [index for index, _ in found]
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """The tensor's memory as 64-bit words, without a copy where that is possible; the end is filled up with zeros."""
+    flat = tensor.detach().reshape(-1)
+    missing = -flat.numel() % (8 // min(8, flat.itemsize))
+    if missing:
+        flat = torch.cat((flat, flat.new_zeros(missing)))
+    elif flat.storage_offset() * flat.itemsize % 8:
+        flat = flat.clone()
+    return flat.view(torch.int64)
+
+
+def _product(words: Tensor) -> Tensor:
+    """On a CPU: one multiplication and addition a word, in pieces."""
+    weights = _long_weights()
+    total = torch.dot(words[:CHUNK], weights[: len(words)])
+    for start in range(CHUNK, len(words), CHUNK):
+        piece = words[start : start + CHUNK]
+        total = total + torch.dot(piece, weights[: len(piece)])
+    return total
+
+
+def _column_sums(words: Tensor) -> Tensor:
+    """On a GPU, which has no product of integers: the words of each place are added up, then weighted."""
+    rows = len(words) // PERIOD
+    weights = _weights(words.device)
+    total = (words[: rows * PERIOD].view(rows, PERIOD).sum(0) * weights).sum()
+    rest = words[rows * PERIOD :]
+    return total + (rest * weights[: len(rest)]).sum()
+
+
+def _together(vectors: Sequence[Tensor]) -> Tensor:
+    """Many short vectors at once: running sums, read where each vector ends (they may wrap around, and do)."""
+    weights, ends = _layout(tuple(len(vector) for vector in vectors), vectors[0].device)
+    running = torch.cumsum(torch.cat(list(vectors)) * weights, 0)[ends]
+    return torch.diff(running, prepend=running.new_zeros(1))
+
+
+def _of_scalars(scalars: Sequence[Tensor]) -> Tensor:
+    """Single numbers, such as the optimizer's counts of steps: a word each."""
+    column = torch.stack([scalar.detach().reshape(()) for scalar in scalars])
+    table = column.new_zeros(len(scalars), 8 // min(8, column.itemsize))
+    table[:, 0] = column
+    words = table.view(torch.int64)
+    return (words * _weights(words.device)[: words.shape[1]]).sum(1)
+
+
+@lru_cache(maxsize=64)
+def _layout(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    weights = _weights(torch.device("cpu"))
+    ends = torch.tensor(sizes).cumsum(0) - 1
+    repeated = torch.cat([weights.repeat(-(-size // PERIOD))[:size] for size in sizes])
+    return repeated.to(device), ends.to(device)
+
+
+@lru_cache(maxsize=1)
+def _long_weights() -> Tensor:
+    return _weights(torch.device("cpu")).repeat(CHUNK // PERIOD)
+
+
+@lru_cache(maxsize=8)
+def _weights(device: torch.device) -> Tensor:
+    """Odd 64-bit numbers without a pattern, always the same: the output function of splitmix64 (Steele et al. 2014)."""
+    with np.errstate(over="ignore"):
+        state = np.arange(1, PERIOD + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    odd = (state ^ (state >> np.uint64(31))) | np.uint64(1)
+    return torch.from_numpy(odd.view(np.int64)).to(device)
+
+
+def _sent_home(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    if not values.is_cuda:
+        return values, None
+    pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    pinned.copy_(values, non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record()
+    return pinned, arrived
