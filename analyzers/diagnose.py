@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import corruption, hang, loss_spike, nonfinite, rank_lost, straggler
+from . import corruption, hang, loss_spike, nonfinite, rank_lost, resume, straggler
 from .finding import SEVERITIES, Finding, Severity
 from .runfacts import run_facts
 from .source import Source
@@ -36,6 +36,7 @@ _KIND_ORDER = {
             "hang",
             "replica_mismatch",
             "fingerprint_chain_broken",
+            "resume_differs",
             "non_finite",
             "loss_spike",
             "straggler",
@@ -84,6 +85,7 @@ def diagnose(
         ("nonfinite", "non_finite", lambda: nonfinite.analyze(source)),
         ("spike", "loss_spike", lambda: loss_spike.analyze(source)),
         ("corruption", "replica_mismatch", lambda: corruption.analyze(source)),
+        ("resume", "resume_differs", lambda: resume.analyze(source)),
         ("straggler", "straggler", lambda: straggler.analyze(source)),
     ]
     findings: list[Finding] = []

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from . import corruption, hang, loss_spike, nonfinite, rank_lost, straggler
+from . import corruption, hang, loss_spike, nonfinite, rank_lost, resume, straggler
 from .eventlog import EventLog
 from .finding import Finding
 from .snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
@@ -62,6 +62,7 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
         "standstill": lambda: _standstill(source, attempt, state.stall, now_ns),
         "nonfinite": lambda: nonfinite.analyze(source, nonfinite.NonFinitePolicy(since_step=since_step)),
         "spike": lambda: _of(attempt, loss_spike.analyze(source, loss_spike.LossSpikePolicy(since_step=since_step))),
+        "resume": lambda: _of(attempt, resume.analyze(source)),
         "corruption": lambda: _of(
             attempt,
             corruption.analyze(source, corruption.CorruptionPolicy(since_step=since_step, settled_only=True)),

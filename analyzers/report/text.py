@@ -28,6 +28,7 @@ _TITLES = {
     "loss_spike": "LOSS SPIKE",
     "non_finite": "NON-FINITE",
     "rank_lost": "RANK LOST",
+    "resume_differs": "RESUME DIFFERS",
     "replica_mismatch": "REPLICA MISMATCH",
     "fingerprint_chain_broken": "STATE CHANGED",
     "straggler": "STRAGGLER",
@@ -112,6 +113,8 @@ def why(finding: Finding) -> str:
             return f"{' and '.join(proof)}, in {_count(count, 'tensor')}; last found healthy at step " + str(
                 numbers.get("last_healthy_step", "?")
             )
+        case "resume_differs":
+            return f"{_listed(numbers.get('differing_parts') or [])}: not what the checkpoint's manifest says was saved"
         case "loss_spike":
             return (
                 f"loss {numbers.get('loss')} against {numbers.get('loss_before')} before "
@@ -137,6 +140,7 @@ def next_step(finding: Finding) -> str:
         "non_finite": "if it comes back on another rank it is data or numerics, if it stays with the device replace it",
         "replica_mismatch": f"test the device of {rank}; twice on the same device: take it out",
         "fingerprint_chain_broken": f"test the memory of {rank}'s device; twice on the same device: take it out",
+        "resume_differs": "if it is not meant (other data, another seed), do not trust the run from there on",
         "loss_spike": "look at the batches named; lower the rate if it comes back without them",
     }.get(finding.kind, "see the runbook")
     gain = finding.evidence.get("speedup_without_it_ratio")

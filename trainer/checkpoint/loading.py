@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class Loaded:
 
     values: Values
     extra: Mapping[str, Any]
+    signature: Mapping[str, Any] = field(default_factory=dict)
+    """Of this rank's state when it was saved, if that was on the same mesh: see `trainer.checkpoint.continuity`."""
 
 
 def load_folder(folder: Path, training: Training) -> Loaded:
@@ -49,12 +51,14 @@ def load_folder(folder: Path, training: Training) -> Loaded:
         if ".metadata" not in manifest["files"]:
             raise CheckpointError(f"{folder.name}: the manifest lists no .metadata")
         verify_files(folder, manifest, sorted(manifest["files"])[training.rank :: training.plan.world_size])
-        found.update(extra=manifest["extra"], values=Values.from_json(manifest["values"]))
+        same_mesh = manifest["mesh"] == training.plan.sizes
+        saved = manifest.get("signatures", {}).get(str(training.rank), {}) if same_mesh else {}
+        found.update(extra=manifest["extra"], values=Values.from_json(manifest["values"]), signature=dict(saved))
 
     error = first_error(_attempt(verify)) or first_error(_attempt(lambda: _read(folder, training)))
     if error:
         raise CheckpointError(error)
-    return Loaded(values=found["values"], extra=found["extra"])
+    return Loaded(values=found["values"], extra=found["extra"], signature=found["signature"])
 
 
 def _read(folder: Path, training: Training) -> None:

@@ -26,6 +26,7 @@ from typing import Any
 
 from torch import Tensor
 
+from trainer.checkpoint.continuity import signature
 from trainer.checkpoint.host_copy import HostCopy
 from trainer.checkpoint.manifest import (
     CheckpointError,
@@ -140,17 +141,20 @@ class Save:
         rank = self._plan.rank
         rng: dict[str, Tensor] = {f"rng.{rank}.{name}": value for name, value in self._copy.rng.items()}
         shard = self._plan.write_shard(self.scratch, self._copy.tensors | rng)
-        self._note(rank).write_text(json.dumps(shard.to_json()))
+        note = shard.to_json() | {"signature": signature(self._copy.tensors, self._copy.rng)}
+        self._note(rank).write_text(json.dumps(note))
 
     def _finish(self) -> None:
         if self._plan.rank:
             return
-        shards = [self._read_note(rank) for rank in range(len(self._plan.everybody))]
+        notes = [self._read_note(rank) for rank in range(len(self._plan.everybody))]
+        shards = [shard for shard, _ in notes]
         self._plan.write_metadata(self.scratch, shards)
         files = {shard.name: shard.digest for shard in shards}
         files[_METADATA] = digest_file(self.scratch / _METADATA)
         self.nbytes = sum(digest.bytes for digest in files.values())
-        write_manifest(self.scratch, self._content, files)
+        signatures = {str(rank): found for rank, (_, found) in enumerate(notes)}
+        write_manifest(self.scratch, {**self._content, "signatures": signatures}, files)
         if self.final.exists():
             shutil.rmtree(self.final)  # of a run that was told to start over
         with self._naming:
@@ -170,15 +174,16 @@ class Save:
     def _note(self, rank: int) -> Path:
         return self.scratch / f"__{rank}.json"
 
-    def _read_note(self, rank: int) -> Shard:
+    def _read_note(self, rank: int) -> tuple[Shard, dict[str, int]]:
         """Read what a rank says about its shard, and take the note away: it is no part of the checkpoint."""
         path = self._note(rank)
         try:
-            shard = Shard.from_json(json.loads(path.read_bytes()))
+            note = json.loads(path.read_bytes())
+            shard, found = Shard.from_json(note), {str(part): int(value) for part, value in note["signature"].items()}
             path.unlink()
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{self.final.name}: the note of rank {rank} cannot be read ({error})") from None
-        return shard
+        return shard, found
 
 
 def one_line(text: str) -> str:

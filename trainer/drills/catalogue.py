@@ -263,6 +263,13 @@ CATALOGUE: dict[str, Kind] = {
         keys=("step", "rank", "tensor", "bit"),
         settings=("probes.chain_interval=1",),
     ),
+    "skip_restore": Kind(
+        fault_id="F31",
+        what="a rank is killed, and when it comes back does not restore its random generators (or `where`)",
+        expected=(_LOST, Expected(("resume_differs",), ("rng",))),
+        recovery="restarts",
+        keys=("step", "rank", "where"),
+    ),
     # Time.
     "slow_compute": Kind(
         fault_id="F15",

@@ -12,7 +12,7 @@ struck, `step` the step at, or from, which it is. Further keys, where a kind tak
 | seconds | how long a delay (slow_data), pause (pause 0.5, slow_logging 0.03) or clock error (clock_shift 600) is |
 | rate_mb | megabytes a second that a slow link carries (1) |
 | parameter | whose gradient is struck |
-| where | what holds the bit that flips: parameter, optimizer or gradient |
+| where | what holds the bit that flips: parameter, optimizer, gradient; what is not restored: those, rng, data |
 | tensor | the parameter whose bit flips, or that of its state; `<parameter>.exp_avg_sq` names the state |
 | bit | which bit of the number: 31 is the sign, 23 to 30 the exponent (22) |
 | batch | the batch that is struck, instead of that of `step` |
@@ -37,8 +37,8 @@ _FLOATS = {"factor": (1.0, 1000.0), "seconds": (0.0, 3600.0), "rate_mb": (0.0, 1
 _FROM_ONE = ("step", "until")
 
 
-WHERE = ("parameter", "optimizer", "gradient")
-"""What can hold a bit that flips."""
+WHERE = ("parameter", "optimizer", "gradient", "rng", "data")
+"""What can hold a bit that flips (the first three), or be left out of a restore (all but the gradient)."""
 
 
 class FaultError(ValueError):

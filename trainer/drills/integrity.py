@@ -1,4 +1,4 @@
-"""Faults that change bits in memory: `bit_flip` and `bit_flip_optimizer`.
+"""Faults of a state that is not what it must be: flipped bits, and a part that is not restored after a restart.
 
     bit_flip@step=12,rank=2,where=parameter,tensor=blocks.1.mlp.up.weight,bit=20
 
@@ -9,14 +9,19 @@ tensor, is xored: after the optimizer's last step and before the forward pass, w
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from trainer.checkpoint.state import local_tensors, training_tensors
+from trainer.checkpoint import disk, loading
+from trainer.checkpoint.loading import Loaded
+from trainer.checkpoint.state import local_tensors, restore_rng, rng_state, training_tensors
 from trainer.drills.faults import FaultError
 from trainer.drills.trigger import FaultyLoader, Trigger, in_training
 from trainer.training import Training
@@ -46,6 +51,8 @@ def _arm_bit_flip(trigger: Trigger, training: Training) -> None:
     """Prepare the flip. Raises FaultError for a tensor or bit that is not there."""
     fault = trigger.fault
     bit = fault.bit if fault.bit >= 0 else DEFAULT_BIT
+    if fault.where in ("rng", "data"):
+        raise FaultError(f"--fault {fault.kind}: where = {fault.where!r}: must be parameter, optimizer, gradient")
     where = fault.where or ("optimizer" if fault.kind == "bit_flip_optimizer" else "parameter")
     name = fault.tensor or f"blocks.{list(training.modules[-1].blocks)[-1]}.mlp.up.weight"
     parameters = dict(training.named_parameters())
@@ -90,8 +97,46 @@ def _arm_gradient(trigger: Trigger, training: Training, name: str, bit: int) -> 
     owner.register_forward_pre_hook(before_forward)
 
 
+def _arm_skip_restore(trigger: Trigger, training: Training) -> None:
+    """Killed at its step; in the next attempt a part of the state stays what it was before the checkpoint was read."""
+    where = trigger.fault.where or "rng"
+    if where == "gradient":
+        raise FaultError("--fault skip_restore: where = 'gradient': must be parameter, optimizer, rng, data")
+    if not trigger.spent:
+
+        class Dying(FaultyLoader):
+            def before(self) -> None:
+                if trigger.due():
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        Dying(training)
+    elif where == "data":
+        training.stream.seed += 1
+    else:
+        _keep_from_loading(training, where)
+
+
+def _keep_from_loading(training: Training, where: str) -> None:
+    load = loading.load_folder
+
+    def load_but_one_part(folder: Path, into: Training) -> Loaded:
+        rng = rng_state(training.device)
+        kept = {name: value.clone() for name, value in local_tensors(training_tensors(training)).items()}
+        loaded = load(folder, into)
+        if where == "rng":
+            restore_rng(rng, training.device)
+        prefix = {"parameter": "model.", "optimizer": "optimizer."}.get(where)
+        for name, value in local_tensors(training_tensors(training)).items():
+            if prefix and name.startswith(prefix):
+                value.copy_(kept.get(name, torch.zeros_like(value)))  # a new optimizer has no state yet
+        return loaded
+
+    disk.load_folder = load_but_one_part  # type: ignore[attr-defined]
+
+
 ARM: Mapping[str, Callable[[Trigger, Training], None]] = {
     "bit_flip": _arm_bit_flip,
     "bit_flip_optimizer": _arm_bit_flip,
+    "skip_restore": _arm_skip_restore,
 }
 """What prepares a rank for each kind."""

@@ -42,6 +42,11 @@ class Trigger:
         self.firing = False
 
     @property
+    def spent(self) -> bool:
+        """Whether it has struck in this run already, maybe in a former attempt."""
+        return self._spent
+
+    @property
     def step(self) -> int:
         return self.recorder.step_number
 

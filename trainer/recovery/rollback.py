@@ -25,12 +25,13 @@ from typing import Any, Protocol
 from probes.recorder import Recorder
 from probes.rundir import RunDir
 from trainer.checkpoint.agreement import from_rank_0
+from trainer.checkpoint.continuity import differing, order_signature, signature
 from trainer.checkpoint.disk import DiskCheckpoints
 from trainer.checkpoint.ledger import LEDGER_NAME, Ledger
 from trainer.checkpoint.loading import Loaded
 from trainer.checkpoint.manifest import write_json
 from trainer.checkpoint.memory import MemoryCopies
-from trainer.checkpoint.state import Position, Values
+from trainer.checkpoint.state import Position, Values, local_tensors, rng_state, training_tensors
 from trainer.recovery.guard import Decision, Guard, RunStopped, Verdict
 from trainer.recovery.integrity import NUM_VOTES, Integrity
 from trainer.training import Training
@@ -76,6 +77,8 @@ class Recovery:
         self.disk.open()
         loaded = self.disk.load_newest(self.ledger) if self.config.checkpoint.resume else None
         position = self._adopt(loaded) if loaded else Position()
+        if loaded:
+            self._compare(loaded)
         self._set_rate(position)
         self.integrity.begin(position.step)
         if self._keeps_copies:
@@ -218,6 +221,16 @@ class Recovery:
         self._settle_good_step()
         return values.position
 
+    def _compare(self, loaded: Loaded) -> None:
+        """Tell what this rank goes on with that is not what it saved."""
+        training = self.training
+        found: dict[str, Any] = {"data": order_signature(training.stream, loaded.values.position)}
+        if loaded.signature:
+            found |= signature(local_tensors(training_tensors(training)), rng_state(training.device))
+        parts = differing({"data": loaded.extra.get("order"), **loaded.signature}, found)
+        if parts:
+            self.recorder.event("resume_differs", step=loaded.values.position.step, parts=parts)
+
     # Copies.
 
     @property
@@ -250,7 +263,10 @@ class Recovery:
     def _begin_save(self, position: Position) -> None:
         start = time.monotonic_ns()
         copy = self.memory.lend(self._values(position))
-        self.disk.begin(copy, {"ledger": self.ledger.to_json()}, stall_ns=time.monotonic_ns() - start)
+        extra = {"ledger": self.ledger.to_json()}
+        if self.is_chief:
+            extra["order"] = order_signature(self.training.stream, position)
+        self.disk.begin(copy, extra, stall_ns=time.monotonic_ns() - start)
 
     def _copy(self, position: Position, *, vetted: bool) -> None:
         start = time.monotonic_ns()

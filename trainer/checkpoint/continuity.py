@@ -1,0 +1,59 @@
+"""Whether a run goes on with exactly what was saved: signatures of a state, kept in a checkpoint's manifest.
+
+    signature(tensors, rng)                       # {"parameters": ..., "optimizer": ..., "rng": ...} of this rank
+    order_signature(training.stream, position)    # of the data that come next, the same on all ranks
+    differing(saved, found)                       # ["rng"]: what is not as it was saved
+
+The hashes of the manifest say that the files are as they were written. These say that what was written is what the
+training has now: that nothing was left out, restored twice or changed on the way, and that the same data follow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from probes.fingerprints import FingerprintReader
+from trainer.checkpoint.state import Position
+from trainer.data.batches import BatchStream
+
+__all__ = ["PARTS", "differing", "order_signature", "signature"]
+
+PARTS = {"parameters": "model.", "optimizer": "optimizer.", "rng": ""}
+"""Parts of a state and what the names of their tensors begin with."""
+
+
+def signature(tensors: Mapping[str, Tensor], rng: Mapping[str, Tensor]) -> dict[str, int]:
+    """64-bit checksums of a rank's own parameters, optimizer state and random generators. Plain tensors."""
+    reader = FingerprintReader()
+    found = {"rng": _combined(reader.read(rng).values())}
+    values = reader.read(tensors).values()
+    for part, prefix in PARTS.items():
+        if prefix:
+            found[part] = _combined({name: value for name, value in values.items() if name.startswith(prefix)})
+    return {part: found[part] for part in PARTS}
+
+
+def order_signature(stream: BatchStream, position: Position) -> str:
+    """Of the next global batch: which sequences it holds, and the tokens of its first one."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(repr(stream.sample_ids(position.batch_index)).encode())
+    first = stream.batch(position.batch_index, 0, stream.global_batch_size)
+    digest.update(first.inputs.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def differing(saved: Mapping[str, object], found: Mapping[str, object]) -> list[str]:
+    """Names of what both know and what differs, in the order of `found`."""
+    return [part for part, value in found.items() if saved.get(part) not in (None, value)]
+
+
+def _combined(values: Mapping[str, int]) -> int:
+    """One number of many; each tensor's has a weight that depends on its name."""
+    total = 0
+    for name, value in values.items():
+        weight = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") | 1
+        total += weight * value
+    return total % 2**64
