@@ -6,8 +6,8 @@
    collective of the step, by the time since each rank's own begin of the step (no clocks are compared), names the
    ranks whose input was already bad. Later flags are fallout of that result.
 3. Without flags the ranks whose own loss is not finite are named; without those, nobody is (`suspect`).
-4. Phase: forward if a named rank's own loss was not finite; reduction if every flagged input was finite and the result
-   is not; else backward.
+4. Phase: forward if a named rank's own loss was not finite; reduction if every gradient went into its reduction finite
+   and what came out is not (the first flags, if any, are the norm's); else backward.
 5. Parameter: backward runs from the loss to the input, so among the parameters that are not finite the last one in
    the model's order was first. Sharded gradients are looked for on all ranks: the bad element lies in one shard.
 """
@@ -63,6 +63,7 @@ class Flag:
     op: str
     since_begin_ns: int
     nonfinite: bool
+    phase: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,8 @@ class StepEvidence:
     parameters: Sequence[tuple[int, str, int]] = ()
     reported_phase: str = ""
     reported_parameters: Sequence[str] = ()
+    data_parallel: bool = False
+    """Whether every gradient is reduced over other ranks before the optimizer's phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +109,8 @@ def locate(evidence: StepEvidence) -> Location:
     bad_loss = tuple(sorted(row.rank for row in evidence.rows if _bad(row.local_loss)))
     good_loss = [row.rank for row in evidence.rows if row.local_loss is not None and not _bad(row.local_loss)]
     flagged = [flag for flag in evidence.flags if flag.nonfinite]
+    if flagged and not bad_loss and _only_after_reduction(evidence, flagged):
+        return Location(ranks=(), phase="reduction", parameter=parameter, how="all_inputs_finite", others=others)
     if flagged:
         ranks, first = _earliest(flagged)
         forward = bool(set(ranks) & set(bad_loss))
@@ -130,6 +135,15 @@ def locate(evidence: StepEvidence) -> Location:
     reported = evidence.reported_phase
     phase = "backward" if reported == "backward" or parameter else "forward" if reported == "forward" else "unknown"
     return Location(ranks=(), phase=phase, parameter=parameter, how="nothing", others=others)
+
+
+def _only_after_reduction(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
+    """Whether gradients went finite into their reduction and not out of it: then the first flags are those of the
+    norm, whose input is made from what was reduced. Only where every gradient is reduced at all: a tensor-parallel
+    rank's own NaN meets no other reduction than the norm's."""
+    if not evidence.data_parallel or any(flag.phase != "optimizer" for flag in flagged):
+        return False
+    return any(flag.phase == "backward" for flag in evidence.flags)
 
 
 def _earliest(flagged: Sequence[Flag]) -> tuple[tuple[int, ...], Flag]:
@@ -228,6 +242,7 @@ def _evidence(source: Source, log: EventLog, attempt: int, step: int, turn: int)
         parameters=_gradients(source, attempt, step),
         reported_phase=events[0].text("phase") if events else "",
         reported_parameters=_merged(event.texts("parameters") for event in events),
+        data_parallel=_is_data_parallel(source, attempt),
     )  # fmt: skip
 
 
@@ -236,19 +251,27 @@ def _flags(source: Source, attempt: int, step: int, begins: dict[int, tuple[int,
         return []
     rows = source.rows(
         """
-        SELECT rank, process_group, seq, op, issue_ns, nonfinite FROM collectives
+        SELECT rank, process_group, seq, op, issue_ns, nonfinite, phase FROM collectives
         WHERE attempt = ? AND step = ? AND nonfinite IS NOT NULL AND op NOT IN ('send', 'recv')
         """,
         [attempt, step],
     )
     flags = []
-    for rank, group, seq, op, issue_ns, nonfinite in rows:
+    for rank, group, seq, op, issue_ns, nonfinite, phase in rows:
         begin_ns, duration_ns = begins.get(rank, (issue_ns, None))
         since_ns = issue_ns - begin_ns
         if since_ns >= 0 and (duration_ns is None or since_ns <= duration_ns):  # else: another run of the same step
             flags.append(Flag(rank=rank, group=group or "", seq=seq if seq is not None else -1, op=op or "",
-                              since_begin_ns=since_ns, nonfinite=bool(nonfinite)))  # fmt: skip
+                              since_begin_ns=since_ns, nonfinite=bool(nonfinite), phase=phase or ""))  # fmt: skip
     return flags
+
+
+def _is_data_parallel(source: Source, attempt: int) -> bool:
+    if not source.has("ranks"):
+        return False
+    sql = "SELECT coalesce(max(dp_replicate), 0), coalesce(max(dp_shard), 0) FROM ranks WHERE attempt = ?"
+    ((replicate, shard),) = source.rows(sql, [attempt])
+    return bool(replicate or shard)
 
 
 def _gradients(source: Source, attempt: int, step: int) -> list[tuple[int, str, int]]:
