@@ -6,6 +6,7 @@ first death (a kill by watch, a timeout of the others, the end of the launcher).
 1. `stall` says whether the silence is longer than this run's limit in this phase.
 2. `waitfor` names culprits apart from those who wait, from sequence numbers and calls in flight.
 3. A mismatch of operation, dtype or size counts even without silence when a rank aborted in it: gloo does so.
+   It also counts where the records end without a word; so does a stopped process.
 4. Dead ranks are `rank_lost`; here are only processes that live and stand still.
 """
 
@@ -65,16 +66,17 @@ def explain(
     by_watch = killed_by_watch(log, view.attempt)
     sudden = [d for d in deaths if not d.collateral and d.cause in ("signal", "exception", "exit")]
     blame = find_culprits(view)
-    aborted = any(death.signal == "SIGABRT" for death in deaths) and blame.cause.startswith("mismatch")
+    aborted = any(death.signal == "SIGABRT" for death in deaths) and blame.is_mismatch
     if sudden and not by_watch and not aborted:
         return None
     if deaths and now_ns is not None and not by_watch and not aborted:
         return None
-    reference_ns = death_ns(view, log) or now_ns
-    if reference_ns is None:
+    said_ns = death_ns(view, log) or now_ns
+    if said_ns is None and not blame.is_proof:
         return None  # nobody says how long the silence was: a run that was killed looks the same
+    reference_ns = said_ns or view.last_ns
     silent_s = stalled_s(view, reference_ns, policy)
-    if silent_s is None and not aborted and not by_watch:
+    if silent_s is None and not aborted and not by_watch and said_ns is not None:
         return None
     silent_s = max(0.0, (reference_ns - view.last_ns) / 1e9)
     stacks = {rank: read_stack(stacks_dir, view.attempt, rank) for rank in blame.culprits[:8]} if stacks_dir else {}
@@ -138,7 +140,8 @@ def _summary(
     waits = (
         f"rank{'s' if len(blame.waiting) > 1 else ''} {_listed(blame.waiting)} wait{'s' * (len(blame.waiting) == 1)}"
     )
-    named = blame.cause in ("not_entered", "p2p_unmatched", "mismatch_dtype", "mismatch_size")  # the call stands there
+    # The call stands in the text already.
+    named = blame.cause in ("not_entered", "p2p_unmatched", "mismatch_dtype", "mismatch_size", "skipped")
     where = "" if named else f" in{call}"
     waiting = f"; {waits}{where} for {silent_s:.0f} s" if blame.waiting else f"; silent for {silent_s:.0f} s"
     kinds = " against ".join(f"{what} on {_listed(ranks)}" for what, ranks in blame.differs.items())
@@ -151,6 +154,7 @@ def _summary(
         "not_entered": f"{who} never entered{call}: {doing}{frame}",
         "p2p_unmatched": f"{who} never answered{call}: {doing}{frame}",
         "mismatch_operation": f"different collectives at the same place: {kinds} ({blame.call and blame.call.group})",
+        "skipped": f"{who} left out{call} and {'are' if many else 'is'} a call ahead of the others: {kinds}",
         "mismatch_dtype": f"different element types in{call}: {kinds}",
         "mismatch_size": f"different sizes in{call}: {kinds}",
         "order_inversion": "groups are taken in opposite order: rank "

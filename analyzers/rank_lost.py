@@ -146,7 +146,7 @@ def _sudden(roots: Sequence[Death], log: EventLog, view: AttemptView) -> bool:
 
 def _aborted_on_mismatch(view: AttemptView, roots: Sequence[Death]) -> bool:
     """gloo aborts on a size mismatch: `hang` names the mismatch, which is the cause of the signal."""
-    return any(death.signal == "SIGABRT" for death in roots) and find_culprits(view).cause.startswith("mismatch")
+    return any(death.signal == "SIGABRT" for death in roots) and find_culprits(view).is_mismatch
 
 
 def _without_a_word(
@@ -161,6 +161,8 @@ def _without_a_word(
     if deaths and silent and len(silent) < len(view.ranks):
         vanished = [Death(rank=rank, when_ns=view.ranks[rank].last_ns, cause="vanished") for rank in silent]
         return [_finding(view, vanished, sorted(set(view.ranks) - set(silent)), again)]
+    if not deaths and find_culprits(view).is_proof:
+        return []  # whatever ended it, it stood still already: `hang` says why
     everybody = tuple(sorted(view.ranks))
     step = view.step
     terminated = bool(deaths) and all(death.signal == "SIGTERM" for death in deaths)

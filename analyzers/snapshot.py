@@ -25,6 +25,8 @@ SNAPSHOT_EVENTS = (
 )  # fmt: skip
 RECENT_STEPS = 50
 """Steps whose durations say what a normal step is."""
+ORDER_STEPS = 5
+"""Steps before the newest ones that say in which order a group's collectives come."""
 P2P = ("send", "recv")
 NEVER_NS = 2**62
 SKEW_NS = 60 * 10**9
@@ -96,6 +98,10 @@ class AttemptView:
     """Newest number of a collective that a rank entered, by (group, rank)."""
     last_p2p: Mapping[tuple[int, str, int], int] = field(default_factory=dict)
     """Newest number of a p2p call, by (rank, send or recv, peer)."""
+    next_calls: Mapping[tuple[str, str, str], frozenset[tuple[str, str]]] = field(default_factory=dict)
+    """(group, op, caller) -> (op, caller) of the collectives that followed it in this group in the newest steps."""
+    newest_calls: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """(op, caller) of the newest collective of a group that its first member has finished."""
     median_step_ns: int = 0
     longest_step_ns: int = 0
     world_size: int = 0
@@ -129,6 +135,7 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
     since_step = min((view.step for view in views.values() if view.step is not None), default=0) - 1
     _spans(source, attempt, views, since_step, cut_ns)
     last_seq, last_p2p = _calls(source, attempt, views, since_step, cut_ns)
+    next_calls, newest_calls = _order(source, attempt, since_step - ORDER_STEPS, cut_ns)
     _process_states(log, attempt, views, cut_ns)
     return AttemptView(
         attempt=attempt,
@@ -136,6 +143,8 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
         members=_members(source, attempt, last_seq),
         last_seq=last_seq,
         last_p2p=last_p2p,
+        next_calls=next_calls,
+        newest_calls=newest_calls,
         median_step_ns=median_ns,
         longest_step_ns=longest_ns,
         world_size=max([len(views), *(size for _, size in identities.values())]),
@@ -278,6 +287,34 @@ def _open_calls(
         )  # fmt: skip
         found.setdefault(rank, []).append(call)
     return found
+
+
+def _order(
+    source: Source, attempt: int, since_step: int, cut_ns: int
+) -> tuple[dict[tuple[str, str, str], frozenset[tuple[str, str]]], dict[str, tuple[str, str]]]:
+    """What follows what in each group, and the newest of each, from its first member: a program is the same on all."""
+    if not source.has("collectives"):
+        return {}, {}
+    rows = source.rows(
+        """
+        WITH newest AS (
+            SELECT rank, process_group, seq, op, coalesce(caller, '') AS caller FROM collectives
+            WHERE attempt = ? AND step >= ? AND end_ns <= ? AND op NOT IN ('send', 'recv')
+        ), first_members AS (SELECT process_group, min(rank) AS rank FROM newest GROUP BY ALL)
+        SELECT DISTINCT process_group, op, caller, next_op, next_caller FROM (
+            SELECT process_group, op, caller, lead(op) OVER by_seq AS next_op, lead(caller) OVER by_seq AS next_caller
+            FROM newest SEMI JOIN first_members USING (process_group, rank)
+            WINDOW by_seq AS (PARTITION BY process_group ORDER BY seq)
+        )
+        """,
+        [attempt, since_step, cut_ns],
+    )
+    following: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
+    for group, op, caller, next_op, next_caller in rows:
+        if next_op is not None:
+            following.setdefault((group or "", op or "", caller), set()).add((next_op, next_caller))
+    newest = {group or "": (op or "", caller) for group, op, caller, next_op, _ in rows if next_op is None}
+    return {call: frozenset(after) for call, after in following.items()}, newest
 
 
 def _members(source: Source, attempt: int, last_seq: Mapping[tuple[str, int], int]) -> dict[str, tuple[int, ...]]:

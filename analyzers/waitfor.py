@@ -6,7 +6,8 @@
 1. A rank is waiting if it has a call in flight. Only the oldest of each group counts: the others queue behind it.
 2. A stopped process is the culprit wherever it is.
 3. The same (group, number) with another operation, dtype or size on different ranks is a mismatch; the smaller side is
-   named (both, if they are equally many).
+   named (both, if they are equally many). If the group's order in former steps says that the other
+   side's call was due and this side's comes right after it, then this side has left one out.
 4. Edges: who is in a collective waits for the members that have not entered it; who receives waits for the sender
    that has not sent, and the reverse.
 5. A rank that is waited for and waits for nobody is a culprit: it never came. Its open span says what it does instead.
@@ -41,6 +42,16 @@ class Blame:
     differs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """With a mismatch: what was called -> ranks."""
 
+    @property
+    def is_mismatch(self) -> bool:
+        """Whether ranks met in one place with different calls; gloo may abort on it, or raise."""
+        return self.cause == "skipped" or self.cause.startswith("mismatch")
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether it is wrong by itself, however short the silence was."""
+        return self.is_mismatch or self.cause == "stopped"
+
 
 def find_culprits(view: AttemptView) -> Blame:
     """Blame ranks for a standstill. Pure; says nothing of whether there is one."""
@@ -57,6 +68,11 @@ def find_culprits(view: AttemptView) -> Blame:
     mismatch = _mismatch(heads)
     if mismatch is not None:
         cause, culprits, differs, first = mismatch
+        ahead = _ahead(
+            view, [c for calls in heads.values() for c in calls if (c.group, c.seq) == (first.group, first.seq)]
+        )
+        if ahead is not None:
+            cause, (culprits, first) = "skipped", ahead
         return Blame(cause=cause, culprits=culprits, waiting=_without(waiting, culprits), call=first, differs=differs)
 
     waits = _Waits(view)
@@ -157,6 +173,26 @@ def _instead(view: AttemptView, roots: tuple[int, ...], awaited: Call | None) ->
     if len(causes) == 1 and causes != {""}:
         return causes.pop()
     return "p2p_unmatched" if awaited is not None and awaited.is_p2p else "not_entered"
+
+
+def _ahead(view: AttemptView, calls: list[Call]) -> tuple[tuple[int, ...], Call] | None:
+    """The ranks that are one call ahead of the others, and the call that they left out."""
+    sides: dict[tuple[str, str], list[Call]] = {}
+    for call in calls:
+        sides.setdefault((call.op, call.caller), []).append(call)
+    if len(sides) != 2:
+        return None
+    (one, other), group = sides, calls[0].group
+    due = view.next_calls.get((group, *view.newest_calls.get(group, ("", ""))), frozenset())
+    ahead = [
+        (skipping, missed)
+        for skipping, missed in ((one, other), (other, one))
+        if missed in due and skipping not in due and skipping in view.next_calls.get((group, *missed), ())
+    ]
+    if len(ahead) != 1:
+        return None
+    ((skipping, missed),) = ahead
+    return tuple(sorted(call.rank for call in sides[skipping])), sides[missed][0]
 
 
 def _cycle(edges: Mapping[int, set[int]]) -> tuple[int, ...]:

@@ -18,7 +18,10 @@ START_NS = 1_700_000_000 * SECOND
 
 
 class World:
-    """All ranks of one attempt, with `steps` finished steps of two collectives each and one step begun."""
+    """All ranks of one attempt, with `steps` finished steps of two collectives each and one step begun.
+
+    `program` says which: (op, caller) of both.
+    """
 
     def __init__(
         self,
@@ -31,6 +34,7 @@ class World:
         store: MemoryStore | None = None,
         start_ns: int = START_NS,
         clock_offset_ns: dict[int, int] | None = None,
+        program: tuple[tuple[str, str], ...] = (("all_reduce", "train.py:10 step"),) * 2,
     ) -> None:
         self.store = store or MemoryStore()
         self.attempt = attempt
@@ -53,7 +57,8 @@ class World:
                 for group, ranks_of in self.groups.items():
                     if rank in ranks_of:
                         calls += [self._call(rank, group, 2 * i + k, begin + k * MS, begin + 2 * k * MS + MS,
-                                             step=first_step + i) for k in range(2)]  # fmt: skip
+                                             step=first_step + i) | {"op": op, "caller": caller}
+                                  for k, (op, caller) in enumerate(program)]  # fmt: skip
             rows.append(self._of(rank, step=self.step, start_ns=start_ns + steps * STEP_NS + skew, duration_ns=None))
             for group, ranks_of in self.groups.items():
                 members.append(self._of(rank, process_group=group, members=list(ranks_of)))

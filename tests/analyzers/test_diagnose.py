@@ -160,7 +160,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "loss-spike": {"batch", "learning_rate", "divergence"},
         "rank-lost": {"exception", "signal", "exit", "vanished", "killed_all"},
         "hang": {"stopped", "data", "checkpoint", "evaluate", "not_entered", "p2p_unmatched", "mismatch_operation",
-                 "mismatch_dtype", "mismatch_size", "order_inversion", "all_entered", "busy"},
+                 "mismatch_dtype", "mismatch_size", "skipped", "order_inversion", "all_entered", "busy"},
     }  # fmt: skip
     expected = {f"{kind}-{cause}" for kind, of_kind in causes.items() for cause in of_kind}
     without_cause = {

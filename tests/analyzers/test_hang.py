@@ -284,3 +284,42 @@ def test_stacks_show_the_frames_of_the_user(tmp_path: Path) -> None:
     (finding,) = hang.analyze(world.store, POLICY, world.after(SILENT_S), tmp_path)
     assert "project/train.py:42 step" in finding.summary
     assert STEP_NS < SECOND
+
+
+GATHER, NORM = ("all_gather", "fsdp.py:1 gather"), ("all_reduce", "train.py:9 norm")
+
+
+def met(others: tuple[str, str], own: tuple[str, str]) -> Finding:
+    """The hang of a run in which each step ends with a norm, and rank 2 is now in another call than the others."""
+    world = World(program=(GATHER, NORM))
+    for rank in range(4):
+        op, caller = own if rank == 2 else others
+        world.enter(rank, op=op, caller=caller)
+    return hang_of(world)
+
+
+def test_a_rank_that_left_a_call_out_is_a_call_ahead() -> None:
+    finding = met(GATHER, NORM)
+    assert (finding.cause, finding.ranks, finding.evidence["waiting_ranks"]) == ("skipped", (2,), [0, 1, 3])
+    assert "rank 2 left out all_gather 30 of dp[0, 1, 2, 3]" in finding.summary
+
+
+def test_three_ranks_that_left_a_call_out_are_named_and_not_the_one_that_made_it() -> None:
+    finding = met(NORM, GATHER)
+    assert (finding.cause, finding.ranks) == ("skipped", (0, 1, 3))
+
+
+def test_a_call_that_never_followed_is_a_mismatch() -> None:
+    finding = met(GATHER, ("all_reduce", "train.py:30 other_branch"))
+    assert (finding.cause, finding.ranks) == ("mismatch_operation", (2,))
+
+
+def test_calls_that_do_not_fit_are_told_although_nobody_says_how_the_run_ended() -> None:
+    """Launcher and watch died too: without them a hang looks like a run that was killed, a mismatch does not."""
+    world = World(program=(GATHER, NORM))
+    for rank in range(4):
+        op, caller = NORM if rank == 2 else GATHER
+        world.enter(rank, op=op, caller=caller)
+    (finding,) = hang.analyze(world.store, POLICY)
+    assert (finding.cause, finding.ranks) == ("skipped", (2,))
+    assert rank_lost.analyze(world.store, POLICY) == []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -49,6 +50,19 @@ def test_a_bad_local_loss_is_forward() -> None:
 def test_finite_inputs_and_a_bad_result_is_the_reduction() -> None:
     where = locate(StepEvidence(rows=rows(), flags=[flag(r, 1, False) for r in range(4)]))
     assert (where.ranks, where.phase) == ((), "reduction")
+
+
+def test_a_sum_that_overflows_is_the_reduction_though_the_norm_that_follows_is_flagged() -> None:
+    """FSDP: every gradient goes finite into its reduce-scatter; rank 1 holds the shard with the Inf, and its norm is."""
+
+    def found(*, data_parallel: bool) -> tuple[tuple[int, ...], str]:
+        flags = [replace(flag(rank, 1, False), phase="backward") for rank in range(4)]
+        flags += [replace(flag(rank, 2, rank == 1), phase="optimizer") for rank in range(4)]
+        where = locate(StepEvidence(rows=rows(), flags=flags, data_parallel=data_parallel))
+        return where.ranks, where.phase
+
+    assert found(data_parallel=True) == ((), "reduction")
+    assert found(data_parallel=False) == ((1,), "backward"), "a tensor-parallel rank's own gradient is not reduced"
 
 
 def test_without_evidence_nobody_is_named() -> None:

@@ -86,12 +86,12 @@ def result_table(tally: Tally) -> Table:
     meshes = len({row.scenario.mesh for row in tally.rows}) > 1
     seeds = len({row.scenario.seed for row in tally.rows}) > 1
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
-    table.add_column("fault", no_wrap=True)
+    table.add_column("fault", max_width=32, overflow="fold")
     if meshes:
         table.add_column("mesh", no_wrap=True)
     if seeds:
         table.add_column("seed", justify="right")
-    table.add_column("what happens", max_width=40, overflow="fold")
+    table.add_column("what happens", min_width=24, max_width=44)
     for title in ("seen", "rank", "cause"):
         table.add_column(title, no_wrap=True)
     for title in ("finding", "training", "lost"):
