@@ -53,7 +53,7 @@ def test_finite_inputs_and_a_bad_result_is_the_reduction() -> None:
 
 
 def test_a_sum_that_overflows_is_the_reduction_though_the_norm_that_follows_is_flagged() -> None:
-    """FSDP: every gradient goes finite into its reduce-scatter; rank 1 holds the shard with the Inf, and its norm is."""
+    """FSDP: every gradient goes finite into its reduce-scatter, and rank 1 gets the shard with the Inf."""
 
     def found(*, data_parallel: bool) -> tuple[tuple[int, ...], str]:
         flags = [replace(flag(rank, 1, False), phase="backward") for rank in range(4)]
