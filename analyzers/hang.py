@@ -154,7 +154,8 @@ def _summary(
         "not_entered": f"{who} never entered{call}: {doing}{frame}",
         "p2p_unmatched": f"{who} never answered{call}: {doing}{frame}",
         "mismatch_operation": f"different collectives at the same place: {kinds} ({blame.call and blame.call.group})",
-        "skipped": f"{who} left out{call} and {'are' if many else 'is'} a call ahead of the others: {kinds}",
+        "skipped": f"{who} left out{call} and {'are' if many else 'is'} ahead of the others"
+        + (f": {kinds}" if kinds else ""),
         "mismatch_dtype": f"different element types in{call}: {kinds}",
         "mismatch_size": f"different sizes in{call}: {kinds}",
         "order_inversion": "groups are taken in opposite order: rank "

@@ -114,6 +114,8 @@ def locate(evidence: StepEvidence) -> Location:
     if flagged:
         ranks, first = _earliest(flagged)
         forward = bool(set(ranks) & set(bad_loss))
+        if forward and set(ranks) <= set(bad_loss):
+            ranks = bad_loss  # a loss is made before data ranks reduce anything: whose is bad made it so
         return Location(
             ranks=ranks,
             phase="forward" if forward else "backward",

@@ -36,8 +36,12 @@ class SlowGroupPolicy:
     """The same with a single group beside it."""
     min_excess_ms: float = 0.5
     """Smallest excess of interest (ms per step)."""
+    min_step_share_ratio: float = 0.05
+    """Smallest excess as a share of the step: ranks that share cores are late for each other by a few percent."""
     min_windows: int = 2
     """Slow windows in a row: the 10 steps to detection."""
+    min_windows_pair: int = 4
+    """The same with a single group beside it: which of the two is the unusual one shows only in time."""
     agreement_ratio: float = 0.8
     """Share of slow windows from the onset to the end."""
 
@@ -96,6 +100,7 @@ def find_slow(transfers_ms: Floats, policy: SlowGroupPolicy) -> list[tuple[int, 
     num_groups = len(transfers_ms)
     slow = []
     least = policy.min_factor_pair if num_groups == 2 else policy.min_factor
+    min_windows = policy.min_windows_pair if num_groups == 2 else policy.min_windows
     for row in range(num_groups):
         others = np.median(np.delete(transfers_ms, row, axis=0), axis=0)
         factor = transfers_ms[row] / np.maximum(others, 1e-6)
@@ -104,7 +109,7 @@ def find_slow(transfers_ms: Floats, policy: SlowGroupPolicy) -> list[tuple[int, 
         gains = np.cumsum(factor[begin:] - (1 + least) / 2)
         end = begin + int(np.argmax(gains)) + 1
         agreement = float(np.mean(factor[begin:end] >= least))
-        if end - begin >= policy.min_windows and agreement >= policy.agreement_ratio:
+        if end - begin >= min_windows and agreement >= policy.agreement_ratio:
             slow.append((row, begin, end, float(np.median(factor[begin:end]))))
     return slow
 

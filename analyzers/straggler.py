@@ -267,8 +267,11 @@ def _communication(
     if missing_tables(source, "collectives") or len(timings.steps) < policy.persistence.min_length:
         return []
     slow = slow_groups(source, timings.attempt, policy.slow_group, since_step=int(timings.steps.min()))
+    least_ms = policy.slow_group.min_step_share_ratio * float(np.nanmedian(timings.duration))
     findings = []
     for link in slow:
+        if link.excess_ms < least_ms:
+            continue
         if set(link.ranks) & {straggler.rank for straggler in stragglers}:
             continue  # its lateness is explained already
         one = len(link.ranks) == 1

@@ -11,7 +11,8 @@
 4. Edges: who is in a collective waits for the members that have not entered it; who receives waits for the sender
    that has not sent, and the reverse.
 5. A rank that is waited for and waits for nobody is a culprit: it never came. Its open span says what it does instead.
-6. Without such a rank the edges hold a cycle (groups taken in opposite order), or everybody entered and nobody left.
+6. Without such a rank the edges hold a cycle, or everybody entered and nobody left. In a cycle, a rank that is awaited
+   in a step that it has left behind has left a call out; else groups are taken in opposite order.
 """
 
 from __future__ import annotations
@@ -85,6 +86,9 @@ def find_culprits(view: AttemptView) -> Blame:
             cause=_instead(view, roots, awaited), culprits=roots, waiting=_without(waiting, roots), call=awaited
         )
     cycle = _cycle(edges)
+    if cycle and (gone := _past(view, cycle, heads, waits)) is not None:
+        culprits, awaited = gone
+        return Blame(cause="skipped", culprits=culprits, waiting=_without(waiting, culprits), call=awaited)
     if cycle:
         return Blame(
             cause="order_inversion",
@@ -193,6 +197,20 @@ def _ahead(view: AttemptView, calls: list[Call]) -> tuple[tuple[int, ...], Call]
         return None
     ((skipping, missed),) = ahead
     return tuple(sorted(call.rank for call in sides[skipping])), sides[missed][0]
+
+
+def _past(
+    view: AttemptView, cycle: tuple[int, ...], heads: Mapping[int, list[Call]], waits: _Waits
+) -> tuple[tuple[int, ...], Call] | None:
+    """The ranks of a cycle that are awaited in a call of a step which they have left behind, and that call."""
+    missed: dict[int, Call] = {}
+    for rank in cycle:
+        for call in heads[rank]:
+            for target in waits.targets([call]) & set(cycle):
+                step = view.ranks[target].step
+                if step is not None and call.step is not None and step > call.step:
+                    missed[target] = call
+    return (tuple(sorted(missed)), missed[min(missed)]) if missed else None
 
 
 def _cycle(edges: Mapping[int, set[int]]) -> tuple[int, ...]:

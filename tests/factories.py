@@ -208,7 +208,7 @@ def make_run(
                 rank.work_ns[name] = now - entered[number]
                 rank.writer.complete("spans", spans[number], end_ns=now, wait_ns=rank.wait_ns.get(name, 0))
         for number, rank in enumerate(everybody):
-            value = math.nan if bad else spikes.get(step, loss(step))
+            value = spikes.get(step, loss(step))
             _end_step(rank, step, starts[number], value, bad=bad, local_bad=nan.get(number) == step)
             if step % 10 == 0:
                 everything = {"replica_group": group, "tensor": "(all)", "hash": 1000 * attempt + step}
@@ -281,7 +281,7 @@ def _end_step(rank: _Rank, step: int, start_ns: int, loss: float, *, bad: bool, 
         gc_ns=0,
         tokens=2048,
         batch_index=step,
-        loss=loss,
+        loss=math.nan if bad else loss,
         local_loss=math.nan if local_bad else loss,
         grad_norm=math.nan if bad else 1.0,
         lr=3e-4,

@@ -15,9 +15,10 @@ from typing import Literal
 
 __all__ = ["CATALOGUE", "MESHES", "Expected", "Kind", "Recovery", "Whose"]
 
-Whose = Literal["rank", "among", "nobody"]
-"""Ranks of a right finding: the fault's rank alone; it among others, where records cannot part who made it from who was
-caught in it; no rank alone, where all have the same (a batch, a rate)."""
+Whose = Literal["rank", "tensor_group", "among", "nobody"]
+"""Ranks of a right finding: the fault's rank alone; or its tensor-parallel group, whose members hold parts of the same
+activations; it among others, where records cannot part who made it from who was caught in it; no rank alone, where all
+have the same (a batch, a rate)."""
 Recovery = Literal["goes_on", "skips", "restarts", "stops"]
 """What must follow: nothing but training; a refused step and a rollback; a new attempt; an end with a report."""
 
@@ -33,8 +34,13 @@ class Expected:
     @property
     def text(self) -> str:
         """For a table: `hang (stopped), its rank`."""
-        whose = {"rank": "its rank", "among": "its rank among others", "nobody": "no single rank"}[self.rank]
-        return f"{' or '.join(self.kinds)} ({', '.join(self.causes)}), {whose}"
+        whose = {
+            "rank": "its rank",
+            "tensor_group": "its rank or tensor-parallel group",
+            "among": "its rank among others",
+            "nobody": "no single rank",
+        }
+        return f"{' or '.join(self.kinds)} ({', '.join(self.causes)}), {whose[self.rank]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +68,11 @@ class Kind:
     """Earliest step for a drill: detectors that compare with a history need one."""
     steps_after: int = 8
     """Steps that a drill still trains after the fault."""
+
+    @property
+    def fault_ids(self) -> tuple[str, ...]:
+        """`fault_id` may be several: `F28, F30`."""
+        return tuple(self.fault_id.split(", "))
 
 
 _LOST = Expected(("rank_lost",), ("signal",))
@@ -215,7 +226,7 @@ CATALOGUE: dict[str, Kind] = {
     "inf_activation": Kind(
         fault_id="F23",
         what="one element of a block's output becomes Inf",
-        expected=(Expected(("non_finite",), ("forward",)),),
+        expected=(Expected(("non_finite",), ("forward",), "tensor_group"),),
         recovery="skips",
     ),
     "overflow": Kind(

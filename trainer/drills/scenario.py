@@ -78,7 +78,7 @@ def choose_faults(asked: Sequence[str]) -> list[str]:
     """Names of scenarios for `all`, F-numbers, kinds, and kinds joined by `+`. Raises DrillError."""
     chosen: list[str] = []
     for text in filter(None, (text.strip() for text in asked)):
-        same_number = [name for name, kind in CATALOGUE.items() if kind.fault_id == text.upper()]
+        same_number = [name for name, kind in CATALOGUE.items() if text.upper() in kind.fault_ids]
         if text == "all":
             chosen += [CLEAN, *CATALOGUE, *PAIRS]
         elif text == CLEAN or all(part in CATALOGUE for part in text.split("+")):
@@ -86,7 +86,9 @@ def choose_faults(asked: Sequence[str]) -> list[str]:
         elif same_number:
             chosen += same_number
         else:
-            numbers = ", ".join(sorted({kind.fault_id for kind in CATALOGUE.values()}, key=lambda f: int(f[1:])))
+            numbers = ", ".join(
+                sorted({one for kind in CATALOGUE.values() for one in kind.fault_ids}, key=lambda f: int(f[1:]))
+            )
             kinds = ", ".join((CLEAN, *CATALOGUE))
             raise DrillError(f"--faults {text}: unknown; allowed are all, {numbers}, {kinds}, and A+B for two at once")
     return list(dict.fromkeys(chosen))

@@ -103,7 +103,7 @@ def score_run(
     answers: list[Answer] = []
     used: list[Said] = []
     for fault, wanted in expected:
-        answer = _answer(fault, wanted, struck, live, after, used)
+        answer = _answer(fault, wanted, _peers(source, fault.rank), struck, live, after, used)
         answers.append(answer)
         used += [answer.said] if answer.said else []
     false_alarms = _distinct([said for said in (*after, *live) if not any(said.what == right.what for right in used)])
@@ -157,6 +157,7 @@ def _said_live(source: Source) -> list[Said]:
 def _answer(
     fault: Fault,
     wanted: Expected,
+    peers: frozenset[int],
     struck: Mapping[tuple[str, int], int],
     live: Sequence[Said],
     after: Sequence[Said],
@@ -166,7 +167,7 @@ def _answer(
     when_ns = _when(struck, fault)
     free = [said for said in (*after, *live) if not any(said.what == other.what for other in used)]
     right_kind = [said for said in free if said.kind in wanted.kinds]
-    right = [said for said in right_kind if _names(said, fault, wanted)]
+    right = [said for said in right_kind if _names(said, fault, wanted, peers)]
     best = min(right or right_kind, key=lambda said: (said.cause not in wanted.causes, said.attempt or 0), default=None)
     if when_ns is None or best is None:
         return Answer(fault=fault.kind, rank=fault.rank, injected=when_ns is not None)
@@ -183,9 +184,24 @@ def _answer(
     )
 
 
-def _names(said: Said, fault: Fault, wanted: Expected) -> bool:
+def _peers(source: Source, rank: int) -> frozenset[int]:
+    """The rank's tensor-parallel group: the ranks that differ from it in no other coordinate."""
+    rows = source.rows(
+        """
+        WITH places AS (SELECT rank, (arg_max(pp, wall_ns), arg_max(dp_replicate, wall_ns), arg_max(dp_shard, wall_ns))
+                               AS place FROM ranks GROUP BY rank)
+        SELECT rank FROM places WHERE place = (SELECT place FROM places WHERE rank = ?)
+        """,
+        [rank],
+    )
+    return frozenset(int(row[0]) for row in rows) | {rank}
+
+
+def _names(said: Said, fault: Fault, wanted: Expected, peers: frozenset[int]) -> bool:
     if wanted.rank == "nobody":
         return len(said.ranks) != 1
+    if wanted.rank == "tensor_group":
+        return fault.rank in said.ranks and peers.issuperset(said.ranks)
     if wanted.rank == "among":
         return fault.rank in said.ranks
     return said.ranks == (fault.rank,)
