@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import corruption, hang, loss_spike, nonfinite, rank_lost, resume, straggler
+from . import corruption, goodput, hang, loss_spike, nonfinite, rank_lost, resume, straggler
 from .finding import SEVERITIES, Finding, Severity
 from .runfacts import run_facts
 from .source import Source
@@ -53,6 +53,8 @@ class Diagnosis:
     run: Mapping[str, Any]
     verdict: str
     findings: tuple[Finding, ...]
+    goodput: goodput.Account | None = None
+    """Where the wall time went; None where no step was recorded."""
 
     @property
     def fired(self) -> tuple[Finding, ...]:
@@ -87,6 +89,7 @@ def diagnose(
         ("corruption", "replica_mismatch", lambda: corruption.analyze(source)),
         ("resume", "resume_differs", lambda: resume.analyze(source)),
         ("straggler", "straggler", lambda: straggler.analyze(source)),
+        ("goodput", "goodput", lambda: goodput.analyze(source)),
     ]
     findings: list[Finding] = []
     for name, kind, run in analyzers:
@@ -98,8 +101,13 @@ def diagnose(
         facts = run_facts(source, manifest)
     except Exception as error:
         facts = {"run_id": manifest.get("run_id"), "error": f"{type(error).__name__}: {error}"[:500]}
+    try:
+        account = goodput.measure(source, policy, now_ns)
+    except Exception as error:
+        account = None
+        findings.append(_failed("goodput", "goodput", error))
     ordered = tuple(sorted(findings, key=_order))
-    return Diagnosis(run=facts, verdict=_verdict(ordered, facts), findings=ordered)
+    return Diagnosis(run=facts, verdict=_verdict(ordered, facts), findings=ordered, goodput=account)
 
 
 def stall_policy(manifest: Mapping[str, Any]) -> StallPolicy:

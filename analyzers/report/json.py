@@ -3,7 +3,7 @@
     json.dumps(to_json(diagnosis), allow_nan=False)
 
 `{"schema_version": 1, "run": {...}, "verdict": "...", "findings": [{"analyzer", "kind", "severity", "status", "ranks",
-"first_step", "last_step", "cause", "summary", "evidence", "advice", "attempt", "cost_s"}]}`
+"first_step", "last_step", "cause", "summary", "evidence", "advice", "attempt", "cost_s"}], "goodput": {...}}`
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
             "run": diagnosis.run,
             "verdict": diagnosis.verdict,
             "findings": [finding.to_json() for finding in diagnosis.findings],
+            "goodput": diagnosis.goodput.to_json() if diagnosis.goodput else None,
         }
     )
     return found

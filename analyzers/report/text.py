@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..diagnose import Diagnosis
 from ..finding import Finding
+from ..goodput import CATEGORIES, Account
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["next_step", "render", "visible", "why"]
+__all__ = ["goodput_line", "next_step", "render", "visible", "why"]
 
 _COLOURS = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 _TITLES = {
@@ -60,7 +61,7 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
         for finding in diagnosis.not_judged:
             console.print(_text(visible(f"not judged  {finding.summary}"), "dim"))
     console.print()
-    _facts(diagnosis.run, console)
+    _facts(diagnosis.run, console, diagnosis.goodput)
 
 
 def why(finding: Finding) -> str:
@@ -148,6 +149,15 @@ def next_step(finding: Finding) -> str:
     return f"{advice} (docs/runbook.md#{finding.advice}){without}"
 
 
+def goodput_line(account: Account) -> str:
+    """Shares of the wall time, the largest first; together 100 %."""
+    shares = {name: value / account.wall_s for name, value in account.seconds.items()} if account.wall_s else {}
+    ordered = sorted(shares, key=lambda name: (name != "training", -shares[name]))
+    shown = [name for name in ordered if name == "training" or shares[name] >= 0.005]
+    parts = [f"{100 * shares[name]:.0f} % {CATEGORIES[name]}" for name in shown]
+    return f"{', '.join(parts)}; of {account.wall_s:.1f} s"
+
+
 def visible(text: str) -> str:
     """Text from a run without anything that a terminal would obey; line ends become spaces."""
     return _CONTROL.sub("\ufffd", text.replace("\r", " ").replace("\n", " ").replace("\t", " "))
@@ -213,7 +223,7 @@ def _evidence(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _facts(facts: Mapping[str, Any], console: Console) -> None:
+def _facts(facts: Mapping[str, Any], console: Console, account: Account | None = None) -> None:
     mesh = " x ".join(f"{name} {size}" for name, size in (facts.get("mesh") or {}).items())
     devices = ", ".join(facts.get("devices") or [])
     parts = [
@@ -229,6 +239,8 @@ def _facts(facts: Mapping[str, Any], console: Console) -> None:
     rows = [("Run", str(facts.get("run_id") or "?")), ("", "  ".join(part for part in parts if part))]
     if _is_number(facts.get("first_loss")) and _is_number(facts.get("last_loss")):
         rows.append(("Loss", _loss(facts)))
+    if account is not None:
+        rows.append(("Goodput", goodput_line(account)))
     rows.append(("Ended", str(facts.get("ended") or "without a word")))
     for rollback in (facts.get("rollbacks") or [])[:20]:
         batches = ", ".join(map(str, rollback.get("skipped_batches") or []))
