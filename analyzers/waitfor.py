@@ -20,11 +20,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from .snapshot import AttemptView, Call
 
-__all__ = ["Blame", "find_culprits"]
+__all__ = ["Blame", "Wait", "find_culprits", "waits_of"]
 
 _SIZED = ("all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast")
 """Operations whose input must have one size on all members; the others may legitimately be uneven."""
@@ -52,6 +53,28 @@ class Blame:
     def is_proof(self) -> bool:
         """Whether it is wrong by itself, however short the silence was."""
         return self.is_mismatch or self.cause == "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """`rank` waits in `call` for `awaited`, which has not come."""
+
+    rank: int
+    awaited: int
+    call: Call
+
+
+def waits_of(view: AttemptView, limit: int = 20_000) -> list[Wait]:
+    """The edges of the wait-for graph, for whoever draws it; of thousands of ranks that wait for thousands, some."""
+    waits = _Waits(view)
+    alive = {rank: _heads(state.calls) for rank, state in view.ranks.items() if not state.closed}
+    edges = (
+        Wait(rank=rank, awaited=awaited, call=call)
+        for rank, calls in sorted(alive.items())
+        for call in calls
+        for awaited in sorted(waits.targets([call]))
+    )
+    return list(islice(edges, limit))
 
 
 def find_culprits(view: AttemptView) -> Blame:

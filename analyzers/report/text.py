@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["goodput_line", "next_step", "render", "visible", "why"]
+__all__ = ["evidence_rows", "goodput_line", "next_step", "render", "title", "visible", "why"]
 
 _COLOURS = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 _TITLES = {
@@ -158,6 +158,11 @@ def goodput_line(account: Account) -> str:
     return f"{', '.join(parts)}; of {account.wall_s:.1f} s"
 
 
+def title(finding: Finding) -> str:
+    """The kind in capitals."""
+    return _TITLES.get(finding.kind, finding.kind.upper().replace("_", " "))
+
+
 def visible(text: str) -> str:
     """Text from a run without anything that a terminal would obey; line ends become spaces."""
     return _CONTROL.sub("\ufffd", text.replace("\r", " ").replace("\n", " ").replace("\t", " "))
@@ -175,19 +180,18 @@ def _head(diagnosis: Diagnosis, console: Console) -> None:
 
 
 def _finding(finding: Finding, console: Console, *, shown_above: bool) -> None:
-    title = _TITLES.get(finding.kind, finding.kind.upper().replace("_", " "))
     where = f"step {finding.first_step}" if finding.first_step is not None else "run"
     if finding.last_step is not None and finding.last_step != finding.first_step:
         where = f"steps {finding.first_step} to {finding.last_step}"
     ranks = f"  rank{'s' * (len(finding.ranks) > 1)} {_listed(finding.ranks)}" if finding.ranks else ""
     attempt = f"  attempt {finding.attempt}" if finding.attempt else ""
     suspect = "  suspected" if finding.status == "suspect" else ""
-    head = _text(f"{title}", _COLOURS[finding.severity])
+    head = _text(title(finding), _COLOURS[finding.severity])
     head.append(visible(f"  {finding.severity}{suspect}  {where}{ranks}{attempt}"), style="dim")
     console.print(head)
     if not shown_above:
         console.print(_indented(finding.summary, ""))
-    rows = _evidence(finding.evidence)
+    rows = evidence_rows(finding.evidence)
     if finding.cost_s:
         rows.append(("cost", f"{finding.cost_s:.3g} s"))
     console.print(_pairs(rows, console.width))
@@ -201,7 +205,7 @@ def _finding(finding: Finding, console: Console, *, shown_above: bool) -> None:
         console.print(_indented(f"next: {next_step(finding)}", "dim"))
 
 
-def _evidence(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
+def evidence_rows(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for name, value in evidence.items():
         if name in _NOT_SHOWN or value is None or value == [] or value == "":

@@ -1,0 +1,82 @@
+"""Reports as files, each written beside its place and then moved there: nobody sees half of one.
+
+    write_reports(store, diagnosis, manifest, html=Path("report.html"), markdown=Path("ticket.md"))
+
+Raises ReportError with one line where a file cannot be written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..diagnose import Diagnosis
+from ..source import Source
+
+__all__ = ["ReportError", "step_range", "write_reports"]
+
+
+class ReportError(Exception):
+    """A report that cannot be made: what, where, what to do, in one line."""
+
+
+def step_range(text: str) -> tuple[int, int] | None:
+    """`38:42` as (38, 42), `40` as (40, 40), nothing as None. Raises ReportError."""
+    if not text:
+        return None
+    first, _, last = text.partition(":")
+    if not (first.isdecimal() and (last or first).isdecimal() and len(text) < 40) or int(first) > int(last or first):
+        raise ReportError(f"--steps {text[:40]}: write a range of steps as FIRST:LAST, e.g. 38:42")
+    return int(first), int(last or first)
+
+
+def write_reports(
+    source: Source,
+    diagnosis: Diagnosis,
+    manifest: Mapping[str, Any],
+    *,
+    html: Path | None = None,
+    markdown: Path | None = None,
+    chrome_trace: Path | None = None,
+    steps: tuple[int, int] | None = None,
+    version: str = "",
+) -> list[tuple[Path, int]]:
+    """Write the reports that are asked for; the files with their sizes in bytes."""
+    written = []
+    if html is not None:
+        from .html import render  # only here: Plotly and Jinja take a while to start
+
+        with _replacing(html) as fresh:
+            fresh.write_bytes(render(source, diagnosis, manifest, version=version))
+        written.append(html)
+    if markdown is not None:
+        from .markdown import to_markdown
+
+        with _replacing(markdown) as fresh:
+            fresh.write_bytes(to_markdown(diagnosis, manifest).encode("utf-8", "replace"))
+        written.append(markdown)
+    if chrome_trace is not None:
+        from .chrome_trace import write_trace
+
+        with _replacing(chrome_trace) as fresh:
+            write_trace(source, fresh, steps=steps, compressed=chrome_trace.suffix == ".gz")
+        written.append(chrome_trace)
+    return [(path, path.stat().st_size) for path in written]
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file beside `path` that takes its place in the end."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield fresh
+        fresh.replace(path)
+    except OSError as error:
+        raise ReportError(f"{path}: cannot be written ({error.strerror or error}): choose another place") from error
+    finally:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)

@@ -1,0 +1,310 @@
+"""A diagnosis as one HTML file that needs nothing else: no network, no server, no other file.
+
+    page = render(store, diagnosis, run.manifest())
+    path.write_bytes(page)
+
+Everything that comes from the run (names, log lines, tracebacks) is text: the template escapes it, control signs are
+made visible, and what is very long is cut. The page's own rule (Content-Security-Policy) lets it load nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from ..diagnose import Diagnosis
+from ..finding import Finding
+from ..source import Source, floats
+from . import queries
+from .evidence import Drawing, drawings, moment
+from .figures import collectives, goodput, heatmap, loss, theme
+from .text import evidence_rows, next_step, title, visible, why
+
+__all__ = ["render"]
+
+PAGE = Path(__file__).parent / "page"
+MAX_TEXT = 2_000
+"""Characters of one text from the run."""
+MAX_FINDINGS = 40
+MAX_DRAWN = 12
+"""Findings whose evidence is drawn."""
+MAX_SETTINGS = 300
+_SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Figure:
+    id: str
+    title: str
+    what: str
+    height: int
+    json: Markup
+    hidden: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Section:
+    title: str
+    note: str = ""
+    figures: list[_Figure] = field(default_factory=list)
+    tabs: bool = False
+    columns: Sequence[str] = ()
+    numeric: Sequence[int] = ()
+    rows: Sequence[Sequence[str]] = ()
+
+
+def render(source: Source, diagnosis: Diagnosis, manifest: Mapping[str, Any], *, version: str = "") -> bytes:
+    """The page, UTF-8."""
+    page = _Page(source, diagnosis)
+    fired = diagnosis.fired[:MAX_FINDINGS]
+    environment = Environment(
+        loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True
+    )
+    findings = [page.finding(finding, drawn=i < MAX_DRAWN) for i, finding in enumerate(fired)]
+    sections = list(page.sections())
+    text = environment.get_template("page.html.j2").render(
+        run_id=diagnosis.run.get("run_id") or "a run",
+        worst=fired[0].severity if fired else "",
+        verdict=diagnosis.verdict,
+        why=why(fired[0]) if fired else "",
+        next=next_step(fired[0]) if fired else "",
+        tiles=_tiles(diagnosis),
+        findings=findings,
+        not_judged=[finding.summary for finding in diagnosis.not_judged],
+        sections=sections,
+        settings=_settings(manifest),
+        footer=f"Made by rankscope {version} from the run's own records.".replace("  ", " "),
+        css=Markup((PAGE / "page.css").read_text(encoding="utf-8")),
+        js=Markup((PAGE / "page.js").read_text(encoding="utf-8")),
+        plotly=Markup(get_plotlyjs()),
+        templates=_for_script(json.dumps({"light": theme.template(dark=False), "dark": theme.template(dark=True)})),
+        all_figures=page.figures,
+    )
+    return text.encode("utf-8", "replace")
+
+
+class _Page:
+    """Collects figures under names of their own."""
+
+    def __init__(self, source: Source, diagnosis: Diagnosis) -> None:
+        self.source, self.diagnosis = source, diagnosis
+        self.figures: list[_Figure] = []
+
+    def figure(self, figure: go.Figure, heading: str = "", *, hidden: bool = False, what: str = "") -> _Figure:
+        made = _Figure(
+            id=f"figure-{len(self.figures) + 1}", title=heading, what=what or heading, hidden=hidden,
+            height=int(figure.layout.height or 320), json=_for_script(figure.to_json()),
+        )  # fmt: skip
+        self.figures.append(made)
+        return made
+
+    def drawn(self, found: Iterator[Drawing]) -> list[_Figure]:
+        return [self.figure(drawing.figure, drawing.title) for drawing in found]
+
+    def finding(self, finding: Finding, *, drawn: bool) -> dict[str, Any]:
+        reason = why(finding)
+        return {
+            "title": title(finding),
+            "severity": finding.severity,
+            "suspected": finding.status == "suspect",
+            "where": _where(finding),
+            "summary": finding.summary,
+            "why": "" if reason == finding.summary else reason,
+            "next": next_step(finding),
+            "figures": self.drawn(drawings(self.source, finding)) if drawn else [],
+            "numbers": _numbers(finding),
+            "texts": _texts(finding),
+        }
+
+    def sections(self) -> Iterator[_Section]:
+        """Loss, ranks and steps, timeline, goodput, collectives, events."""
+        source, diagnosis = self.source, self.diagnosis
+        curve = queries.loss_curve(source)
+        if len(curve["loss"]):
+            figure = loss.draw(curve, queries.marks(source), diagnosis.fired)
+            yield _Section(title="Loss", figures=[self.figure(figure, what="Loss and gradient norm over the steps")])
+        if account := diagnosis.goodput:
+            note = (
+                f"{account.wall_s:.1f} s of wall time; {account.num_kept:,} steps kept, {account.num_discarded:,} not."
+            )
+            if account.basis == "steps":
+                note += " No collectives were recorded: waits are split step by step."
+            figures = [self.figure(goodput.waterfall(account), what="Where the wall time went")]
+            if len(account.by_rank) > 1:
+                figures.append(self.figure(goodput.by_rank(account), "Rank by rank"))
+            yield _Section(title="Where the time went", note=note, figures=figures)
+        yield from self._ranks()
+        if figures := self.drawn(moment(source)):
+            note = f"{figures[0].title}. Above: phases; below: collectives. Hatched: never ended."
+            figures[0].title = ""
+            yield _Section(title="Timeline", note=note, figures=figures)
+        yield from self._calls()
+        yield from self._events()
+
+    def _ranks(self) -> Iterator[_Section]:
+        figures: list[_Figure] = []
+        for measure in queries.MEASURES:
+            matrix = queries.rank_step(self.source, measure)
+            if matrix.values.size and (matrix.values > 0).any():
+                figures.append(self.figure(heatmap.draw(matrix), measure, hidden=bool(figures)))
+        if figures:
+            note = (
+                "Own work is what a rank computes and loads without waiting for others: a slow rank stands out there."
+            )
+            yield _Section(title="Ranks and steps", note=note, figures=figures, tabs=True)
+
+    def _calls(self) -> Iterator[_Section]:
+        calls = queries.collectives(self.source)
+        if not len(calls["op"]):
+            return
+        size, took, bandwidth, wait = (floats(calls[n]) for n in ("bytes", "transfer_ms", "bus_gb_per_s", "wait_s"))
+        rows = [
+            (str(calls["op"][i]), str(calls["process_group"][i]), f"{size[i]:,.0f}", f"{int(calls['num_calls'][i]):,}",
+             f"{took[i]:.3g}", f"{bandwidth[i]:.3g}", f"{wait[i]:.3g}")
+            for i in range(min(12, len(calls["op"])))
+        ]  # fmt: skip
+        yield _Section(
+            title="Collectives",
+            note="Transfer: the shortest time of a member, which came last. The area is the waiting of all ranks.",
+            figures=[self.figure(collectives.draw(calls), what="Bandwidth by operation, size and group")],
+            columns=("operation", "group", "bytes", "calls", "transfer ms", "bus GB/s", "waited s"),
+            numeric=range(2, 7),
+            rows=rows,
+        )
+
+    def _events(self) -> Iterator[_Section]:
+        told = [event for event in queries.story(self.source) if not _is_routine(event)]
+        if told:
+            begin = told[0].wall_ns
+            rows = [
+                (
+                    f"{(t.wall_ns - begin) / 1e9:.2f}",
+                    "node" if t.rank < 0 else str(t.rank),
+                    "" if t.step is None else str(t.step),
+                    t.kind,
+                    _detail(t.detail),
+                )
+                for t in told
+            ]
+            columns = ("seconds", "rank", "step", "event", "")
+            yield _Section(title="Events", columns=columns, numeric=(0, 1, 2), rows=rows)
+
+
+def _shown(value: Any) -> Any:
+    """What the template prints: texts of the run without control signs and of bounded length."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        cut = value if len(value) <= MAX_TEXT else f"{value[:MAX_TEXT]} … ({len(value):,} characters)"
+        return visible(cut)
+    return value
+
+
+def _for_script(text: str) -> Markup:
+    """JSON that cannot end the script element it stands in."""
+    for sign, escaped in _SCRIPT.items():
+        text = text.replace(sign, escaped)
+    return Markup(text)
+
+
+def _where(finding: Finding) -> str:
+    first, last = finding.first_step, finding.last_step
+    steps = "" if first is None else f"step {first}" if last in (None, first) else f"steps {first} to {last}"
+    ranks = ", ".join(map(str, finding.ranks[:12])) + (", …" if len(finding.ranks) > 12 else "")
+    who = f"rank{'s' * (len(finding.ranks) > 1)} {ranks}" if finding.ranks else ""
+    attempt = f"attempt {finding.attempt}" if finding.attempt else ""
+    return ", ".join(part for part in (steps, who, attempt) if part)
+
+
+def _numbers(finding: Finding) -> list[tuple[str, str]]:
+    rows = evidence_rows(finding.evidence)
+    if finding.cost_s:
+        rows.append(("cost", f"{finding.cost_s:.3g} s"))
+    return rows
+
+
+def _texts(finding: Finding) -> list[tuple[str, list[str]]]:
+    """Stacks, messages and tracebacks, folded away."""
+    found: list[tuple[str, list[str]]] = []
+    stacks = finding.evidence.get("stacks")
+    for rank, frames in (stacks if isinstance(stacks, Mapping) else {}).items():
+        found.append((f"Python stack of rank {rank}, innermost first", [str(frame) for frame in frames][:200]))
+    message = finding.evidence.get("message")
+    if isinstance(message, str) and message.strip():
+        found.append(("Message", message[:20_000].splitlines()[:200]))
+    return found
+
+
+def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    facts = diagnosis.run
+    tiles = [
+        ("ranks", facts.get("num_ranks"), "{:,}"),
+        ("steps", facts.get("steps"), "{:,}"),
+        ("attempts", None if facts.get("attempts") == 1 else facts.get("attempts"), "{:,}"),
+        ("wall time", diagnosis.goodput.wall_s if diagnosis.goodput else facts.get("wall_s"), "{:,.1f} s"),
+        (
+            "goodput",
+            100 * diagnosis.goodput.goodput_ratio if diagnosis.goodput else None,
+            "{:.1f} %",
+        ),
+        ("step, median", facts.get("step_ms_median"), "{:,.4g} ms"),
+        ("tokens/s", facts.get("tokens_per_s"), "{:,.0f}"),
+        ("loss, last", facts.get("last_loss"), "{:.4f}"),
+    ]
+    return [(name, form.format(value)) for name, value, form in tiles if isinstance(value, (int, float))] + [
+        ("ended", str(facts.get("ended") or "without a word"))
+    ]
+
+
+def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    flat: list[tuple[str, str]] = []
+
+    def walk(prefix: str, value: Any, depth: int) -> None:
+        if len(flat) >= MAX_SETTINGS:
+            return
+        if isinstance(value, Mapping) and depth < 6:
+            for key, item in value.items():
+                walk(f"{prefix}.{key}" if prefix else str(key), item, depth + 1)
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            flat.append((prefix[:120], text if len(text) <= 200 else text[:199] + "…"))
+
+    config = manifest.get("config")
+    walk("", config if isinstance(config, Mapping) else {}, 0)
+    walk("", {key: value for key, value in manifest.items() if key != "config"}, 0)
+    return flat
+
+
+def _is_routine(event: queries.Told) -> bool:
+    """Copies in memory are taken every few steps; of those only a return to one is part of the story."""
+    routine = ("writing", "complete", "good", "removed")
+    detail = event.detail
+    return event.kind == "checkpoint" and detail.get("tier") == "memory" and detail.get("state") in routine
+
+
+def _measured(key: str, value: Any) -> tuple[str, str]:
+    """A name and its value as people say them: no nanoseconds, no bytes by the million."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if key.endswith("_ns"):
+            return key[:-3], f"{value / 1e9:.3g} s" if value >= 1e9 else f"{value / 1e6:.3g} ms"
+        if key.endswith("_s"):
+            return key[:-2], f"{value:.3g} s"
+        if key == "bytes" and value >= 1 << 20:
+            return "", f"{value / (1 << 20):,.1f} MiB"
+    return key, f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def _detail(detail: Mapping[str, Any]) -> str:
+    known = ("wall_ns", "attempt", "rank", "kind", "step")
+    parts = []
+    for key, value in detail.items():
+        if key not in known and value not in (None, "", [], {}):
+            key, shown = _measured(key, value)
+            parts.append(f"{key} {shown}".strip() if len(shown) <= 120 else f"{key} {shown[:119]}…")
+    return "; ".join(parts)[:400]

@@ -1,0 +1,132 @@
+"""A diagnosis as Markdown, for an incident ticket: verdict, evidence, what was done, what next. No figures.
+
+    Path("ticket.md").write_text(to_markdown(diagnosis, run.manifest()))
+
+Text from the run is shown and never obeyed: signs that Markdown or HTML give a meaning are escaped, tracebacks stand in
+fenced blocks that nothing in them can end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..diagnose import Diagnosis
+from ..finding import Finding
+from .text import evidence_rows, goodput_line, next_step, title, visible, why
+
+__all__ = ["to_markdown"]
+
+MAX_FINDINGS = 20
+MAX_TEXT = 1_000
+_MEANT = re.compile(r"([\\`*_\[\]|<>~&])|^([#+=-])")
+_LISTED = re.compile(r"^(\d+)([.)])")
+
+
+def to_markdown(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> str:
+    """The ticket's text; ends with a newline."""
+    return "\n".join(_lines(diagnosis, manifest)) + "\n"
+
+
+def _lines(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> Iterator[str]:
+    facts, fired = diagnosis.run, diagnosis.fired[:MAX_FINDINGS]
+    yield f"# {_plain(facts.get('run_id') or 'A run')}"
+    yield ""
+    yield f"**Verdict:** {_plain(diagnosis.verdict)}"
+    if fired:
+        yield ""
+        yield f"**Why:** {_plain(why(fired[0]))}"
+        yield ""
+        yield f"**Next:** {_plain(next_step(fired[0]))}"
+    for number, finding in enumerate(fired, 1):
+        yield from _finding(number, finding)
+    yield from _done(facts)
+    if diagnosis.not_judged:
+        yield from ("", "## Not judged", "")
+        yield from (f"- {_plain(finding.summary)}" for finding in diagnosis.not_judged)
+    yield from ("", "## The run", "")
+    yield from _table(_facts(diagnosis, manifest))
+
+
+def _finding(number: int, finding: Finding) -> Iterator[str]:
+    suspected = ", suspected" if finding.status == "suspect" else ""
+    yield from ("", f"## {number}. {_plain(title(finding).capitalize())} ({finding.severity}{suspected})", "")
+    yield _plain(finding.summary)
+    yield ""
+    rows = [("ranks", ", ".join(map(str, finding.ranks[:32])))] if finding.ranks else []
+    if finding.first_step is not None:
+        last = finding.last_step if finding.last_step is not None else finding.first_step
+        steps = f"{finding.first_step}" if last == finding.first_step else f"{finding.first_step} to {last}"
+        rows.append(("steps", steps))
+    if finding.attempt is not None:
+        rows.append(("attempt", str(finding.attempt)))
+    rows += evidence_rows(finding.evidence)
+    if finding.cost_s:
+        rows.append(("cost", f"{finding.cost_s:.3g} s"))
+    yield from _table(rows)
+    stacks = finding.evidence.get("stacks")
+    for rank, frames in (stacks if isinstance(stacks, Mapping) else {}).items():
+        yield from ("", f"Python stack of rank {_plain(rank)}, innermost first:", "")
+        yield from _fenced([str(frame) for frame in frames][:60])
+    message = finding.evidence.get("message")
+    if isinstance(message, str) and message.strip():
+        yield from ("", "Message:", "")
+        yield from _fenced(message[:8_000].splitlines()[:60])
+    yield from ("", f"Next: {_plain(next_step(finding))}")
+
+
+def _done(facts: Mapping[str, Any]) -> Iterator[str]:
+    """What the recovery did, as the run's events tell it."""
+    done = [
+        f"rolled back from step {back['from_step']} to {back['to_step']} ({back.get('tier') or '?'}): "
+        f"{back.get('reason') or 'no reason given'}"
+        + (f"; skipped batch {', '.join(map(str, back['skipped_batches']))}" if back.get("skipped_batches") else "")
+        for back in (facts.get("rollbacks") or [])[:50]
+    ]
+    attempts = facts.get("attempts")
+    if isinstance(attempts, int) and attempts > 1:
+        done.append(f"the ranks were started again {attempts - 1} time{'s' * (attempts > 2)}")
+    yield from ("", "## What was done", "")
+    yield from (f"- {_plain(sentence)}" for sentence in done or ["nothing by itself"])
+
+
+def _facts(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    facts = diagnosis.run
+    mesh = " x ".join(f"{name} {size}" for name, size in (facts.get("mesh") or {}).items())
+    rows = [
+        ("ranks", f"{facts.get('num_ranks')} on {facts.get('num_nodes')} node(s) {mesh}".strip()),
+        ("steps", str(facts.get("steps"))),
+        ("attempts", str(facts.get("attempts"))),
+        ("ended", str(facts.get("ended") or "without a word")),
+        ("step, median", f"{facts.get('step_ms_median')} ms"),
+        ("tokens/s", str(facts.get("tokens_per_s"))),
+        ("loss", f"{facts.get('first_loss')} to {facts.get('last_loss')}"),
+    ]
+    if diagnosis.goodput is not None:
+        rows.append(("goodput", goodput_line(diagnosis.goodput)))
+    command = manifest.get("command")
+    if isinstance(command, list):
+        rows.append(("command", " ".join(map(str, command))))
+    return rows
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
+    if rows:
+        yield from ("| | |", "|---|---|")
+        yield from (f"| {_plain(name)} | {_plain(value)} |" for name, value in rows)
+
+
+def _plain(text: object) -> str:
+    """Text in which nothing has a meaning for Markdown or HTML."""
+    shown = str(text)
+    if len(shown) > MAX_TEXT:
+        shown = f"{shown[:MAX_TEXT]} ... ({len(shown):,} characters)"
+    return _LISTED.sub(r"\1\\\2", _MEANT.sub(r"\\\g<0>", visible(shown).strip()))
+
+
+def _fenced(lines: Sequence[str]) -> Iterator[str]:
+    shown = [visible(line)[:MAX_TEXT] for line in lines]
+    longest = max((len(run) for line in shown for run in re.findall(r"`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    yield from (f"{fence}text", *shown, fence)

@@ -1,0 +1,48 @@
+"use strict";
+// Draws every figure of the page, in the reader's light or dark, and again when that changes or the page is printed.
+(() => {
+  const read = (id) => JSON.parse(document.getElementById(id).textContent);
+  const templates = read("templates");
+  const darkness = window.matchMedia("(prefers-color-scheme: dark)");
+  const places = [...document.querySelectorAll(".figure")];
+  const drawn = new Set();
+  let printing = false;
+
+  const layoutOf = (figure) => ({
+    ...figure.layout, autosize: true, template: templates[darkness.matches && !printing ? "dark" : "light"],
+  });
+  const options = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
+  const draw = (place) => {
+    if (place.hidden) return Promise.resolve();
+    const figure = read(place.dataset.figure);
+    return Plotly.react(place, figure.data, layoutOf(figure), options).then(() => {
+      drawn.add(place);
+      document.documentElement.dataset.drawn = drawn.size;
+    });
+  };
+  const drawAll = async () => {
+    for (const place of places) {
+      await draw(place);
+      await new Promise((done) => setTimeout(done, 0)); // the page stays alive between two figures
+    }
+    document.documentElement.dataset.ready = "yes";
+  };
+
+  for (const tabs of document.querySelectorAll(".tabs")) {
+    const buttons = [...tabs.querySelectorAll("button")];
+    tabs.addEventListener("click", (event) => {
+      const chosen = event.target.closest("button");
+      if (!chosen) return;
+      for (const button of buttons) {
+        const place = document.getElementById(button.dataset.shows);
+        button.setAttribute("aria-selected", String(button === chosen));
+        place.hidden = button !== chosen;
+        if (button === chosen) draw(place);
+      }
+    });
+  }
+  darkness.addEventListener("change", drawAll);
+  window.addEventListener("beforeprint", () => { printing = true; places.filter((p) => drawn.has(p)).forEach(draw); });
+  window.addEventListener("afterprint", () => { printing = false; drawAll(); });
+  drawAll();
+})();
