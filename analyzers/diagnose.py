@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import corruption, goodput, hang, loss_spike, nonfinite, rank_lost, resume, straggler
+from . import corruption, coverage, divergence, goodput, hang, loss_spike, nonfinite, rank_lost, resume, straggler
 from .finding import SEVERITIES, Finding, Severity
 from .runfacts import run_facts
 from .source import Source
@@ -39,6 +39,7 @@ _KIND_ORDER = {
             "resume_differs",
             "non_finite",
             "loss_spike",
+            "divergence",
             "straggler",
         )
     )
@@ -88,6 +89,8 @@ def diagnose(
         ("spike", "loss_spike", lambda: loss_spike.analyze(source)),
         ("corruption", "replica_mismatch", lambda: corruption.analyze(source)),
         ("resume", "resume_differs", lambda: resume.analyze(source)),
+        ("divergence", "divergence", lambda: divergence.analyze(source)),
+        ("coverage", "records", lambda: coverage.analyze(source)),
         ("straggler", "straggler", lambda: straggler.analyze(source)),
         ("goodput", "goodput", lambda: goodput.analyze(source)),
     ]

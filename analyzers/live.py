@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from . import corruption, hang, loss_spike, nonfinite, rank_lost, resume, straggler
+from . import corruption, divergence, hang, loss_spike, nonfinite, rank_lost, resume, straggler
 from .eventlog import EventLog
 from .finding import Finding
 from .snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
@@ -62,6 +62,9 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
         "standstill": lambda: _standstill(source, attempt, state.stall, now_ns),
         "nonfinite": lambda: nonfinite.analyze(source, nonfinite.NonFinitePolicy(since_step=since_step)),
         "spike": lambda: _of(attempt, loss_spike.analyze(source, loss_spike.LossSpikePolicy(since_step=since_step))),
+        "divergence": lambda: _of(
+            attempt, divergence.analyze(source, divergence.DivergencePolicy(since_step=since_step))
+        ),
         "resume": lambda: _of(attempt, resume.analyze(source)),
         "corruption": lambda: _of(
             attempt,
@@ -111,7 +114,7 @@ def _period(source: Source, attempt: int, policy: LivePolicy) -> int:
 
 def _key(finding: Finding) -> tuple[object, ...]:
     """What makes two findings the same one, seen at different times."""
-    if finding.kind == "hang":
+    if finding.kind in ("hang", "divergence"):
         return (finding.kind, finding.attempt)
     if finding.kind == "rank_lost":
         return (finding.kind, finding.attempt, finding.ranks)

@@ -114,6 +114,9 @@ def why(finding: Finding) -> str:
             return f"{' and '.join(proof)}, in {_count(count, 'tensor')}; last found healthy at step " + str(
                 numbers.get("last_healthy_step", "?")
             )
+        case "divergence":
+            rise = f"from {numbers.get('loss_lowest')} to {numbers.get('loss_highest')}"
+            return f"medians of the loss rise {rise}, {numbers.get('rise_z')} times what its noise can do"
         case "resume_differs":
             return f"{_listed(numbers.get('differing_parts') or [])}: not what the checkpoint's manifest says was saved"
         case "loss_spike":
@@ -141,6 +144,7 @@ def next_step(finding: Finding) -> str:
         "non_finite": "if it comes back on another rank it is data or numerics, if it stays with the device replace it",
         "replica_mismatch": f"test the device of {rank}; twice on the same device: take it out",
         "fingerprint_chain_broken": f"test the memory of {rank}'s device; twice on the same device: take it out",
+        "divergence": "go back to a checkpoint from before it turned and lower the rate",
         "resume_differs": "if it is not meant (other data, another seed), do not trust the run from there on",
         "loss_spike": "look at the batches named; lower the rate if it comes back without them",
     }.get(finding.kind, "see the runbook")

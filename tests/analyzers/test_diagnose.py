@@ -47,6 +47,7 @@ def clean_run() -> MemoryStore:
     store.add("ranks", identity)
     checked = {"attempt": 0, "step": 50, "taken_ns": 1, "replica_group": "dp_replicate:0-3", "tensor": "(all)"}
     store.add("fingerprints", [checked | {"rank": rank, "hash": 5} for rank in range(4)])
+    store.add("spans", [{"attempt": 0, "rank": rank, "step": 1, "kind": "forward"} for rank in range(4)])
     for rank in range(4):
         store.event("rank_closed", rank=rank, wall_ns=10**12)
     store.event("run_ended", wall_ns=10**12, reason="finished", exit_code=0)
@@ -103,7 +104,7 @@ def test_a_missing_table_is_said_and_breaks_nothing(table: str) -> None:
     store = clean_run()
     store.drop(table)
     diagnosis = diagnose(store, MANIFEST)
-    if table in ("steps", "ranks", "events", "collectives", "fingerprints"):
+    if table in ("steps", "ranks", "events", "collectives", "fingerprints", "spans"):
         assert diagnosis.not_judged
     assert "failed" not in " ".join(finding.summary for finding in diagnosis.findings)
     assert json.dumps(to_json(diagnosis), allow_nan=False)
@@ -163,14 +164,8 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
                  "mismatch_dtype", "mismatch_size", "skipped", "order_inversion", "all_entered", "busy"},
     }  # fmt: skip
     expected = {f"{kind}-{cause}" for kind, of_kind in causes.items() for cause in of_kind}
-    without_cause = {
-        "insufficient-data",
-        "analyzer-failed",
-        "replica-mismatch",
-        "fingerprint-chain-broken",
-        "resume-differs",
-    }
-    assert expected | without_cause == anchors
+    without_cause = {"divergence", "replica-mismatch", "fingerprint-chain-broken", "resume-differs"}
+    assert expected | without_cause | {"insufficient-data", "analyzer-failed"} == anchors
     source = "".join(path.read_text() for path in Path(analyzers.__path__[0]).rglob("*.py"))
     emitted = set(re.findall(r'advice=f?"([a-z_-]+)', source))
     assert {name for name in emitted if not name.endswith("-")} <= anchors

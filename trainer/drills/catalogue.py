@@ -250,7 +250,7 @@ CATALOGUE: dict[str, Kind] = {
     "divergence": Kind(
         fault_id="F27",
         what="the learning rate grows by a tenth at each step",
-        expected=(Expected(("loss_spike",), ("learning_rate", "divergence"), "nobody"),),
+        expected=(Expected(("loss_spike", "divergence"), ("learning_rate", "divergence", "trend"), "nobody"),),
         recovery="goes_on",
         keys=_LASTING,
         all_ranks=True,

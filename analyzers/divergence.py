@@ -1,0 +1,202 @@
+"""Slow divergence: a loss that has turned and climbs, with no step that stands out.
+
+    findings = analyze(store)          # kind divergence
+
+1. The loss of each step that was trained in the end (the last time it ran), from the lowest rank that has one.
+2. Medians of blocks of `block_steps` steps, counted from step 1, so that live and afterwards they are the same.
+3. Diverging at a block: it and the two before rise one after the other, the lowest block lies further back, and the
+   rise over that one is both `rise_ratio` and `noise_z` times what the noise of a block's median can do, and no single
+   block has most of it. The noise is that of neighbouring steps, which a trend hardly touches.
+
+A jump that stays is no case for this but a loss spike whose cause is divergence; where the spike analyzer speaks of a
+climb, this one is silent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from . import loss_spike
+from .finding import Finding
+from .source import Source, missing_tables
+
+__all__ = ["DivergencePolicy", "Rise", "analyze", "find_rise"]
+
+_MAD_TO_SIGMA = 1.4826  # of a normal distribution
+_MEDIAN_TO_MEAN = 1.2533  # standard error of a median over that of a mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DivergencePolicy:
+    """When a climb is divergence."""
+
+    block_steps: int = 20
+    """Steps of a block: its median is four times quieter than a step, and five blocks see a rise within 100 steps."""
+    rising_blocks: int = 3
+    """Blocks that rise one after the other, the newest included."""
+    rise_ratio: float = 0.08
+    """Smallest rise over the lowest block: beyond what an order of the data does to a loss that has flattened."""
+    noise_z: float = 6.0
+    """Smallest rise in standard errors of a difference of two blocks."""
+    single_block_ratio: float = 0.7
+    """Share of the rise that one block may have: a jump that stays is not a climb."""
+    whole_ratio: float = 0.8
+    """Share of its steps that a block must have to count."""
+    since_step: int = 0
+    """Only steps from here on (the live view)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rise:
+    """A climb: first and last step of it, the medians at its foot and at its top, and the rise in standard errors."""
+
+    first_step: int
+    found_step: int
+    last_step: int
+    low_loss: float
+    high_loss: float
+    noise_z: float
+
+
+def analyze(source: Source, policy: DivergencePolicy | None = None) -> list[Finding]:
+    """Findings of kind `divergence`, one an attempt at most."""
+    policy = policy or DivergencePolicy()
+    if missing_tables(source, "steps"):
+        return []  # the spike analyzer says that no loss is recorded
+    rows = source.rows(
+        """
+        SELECT attempt, step, arg_max(loss, start_ns) FROM steps
+        WHERE step >= ? AND loss IS NOT NULL AND coalesce(committed, true) AND (attempt, rank) IN
+              (SELECT (attempt, min(rank)) FROM steps WHERE loss IS NOT NULL GROUP BY attempt)
+        GROUP BY attempt, step ORDER BY attempt, step
+        """,
+        [policy.since_step],
+    )
+    losses: dict[int, dict[int, float]] = {}
+    for attempt, step, loss in rows:
+        if math.isfinite(loss) and loss > 0:
+            losses.setdefault(attempt, {})[step] = loss
+    found = [(attempt, rise) for attempt, own in losses.items() if (rise := find_rise(own, policy)) is not None]
+    spikes = _lasting_spikes(source, policy.since_step) if found else []
+    return [
+        _finding(attempt, rise) for attempt, rise in found if not _is_told(attempt, rise, spikes, policy.block_steps)
+    ]
+
+
+def _lasting_spikes(source: Source, since_step: int) -> list[Finding]:
+    findings = loss_spike.analyze(source, loss_spike.LossSpikePolicy(since_step=since_step))
+    return [found for found in findings if found.status == "fired" and found.cause in ("divergence", "learning_rate")]
+
+
+def _is_told(attempt: int, rise: Rise, spikes: Sequence[Finding], reach_steps: int) -> bool:
+    return any(
+        spike.attempt == attempt
+        and (spike.first_step or 0) <= rise.found_step
+        and (spike.last_step or 0) >= rise.first_step - reach_steps
+        for spike in spikes
+    )
+
+
+def find_rise(losses: Mapping[int, float], policy: DivergencePolicy | None = None) -> Rise | None:
+    """The climb of a loss (by step), from where it was certain to as far as it went; None if there is none. Pure."""
+    policy = policy or DivergencePolicy()
+    blocks = _blocks(losses, policy)
+    if len(blocks) <= policy.rising_blocks:
+        return None
+    rise: Rise | None = None
+    for newest in range(policy.rising_blocks, len(blocks)):
+        window = [level for _, level in blocks[newest - policy.rising_blocks + 1 : newest + 1]]
+        low = min(range(newest + 1), key=lambda number: blocks[number][1])
+        climbs = all(before < after for before, after in itertools.pairwise(window))
+        total = blocks[newest][1] - blocks[low][1]
+        levels = [level for _, level in blocks[low : newest + 1]]
+        largest = max((after - before for before, after in itertools.pairwise(levels)), default=0.0)
+        z = total / _standard_error(losses, blocks[newest][0], policy)
+        last_step = blocks[newest][0] + policy.block_steps - 1
+        if rise is not None and blocks[newest][1] > math.log(rise.low_loss * (1 + policy.rise_ratio)):
+            high = max(rise.high_loss, math.exp(blocks[newest][1]))
+            rise = Rise(
+                first_step=rise.first_step,
+                found_step=rise.found_step,
+                last_step=last_step,
+                low_loss=rise.low_loss,
+                high_loss=high,
+                noise_z=max(rise.noise_z, z),
+            )
+        elif (
+            rise is None
+            and climbs
+            and newest - low >= policy.rising_blocks - 1
+            and largest <= policy.single_block_ratio * total
+            and total >= math.log1p(policy.rise_ratio)
+            and z >= policy.noise_z
+        ):
+            rise = Rise(
+                first_step=blocks[low][0] + policy.block_steps,
+                found_step=last_step,
+                last_step=last_step,
+                low_loss=math.exp(blocks[low][1]),
+                high_loss=math.exp(blocks[newest][1]),
+                noise_z=z,
+            )
+    return rise
+
+
+def _blocks(losses: Mapping[int, float], policy: DivergencePolicy) -> list[tuple[int, float]]:
+    """(first step, median of the logarithms) of each block that is whole enough, in order."""
+    members: dict[int, list[float]] = {}
+    for step, loss in losses.items():
+        members.setdefault((step - 1) // policy.block_steps, []).append(math.log(loss))
+    whole = policy.whole_ratio * policy.block_steps
+    newest = max(losses, default=0)
+    return [
+        (number * policy.block_steps + 1, median(own))
+        for number, own in sorted(members.items())
+        if len(own) >= whole and (number + 1) * policy.block_steps <= newest
+    ]
+
+
+def _standard_error(losses: Mapping[int, float], before_step: int, policy: DivergencePolicy) -> float:
+    """Of the difference of two blocks' medians, from the noise between neighbours up to a block."""
+    steps = sorted(step for step in losses if step < before_step + policy.block_steps)[-256:]
+    changes = [math.log(losses[after] / losses[before]) for before, after in itertools.pairwise(steps)]
+    spread = _robust_sigma(changes) / math.sqrt(2)
+    # Content is alike over a few steps: neighbours differ by less than steps far apart, hence the factor two.
+    return max(1e-4, 2.0 * spread * _MEDIAN_TO_MEAN * math.sqrt(2 / policy.block_steps))
+
+
+def _robust_sigma(values: Sequence[float]) -> float:
+    if not values:
+        return math.inf
+    centre = median(values)
+    return _MAD_TO_SIGMA * median(abs(value - centre) for value in values)
+
+
+def _finding(attempt: int, rise: Rise) -> Finding:
+    ratio = rise.high_loss / rise.low_loss - 1
+    return Finding(
+        analyzer="divergence",
+        kind="divergence",
+        severity="warning",
+        status="fired",
+        first_step=rise.first_step,
+        last_step=rise.last_step,
+        cause="trend",
+        summary=(
+            f"the loss climbs from {rise.low_loss:.3f} to {rise.high_loss:.3f} (+{100 * ratio:.0f} %) over steps "
+            f"{rise.first_step} to {rise.last_step}, with no single step to blame"
+        ),
+        evidence={
+            "loss_lowest": round(rise.low_loss, 5),
+            "loss_highest": round(rise.high_loss, 5),
+            "loss_rise_ratio": round(ratio, 4),
+            "rise_z": round(rise.noise_z, 1),
+            "certain_at_step": rise.found_step,
+        },
+        advice="divergence",
+        attempt=attempt,
+    )
