@@ -18,7 +18,7 @@ from trainer.training import Training
 __all__ = ["ARM"]
 
 _SO_MAX_PACING_RATE = 47  # of Linux; Python's socket module does not name it
-_UNLIMITED = 0xFFFFFFFF
+_UNLIMITED = -1
 _GARBAGE = 20_000
 
 

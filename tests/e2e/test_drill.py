@@ -1,0 +1,70 @@
+"""`rankscope drill` as a user starts it: it breaks real runs, and its report says what was noticed and survived."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.e2e.launched import SOURCE, TINY, wait_for
+
+
+def drill(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    text = tmp_path / "text.txt"
+    text.write_text(SOURCE * 4)
+    settings = (*TINY, f"data.path=['{text}']", f"run.dir={tmp_path / 'runs'}", "parallel.dp_shard=2")
+    changes = [part for setting in settings for part in ("--set", setting)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "rankscope", "drill", *changes, *arguments],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Processes whose command or environment names the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                told = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if str(folder).encode() in told:
+                found.append(int(entry.name))
+    return found
+
+
+def test_faults_are_noticed_survived_and_a_trap_is_met_with_silence(tmp_path: Path) -> None:
+    process = drill(tmp_path, "--faults", "nan_grad+stop,pause", "--format", "json", "--html", "drill.html")
+    stdout, stderr = process.communicate(timeout=150)
+    assert process.returncode == 0, stderr
+    report = json.loads(stdout)
+    assert report["recall"] == report["right_rank"] == report["right_cause"] == 1.0, stderr
+    assert report["unrecovered"] == 0
+    broken, paused = report["runs"]
+    assert [answer["kind"] for answer in broken["answers"]] == ["non_finite", "hang"]
+    assert all(answer["seen"] for answer in broken["answers"])
+    assert 0 < broken["training_s"] < 60
+    assert broken["steps_lost"] > 0
+    assert paused["answers"] == []
+    assert "F22+F2 nan_grad+stop" in (tmp_path / "drill.html").read_text()
+    good = not broken["trouble"] and not paused["trouble"]
+    assert not good or not list((tmp_path / "runs").glob("drill-*")), "runs that went well are not kept"
+
+
+def test_ctrl_c_leaves_a_table_and_no_process(tmp_path: Path) -> None:
+    process = drill(tmp_path, "--faults", "none,kill")
+    wait_for(lambda: list((tmp_path / "runs").glob("drill-*/*/latest/tapes/attempt-0/rank-*")), "ranks")
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=100)
+    assert process.returncode == 130, stderr
+    assert "broken off after 0 of 2 runs" in stdout
+    wait_for(lambda: not processes_of(tmp_path / "runs"), "end of every process", deadline_s=30)
+    assert not list((tmp_path / "runs").glob("drill-*"))
