@@ -12,8 +12,9 @@ The detector is plain Python over a short history, so that a rank can call it ea
 3. center = max(0, median of the clean residuals), scale = max(1.4826 x their median absolute deviation, floor):
    the noise of the very statistic that is tested, trend included. z = (residual - center) / scale.
 4. A spike is a loss whose z and whose rise over the level are both large while the gradient norm does not deny it,
-   whose rise is huge, or that is moderate in both while the gradient norm says the same. A high gradient norm alone is
-   none: warm-up and clipping make it ordinary.
+   whose rise is huge, or that is moderate in both while the gradient norm says the same; less of the loss is enough
+   where the gradient norm is many times its level. A high gradient norm alone is none: warm-up and clipping make it
+   ordinary.
 5. After `relearn_after` spike steps in a row the history starts anew: the data has changed, or nobody is acting.
 """
 
@@ -64,6 +65,11 @@ class SpikePolicy:
     """Robust sigmas of the gradient norm that count as agreement."""
     grad_rise_ratio: float = 0.5
     """Smallest rise of the gradient norm that counts as agreement."""
+    broken_grad_rise_ratio: float = 7.0
+    """Rise of the gradient norm (8 times its level) that is told by any clear rise of the loss: small batches hide a
+    broken update in the noise of the loss, as in a run of 8 short sequences whose rate was 100 times too high."""
+    broken_z: float = 2.5
+    """Robust sigmas of the loss where the gradient norm is broken; clean losses get there once in a hundred steps."""
     loss_scale_floor: float = 0.01
     """Smallest scale of log loss: a run that is quiet by accident must not make 1 % a deviation."""
     grad_scale_floor: float = 0.05
@@ -185,7 +191,9 @@ class SpikeDetector:
             strong = False
         moderate = loss_z >= policy.moderate_z and loss_rise >= policy.moderate_rise_ratio
         gradient_agrees = grad_z >= policy.grad_z and grad_rise >= policy.grad_rise_ratio  # False for NaN
-        return strong or (moderate and gradient_agrees)
+        broken = loss_z >= policy.broken_z and loss_rise >= policy.strong_rise_ratio
+        broken = broken and gradient_agrees and grad_rise >= policy.broken_grad_rise_ratio
+        return strong or broken or (moderate and gradient_agrees)
 
     def _learn(self, log_loss: float, log_grad: float) -> None:
         self._rejected.clear()

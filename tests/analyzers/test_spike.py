@@ -109,3 +109,16 @@ def test_a_hard_batch_with_an_ordinary_gradient_is_no_spike() -> None:
         loss[where] = level * rise
         grad_norm[where] = gradient * float(np.median(grad_norm[where - 9 : where]))
         assert bool(spike_steps(judge(loss, grad_norm))) is is_spike, (rise, gradient)
+
+
+def test_a_broken_update_in_a_noisy_young_run_is_told_by_its_gradient() -> None:
+    """As recorded: 8 sequences of 64 tokens, a rate 100 times too high for one step; the loss rose by 30 %."""
+    dice = np.random.default_rng(3)
+    detector = SpikeDetector()
+    for step in range(1, 39):
+        verdict = detector.observe(step, (3.0 + 2.5 * math.exp(-step / 8)) * math.exp(dice.normal(0, 0.06)), 0.9)
+        assert not verdict.is_spike
+    ordinary = detector.observe(39, 4.08, 1.2)
+    assert 2.5 < ordinary.loss_z < 8.0
+    assert not ordinary.is_spike, "a hard batch"
+    assert detector.observe(40, 4.08, 20.0).is_spike

@@ -56,8 +56,8 @@ class Kind:
     """It strikes every rank unless one is given."""
     armed_everywhere: bool = False
     """Ranks besides the one that it strikes have a part in it."""
-    needs: Literal["", "ranks", "pipeline"] = ""
-    """Where it shows: with more than one rank, or in a pipeline."""
+    needs: Literal["", "ranks", "groups", "pipeline"] = ""
+    """Where it shows: with more than one rank, where several groups do the same beside one another, in a pipeline."""
     drilled_rank: int = -1
     """The rank that a drill strikes; -1 = any, by seed."""
     settings: tuple[str, ...] = ()
@@ -297,7 +297,8 @@ CATALOGUE: dict[str, Kind] = {
         what="a rank's network connections carry `rate_mb` (1) MB/s",
         expected=(Expected(("straggler",), ("communication",), "among"),),
         keys=("step", "rank", "until", "rate_mb"),
-        needs="ranks",
+        needs="groups",
+        parameters="rate_mb=4",
         first_step=24,
         steps_after=_SLOW_AFTER,
     ),

@@ -138,6 +138,11 @@ def _cannot(name: str, mesh: str, config: Config, num_ranks: int) -> str:
     pipeline = mesh.startswith("pp") or (mesh == "config" and config.parallel.pp > 1)
     if any(kind.needs == "pipeline" for kind in kinds) and not pipeline:
         return "needs a pipeline (--mesh pp or pp*fsdp)"
+    parallel = config.parallel
+    sizes = (parallel.pp, parallel.dp_replicate, parallel.dp_shard, parallel.tp)
+    beside = "*" in mesh or mesh == "hsdp" or (mesh == "config" and sum(size != 1 for size in sizes) > 1)
+    if any(kind.needs == "groups" for kind in kinds) and not beside:
+        return "one group alone has none beside it to be compared with (--mesh hsdp or fsdp*tp)"
     if any(kind.needs == "ranks" for kind in kinds) and num_ranks < 2:
         return "needs more than one rank"
     return ""
