@@ -16,7 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import corruption, coverage, divergence, goodput, hang, loss_spike, nonfinite, rank_lost, resume, straggler
+from . import (
+    corruption,
+    coverage,
+    divergence,
+    goodput,
+    hang,
+    loss_spike,
+    nonfinite,
+    rank_lost,
+    resume,
+    stage_balance,
+    straggler,
+)
 from .finding import SEVERITIES, Finding, Severity
 from .runfacts import run_facts
 from .source import Source
@@ -41,6 +53,7 @@ _KIND_ORDER = {
             "loss_spike",
             "divergence",
             "straggler",
+            "stage_imbalance",
         )
     )
 }
@@ -92,6 +105,7 @@ def diagnose(
         ("divergence", "divergence", lambda: divergence.analyze(source)),
         ("coverage", "records", lambda: coverage.analyze(source)),
         ("straggler", "straggler", lambda: straggler.analyze(source)),
+        ("stage_balance", "bubble", lambda: stage_balance.analyze(source, _schedule(manifest))),
         ("goodput", "goodput", lambda: goodput.analyze(source)),
     ]
     findings: list[Finding] = []
@@ -111,6 +125,14 @@ def diagnose(
         findings.append(_failed("goodput", "goodput", error))
     ordered = tuple(sorted(findings, key=_order))
     return Diagnosis(run=facts, verdict=_verdict(ordered, facts), findings=ordered, goodput=account)
+
+
+def _schedule(manifest: Mapping[str, Any]) -> str:
+    """The pipeline's schedule that the run was configured with."""
+    config = manifest.get("config")
+    parallel = config.get("parallel") if isinstance(config, dict) else None
+    schedule = parallel.get("schedule") if isinstance(parallel, dict) else None
+    return schedule if isinstance(schedule, str) else ""
 
 
 def stall_policy(manifest: Mapping[str, Any]) -> StallPolicy:

@@ -22,7 +22,7 @@ import numpy as np
 from .bubble import COMPUTATIONS, PipelineSpans, measure_idle
 from .source import Source, ints
 
-__all__ = ["WaitSplit", "split_waits"]
+__all__ = ["WaitSplit", "pipelines", "split_waits"]
 
 MAX_CALLS = 4_000_000
 """Rows of collectives looked at; more are thinned out by whole steps."""
@@ -104,7 +104,7 @@ def _pipelines(source: Source) -> dict[tuple[int, int], float]:
     every = max(1, -(-num_steps // MAX_PIPELINE_STEPS), -(-num_spans // MAX_SPANS))
     kinds = ", ".join(f"'{kind}'" for kind in COMPUTATIONS)
     idle: dict[tuple[int, int], float] = {}
-    for attempt, members in _members(source):
+    for attempt, members in pipelines(source):
         table = source.query(
             f"""
             SELECT rank, step, stage, coalesce(microbatch, -1) AS microbatch, kind, start_ns, coalesce(end_ns, -1) AS end_ns
@@ -123,7 +123,7 @@ def _pipelines(source: Source) -> dict[tuple[int, int], float]:
     return idle
 
 
-def _members(source: Source) -> list[tuple[int, list[int]]]:
+def pipelines(source: Source) -> list[tuple[int, list[int]]]:
     """(attempt, ranks) of every pipeline: the ranks that differ in nothing but their stage."""
     rows = source.rows(
         """

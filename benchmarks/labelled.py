@@ -90,7 +90,7 @@ EXPECTED: dict[str, Expected] = {
     "slow_data": Expected(ids="F16", causes=("data",), **_SLOW),
     "slow_link": Expected(ids="F18", causes=("communication", "network", "link"), ranks=MEMBERS, **_SLOW),
     "uneven_stages": Expected(
-        ids="F21", module="bubble", kinds=("imbalance", "stage_imbalance", "bubble"), causes=("imbalance", "stages"),
+        ids="F21", module="stage_balance", kinds=("imbalance", "stage_imbalance"), causes=("imbalance", "stages"),
         ranks=MEMBERS, layouts=("pp", "pp_fsdp"),
     ),
     # Numbers.

@@ -117,6 +117,9 @@ def why(finding: Finding) -> str:
         case "divergence":
             rise = f"from {numbers.get('loss_lowest')} to {numbers.get('loss_highest')}"
             return f"medians of the loss rise {rise}, {numbers.get('rise_z')} times what its noise can do"
+        case "stage_imbalance":
+            work = ", ".join(f"{value:.3g}" for value in numbers.get("work_ms_by_coordinate") or [])
+            return f"milliseconds of work a step by pipeline coordinate: {work}"
         case "resume_differs":
             return f"{_listed(numbers.get('differing_parts') or [])}: not what the checkpoint's manifest says was saved"
         case "loss_spike":
@@ -145,6 +148,7 @@ def next_step(finding: Finding) -> str:
         "replica_mismatch": f"test the device of {rank}; twice on the same device: take it out",
         "fingerprint_chain_broken": f"test the memory of {rank}'s device; twice on the same device: take it out",
         "divergence": "go back to a checkpoint from before it turned and lower the rate",
+        "stage_imbalance": "give that stage fewer layers (parallel.stage_costs)",
         "resume_differs": "if it is not meant (other data, another seed), do not trust the run from there on",
         "loss_spike": "look at the batches named; lower the rate if it comes back without them",
     }.get(finding.kind, "see the runbook")

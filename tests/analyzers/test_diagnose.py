@@ -164,7 +164,14 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
                  "mismatch_dtype", "mismatch_size", "skipped", "order_inversion", "all_entered", "busy"},
     }  # fmt: skip
     expected = {f"{kind}-{cause}" for kind, of_kind in causes.items() for cause in of_kind}
-    without_cause = {"divergence", "replica-mismatch", "fingerprint-chain-broken", "resume-differs"}
+    without_cause = {
+        "bubble",
+        "stage-imbalance",
+        "divergence",
+        "replica-mismatch",
+        "fingerprint-chain-broken",
+        "resume-differs",
+    }
     assert expected | without_cause | {"insufficient-data", "analyzer-failed"} == anchors
     source = "".join(path.read_text() for path in Path(analyzers.__path__[0]).rglob("*.py"))
     emitted = set(re.findall(r'advice=f?"([a-z_-]+)', source))
