@@ -180,12 +180,13 @@ class DiskCheckpoints:
         must be asked for.
         """
         steps, stale = self._look(ledger)
-        for step in reversed([step for step in steps if step not in stale] or steps):
+        candidates = [step for step in steps if step not in stale] or steps
+        for step in reversed(candidates):
             loaded = self._try_load(step)
             if loaded is None:
                 continue
             self.saved = [older for older in steps if older <= step and older not in stale]
-            for newer in [newer for newer in steps if newer > step]:
+            for newer in [newer for newer in steps if newer > step and newer not in candidates]:
                 self.condemn(newer, f"it holds the update of a batch that was given up; step {step} is older")
             return loaded
         if steps:
