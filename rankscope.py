@@ -324,6 +324,30 @@ def report(
         typer.echo(f"{path}  {num_bytes / 1e6:.1f} MB")
 
 
+@app.command(
+    epilog="Examples:  rankscope export runs/latest --out model.safetensors   |   "
+    "rankscope export runs/latest/checkpoints/step-00000050 --out model.safetensors"
+)
+def export(
+    path: Annotated[Path, typer.Argument(help="A run's folder, or that of a checkpoint.", metavar="RUN|CHECKPOINT")],
+    out: Annotated[Path, typer.Option("--out", help="File to write, replaced if it is there.", metavar="FILE")],
+    step: Annotated[int | None, typer.Option("--step", help="Step; without it, the newest good one.")] = None,
+) -> None:
+    """Write a checkpoint's whole weights into a safetensors file, after all its hashes were checked."""
+    from trainer.checkpoint.export import export as export_weights
+    from trainer.checkpoint.export import find_checkpoint
+    from trainer.checkpoint.manifest import CheckpointError
+
+    try:
+        done = export_weights(find_checkpoint(path, step=step), out)
+    except CheckpointError as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{out}: cannot be written: {error.strerror}")
+    what = f"{done.num_parameters:,} parameters in {done.num_tensors} tensors, {done.num_bytes / 1e6:.1f} MB"
+    _console().print(f"{out}: step {done.step} of {done.folder}: {what}", highlight=False, soft_wrap=True)
+
+
 @app.command(epilog="Example:  rankscope rebuild runs/latest")
 def rebuild(run: RunArgument) -> None:
     """Make a run's store anew from its tapes, e.g. after it was deleted or damaged."""

@@ -7,8 +7,10 @@ facts["num_ranks"], facts["steps"], facts["tokens_per_s"]
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
+from .checkpoint_interval import suggest
 from .eventlog import EventLog
 from .learning import loss_fall
 from .snapshot import attempts
@@ -41,6 +43,8 @@ def run_facts(source: Source, manifest: Mapping[str, Any]) -> dict[str, Any]:
     facts["faults_injected"] = [
         {"fault": e.text("fault"), "rank": e.rank, "step": e.step} for e in log.of("fault_injected")
     ]
+    interval = suggest(source, manifest)
+    facts["checkpoint_interval"] = None if interval is None else asdict(interval)
     facts["probe_errors"], facts["dropped_records"] = _losses(log)
     facts["file_problems"] = _file_problems(source)
     return facts

@@ -37,7 +37,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "parallel": {"dp_shard": -1},
     "train": {"steps": 1_000_000, "global_batch_size": 4, "device": "cpu"},
     "optim": {"lr": 3e-3, "warmup_steps": 4, "schedule": "constant"},
-    "checkpoint": {"interval": 1, "memory_interval": 4},
+    "checkpoint": {"interval": 1, "memory_interval": 4, "memory_survives": False},
 }
 REACH = 1.5
 """Kills fall into this many times the duration that the save before had, from the beginning of a save on."""

@@ -217,6 +217,8 @@ class CheckpointConfig(_Section):
     """Checkpoints of steps that are multiples of this are kept for ever; 0 = none, else a multiple of `interval`."""
     memory_interval: int = Field(default=10, ge=0)
     """Steps between copies in memory; 0 = none."""
+    memory_survives: bool = True
+    """Keep the copies in shared memory, so that a restart goes on from them; off by itself where they do not fit."""
     resume: bool = True
     """Start from the newest good checkpoint of the run."""
 

@@ -63,7 +63,7 @@ def train(session: Session) -> str:
     walk = steps(session, position)
     while (after := next(walk, None)) is not None:
         position, stop = after
-    session.recovery.save(position)
+    session.recovery.end(position)
     return "stopped" if stop else "finished"
 
 

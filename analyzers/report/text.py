@@ -235,6 +235,16 @@ def evidence_rows(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+def _saves(interval: Mapping[str, Any]) -> str:
+    """What a save costs, and how often to save by that."""
+    hours = interval["mtbf_s"] / 3600
+    rate = f"{interval['num_failures']} failures in this run" if interval["num_failures"] else "an assumed failure rate"
+    return (
+        f"{interval['num_saves']} measured, {1e3 * interval['cost_s']:.1f} ms of standstill each; with {rate} "
+        f"(one in {hours:,.1f} h) save every {interval['steps']:,} steps ({interval['interval_s']:,.0f} s, Daly)"
+    )
+
+
 def _facts(facts: Mapping[str, Any], console: Console, account: Account | None = None) -> None:
     mesh = " x ".join(f"{name} {size}" for name, size in (facts.get("mesh") or {}).items())
     devices = ", ".join(facts.get("devices") or [])
@@ -253,6 +263,8 @@ def _facts(facts: Mapping[str, Any], console: Console, account: Account | None =
         rows.append(("Loss", _loss(facts)))
     if account is not None:
         rows.append(("Goodput", goodput_line(account)))
+    if interval := facts.get("checkpoint_interval"):
+        rows.append(("Saves", _saves(interval)))
     rows.append(("Ended", str(facts.get("ended") or "without a word")))
     for rollback in (facts.get("rollbacks") or [])[:20]:
         batches = ", ".join(map(str, rollback.get("skipped_batches") or []))

@@ -120,13 +120,16 @@ def test_killed_in_the_middle_of_a_rollback(moment: str, tmp_path: Path) -> None
 
     def die(session: Session) -> None:
         recovery = session.recovery
-        name = {"before the decision is on the disk": "_save_ledger", "after it": "_go_back"}.get(moment)
+        places = {
+            "before the decision is on the disk": (recovery.ledger_file, "save"),
+            "after it": (recovery, "_go_back"),
+        }
 
         def killed(*arguments: Any) -> Any:
             raise Killed
 
-        if name is not None:
-            setattr(recovery, name, killed)
+        if moment in places:
+            setattr(*places[moment], killed)
         else:
             load = recovery.guard.load
             recovery.guard.load = lambda state: (load(state), killed())  # type: ignore[method-assign]

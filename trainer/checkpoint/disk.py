@@ -168,9 +168,10 @@ class DiskCheckpoints:
             except OSError as failure:  # a read-only folder must not keep a run from training
                 self._tell_problem(f"{self.folder.name} cannot be written: {failure.strerror}")
 
-    def newest(self) -> int:
-        """Step of the newest checkpoint that is there, whatever is in it; -1 if there is none. All ranks."""
-        return int(from_rank_0(max(checkpoint_steps(self.folder), default=-1) if self.is_chief else -1))
+    def newest(self, ledger: Ledger) -> int:
+        """Step of the newest finished checkpoint without a batch that was given up; -1 if there is none. All ranks."""
+        steps, stale = self._look(ledger)
+        return max((step for step in steps if step not in stale), default=-1)
 
     def load_newest(self, ledger: Ledger) -> Loaded | None:
         """Load the newest checkpoint whose hashes agree; those that do not are condemned. All ranks.
@@ -199,6 +200,8 @@ class DiskCheckpoints:
         """Know the checkpoints up to a step without loading one of them. All ranks."""
         steps, stale = self._look(ledger)
         self.saved = [step for step in steps if step <= before and step not in stale]
+        for step in stale:
+            self.condemn(step, "it holds the update of a batch that was given up")
 
     def load(self, step: int) -> Loaded | None:
         """Load one checkpoint; if its hashes do not agree, condemn it and return None. All ranks."""

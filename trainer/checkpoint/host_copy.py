@@ -10,10 +10,12 @@ Buffers are kept from one filling to the next: fresh memory costs a page fault e
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor
 
+from trainer.checkpoint.slots import Slot
 from trainer.checkpoint.state import (
     Position,
     Values,
@@ -39,13 +41,22 @@ def private_memory(live: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class HostCopy:
     """Buffers, and what is in them. `borrowers` counts who reads it in the background."""
 
-    def __init__(self, allocate: Allocate = private_memory) -> None:
+    def __init__(self, allocate: Allocate = private_memory, slot: Slot | None = None) -> None:
         self.values = Values(position=Position())
         self.vetted = False
         self.tensors: dict[str, Tensor] = {}
         self.rng: dict[str, Tensor] = {}
         self.borrowers = 0
-        self._allocate = allocate
+        self.slot = slot
+        """Where the buffers lie if they outlive the process."""
+        self.sealing: Future[None] | None = None
+        """Hashes the slot in the background."""
+        self.allocate = allocate
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody reads the buffers."""
+        return self.borrowers > 0 or (self.sealing is not None and not self.sealing.done())
 
     @property
     def step(self) -> int:
@@ -60,10 +71,12 @@ class HostCopy:
     @torch.no_grad()
     def fill(self, training: Training, values: Values, *, vetted: bool = False) -> None:
         """Copy the state as it is now."""
-        assert not self.borrowers, "somebody still reads it"
+        assert not self.in_use, "somebody still reads it"
+        if self.slot is not None:
+            self.slot.invalidate()
         live = local_tensors(training_tensors(training))
         if not _same_layout(self.tensors, live):
-            self.tensors = self._allocate(live)
+            self.tensors = self.allocate(live)
         _copy(list(self.tensors.values()), list(live.values()))
         self.rng = rng_state(training.device)
         self.values, self.vetted = values, vetted

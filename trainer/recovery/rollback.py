@@ -18,22 +18,23 @@ from __future__ import annotations
 
 import json
 import math
-import threading
+import os
 import time
 from typing import Any, Protocol
 
 from probes.recorder import Recorder
 from probes.rundir import RunDir
-from trainer.checkpoint.agreement import from_rank_0
 from trainer.checkpoint.continuity import differing, order_signature, signature
 from trainer.checkpoint.disk import DiskCheckpoints
-from trainer.checkpoint.ledger import LEDGER_NAME, Ledger
+from trainer.checkpoint.ledger import Ledger
 from trainer.checkpoint.loading import Loaded
-from trainer.checkpoint.manifest import write_json
 from trainer.checkpoint.memory import MemoryCopies
+from trainer.checkpoint.newest import load_newest
+from trainer.checkpoint.shared_folder import shared_folder, sweep_stale
 from trainer.checkpoint.state import Position, Values, local_tensors, rng_state, training_tensors
 from trainer.recovery.guard import Decision, Guard, RunStopped, Verdict
 from trainer.recovery.integrity import NUM_VOTES, Integrity
+from trainer.recovery.ledger_file import LedgerFile
 from trainer.training import Training
 
 __all__ = ["Recovery"]
@@ -56,15 +57,17 @@ class Recovery:
         self.config = config
         self.run = run
         self.is_chief = training.rank == 0
-        self._ledger_lock = threading.Lock()
-        self._ledger_numbers = [0, 0]  # of the newest content, and of the newest that is on the disk
-        self._ledger_problem = ""
-        self._delayed = False
-        self.ledger = self._load_ledger()
+        self._delayed = self._told_problem = False
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            sweep_stale()
+        self.ledger_file = LedgerFile(run.checkpoints, recorder, is_chief=self.is_chief)
+        self.ledger = self.ledger_file.ledger
         self.guard = Guard(self.ledger, max_rollbacks=config.recovery.max_rollbacks, enabled=config.recovery.enabled)
         self.integrity = Integrity(training, recorder)
         healthy = self.guard.policy.healthy_steps
-        self.memory = MemoryCopies(training, healthy_steps=healthy, interval=config.checkpoint.memory_interval)
+        interval = config.checkpoint.memory_interval
+        folder = shared_folder(run.path) if config.checkpoint.memory_survives else None
+        self.memory = MemoryCopies(training, healthy_steps=healthy, interval=interval, folder=folder)
         self.disk = DiskCheckpoints(
             run.checkpoints, training, recorder, keep=config.checkpoint.keep, keep_every=config.checkpoint.keep_every
         )
@@ -75,13 +78,13 @@ class Recovery:
         if self.ledger.stopped:
             raise RunStopped(f"stopped by the guard in a former attempt: {self.ledger.stopped}")
         self.disk.open()
-        loaded = self.disk.load_newest(self.ledger) if self.config.checkpoint.resume else None
+        loaded = load_newest(self.memory, self.disk, self.ledger) if self.config.checkpoint.resume else None
         position = self._adopt(loaded) if loaded else Position()
         if loaded:
             self._compare(loaded)
         self._set_rate(position)
         self.integrity.begin(position.step)
-        if self._keeps_copies:
+        if self._keeps_copies and position.step not in self.memory.steps:
             # A checkpoint that no healthy step has followed may be poisoned: it has to prove itself again.
             self._copy(position, vetted=position.step in (0, self.ledger.good_step))
         return self._skipping(position)
@@ -113,9 +116,7 @@ class Recovery:
             self.guard.corruption = self.integrity.verdict(found)
         if self.disk.counted(sums[NUM_VOTES:]):
             self.disk.prune(self.ledger.good_step)
-        if self._ledger_problem:
-            problem, self._ledger_problem = self._ledger_problem, ""
-            self._tell_ledger(problem)
+        self.ledger_file.tell_problem()
 
     def save(self, position: Position) -> bool:
         """Save to disk now and wait for it, as for one that is being written already; False if that failed."""
@@ -127,6 +128,11 @@ class Recovery:
             self.disk.prune(self.ledger.good_step)
             self.disk.settle()  # what was removed, and the ledger
         return position.step in self.disk.saved
+
+    def end(self, position: Position) -> None:
+        """Save the last state, and leave nothing in memory unless that failed. The run needs no recovery any more."""
+        if self.save(position):
+            self.memory.remove()
 
     def refuse(self, verdict: Verdict, position: Position, batch_index: int, local_loss: float | None) -> Position:
         """Drop a bad step's gradients, skip what caused it, go back. Raises RunStopped when enough is enough."""
@@ -147,7 +153,7 @@ class Recovery:
         self.integrity.tell_devices(verdict, self.ledger)
         fresh = [batch for batch in decision.batches if self.ledger.skip(batch, verdict.reason)]
         self.ledger.rollbacks += self.config.recovery.enabled
-        self._save_ledger()
+        self.ledger_file.save()
         if self.is_chief:
             for batch in fresh:
                 self.recorder.event("batch_skipped", batch_index=batch, reason=verdict.reason)
@@ -270,8 +276,11 @@ class Recovery:
 
     def _copy(self, position: Position, *, vetted: bool) -> None:
         start = time.monotonic_ns()
-        size = self.memory.take(self._values(position), vetted=vetted)
+        size = self.memory.take(self._values(position), vetted=vetted, extra={"ledger": self.ledger.to_json()})
         took = time.monotonic_ns() - start
+        if self.memory.problem and not self._told_problem:
+            self._told_problem = True
+            self._tell_copy(position.step, "failed", reason=self.memory.problem)
         self._tell_copy(position.step, "good" if vetted else "complete", bytes=size, duration_ns=took, stall_ns=took)
 
     def _promote(self, step: int) -> None:
@@ -283,65 +292,18 @@ class Recovery:
         if vetted:
             self.ledger.good_step = vetted[-1]
             self.disk.mark_good(vetted)
-            self._save_ledger_later()
+            self.ledger_file.save_later(self.disk.background)
 
     def _settle_good_step(self) -> None:
         """The checkpoint known to be good may be gone; whatever is older and still there was good before it."""
         good = self.ledger.good_step
         if good is not None and good not in self.disk.saved:
             self.ledger.good_step = max((step for step in self.disk.saved if step < good), default=None)
-        self._save_ledger()
+        self.ledger_file.save()
 
     def _tell_copy(self, step: int, state: str, **detail: Any) -> None:
         if self.is_chief:
             self.recorder.event("checkpoint", step=step, tier="memory", state=state, **detail)
-
-    # The ledger.
-
-    def _load_ledger(self) -> Ledger:
-        path = self.run.checkpoints / LEDGER_NAME
-        self.run.checkpoints.mkdir(exist_ok=True)
-        found = None
-        if self.is_chief:
-            ledger, problem = Ledger.load(path)
-            if problem:
-                self._tell_ledger(problem)
-            found = ledger.to_json()
-        ledger = Ledger.from_json(from_rank_0(found))
-        ledger.path = path if self.is_chief else None
-        return ledger
-
-    def _save_ledger(self) -> None:
-        """A full disk must not end the training: the ledger goes on in memory, and into the next checkpoint."""
-        self._write_ledger(*self._numbered_ledger())
-        if self._ledger_problem:
-            problem, self._ledger_problem = self._ledger_problem, ""
-            self._tell_ledger(problem)
-
-    def _save_ledger_later(self) -> None:
-        """The same in the background, for what is not lost by a kill in between."""
-        if self.is_chief:
-            self.disk.background.submit(self._write_ledger, *self._numbered_ledger())
-
-    def _numbered_ledger(self) -> tuple[dict[str, Any], int]:
-        self._ledger_numbers[0] += 1
-        return self.ledger.to_json(), self._ledger_numbers[0]
-
-    def _write_ledger(self, content: dict[str, Any], number: int) -> None:
-        """Write and sync it, unless a newer one is there."""
-        if self.ledger.path is None:
-            return
-        with self._ledger_lock:
-            if number < self._ledger_numbers[1]:
-                return
-            try:
-                write_json(self.ledger.path, content)
-                self._ledger_numbers[1] = number
-            except OSError as error:
-                self._ledger_problem = f"{LEDGER_NAME} cannot be written: {error.strerror}"
-
-    def _tell_ledger(self, reason: str) -> None:
-        self.recorder.event("checkpoint", tier="disk", state="failed", path=LEDGER_NAME, reason=reason)
 
     def _skipping(self, position: Position) -> Position:
         return Position(step=position.step, batch_index=self.ledger.next_batch(position.batch_index))
@@ -374,7 +336,7 @@ class Recovery:
             self.recorder.log(nonfinite_count=count)
 
     def _give_up(self, reason: str, verdict: Verdict) -> None:
-        self._save_ledger()
+        self.ledger_file.save()
         if self.is_chief:
             self.recorder.event("run_stopped", reason=reason)
             report = {"reason": reason, "step": verdict.step, "kind": verdict.kind, "ledger": self.ledger.to_json()}

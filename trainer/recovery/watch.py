@@ -33,6 +33,7 @@ from analyzers.running import has_ended, ranks_on_node, stale_ranks
 from probes.events import EventWriter
 from probes.rundir import NODE_RANK, RunDir, RunError
 from probes.store import Ingester, Store, StoreError, StoreLockedError
+from trainer.checkpoint.shared_folder import remove_shared
 from trainer.recovery.processes import ProcessTracker, is_alive, kill
 from trainer.recovery.stacks import take_stacks
 
@@ -219,6 +220,8 @@ def _watch(watch: Watch) -> int:
         with contextlib.suppress(StoreError):
             watch.close()
             break
+    if not watch.is_needed():
+        remove_shared(watch.run.path)  # of ranks that could not do it themselves
     return 0
 
 

@@ -1,0 +1,102 @@
+"""Writes a checkpoint's weights into one safetensors file, in one process, whatever mesh had saved it.
+
+    result = export(find_checkpoint(Path("runs/latest"), step=None), Path("model.safetensors"))
+    result.num_parameters, result.step
+
+All hashes are checked before torch opens any file. The file gets its name when it is whole and synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+
+from trainer.checkpoint.disk import checkpoint_steps
+from trainer.checkpoint.ledger import LEDGER_NAME, Ledger
+from trainer.checkpoint.manifest import MANIFEST_NAME, CheckpointError, fsync_path, read_manifest, verify_files
+
+__all__ = ["Exported", "export", "find_checkpoint"]
+
+_PREFIX = "model."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What was written."""
+
+    folder: Path
+    step: int
+    num_tensors: int
+    num_parameters: int
+    num_bytes: int
+
+
+def find_checkpoint(path: Path, *, step: int | None) -> Path:
+    """The folder of a checkpoint: `path` itself, or that of a run's step (None: the newest good one, else the newest).
+
+    Raises CheckpointError, one line, if there is none.
+    """
+    if (path / MANIFEST_NAME).is_file():
+        if path.name.endswith(".condemned"):
+            raise CheckpointError(f"{path}: was condemned by the run that made it; choose another")
+        return path
+    folder = path / "checkpoints"
+    steps = checkpoint_steps(folder)
+    if not steps:
+        raise CheckpointError(f"{path}: holds no finished checkpoint (expected checkpoints/step-*/{MANIFEST_NAME})")
+    if step is None:
+        ledger, _ = Ledger.load(folder / LEDGER_NAME)
+        step = ledger.good_step if ledger.good_step in steps else steps[-1]
+    if step not in steps:
+        raise CheckpointError(f"{path}: has no checkpoint of step {step}; there are {', '.join(map(str, steps))}")
+    return folder / f"step-{step:08d}"
+
+
+def export(folder: Path, out: Path) -> Exported:
+    """Write the full weights; replaces `out`. Raises CheckpointError for a damaged checkpoint, OSError."""
+    manifest = read_manifest(folder)
+    verify_files(folder, manifest, sorted(manifest["files"]))
+    tensors = _weights(folder)
+    if not tensors:
+        raise CheckpointError(f"{folder}: holds no weights")
+    fresh = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    about = {"format": "pt", "step": str(manifest["step"]), "mesh": json.dumps(manifest["mesh"])}
+    try:
+        save_file(tensors, fresh, metadata=about)
+        fsync_path(fresh)
+        fresh.replace(out)
+        fsync_path(out.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+    return Exported(
+        folder=folder,
+        step=int(manifest["step"]),
+        num_tensors=len(tensors),
+        num_parameters=sum(tensor.numel() for tensor in tensors.values()),
+        num_bytes=out.stat().st_size,
+    )
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Whole parameters by their names in the model. Only after the hashes agree: torch unpickles here."""
+    reader = FileSystemReader(folder)
+    whole = {
+        name: torch.empty(found.size, dtype=found.properties.dtype)
+        for name, found in reader.read_metadata().state_dict_metadata.items()
+        if name.startswith(_PREFIX) and isinstance(found, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that there is no process group, and of its own deprecated calls
+        dcp_load(whole, storage_reader=FileSystemReader(folder), no_dist=True)
+    return {name.removeprefix(_PREFIX): tensor for name, tensor in whole.items()}

@@ -1,0 +1,148 @@
+"""A copy's buffers in shared memory, which a later process of the same rank finds again.
+
+    slot = Slot(folder / "rank-00003" / "slot-0")
+    tensors = slot.allocate(live)               # raises OSError if there is no room
+    slot.invalidate(); ...copy...               # nobody may take a copy that is being made for one that is whole
+    slot.seal({"step": 40, ...}, tensors)       # in the background: hash, then the note that makes it valid
+    slot.vet()                                  # healthy steps followed
+    note, tensors, rng = slot.open()            # in the next attempt; raises CheckpointError unless the hashes agree
+
+A slot is three files: the tensors' bytes, a note (written last, in one rename, with the hash of the bytes and of
+itself), and a mark once it is vetted. A process that is killed leaves them as they are: the pages are the kernel's.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import mmap
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint.manifest import CheckpointError
+
+__all__ = ["Slot"]
+
+_ALIGNMENT = 64
+_LARGEST_SHARE = 0.5
+"""Of the shared memory that is free, for all copies of all ranks of a node: data workers need some too."""
+
+
+class Slot:
+    """The files of one copy."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.note_path = path.with_name(path.name + ".json")
+        self.vetted_path = path.with_name(path.name + ".vetted")
+        self._map: mmap.mmap | None = None
+        self._layout: list[tuple[str, str, list[int], int]] = []
+
+    def allocate(self, live: Mapping[str, Tensor], *, share_of: int = 1) -> dict[str, Tensor]:
+        """Tensors of these shapes and types. Raises OSError unless `share_of` times as much leaves half of it free."""
+        self.invalidate()
+        layout, size = [], 0
+        for name, value in live.items():
+            layout.append((name, str(value.dtype).removeprefix("torch."), list(value.shape), size))
+            size += -(-value.nbytes // _ALIGNMENT) * _ALIGNMENT
+        size = max(size, mmap.PAGESIZE)
+        free = shutil.disk_usage(self.path.parent).free
+        if size * share_of > free * _LARGEST_SHARE:
+            raise OSError(f"{size * share_of / 1e6:.0f} MB of copies do not fit into {free / 1e6:.0f} MB")
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size)  # or a copy would end in SIGBUS where there is no room
+            self._map = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        self._layout = layout
+        tensors = self._tensors()
+        if any(value.is_cuda for value in live.values()):
+            _lock_pages(self._map)
+        return tensors
+
+    def invalidate(self) -> None:
+        """What the slot holds is no copy any more."""
+        self.note_path.unlink(missing_ok=True)
+        self.vetted_path.unlink(missing_ok=True)
+
+    def seal(self, content: Mapping[str, Any], rng: Mapping[str, Tensor]) -> None:
+        """Hash the bytes and write the note. Raises OSError."""
+        assert self._map is not None
+        note: dict[str, Any] = {
+            **content,
+            "layout": self._layout,
+            "rng": {name: [str(value.dtype), _text(value)] for name, value in rng.items()},
+            "blake2b": hashlib.blake2b(self._map, digest_size=32).hexdigest(),
+        }
+        fresh = self.note_path.with_suffix(".fresh")
+        fresh.write_text(json.dumps(note | {"digest": _digest(note)}))
+        fresh.replace(self.note_path)
+
+    def vet(self) -> None:
+        """Enough healthy steps followed."""
+        self.vetted_path.touch()
+
+    @property
+    def vetted(self) -> bool:
+        return self.vetted_path.exists()
+
+    def open(self) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+        """Note, tensors and random generators that a former process left. Raises CheckpointError unless the hashes
+        agree."""
+        try:
+            note = json.loads(self.note_path.read_bytes())
+            claimed = note.pop("digest")
+            if claimed != _digest(note):
+                raise ValueError("its note is damaged")
+            with self.path.open("r+b") as file:
+                self._map = mmap.mmap(file.fileno(), 0)
+            if hashlib.blake2b(self._map, digest_size=32).hexdigest() != note["blake2b"]:
+                raise ValueError("it does not have the hash that it was written with")
+            self._layout = [(name, dtype, shape, offset) for name, dtype, shape, offset in note["layout"]]
+            rng = {name: _tensor(dtype, text) for name, (dtype, text) in note["rng"].items()}
+            return note, self._tensors(), rng
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"copy in {self.path.name}: {error}") from None
+
+    @staticmethod
+    def all_in(folder: Path) -> list[Slot]:
+        """The slots that a former process of this rank left with a note."""
+        return [Slot(path.with_suffix("")) for path in sorted(folder.glob("slot-*.json"))]
+
+    def _tensors(self) -> dict[str, Tensor]:
+        assert self._map is not None
+        tensors = {}
+        for name, dtype_name, shape, offset in self._layout:
+            dtype, count = getattr(torch, dtype_name), math.prod(shape)
+            flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset) if count else torch.empty(0)
+            tensors[name] = flat.to(dtype).view(shape)
+        return tensors
+
+
+def _lock_pages(region: mmap.mmap) -> None:
+    """Let a GPU copy into it directly. It works without, only slower."""
+    whole = torch.frombuffer(region, dtype=torch.uint8)
+    torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.nbytes, 0)
+
+
+def _text(value: Tensor) -> str:
+    return base64.b64encode(value.contiguous().view(torch.uint8).numpy().tobytes()).decode()
+
+
+def _tensor(dtype: str, text: str) -> Tensor:
+    blob = bytearray(base64.b64decode(text))
+    return torch.frombuffer(blob, dtype=getattr(torch, dtype.removeprefix("torch.")))
+
+
+def _digest(note: Mapping[str, Any]) -> str:
+    blob = json.dumps(note, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.blake2b(blob, digest_size=32).hexdigest()
