@@ -243,7 +243,8 @@ def _manifest(config: Config, plan: Plan, faults: list[str]) -> dict[str, Any]:
         "world_size": plan.world_size,
         "mesh": plan.sizes,
         "faults": faults,
-        "launcher_pid": os.getppid(),
+        # Without a launcher the parent is somebody's shell, which says nothing about the run.
+        "launcher_pid": os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
         "command": sys.argv,
     }
 

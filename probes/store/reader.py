@@ -63,6 +63,7 @@ class Store:
         self._name = name
         self._stand_ins = stand_ins  # tables of the schema that none of the files has
         self._scratch = scratch
+        self._tables: tuple[str, ...] | None = None
 
     @classmethod
     def open(cls, run: RunDir, *, catch_up: bool = True, wait_s: float = WAIT_S) -> Store:
@@ -111,12 +112,14 @@ class Store:
         return table in self.tables() and table not in self._stand_ins
 
     def tables(self) -> tuple[str, ...]:
-        """Names of all tables and views, in order."""
-        names = self.rows(
-            "SELECT table_name FROM information_schema.tables WHERE table_catalog = current_database() "
-            "GROUP BY table_name ORDER BY table_name"
-        )
-        return tuple(str(name) for (name,) in names)
+        """Names of all tables and views, in order: those that there were when it was first asked."""
+        if self._tables is None:  # analyzers ask some twenty times a second while a run lives
+            names = self.rows(
+                "SELECT table_name FROM information_schema.tables WHERE table_catalog = current_database() "
+                "GROUP BY table_name ORDER BY table_name"
+            )
+            self._tables = tuple(str(name) for (name,) in names)
+        return self._tables
 
     def close(self) -> None:
         """Close the connection; writers may go on."""

@@ -145,7 +145,7 @@ def test_an_exception_is_told_before_the_process_dies(config: Path, tmp_path: Pa
     assert done.returncode == 1
     told = events(tmp_path / "latest", 0, 0)[-1]
     assert (told["kind"], told["type"], told["step"]) == ("exception", "RuntimeError", 2)
-    assert "in _act" in told["traceback"]
+    assert "trainer/drills/process.py" in told["traceback"]
 
 
 @pytest.mark.parametrize(

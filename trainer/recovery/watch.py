@@ -70,21 +70,25 @@ class Watch:
     def tick(self) -> None:
         """One round. Raises StoreError if the store cannot be read or written at the moment."""
         self.ingester.tick()
+        findings = None
         with Store.open(self.run, catch_up=False) as store:
             attempt, pids = ranks_on_node(store, self.node_rank)
             self._ended = has_ended(store, self.node_rank)
             stale = stale_ranks(store, self.node_rank)
-        self._pids = pids
-        self.events.attempt = attempt
+            self._pids = pids
+            self.events.attempt = attempt
+            changes = self.tracker.look(pids)
+            if not changes:  # nearly always: what was opened is what there is to judge, and to open costs as much
+                findings = live_findings(store, self.live, time.time_ns())
         self._kill_stale(stale)
-        changes = self.tracker.look(pids)
         for change in changes:
             self.events.write(
                 "rank_state", state_rank=change.rank, pid=change.pid, state=change.state, os_state=change.os_state
             )
-        if changes:
+        if findings is None:
             self.ingester.tick()
-        findings = self._say_findings()
+            findings = self._judge()
+        self._say(findings)
         hangs = [finding for finding in findings if finding.kind == "hang" and finding.status == "fired"]
         if hangs and not self._ended:
             self._unstick(hangs, attempt, pids)
@@ -97,18 +101,19 @@ class Watch:
         self.ingester.tick(thorough=True)
         with Store.open(self.run, catch_up=False) as store:
             self._kill_stale(stale_ranks(store, self.node_rank))
-        self._say_findings()
+        self._say(self._judge())
         self.ingester.tick()
         self.events.close()
 
-    def _say_findings(self) -> list[Finding]:
+    def _judge(self) -> list[Finding]:
         with Store.open(self.run, catch_up=False) as store:
-            findings = live_findings(store, self.live, time.time_ns())
+            return live_findings(store, self.live, time.time_ns())
+
+    def _say(self, findings: Sequence[Finding]) -> None:
         for finding in findings:
             self.events.write("finding", **_event_columns(finding))
         if findings:
             self.ingester.tick()
-        return findings
 
     def _kill_stale(self, stale: Sequence[tuple[int, int, int, int]]) -> None:
         """Who still lives from an older attempt is fenced already, but it keeps memory and a device."""
