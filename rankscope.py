@@ -190,7 +190,10 @@ def analyze(
         str, typer.Option("--fail-on", metavar="critical|warning", help="Exit 1 if a finding is at least this severe.")
     ] = "",
 ) -> None:
-    """Say what went wrong in a run, on which rank and why. Works on the files of a live or a dead run."""
+    """Say what went wrong in a run, on which rank and why. Works on the files of a live or a dead run.
+
+    RUN may also be a folder of a run that never heard of us: PyTorch flight-recorder dumps, or profiler traces.
+    """
     if output not in ("text", "json"):
         _fail(f"--format {output}: choose text or json")
     if fail_on not in ("", "critical", "warning"):
@@ -198,17 +201,26 @@ def analyze(
     import time
 
     from analyzers.diagnose import diagnose, reaches
+    from analyzers.sources.files import SourceError
+    from analyzers.sources.recognise import diagnose_foreign
     from probes.rundir import RunDir, RunError
     from probes.store import Store, StoreError, is_watched
     from probes.tape_reader import TapeError
 
     try:
-        folder = RunDir.open(run)
-        with Store.open(folder) as store:
-            now_ns = time.time_ns() if is_watched(folder.stores()) else None
-            diagnosis = diagnose(store, folder.manifest(), now_ns=now_ns, stacks_dir=folder.stacks)
+        if run.exists() and not RunDir.is_run(run):
+            folder, diagnosis = RunDir(run), diagnose_foreign(run)
+        else:
+            folder = RunDir.open(run)
+            with Store.open(folder) as store:
+                now_ns = time.time_ns() if is_watched(folder.stores()) else None
+                diagnosis = diagnose(store, folder.manifest(), now_ns=now_ns, stacks_dir=folder.stacks)
     except (RunError, StoreError, TapeError) as error:
         _fail(str(error))
+    except SourceError as error:
+        from analyzers.report.text import visible
+
+        _fail(visible(str(error)))  # it may hold a stranger's file names
     if output == "json":
         import json
 
@@ -219,6 +231,10 @@ def analyze(
         from analyzers.report.text import render
 
         render(diagnosis, _console())
+        if "trace" in diagnosis.run:
+            from analyzers.report.trace_table import render_ranks
+
+            render_ranks(diagnosis.run["trace"]["ranks"], _console())
     if damaged := diagnosis.damaged_tapes:  # the verdict above is of what could be read
         more = f" (and {len(damaged) - 1} more files)" if len(damaged) > 1 else ""
         _fail(f"{folder.path / damaged[0]['path']}: {damaged[0]['problem']}{more}")

@@ -34,7 +34,7 @@ from .runfacts import run_facts
 from .source import Source
 from .stall import StallPolicy
 
-__all__ = ["SCHEMA_VERSION", "Diagnosis", "diagnose", "reaches", "stall_policy"]
+__all__ = ["SCHEMA_VERSION", "Diagnosis", "conclude", "diagnose", "reaches", "stall_policy"]
 
 SCHEMA_VERSION = 1
 """Of the JSON report: raised when a reader of the former version would misread it."""
@@ -123,6 +123,13 @@ def diagnose(
     except Exception as error:
         account = None
         findings.append(_failed("goodput", "goodput", error))
+    return conclude(findings, facts, account)
+
+
+def conclude(
+    findings: Sequence[Finding], facts: Mapping[str, Any], account: goodput.Account | None = None
+) -> Diagnosis:
+    """The findings in order and the sentence on top; also for input that is no run of ours (`sources`)."""
     ordered = tuple(sorted(findings, key=_order))
     return Diagnosis(run=facts, verdict=_verdict(ordered, facts), findings=ordered, goodput=account)
 

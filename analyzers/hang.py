@@ -164,7 +164,8 @@ def _summary(
         "busy": f"{who} {'make' if many else 'makes'} no progress and {'are' if many else 'is'} in no collective: "
         f"{doing}{frame}",
     }.get(blame.cause, f"{who} {blame.cause}")
-    return f"{text} (step {step}){waiting}"
+    at = "" if step is None else f" (step {step})"  # dumps of other runs know no steps
+    return f"{text}{at}{waiting}"
 
 
 def _listed(ranks: tuple[int, ...]) -> str:

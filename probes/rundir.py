@@ -67,13 +67,19 @@ class RunDir:
         if not path.is_dir():
             raise RunError(f"{path} is not a run's folder (expected run.json and tapes/ in it)")
         run = cls(path.resolve())
-        if not ((run.path / "run.json").exists() or run.tapes.is_dir() or run.stores()):
+        if not cls.is_run(path):
             raise RunError(f"{path} holds no run: neither run.json nor tapes/ nor telemetry.duckdb is in it")
         version = run.manifest().get("schema_version", SCHEMA_VERSION)
         if isinstance(version, int) and version > SCHEMA_VERSION:
             known = f"this rankscope reads up to {SCHEMA_VERSION}"
             raise RunError(f"{path} was written with schema {version}, {known}: update rankscope")
         return run
+
+    @classmethod
+    def is_run(cls, path: Path) -> bool:
+        """Whether a folder holds anything of a run: its manifest, tapes or a store."""
+        run = cls(path)
+        return (path / "run.json").exists() or run.tapes.is_dir() or bool(run.stores())
 
     @property
     def run_id(self) -> str:

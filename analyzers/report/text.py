@@ -280,7 +280,8 @@ def _facts(facts: Mapping[str, Any], console: Console, account: Account | None =
         if counts:
             rows.append((label, ", ".join(f"{name} {count}" for name, count in counts.items())))
     problems = facts.get("file_problems") or []
-    rows += [("Damaged", f"{found['path']}: {found['problem']}") for found in problems[:10]]
+    label = "Left out" if "input" in facts else "Damaged"  # of other runs links and second files are told, too
+    rows += [(label, f"{found['path']}: {found['problem']}") for found in problems[:10]]
     if len(problems) > 10:
         rows.append(("", f"... and {len(problems) - 10} more files"))
     table = _columns()
