@@ -15,7 +15,7 @@ from typing import Any
 
 from ..diagnose import Diagnosis, conclude
 from ..eventlog import EventLog
-from ..finding import Finding
+from ..finding import Finding, Status
 from ..hang import explain
 from ..stall import StallPolicy
 from ..waitfor import find_culprits
@@ -99,19 +99,16 @@ def _hang(world: DumpedWorld) -> Finding | None:
         "ranks_that_lost_records": list(world.dropped)[:MAX_LISTED],
         "timed_out_ranks": list(world.timed_out[:MAX_LISTED]),
     }
+    doubts = []
     if _skewed(world, found):
         evidence["dumps_apart_s"] = round(_apart_s(world), 1)
-        note = "; but it was dumped before that call was made: dump all ranks at the same time"
-        return replace(found, status="suspect", severity="warning", attempt=None, evidence=evidence,
-                       summary=found.summary + note)  # fmt: skip
-    if not certain and not world.clock_is_known:
-        note = "; for how long is not known: the files' times are older than the calls"
-        return replace(found, status="suspect", attempt=None, cost_s=None, evidence=evidence,
-                       summary=found.summary + note)  # fmt: skip
+        doubts.append("but it was dumped before that call was made: dump all ranks at the same time")
+    elif not certain and not world.clock_is_known:
+        doubts.append("for how long is not known: the files' times are not those of the dumps")
     if found.cause == "all_entered" and found.evidence.get("process_group") in world.unlisted:
-        note = "; or a rank that left no dump never came: these dumps do not list who belongs to the group"
-        return replace(found, status="suspect", attempt=None, evidence=evidence, summary=found.summary + note)
-    return replace(found, attempt=None, evidence=evidence)
+        doubts.append("or a rank that left no dump never came: these dumps do not list who belongs to the group")
+    status: Status = "suspect" if doubts else "fired"
+    return replace(found, status=status, attempt=None, evidence=evidence, summary="; ".join([found.summary, *doubts]))
 
 
 def _skewed(world: DumpedWorld, hang: Finding) -> bool:

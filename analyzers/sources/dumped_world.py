@@ -219,14 +219,12 @@ def _gave_up(dump: RankDump) -> bool:
 def _reference(dumps: Sequence[RankDump], view: AttemptView) -> tuple[int, bool]:
     """When the dumps were written, and whether that is believable: the times of files, which a copy may have changed.
 
-    A watchdog dumps when a call's timeout is over, so a time much later than that is the copy's.
+    A watchdog dumps when a call's timeout is over, so a time much later than that is a copy's.
     """
     last_ns = view.last_ns
     written_ns = max((dump.modified_ns for dump in dumps), default=0)
-    timeouts = [
-        call.timeout_ms for dump in dumps for calls in dump.calls.values() for call in calls.values() if not call.done
-    ]
-    latest_ns = last_ns + max(timeouts, default=0) * 10**6 + MARGIN_NS
-    if timeouts and written_ns > latest_ns:
-        return last_ns + max(timeouts) * 10**6, True
+    open_calls = [call for dump in dumps for calls in dump.calls.values() for call in calls.values() if not call.done]
+    timeout_ns = max((call.timeout_ms for call in open_calls), default=0) * 10**6
+    if timeout_ns and written_ns > last_ns + timeout_ns + MARGIN_NS:
+        return last_ns + timeout_ns, False
     return max(written_ns, last_ns), written_ns > last_ns

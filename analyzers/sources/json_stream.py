@@ -21,6 +21,7 @@ __all__ = ["members"]
 MAX_ITEM_CHARS = 4 << 20
 """One value or one item of an array. An event of a trace has a few hundred."""
 MAX_ITEMS = 12_000_000
+NUMBER_TAIL = 2
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -81,8 +82,8 @@ class _Text:
                     cut = isinstance(error, json.JSONDecodeError) and error.pos >= len(self.text) - 1
                     raise SourceError("is cut off or no JSON" if cut else "is no JSON") from None
                 continue
-            if end == len(self.text) and self.more():
-                continue  # a number may go on in the next chunk
+            if len(self.text) - end <= NUMBER_TAIL and isinstance(value, (int, float)) and self.more():
+                continue  # "1.", "2e+": a number may go on in the next chunk
             self.at = end
             return value
 
