@@ -53,6 +53,8 @@ def recognise(path: Path) -> Holding:
     dumps, traces = kinds["flight_recorder"], kinds["kineto"]
     if not dumps and not traces:
         unread = f" ({looked.problems[0]['path']} {looked.problems[0]['problem']})" if looked.problems else ""
+        if not path.is_dir():
+            raise SourceError(f"{path} is not a run's folder, no flight-recorder dump and no profiler trace{unread}")
         raise SourceError(
             f"{path} holds no run (run.json, tapes/), no flight-recorder dumps and no profiler traces{unread}"
         )

@@ -159,7 +159,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "non-finite": set(get_args(Phase)),
         "straggler": {"compute", "data", "communication"},
         "loss-spike": {"batch", "learning_rate", "divergence"},
-        "rank-lost": {"exception", "signal", "exit", "vanished", "killed_all"},
+        "rank-lost": {"exception", "signal", "exit", "vanished", "killed_all", "no_dump"},
         "hang": {"stopped", "data", "checkpoint", "evaluate", "not_entered", "p2p_unmatched", "mismatch_operation",
                  "mismatch_dtype", "mismatch_size", "skipped", "order_inversion", "all_entered", "busy"},
     }  # fmt: skip
@@ -171,6 +171,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "replica-mismatch",
         "fingerprint-chain-broken",
         "resume-differs",
+        "exposed-communication",
     }
     assert expected | without_cause | {"insufficient-data", "analyzer-failed"} == anchors
     source = "".join(path.read_text() for path in Path(analyzers.__path__[0]).rglob("*.py"))
