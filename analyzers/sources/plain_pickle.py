@@ -3,8 +3,8 @@
     loads(blob)        # {"entries": [...], "version": "2.10"}; PickleError on anything else
 
 A pickle is a program. This runs only the part of it that builds plain values, so there is nothing to forbid that could
-be forgotten. Python's own unpickler isn't safe even with a `find_class` that refuses everything: five bytes (`LONG_BINPUT`
-of a huge index) make that of 3.11 allocate and fill gigabytes.
+be forgotten. Python's own unpickler isn't safe even with a `find_class` that refuses everything: five bytes (a
+`LONG_BINPUT` of a huge index) make that of 3.11 allocate and fill gigabytes.
 
 Memory is bounded by the numbers of operations and of objects; keys of dicts must be strings, whose hashes nobody can
 choose (integers that collide make a dict quadratic).
