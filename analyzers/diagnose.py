@@ -22,6 +22,7 @@ from . import (
     divergence,
     goodput,
     hang,
+    loss_scale,
     loss_spike,
     nonfinite,
     rank_lost,
@@ -52,6 +53,7 @@ _KIND_ORDER = {
             "non_finite",
             "loss_spike",
             "divergence",
+            "loss_scale_collapse",
             "straggler",
             "stage_imbalance",
         )
@@ -103,6 +105,7 @@ def diagnose(
         ("corruption", "replica_mismatch", lambda: corruption.analyze(source)),
         ("resume", "resume_differs", lambda: resume.analyze(source)),
         ("divergence", "divergence", lambda: divergence.analyze(source)),
+        ("loss_scale", "loss_scale_collapse", lambda: loss_scale.analyze(source)),
         ("coverage", "records", lambda: coverage.analyze(source)),
         ("straggler", "straggler", lambda: straggler.analyze(source)),
         ("stage_balance", "bubble", lambda: stage_balance.analyze(source, _schedule(manifest))),

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from . import corruption, divergence, hang, loss_spike, nonfinite, rank_lost, resume, straggler
+from . import corruption, divergence, hang, loss_scale, loss_spike, nonfinite, rank_lost, resume, straggler
 from .eventlog import EventLog
 from .finding import Finding
 from .snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
@@ -65,6 +65,7 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
         "divergence": lambda: _of(
             attempt, divergence.analyze(source, divergence.DivergencePolicy(since_step=since_step))
         ),
+        "loss_scale": lambda: _of(attempt, loss_scale.analyze(source)),
         "resume": lambda: _of(attempt, resume.analyze(source)),
         "corruption": lambda: _of(
             attempt,
@@ -114,7 +115,7 @@ def _period(source: Source, attempt: int, policy: LivePolicy) -> int:
 
 def _key(finding: Finding) -> tuple[object, ...]:
     """What makes two findings the same one, seen at different times."""
-    if finding.kind in ("hang", "divergence"):
+    if finding.kind in ("hang", "divergence", "loss_scale_collapse"):
         return (finding.kind, finding.attempt)
     if finding.kind == "rank_lost":
         return (finding.kind, finding.attempt, finding.ranks)

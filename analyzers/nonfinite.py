@@ -27,7 +27,7 @@ from .source import Source, missing_tables
 __all__ = ["NonFinitePolicy", "StepEvidence", "analyze", "locate"]
 
 Phase = Literal["forward", "backward", "reduction", "unknown"]
-_EVENTS = (*RESPONSE_EVENTS, "nonfinite")
+_EVENTS = (*RESPONSE_EVENTS, "nonfinite", "loss_scale")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +204,10 @@ def _episodes(source: Source, policy: NonFinitePolicy, log: EventLog) -> list[_E
         [policy.since_step],
     )
     found = [(attempt, step, turn) for attempt, step, turn, _, is_bad in rows if is_bad]
+    # fp16: a step that overflowed at its loss scale was dropped, the scale halved, and that was all.
+    absorbed = {(event.attempt, event.step) for event in log.of("loss_scale")}
+    absorbed -= {(event.attempt, event.step) for event in log.of("nonfinite")}
+    found = [(attempt, step, turn) for attempt, step, turn in found if (attempt, step) not in absorbed]
     known = {(attempt, step) for attempt, step, _ in found}
     for event in log.of("nonfinite"):  # a step that never ended has its verdict only here
         if event.step is not None and event.step >= policy.since_step and (event.attempt, event.step) not in known:

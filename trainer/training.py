@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -40,10 +40,15 @@ class Recorder(Protocol):
 
     def span(self, kind: str, microbatch: int = ...) -> AbstractContextManager[object]: ...
 
+    def event(self, kind: str, *, step: int | None = ..., **detail: Any) -> None: ...
+
 
 class NoRecorder:
     def span(self, kind: str, microbatch: int = -1) -> AbstractContextManager[object]:
         return contextlib.nullcontext()
+
+    def event(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
+        pass
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -194,6 +199,8 @@ class Training:
         if self.scaler is None or not self.scaler.absorbs(norm):
             return False
         self.discard()
+        if self.rank == 0:
+            self.recorder.event("loss_scale", scale=self.scaler.scale)
         return True
 
     def step(self, step: int) -> float:

@@ -117,6 +117,10 @@ def why(finding: Finding) -> str:
         case "divergence":
             rise = f"from {numbers.get('loss_lowest')} to {numbers.get('loss_highest')}"
             return f"medians of the loss rise {rise}, {numbers.get('rise_z')} times what its noise can do"
+        case "loss_scale_collapse":
+            return (
+                f"{_count(numbers.get('num_overflows'), 'overflow')}, each of which dropped a step and halved the scale"
+            )
         case "stage_imbalance":
             work = ", ".join(f"{value:.3g}" for value in numbers.get("work_ms_by_coordinate") or [])
             return f"milliseconds of work a step by pipeline coordinate: {work}"
@@ -149,6 +153,7 @@ def next_step(finding: Finding) -> str:
         "fingerprint_chain_broken": f"test the memory of {rank}'s device; twice on the same device: take it out",
         "divergence": "go back to a checkpoint from before it turned and lower the rate",
         "stage_imbalance": "give that stage fewer layers (parallel.stage_costs)",
+        "loss_scale_collapse": "train in bf16, or find the layer whose activations overflow",
         "resume_differs": "if it is not meant (other data, another seed), do not trust the run from there on",
         "loss_spike": "look at the batches named; lower the rate if it comes back without them",
     }.get(finding.kind, "see the runbook")
