@@ -201,8 +201,7 @@ def analyze(
     import time
 
     from analyzers.diagnose import diagnose, reaches
-    from analyzers.sources.files import SourceError
-    from analyzers.sources.recognise import diagnose_foreign
+    from analyzers.sources.recognise import SourceError, diagnose_foreign
     from probes.rundir import RunDir, RunError
     from probes.store import Store, StoreError, is_watched
     from probes.tape_reader import TapeError
@@ -215,12 +214,8 @@ def analyze(
             with Store.open(folder) as store:
                 now_ns = time.time_ns() if is_watched(folder.stores()) else None
                 diagnosis = diagnose(store, folder.manifest(), now_ns=now_ns, stacks_dir=folder.stacks)
-    except (RunError, StoreError, TapeError) as error:
+    except (RunError, StoreError, TapeError, SourceError) as error:
         _fail(str(error))
-    except SourceError as error:
-        from analyzers.report.text import visible
-
-        _fail(visible(str(error)))  # it may hold a stranger's file names
     if output == "json":
         import json
 
@@ -231,10 +226,6 @@ def analyze(
         from analyzers.report.text import render
 
         render(diagnosis, _console())
-        if "trace" in diagnosis.run:
-            from analyzers.report.trace_table import render_ranks
-
-            render_ranks(diagnosis.run["trace"]["ranks"], _console())
     if damaged := diagnosis.damaged_tapes:  # the verdict above is of what could be read
         more = f" (and {len(damaged) - 1} more files)" if len(damaged) > 1 else ""
         _fail(f"{folder.path / damaged[0]['path']}: {damaged[0]['problem']}{more}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..diagnose import Diagnosis
 from ..finding import Finding
+from .trace_table import render_ranks
 from ..goodput import CATEGORIES, Account
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
             console.print(_text(visible(f"not judged  {finding.summary}"), "dim"))
     console.print()
     _facts(diagnosis.run, console, diagnosis.goodput)
+    if "trace" in diagnosis.run:  # of profiler traces
+        render_ranks(diagnosis.run["trace"]["ranks"], console)
 
 
 def why(finding: Finding) -> str:

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Literal
 
 from ..diagnose import Diagnosis
+from ..report.text import visible
 from .dump_diagnosis import diagnose_dumps
 from .files import SourceError, Survey, head, survey
 from .trace_diagnosis import diagnose_traces
 
-__all__ = ["Holding", "diagnose_foreign", "recognise"]
+__all__ = ["Holding", "SourceError", "diagnose_foreign", "recognise"]
 
 Kind = Literal["flight_recorder", "kineto"]
 _TRACE_KEYS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"baseTimeNanoseconds"')
@@ -52,11 +53,13 @@ def recognise(path: Path) -> Holding:
             kinds[kind].append(file)
     dumps, traces = kinds["flight_recorder"], kinds["kineto"]
     if not dumps and not traces:
-        unread = f" ({looked.problems[0]['path']} {looked.problems[0]['problem']})" if looked.problems else ""
+        shown, unread = visible(str(path)), ""
+        if looked.problems:
+            unread = visible(f" ({looked.problems[0]['path']} {looked.problems[0]['problem']})")
         if not path.is_dir():
-            raise SourceError(f"{path} is not a run's folder, no flight-recorder dump and no profiler trace{unread}")
+            raise SourceError(f"{shown} is not a run's folder, no flight-recorder dump and no profiler trace{unread}")
         raise SourceError(
-            f"{path} holds no run (run.json, tapes/), no flight-recorder dumps and no profiler traces{unread}"
+            f"{shown} holds no run (run.json, tapes/), no flight-recorder dumps and no profiler traces{unread}"
         )
     if dumps and traces:
         looked.tell(traces[0], f"is a profiler trace, one of {len(traces)}: analyze them in a folder of their own")

@@ -21,7 +21,6 @@ from rich.console import Console
 
 from analyzers.report.json import to_json
 from analyzers.report.text import render
-from analyzers.report.trace_table import render_ranks
 from analyzers.sources.dump_diagnosis import diagnose_dumps
 from analyzers.sources.files import SourceError, survey
 from analyzers.sources.flight_recorder import read_dump
@@ -44,8 +43,6 @@ def report(folder: Path) -> str:
     screen = io.StringIO()
     console = Console(file=screen, width=200, no_color=True, legacy_windows=False)
     render(diagnosis, console)
-    if "trace" in diagnosis.run:
-        render_ranks(diagnosis.run["trace"]["ranks"], console)
     assert not any(ord(character) < 32 and character != "\n" for character in screen.getvalue())
     return screen.getvalue() + json.dumps(to_json(diagnosis), allow_nan=False)
 
