@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..diagnose import Diagnosis
 from ..finding import Finding
-from .trace_table import render_ranks
 from ..goodput import CATEGORIES, Account
+from .trace_table import render_ranks
 
 if TYPE_CHECKING:
     from rich.console import Console
