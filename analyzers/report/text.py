@@ -156,6 +156,8 @@ def next_step(finding: Finding) -> str:
         "fingerprint_chain_broken": f"test the memory of {rank}'s device; twice on the same device: take it out",
         "divergence": "go back to a checkpoint from before it turned and lower the rate",
         "stage_imbalance": "give that stage fewer layers (parallel.stage_costs)",
+        "vanishing_gradients": "look at the initialisation, the norms and the residual branches of the blocks named",
+        "exploding_gradients": "lower the rate or clip harder; look at the blocks named",
         "loss_scale_collapse": "train in bf16, or find the layer whose activations overflow",
         "resume_differs": "if it is not meant (other data, another seed), do not trust the run from there on",
         "loss_spike": "look at the batches named; lower the rate if it comes back without them",

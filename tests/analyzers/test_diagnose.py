@@ -168,6 +168,8 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "bubble",
         "stage-imbalance",
         "divergence",
+        "vanishing-gradients",
+        "exploding-gradients",
         "loss-scale-collapse",
         "replica-mismatch",
         "fingerprint-chain-broken",
