@@ -31,13 +31,17 @@ COLLATERAL = re.compile(
     re.IGNORECASE,
 )
 """What an error says that was made by somebody else's death."""
+OUT_OF_MEMORY = re.compile(
+    r"MemoryError|OutOfMemoryError|out of memory|can't allocate memory|cannot allocate memory|bad_alloc", re.IGNORECASE
+)
+"""What an error says when there was no memory left, on a device or on the host."""
 WORD_NS = 1_500_000_000
 """The launcher looks every 0.1 s and watch reads every 1 s: so long a silent death is not judged live."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """How one rank ended. `cause` is exception, signal, exit or vanished."""
+    """How one rank ended. `cause` is exception, signal, out_of_memory, exit or vanished."""
 
     rank: int
     when_ns: int
@@ -61,7 +65,10 @@ def analyze(source: Source, policy: StallPolicy | None = None, now_ns: int | Non
         is_last = attempt == lives[-1]
         view = take_snapshot(source, attempt, log)
         again = "" if is_last else restart(source, attempt, lives)
-        findings += explain(view, log, policy, is_last=is_last, now_ns=now_ns if is_last else None, again=again)
+        found = explain(view, log, policy, is_last=is_last, now_ns=now_ns if is_last else None, again=again)
+        findings += [
+            _with_memory(source, finding) if finding.cause == "out_of_memory" else finding for finding in found
+        ]
     if not source.has("events"):
         findings.append(_insufficient("no table events, which says how processes ended"))
     return findings
@@ -98,10 +105,11 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
     found: dict[int, Death] = {}
     for event in log.of("exception", attempt=view.attempt):
         if event.rank >= 0 and event.rank not in found:
+            said = f"{event.text('type')}: {event.text('message')}"
             found[event.rank] = Death(
                 rank=event.rank,
                 when_ns=event.wall_ns,
-                cause="exception",
+                cause="out_of_memory" if OUT_OF_MEMORY.search(said) else "exception",
                 error_type=event.text("type", "Exception"),
                 message=event.text("message"),
             )
@@ -110,8 +118,11 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
         code = event.integer("exit_code", 0)
         if rank in found or rank < 0 or (code == 0 and not name):
             continue
-        found[rank] = Death(rank=rank, when_ns=event.wall_ns, cause="signal" if name else "exit", signal=name,
-                            exit_code=code, message=event.text("message"))  # fmt: skip
+        exhausted = event.text("out_of_memory")
+        cause = "out_of_memory" if exhausted else "signal" if name else "exit"
+        message = f"killed by the kernel: {exhausted} exhausted" if exhausted else event.text("message")
+        found[rank] = Death(rank=rank, when_ns=event.wall_ns, cause=cause, signal=name,
+                            exit_code=code, message=message)  # fmt: skip
     for event in log.of("rank_state", attempt=view.attempt):
         rank = event.integer("state_rank")
         if event.text("state") == "dead" and rank in view.ranks and rank not in found and not view.ranks[rank].closed:
@@ -141,7 +152,9 @@ def _blames_others(death: Death) -> bool:
 
 def _sudden(roots: Sequence[Death], log: EventLog, view: AttemptView) -> bool:
     """Whether a root died by itself and not of a standstill: a signal or error of its own, and no kill by watch."""
-    return not killed_by_watch(log, view.attempt) and any(death.cause in ("signal", "exception") for death in roots)
+    return not killed_by_watch(log, view.attempt) and any(
+        death.cause in ("signal", "exception", "out_of_memory") for death in roots
+    )
 
 
 def _aborted_on_mismatch(view: AttemptView, roots: Sequence[Death]) -> bool:
@@ -206,6 +219,7 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
     what = {
         "signal": f"died of {first.signal}",
         "exception": f"died of {first.error_type}: {_short(first.message)}",
+        "out_of_memory": f"ran out of memory: {_short(first.message)}",
         "exit": f"ended with exit code {first.exit_code}",
         "vanished": "is gone without a word" if len(ranks) == 1 else "are gone without a word",
     }[first.cause]
@@ -233,6 +247,22 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
         advice=f"rank-lost-{first.cause}",
         attempt=view.attempt,
     )
+
+
+def _with_memory(source: Source, finding: Finding) -> Finding:
+    """Its last steps' memory beside that of its peers: a leak grows, an uneven batch does not."""
+    marks = ", ".join("?" * len(finding.ranks))
+    ((first, last, highest, peers),) = source.rows(
+        f"""
+        SELECT arg_min(memory_bytes, start_ns) FILTER (own), arg_max(memory_bytes, start_ns) FILTER (own),
+               max(memory_bytes) FILTER (own), CAST(median(memory_bytes) FILTER (NOT own AND step >= newest) AS BIGINT)
+        FROM (SELECT *, rank IN ({marks}) AS own, max(step) OVER () - 50 AS newest FROM steps
+              WHERE attempt = ? AND memory_bytes IS NOT NULL)
+        """,
+        [*finding.ranks, finding.attempt],
+    )
+    memory = {"memory_first_bytes": first, "memory_last_bytes": last, "memory_highest_bytes": highest}
+    return replace(finding, evidence={**finding.evidence, **memory, "memory_of_peers_bytes": peers})
 
 
 def restart(source: Source, attempt: int, lives: Sequence[int]) -> str:

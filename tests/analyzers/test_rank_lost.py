@@ -130,3 +130,36 @@ def test_missing_events_are_said() -> None:
     assert [f.status for f in analyze(world.store, POLICY)] == ["fired", "insufficient_data"]
     world.store.drop("steps")
     assert [f.status for f in analyze(world.store, POLICY)] == ["insufficient_data"]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        ("MemoryError", ""),
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB"),
+        (
+            "RuntimeError",
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 67108864 bytes",
+        ),
+    ],
+)
+def test_a_refused_allocation_is_out_of_memory_with_its_history(error: str, message: str) -> None:
+    world = World()
+    world.event("exception", 0.01, rank=1, type=error, message=message)
+    for other in (0, 2, 3):
+        world.enter(other)
+        world.event("exception", 0.05, rank=other, type="RuntimeError", message="Connection closed by peer")
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks) == ("out_of_memory", (1,))
+    assert finding.advice == "rank-lost-out_of_memory"
+    assert finding.evidence.keys() >= {"memory_first_bytes", "memory_last_bytes", "memory_of_peers_bytes"}
+
+
+def test_sigkill_is_out_of_memory_only_where_the_kernel_counted_one() -> None:
+    world = World()
+    world.event("rank_exit", 0.1, exit_rank=2, exit_code=-9, signal="SIGKILL", pid=7, message="",
+                out_of_memory="memory limit of the control group")  # fmt: skip
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks) == ("out_of_memory", (2,))
+    assert "memory limit of the control group exhausted" in finding.summary
+    assert lost(killed(2))[0].cause == "signal"

@@ -81,3 +81,11 @@ def test_a_clean_run_has_no_finding(tmp_path: Path, layout: str) -> None:
     assert run.findings() == []
     assert not run.events("finding")
     assert run.analyze()["run"]["steps"] == 200
+
+
+def test_a_rank_that_runs_out_of_memory_is_named_with_its_memory(tmp_path: Path) -> None:
+    run = train(tmp_path, "ddp", faults=["oom@step=15,rank=1"], settings=["train.steps=25"])
+    (lost,) = run.findings()
+    assert (lost["kind"], lost["cause"], lost["ranks"]) == ("rank_lost", "out_of_memory", [1])
+    assert lost["evidence"]["memory_last_bytes"] > 0
+    assert lost["evidence"]["memory_of_peers_bytes"] > 0

@@ -28,6 +28,7 @@ from probes.events import EventWriter
 from probes.rundir import RunDir
 from trainer.exit_codes import EXIT_FAILED, EXIT_PREEMPTED, NOT_RESTARTED
 from trainer.recovery import fence
+from trainer.recovery.oom import OomCounter
 from trainer.recovery.rank_processes import RankProcesses
 
 __all__ = ["Agent"]
@@ -60,10 +61,12 @@ class Agent(SimpleElasticAgent):
         self.attempts: list[int] = []
         self.failure = ""
         self.exit_code = EXIT_FAILED
+        self._oom = OomCounter()
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         attempt = self._agree_on_attempt(worker_group)
         self.attempts.append(attempt)
+        self._oom = OomCounter()
         self.events.attempt = attempt
         world_size = worker_group.workers[0].world_size
         self.events.write("attempt_started", world_size=world_size, node_rank=self.node_rank)
@@ -157,6 +160,7 @@ class Agent(SimpleElasticAgent):
                 pid=failure.pid,
                 exit_code=code,
                 signal=name or None,
+                out_of_memory=self._oom.since() or None if code == -signal.SIGKILL else None,
                 message=str(failure.message)[:4000],
             )
             if code in NOT_RESTARTED:
