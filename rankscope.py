@@ -8,7 +8,6 @@ Each command imports what it needs when it runs, so `rankscope analyze` starts w
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -18,10 +17,6 @@ from trainer.drills.catalogue import CATALOGUE, MESHES
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from probes.rundir import RunDir
-    from trainer.config import Config
-    from trainer.mesh_plan import Plan
 
 __all__ = ["__version__", "main"]
 __version__ = "0.1.0"
@@ -79,6 +74,13 @@ def train(
         Path | None,
         typer.Option(metavar="RUN", help="Go on with a run whose processes are gone, from its newest good checkpoint."),
     ] = None,
+    nnodes: Annotated[
+        str, typer.Option(metavar="N|MIN:MAX", help="Nodes of the run; with MIN:MAX it goes on while MIN are there.")
+    ] = "1",
+    node_rank: Annotated[int, typer.Option("--node-rank", min=0, help="Which node this is, from 0.")] = 0,
+    rdzv_endpoint: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the nodes meet: the same on all of them.")
+    ] = "",
     force: Annotated[
         bool, typer.Option("--force", help="With --resume: also if it is alive, or was given up by the guard.")
     ] = False,
@@ -88,95 +90,29 @@ def train(
     Exit codes: 0 finished, 1 failed, 2 a mistake, 3 given up by the guard, 4 another launch has taken the run, 143 told
     to stop by SIGTERM and did so with a checkpoint, 130 the same by Ctrl-C.
     """
-    from trainer.config import ConfigError, load_config
-    from trainer.drills.faults import FaultError, parse_fault
-
-    if resume is not None and config_path is not None:
-        _fail(f"--resume {resume}: takes the run's own configuration, not {config_path}; change it with --set")
-    if force and resume is None:
-        _fail("--force: only with --resume RUN")
-    try:
-        for text in faults or []:
-            parse_fault(text)
-        if resume is None:
-            config = load_config(config_path, overrides or [])
-    except (ConfigError, FaultError) as error:
-        _fail(str(error))
-    if resume is not None:
-        raise typer.Exit(_resume(resume, overrides or [], nproc_per_node, faults or [], force=force))
-    raise typer.Exit(_train(config, nproc_per_node or _ranks_needed(config), faults or []))
-
-
-def _ranks_needed(config: Config) -> int:
-    """The ranks that a mesh without a free dimension needs; else one a GPU, or one."""
-    sizes = (config.parallel.pp, config.parallel.dp_replicate, config.parallel.dp_shard, config.parallel.tp)
-    fixed = 1
-    for size in sizes:
-        fixed *= max(1, size)
-    gpus = len(list(Path("/dev").glob("nvidia[0-9]*"))) if -1 in sizes else 0
-    return max(fixed, gpus // fixed * fixed)
-
-
-def _train(config: Config, nproc: int, faults: list[str]) -> int:
-    """Make the run's folder, start watch, launch the ranks, show progress, print how it ended; the exit code."""
-    import os
-
-    from probes.rundir import RunDir, RunError
-    from trainer.config import ConfigError
-    from trainer.mesh_plan import resolve
-
-    try:
-        plan = resolve(config, nproc)
-        manifest = _launch_facts(config, plan) | {"faults": faults, "cwd": os.getcwd()}
-        run = RunDir.create(Path(config.run.dir), name=config.run.name, manifest=manifest)
-    except (ConfigError, RunError) as error:
-        _fail(str(error))
-    return _supervise(run, config, plan, faults, "")
-
-
-def _resume(path: Path, overrides: list[str], nproc: int, faults: list[str], *, force: bool) -> int:
-    """Go on in the folder of a run; the exit code."""
     from probes.rundir import RunError
+    from trainer.begin import Options, begin
     from trainer.config import ConfigError
-    from trainer.mesh_plan import resolve
-    from trainer.resume import ResumeError, forgive, prepare
+    from trainer.drills.faults import FaultError
+    from trainer.recovery.node import MeetingError
+    from trainer.resume import ResumeError
 
+    options = Options(
+        config_path=config_path,
+        overrides=overrides or [],
+        nproc=nproc_per_node,
+        faults=faults or [],
+        resume=resume,
+        force=force,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        endpoint=rdzv_endpoint,
+    )
     try:
-        resumed = prepare(path, overrides, force=force)
-        config, run = resumed.config, resumed.run
-        mesh_changes = any(override.startswith("parallel.") for override in overrides)
-        plan = resolve(config, nproc or (_ranks_needed(config) if mesh_changes else resumed.world_size))
-    except (ConfigError, ResumeError, RunError) as error:
+        code = begin(options, version=__version__, console=_console())
+    except (ConfigError, FaultError, MeetingError, ResumeError, RunError) as error:
         _fail(str(error))
-    if force:
-        forgive(run)
-    run.write_manifest(run.manifest() | _launch_facts(config, plan))
-    return _supervise(run, config, plan, faults, "resumed: ")
-
-
-def _launch_facts(config: Config, plan: Plan) -> dict[str, object]:
-    """What of a run's manifest belongs to its newest launch."""
-    import os
-
-    return {
-        "config": config.model_dump(mode="json"),
-        "world_size": plan.world_size,
-        "mesh": plan.sizes,
-        "launcher_pid": os.getpid(),
-        "rankscope_version": __version__,
-        "command": sys.argv,
-    }
-
-
-def _supervise(run: RunDir, config: Config, plan: Plan, faults: list[str], how: str) -> int:
-    console = _console()
-    mesh = " x ".join(f"{name} {size}" for name, size in plan.sizes.items() if size > 1) or "one rank"
-    ranks = f"{plan.world_size} ranks ({mesh})"
-    console.print(f"{how}run [bold]{run.path}[/]  {ranks}  {config.train.steps} steps", highlight=False)
-    from trainer.recovery.node import Node
-    from trainer.supervise import supervise
-
-    return supervise(run, config, plan=plan, node=Node(nproc=plan.world_size), faults=faults, console=console)
+    raise typer.Exit(code)
 
 
 @app.command(
@@ -269,6 +205,7 @@ def drill(
     if list_faults:
         print_faults(_console())
         return
+    from trainer.begin import ranks_needed
     from trainer.config import ConfigError, load_config
     from trainer.drills.command import run_drill
     from trainer.drills.execute import Base
@@ -277,7 +214,7 @@ def drill(
     changes = overrides or []
     try:
         config = load_config(config_path, changes)
-        num_ranks = nproc_per_node or _ranks_needed(config)
+        num_ranks = nproc_per_node or ranks_needed(config)
         plan = plan_drill(config, faults.split(","), meshes=mesh.split(","), seeds=seeds, num_ranks=num_ranks)
     except (ConfigError, DrillError) as error:
         _fail(str(error))

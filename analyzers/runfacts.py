@@ -21,7 +21,9 @@ __all__ = ["run_facts"]
 
 def run_facts(source: Source, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """JSON values; None where it is not recorded."""
-    log = EventLog.load(source, ("rollback", "run_started", "run_ended", "fault_injected", "rank_closed", "preempted"))
+    log = EventLog.load(
+        source, ("rollback", "run_started", "run_ended", "fault_injected", "rank_closed", "preempted", "excluded")
+    )
     began_ns = max((event.wall_ns for event in log.of("run_started")), default=0)
     ended = [event for event in log.of("run_ended") if event.wall_ns >= began_ns]
     config = manifest.get("config")
@@ -40,6 +42,15 @@ def run_facts(source: Source, manifest: Mapping[str, Any]) -> dict[str, Any]:
          "duration_s": e.number("duration_s")}
         for e in log.of("rollback")
     ]  # fmt: skip
+    facts["excluded"] = [
+        {
+            "device": e.text("device"),
+            "node_rank": e.integer("node_rank"),
+            "attempt": e.attempt,
+            "reason": e.text("reason"),
+        }
+        for e in log.of("excluded")
+    ]
     facts["faults_injected"] = [
         {"fault": e.text("fault"), "rank": e.rank, "step": e.step} for e in log.of("fault_injected")
     ]

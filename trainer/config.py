@@ -236,6 +236,8 @@ class RecoveryConfig(_Section):
     """After SIGTERM: time for the end of the step and a checkpoint, then the ranks leave without (seconds)."""
     rejoin_s: float = Field(default=30.0, ge=0)
     """How long a restart waits for further nodes once there are enough (seconds)."""
+    max_failures_per_device: int = Field(default=-1, ge=-1)
+    """Deaths by a signal, hangs included, before a device is left out; 0 = never, -1 = 3 on GPUs and never on CPUs."""
 
 
 class Config(_Section):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from trainer.config import Config, ConfigError
 from trainer.stages import Stages, split_layers
 
-__all__ = ["MESH_DIMS", "Plan", "resolve"]
+__all__ = ["MESH_DIMS", "Plan", "fitting_world", "resolve"]
 
 MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "tp")
 
@@ -98,6 +98,17 @@ def resolve(config: Config, world_size: int) -> Plan:
         stages=stages,
         schedule=config.parallel.schedule,
     )
+
+
+def fitting_world(config: Config, num_ranks: int) -> int:
+    """The largest world of at most `num_ranks` ranks that `config` can be laid out on; 0 if there is none."""
+    for world_size in range(num_ranks, 0, -1):
+        try:
+            resolve(config, world_size)
+        except ConfigError:
+            continue
+        return world_size
+    return 0
 
 
 def _mesh_sizes(config: Config, world_size: int) -> dict[str, int]:

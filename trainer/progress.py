@@ -201,6 +201,8 @@ def _line(event: dict[str, Any]) -> str:
         return f"[dim]{where}fault injected: {escape(str(event.get('fault')))} on rank {event.get('rank')}[/]"
     if kind == "culprit_killed":
         return f"[red]{where}killed rank {event.get('killed_rank')}[/] so that the ranks can restart"
+    if kind == "excluded":
+        return f"[yellow]{escape(str(event.get('device')))} is left out[/]: {escape(str(event.get('reason')))}"
     if kind == "rank_exit":
         how = event.get("signal") or f"exit code {event.get('exit_code')}"
         return f"[red]{where}rank {event.get('exit_rank')} ended: {escape(str(how))}[/]"

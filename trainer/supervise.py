@@ -26,6 +26,8 @@ from trainer.recovery.zygote import Zygote
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from trainer.recovery.meeting import Meeting
+
 __all__ = ["supervise"]
 
 WATCH_END_S = 15.0
@@ -85,7 +87,16 @@ class _EarlySignals:
             raise _ToldToStop(number)
 
 
-def supervise(run: RunDir, config: Config, *, plan: Plan, node: Node, faults: list[str], console: Console) -> int:
+def supervise(
+    run: RunDir,
+    config: Config,
+    *,
+    plan: Plan,
+    node: Node,
+    faults: list[str],
+    console: Console,
+    meeting: Meeting | None = None,
+) -> int:
     """Train to the end; returns the exit code of `rankscope train`."""
     signals = _EarlySignals()
     os.environ["RANKSCOPE_CONFIG"] = config.model_dump_json()
@@ -106,7 +117,7 @@ def supervise(run: RunDir, config: Config, *, plan: Plan, node: Node, faults: li
     try:
         with ProgressView(run, steps=config.train.steps, plan=plan, console=console, node_rank=node.rank) as view:
             view.every_tick(keeper.look)
-            outcome = _launch(run, config, node, arguments, events, zygote, signals)
+            outcome = _launch(run, config, node, meeting, arguments, events, zygote, signals)
             events.write(
                 "run_ended",
                 node_rank=node.rank,
@@ -127,6 +138,7 @@ def _launch(
     run: RunDir,
     config: Config,
     node: Node,
+    meeting: Meeting | None,
     arguments: list[str],
     events: EventWriter,
     zygote: Zygote,
@@ -136,7 +148,7 @@ def _launch(
         signals.listen()
         from trainer.recovery.launch import launch  # imports torch: after the bar is on the screen
 
-        return launch(run, config, node=node, arguments=arguments, events=events, zygote=zygote)
+        return launch(run, config, node=node, meeting=meeting, arguments=arguments, events=events, zygote=zygote)
     except _ToldToStop as told:
         (number,) = told.args
         reason = "preempted" if 128 + number == EXIT_PREEMPTED else "interrupted"

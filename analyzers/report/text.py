@@ -276,6 +276,9 @@ def _facts(facts: Mapping[str, Any], console: Console, account: Account | None =
     if interval := facts.get("checkpoint_interval"):
         rows.append(("Saves", _saves(interval)))
     rows.append(("Ended", str(facts.get("ended") or "without a word")))
+    for excluded in (facts.get("excluded") or [])[:20]:
+        where = f"{excluded.get('device')} of node {excluded.get('node_rank')}"
+        rows.append(("Excluded", f"{where} after attempt {excluded.get('attempt')}: {excluded.get('reason')}"))
     for rollback in (facts.get("rollbacks") or [])[:20]:
         batches = ", ".join(map(str, rollback.get("skipped_batches") or []))
         rows.append(

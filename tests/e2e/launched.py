@@ -24,6 +24,7 @@ LAYOUTS = {
     "ddp": ("parallel.dp_replicate=4", "parallel.dp_shard=1"),
     "fsdp": ("parallel.dp_shard=4",),
     "two": ("parallel.dp_replicate=2", "parallel.dp_shard=1"),
+    "elastic": ("parallel.dp_shard=-1",),
     "tp": ("parallel.dp_shard=1", "parallel.tp=4"),
     "fsdp_tp": ("parallel.dp_shard=2", "parallel.tp=2"),
 }
@@ -131,13 +132,20 @@ class LaunchedRun:
         return "\n".join(f"--- {file.name} {file.parent.name}\n{file.read_text()[-3000:]}" for file in files)
 
 
-def start(tmp_path: Path, layout: str, *, faults: Sequence[str] = (), settings: Sequence[str] = ()) -> LaunchedRun:
+def start(
+    tmp_path: Path,
+    layout: str,
+    *,
+    faults: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    options: Sequence[str] = (),
+) -> LaunchedRun:
     """Start `rankscope train` on a tiny model over four ranks."""
     text = tmp_path / "text.txt"
     text.write_text(SOURCE * 4)
     runs = tmp_path / "runs"
     every = (*TINY, f"run.dir={runs}", f"data.path=['{text}']", *LAYOUTS[layout], *settings)
-    return _launch(runs, _options(every, faults))
+    return _launch(runs, [*options, *_options(every, faults)])
 
 
 def resume(run: LaunchedRun, *options: str, settings: Sequence[str] = (), faults: Sequence[str] = ()) -> LaunchedRun:
@@ -165,9 +173,16 @@ def _launch(runs: Path, arguments: Sequence[str]) -> LaunchedRun:
     return run
 
 
-def train(tmp_path: Path, layout: str, *, faults: Sequence[str] = (), settings: Sequence[str] = ()) -> LaunchedRun:
+def train(
+    tmp_path: Path,
+    layout: str,
+    *,
+    faults: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    options: Sequence[str] = (),
+) -> LaunchedRun:
     """Run `rankscope train` to its clean end."""
-    return start(tmp_path, layout, faults=faults, settings=settings).finish()
+    return start(tmp_path, layout, faults=faults, settings=settings, options=options).finish()
 
 
 def rankscope(*arguments: str, timeout_s: float = 60.0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -1,12 +1,16 @@
 """torch's elastic agent with our processes: it meets the other nodes, starts the ranks of this one, and restarts them.
 
-    agent = Agent(spec, run=run, events=events, ranks=RankProcesses(...), grace_s=25.0)
+    agent = Agent(spec, run=run, config=config, node=node, events=events, ranks=RankProcesses(...), devices=Devices(4))
     result = agent.run()
 
 The agent is the engine behind torchrun: rendezvous, numbering of ranks, restarts and their budget are torch's own. Ours
 differs in three things. An attempt is claimed (`trainer.recovery.fence`) before any rank starts, and all nodes learn
 its number through the rendezvous store. Who ended first is an event before the agent acts on it. And once a rank has
 died the others are not given long: they cannot finish the step that they are in.
+
+The world is as large as the nodes and devices that are there allow: of the ranks that met, the largest number on which
+the configuration can be laid out takes part, and the global batch is divided among them. A node whose ranks are all
+left over waits until the world changes, or ends.
 """
 
 from __future__ import annotations
@@ -26,8 +30,12 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from probes.events import EventWriter
 from probes.rundir import RunDir
+from trainer.config import Config
 from trainer.exit_codes import EXIT_FAILED, EXIT_PREEMPTED, NOT_RESTARTED
+from trainer.mesh_plan import fitting_world
 from trainer.recovery import fence
+from trainer.recovery.devices import Devices
+from trainer.recovery.node import Node
 from trainer.recovery.oom import OomCounter
 from trainer.recovery.rank_processes import RankProcesses
 
@@ -36,6 +44,7 @@ __all__ = ["Agent"]
 STRANDED_S = 3.0
 """How long ranks may live on after one of them died: they see the connection break within milliseconds, or never."""
 EXIT_BARRIER_S = 30.0
+_OVER = "rankscope/over"
 MARGIN_S = 3.0
 """Ranks leave by themselves when their grace is over; only who cannot even do that is killed."""
 
@@ -48,30 +57,41 @@ class Agent(SimpleElasticAgent):
         spec: WorkerSpec,
         *,
         run: RunDir,
-        node_rank: int,
+        config: Config,
+        node: Node,
         events: EventWriter,
         ranks: RankProcesses,
-        grace_s: float,
+        devices: Devices,
     ) -> None:
-        super().__init__(spec, exit_barrier_timeout=EXIT_BARRIER_S, shutdown_timeout=int(grace_s + MARGIN_S))
+        patience_s = int(config.recovery.grace_s + MARGIN_S)
+        super().__init__(spec, exit_barrier_timeout=EXIT_BARRIER_S, shutdown_timeout=patience_s)
         self.run_dir = run
-        self.node_rank = node_rank
+        self.config = config
+        self.node = node
+        self.devices = devices
         self.events = events
         self.ranks = ranks
         self.attempts: list[int] = []
         self.failure = ""
         self.exit_code = EXIT_FAILED
         self._oom = OomCounter()
+        self._goes_on_without = False
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         attempt = self._agree_on_attempt(worker_group)
         self.attempts.append(attempt)
         self._oom = OomCounter()
+        self._goes_on_without, self.failure = False, ""
         self.events.attempt = attempt
-        world_size = worker_group.workers[0].world_size
-        self.events.write("attempt_started", world_size=world_size, node_rank=self.node_rank)
+        met = worker_group.workers[0].world_size
+        world_size = fitting_world(self.config, met)
+        self.events.write(
+            "attempt_started", world_size=world_size, node_rank=self.node.rank, ranks_left_over=met - world_size
+        )
         environments = {
-            worker.local_rank: self._environment(worker_group, worker, attempt) for worker in worker_group.workers
+            worker.local_rank: self._environment(worker_group, worker, attempt, world_size)
+            for worker in worker_group.workers
+            if worker.global_rank < world_size
         }
         return dict(self.ranks.start(attempt=attempt, environments=environments))
 
@@ -83,13 +103,13 @@ class Agent(SimpleElasticAgent):
             store.set("rankscope/attempt", str(attempt))
         return int(store.get("rankscope/attempt"))
 
-    def _environment(self, worker_group: WorkerGroup, worker: Any, attempt: int) -> dict[str, str]:
+    def _environment(self, worker_group: WorkerGroup, worker: Any, attempt: int, world_size: int) -> dict[str, str]:
         spec = worker_group.spec
         return {
             "RANK": str(worker.global_rank),
             "LOCAL_RANK": str(worker.local_rank),
-            "WORLD_SIZE": str(worker.world_size),
-            "LOCAL_WORLD_SIZE": str(spec.local_world_size),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(min(spec.local_world_size, world_size - worker.global_rank + worker.local_rank)),
             "GROUP_RANK": str(worker_group.group_rank),
             "GROUP_WORLD_SIZE": str(worker_group.group_world_size),
             "MASTER_ADDR": worker_group.master_addr,
@@ -101,7 +121,8 @@ class Agent(SimpleElasticAgent):
             "TORCHELASTIC_ERROR_FILE": str(self._error_file(attempt, worker.global_rank)),
             "RANKSCOPE_RUN_DIR": str(self.run_dir.path),
             "RANKSCOPE_ATTEMPT": str(attempt),
-            "RANKSCOPE_NODE_RANK": str(self.node_rank),
+            "RANKSCOPE_NODE_RANK": str(self.node.rank),
+            **self.devices.environment(),
         }
 
     def _error_file(self, attempt: int, rank: int) -> Path:
@@ -110,7 +131,11 @@ class Agent(SimpleElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         codes = self.ranks.exit_codes()
+        store = worker_group.store
+        if not codes and not store.check([_OVER]):
+            return RunResult(state=WorkerState.HEALTHY)  # left over: whoever takes part says when it is over
         if all(code == 0 for code in codes.values()):
+            store.set(_OVER, "")
             return RunResult(
                 state=WorkerState.SUCCEEDED,
                 return_values={worker.global_rank: None for worker in worker_group.workers},
@@ -122,6 +147,7 @@ class Agent(SimpleElasticAgent):
         if not first:
             return RunResult(state=WorkerState.HEALTHY)
         failures = {local_rank: self._failed(worker_group, local_rank, codes[local_rank] or 0) for local_rank in first}
+        self._judge_device(first[0], codes[first[0]] or 0, worker_group)
         if EXIT_PREEMPTED in (self.exit_code, *codes.values()):
             self.ranks.wait(self._shutdown_timeout)  # all have agreed to stop: each is on its way out
         self.ranks.stop(signal.SIGTERM, STRANDED_S)
@@ -151,7 +177,12 @@ class Agent(SimpleElasticAgent):
         ended_by = f"rank {worker.global_rank} ended with {name or f'exit code {code}'}"
         if code == EXIT_PREEMPTED or (code == -signal.SIGTERM and not self.failure):
             # SIGTERM before the rank could even listen to it: somebody wants the machine back.
-            self.exit_code, self._remaining_restarts = EXIT_PREEMPTED, 0
+            if worker_group.group_world_size > self.node.min_nodes:
+                # Another node is wanted back, and has agreed with us where to stop: go on without it, at no cost.
+                self._remaining_restarts += not self._goes_on_without
+                self._goes_on_without = True
+            else:
+                self.exit_code, self._remaining_restarts = EXIT_PREEMPTED, 0
             self.events.write("rank_stopped", exit_rank=worker.global_rank, pid=worker.id, exit_code=code)
         else:
             self.events.write(
@@ -167,6 +198,30 @@ class Agent(SimpleElasticAgent):
                 self.exit_code, self._remaining_restarts = code, 0
         self.failure = self.failure or ended_by
         return failure
+
+    def _judge_device(self, local_rank: int, code: int, worker_group: WorkerGroup) -> None:
+        """Who died first of a signal that hardware can cause (or was killed because it hung) speaks against its
+        device; one that failed too often is left out of the next attempt, if there is a next one without it."""
+        if code >= 0 or code == -signal.SIGTERM or (code == -signal.SIGKILL and self._oom.since()):
+            return
+        device = self.devices.in_use[local_rank]
+        if not self.devices.blame(local_rank) or not self._remaining_restarts:
+            return
+        others = worker_group.workers[0].world_size - 1
+        if not fitting_world(self.config, others):
+            return  # a mesh without a free dimension: better on this device than not at all
+        self.devices.leave_out(device)
+        worker_group.spec.local_world_size = len(self.devices.in_use)
+        self.events.write(
+            "excluded",
+            node_rank=self.node.rank,
+            device=self.devices.name(device),
+            excluded_rank=worker_group.workers[local_rank].global_rank,
+            failures=self.devices.failures(device),
+            reason=f"{self.devices.failures(device)} deaths by a signal, the last by {signal.Signals(-code).name}",
+        )
+        if not self.devices.in_use:
+            self._remaining_restarts = 0  # nothing is left here: this node leaves, the others go on
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """Before a restart: ranks that still run save first."""

@@ -1,9 +1,9 @@
 """Launches the ranks of one node and says how the run ended.
 
-    outcome = launch(run, config, node=Node(nproc=4), arguments=[], events=events, zygote=zygote)
+    outcome = launch(run, config, node=Node(nproc=4), meeting=None, arguments=[], events=events, zygote=zygote)
     outcome.exit_code
 
-`trainer.recovery.agent` does the work; here are its rendezvous, its signals and the run's last word.
+`trainer.recovery.agent` does the work; here are its signals and the run's last word.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from typing import NoReturn
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
-from torch.distributed.elastic.rendezvous.api import RendezvousHandler
 
 from probes.events import EventWriter
 from probes.rundir import RunDir
 from trainer.config import Config
 from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_PREEMPTED
 from trainer.recovery.agent import Agent
+from trainer.recovery.devices import Devices
+from trainer.recovery.meeting import Meeting
 from trainer.recovery.node import Node, Outcome
 from trainer.recovery.rank_processes import RankProcesses
 from trainer.recovery.zygote import Zygote
@@ -37,40 +36,34 @@ _REASONS = {EXIT_GIVEN_UP: "given_up", EXIT_FENCED: "fenced"}
 
 
 def launch(
-    run: RunDir, config: Config, *, node: Node, arguments: list[str], events: EventWriter, zygote: Zygote | None
+    run: RunDir,
+    config: Config,
+    *,
+    node: Node,
+    meeting: Meeting | None,
+    arguments: list[str],
+    events: EventWriter,
+    zygote: Zygote | None,
 ) -> Outcome:
     """Run the ranks to their end. Must be called from the main thread: signals are handled there."""
     _quiet(run, node.rank)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    meeting = meeting or Meeting(node, rejoin_s=config.recovery.rejoin_s)
     spec = WorkerSpec(
         role="trainer",
         local_world_size=node.nproc,
         entrypoint="trainer.worker",
-        rdzv_handler=_rendezvous(run, node),
+        rdzv_handler=meeting.handler,
         max_restarts=config.recovery.max_restarts if config.recovery.enabled else 0,
         monitor_interval=MONITOR_INTERVAL_S,
     )
     ranks = RankProcesses(run.path / "logs", arguments=arguments, zygote=zygote)
-    agent = Agent(spec, run=run, node_rank=node.rank, events=events, ranks=ranks, grace_s=config.recovery.grace_s)
+    devices = Devices(node.nproc, max_failures=config.recovery.max_failures_per_device)
+    agent = Agent(spec, run=run, config=config, node=node, events=events, ranks=ranks, devices=devices)
     try:
         return _outcome(agent)
     finally:
         spec.rdzv_handler.shutdown()
-
-
-def _rendezvous(run: RunDir, node: Node) -> RendezvousHandler:
-    local = node.endpoint.rpartition(":")[0] in ("localhost", "127.0.0.1")
-    return rendezvous_registry.get_rendezvous_handler(
-        RendezvousParameters(
-            backend="c10d",
-            endpoint=node.endpoint,
-            run_id=run.run_id,
-            min_nodes=node.min_nodes,
-            max_nodes=node.max_nodes,
-            local_addr="localhost" if local else None,
-            timeout=900,
-        )
-    )
 
 
 def _outcome(agent: Agent) -> Outcome:

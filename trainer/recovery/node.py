@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Node", "Outcome"]
+__all__ = ["MeetingError", "Node", "Outcome"]
+
+
+class MeetingError(ValueError):
+    """The nodes cannot meet; one line that says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
