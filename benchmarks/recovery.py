@@ -50,7 +50,7 @@ LAYOUTS = {
 SETTINGS = (
     "run.name=recovery", "model.dim=64", "model.num_layers=4", "model.num_heads=4", "data.seq_len=64",
     "train.global_batch_size=8", "train.device=cpu", "train.steps=100000000", "checkpoint.interval=10",
-    "recovery.max_restarts=1000",
+    "recovery.max_restarts=1000", "recovery.max_failures_per_device=0",
 )  # fmt: skip
 NUM_RANKS = 4
 STEPS_BETWEEN = 10

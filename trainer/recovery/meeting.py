@@ -38,8 +38,8 @@ class Meeting:
     def __init__(self, node: Node, *, rejoin_s: float) -> None:
         self.node = node
         if node.max_nodes > 1:
-            # torch 2.13 publishes the address of a store that is kept over rounds only in the first of them: a node that
-            # comes later waits for it for ever. So each round has a store of its own, in its first rank.
+            # torch 2.13 publishes the address of a store that is kept over rounds only in the first of them, and a node
+            # that comes later waits for it for ever. So each round has a store of its own, in its first rank.
             os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         host = node.endpoint.rpartition(":")[0]
         parameters = RendezvousParameters(
