@@ -36,10 +36,10 @@ def test_a_node_dies_the_other_goes_on_and_it_comes_back(tmp_path: Path) -> None
     attempt = max(event["attempt"] for event in first.events("attempt_started"))
 
     second.process.kill()
-    with Store.open(first.run) as store:
-        theirs = store.rows("SELECT pid FROM ranks WHERE node_rank = 1 AND attempt = ?", [attempt])
-    for pid in {pid for (pid,) in theirs}:
-        kill(pid)
+    for _, _, folder in first.run.rank_dirs():
+        for event in read_events(folder / "events.jsonl")[0]:
+            if event["kind"] == "rank" and event["node_rank"] == 1 and event["attempt"] == attempt:
+                kill(event["pid"])
     for event in read_events(first.run.node_dir(1) / "events.jsonl")[0]:
         if event["kind"] == "watch_started":
             kill(event["pid"])
