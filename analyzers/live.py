@@ -10,7 +10,7 @@ and once more with status `ok` when it is over. A straggler is looked for less o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from . import corruption, divergence, hang, loss_scale, loss_spike, nonfinite, rank_lost, resume, straggler
@@ -46,6 +46,8 @@ class LiveState:
     said: dict[tuple[object, ...], Finding] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
     ticks: int = 0
+    attempt: int | None = None
+    """The newest attempt at the last look."""
 
 
 def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding]:
@@ -72,6 +74,10 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
             corruption.analyze(source, corruption.CorruptionPolicy(since_step=since_step, settled_only=True)),
         ),
     }
+    # A restart may be quicker than a tick: how an attempt ended is still to be said when the next one is there.
+    ended = [] if state.attempt is None else [life for life in lives if state.attempt <= life < attempt]
+    if ended:
+        looks["ended"] = lambda: _unsaid(state, [f for life in ended for f in _ended(source, life, lives, state.stall)])
     if state.ticks % _period(source, attempt, state.policy) == 0:
         looks["straggler"] = lambda: _straggler(source, attempt, since_step)
     for name, look in looks.items():
@@ -80,6 +86,8 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
             looked.add(name)
         except Exception:  # one look that fails must not silence the others; the post-mortem says the error
             state.errors[name] = state.errors.get(name, 0) + 1
+    if "ended" in looked or not ended:
+        state.attempt = attempt
     return _news(state, [f for f in found if f.status in ("fired", "suspect")], looked, attempt)
 
 
@@ -94,6 +102,19 @@ def _standstill(source: Source, attempt: int, policy: StallPolicy, now_ns: int) 
     lost = rank_lost.explain(view, log, policy, is_last=True, now_ns=now_ns)
     stuck = hang.explain(view, log, policy, is_last=True, now_ns=now_ns)
     return [*lost, *([stuck] if stuck else [])]
+
+
+def _ended(source: Source, attempt: int, lives: Sequence[int], policy: StallPolicy) -> list[Finding]:
+    """How a former attempt ended, as the post-mortem sees it."""
+    log = EventLog.load(source, SNAPSHOT_EVENTS)
+    view = take_snapshot(source, attempt, log)
+    again = rank_lost.restart(source, attempt, lives)
+    stuck = hang.explain(view, log, policy, is_last=False, again=again)
+    return [*rank_lost.explain(view, log, policy, is_last=False, again=again), *([stuck] if stuck else [])]
+
+
+def _unsaid(state: LiveState, findings: list[Finding]) -> list[Finding]:
+    return [finding for finding in findings if _key(finding) not in state.said]
 
 
 def _straggler(source: Source, attempt: int, since_step: int) -> list[Finding]:

@@ -65,6 +65,26 @@ def test_a_hang_that_watch_ended_is_not_told_as_a_death() -> None:
     assert told(world.store, state, world.after(9) + 16 * STEP_NS) == []
 
 
+def test_a_death_is_told_although_the_restart_was_quicker_than_a_tick() -> None:
+    world, state = World(), LiveState()
+    assert told(world.store, state, world.after(0.1)) == []
+    world.event("rank_exit", 0.2, exit_rank=1, exit_code=-9, signal="SIGKILL", pid=3, message="")
+    World(attempt=1, first_step=11, store=world.store, start_ns=world.after(0.5))
+    now_ns = world.after(0.5) + 16 * STEP_NS
+    (finding,) = live_findings(world.store, state, now_ns)
+    assert (finding.kind, finding.ranks, finding.attempt) == ("rank_lost", (1,), 0)
+    assert "restarted as attempt 1" in finding.summary
+    assert told(world.store, state, now_ns) == []
+
+
+def test_a_death_that_was_told_is_not_told_again_after_the_restart() -> None:
+    world, state = World(), LiveState()
+    world.event("rank_exit", 0.2, exit_rank=1, exit_code=-9, signal="SIGKILL", pid=3, message="")
+    assert told(world.store, state, world.after(0.6)) == [("rank_lost", "fired", (1,))]
+    World(attempt=1, first_step=11, store=world.store, start_ns=world.after(9))
+    assert told(world.store, state, world.after(9) + 16 * STEP_NS) == []
+
+
 def test_nothing_is_told_of_a_clean_end() -> None:
     world, state = World(), LiveState()
     for rank in range(4):

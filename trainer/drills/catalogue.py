@@ -249,13 +249,14 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "divergence": Kind(
         fault_id="F27",
-        what="the learning rate grows by a tenth at each step",
+        what="the learning rate grows from step to step",
         expected=(Expected(("loss_spike", "divergence"), ("learning_rate", "divergence", "trend"), "nobody"),),
         recovery="goes_on",
         keys=_LASTING,
         all_ranks=True,
+        parameters="factor=1.15",
         first_step=_SPIKE_STEP,
-        steps_after=80,
+        steps_after=140,
     ),
     # Bits.
     "bit_flip": Kind(
