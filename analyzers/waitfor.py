@@ -12,7 +12,8 @@
    that has not sent, and the reverse.
 5. A rank that is waited for and waits for nobody is a culprit: it never came. Its open span says what it does instead.
 6. Without such a rank the edges hold a cycle, or everybody entered and nobody left. In a cycle, a rank that is awaited
-   in a step that it has left behind has left a call out; else groups are taken in opposite order.
+   in a step that it has left behind has left a call out; where a message is awaited, that one is missing; else groups
+   are taken in opposite order.
 """
 
 from __future__ import annotations
@@ -112,6 +113,12 @@ def find_culprits(view: AttemptView) -> Blame:
     if cycle and (gone := _past(view, cycle, heads, waits)) is not None:
         culprits, awaited = gone
         return Blame(cause="skipped", culprits=culprits, waiting=_without(waiting, culprits), call=awaited)
+    messages = [c for rank in cycle for c in heads[rank] if c.is_p2p and waits.targets([c]) & set(cycle)]
+    if messages:
+        waiting = _without(waiting, cycle)
+        return Blame(
+            cause="p2p_unmatched", culprits=tuple(sorted(cycle)), waiting=waiting, call=messages[0], cycle=cycle
+        )
     if cycle:
         return Blame(
             cause="order_inversion",

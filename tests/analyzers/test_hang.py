@@ -323,3 +323,12 @@ def test_calls_that_do_not_fit_are_told_although_nobody_says_how_the_run_ended()
     (finding,) = hang.analyze(world.store, POLICY)
     assert (finding.cause, finding.ranks) == ("skipped", (2,))
     assert rank_lost.analyze(world.store, POLICY) == []
+
+
+def test_two_stages_that_wait_for_each_other_miss_a_message() -> None:
+    """Rank 1 waits for a message that rank 0 never sent; rank 0 has gone on to the next collective."""
+    world = World(ranks=2)
+    world.enter(1, seq=4, op="recv", peer=0)
+    world.enter(0)
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("p2p_unmatched", (0, 1))

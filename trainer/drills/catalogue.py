@@ -165,7 +165,7 @@ CATALOGUE: dict[str, Kind] = {
     "missing_send": Kind(
         fault_id="F12",
         what="a pipeline stage drops one send",
-        expected=_stuck("p2p_unmatched"),
+        expected=_stuck("p2p_unmatched", rank="among"),
         recovery="restarts",
         needs="pipeline",
     ),

@@ -87,27 +87,20 @@ def _arm_order_inversion(trigger: Trigger, training: Training) -> None:
 
 
 def _arm_missing_send(trigger: Trigger, training: Training) -> None:
-    """The first send of the step is left out, wherever the schedule posts it."""
+    """The first message of the step from one of the rank's stages is left out."""
     if training.pipeline is None:
         raise FaultError("--fault missing_send: parallel.pp = 1: there is no pipeline; must be 2 or more")
-    real_send, real_batch = dist.isend, dist.batch_isend_irecv
-
-    def isend(*args: Any, **kwargs: Any) -> Any:
-        return _Nothing() if trigger.due() else real_send(*args, **kwargs)
-
-    def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
-        sends = [op for op in p2p_op_list if op.op in (isend, real_send)]
-        left = [op for op in p2p_op_list if op is not sends[0]] if sends and trigger.due() else p2p_op_list
-        return real_batch(left) if left else []
-
-    dist.isend, dist.batch_isend_irecv = isend, batch_isend_irecv
+    for stage in training.pipeline.stages:
+        for name in ("get_fwd_send_ops", "get_bwd_send_ops"):
+            setattr(stage, name, _without_first(getattr(stage, name), trigger))
 
 
-class _Nothing:
-    """The handle of a call that was never made."""
+def _without_first(sends: Callable[[int], list[Any]], trigger: Trigger) -> Callable[[int], list[Any]]:
+    def left(microbatch: int) -> list[Any]:
+        ops = sends(microbatch)
+        return ops[1:] if ops and trigger.due() else ops
 
-    def wait(self, *args: Any) -> bool:
-        return True
+    return left
 
 
 ARM: Mapping[str, Callable[[Trigger, Training], None]] = {
