@@ -247,11 +247,12 @@ def evidence_rows(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _saves(interval: Mapping[str, Any]) -> str:
     """What a save costs, and how often to save by that."""
-    hours = interval["mtbf_s"] / 3600
-    rate = f"{interval['num_failures']} failures in this run" if interval["num_failures"] else "an assumed failure rate"
+    hours, failures = interval["mtbf_s"] / 3600, interval["num_failures"]
+    rate = f"{_count(failures, 'failure')} in this run" if failures else "an assumed failure rate"
+    between = f"{hours:,.0f} h" if hours >= 10 else f"{60 * hours:,.1f} min"
     return (
         f"{interval['num_saves']} measured, {1e3 * interval['cost_s']:.1f} ms of standstill each; with {rate} "
-        f"(one in {hours:,.1f} h) save every {interval['steps']:,} steps ({interval['interval_s']:,.0f} s, Daly)"
+        f"(one in {between}) save every {_count(interval['steps'], 'step')} ({interval['interval_s']:,.0f} s, Daly)"
     )
 
 

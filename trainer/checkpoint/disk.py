@@ -18,7 +18,7 @@ import contextlib
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -92,8 +92,18 @@ class DiskCheckpoints:
         if self._plan is None or not self._plan.fits(tensors | rng):
             self._plan = SavePlan.make(tensors | rng, rank=self.training.rank)
 
-    def begin(self, copy: HostCopy, extra: Mapping[str, Any], *, stall_ns: int = 0) -> None:
-        """Begin to write a checkpoint of what `copy` holds. All ranks; none may be `busy`, and `stall_ns` is told."""
+    def begin(
+        self,
+        copy: HostCopy,
+        extra: Mapping[str, Any],
+        *,
+        late_extra: Callable[[], Mapping[str, Any]] = dict,
+        stall_ns: int = 0,
+    ) -> None:
+        """Begin to write a checkpoint of what `copy` holds. All ranks; none may be `busy`, and `stall_ns` is told.
+
+        `late_extra` is called in the background, on rank 0: what takes long to find out belongs there.
+        """
         assert self._save is None
         start = time.monotonic_ns()
         self.prepare()
@@ -109,6 +119,7 @@ class DiskCheckpoints:
             plan=self._plan,
             copy=copy,
             content=self._content(values, extra),
+            late_extra=late_extra,
             executor=self.background,
         )
         self._save.submit()

@@ -101,8 +101,8 @@ def _same_layout(buffers: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> b
 
 
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy tensor by tensor; on CUDA all copies are queued first and waited for once."""
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source, non_blocking=True)
+    """Copy all at once; on CUDA the copies are queued first and waited for once."""
+    if targets:
+        torch._foreach_copy_(targets, sources, non_blocking=True)
     if any(tensor.is_cuda for tensor in (*targets[:1], *sources[:1])):
         torch.cuda.synchronize()

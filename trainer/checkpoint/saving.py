@@ -57,6 +57,7 @@ class Save:
         plan: SavePlan,
         copy: HostCopy,
         content: Mapping[str, Any],
+        late_extra: Callable[[], Mapping[str, Any]],
         executor: Executor,
     ) -> None:
         self.step = step
@@ -73,6 +74,7 @@ class Save:
         self._plan = plan
         self._copy: HostCopy | None = copy
         self._content = content
+        self._late_extra = late_extra
         self._executor = executor
         self._stage = -1
         self._future: Future[None] | None = None
@@ -154,7 +156,8 @@ class Save:
         files[_METADATA] = digest_file(self.scratch / _METADATA)
         self.nbytes = sum(digest.bytes for digest in files.values())
         signatures = {str(rank): found for rank, (_, found) in enumerate(notes)}
-        write_manifest(self.scratch, {**self._content, "signatures": signatures}, files)
+        extra = {**self._content["extra"], **self._late_extra()}
+        write_manifest(self.scratch, {**self._content, "extra": extra, "signatures": signatures}, files)
         if self.final.exists():
             shutil.rmtree(self.final)  # of a run that was told to start over
         with self._naming:

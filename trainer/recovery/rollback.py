@@ -20,6 +20,7 @@ import json
 import math
 import os
 import time
+from copy import copy
 from typing import Any, Protocol
 
 from probes.recorder import Recorder
@@ -57,6 +58,7 @@ class Recovery:
         self.config = config
         self.run = run
         self.is_chief = training.rank == 0
+        self._stream = copy(training.stream)  # read in the background: a stream keeps what it looked up last
         self._delayed = self._told_problem = False
         if os.environ.get("LOCAL_RANK", "0") == "0":
             sweep_stale()
@@ -268,11 +270,13 @@ class Recovery:
 
     def _begin_save(self, position: Position) -> None:
         start = time.monotonic_ns()
-        copy = self.memory.lend(self._values(position))
-        extra = {"ledger": self.ledger.to_json()}
-        if self.is_chief:
-            extra["order"] = order_signature(self.training.stream, position)
-        self.disk.begin(copy, extra, stall_ns=time.monotonic_ns() - start)
+        lent = self.memory.lend(self._values(position))
+        self.disk.begin(
+            lent,
+            {"ledger": self.ledger.to_json()},
+            late_extra=lambda: {"order": order_signature(self._stream, position)},
+            stall_ns=time.monotonic_ns() - start,
+        )
 
     def _copy(self, position: Position, *, vetted: bool) -> None:
         start = time.monotonic_ns()
