@@ -68,7 +68,7 @@ def render(source: Source, diagnosis: Diagnosis, manifest: Mapping[str, Any], *,
     environment = Environment(
         loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True
     )
-    findings = [page.finding(finding, drawn=i < MAX_DRAWN) for i, finding in enumerate(fired)]
+    findings = [page.finding(finding, number=number) for number, finding in enumerate(fired)]
     sections = list(page.sections())
     text = environment.get_template("page.html.j2").render(
         run_id=diagnosis.run.get("run_id") or "a run",
@@ -109,7 +109,7 @@ class _Page:
     def drawn(self, found: Iterator[Drawing]) -> list[_Figure]:
         return [self.figure(drawing.figure, drawing.title) for drawing in found]
 
-    def finding(self, finding: Finding, *, drawn: bool) -> dict[str, Any]:
+    def finding(self, finding: Finding, *, number: int) -> dict[str, Any]:
         reason = why(finding)
         return {
             "title": title(finding),
@@ -117,9 +117,10 @@ class _Page:
             "suspected": finding.status == "suspect",
             "where": _where(finding),
             "summary": finding.summary,
-            "why": "" if reason == finding.summary else reason,
-            "next": next_step(finding),
-            "figures": self.drawn(drawings(self.source, finding)) if drawn else [],
+            # Of the first one it stands on top of the page.
+            "why": "" if number == 0 or reason == finding.summary else reason,
+            "next": next_step(finding) if number else "",
+            "figures": self.drawn(drawings(self.source, finding)) if number < MAX_DRAWN else [],
             "numbers": _numbers(finding),
             "texts": _texts(finding),
         }
@@ -253,7 +254,7 @@ def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
             100 * diagnosis.goodput.goodput_ratio if diagnosis.goodput else None,
             "{:.1f} %",
         ),
-        ("step, median", facts.get("step_ms_median"), "{:,.4g} ms"),
+        ("ms a step, median", facts.get("step_ms_median"), "{:,.4g}"),
         ("tokens/s", facts.get("tokens_per_s"), "{:,.0f}"),
         ("loss, last", facts.get("last_loss"), "{:.4f}"),
     ]

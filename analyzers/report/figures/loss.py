@@ -67,7 +67,7 @@ def _bands(figure: go.Figure, findings: Sequence[Finding]) -> None:
         last = finding.last_step if finding.last_step is not None else finding.first_step
         figure.add_shape(
             type="rect", xref="x", yref="paper", x0=finding.first_step - 0.5, x1=last + 0.5, y0=0, y1=1, layer="below",
-            line={"width": 0}, fillcolor=tint(colour, 0.13 if last > finding.first_step else 0.45),
+            line={"width": 0}, fillcolor=tint(colour, 0.13 if last > finding.first_step else 0.3),
         )  # fmt: skip
         figure.add_annotation(
             x=finding.first_step, y=1, xref="x", yref="paper", yanchor="bottom", xanchor="left", showarrow=False,

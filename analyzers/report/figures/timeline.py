@@ -33,7 +33,13 @@ def draw(pieces: list[Piece], *, ranks: list[int] | None = None) -> go.Figure:
     for (kind, is_call, is_open), of_kind in kinds.items():
         name = label(kind, 30)
         colour = (CALL if is_call else PHASE).get(kind, SEQUENCE[7])
-        hatched = {"shape": "/", "size": 6, "fgcolor": "#ffffff"} if is_open else {"shape": ""}
+        hatched = {
+            "shape": "/" if is_open else "",
+            "size": 6,
+            "fgcolor": "#ffffff",
+            "fgopacity": 0.7,
+            "fillmode": "overlay",
+        }
         figure.add_bar(
             y=[lane[piece.rank] + (0.24 if is_call else -0.16) for piece in of_kind],
             x=[(right if piece.end_ms is None else piece.end_ms) - piece.start_ms for piece in of_kind],
