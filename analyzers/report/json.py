@@ -14,12 +14,12 @@ from typing import Any
 
 from ..diagnose import SCHEMA_VERSION, Diagnosis
 
-__all__ = ["to_json"]
+__all__ = ["plain", "to_json"]
 
 
 def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
     """Plain JSON values: no NaN, no Inf, no numpy."""
-    found: dict[str, Any] = _plain(
+    found: dict[str, Any] = plain(
         {
             "schema_version": SCHEMA_VERSION,
             "run": diagnosis.run,
@@ -31,13 +31,14 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
     return found
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The value as JSON can hold it: numbers of numpy as Python's, NaN and Inf as None, what is unknown as text."""
     if hasattr(value, "item") and not isinstance(value, (str, bytes)):
         value = value.item()  # a number of numpy's
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
