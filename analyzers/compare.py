@@ -25,7 +25,7 @@ from .throughput import Change, between, regression, step_times
 __all__ = ["Comparison", "LossChange", "Side", "compare"]
 
 _PHASES = ("data", "forward", "backward", "optimizer")
-_PASSING = ("run_id", "created", "created_ns", "launcher_pid", "command", "started", "start_ns", "wall_ns")
+_PASSING = ("run_id", "created_wall_ns", "launcher_pid", "command")
 """Keys of a manifest that differ between any two runs and say nothing."""
 MAX_SETTINGS = 500
 MAX_VALUE = 200
@@ -88,7 +88,8 @@ class Comparison:
             "versions": [{"name": n, "a": a, "b": b} for n, a, b in self.versions],
             "speed": speed and {
                 "factor_ratio": speed.ratio, "low_ratio": speed.low, "high_ratio": speed.high,
-                "per": "token" if speed.per_token else "step", "step_ms_a": speed.ms_before, "step_ms_b": speed.ms_after,
+                "per": "token" if speed.per_token else "step", "step_ms_a": speed.ms_before,
+                "step_ms_b": speed.ms_after,
             },
             "phases_ms": {name: {"a": a, "b": b} for name, (a, b) in self.phases.items()},
             "loss": loss and {

@@ -30,6 +30,7 @@ from . import (
     resume,
     stage_balance,
     straggler,
+    throughput,
 )
 from .finding import SEVERITIES, Finding, Severity
 from .runfacts import run_facts
@@ -59,6 +60,7 @@ _KIND_ORDER = {
             "vanishing_gradients",
             "straggler",
             "stage_imbalance",
+            "throughput",
         )
     )
 }
@@ -113,6 +115,7 @@ def diagnose(
         ("coverage", "records", lambda: coverage.analyze(source)),
         ("straggler", "straggler", lambda: straggler.analyze(source)),
         ("stage_balance", "bubble", lambda: stage_balance.analyze(source, _schedule(manifest))),
+        ("throughput", "throughput", lambda: throughput.analyze(source)),
         ("goodput", "goodput", lambda: goodput.analyze(source)),
     ]
     findings: list[Finding] = []

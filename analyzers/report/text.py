@@ -129,6 +129,13 @@ def why(finding: Finding) -> str:
             return f"milliseconds of work a step by pipeline coordinate: {work}"
         case "resume_differs":
             return f"{_listed(numbers.get('differing_parts') or [])}: not what the checkpoint's manifest says was saved"
+        case "throughput":
+            rises = ", ".join(
+                f"{name.removesuffix('_rise_ms')} {value:+.3g} ms"
+                for name, value in numbers.items()
+                if name.endswith("_rise_ms") and _is_number(value)
+            )
+            return f"of a step: {rises}" if rises else finding.summary
         case "loss_spike":
             return (
                 f"loss {numbers.get('loss')} against {numbers.get('loss_before')} before "
@@ -160,6 +167,7 @@ def next_step(finding: Finding) -> str:
         "exploding_gradients": "lower the rate or clip harder; look at the blocks named",
         "loss_scale_collapse": "train in bf16, or find the layer whose activations overflow",
         "resume_differs": "if it is not meant (other data, another seed), do not trust the run from there on",
+        "throughput": "look for what changed for all ranks at that step: clocks, a shared disk, the network, the data",
         "loss_spike": "look at the batches named; lower the rate if it comes back without them",
     }.get(finding.kind, "see the runbook")
     gain = finding.evidence.get("speedup_without_it_ratio")

@@ -160,6 +160,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "straggler": {"compute", "data", "communication"},
         "loss-spike": {"batch", "learning_rate", "divergence"},
         "rank-lost": {"exception", "signal", "out_of_memory", "exit", "vanished", "killed_all", "no_dump"},
+        "throughput": {"compute", "communication", "data", "between_runs"},
         "hang": {"stopped", "data", "checkpoint", "evaluate", "not_entered", "p2p_unmatched", "mismatch_operation",
                  "mismatch_dtype", "mismatch_size", "skipped", "order_inversion", "all_entered", "busy"},
     }  # fmt: skip
