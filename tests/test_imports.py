@@ -42,9 +42,7 @@ ANALYZER_EXCEPTIONS: dict[tuple[str, str], str] = {}
 
 MAX_MODULE_LINES = 400
 # module -> why it is longer
-LONG_MODULES: dict[str, str] = {
-    "rankscope.py": "one function a command, most of it options and their help; what they do is in the rooms",
-}
+LONG_MODULES: dict[str, str] = {}
 
 NAMELESS = {"util", "utils", "helper", "helpers", "manager", "managers", "common", "misc"}
 
