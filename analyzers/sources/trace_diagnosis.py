@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,14 +48,27 @@ def diagnose_traces(found: Survey, *, name: str) -> Diagnosis:
             found.tell(path, f"{trace.problem}: read up to there ({trace.num_events:,} events)")
         if trace.damaged_events:
             found.tell(path, f"{trace.damaged_events:,} events make no sense: left out")
-        if trace.rank in by_rank:  # a later cycle of the profiler's schedule, or a copy
-            other = by_rank[trace.rank][0]
-            found.tell(path, f"is a second trace of rank {trace.rank}: {other.path.name} was read")
-            continue
-        by_rank[trace.rank] = (trace, breakdown(trace))
+        read = (trace, breakdown(trace))
+        if trace.rank in by_rank:
+            before = by_rank[trace.rank]
+            if not (trace.marked and before[0].marked) or np.isin(trace.steps, before[0].steps).any():
+                found.tell(path, f"is a second trace of rank {trace.rank}: {before[0].path.name} was read")
+                continue
+            read = _joined(before, read)
+        by_rank[trace.rank] = read
     ranks = [by_rank[rank] for rank in sorted(by_rank)]
     findings = _findings(ranks) if ranks else [_insufficient("no trace could be read")]
     return conclude(findings, _facts(name, ranks, found))
+
+
+def _joined(
+    a: tuple[RankTrace, dict[str, Floats]], b: tuple[RankTrace, dict[str, Floats]]
+) -> tuple[RankTrace, dict[str, Floats]]:
+    """Two cycles of the profiler's schedule, each a file of its own, as one trace of more steps."""
+    steps = np.concatenate([a[0].steps, b[0].steps])
+    order = np.argsort(steps)
+    parts = {part: np.concatenate([a[1][part], b[1][part]])[order] for part in PARTS}
+    return replace(a[0], steps=steps[order]), parts
 
 
 def breakdown(trace: RankTrace) -> dict[str, Floats]:

@@ -80,6 +80,21 @@ def test_communication_that_nothing_hides_is_told(tmp_path: Path) -> None:
     assert found.evidence["exposed_ratio"] == pytest.approx(TRANSFER_MS / (5.0 + TRANSFER_MS), rel=0.05)
 
 
+def test_the_files_of_several_cycles_are_one_trace(tmp_path: Path) -> None:
+    """`schedule(repeat=3)` writes a file a cycle; together they have the steps that a verdict takes."""
+    for rank in range(4):
+        for cycle in range(3):
+            made = trace(rank, world_size=4, steps=6, compute_ms=slow, seed=cycle)
+            for event in made["traceEvents"]:
+                name, mark, number = event["name"].partition("ProfilerStep#")
+                event["name"] = f"{name}{mark}{int(number) + 20 * cycle if mark else ''}"
+            write(tmp_path, made, f"worker{rank}.{1000 + cycle}")
+    diagnosis = diagnose_foreign(tmp_path)
+    assert diagnosis.run["steps"] == 18
+    assert diagnosis.run["file_problems"] == []
+    assert [(finding.ranks, finding.first_step, finding.last_step) for finding in diagnosis.fired] == [((3,), 0, 45)]
+
+
 def test_too_few_steps_and_missing_ranks_are_told(tmp_path: Path) -> None:
     for rank in (0, 1, 3):
         write(tmp_path, trace(rank, world_size=4, steps=4, compute_ms=slow), f"host_{rank}")
