@@ -79,7 +79,10 @@ class RunDir:
     def is_run(cls, path: Path) -> bool:
         """Whether a folder holds anything of a run: its manifest, tapes or a store."""
         run = cls(path)
-        return (path / "run.json").exists() or run.tapes.is_dir() or bool(run.stores())
+        try:
+            return (path / "run.json").exists() or run.tapes.is_dir() or bool(run.stores())
+        except OSError:  # a folder that we may not look into
+            return False
 
     @property
     def run_id(self) -> str:

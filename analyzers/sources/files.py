@@ -73,8 +73,11 @@ def _walk(folder: Path, depth: int, found: Survey) -> None:
             if entry.is_symlink():
                 found.tell(path, "is a link: not followed")
             elif entry.is_dir(follow_symlinks=False):
-                if depth:
-                    _walk(path, depth - 1, found)
+                try:
+                    if depth:
+                        _walk(path, depth - 1, found)
+                except OSError as error:
+                    found.tell(path, f"cannot be listed: {error.strerror}")
             elif entry.is_file(follow_symlinks=False):
                 found.paths.append(path)
             else:
