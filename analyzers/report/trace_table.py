@@ -30,12 +30,13 @@ def render_ranks(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
 
     shown = sorted(sorted(rows, key=lambda row: -row["step_ms"])[:MAX_ROWS], key=lambda row: row["rank"])
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    for title in ("rank", "steps", *(f"{title} ms" for title in _COLUMNS.values()), "overlapped"):
+    for title in ("rank", "steps", *_COLUMNS.values(), "overlapped"):
         table.add_column(title, justify="right")
     for row in shown:
         hidden = row.get("overlap_ratio")
         values = [f"{row[name]:.4g}" for name in _COLUMNS]
         table.add_row(str(row["rank"]), str(row["steps"]), *values, "" if hidden is None else f"{100 * hidden:.0f} %")
+    console.print("\nMilliseconds a step", style="dim")
     console.print(table)
     if len(rows) > len(shown):
         console.print(f"... and {len(rows) - len(shown)} more ranks (--format json has all)", style="dim")
