@@ -154,6 +154,13 @@ def test_a_checkpoint_with_a_batch_that_was_given_up_since_is_condemned(tmp_path
     assert_same_bits(again, never, steps=range(9, STEPS + 1))
 
 
+def test_starting_over_leaves_no_copy_of_before(tmp_path: Path) -> None:
+    _die(_config(), tmp_path, 15)
+    _die(_config(checkpoint={"resume": False}), tmp_path, 2, attempt=1)
+    run_loop(_config(), tmp_path, rank=0, world_size=1, attempt=2)
+    assert ("memory", 12) not in _loaded(tmp_path, attempt=2)
+
+
 def test_another_mesh_or_model_is_not_taken_over(tmp_path: Path) -> None:
     _die(_config(), tmp_path, 15)
     changed = _config(model={"dropout": 0.5})

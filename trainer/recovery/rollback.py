@@ -68,7 +68,7 @@ class Recovery:
         self.integrity = Integrity(training, recorder)
         healthy = self.guard.policy.healthy_steps
         interval = config.checkpoint.memory_interval
-        folder = shared_folder(run.path) if config.checkpoint.memory_survives else None
+        folder = shared_folder(run.path) if config.checkpoint.memory_survives and self._keeps_copies else None
         self.memory = MemoryCopies(training, healthy_steps=healthy, interval=interval, folder=folder)
         self.disk = DiskCheckpoints(
             run.checkpoints, training, recorder, keep=config.checkpoint.keep, keep_every=config.checkpoint.keep_every
@@ -80,7 +80,11 @@ class Recovery:
         if self.ledger.stopped:
             raise RunStopped(f"stopped by the guard in a former attempt: {self.ledger.stopped}")
         self.disk.open()
-        loaded = load_newest(self.memory, self.disk, self.ledger) if self.config.checkpoint.resume else None
+        loaded = None
+        if self.config.checkpoint.resume:
+            loaded = load_newest(self.memory, self.disk, self.ledger)
+        else:
+            self.memory.remove()
         position = self._adopt(loaded) if loaded else Position()
         if loaded:
             self._compare(loaded)
