@@ -8,7 +8,7 @@ execution is *kept* if its optimizer step was taken and its rank never went back
 A loop that doesn't say whether it took the optimizer step is believed to have.
 
 One rank's sequence of steps tells where the run went back. Only there is each rank's order looked at: the rest of a
-long run is summed without sorting.
+long run is summed without sorting, and of a very long one every k-th step, taken k times.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from .source import Ints, Source, ints
 __all__ = ["RankTimes", "Sums", "step_times", "went_back"]
 
 _PHASES = ("data", "forward", "backward", "optimizer")
+MAX_ROWS = 40_000_000
+"""Rows of steps that are summed one by one; more are thinned out by whole steps."""
 _MAX_RANGES = 50
 """Ranges of steps looked at again; more of them are joined."""
 _AHEAD = 2
@@ -68,8 +70,16 @@ class RankTimes:
 def step_times(source: Source) -> dict[tuple[int, int], RankTimes]:
     """{(attempt, rank): times}, in order; empty without steps."""
     again = _ranges(went_back(source))
+    ((num_rows,),) = source.rows("SELECT count(*) FROM steps")
+    every = max(1, -(-num_rows // MAX_ROWS))
     times: dict[tuple[int, int], RankTimes] = {}
-    for attempt, rank, kept, first_ns, last_ns, *sums in source.rows(*_summed(again)):
+    if every > 1:  # the ends are exact all the same
+        for attempt, rank, first_ns, last_ns in source.rows(
+            "SELECT attempt, rank, min(start_ns), max(start_ns + duration_ns) FROM steps "
+            "WHERE duration_ns IS NOT NULL AND rank >= 0 GROUP BY attempt, rank"
+        ):
+            times[attempt, rank] = RankTimes(first_ns=first_ns, last_ns=last_ns)
+    for attempt, rank, kept, first_ns, last_ns, *sums in source.rows(*_summed(again, every)):
         place = times.setdefault((attempt, rank), RankTimes(first_ns=first_ns, last_ns=last_ns))
         place.first_ns, place.last_ns = min(place.first_ns, first_ns), max(place.last_ns, last_ns)
         if kept:
@@ -118,13 +128,14 @@ def _ranges(back: tuple[Ints, Ints]) -> list[tuple[int, int]]:
     return found
 
 
-def _summed(again: list[tuple[int, int]]) -> tuple[str, list[int]]:
+def _summed(again: list[tuple[int, int]], every: int) -> tuple[str, list[int]]:
     """The query of the sums, and its parameters."""
+    weighed = "" if every == 1 else " * weight"
     columns = ", ".join(
-        ["count(*)", "sum(duration_ns)"]
-        + [f"coalesce(sum({phase}_ns), 0)" for phase in (*_PHASES, "checkpoint", "evaluate")]
-        + ["sum(" + " + ".join(f"coalesce({phase}_wait_ns, 0)" for phase in _PHASES) + ")"]
-        + ["coalesce(sum(data_wait_ns), 0)", "coalesce(sum(collective_wait_ns), 0)"]
+        [f"coalesce(sum(({column}){weighed}), 0)" for column in ("1", "duration_ns")]
+        + [f"coalesce(sum({phase}_ns{weighed}), 0)" for phase in (*_PHASES, "checkpoint", "evaluate")]
+        + ["sum((" + " + ".join(f"coalesce({phase}_wait_ns, 0)" for phase in _PHASES) + f"){weighed})"]
+        + [f"coalesce(sum({column}{weighed}), 0)" for column in ("data_wait_ns", "collective_wait_ns")]
     )
     finished = "duration_ns IS NOT NULL AND rank >= 0"
     doubtful = " OR ".join("step BETWEEN ? AND ?" for _ in again) or "false"
@@ -133,9 +144,10 @@ def _summed(again: list[tuple[int, int]]) -> tuple[str, list[int]]:
     )
     sql = f"""
         SELECT attempt, rank, kept, min(start_ns), max(start_ns + duration_ns), {columns} FROM (
-            SELECT *, coalesce(committed, true) AS kept FROM steps WHERE {finished} AND NOT ({doubtful})
+            SELECT *, coalesce(committed, true) AS kept, {every} AS weight
+            FROM steps WHERE {finished} AND NOT ({doubtful}) AND step % {every} = 0
             UNION ALL BY NAME
-            SELECT *, coalesce(committed, true) AND step < coalesce({later}, step + 1) AS kept
+            SELECT *, coalesce(committed, true) AND step < coalesce({later}, step + 1) AS kept, 1 AS weight
             FROM steps WHERE {finished} AND ({doubtful})
         ) GROUP BY attempt, rank, kept
     """

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from analyzers import goodput
+from analyzers import goodput, kept_steps
 from analyzers.goodput import CATEGORIES, Account, measure
 from analyzers.kept_steps import step_times
 from analyzers.stall import StallPolicy
@@ -250,6 +250,21 @@ def test_whatever_was_recorded_adds_up(seed: int) -> None:
         line.event("rank_exit", at + dice.uniform(-20, 20), attempt=attempt, exit_rank=1, exit_code=1)
         at += dice.uniform(0, 9000)
     line.account()
+
+
+def test_of_a_very_long_run_every_kth_step_is_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Timeline(ranks=2)
+    line.event("run_started", 0)
+    sequence = [*range(1, 61), *range(51, 121)]  # 51 to 60 ran twice
+    for number, step in enumerate(sequence):
+        line.step(step, 10 * number, 10, data=1, forward=6, backward=3, backward_wait=1, collective_wait=1)
+    line.event("run_ended", 10 * len(sequence) + 50, reason="finished")
+    whole = line.account()
+    monkeypatch.setattr(kept_steps, "MAX_ROWS", 2 * len(sequence) // 4)
+    thinned = line.account()
+    assert told(whole.seconds) == pytest.approx(told(thinned.seconds), rel=0.02)
+    assert thinned.num_discarded == whole.num_discarded == 10
+    assert thinned.num_kept == pytest.approx(whole.num_kept, abs=4)
 
 
 def test_sums_are_those_of_a_long_look_at_every_row(tmp_path: Path) -> None:
