@@ -53,7 +53,7 @@ class SpikePolicy:
     """Robust sigmas of a spike that needs no clear word of the gradient norm."""
     strong_rise_ratio: float = 0.20
     """Smallest rise of a spike with such a z."""
-    strong_grad_rise_ratio: float = 0.25
+    strong_grad_rise_ratio: float = 0.50
     """Rise of the gradient norm below which a strong pair is a hard batch and no spike."""
     alone_rise_ratio: float = 0.40
     """Rise at which the loss needs no second witness; random tokens for a whole batch are far above."""
