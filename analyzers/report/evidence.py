@@ -47,9 +47,7 @@ def drawings(source: Source, finding: Finding) -> Iterator[Drawing]:
             yield from moment(source, finding)
         case "rank_lost":
             yield from moment(source, finding)
-        case "non_finite" | "loss_spike":
-            yield from _loss(source, finding)
-        case _ if finding.first_step is not None and finding.first_step == finding.last_step:
+        case _:  # what has a step shows in the loss, or shows that it does not
             yield from _loss(source, finding)
 
 

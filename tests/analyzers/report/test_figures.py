@@ -1,0 +1,143 @@
+"""Figures: what they show, and how little they send of however much there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analyzers.eventlog import EventLog
+from analyzers.finding import Finding
+from analyzers.goodput import CATEGORIES, measure
+from analyzers.report import queries
+from analyzers.report.figures import collectives, goodput, heatmap, loss, straggler, theme, timeline, waitfor
+from analyzers.report.figures.reduce import MAX_POINTS, extremes
+from analyzers.snapshot import SNAPSHOT_EVENTS, take_snapshot
+from analyzers.waitfor import find_culprits, waits_of
+from probes.store import Store
+from tests.analyzers.memory_store import MemoryStore
+from tests.analyzers.report.hostile import SCRIPT
+from tests.factories import make_run
+
+
+def test_a_reduced_line_keeps_every_extreme() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal(300_000).cumsum()
+    values[123_456], values[222_222], values[7] = 1e6, -1e6, np.nan
+    keep = extremes(values)
+    assert len(keep) <= MAX_POINTS
+    assert {0, 123_456, 222_222, 7, 299_999} <= set(keep.tolist())
+    assert (np.diff(keep) > 0).all()
+    kept = set(keep.tolist())
+    for piece in np.array_split(np.arange(len(values)), (MAX_POINTS - 2) // 3):
+        assert {piece[np.nanargmin(values[piece])], piece[np.nanargmax(values[piece])]} <= kept
+    assert extremes(values[:100]).tolist() == list(range(100))
+    assert len(extremes(np.full(100_000, np.nan))) <= MAX_POINTS
+
+
+def big_store(ranks: int, steps: int) -> MemoryStore:
+    store = MemoryStore()
+    store.connection.execute(
+        f"""
+        INSERT INTO steps (attempt, rank, step, start_ns, duration_ns, data_ns, forward_ns, backward_ns, optimizer_ns,
+                           collective_wait_ns, loss, grad_norm, committed)
+        SELECT 0, r, s, s * 1000000, 900000 + (r = 700)::INT * 500000, 0, 900000 + (r = 700)::INT * 500000, 0, 0,
+               1000, 2 + 1.0 / s, 1, true
+        FROM range({ranks}) a(r), range(1, {steps + 1}) b(s)
+        """
+    )
+    return store
+
+
+def test_a_big_run_is_reduced_to_what_a_screen_shows_and_its_slow_rank_stays() -> None:
+    store = big_store(900, 1000)
+    matrix = queries.rank_step(store, "own work")
+    assert max(matrix.values.shape) <= 400
+    assert matrix.is_reduced
+    rows = np.flatnonzero(matrix.values.max(axis=1) > 1.2)
+    assert [int(matrix.ranks[row]) <= 700 < int(matrix.ranks[row]) + matrix.ranks_per_cell for row in rows] == [True]
+    figure = heatmap.draw(matrix)
+    assert np.asarray(figure.data[0].z).shape == matrix.values.shape
+    against = queries.rank_against_others(store, 0, 700)
+    assert np.median(against["own"]) > 1.3 * np.median(against["high"])
+    ranked = straggler.ranking(queries.own_work(store), culprits=(700,))
+    assert ranked.data[0].y[0] == "<b>rank 700</b>"
+    assert len(ranked.data[0].y) <= 24
+
+
+def test_the_loss_shows_what_was_discarded_and_what_happened(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=40, nan={1: 12})
+    make_run(tmp_path, ranks=2, steps=20, run=run, attempt=1, first_step=31, loss=lambda step: 3.0)
+    found = Finding(
+        analyzer="x", kind="hang", severity="critical", status="fired", summary=SCRIPT, first_step=5, last_step=9
+    )
+    with Store.open(run) as store:
+        curve = queries.loss_curve(store)
+        figure = loss.draw(curve, queries.marks(store), [found])
+    lines = {trace.name: trace for trace in figure.data}
+    assert {"loss", "discarded", "gradient norm", "restart"} <= set(lines)
+    assert 12 not in lines["loss"].x
+    assert [y for x, y in zip(lines["loss"].x, lines["loss"].y, strict=True) if x >= 31] == [3.0] * 20
+    assert (figure.layout.shapes[0].x0, figure.layout.shapes[0].x1) == (4.5, 9.5)
+    assert "<script" not in figure.to_json().replace("\\u003c", "<")
+
+
+def test_a_timeline_leaves_open_what_never_ended(tmp_path: Path) -> None:
+    with Store.open(make_run(tmp_path, ranks=3, steps=20, hang={1: 20})) as store:
+        pieces = queries.timeline(store, attempt=0, first_step=19, last_step=20, ranks=[0, 1, 2])
+        few = queries.timeline(store, attempt=0, first_step=1, last_step=20, ranks=[0, 1, 2], limit=20)
+    assert {(piece.rank, piece.kind) for piece in pieces if piece.end_ms is None and piece.is_call} == {
+        (0, "all_reduce"), (2, "all_reduce"),
+    }  # fmt: skip
+    assert len(few) <= 20
+    assert {piece.rank for piece in few if piece.end_ms is None and piece.is_call} == {0, 2}  # those above all
+    figure = timeline.draw(pieces, ranks=[0, 1, 2])
+    (in_flight,) = [trace for trace in figure.data if trace.name == "all_reduce (in flight)"]
+    right = figure.layout.xaxis.range[1]
+    assert [base + length for base, length in zip(in_flight.base, in_flight.x, strict=True)] == pytest.approx(
+        [right] * 2
+    )
+
+
+def test_the_wait_for_graph_points_at_the_culprit(tmp_path: Path) -> None:
+    with Store.open(make_run(tmp_path, ranks=40, steps=3, hang={7: 3})) as store:
+        view = take_snapshot(store, 0, EventLog.load(store, SNAPSHOT_EVENTS))
+    waits = waits_of(view)
+    assert {(wait.rank, wait.awaited) for wait in waits} == {(rank, 7) for rank in range(40) if rank != 7}
+    assert len(waits_of(view, limit=5)) == 5
+    figure = waitfor.draw(view, find_culprits(view))
+    nodes = {trace.name: set(trace.text) for trace in figure.data}
+    assert nodes["waited for"] == {"7"}
+    assert len(nodes["waits"]) == 23
+    assert any("16 more ranks" in (note.text or "") for note in figure.layout.annotations)
+
+
+def test_the_waterfall_ends_where_training_begins(tmp_path: Path) -> None:
+    with Store.open(make_run(tmp_path, ranks=3, steps=30)) as store:
+        account = measure(store)
+        calls = queries.collectives(store)
+    assert account is not None
+    (bars,) = goodput.waterfall(account).data
+    begins, lengths = list(bars.base), list(bars.x)
+    assert (begins[0], lengths[0]) == (0, account.wall_s)
+    for i in range(1, len(begins) - 1):  # each begins where the one above ends
+        above = begins[i - 1] if i > 1 else account.wall_s
+        assert begins[i] + lengths[i] == pytest.approx(above)
+    assert lengths[-1] == pytest.approx(begins[-2], rel=0.02)
+    stacked = goodput.by_rank(account).data
+    assert sum(trace.x[0] for trace in stacked) == pytest.approx(account.wall_s, rel=0.01)
+    assert set(CATEGORIES) == set(theme.CATEGORY)
+    (points,) = collectives.draw(calls).data
+    assert points.y[0] == pytest.approx((4 << 20) * 2 * 2 / 3 / 1e-3, rel=1e-6)  # 2 (N-1)/N of 4 MiB in 1 ms
+
+
+@pytest.mark.parametrize("dark", [True, False])
+def test_a_figure_has_a_template_only_when_it_is_shown(dark: bool) -> None:
+    figure = theme.new_figure(x="step")
+    plain: Any = figure.to_plotly_json()
+    assert not plain["layout"].get("template", {}).get("layout")
+    assert theme.themed(figure, dark=dark).layout.template.layout.font.color
+    assert theme.label(SCRIPT + "\u202e\x1b").startswith("&lt;/script&gt;")
+    assert len(theme.label("x" * 10_000)) == theme.MAX_LABEL
