@@ -205,3 +205,35 @@ def test_only_what_nobody_uses_for_a_while_is_swept(tmp_path: Path) -> None:
     finally:
         remove_shared(tmp_path / "alive")
         remove_shared(tmp_path / "dead")
+
+
+def test_a_process_that_wakes_up_does_not_reach_the_next_ones_copies(tmp_path: Path) -> None:
+    """Of a stopped rank everything is still there, its mapped memory too: it may go on in the middle of a copy."""
+    woken: list[Session] = []
+
+    def remember(session: Session) -> None:
+        woken.append(session)
+        _dies_after(15)(session)
+
+    with pytest.raises(Died):
+        run_loop(_config(), tmp_path, rank=0, world_size=1, change=remember)
+    former = {path.name for path in (shared_folder(tmp_path) / "rank-00000").glob("slot-*")}
+    assert former
+
+    def overwrite(session: Session) -> None:
+        start = session.recovery.start
+
+        def starting() -> Position:
+            position = start()
+            for copy in woken[0].recovery.memory._copies:
+                for tensor in copy.tensors.values():
+                    tensor.fill_(7.0)
+            return position
+
+        session.recovery.start = starting  # type: ignore[method-assign]
+
+    faults = ["nan_grad@step=14,rank=0"]  # goes back to the copy that was taken over
+    again = run_loop(_config(), tmp_path, rank=0, world_size=1, attempt=1, change=overwrite, faults=faults)
+    assert _loaded(tmp_path) == [("memory", 12)]
+    whole = run_loop(_config(), tmp_path / "whole", rank=0, world_size=1, missing=[13])
+    assert_same_bits(again, whole, steps=range(13, STEPS + 1))

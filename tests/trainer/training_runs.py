@@ -25,6 +25,7 @@ from trainer.drills.faults import parse_fault
 from trainer.drills.inject import arm
 from trainer.loop import Session, train
 from trainer.mesh_plan import resolve
+from trainer.recovery import fence
 from trainer.recovery.rollback import Recovery
 
 RECOVERY_SECTIONS: dict[str, dict[str, Any]] = {
@@ -104,6 +105,7 @@ def run_loop(
     run = RunDir(folder)
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     result = RunResult("")
+    fence.hold(run, attempt)
     recorder = LossRecorder(result, run.rank_dir(attempt, rank), rank=rank, attempt=attempt, world_size=world_size)
     training = build(config, resolve(config, world_size), torch.device("cpu"), recorder=recorder)
     if missing:

@@ -32,6 +32,7 @@ from trainer.checkpoint.manifest import CheckpointError
 from trainer.checkpoint.shared_folder import PID_NAME
 from trainer.checkpoint.slots import Slot
 from trainer.checkpoint.state import Values
+from trainer.recovery import fence
 from trainer.training import Training
 
 __all__ = ["MemoryCopies"]
@@ -50,6 +51,7 @@ class MemoryCopies:
         self._spare: list[HostCopy] = []
         self._folder = folder and folder / f"rank-{training.rank:05d}"
         self._num_slots = 0
+        self._prefix = f"a{fence.held_attempt()}-"
         self._left: dict[int, tuple[HostCopy, dict[str, Any]]] = {}
         self._sealer = ThreadPoolExecutor(1, thread_name_prefix="rankscope-seal")
 
@@ -121,11 +123,10 @@ class MemoryCopies:
                 note, tensors, rng = slot.open()
                 if note["mesh"] != self._mesh():
                     continue
-                copy = HostCopy(slot=slot)
+                copy = HostCopy()
                 copy.values, copy.tensors, copy.rng = Values.from_json(note["values"]), tensors, rng
-                copy.vetted = slot.vetted
                 self._left[copy.step] = (copy, note)
-                notes.append({"step": copy.step, "vetted": copy.vetted, **note})
+                notes.append({"step": copy.step, "vetted": slot.vetted, **note})
         return notes
 
     def adopt(self, step: int) -> tuple[Values, dict[str, Any]] | None:
@@ -138,17 +139,10 @@ class MemoryCopies:
             self.remove()
             return None
         copy, note = left[step]
-        assert copy.slot is not None
-        copy.vetted = True
-        self._copies = [copy]
-        self._num_slots = 1 + max(
-            int(slot.path.name.removeprefix("slot-")) for slot in Slot.all_in(copy.slot.path.parent)
-        )
-        for slot in Slot.all_in(copy.slot.path.parent):
-            if slot.path != copy.slot.path:
-                slot.invalidate()
-                slot.path.unlink(missing_ok=True)
-        return copy.restore(self.training), note["extra"]
+        values = copy.restore(self.training)
+        self._remove_former(keep_step=step)
+        self.take(values, vetted=True, extra=note["extra"])  # once it is sealed, the former process's can go too
+        return values, note["extra"]
 
     def remove(self) -> None:
         """Give shared memory back: nobody needs the copies after this process."""
@@ -167,7 +161,7 @@ class MemoryCopies:
                 return copy
         slot = None
         if self._folder is not None and not self.problem:
-            slot = Slot(self._folder / f"slot-{self._num_slots}")
+            slot = Slot(self._folder / f"slot-{self._prefix}{self._num_slots}")
             self._num_slots += 1
         copy = HostCopy(slot=slot)
         copy.allocate = lambda live: self._allocate(copy, live)
@@ -188,11 +182,19 @@ class MemoryCopies:
                 copy.slot = None
         return private_memory(live)
 
-    @staticmethod
-    def _seal(copy: HostCopy, slot: Slot, content: Mapping[str, Any]) -> None:
+    def _seal(self, copy: HostCopy, slot: Slot, content: Mapping[str, Any]) -> None:
         slot.seal(content, copy.rng)
         if copy.vetted:
             slot.vet()
+            self._remove_former()
+
+    def _remove_former(self, keep_step: int = -1) -> None:
+        """Delete the files of former processes of this rank, unfinished ones too, but not the copy of one step."""
+        assert self._folder is not None
+        kept = {slot.path.name for slot in Slot.all_in(self._folder) if slot.step == keep_step}
+        for path in self._folder.glob("slot-*"):
+            if path.name.partition(".")[0] not in kept and not path.name.startswith(f"slot-{self._prefix}"):
+                path.unlink(missing_ok=True)
 
     def _mesh(self) -> dict[str, Any]:
         """What must be the same for another process to take a copy over."""

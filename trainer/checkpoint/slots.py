@@ -9,6 +9,8 @@
 
 A slot is three files: the tensors' bytes, a note (written last, in one rename, with the hash of the bytes and of
 itself), and a mark once it is vetted. A process that is killed leaves them as they are: the pages are the kernel's.
+Whoever comes later never writes to the files of a former process, and reads them into memory of its own before it
+compares the hash: that process may not be dead but stopped, and wake up in the middle of a copy.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.manifest import CheckpointError
+from trainer.recovery import fence
 
 __all__ = ["Slot"]
 
@@ -64,7 +67,7 @@ class Slot:
         finally:
             os.close(fd)
         self._layout = layout
-        tensors = self._tensors()
+        tensors = _tensors(self._map, layout)
         if any(value.is_cuda for value in live.values()):
             _lock_pages(self._map)
         return tensors
@@ -85,6 +88,7 @@ class Slot:
         }
         fresh = self.note_path.with_suffix(".fresh")
         fresh.write_text(json.dumps(note | {"digest": _digest(note)}))
+        fence.check()
         fresh.replace(self.note_path)
 
     def vet(self) -> None:
@@ -95,6 +99,14 @@ class Slot:
     def vetted(self) -> bool:
         return self.vetted_path.exists()
 
+    @property
+    def step(self) -> int:
+        """Of the copy in it; -1 if its note cannot be read."""
+        try:
+            return int(json.loads(self.note_path.read_bytes())["values"]["position"]["step"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return -1
+
     def open(self) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
         """Note, tensors and random generators that a former process left. Raises CheckpointError unless the hashes
         agree."""
@@ -103,13 +115,12 @@ class Slot:
             claimed = note.pop("digest")
             if claimed != _digest(note):
                 raise ValueError("its note is damaged")
-            with self.path.open("r+b") as file:
-                self._map = mmap.mmap(file.fileno(), 0)
-            if hashlib.blake2b(self._map, digest_size=32).hexdigest() != note["blake2b"]:
+            own = bytearray(self.path.read_bytes())
+            if hashlib.blake2b(own, digest_size=32).hexdigest() != note["blake2b"]:
                 raise ValueError("it does not have the hash that it was written with")
-            self._layout = [(name, dtype, shape, offset) for name, dtype, shape, offset in note["layout"]]
+            layout = [(name, dtype, shape, offset) for name, dtype, shape, offset in note["layout"]]
             rng = {name: _tensor(dtype, text) for name, (dtype, text) in note["rng"].items()}
-            return note, self._tensors(), rng
+            return note, _tensors(own, layout), rng
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"copy in {self.path.name}: {error}") from None
 
@@ -118,14 +129,14 @@ class Slot:
         """The slots that a former process of this rank left with a note."""
         return [Slot(path.with_suffix("")) for path in sorted(folder.glob("slot-*.json"))]
 
-    def _tensors(self) -> dict[str, Tensor]:
-        assert self._map is not None
-        tensors = {}
-        for name, dtype_name, shape, offset in self._layout:
-            dtype, count = getattr(torch, dtype_name), math.prod(shape)
-            flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset) if count else torch.empty(0)
-            tensors[name] = flat.to(dtype).view(shape)
-        return tensors
+
+def _tensors(memory: Any, layout: list[tuple[str, str, list[int], int]]) -> dict[str, Tensor]:
+    tensors = {}
+    for name, dtype_name, shape, offset in layout:
+        dtype, count = getattr(torch, dtype_name), math.prod(shape)
+        flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset) if count else torch.empty(0)
+        tensors[name] = flat.to(dtype).view(shape)
+    return tensors
 
 
 def _lock_pages(region: mmap.mmap) -> None:
