@@ -37,8 +37,8 @@ class SpikePolicy:
 
     The strong pair: 8 robust sigmas are beyond the heavy tails of small batches (a batch of 16 sequences of source code
     varies by 3 to 6 %), and 20 % is below every spike that the published logbooks call one. Once in some hundred
-    thousand steps a hard batch gets there all the same, with an ordinary gradient: below `alone_rise_ratio` the
-    gradient norm, where it is known, has to be raised as well.
+    thousand steps a hard batch gets there all the same, with an ordinary gradient: short of `alone_rise_ratio`
+    and `alone_z` the gradient norm, where it is known, has to be raised as well, or the next step has to say the same.
     The moderate pair needs the gradient norm as a second witness; random tokens on one data rank of four raise the
     loss of the global batch by 15 to 25 % and the gradient norm by far more.
     """
@@ -57,6 +57,8 @@ class SpikePolicy:
     """Rise of the gradient norm below which a strong pair is a hard batch and no spike."""
     alone_rise_ratio: float = 0.40
     """Rise at which the loss needs no second witness; random tokens for a whole batch are far above."""
+    alone_z: float = 14.0
+    """Robust sigmas at which it needs none."""
     moderate_z: float = 4.0
     """Robust sigmas of the loss where the gradient norm agrees."""
     moderate_rise_ratio: float = 0.08
@@ -137,6 +139,7 @@ class SpikeDetector:
         self._grad = _Series(self.policy, self.policy.grad_scale_floor)
         self._num_clean = 0
         self._rejected: list[tuple[float, float]] = []
+        self._denied_before = False  # the step before was high, but its gradient said that it was no spike
 
     def observe(self, step: int, loss: float, grad_norm: float = math.nan) -> SpikeVerdict:
         """Judge one step and, if it is clean, learn from it. `grad_norm` NaN = not known, unless the loss is too."""
@@ -172,6 +175,7 @@ class SpikeDetector:
             "loss": [list(self._loss.levels), list(self._loss.residuals)],
             "grad": [list(self._grad.levels), list(self._grad.residuals)],
             "num_clean": self._num_clean,
+            "denied_before": self._denied_before,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -182,13 +186,17 @@ class SpikeDetector:
             series.levels.extend(levels)
             series.residuals.extend(residuals)
         self._num_clean = int(state["num_clean"])
+        self._denied_before = bool(state.get("denied_before", False))
         self._rejected.clear()
 
     def _is_spike(self, loss_z: float, loss_rise: float, grad_z: float, grad_rise: float) -> bool:
+        """Judge one step, and remember whether its gradient denied what the loss said."""
         policy = self.policy
         strong = loss_z >= policy.strong_z and loss_rise >= policy.strong_rise_ratio
-        if loss_rise < policy.alone_rise_ratio and grad_rise < policy.strong_grad_rise_ratio:  # False for NaN
-            strong = False
+        alone = loss_z >= policy.alone_z and loss_rise >= policy.alone_rise_ratio
+        denied = strong and not alone and grad_rise < policy.strong_grad_rise_ratio  # False for NaN
+        strong = strong and not (denied and not self._denied_before)
+        self._denied_before = denied
         moderate = loss_z >= policy.moderate_z and loss_rise >= policy.moderate_rise_ratio
         gradient_agrees = grad_z >= policy.grad_z and grad_rise >= policy.grad_rise_ratio  # False for NaN
         broken = loss_z >= policy.broken_z and loss_rise >= policy.strong_rise_ratio

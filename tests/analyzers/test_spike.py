@@ -37,7 +37,7 @@ def test_an_ordinary_run_is_silent(noise: float, descent_steps: float) -> None:
         assert spike_steps(judge(*curve)) == [], (seed, noise, descent_steps)
 
 
-@pytest.mark.parametrize(("loss_factor", "grad_factor"), [(2.0, 1.0), (1.6, 1.0), (1.3, 5.0)])
+@pytest.mark.parametrize(("loss_factor", "grad_factor"), [(2.2, 1.0), (1.6, 2.5), (1.3, 5.0)])
 def test_a_spike_is_seen_at_its_step_and_only_there(loss_factor: float, grad_factor: float) -> None:
     for seed in range(40):
         loss, grad_norm = training_curve(seed, noise=0.03)
@@ -45,6 +45,16 @@ def test_a_spike_is_seen_at_its_step_and_only_there(loss_factor: float, grad_fac
         loss[where] *= loss_factor
         grad_norm[where] *= grad_factor
         assert spike_steps(judge(loss, grad_norm)) == [where + 1], seed
+
+
+def test_a_high_loss_that_its_gradient_denies_is_told_when_it_lasts() -> None:
+    for seed in range(40):
+        loss, grad_norm = training_curve(seed, noise=0.03)
+        where = 80 + seed * 5
+        for step in (where, where + 1):
+            loss[step] = 1.8 * float(np.median(loss[where - 9 : where]))
+            grad_norm[step] = float(np.median(grad_norm[where - 9 : where]))
+        assert where + 2 in spike_steps(judge(loss, grad_norm)), seed
 
 
 def test_a_high_gradient_norm_alone_is_no_spike() -> None:
