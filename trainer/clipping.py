@@ -103,5 +103,7 @@ def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
 @torch.no_grad()
 def scale_gradients(gradients: Sequence[tuple[int, list[Tensor]]], factor: Tensor) -> None:
     """Multiply all of them, in place."""
+    if factor.is_cpu and factor.item() == 1.0:
+        return  # a pass over all gradients for nothing; on a GPU, to ask would be to wait
     for _, local in gradients:
         torch._foreach_mul_(local, factor)
