@@ -108,7 +108,8 @@ class Training:
         """
         self._seed_dropout(batch.index)
         for module in self.modules:
-            module.train()
+            if not module.training:  # after an evaluation; setting it walks through every module
+                module.train()
         if self.pipeline is not None:
             with self._loss_context(), self._autocast():
                 loss = self.pipeline.run(batch.inputs, batch.targets)
@@ -120,7 +121,8 @@ class Training:
             part.synchronise_gradients(number == count - 1)
             with self._loss_context():
                 with self.recorder.span("forward", microbatch=number), self._autocast():
-                    loss = token_loss(part.forward_module(batch.inputs[rows]), batch.targets[rows]) / count
+                    loss = token_loss(part.forward_module(batch.inputs[rows]), batch.targets[rows])
+                    loss = loss / count if count > 1 else loss
                 with self.recorder.span("backward", microbatch=number):
                     (loss if self.scaler is None else loss * self.scaler.scale).backward()
             total += loss.detach()

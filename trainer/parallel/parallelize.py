@@ -35,12 +35,13 @@ def activation_dtype(config: Config, plan: Plan) -> torch.dtype:
     return COMPUTE_DTYPES[config.train.precision] if plan.data_parallel_kind in ("fsdp", "hsdp") else torch.float32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ParallelModel:
     """A model part with its parallelism applied."""
 
     module: Transformer
     forward_module: nn.Module
+    _synchronises: bool = True
 
     def synchronise_gradients(self, wanted: bool) -> None:
         """Whether the next backward reduces gradients over the data ranks; off for all but the last microbatch.
@@ -48,6 +49,9 @@ class ParallelModel:
         DDP's `no_sync` is a context manager around this same attribute, and FSDP2 has a method of its own. FSDP keeps
         unreduced gradients unsharded meanwhile: that is the price of one reduction instead of many.
         """
+        if wanted == self._synchronises:
+            return  # FSDP2's methods walk through every module
+        self._synchronises = wanted
         if isinstance(self.forward_module, DistributedDataParallel):
             self.forward_module.require_backward_grad_sync = wanted
         elif isinstance(self.module, FSDPModule):
