@@ -8,6 +8,7 @@ Ctrl-C ends the run that is under way and leaves the table of what was done.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -31,6 +32,7 @@ def run_drill(
     base: Base, plan: DrillPlan, *, runs: Path, output: str, html: Path | None, keep: bool, limit_s: float
 ) -> int:
     """0 if every fault was seen and every run recovered, 1 if not, 130 if it was broken off."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background job begins with it ignored
     console = _console(to_stderr=output == "json")
     folder = (runs / time.strftime("drill-%Y%m%d-%H%M%S")).resolve()
     drill = Drill(base, plan, folder=folder, keep=keep, limit_s=limit_s)

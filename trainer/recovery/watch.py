@@ -89,7 +89,9 @@ class Watch:
             self.ingester.tick()
             findings = self._judge()
         self._say(findings)
-        hangs = [finding for finding in findings if finding.kind == "hang" and finding.status == "fired"]
+        # How a former attempt ended may be told only now; nobody of this one is to be killed for it.
+        fired = [finding for finding in findings if finding.kind == "hang" and finding.status == "fired"]
+        hangs = [finding for finding in fired if finding.attempt == attempt]
         if hangs and not self._ended:
             self._unstick(hangs, attempt, pids)
 
