@@ -47,6 +47,8 @@ class LiveState:
     errors: dict[str, int] = field(default_factory=dict)
     ticks: int = 0
     attempt: int | None = None
+    """The newest attempt before which everything is said."""
+    newest: int | None = None
     """The newest attempt at the last look."""
 
 
@@ -76,7 +78,10 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
     }
     # A restart may be quicker than a tick: how an attempt ended is still to be said when the next one is there.
     ended = [] if state.attempt is None else [life for life in lives if state.attempt <= life < attempt]
-    if ended:
+    # It is said one look later: of what was written while this look's records were being read, some are missing, and
+    # without its last calls a rank that aborted in a mismatch has just died.
+    is_new, state.newest = attempt != state.newest, attempt
+    if ended and not is_new:
         looks["ended"] = lambda: _unsaid(state, [f for life in ended for f in _ended(source, life, lives, state.stall)])
     if state.ticks % _period(source, attempt, state.policy) == 0:
         looks["straggler"] = lambda: _straggler(source, attempt, since_step)
