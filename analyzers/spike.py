@@ -58,8 +58,10 @@ class SpikePolicy:
     alone_rise_ratio: float = 0.75
     """Rise at which a strong loss needs no second witness; random tokens for a whole batch are above it (recorded in a
     young run: +90 % at 8 sigmas, and an ordinary gradient)."""
-    alone_z: float = 14.0
-    """Robust sigmas at which it needs none with half of that rise."""
+    alone_z: float = 10.5
+    """Robust sigmas at which a smaller rise needs none."""
+    alone_z_rise_ratio: float = 0.45
+    """That smaller rise."""
     moderate_z: float = 4.0
     """Robust sigmas of the loss where the gradient norm agrees."""
     moderate_rise_ratio: float = 0.08
@@ -194,7 +196,7 @@ class SpikeDetector:
         """Judge one step, and remember whether its gradient denied what the loss said."""
         policy = self.policy
         strong = loss_z >= policy.strong_z and loss_rise >= policy.strong_rise_ratio
-        alone = loss_rise >= policy.alone_rise_ratio * (1.0 if loss_z < policy.alone_z else 0.5)
+        alone = loss_rise >= (policy.alone_rise_ratio if loss_z < policy.alone_z else policy.alone_z_rise_ratio)
         denied = strong and not alone and grad_rise < policy.strong_grad_rise_ratio  # False for NaN
         strong = strong and not (denied and not self._denied_before)
         self._denied_before = denied
