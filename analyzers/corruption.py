@@ -236,11 +236,4 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _insufficient(why: str) -> Finding:
-    return Finding(
-        analyzer="corruption",
-        kind="replica_mismatch",
-        severity="info",
-        status="insufficient_data",
-        summary=f"silent corruption was not looked for: {why}",
-        advice="insufficient-data",
-    )
+    return Finding.insufficient("corruption", "replica_mismatch", f"silent corruption was not looked for: {why}")

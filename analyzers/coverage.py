@@ -50,13 +50,4 @@ def _silent(attempt: int, ranks: list[int], world_size: int) -> Finding:
 
 
 def _insufficient(why: str, ranks: tuple[int, ...] = (), attempt: int | None = None) -> Finding:
-    return Finding(
-        analyzer="coverage",
-        kind="records",
-        severity="info",
-        status="insufficient_data",
-        ranks=ranks,
-        summary=why,
-        advice="insufficient-data",
-        attempt=attempt,
-    )
+    return Finding.insufficient("coverage", "records", why, ranks=ranks, attempt=attempt)

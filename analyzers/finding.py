@@ -43,6 +43,19 @@ class Finding:
     cost_s: float | None = None
     """Estimated wall time lost to it, seconds."""
 
+    @classmethod
+    def insufficient(cls, analyzer: str, kind: str, summary: str, **more: Any) -> Finding:
+        """What an analyzer says when the records do not let it judge: never that all is well."""
+        return cls(
+            analyzer=analyzer,
+            kind=kind,
+            severity="info",
+            status="insufficient_data",
+            summary=summary,
+            advice="insufficient-data",
+            **more,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The finding as plain JSON values, in the order in which people read it."""
         return {

@@ -101,16 +101,7 @@ def analyze(source: Source) -> list[Finding]:
     if not lost:
         return []
     what = "there is no account of the time" if "steps" in lost else "start-up, restarts and the end are not known"
-    return [
-        Finding(
-            analyzer="goodput",
-            kind="goodput",
-            severity="info",
-            status="insufficient_data",
-            summary=f"{what}: nothing in {', '.join(lost)}",
-            advice="insufficient-data",
-        )
-    ]
+    return [Finding.insufficient("goodput", "goodput", f"{what}: nothing in {', '.join(lost)}")]
 
 
 def measure(source: Source, policy: StallPolicy | None = None, now_ns: int | None = None) -> Account | None:

@@ -176,11 +176,4 @@ def _listed(ranks: tuple[int, ...]) -> str:
 
 
 def _insufficient(why: str) -> Finding:
-    return Finding(
-        analyzer="hang",
-        kind="hang",
-        severity="info",
-        status="insufficient_data",
-        summary=f"hangs were not looked for: {why}",
-        advice="insufficient-data",
-    )
+    return Finding.insufficient("hang", "hang", f"hangs were not looked for: {why}")

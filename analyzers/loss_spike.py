@@ -186,11 +186,4 @@ def _number(value: float) -> float | None:
 
 
 def _insufficient(why: str) -> Finding:
-    return Finding(
-        analyzer="spike",
-        kind="loss_spike",
-        severity="info",
-        status="insufficient_data",
-        summary=f"loss spikes were not looked for: {why}",
-        advice="insufficient-data",
-    )
+    return Finding.insufficient("spike", "loss_spike", f"loss spikes were not looked for: {why}")

@@ -366,11 +366,4 @@ def _numbers(evidence: StepEvidence, where: Location, episode: _Episode, respons
 
 
 def _insufficient(why: str) -> Finding:
-    return Finding(
-        analyzer="nonfinite",
-        kind="non_finite",
-        severity="info",
-        status="insufficient_data",
-        summary=f"non-finite values were not looked for: {why}",
-        advice="insufficient-data",
-    )
+    return Finding.insufficient("nonfinite", "non_finite", f"non-finite values were not looked for: {why}")

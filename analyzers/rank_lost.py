@@ -284,11 +284,4 @@ def _short(message: str) -> str:
 
 
 def _insufficient(why: str) -> Finding:
-    return Finding(
-        analyzer="rank_lost",
-        kind="rank_lost",
-        severity="info",
-        status="insufficient_data",
-        summary=f"deaths of ranks cannot be told for sure: {why}",
-        advice="insufficient-data",
-    )
+    return Finding.insufficient("rank_lost", "rank_lost", f"deaths of ranks cannot be told for sure: {why}")

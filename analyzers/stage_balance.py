@@ -176,12 +176,9 @@ def _imbalance(
 
 
 def _insufficient(attempt: int) -> Finding:
-    return Finding(
-        analyzer="stage_balance",
-        kind="bubble",
-        severity="info",
-        status="insufficient_data",
-        summary="the pipeline's bubble was not measured: too few steps in which all of its ranks have all their spans",
-        advice="insufficient-data",
+    return Finding.insufficient(
+        "stage_balance",
+        "bubble",
+        "the pipeline's bubble was not measured: too few steps in which all of its ranks have all their spans",
         attempt=attempt,
     )

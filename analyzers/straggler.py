@@ -307,11 +307,4 @@ def _communication(
 
 
 def _insufficient(why: str) -> Finding:
-    return Finding(
-        analyzer="straggler",
-        kind="straggler",
-        severity="info",
-        status="insufficient_data",
-        summary=f"ranks were not compared: {why}",
-        advice="insufficient-data",
-    )
+    return Finding.insufficient("straggler", "straggler", f"ranks were not compared: {why}")

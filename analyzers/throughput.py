@@ -242,11 +242,4 @@ def _blocks(values: npt.NDArray[np.float64], length: int) -> Floats:
 
 
 def _insufficient(why: str) -> Finding:
-    return Finding(
-        analyzer="throughput",
-        kind="throughput",
-        severity="info",
-        status="insufficient_data",
-        summary=f"throughput was not looked at: {why}",
-        advice="insufficient-data",
-    )
+    return Finding.insufficient("throughput", "throughput", f"throughput was not looked at: {why}")

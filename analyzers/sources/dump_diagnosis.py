@@ -185,11 +185,4 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 def _insufficient(why: str) -> Finding:
-    return Finding(
-        analyzer="hang",
-        kind="hang",
-        severity="info",
-        status="insufficient_data",
-        summary=f"hangs were not judged with all ranks: {why}",
-        advice="insufficient-data",
-    )
+    return Finding.insufficient("hang", "hang", f"hangs were not judged with all ranks: {why}")

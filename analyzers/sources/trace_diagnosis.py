@@ -223,11 +223,4 @@ def _facts(name: str, ranks: Sequence[tuple[RankTrace, dict[str, Floats]]], foun
 
 
 def _insufficient(why: str) -> Finding:
-    return Finding(
-        analyzer="kineto",
-        kind="straggler",
-        severity="info",
-        status="insufficient_data",
-        summary=f"ranks were not compared in full: {why}",
-        advice="insufficient-data",
-    )
+    return Finding.insufficient("kineto", "straggler", f"ranks were not compared in full: {why}")
