@@ -10,7 +10,8 @@
    side's call was due and this side's comes right after it, then this side has left one out.
 4. Edges: who is in a collective waits for the members that have not entered it; who receives waits for the sender
    that has not sent, and the reverse.
-5. A rank that is waited for and waits for nobody is a culprit: it never came. Its open span says what it does instead.
+5. A rank that is waited for and is in no call is a culprit: it never came. Its open span says what it does instead.
+   If all who are waited for are in calls that everybody entered, it is those calls that do not end.
 6. Without such a rank the edges hold a cycle, or everybody entered and nobody left. In a cycle, a rank that is awaited
    in a step that it has left behind has left a call out; where a message is awaited, that one is missing; else groups
    are taken in opposite order.
@@ -104,6 +105,10 @@ def find_culprits(view: AttemptView) -> Blame:
     edges = {rank: waits.targets(calls) for rank, calls in heads.items() if calls}
     missed = {rank for targets in edges.values() for rank in targets}
     roots = tuple(sorted(rank for rank in missed if not edges.get(rank)))
+    if roots and all(heads.get(rank) for rank in roots):  # they did come: to a call that all whom we know of entered
+        inside = _commonest([call for rank in roots for call in heads[rank]])
+        return Blame(cause="all_entered", culprits=roots, waiting=_without(waiting, roots), call=inside)
+    roots = tuple(rank for rank in roots if not heads.get(rank))
     if roots:
         awaited = _commonest([c for calls in heads.values() for c in calls if not waits.targets([c]).isdisjoint(roots)])
         return Blame(

@@ -312,6 +312,15 @@ def test_of_two_dumps_of_a_rank_the_later_is_read(tmp_path: Path) -> None:
     assert sum("second dump" in found["problem"] for found in diagnosis.run["file_problems"]) == 2
 
 
+def test_who_waits_in_a_call_of_unknown_members_is_not_accused(tmp_path: Path) -> None:
+    """Rank 0's short ring lost all that it called in group 1: whom rank 1 waits for there is not known."""
+    job = Job(3, groups={"1": ("undefined", [0, 1]), "2": ("undefined", [0, 1])}, ring=4)
+    job.steps(5)
+    job.collective("all_reduce", group="1", ranks=[1])
+    job.collective("all_reduce", ranks=[2])
+    assert hang_of(job.write(tmp_path)).ranks == (0,)
+
+
 @hypothesis.settings(max_examples=60)
 @given(data=st.data())
 def test_whoever_stops_is_the_one_who_is_named(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
