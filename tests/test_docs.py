@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import rankscope
+from rankscope.cli import app
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
@@ -63,7 +63,7 @@ def test_commands_and_their_options_exist(document: Path) -> None:
     runner = CliRunner()
     for command in COMMAND.findall(document.read_text(encoding="utf-8")):
         words = shlex.split(command)[1:]
-        helped = runner.invoke(rankscope.app, [words[0], "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+        helped = runner.invoke(app, [words[0], "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
         assert helped.exit_code == 0, command
         for option in (word for word in words if word.startswith("--")):
             assert option in helped.output, command

@@ -4,7 +4,7 @@
     analyzers   imports probes; neither torch nor streamlit nor duckdb, and no clock
     trainer     imports analyzers and probes
     dashboard   imports analyzers and probes
-    rankscope   imports what a command needs, when it needs it; nobody imports rankscope
+    rankscope   imports what a command needs, when it needs it; no room imports rankscope
 
 A rule that has to give way does so in one of the tables below, with its reason.
 """
@@ -72,8 +72,7 @@ def modules_of(room: str) -> list[Path]:
 
 
 def all_modules() -> list[Path]:
-    front_door = ROOT / f"{FRONT_DOOR}.py"
-    return [path for room in MAY_IMPORT for path in modules_of(room)] + ([front_door] if front_door.exists() else [])
+    return [path for room in (*MAY_IMPORT, FRONT_DOOR) for path in modules_of(room)]
 
 
 def imports_in(source: str, path: str) -> Iterator[Import]:
@@ -171,8 +170,7 @@ def test_modules_stay_short() -> None:
 
 def test_reading_side_starts_without_the_heavy_packages() -> None:
     """The front door and all analyzers, imported together in a fresh process."""
-    front_door = [path for path in all_modules() if path.stem == FRONT_DOOR]
-    paths = [path for path in modules_of("analyzers") if path.stem != "__init__"] + front_door
+    paths = [path for path in (*modules_of("analyzers"), *modules_of(FRONT_DOOR)) if not path.stem.startswith("__")]
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
     program = (
         f"import sys, importlib\nfor name in {names!r}:\n"
@@ -182,6 +180,14 @@ def test_reading_side_starts_without_the_heavy_packages() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_script_that_imports_rankscope_pays_for_nothing_of_it() -> None:
+    program = (
+        f"import sys, __future__; was = set(sys.modules); import {FRONT_DOOR}; print(sorted(set(sys.modules) - was))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == f"['{FRONT_DOOR}']", done.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-import rankscope
+from rankscope.cli import app
 from trainer.config import Config, load_config
 from trainer.drills.catalogue import CATALOGUE, MESHES
 from trainer.drills.faults import parse_fault
@@ -89,14 +89,14 @@ def test_meshes_that_cannot_be(mesh: str, ranks: int, words: str) -> None:
     ],
 )
 def test_mistakes_on_the_command_line_are_one_line_and_exit_code_2(arguments: list[str], words: str) -> None:
-    result = CliRunner().invoke(rankscope.app, ["drill", *arguments])
+    result = CliRunner().invoke(app, ["drill", *arguments])
     assert result.exit_code == 2
     assert words in result.stderr
     assert result.stderr.count("\n") == 1
 
 
 def test_the_list_names_every_kind_and_what_must_be_found() -> None:
-    result = CliRunner().invoke(rankscope.app, ["drill", "--list"])
+    result = CliRunner().invoke(app, ["drill", "--list"])
     assert result.exit_code == 0
     for name, kind in CATALOGUE.items():
         (line,) = [line for line in result.stdout.splitlines() if name in line.split()[1:3]]

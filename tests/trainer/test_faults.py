@@ -12,9 +12,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import rankscope
 from probes.events import read_events
 from probes.rundir import RunDir
+from rankscope.cli import app
 from tests.trainer.training_runs import run_loop, small, with_steps
 from trainer.drills import process, slow_compute
 from trainer.drills.faults import KINDS, Fault, FaultError, parse_fault
@@ -188,5 +188,5 @@ def step_column(folder: Path, column: str) -> list[int]:
 
 
 def test_the_command_line_names_every_kind() -> None:
-    helped = CliRunner().invoke(rankscope.app, ["train", "--help"], env={"COLUMNS": "300", "TERM": "dumb"})
+    helped = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "300", "TERM": "dumb"})
     assert all(kind in helped.output for kind in KINDS)

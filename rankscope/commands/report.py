@@ -1,0 +1,58 @@
+"""`rankscope report`: what `analyze` says as a file to hand on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankscope import __version__
+from rankscope.terminal import RunArgument, fail
+
+__all__ = ["EPILOG", "report"]
+
+EPILOG = (
+    "Examples:  rankscope report runs/latest   |   "
+    "rankscope report runs/latest --markdown ticket.md   |   "
+    "rankscope report runs/latest --chrome-trace trace.json.gz --steps 38:42"
+)
+
+
+def report(
+    run: RunArgument,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="One page that works offline.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="For an incident ticket.")] = None,
+    chrome_trace: Annotated[
+        Path | None, typer.Option("--chrome-trace", metavar="FILE", help="For Perfetto; .gz compresses it.")
+    ] = None,
+    steps: Annotated[
+        str, typer.Option("--steps", metavar="FIRST:LAST", help="Steps of the trace; without it, all.")
+    ] = "",
+) -> None:
+    """Write what `analyze` says as a file to hand on; without a FILE, RUN/reports/report.html."""
+    import time
+
+    from analyzers.diagnose import diagnose
+    from analyzers.report.files import ReportError, step_range, write_reports
+    from probes.rundir import RunDir, RunError
+    from probes.store import Store, StoreError, is_watched
+    from probes.tape_reader import TapeError
+
+    try:
+        folder = RunDir.open(run)
+        if html is None and markdown is None and chrome_trace is None:
+            html = folder.reports / "report.html"
+        chosen = step_range(steps)
+        with Store.open(folder) as store:
+            now_ns = time.time_ns() if is_watched(folder.stores()) else None
+            manifest = folder.manifest()
+            diagnosis = diagnose(store, manifest, now_ns=now_ns, stacks_dir=folder.stacks)
+            written = write_reports(
+                store, diagnosis, manifest, html=html, markdown=markdown, chrome_trace=chrome_trace, steps=chosen,
+                version=__version__,
+            )  # fmt: skip
+    except (RunError, StoreError, TapeError, ReportError) as error:
+        fail(str(error))
+    for path, num_bytes in written:
+        typer.echo(f"{path}  {num_bytes / 1e6:.1f} MB")

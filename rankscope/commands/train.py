@@ -1,0 +1,84 @@
+"""`rankscope train`: train a model over several ranks, recorded and watched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankscope import __version__
+from rankscope.terminal import console, fail
+from trainer.drills.catalogue import CATALOGUE
+
+__all__ = ["EPILOG", "train"]
+
+EPILOG = (
+    "Examples:  rankscope train examples/gpt-demo.toml   |   "
+    "rankscope train my.toml --nproc-per-node 4 --set optim.lr=1e-3   |   "
+    "rankscope train --resume runs/latest --set train.steps=400   |   "
+    "rankscope train my.toml --fault nan_grad@step=40,rank=2"
+)
+
+
+def train(
+    config_path: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="TOML file; without one, the defaults.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting; repeatable.")
+    ] = None,
+    nproc_per_node: Annotated[
+        int, typer.Option("--nproc-per-node", min=0, help="Ranks on this machine; 0: as many as the mesh needs.")
+    ] = 0,
+    faults: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fault",
+            metavar="KIND@step=N,rank=R",
+            help=f"Break something on purpose; repeatable. KIND: {', '.join(CATALOGUE)}. See `drill --list`.",
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Go on with a run whose processes are gone, from its newest good checkpoint."),
+    ] = None,
+    nnodes: Annotated[
+        str, typer.Option(metavar="N|MIN:MAX", help="Nodes of the run; with MIN:MAX it goes on while MIN are there.")
+    ] = "1",
+    node_rank: Annotated[int, typer.Option("--node-rank", min=0, help="Which node this is, from 0.")] = 0,
+    rdzv_endpoint: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the nodes meet: the same on all of them.")
+    ] = "",
+    force: Annotated[
+        bool, typer.Option("--force", help="With --resume: also if it is alive, or was given up by the guard.")
+    ] = False,
+) -> None:
+    """Train a model over several ranks, with every rank recorded and watched.
+
+    Exit codes: 0 finished, 1 failed, 2 a mistake, 3 given up by the guard, 4 another launch has taken the run, 143 told
+    to stop by SIGTERM and did so with a checkpoint, 130 the same by Ctrl-C.
+    """
+    from probes.rundir import RunError
+    from trainer.begin import Options, begin
+    from trainer.config import ConfigError
+    from trainer.drills.faults import FaultError
+    from trainer.recovery.node import MeetingError
+    from trainer.resume import ResumeError
+
+    options = Options(
+        config_path=config_path,
+        overrides=overrides or [],
+        nproc=nproc_per_node,
+        faults=faults or [],
+        resume=resume,
+        force=force,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        endpoint=rdzv_endpoint,
+    )
+    try:
+        code = begin(options, version=__version__, console=console())
+    except (ConfigError, FaultError, MeetingError, ResumeError, RunError) as error:
+        fail(str(error))
+    raise typer.Exit(code)
