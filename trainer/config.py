@@ -240,6 +240,19 @@ class RecoveryConfig(_Section):
     """Deaths by a signal, hangs included, before a device is left out; 0 = never, -1 = 3 on GPUs and never on CPUs."""
 
 
+class MetricsConfig(_Section):
+    """Where `watch` serves `/metrics`. Beyond loopback it needs all three files."""
+
+    listen: str = "127.0.0.1:0"
+    """HOST:PORT of each node's endpoint; port 0 takes a free one, empty = none."""
+    tls_cert: str = ""
+    """PEM file with the certificate chain."""
+    tls_key: str = ""
+    """PEM file with its key."""
+    token_file: str = ""
+    """File that holds the bearer token which a scrape must show."""
+
+
 class Config(_Section):
     """Everything a run is made from."""
 
@@ -252,6 +265,7 @@ class Config(_Section):
     probes: ProbesConfig = Field(default_factory=ProbesConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Config:

@@ -10,14 +10,25 @@ from rankscope.terminal import RunArgument
 
 __all__ = ["EPILOG", "watch"]
 
-EPILOG = "Example:  rankscope watch runs/latest"
+EPILOG = (
+    "Examples:  rankscope watch runs/latest   |   rankscope watch runs/latest --listen 127.0.0.1:9400   |   "
+    "rankscope watch runs/latest --listen 0.0.0.0:9400 --tls-cert node.pem --tls-key node.key --token-file token"
+)
 
 
 def watch(
     run: RunArgument,
     node_rank: Annotated[int, typer.Option("--node-rank", min=0, help="Index of this node.")] = 0,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Serve /metrics here; else where the configuration says.")
+    ] = "",
+    tls_cert: Annotated[str, typer.Option(metavar="FILE", help="Certificate chain, to listen beyond loopback.")] = "",
+    tls_key: Annotated[str, typer.Option(metavar="FILE", help="Its key.")] = "",
+    token_file: Annotated[str, typer.Option(metavar="FILE", help="Bearer token that a scrape must show.")] = "",
 ) -> None:
     """Record and supervise a run that trains on this node (`train` starts it by itself)."""
     from trainer.recovery.watch import main as watch_main
 
-    raise typer.Exit(watch_main([str(run), "--node-rank", str(node_rank)]))
+    arguments = [str(run), "--node-rank", str(node_rank), "--listen", listen]
+    arguments += ["--tls-cert", tls_cert, "--tls-key", tls_key, "--token-file", token_file]
+    raise typer.Exit(watch_main(arguments))

@@ -31,9 +31,11 @@ from analyzers.finding import Finding
 from analyzers.live import LiveState, live_findings
 from analyzers.running import has_ended, ranks_on_node, stale_ranks
 from probes.events import EventWriter
+from probes.exporters.prometheus import Listen, ListenError
 from probes.rundir import NODE_RANK, RunDir, RunError
 from probes.store import Ingester, Store, StoreError, StoreLockedError
 from trainer.checkpoint.shared_folder import remove_shared
+from trainer.recovery.metrics_endpoint import Metrics, TickFacts, listen_address, metrics_endpoint
 from trainer.recovery.processes import ProcessTracker, is_alive, kill
 from trainer.recovery.stacks import take_stacks
 
@@ -66,10 +68,15 @@ class Watch:
         self._closing = False
         self._ended = False
         self._pids: dict[int, int] = {}
+        self.metrics: Metrics | None = None
+        self._rows = 0
+        self._tick_s = 0.0
+        self.failed_ticks = 0
 
     def tick(self) -> None:
         """One round. Raises StoreError if the store cannot be read or written at the moment."""
-        self.ingester.tick()
+        start = time.monotonic()
+        self._rows += sum(self.ingester.tick().rows.values())
         findings = None
         with Store.open(self.run, catch_up=False) as store:
             attempt, pids = ranks_on_node(store, self.node_rank)
@@ -80,6 +87,8 @@ class Watch:
             changes = self.tracker.look(pids)
             if not changes:  # nearly always: what was opened is what there is to judge, and to open costs as much
                 findings = live_findings(store, self.live, time.time_ns())
+            if self.metrics is not None:
+                self.metrics.tick(store, time.time_ns(), self._facts())
         self._kill_stale(stale)
         for change in changes:
             self.events.write(
@@ -94,6 +103,12 @@ class Watch:
         hangs = [finding for finding in fired if finding.attempt == attempt]
         if hangs and not self._ended:
             self._unstick(hangs, attempt, pids)
+        self._tick_s = time.monotonic() - start
+
+    def _facts(self) -> TickFacts:
+        return TickFacts(
+            tick_s=self._tick_s, rows=self._rows, failed_ticks=self.failed_ticks, analyzer_errors=self.live.errors
+        )
 
     def close(self) -> None:
         """Ingest the last records and close. Raises StoreError if a reader held the store for too long."""
@@ -179,16 +194,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="the run's folder, e.g. runs/latest")
     parser.add_argument("--node-rank", type=int, default=0, help="index of this node (0)")
     parser.add_argument("--launcher-pid", type=int, default=0, help="process that starts ranks here (run.json's)")
+    parser.add_argument("--listen", default="", help="HOST:PORT of /metrics (the configuration's)")
+    parser.add_argument("--tls-cert", default="", help="PEM file, to listen beyond this machine")
+    parser.add_argument("--tls-key", default="", help="PEM file with its key")
+    parser.add_argument("--token-file", default="", help="file with the bearer token that a scrape must show")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
         run = RunDir.open(options.run)
-    except RunError as error:
+        asked = {name: getattr(options, name) for name in ("listen", "tls_cert", "tls_key", "token_file")}
+        listen = listen_address({"config": {"metrics": asked}}) if options.listen else None
+        if listen is not None:
+            listen.check()
+    except (RunError, ListenError) as error:
         sys.stderr.write(f"rankscope watch: {error}\n")
         return 2
     try:
         with _sole_writer(run, options.node_rank) as ingester:
-            return _watch(Watch(run, ingester, options.node_rank, options.launcher_pid))
+            return _watch(Watch(run, ingester, options.node_rank, options.launcher_pid), listen)
     except StoreLockedError as error:
         sys.stderr.write(f"rankscope watch: {error}\n")
         return 2
@@ -206,11 +229,12 @@ def _sole_writer(run: RunDir, node_rank: int) -> Ingester:
         time.sleep(0.05)
 
 
-def _watch(watch: Watch) -> int:
+def _watch(watch: Watch, listen: Listen | None) -> int:
     watch.events.write("watch_started", pid=os.getpid())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
-    with contextlib.suppress(_Stop):
+    endpoint = metrics_endpoint(watch.run, watch.node_rank, stall=watch.live.stall, events=watch.events, listen=listen)
+    with contextlib.suppress(_Stop), endpoint as watch.metrics:
         while watch.is_needed():
             start = time.monotonic()
             try:
@@ -218,8 +242,10 @@ def _watch(watch: Watch) -> int:
             except _Stop:
                 raise
             except StoreError as error:  # a reader held the file, or the disk is full: the tapes keep everything
+                watch.failed_ticks += 1
                 logger.warning("%s", error)
             except Exception:  # a tick that fails must not end the watching; the log has each one
+                watch.failed_ticks += 1
                 logger.exception("tick failed, trying again")
             time.sleep(max(0.05, TICK_S - (time.monotonic() - start)))
     for number in (signal.SIGTERM, signal.SIGINT):

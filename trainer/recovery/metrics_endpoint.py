@@ -1,0 +1,119 @@
+"""`watch`'s `/metrics`: opened beside the run, filled after each tick, announced in `runs/targets.json`.
+
+    with metrics_endpoint(run, node_rank=0, stall=policy, events=events) as metrics:
+        metrics.tick(store, now_ns, facts)          # while the store is open anyway
+
+An endpoint that cannot be opened (a port that is taken) is told in an event and the run goes on without it. Measuring
+costs the tick some queries, so a node that nobody scrapes is measured only once in a while.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analyzers.node_metrics import NodeMetrics
+from analyzers.source import Source
+from analyzers.stall import StallPolicy
+from probes.events import EventWriter
+from probes.exporters.catalogue import Sample
+from probes.exporters.prometheus import Endpoint, Listen, ListenError, Snapshot, serve
+from probes.exporters.targets import announced
+from probes.rundir import RunDir
+
+__all__ = ["Metrics", "TickFacts", "listen_address", "metrics_endpoint"]
+
+UNSCRAPED_EVERY_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TickFacts:
+    """What watch knows of itself."""
+
+    tick_s: float
+    rows: int
+    failed_ticks: int
+    analyzer_errors: Mapping[str, int]
+
+
+class Metrics:
+    """The snapshot that scrapes see."""
+
+    def __init__(self, run: RunDir, node_rank: int, stall: StallPolicy) -> None:
+        self._run = run
+        self._node = NodeMetrics(run.manifest(), node_rank=node_rank, stall=stall)
+        self.board = Snapshot(self._node.common)
+        self.endpoint: Endpoint | None = None
+        self._measured_ns, self._scrapes = 0, 0
+
+    def tick(self, source: Source, now_ns: int, facts: TickFacts) -> None:
+        """Measure anew if anybody has asked since, or it is time."""
+        scrapes = self.board.num_scrapes
+        if self.endpoint is None or (scrapes == self._scrapes and now_ns - self._measured_ns < UNSCRAPED_EVERY_S * 1e9):
+            return
+        self._measured_ns, self._scrapes = now_ns, scrapes
+        samples = self._node.measure(source, now_ns)
+        if not any(sample.name == "rankscope_disk_free_bytes" for sample in samples):
+            samples.append(Sample("rankscope_disk_free_bytes", shutil.disk_usage(self._run.path).free))
+        self.board.show([*samples, *_telemetry(facts, now_ns)])
+
+
+def _telemetry(facts: TickFacts, now_ns: int) -> Iterator[Sample]:
+    yield Sample("rankscope_telemetry_last_tick_timestamp_seconds", now_ns / 1e9)
+    yield Sample("rankscope_telemetry_tick_seconds", facts.tick_s)
+    yield Sample("rankscope_telemetry_rows_total", facts.rows)
+    yield Sample("rankscope_telemetry_failed_ticks_total", facts.failed_ticks)
+    for analyzer, count in facts.analyzer_errors.items():
+        yield Sample("rankscope_telemetry_analyzer_errors_total", count, {"analyzer": analyzer})
+
+
+@contextmanager
+def metrics_endpoint(
+    run: RunDir, node_rank: int, *, stall: StallPolicy, events: EventWriter, listen: Listen | None = None
+) -> Iterator[Metrics]:
+    """Serve until the block ends; `listen` goes before the run's configuration."""
+    metrics = Metrics(run, node_rank, stall)
+    with ExitStack() as stack:
+        try:
+            listen = listen or listen_address(run.manifest())
+            if listen is not None:
+                metrics.endpoint = endpoint = stack.enter_context(serve(metrics.board, listen))
+                stack.enter_context(
+                    announced(run.path.parent, run.run_id, node_rank, endpoint.address, is_tls=endpoint.is_tls)
+                )
+                events.write("metrics_served", url=endpoint.url)
+        except ListenError as error:
+            events.write("metrics_refused", reason=str(error))
+        yield metrics
+
+
+def listen_address(manifest: Mapping[str, Any]) -> Listen | None:
+    """Where the run's configuration wants its metrics; None: nowhere. Raises ListenError."""
+    config = manifest.get("config")
+    section = config.get("metrics", {}) if isinstance(config, dict) else {}
+    address = str(section.get("listen", "127.0.0.1:0"))
+    if not address:
+        return None
+    cert, key, token = (str(section.get(name, "")) for name in ("tls_cert", "tls_key", "token_file"))
+    return Listen.parse(
+        address,
+        certificate=Path(cert) if cert else None,
+        key=Path(key) if key else None,
+        token=read_token(Path(token)) if token else "",
+    )
+
+
+def read_token(path: Path) -> str:
+    """The token in a file, without the end of its line. Raises ListenError."""
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is not ASCII text"
+        raise ListenError(f"token file {path}: {reason}") from None
+    if not token:
+        raise ListenError(f"token file {path} is empty: write the bearer token into it")
+    return token
