@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from . import corruption, divergence, hang, loss_scale, loss_spike, nonfinite, rank_lost, resume, straggler
 from .eventlog import EventLog
 from .finding import Finding
+from .slow_rank import StragglerPolicy
 from .snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
 from .source import Source
 from .stall import StallPolicy
@@ -123,7 +124,7 @@ def _unsaid(state: LiveState, findings: list[Finding]) -> list[Finding]:
 
 
 def _straggler(source: Source, attempt: int, since_step: int) -> list[Finding]:
-    policy = replace(straggler.StragglerPolicy(), since_step=since_step)
+    policy = StragglerPolicy(since_step=since_step)
     return [f for f in _of(attempt, straggler.analyze(source, policy)) if f.evidence.get("ongoing", True)]
 
 

@@ -87,6 +87,7 @@ EXPECTED: dict[str, Expected] = {
     "slow_forward": Expected(ids="F15", causes=("compute", "forward"), **_SLOW),
     "slow_backward": Expected(ids="F15", causes=("compute", "backward"), **_SLOW),
     "slow_node": Expected(ids="F15", causes=("node", "host", *_COMPUTE), ranks=MEMBERS, layouts=_WIDE, **_SLOW),
+    "core_taken": Expected(ids="F15", causes=("host",), **_SLOW),
     "slow_data": Expected(ids="F16", causes=("data",), **_SLOW),
     "slow_link": Expected(ids="F18", causes=("communication", "network", "link"), ranks=MEMBERS, **_SLOW),
     "uneven_stages": Expected(
@@ -223,7 +224,7 @@ def _with_fault(name: str, scenario: Scenario, rng: np.random.Generator) -> tupl
             factor = 1.0 + int(name.rsplit("_", 1)[1]) / 100
             length = replace(scenario, steps=step + 210) if name == "slow_compute_2" else long
             return replace(length, fault=Fault(kind="slow_compute", rank=rank, step=step, factor=factor)), [rank]
-        case "slow_forward" | "slow_backward" | "slow_data":
+        case "slow_forward" | "slow_backward" | "slow_data" | "core_taken":
             factor = float(rng.uniform(1.08, 1.5))
             return replace(long, fault=Fault(kind=name, rank=rank, step=step, factor=factor)), [rank]
         case "slow_node":

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from .core_time import CoreTime
 from .events import EventWriter
 from .failopen import error_counts, failing_open, record_error
 from .names import NameWriter
@@ -43,7 +44,6 @@ _NONE_I32 = int(UNSET["i32"])
 _NONE_I64 = int(UNSET["i64"])
 _MEMORY_INTERVAL_NS = 1_000_000_000  # reading /proc costs more than the rest of a step's record
 _monotonic_ns = time.monotonic_ns
-_cpu_ns = time.process_time_ns
 
 
 def _phase_columns() -> dict[str, tuple[int, int]]:
@@ -61,6 +61,7 @@ def _phase_columns() -> dict[str, tuple[int, int]]:
 _PHASE_COLUMNS = _phase_columns()
 _STEP, _START, _DURATION = _STEP_COLUMNS["step"], _STEP_COLUMNS["start_ns"], _STEP_COLUMNS["duration_ns"]
 _CPU, _WAIT, _GC = _STEP_COLUMNS["cpu_ns"], _STEP_COLUMNS["collective_wait_ns"], _STEP_COLUMNS["gc_ns"]
+_RUN_DELAY, _FAULTS = _STEP_COLUMNS["run_delay_ns"], _STEP_COLUMNS["major_faults"]
 _MEMORY = _STEP_COLUMNS["memory_bytes"]
 
 
@@ -105,7 +106,8 @@ class Recorder:
         self._in_phase = False
         self._memory_bytes = _NONE_I64
         self._memory_read_ns = 0
-        self._step_start_ns = self._step_cpu_start_ns = self._step_wait_start_ns = 0
+        self._step_start_ns = self._step_wait_start_ns = 0
+        self._core_time = CoreTime()
         self._slot = -1
         self._late: dict[int, int] = {}  # step number -> slot, for values that are read back later
         self._gc_ns = 0
@@ -181,6 +183,7 @@ class Recorder:
         self._events.write("rank_closed", probe_errors=dict(error_counts), dropped_records=dropped)
         for tape in self._tapes.values():
             tape.close()
+        self._core_time.close()
         self._events.close()
         self.name.close()
 
@@ -191,7 +194,7 @@ class Recorder:
         self._in_phase = False
         self._gc_ns = 0
         self._step_wait_start_ns = self.wait_ns
-        self._step_cpu_start_ns = _cpu_ns()
+        self._core_time.begin()
         row[_START] = self._step_start_ns = _monotonic_ns()
         self._slot = self._steps.append(OPEN, *row)
 
@@ -199,7 +202,7 @@ class Recorder:
         row = self._row
         now = _monotonic_ns()
         row[_DURATION] = now - self._step_start_ns
-        row[_CPU] = _cpu_ns() - self._step_cpu_start_ns
+        row[_CPU], row[_RUN_DELAY], row[_FAULTS] = self._core_time.end()
         row[_WAIT] = self.wait_ns - self._step_wait_start_ns
         row[_GC] = self._gc_ns
         if row[_MEMORY] == _NONE_I64:

@@ -126,6 +126,8 @@ _TAPE_TABLES = (
             _i64("collective_wait_ns", "ns", "blocked in collectives, over the whole step"),
             _i64("cpu_ns", "ns", "CPU time of the process in the step, all threads"),
             _i64("gc_ns", "ns", "inside Python's garbage collector"),
+            _i64("run_delay_ns", "ns", "the step's thread was ready to run and waited for a core; NULL if not told"),
+            _i64("major_faults", "1", "pages of the process that had to be read from a disk"),
             _i64("tokens", "1", "tokens that this rank trained on"),
             _i64("batch_index", "1", "global index of the batch in the data stream"),
             _f64("loss", "nat", "mean loss over the global batch"),

@@ -151,6 +151,8 @@ def next_step(finding: Finding) -> str:
         "straggler": {
             "compute": f"check clocks, thermals and neighbours of {rank}'s device and host",
             "data": f"check the data loader and the disk of {rank}'s host",
+            "host": f"look for what else runs on {rank}'s host (top, numactl, cgroup limits), and for swapping",
+            "sequence_length": "even out the tokens that each rank gets (pack or sort sequences by length)",
             "communication": f"check the network card and cable of {rank}",
         }.get(finding.cause, f"look at {rank}"),
         "hang": {

@@ -20,8 +20,8 @@ import numpy as np
 
 from ..diagnose import Diagnosis, conclude
 from ..finding import Finding
+from ..slow_rank import Straggler, StragglerPolicy, find_stragglers
 from ..source import Floats
-from ..straggler import Straggler, StragglerPolicy, find_stragglers
 from ..timings import OWN_PHASES, Matrix, Timings
 from .files import SourceError, Survey
 from .intervals import intersection, overlap, union

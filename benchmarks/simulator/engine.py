@@ -108,6 +108,8 @@ class Engine:
         """How many times as long a rank takes for a kind of work."""
         self.extra_s = {phase: np.zeros(count) for phase in PHASES}
         """What is added to each piece of a kind of work, in which the processor does nothing."""
+        self.taken_ratio = np.zeros(count)
+        """What somebody else's work on the rank's core takes, for each second that it computes."""
         self.links = Links(layout, job, noise, rng)
         self.stops: list[Stop] = []
         self.stopped: dict[int, float] = {}
@@ -121,6 +123,7 @@ class Engine:
         self._phase_wait = np.zeros((count, 4))
         self._cpu = np.zeros(count)
         self._gc = np.zeros(count)
+        self._run_delay = np.zeros(count)
         self._seq: dict[str, Ints] = {}
         self._p2p_seq: dict[tuple[int, str], Ints] = {}
         self._pending: dict[tuple[object, ...], _Pending] = {}
@@ -198,7 +201,9 @@ class Engine:
             else:
                 own = own * (self.step_noise * self.speed[lanes])
                 own *= np.exp(noise.compute_ratio * rng.standard_normal(size))
-            wall = own + self._stolen(op.seconds, size) + self.extra_s[op.what][lanes] * NS
+            taken = self._stolen(op.seconds, size) + own * self.taken_ratio[lanes]
+            self._run_delay[lanes] += taken
+            wall = own + taken + self.extra_s[op.what][lanes] * NS
             if op.what == "forward" and op.block == 0 and role.step in self.pauses and op.microbatch <= 0:
                 pause = self.pauses[role.step][lanes] * NS
                 self._gc[lanes] += pause
@@ -449,10 +454,10 @@ class Engine:
         role.begun += 1
         lanes, size = role.lanes, len(role.lanes)
         self._phase_ns[lanes] = self._phase_wait[lanes] = 0.0
-        self._cpu[lanes] = self._gc[lanes] = 0.0
+        self._cpu[lanes] = self._gc[lanes] = self._run_delay[lanes] = 0.0
         row = StepRow(
             lanes, self.now[lanes], np.full(size, np.inf), np.zeros((size, len(PHASES))), np.zeros((size, 4)),
-            -self._wait[lanes], np.zeros(size), np.zeros(size), role.step,
+            -self._wait[lanes], np.zeros(size), np.zeros(size), np.zeros(size), role.step,
         )  # fmt: skip
         role.step_row = row
         self.log.steps.append(row)
@@ -467,6 +472,7 @@ class Engine:
         row.phase_ns[places], row.wait_ns[places] = self._phase_ns[lanes], self._phase_wait[lanes]
         row.total_wait_ns[places] += self._wait[lanes]
         row.cpu_ns[places], row.gc_ns[places] = self._cpu[lanes], self._gc[lanes]
+        row.run_delay_ns[places] = self._run_delay[lanes]
         self.now[lanes] += 20e-6 * NS  # what the loop does between two steps
 
 

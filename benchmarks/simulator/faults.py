@@ -21,7 +21,7 @@ __all__ = ["CONTROL", "DEATHS", "FREEZES", "NUMERIC", "SLOW", "Fault", "conditio
 
 SLOW = (
     "slow_compute", "slow_forward", "slow_backward", "slow_node", "slow_data", "slow_link", "dead_link", "jitter",
-    "rank0_busy", "uneven_stages", "uneven_sequences", "slow_optimizer",
+    "rank0_busy", "uneven_stages", "uneven_sequences", "slow_optimizer", "core_taken",
 )  # fmt: skip
 """Time faults: some pieces of work or transfers take longer."""
 DEATHS = ("kill", "segfault", "exception", "out_of_memory", "data_exhausted", "exit")
@@ -74,6 +74,7 @@ def condition(engine: Engine, fault: Fault | None, step: int, rng: np.random.Gen
     for values in engine.extra_s.values():
         values[:] = 0.0
     engine.links.slow[:] = 1.0
+    engine.taken_ratio[:] = 0.0
     if fault is None or not fault.is_on(step):
         return
     rank, factor = fault.rank, fault.factor
@@ -82,6 +83,8 @@ def condition(engine: Engine, fault: Fault | None, step: int, rng: np.random.Gen
             engine.factor["forward"][rank] = engine.factor["backward"][rank] = factor
         case "slow_forward" | "slow_backward" | "slow_optimizer":
             engine.factor[fault.kind.removeprefix("slow_")][rank] = factor
+        case "core_taken":
+            engine.taken_ratio[rank] = factor - 1.0
         case "slow_node":
             lanes = engine.layout.nodes() == engine.layout.nodes()[rank]
             engine.factor["forward"][lanes] = engine.factor["backward"][lanes] = factor

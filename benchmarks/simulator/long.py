@@ -125,8 +125,8 @@ def _columns(
         "forward_ns": forward + first * noise.compile_s * 1e9, "backward_ns": backward + wait,
         "optimizer_ns": optimizer, "checkpoint_ns": checkpoint, "evaluate_ns": 0, "data_wait_ns": 0,
         "forward_wait_ns": 0, "backward_wait_ns": wait, "optimizer_wait_ns": 0, "collective_wait_ns": wait,
-        "gc_ns": gc, "cpu_ns": forward + backward - taken, "tokens": job.local_tokens, "memory_bytes": job.memory_bytes,
-        "committed": 1, "state": COMPLETE,
+        "gc_ns": gc, "run_delay_ns": taken, "cpu_ns": forward + backward - taken, "tokens": job.local_tokens,
+        "memory_bytes": job.memory_bytes, "committed": 1, "state": COMPLETE,
     }  # fmt: skip
 
 

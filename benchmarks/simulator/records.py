@@ -80,6 +80,7 @@ class StepRow:
     total_wait_ns: Floats
     cpu_ns: Floats
     gc_ns: Floats
+    run_delay_ns: Floats
     step: int
     values: dict[str, Any] = field(default_factory=dict)
 
@@ -174,7 +175,7 @@ class Log:
             columns[f"{phase}_ns"] = np.where(done, _finite(phases[:, number]), 0)
         for number, phase in enumerate(PHASES[:4]):
             columns[f"{phase}_wait_ns"] = np.where(done, _finite(waits[:, number]), 0)
-        for name in ("total_wait_ns", "cpu_ns", "gc_ns"):
+        for name in ("total_wait_ns", "cpu_ns", "gc_ns", "run_delay_ns"):
             values = np.concatenate([getattr(row, name) for row in rows])
             columns["collective_wait_ns" if name == "total_wait_ns" else name] = _closed(values, done)
         for column in TABLES["steps"].columns:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from analyzers.report.text import why
-from analyzers.straggler import Straggler, StragglerPolicy, analyze, find_stragglers
+from analyzers.slow_rank import Straggler, StragglerPolicy, find_stragglers
+from analyzers.straggler import analyze
 from analyzers.timings import OWN_PHASES, Timings, others_median
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.rank_timings import Slow, simulate

@@ -1,0 +1,151 @@
+"""Which ranks are persistently slower than the ranks that do the same work, and in what. Pure: matrices in, ranks out.
+
+    for slow in find_stragglers(timings):
+        slow.rank, slow.cause, slow.first_step, slow.excess_ms
+
+1. A rank's own time of a phase is the phase without waits in collectives (`timings`): ranks leave a collective
+   together, so whoever waits long is a victim. Checkpoints, evaluation and logging are left out: one rank may do those
+   for all. Clocks are compared nowhere.
+2. Peers have the same work: the same pipeline stage. For each observation the excess of a rank is its own time minus
+   the median of its peers' (itself excluded), over the peers' whole own time; for compute (forward, backward,
+   optimizer) and for data.
+3. `persistence` finds who stands out, from which step to which, against the noise of this run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from .persistence import PersistencePolicy, Segment, find_segments
+from .slow_group import SlowGroupPolicy
+from .source import Ints
+from .timings import COMPUTE_PHASES, OWN_PHASES, Matrix, Timings, others_median
+
+__all__ = ["Straggler", "StragglerPolicy", "find_stragglers"]
+
+Cause = Literal["compute", "data"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerPolicy:
+    """Thresholds on top of `PersistencePolicy`, which holds the statistics."""
+
+    persistence: PersistencePolicy = field(default_factory=PersistencePolicy)
+    slow_group: SlowGroupPolicy = field(default_factory=SlowGroupPolicy)
+    warm_up_steps: int = 5
+    """First observations of an attempt that are left out (steps): compilation, allocators, caches, autotuning."""
+    min_excess_ms: float = 0.3
+    """Smallest excess of interest (ms per step): below, a timer's and the scheduler's own grain is seen."""
+    min_step_share_ratio: float = 0.01
+    """Smallest excess as a share of the whole step: a slow rank in a run that only communicates costs nothing."""
+    second_cause_ratio: float = 0.3
+    """A second cause of the same rank is told apart if its excess is this share of the first (two faults at once);
+    below it is a side effect: a rank short of CPU is slow in everything."""
+    critical_slowdown_ratio: float = 2.0
+    """Step time with / without the rank from which the finding is critical."""
+    since_step: int = 0
+    """Only steps from here on (the live view)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """One slow rank with one cause: numbers for the finding. Times in ms per step, medians over its segments."""
+
+    rank: int
+    cause: Cause
+    segments: tuple[Segment, ...]
+    first_step: int
+    last_step: int
+    factor: float
+    excess_ms: float
+    step_ms: float
+    step_without_ms: float
+    phase_factors: dict[str, float]
+    phase_excess_ms: dict[str, float]
+    peers_wait_more_ms: float
+    num_steps: int
+    ongoing: bool
+
+
+def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> list[Straggler]:
+    """Slow ranks of one attempt by compute and data. Pure."""
+    policy = policy or StragglerPolicy()
+    found: list[Straggler] = []
+    for peers in timings.peers:
+        if len(peers) < 2 or len(timings.steps) < policy.persistence.min_length:
+            continue
+        own: dict[Cause, Matrix] = {
+            "compute": _complete(timings.compute[peers]),
+            "data": _complete(timings.own["data"][peers]),
+        }
+        whole: Matrix = np.maximum(others_median(own["compute"] + own["data"]), 1e-3).astype(np.float32)
+        ranks: dict[int, list[Straggler]] = {}
+        for cause, values in own.items():
+            excess_ms = values - others_median(values)
+            by_row: dict[int, list[Segment]] = {}
+            for segment in find_segments(excess_ms / whole, policy.persistence):
+                by_row.setdefault(segment.row, []).append(segment)
+            for row, segments in by_row.items():
+                straggler = _measure(timings, peers, row, cause, segments, excess_ms)
+                share = straggler.excess_ms / max(straggler.step_ms, 1e-6)
+                if straggler.excess_ms >= policy.min_excess_ms and share >= policy.min_step_share_ratio:
+                    ranks.setdefault(row, []).append(straggler)
+        for stragglers in ranks.values():
+            largest = max(s.excess_ms for s in stragglers)
+            found += [s for s in stragglers if s.excess_ms >= policy.second_cause_ratio * largest]
+    return sorted(found, key=lambda straggler: -straggler.excess_ms)
+
+
+def _complete(values: Matrix) -> Matrix:
+    """Holes (a rank without a row of the observation) as the median of the others, which says nothing of the rank."""
+    holes = np.isnan(values)
+    if not holes.any():
+        return values
+    columns = np.flatnonzero(holes.any(axis=0))
+    filled = values.copy()
+    for column in columns:
+        there = values[~holes[:, column], column]
+        filled[holes[:, column], column] = np.median(there) if len(there) else 0.0
+    return filled
+
+
+def _measure(
+    timings: Timings, peers: Ints, row: int, cause: Cause, segments: list[Segment], excess_ms: Matrix
+) -> Straggler:
+    segments = sorted(segments, key=lambda segment: segment.begin)
+    index = np.concatenate([np.arange(segment.begin, segment.end) for segment in segments])
+    phases = COMPUTE_PHASES if cause == "compute" else ("data",)
+    factors, excesses = {}, {}
+    for phase in OWN_PHASES:
+        values = _complete(timings.own[phase][np.ix_(peers, index)])
+        baseline = others_median(values)[row]
+        mine, theirs = float(np.median(values[row])), float(np.median(baseline))
+        excesses[phase] = float(np.median(values[row] - baseline))
+        factors[phase] = mine / theirs if theirs > 1e-3 else float("inf") if mine > 1e-3 else 1.0
+    whole = _complete(sum(timings.own[phase][np.ix_(peers, index)] for phase in OWN_PHASES))
+    baseline = others_median(whole)[row]
+    per_rank = np.median(excess_ms[:, index], axis=1)
+    excess = float(per_rank[row])
+    next_slowest = float(np.max(np.delete(per_rank, row), initial=0.0))
+    step_ms = float(np.median(np.nanmedian(_complete(timings.duration[np.ix_(peers, index)]), axis=0)))
+    gain = max(0.0, excess - max(0.0, next_slowest))
+    waits = _complete(timings.wait[np.ix_(peers, index)])
+    return Straggler(
+        rank=int(timings.ranks[peers[row]]),
+        cause=cause,
+        segments=tuple(segments),
+        first_step=int(timings.steps[segments[0].begin]),
+        last_step=int(timings.steps[segments[-1].end - 1]),
+        factor=float(np.median(whole[row] / np.maximum(baseline, 1e-3))),
+        excess_ms=excess,
+        step_ms=step_ms,
+        step_without_ms=max(step_ms - gain, step_ms * 0.01),
+        phase_factors={phase: factors[phase] for phase in (*phases, *(p for p in OWN_PHASES if p not in phases))},
+        phase_excess_ms=excesses,
+        peers_wait_more_ms=float(np.median(others_median(waits)[row] - waits[row])),
+        num_steps=len(index),
+        ongoing=segments[-1].ongoing,
+    )
