@@ -43,6 +43,14 @@ class Finding:
     cost_s: float | None = None
     """Estimated wall time lost to it, seconds."""
 
+    @property
+    def id(self) -> str:
+        """The finding's name within its run, the same whenever and by whomever it is said: `straggler-0-60-r3`."""
+        ranks = "-".join(f"r{rank}" for rank in self.ranks[:4])
+        more = f"-and-{len(self.ranks) - 4}" if len(self.ranks) > 4 else ""
+        parts = [self.kind, self.attempt, self.first_step, ranks + more]
+        return "-".join(str(part) for part in parts if part not in (None, ""))
+
     @classmethod
     def insufficient(cls, analyzer: str, kind: str, summary: str, **more: Any) -> Finding:
         """What an analyzer says when the records do not let it judge: never that all is well."""
@@ -59,6 +67,7 @@ class Finding:
     def to_json(self) -> dict[str, Any]:
         """The finding as plain JSON values, in the order in which people read it."""
         return {
+            "id": self.id,
             "analyzer": self.analyzer,
             "kind": self.kind,
             "severity": self.severity,

@@ -6,13 +6,17 @@ response.text        # "step refused, step 30 restored from memory in 12 ms, bat
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .eventlog import EventLog
+from .finding import Finding
+from .source import Source
 
-__all__ = ["RESPONSE_EVENTS", "Response", "respond"]
+__all__ = ["RESPONSE_EVENTS", "Response", "done_about", "respond"]
 
 RESPONSE_EVENTS = ("rollback", "batch_skipped")
+_RESTART_EVENTS = ("culprit_killed", "attempt_started", "excluded", "run_ended", "checkpoint")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,36 @@ def respond(log: EventLog, *, attempt: int, step: int, turn: int = 0, committed:
         skipped_batches=tuple(sorted({*skipped, *(batch for batch in skips if batch >= 0)})),
         duration_s=rollback.number("duration_s") if rollback else None,
     )
+
+
+def done_about(source: Source, finding: Finding) -> list[str]:
+    """What the run did about a finding, one sentence each; empty: nothing by itself."""
+    if finding.attempt is None:
+        return []
+    log = EventLog.load(source, (*RESPONSE_EVENTS, *_RESTART_EVENTS))
+    if finding.kind in ("hang", "rank_lost"):
+        return list(_restart(log, finding.attempt))
+    if finding.first_step is None:
+        return []
+    last = finding.first_step if finding.kind == "straggler" else finding.last_step or finding.first_step
+    steps = {event.integer("from_step") for event in log.of("rollback", attempt=finding.attempt)}
+    within = sorted(step for step in steps if finding.first_step <= step <= last + 1)
+    return [f"step {step}: {respond(log, attempt=finding.attempt, step=step).text}" for step in within[:20]]
+
+
+def _restart(log: EventLog, attempt: int) -> Iterator[str]:
+    """How the run came back after its ranks had to be started again."""
+    for event in log.of("culprit_killed", attempt=attempt):
+        yield f"watch killed rank {event.integer('killed_rank')}, which the others waited for"
+    for event in log.of("excluded", attempt=attempt):
+        yield f"device {event.text('device')} of node {event.integer('node_rank')} is left out from then on"
+    begun = log.of("attempt_started", attempt=attempt + 1)
+    if begun:
+        world = begun[0].integer("world_size")
+        yield f"the ranks were started again as attempt {attempt + 1}" + (f", {world} of them" if world > 0 else "")
+        loaded = [event for event in log.of("checkpoint", attempt=attempt + 1) if event.text("state") == "loaded"]
+        if loaded:
+            yield f"it went on from step {loaded[0].step}, loaded from {loaded[0].text('tier') or 'a checkpoint'}"
 
 
 def _seconds(seconds: float) -> str:

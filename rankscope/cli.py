@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import typer
 
-from rankscope.commands import analyze, compare, drill, export, rebuild, report, train, version, watch
+from rankscope.commands import analyze, compare, dashboard, drill, export, rebuild, report, train, version, watch
 
 __all__ = ["app", "main"]
 
@@ -25,6 +25,7 @@ app = typer.Typer(
 app.command(epilog=train.EPILOG)(train.train)
 app.command(epilog=analyze.EPILOG)(analyze.analyze)
 app.command(epilog=drill.EPILOG)(drill.drill)
+app.command(epilog=dashboard.EPILOG)(dashboard.dashboard)
 app.command(epilog=report.EPILOG)(report.report)
 app.command(epilog=export.EPILOG)(export.export)
 app.command(epilog=compare.EPILOG)(compare.compare)

@@ -26,6 +26,7 @@ from ..source import Source, floats
 from . import queries
 from .evidence import Drawing, drawings, moment
 from .figures import collectives, goodput, heatmap, loss, theme
+from .links import finding_link
 from .text import evidence_rows, next_step, title, visible, why
 
 __all__ = ["render"]
@@ -120,6 +121,7 @@ class _Page:
             # Of the first one it stands on top of the page.
             "why": "" if number == 0 or reason == finding.summary else reason,
             "next": next_step(finding) if number else "",
+            "link": finding_link(self.diagnosis.run, finding),
             "figures": self.drawn(drawings(self.source, finding)) if number < MAX_DRAWN else [],
             "numbers": _numbers(finding),
             "texts": _texts(finding),

@@ -2,8 +2,9 @@
 
     json.dumps(to_json(diagnosis), allow_nan=False)
 
-`{"schema_version": 1, "run": {...}, "verdict": "...", "findings": [{"analyzer", "kind", "severity", "status", "ranks",
-"first_step", "last_step", "cause", "summary", "evidence", "advice", "attempt", "cost_s"}], "goodput": {...}}`
+`{"schema_version": 1, "run": {...}, "verdict": "...", "findings": [{"id", "link", "analyzer", "kind", "severity",
+"status", "ranks", "first_step", "last_step", "cause", "summary", "evidence", "advice", "attempt", "cost_s"}],
+"goodput": {...}}`
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..diagnose import SCHEMA_VERSION, Diagnosis
+from .links import finding_path
 
 __all__ = ["plain", "to_json"]
 
@@ -24,7 +26,9 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
             "schema_version": SCHEMA_VERSION,
             "run": diagnosis.run,
             "verdict": diagnosis.verdict,
-            "findings": [finding.to_json() for finding in diagnosis.findings],
+            "findings": [
+                finding.to_json() | {"link": finding_path(diagnosis.run, finding)} for finding in diagnosis.findings
+            ],
             "goodput": diagnosis.goodput.to_json() if diagnosis.goodput else None,
         }
     )

@@ -16,11 +16,11 @@ from ..diagnose import Diagnosis
 from ..finding import Finding
 from .text import evidence_rows, goodput_line, next_step, title, visible, why
 
-__all__ = ["to_markdown"]
+__all__ = ["escaped", "to_markdown"]
 
 MAX_FINDINGS = 20
 MAX_TEXT = 1_000
-_MEANT = re.compile(r"([\\`*_\[\]|<>~&])|^([#+=-])")
+_MEANT = re.compile(r"([\\`*_\[\]|<>~&$])|^([#+=-])")
 _LISTED = re.compile(r"^(\d+)([.)])")
 
 
@@ -31,28 +31,28 @@ def to_markdown(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> str:
 
 def _lines(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> Iterator[str]:
     facts, fired = diagnosis.run, diagnosis.fired[:MAX_FINDINGS]
-    yield f"# {_plain(facts.get('run_id') or 'A run')}"
+    yield f"# {escaped(facts.get('run_id') or 'A run')}"
     yield ""
-    yield f"**Verdict:** {_plain(diagnosis.verdict)}"
+    yield f"**Verdict:** {escaped(diagnosis.verdict)}"
     if fired:
         yield ""
-        yield f"**Why:** {_plain(why(fired[0]))}"
+        yield f"**Why:** {escaped(why(fired[0]))}"
         yield ""
-        yield f"**Next:** {_plain(next_step(fired[0]))}"
+        yield f"**Next:** {escaped(next_step(fired[0]))}"
     for number, finding in enumerate(fired, 1):
         yield from _finding(number, finding)
     yield from _done(facts)
     if diagnosis.not_judged:
         yield from ("", "## Not judged", "")
-        yield from (f"- {_plain(finding.summary)}" for finding in diagnosis.not_judged)
+        yield from (f"- {escaped(finding.summary)}" for finding in diagnosis.not_judged)
     yield from ("", "## The run", "")
     yield from _table(_facts(diagnosis, manifest))
 
 
 def _finding(number: int, finding: Finding) -> Iterator[str]:
     suspected = ", suspected" if finding.status == "suspect" else ""
-    yield from ("", f"## {number}. {_plain(title(finding).capitalize())} ({finding.severity}{suspected})", "")
-    yield _plain(finding.summary)
+    yield from ("", f"## {number}. {escaped(title(finding).capitalize())} ({finding.severity}{suspected})", "")
+    yield escaped(finding.summary)
     yield ""
     rows = [("ranks", ", ".join(map(str, finding.ranks[:32])))] if finding.ranks else []
     if finding.first_step is not None:
@@ -67,13 +67,13 @@ def _finding(number: int, finding: Finding) -> Iterator[str]:
     yield from _table(rows)
     stacks = finding.evidence.get("stacks")
     for rank, frames in (stacks if isinstance(stacks, Mapping) else {}).items():
-        yield from ("", f"Python stack of rank {_plain(rank)}, innermost first:", "")
+        yield from ("", f"Python stack of rank {escaped(rank)}, innermost first:", "")
         yield from _fenced([str(frame) for frame in frames][:60])
     message = finding.evidence.get("message")
     if isinstance(message, str) and message.strip():
         yield from ("", "Message:", "")
         yield from _fenced(message[:8_000].splitlines()[:60])
-    yield from ("", f"Next: {_plain(next_step(finding))}")
+    yield from ("", f"Next: {escaped(next_step(finding))}")
 
 
 def _done(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -88,7 +88,7 @@ def _done(facts: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(attempts, int) and attempts > 1:
         done.append(f"the ranks were started again {attempts - 1} time{'s' * (attempts > 2)}")
     yield from ("", "## What was done", "")
-    yield from (f"- {_plain(sentence)}" for sentence in done or ["nothing by itself"])
+    yield from (f"- {escaped(sentence)}" for sentence in done or ["nothing by itself"])
 
 
 def _facts(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -114,10 +114,10 @@ def _facts(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> list[tuple[str,
 def _table(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
     if rows:
         yield from ("| | |", "|---|---|")
-        yield from (f"| {_plain(name)} | {_plain(value)} |" for name, value in rows)
+        yield from (f"| {escaped(name)} | {escaped(value)} |" for name, value in rows)
 
 
-def _plain(text: object) -> str:
+def escaped(text: object) -> str:
     """Text in which nothing has a meaning for Markdown or HTML."""
     shown = str(text)
     if len(shown) > MAX_TEXT:

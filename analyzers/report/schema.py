@@ -59,6 +59,8 @@ def schema() -> dict[str, Any]:
 
 def _finding() -> dict[str, Any]:
     properties: dict[str, Any] = {
+        "id": {"type": "string", "description": "name within the run: kind, attempt, first step, ranks"},
+        "link": {"type": "string", "description": "path and query of its page on `rankscope dashboard`"},
         "analyzer": {"type": "string", "description": "module that made it"},
         "kind": {"type": "string", "description": "what happened"},
         "severity": {"enum": list(SEVERITIES)},

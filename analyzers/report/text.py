@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..diagnose import Diagnosis
 from ..finding import Finding
 from ..goodput import CATEGORIES, Account
+from .links import finding_link
 from .trace_table import render_ranks
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
     for number, finding in enumerate(diagnosis.fired):
         console.print()
         _finding(finding, console, shown_above=number == 0)
+        if link := finding_link(diagnosis.run, finding):
+            console.print(_indented(f"page: {link}", "dim"), soft_wrap=True)
     if diagnosis.not_judged:
         console.print()
         for finding in diagnosis.not_judged:

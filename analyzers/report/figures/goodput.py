@@ -2,6 +2,7 @@
 
 waterfall(diagnosis.goodput)
 by_rank(diagnosis.goodput)
+strip(diagnosis.goodput)
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import plotly.graph_objects as go
 from ...goodput import CATEGORIES, Account
 from .theme import CATEGORY, SEQUENCE, new_figure
 
-__all__ = ["by_rank", "waterfall"]
+__all__ = ["by_rank", "strip", "waterfall"]
 
 MAX_RANKS = 64
 _LEAST = 0.0005
@@ -60,4 +61,26 @@ def by_rank(account: Account) -> go.Figure:
     figure.update_xaxes(ticksuffix=" s")
     figure.update_yaxes(autorange="reversed", showgrid=False)
     figure.update_layout(legend={"y": 1.0})
+    return figure
+
+
+def strip(account: Account) -> go.Figure:
+    """The wall time as one bar, its parts from training on in the order of `CATEGORIES`."""
+    figure = new_figure(height=176, barmode="stack")
+    wall = account.wall_s or 1.0
+    for name, text in CATEGORIES.items():
+        seconds = account.seconds[name]
+        if seconds < _LEAST * wall:
+            continue
+        share = 100 * seconds / wall
+        figure.add_bar(
+            y=[""], x=[seconds], name=f"{text} {share:.2g} %", orientation="h", width=0.9, textangle=0,
+            text=[f"{share:.0f} %" if share >= 4 else ""], textposition="inside", insidetextanchor="middle",
+            textfont={"color": "#ffffff"}, marker={"color": CATEGORY[name], "line": {"width": 0}},
+            hovertemplate=f"{text}: %{{x:.4g}} s, {share:.2g} %<extra></extra>",
+        )  # fmt: skip
+    figure.update_xaxes(ticksuffix=" s", range=[0, wall], title={"text": ""})
+    figure.update_yaxes(visible=False)
+    figure.update_layout(legend={"y": -0.3, "yanchor": "top", "traceorder": "normal"})
+    figure.update_layout(margin={"l": 8, "r": 8, "t": 8, "b": 96})
     return figure

@@ -1,0 +1,118 @@
+"""A run as the dashboard reads it: when it has changed, a short-lived reader, its state and its diagnosis.
+
+    access = RunAccess(run)
+    access.version()                     # changes when there is something new to see
+    access.ask(load_overview, 40)        # load_overview(store, 40), through the answers
+    access.state(), access.diagnosis()
+
+A run that a `watch` follows is only read. Of any other, what stands on its tapes is taken into the store first, every
+few seconds while it may still be written.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from analyzers.diagnose import Diagnosis, diagnose, stall_policy
+from analyzers.run_state import RunState, run_state
+from probes.rundir import RunDir
+from probes.store import Store, is_watched
+
+from .answers import Answer, Answers
+
+__all__ = ["RunAccess"]
+
+CATCH_UP_S = 4.0
+"""Seconds between two looks at the tapes of a run that no watch follows."""
+WAIT_S = 3.0
+"""Seconds that a reader waits for whoever holds the store."""
+FIRST_S, AGAIN_S = 20.0, 0.15
+"""Seconds that a page waits for its first answer, and for a newer one."""
+
+
+class RunAccess:
+    """One for each run of a process; shared by everybody who looks at it."""
+
+    def __init__(self, run: RunDir, answers: Answers) -> None:
+        self.run = run
+        self._answers = answers
+        self._lock = threading.Lock()
+        self._caught_up_at = float("-inf")
+        self._last_state = RunState(word="")
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a watch process lives beside the run."""
+        return is_watched(self.run.stores())
+
+    def manifest(self) -> dict[str, Any]:
+        """`run.json`."""
+        return self.run.manifest()
+
+    def version(self) -> Hashable:
+        """Something else whenever there is something new to read."""
+        parts: list[Hashable] = []
+        for path in self.run.stores():
+            for name in (path, path.with_name(path.name + ".wal")):
+                try:
+                    found = os.stat(name)
+                except OSError:
+                    continue
+                parts.append((name.name, found.st_mtime_ns, found.st_size))
+        if not self.is_watched and self._may_grow():
+            parts.append(int(time.monotonic() / CATCH_UP_S))
+        return tuple(parts)
+
+    def open(self) -> Store:
+        """A reader, for a short while. Raises StoreError."""
+        watched = self.is_watched
+        with self._lock:
+            due = not watched and time.monotonic() - self._caught_up_at >= CATCH_UP_S
+            if due or not self.run.stores():
+                store = Store.open(self.run, catch_up=True, wait_s=WAIT_S)
+                self._caught_up_at = time.monotonic()
+                return store
+        return Store.open(self.run, catch_up=False, wait_s=WAIT_S)
+
+    def ask(self, load: Callable[..., Any], *parameters: Hashable, first_s: float = FIRST_S) -> Answer:
+        """What `load(store, *parameters)` returns for the newest version of the run."""
+
+        def compute() -> Any:
+            with self.open() as store:
+                return load(store, *parameters)
+
+        key = (str(self.run.path), f"{load.__module__}.{load.__qualname__}", parameters)
+        return self._answers.get(key, self.version(), compute, patience_s=first_s, again_s=AGAIN_S)
+
+    def state(self) -> Answer:
+        """The RunState; looked at again every second while the run may go on, also if nothing was written."""
+        policy, watched = stall_policy(self.manifest()), self.is_watched
+
+        def compute() -> RunState:
+            with self.open() as store:
+                found = run_state(store, policy, now_ns=time.time_ns(), is_watched=watched)
+            self._last_state = found
+            return found
+
+        moment = int(time.monotonic()) if watched or self._may_grow() else 0
+        version = (self.version(), watched, moment)
+        return self._answers.get(("state", str(self.run.path)), version, compute, patience_s=FIRST_S, again_s=0.5)
+
+    def diagnosis(self, *, first_s: float = 0.5) -> Answer:
+        """The Diagnosis of the whole run, as `rankscope analyze` makes it; a long one comes at a later look."""
+        watched = self.is_watched
+
+        def compute() -> Diagnosis:
+            now_ns = time.time_ns() if watched else None
+            with self.open() as store:
+                return diagnose(store, self.manifest(), now_ns=now_ns, stacks_dir=self.run.stacks)
+
+        version = (self.version(), watched)
+        return self._answers.get(("diagnosis", str(self.run.path)), version, compute, patience_s=first_s)
+
+    def _may_grow(self) -> bool:
+        return self._last_state.word == "" or self._last_state.is_live

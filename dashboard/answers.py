@@ -1,0 +1,111 @@
+"""Answers to the pages' questions: computed beside the page, kept, and shown while the next one is on its way.
+
+    answers = Answers()
+    answer = answers.get(("runs/demo", "loss"), version, lambda: load_loss(store), patience_s=2.0)
+    answer.value, answer.is_fresh, answer.error
+
+A question is asked every two seconds by everybody who looks. It is computed once for all of them, in a thread, and
+again only when the store has changed. A page waits for `patience_s`; what takes longer comes at a later look, and until
+then the former answer stands (`is_fresh` False). One that took long is not asked again for ten times as long, so that
+watching a huge run costs a tenth of a core at most, and its writer is rarely kept waiting.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Answer", "Answers"]
+
+MAX_ENTRIES = 256
+REST_FACTOR = 10.0
+"""Times as long as it took, a question rests before it is computed again."""
+QUICK_S = 0.25
+"""What takes less is computed whenever the store has changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """`value` is None until the first one is there; `error` is what the last computation raised."""
+
+    value: Any = None
+    is_fresh: bool = False
+    took_s: float = 0.0
+    error: Exception | None = None
+
+
+@dataclass(slots=True)
+class _Entry:
+    version: Hashable = None
+    value: Any = None
+    error: Exception | None = None
+    has_value: bool = False
+    took_s: float = 0.0
+    done_at: float = 0.0
+    running: Future[None] | None = None
+    asked: Hashable = field(default=None)
+
+
+class Answers:
+    """Keeps up to `max_entries` answers, those that were asked for last."""
+
+    def __init__(self, *, max_entries: int = MAX_ENTRIES, threads: int = 3) -> None:
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._max_entries = max_entries
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="answers")
+
+    def get(
+        self, key: Hashable, version: Hashable, compute: Callable[[], Any], *, patience_s: float, again_s: float = 0.1
+    ) -> Answer:
+        """The newest answer; waits `patience_s` if there is none yet, `again_s` if there is a former one."""
+        with self._lock:
+            entry = self._entries.setdefault(key, _Entry())
+            self._entries.move_to_end(key)
+            while len(self._entries) > self._max_entries:
+                self._entries.popitem(last=False)
+            settled = entry.version == version and entry.has_value and entry.error is None
+            if not settled and entry.running is None and self._is_due(entry, version):
+                entry.asked = version
+                entry.running = self._pool.submit(self._compute, entry, version, compute)
+            running = None if settled else entry.running
+        if running is not None:
+            try:
+                running.result(again_s if entry.has_value or entry.error else patience_s)
+            except TimeoutError:
+                pass
+        with self._lock:
+            fresh = entry.version == version and entry.error is None and entry.has_value
+            return Answer(value=entry.value, is_fresh=fresh, took_s=entry.took_s, error=entry.error)
+
+    def close(self) -> None:
+        """Wait for nothing more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _is_due(self, entry: _Entry, version: Hashable) -> bool:
+        if not entry.has_value and entry.error is None:
+            return True
+        rest_s = REST_FACTOR * entry.took_s if entry.took_s > QUICK_S else 0.0
+        if entry.error is not None:
+            rest_s = max(rest_s, 1.0)
+        return time.monotonic() - entry.done_at >= rest_s
+
+    def _compute(self, entry: _Entry, version: Hashable, compute: Callable[[], Any]) -> None:
+        began = time.monotonic()
+        value, error = None, None
+        try:
+            value = compute()
+        except Exception as problem:  # shown on the page that asked; the others go on
+            error = problem
+        with self._lock:
+            if error is None:
+                entry.value, entry.has_value = value, True
+            entry.version, entry.error = version, error
+            entry.done_at = time.monotonic()
+            entry.took_s = entry.done_at - began
+            entry.running = None

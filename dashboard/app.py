@@ -1,0 +1,78 @@
+"""The dashboard: which run is shown, and the pages.
+
+    rankscope dashboard runs/
+
+Streamlit runs this file from top to bottom for each visitor and each click. The folder of runs comes in the variable
+RANKSCOPE_DASHBOARD_RUNS; the run and the finding in the address: `?run=<id>&finding=<id>`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import streamlit as st
+
+_HERE = Path(__file__).resolve().parent
+# Streamlit puts this folder first on the path: there `pages` and `units` would be modules of their own.
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _HERE]
+if str(_HERE.parent) not in sys.path:
+    sys.path.append(str(_HERE.parent))
+
+from dashboard import frame, navigation, show  # noqa: E402
+from dashboard.runs_folder import RunsFolder  # noqa: E402
+
+
+def main() -> None:
+    """One run of the script."""
+    st.set_page_config(page_title="Rankscope", page_icon=str(_HERE / "icon.png"), layout="wide")
+    show.style()
+    folder = RunsFolder(Path(os.environ.get("RANKSCOPE_DASHBOARD_RUNS", "runs")))
+    st.session_state["runs_folder"] = folder
+    names = folder.run_ids()
+    if not names:
+        _no_runs(folder)
+        return
+    if st.session_state.get("run_choice") not in names:
+        st.session_state["run_choice"] = _asked(folder) or names[0]
+    page = st.navigation(navigation.pages())
+    with st.sidebar:
+        chosen = st.selectbox("Run", names, key="run_choice", help="The newest run is on top.")
+    if chosen != st.session_state.get("run_id"):
+        st.session_state["run_id"] = chosen
+        st.session_state["polls"] = True
+    finding = st.query_params.get("finding")
+    if page.url_path == "" and finding:  # the short form of a finding's link
+        navigation.open_finding(chosen, finding)
+    if st.query_params.get("run") != chosen:
+        st.query_params["run"] = chosen
+    page.run()
+
+
+def _asked(folder: RunsFolder) -> str | None:
+    """The run that the address names, else the one that the dashboard was started with, else the newest."""
+    in_address = st.query_params.get("run")
+    if in_address is not None:
+        found = folder.resolved(in_address)
+        if found is not None:
+            return found
+        st.toast("There is no run of the name in the address. The newest one is shown.", icon=":material/info:")
+    return folder.resolved(os.environ.get("RANKSCOPE_DASHBOARD_RUN", "")) or folder.newest()
+
+
+def _no_runs(folder: RunsFolder) -> None:
+    st.title("No runs yet", anchor=False)
+    st.text(f"There is no run in {folder.path}.")
+    st.markdown("Start one, and it appears here by itself:")
+    st.code("rankscope train examples/gpt-demo.toml", language="bash")
+
+    @st.fragment(run_every=frame.POLL_S)
+    def wait() -> None:
+        if folder.run_ids():
+            st.rerun()
+
+    wait()
+
+
+main()

@@ -1,0 +1,211 @@
+"""The frame around each page: which run it is, what it does, how old its last word is, what to do if it can't be read.
+
+    @framed("Ranks")
+    def ranks(view: View) -> None:
+        answer = view.ask(load_ranks, measure)      # None: said already, nothing to draw yet
+        ...
+
+The body is a fragment: while the run lives, or an answer is on its way, it runs every `POLL_S` seconds, and only it.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import streamlit as st
+
+from analyzers.diagnose import Diagnosis
+from analyzers.run_state import RunState
+from probes.rundir import RunDir, RunError
+from probes.store import StoreBusyError, StoreError
+from probes.tape_reader import TapeError
+
+from . import units
+from .access import RunAccess
+from .answers import Answers
+from .runs_folder import RunsFolder
+from .show import nothing, said
+
+__all__ = ["POLL_S", "View", "access_to", "current_run", "framed", "runs_folder"]
+
+POLL_S = 2.0
+IDLE_S = 15.0
+"""Seconds between two looks at a run that has ended: somebody may resume it."""
+OLD_S = 15.0
+"""Age of the last record from which it is shown in orange while the run lives."""
+_STATE_COLOURS = {
+    "training": "green", "starting": "blue", "stalled": "red", "recovering": "orange", "finished": "gray",
+    "preempted": "gray", "interrupted": "gray", "died": "red", "failed": "red", "given up": "red", "fenced": "gray",
+}  # fmt: skip
+_STATE_ICONS = {
+    "training": ":material/play_circle:", "starting": ":material/hourglass_top:", "stalled": ":material/pause_circle:",
+    "recovering": ":material/autorenew:", "finished": ":material/check_circle:", "died": ":material/dangerous:",
+    "failed": ":material/dangerous:", "given up": ":material/dangerous:",
+}  # fmt: skip
+
+
+@st.cache_resource(show_spinner=False)
+def _answers() -> Answers:
+    return Answers()
+
+
+@st.cache_resource(show_spinner=False, max_entries=64)
+def _access(path: str) -> RunAccess:
+    from pathlib import Path
+
+    return RunAccess(RunDir(Path(path)), _answers())
+
+
+def access_to(run: RunDir) -> RunAccess:
+    """The shared reader of a run."""
+    return _access(str(run.path))
+
+
+def runs_folder() -> RunsFolder:
+    """The folder that the dashboard was started on."""
+    folder: RunsFolder = st.session_state["runs_folder"]
+    return folder
+
+
+def current_run() -> str | None:
+    """Id of the run that is shown."""
+    chosen: str | None = st.session_state.get("run_id")
+    return chosen
+
+
+@dataclass(slots=True, kw_only=True)
+class View:
+    """What a page is given: the run, its state, and a way to ask."""
+
+    access: RunAccess
+    state: RunState
+    is_pending: bool = False
+    manifest: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def run_id(self) -> str:
+        """The run's name."""
+        return self.access.run.run_id
+
+    def ask(self, load: Callable[..., Any], *parameters: Hashable) -> Any:
+        """`load(store, *parameters)` of the run, or None after saying why there is nothing yet."""
+        answer = self.access.ask(load, *parameters)
+        if answer.error is not None:
+            _cannot_read(answer.error, has_former=answer.value is not None)
+            self.is_pending = True
+        elif answer.value is None:
+            nothing(
+                "Being computed from the records…", "A run with many ranks and steps takes a moment the first time."
+            )
+            self.is_pending = True
+        elif not answer.is_fresh:
+            self.is_pending = True
+        return answer.value
+
+    def diagnosis(self, *, patience_s: float = 0.5) -> Diagnosis | None:
+        """Everything that the analyzers say; None while the first diagnosis is being made."""
+        answer = self.access.diagnosis(first_s=patience_s)
+        self.is_pending |= not answer.is_fresh
+        return answer.value if isinstance(answer.value, Diagnosis) else None
+
+
+def framed(title: str) -> Callable[[Callable[[View], None]], Callable[[], None]]:
+    """Makes a page of a function that draws a View."""
+
+    def decorate(body: Callable[[View], None]) -> Callable[[], None]:
+        @functools.wraps(body)
+        def page() -> None:
+            _page(title, body)
+
+        return page
+
+    return decorate
+
+
+def _page(title: str, body: Callable[[View], None]) -> None:
+    run_id = current_run()
+    if run_id is None:
+        return
+    try:
+        access = access_to(runs_folder().open(run_id))
+    except RunError as error:
+        st.title(title)
+        _cannot_read(error)
+        return
+    polls = st.session_state.get("polls", True)
+
+    def part() -> None:
+        view = _view(access)
+        _head(title, access, view)
+        if view is None:
+            pending, live = True, False
+        else:
+            try:
+                body(view)
+            except (StoreError, TapeError, RunError) as error:
+                _cannot_read(error)
+                view.is_pending = True
+            pending, live = view.is_pending, view.state.is_live
+        if (pending or live) != polls:
+            st.session_state["polls"] = pending or live
+            st.rerun()
+
+    # The key of the run in the name: another run is another fragment, with nothing left over of the former one.
+    st.fragment(part, run_every=POLL_S if polls else IDLE_S, key=f"{title}-{run_id}")()
+
+
+def _view(access: RunAccess) -> View | None:
+    """The run's state; None after it was said why it cannot be read."""
+    answer = access.state()
+    if answer.value is None:
+        if answer.error is not None:
+            _cannot_read(answer.error)
+        else:
+            nothing("Reading the run…")
+        return None
+    return View(access=access, state=answer.value, is_pending=answer.error is not None, manifest=access.manifest())
+
+
+def _head(title: str, access: RunAccess, view: View | None) -> None:
+    """Title on the left, the run's state on the right."""
+    with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute", key="head"):
+        st.title(title, anchor=False, width="content")
+        if view is None:
+            return
+        state = view.state
+        with st.container(horizontal=True, vertical_alignment="center", width="content", gap="small"):
+            word = state.word
+            st.badge(said(word, 30), color=_STATE_COLOURS.get(word, "gray"), icon=_STATE_ICONS.get(word), help="State")
+            st.markdown(f"**{said(access.run.run_id, 60)}**", width="content")
+            st.markdown(_since(state), width="content")
+    if view is not None and view.state.reason and view.state.word not in ("finished", "training"):
+        st.caption(said(view.state.reason, 300))
+
+
+def _since(state: RunState) -> str:
+    if state.last_ns is None:
+        return ":gray[no record yet]"
+    old_s = max(0.0, time.time() - state.last_ns / 1e9)
+    text = f"last record {units.age(old_s)} ago"
+    return f":orange[{text}]" if state.is_live and old_s > OLD_S else f":gray[{text}]"
+
+
+def _cannot_read(error: Exception, *, has_former: bool = False) -> None:
+    """A friendly page in place of a traceback."""
+    if isinstance(error, StoreBusyError):
+        head = "The store is held open by another process"
+        hint = "It is tried again by itself. Close the program that has it open (a DuckDB shell without -readonly?)."
+    elif isinstance(error, (StoreError, TapeError, RunError)):
+        head, hint = "This run cannot be read", "Other runs are in the list on the left."
+    else:
+        head, hint = "This page could not be computed", "The other pages work. Please report it with the run's files."
+    if has_former:
+        head += "; what was read before is shown"
+    with st.container(border=True):
+        st.markdown(f":orange[:material/warning: **{head}**]")
+        st.text(f"{'' if isinstance(error, ValueError) else type(error).__name__ + ': '}{str(error)[:1000]}")
+        st.caption(hint)

@@ -1,0 +1,115 @@
+"""Starts the dashboard's server and waits for its end.
+
+    with DashboardServer(Path("runs"), port=8501) as server:
+        server.url                  # http://127.0.0.1:8501
+        server.wait()
+
+The server is Streamlit's own, as a process of its own, on the loopback address unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+
+from probes.rundir import RunDir
+
+__all__ = ["DashboardError", "DashboardServer"]
+
+APP = Path(__file__).parent / "app.py"
+READY_S = 60.0
+LOOPBACK = "127.0.0.1"
+
+
+class DashboardError(ValueError):
+    """The dashboard cannot be started; the text is one line that says why and what to do."""
+
+
+class DashboardServer:
+    """The server process. Raises DashboardError."""
+
+    def __init__(self, runs: Path, *, port: int, address: str = LOOPBACK) -> None:
+        folder, run_id = _folder_and_run(runs)
+        if importlib.util.find_spec("streamlit") is None:
+            raise DashboardError("streamlit is not installed: pip install 'rankscope[dashboard]'")
+        port = _free_port(address, port)
+        self.url = f"http://{address}:{port}"
+        environment = os.environ | {"RANKSCOPE_DASHBOARD_RUNS": str(folder), "RANKSCOPE_DASHBOARD_RUN": run_id}
+        self._process = subprocess.Popen(
+            [
+                sys.executable, "-m", "streamlit", "run", str(APP), "--server.address", address, "--server.port",
+                str(port), "--server.headless", "true",
+            ],
+            env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        try:
+            self._await_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def wait(self) -> int:
+        """Until the server ends by itself; its exit code."""
+        return self._process.wait()
+
+    def close(self) -> None:
+        """Stop the server."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def __enter__(self) -> DashboardServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _await_ready(self) -> None:
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise DashboardError(f"Streamlit ended with exit code {self._process.returncode}; its words are above")
+            try:
+                with urllib.request.urlopen(f"{self.url}/_stcore/health", timeout=2) as answer:
+                    if answer.status == 200:
+                        return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.1)
+        raise DashboardError(f"the server did not answer at {self.url} within {READY_S:.0f} s")
+
+
+def _folder_and_run(runs: Path) -> tuple[Path, str]:
+    """The folder of runs, and the run to open if that is what was named."""
+    if not runs.exists():
+        raise DashboardError(f"no folder {runs}: name the folder that holds the runs, e.g. rankscope dashboard runs/")
+    if not runs.is_dir():
+        raise DashboardError(f"{runs} is a file: name the folder that holds the runs")
+    path = runs.resolve()
+    return (path.parent, path.name) if RunDir.is_run(path) else (path, "")
+
+
+def _free_port(address: str, port: int) -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            hint = "choose another with --port, or --port 0 for any that is free"
+            raise DashboardError(f"cannot listen on {address}:{port}: {error.strerror}; {hint}") from None
+        free: int = probe.getsockname()[1]
+        return free

@@ -1,0 +1,191 @@
+"""All findings of a run, and one of them with the figures that prove it, what was done about it, and the runbook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from analyzers.finding import SEVERITIES, Finding
+from analyzers.report.evidence import drawings
+from analyzers.report.text import evidence_rows, next_step, title, visible, why
+from analyzers.response import done_about
+from analyzers.source import Source
+
+from .. import navigation, queries
+from ..frame import View, framed
+from ..known_findings import known_findings, pick
+from ..runbook import advice_text
+from ..show import SEVERITY_COLOURS, chart, nothing, said, table, where
+
+__all__ = ["card", "findings"]
+
+MAX_LISTED = 60
+
+
+def load_said(source: Source) -> list[dict[str, Any]]:
+    """What `watch` said."""
+    return queries.findings_said(source)
+
+
+def card(run_id: str, finding: Finding, number: int, *, has_button: bool = True) -> None:
+    """One finding in three lines, with a button to its evidence."""
+    with st.container(border=True, key=f"card-{number}"):
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            st.badge(finding.severity, color=SEVERITY_COLOURS[finding.severity])
+            if finding.status == "suspect":
+                st.badge("suspected", color="gray")
+            st.markdown(f"**{said(title(finding).capitalize(), 80)}**", width="content")
+            st.markdown(f":gray[{said(where(finding), 160)}]", width="stretch")
+            if has_button and st.button(
+                "Evidence", key=f"evidence-{number}", icon=":material/arrow_forward:", type="tertiary"
+            ):
+                navigation.open_finding(run_id, finding.id)
+        st.markdown(said(finding.summary))
+
+
+@framed("Findings")
+def findings(view: View) -> None:
+    """The list, or the one that the address names."""
+    words = view.ask(load_said)
+    if words is None:
+        return
+    diagnosis = view.diagnosis(patience_s=5.0)
+    found = known_findings(diagnosis, words)
+    asked = st.query_params.get("finding")
+    if asked:
+        _one(view, found, asked[:300], is_complete=diagnosis is not None and not view.is_pending)
+        return
+    if diagnosis is None:
+        st.caption("The analyzers are looking at the whole run; so far this is what watch has said.")
+    if not found:
+        if diagnosis is not None:
+            nothing("Nothing fired in this run.")
+            st.markdown(said(diagnosis.verdict))
+    else:
+        _list(view, found)
+    if diagnosis is not None and diagnosis.not_judged:
+        st.subheader("Not judged", anchor=False)
+        for finding in diagnosis.not_judged:
+            st.caption(said(finding.summary))
+
+
+def _list(view: View, found: list[Finding]) -> None:
+    with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
+        there = [severity for severity in SEVERITIES if any(f.severity == severity for f in found)]
+        severities = st.pills(
+            "Severity", there, selection_mode="multi", key="severities",
+            format_func=lambda name: f"{name} ({sum(f.severity == name for f in found)})",
+        )  # fmt: skip
+        kinds = sorted({finding.kind for finding in found})
+        chosen = st.multiselect("Kind", kinds, key="kinds", placeholder="all kinds")
+        rank = st.text_input("Rank", key="rank_filter", placeholder="any", width=120)
+    shown = [
+        finding
+        for finding in found
+        if (not severities or finding.severity in severities)
+        and (not chosen or finding.kind in chosen)
+        and (not rank.strip().isdigit() or int(rank) in finding.ranks)
+    ]
+    if not shown:
+        nothing("No finding is left with this filter.")
+    for number, finding in enumerate(shown[:MAX_LISTED], 1):
+        card(view.run_id, finding, number)
+    if len(shown) > MAX_LISTED:
+        st.caption(f"and {len(shown) - MAX_LISTED} more: filter by kind or rank")
+
+
+def load_evidence(source: Source, finding: Finding) -> dict[str, Any]:
+    """Figures and answers to one finding."""
+    return {
+        "drawings": [(drawing.title, drawing.figure.to_dict()) for drawing in drawings(source, finding)],
+        "done": done_about(source, finding),
+    }
+
+
+def _one(view: View, found: list[Finding], asked: str, *, is_complete: bool) -> None:
+    if st.button("All findings", icon=":material/arrow_back:", type="tertiary", key="all-findings"):
+        del st.query_params["finding"]
+        st.rerun()
+    finding = pick(found, asked)
+    if finding is None:
+        if is_complete:
+            nothing("This finding is no longer said of the run.", "It may have passed, or the link is of another run.")
+        else:
+            st.caption("The analyzers are looking at the run…")
+        return
+    card(view.run_id, finding, 0, has_button=False)
+    reason = why(finding)
+    if reason != finding.summary:
+        st.markdown(f"**Why** &nbsp; {said(reason)}")
+    st.markdown(f"**Next** &nbsp; {said(next_step(finding))}")
+    proof = _evidence_of(view, finding)
+    for number, (heading, figure) in enumerate(proof["drawings"] if proof else ()):
+        import plotly.graph_objects as go
+
+        st.subheader(said(heading, 160), anchor=False)
+        chart(go.Figure(figure, skip_invalid=True), key=f"evidence-{finding.id}-{number}", what=heading)
+    left, right = st.columns([1, 1], gap="large")
+    with left:
+        st.subheader("Numbers", anchor=False)
+        _numbers(finding)
+        st.subheader("What was done", anchor=False)
+        done = proof["done"] if proof else []
+        for sentence in done:
+            st.text(visible(sentence)[:400])
+        if not done:
+            st.caption("Nothing by itself.")
+    with right:
+        st.subheader("Runbook", anchor=False)
+        text = advice_text(finding.advice)
+        if text:
+            st.markdown(text)
+        else:
+            st.caption("The runbook has no section for it.")
+    _texts(finding)
+
+
+def _evidence_of(view: View, finding: Finding) -> dict[str, Any] | None:
+    key = _Asked(finding)
+    found: dict[str, Any] | None = view.ask(load_asked, key)
+    return found
+
+
+class _Asked:
+    """A finding as part of a question: equal to itself at another look, whose evidence has other numbers."""
+
+    def __init__(self, finding: Finding) -> None:
+        self.finding = finding
+
+    def __hash__(self) -> int:
+        return hash(self.finding.id)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Asked) and other.finding.id == self.finding.id
+
+
+def load_asked(source: Source, asked: _Asked) -> dict[str, Any]:
+    """`load_evidence` for a question."""
+    return load_evidence(source, asked.finding)
+
+
+def _numbers(finding: Finding) -> None:
+    rows = evidence_rows(finding.evidence)
+    if finding.cost_s:
+        rows.append(("cost", f"{finding.cost_s:.3g} s"))
+    if rows:
+        table({"number": [name for name, _ in rows], "value": [value for _, value in rows]}, key="numbers")
+    else:
+        st.caption("It carries no numbers.")
+
+
+def _texts(finding: Finding) -> None:
+    stacks = finding.evidence.get("stacks")
+    for rank, frames in (stacks if isinstance(stacks, Mapping) else {}).items():
+        with st.expander(f"Python stack of rank {said(rank, 20)}, innermost first"):
+            st.code("\n".join(visible(str(frame)) for frame in list(frames)[:200]), language=None)
+    message = finding.evidence.get("message")
+    if isinstance(message, str) and message.strip():
+        with st.expander("Message"):
+            st.code(visible(message[:20_000]), language=None)

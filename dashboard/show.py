@@ -1,0 +1,105 @@
+"""What every page draws with: charts that keep their zoom, text that is shown and never obeyed, calm empty states.
+
+    chart(loss.draw(curve), key="loss", what="Loss over the steps")
+    st.markdown(said(finding.summary))
+    nothing("No collectives were recorded.", "They are, by default: see `probes` in the configuration.")
+
+Text from a run (names, messages, summaries) reaches Streamlit through `said`, `st.text`, `st.code` or a table, and
+nothing on these pages allows HTML with text of a run in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+
+from analyzers.finding import Finding
+from analyzers.report.figures.theme import themed
+from analyzers.report.markdown import escaped
+from analyzers.report.text import visible
+
+__all__ = ["SEVERITY_COLOURS", "chart", "figures_are_dark", "nothing", "said", "style", "table", "where"]
+
+SEVERITY_COLOURS = {"critical": "red", "warning": "orange", "info": "blue"}
+MAX_TEXT = 600
+_CHART = {
+    "displaylogo": False,
+    "scrollZoom": False,
+    "responsive": True,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+    "toImageButtonOptions": {"format": "png", "scale": 2},
+}
+_STYLE = """
+<style>
+[data-stale="true"], .stale-element { opacity: 1 !important; transition: none !important; }
+[data-testid="stMainBlockContainer"] { padding: 2.6rem 2.2rem 2rem 2.2rem; max-width: 1760px; }
+[data-testid="stHeader"] { background: transparent; }
+h1 { padding: 0.4rem 0 0.4rem 0 !important; }
+[data-testid="stMetricValue"], [data-testid="stDataFrame"] { font-variant-numeric: tabular-nums; }
+[data-testid="stMetric"] { padding: 0.45rem 0.7rem !important; }
+[data-testid="stSidebarHeader"] { padding-bottom: 0; }
+[data-testid="stStatusWidget"] { visibility: hidden; }
+</style>
+"""
+
+
+def style() -> None:
+    """Our few rules of style: no dimming while a part refreshes, figures of equal width in metrics."""
+    st.html(_STYLE)
+
+
+def figures_are_dark() -> bool:
+    """Whether the reader's theme is the dark one."""
+    return getattr(st.context.theme, "type", None) == "dark"
+
+
+def chart(figure: go.Figure, key: str, *, what: str) -> None:
+    """A figure. With the same `key` at every refresh zoom and hidden lines stay; `what` is for those who cannot see."""
+    figure.update_layout(uirevision=key)
+    st.plotly_chart(
+        themed(figure, dark=figures_are_dark()), theme=None, width="stretch", key=key, config=_CHART, alt=what
+    )
+
+
+def said(text: object, limit: int = MAX_TEXT) -> str:
+    """Text of a run for `st.markdown` and labels: bounded, and no sign in it has a meaning."""
+    shown = " ".join(visible(str(text)[: 4 * limit]).split())
+    shown = shown if len(shown) <= limit else shown[: limit - 1] + "…"
+    return escaped(shown).replace(":", "\\:")
+
+
+def nothing(sentence: str, hint: str = "") -> None:
+    """In place of an empty chart: what is missing and what would bring it. Our own words only."""
+    with st.container(border=True):
+        st.markdown(f":gray[{sentence}]")
+        if hint:
+            st.caption(hint)
+
+
+def table(
+    rows: Sequence[Mapping[str, Any]] | Mapping[str, Any], *, key: str, height: int | None = None, **more: Any
+) -> Any:
+    """Rows as a table that can be sorted; text in it stands as it is, control signs made visible."""
+    frame = pd.DataFrame(rows)
+    for name in frame.columns:
+        if frame[name].dtype == object or str(frame[name].dtype) in ("str", "string"):
+            frame[name] = [visible(value[:2_000]) if isinstance(value, str) else value for value in frame[name]]
+    if height is None:
+        height = 38 + 35 * min(12, max(1, len(frame)))
+    return st.dataframe(frame, hide_index=True, key=key, height=height, **more)
+
+
+def where(finding: Finding) -> str:
+    """Steps, ranks and attempt of a finding in a few words."""
+    first, last = finding.first_step, finding.last_step
+    steps = "" if first is None else f"step {first:,}" if last in (None, first) else f"steps {first:,} to {last:,}"
+    ranks = ", ".join(map(str, finding.ranks[:8])) + (
+        f" and {len(finding.ranks) - 8} more" if finding.ranks[8:] else ""
+    )
+    who = f"rank{'s' * (len(finding.ranks) > 1)} {ranks}" if finding.ranks else ""
+    attempt = f"attempt {finding.attempt}" if finding.attempt else ""
+    return " · ".join(part for part in (steps, who, attempt) if part)

@@ -1,0 +1,43 @@
+"""`rankscope dashboard`: live pages of all runs in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankscope.terminal import fail
+
+__all__ = ["EPILOG", "dashboard"]
+
+EPILOG = (
+    "Examples:  rankscope dashboard   |   rankscope dashboard runs/   |   "
+    "rankscope dashboard runs/latest --port 8600   |   rankscope dashboard --port 0"
+)
+
+
+def dashboard(
+    runs: Annotated[Path, typer.Argument(help="Folder of runs, or one run in it.", metavar="[RUNS_DIR]")] = Path(
+        "runs"
+    ),
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0: any that is free.")] = 8501,
+) -> None:
+    """Show runs in the browser, live while they train and the same after they died.
+
+    It listens on 127.0.0.1 only and opens on the newest run. From another machine: ssh -L 8501:127.0.0.1:8501 HOST.
+    """
+    import signal
+
+    from dashboard.launch import DashboardError, DashboardServer
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # told to end is as good as Ctrl-C
+    try:
+        with DashboardServer(runs, port=port) as server:
+            typer.echo(f"Dashboard of {runs}: {server.url}   (Ctrl-C ends it)")
+            code = server.wait()
+    except DashboardError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        return
+    raise typer.Exit(code)
