@@ -76,7 +76,7 @@ def step_times(source: Source) -> dict[tuple[int, int], RankTimes]:
     if every > 1:  # the ends are exact all the same
         for attempt, rank, first_ns, last_ns in source.rows(
             "SELECT attempt, rank, min(start_ns), max(start_ns + duration_ns) FROM steps "
-            "WHERE duration_ns IS NOT NULL AND rank >= 0 GROUP BY attempt, rank"
+            "WHERE duration_ns IS NOT NULL AND start_ns IS NOT NULL AND rank >= 0 GROUP BY attempt, rank"
         ):
             times[attempt, rank] = RankTimes(first_ns=first_ns, last_ns=last_ns)
     for attempt, rank, kept, first_ns, last_ns, *sums in source.rows(*_summed(again, every)):
@@ -87,7 +87,8 @@ def step_times(source: Source) -> dict[tuple[int, int], RankTimes]:
         else:
             place.num_discarded, place.discarded_ns = int(sums[0]), int(sums[1])
     for attempt, rank, start_ns in source.rows(
-        "SELECT attempt, rank, max(start_ns) FROM steps WHERE duration_ns IS NULL AND rank >= 0 GROUP BY ALL"
+        "SELECT attempt, rank, max(start_ns) FROM steps "
+        "WHERE duration_ns IS NULL AND start_ns IS NOT NULL AND rank >= 0 GROUP BY ALL"
     ):
         place = times.setdefault((attempt, rank), RankTimes(first_ns=start_ns, last_ns=start_ns))
         if start_ns >= place.last_ns:  # one that was left by an exception may lie before others
@@ -137,7 +138,7 @@ def _summed(again: list[tuple[int, int]], every: int) -> tuple[str, list[int]]:
         + ["sum((" + " + ".join(f"coalesce({phase}_wait_ns, 0)" for phase in _PHASES) + f"){weighed})"]
         + [f"coalesce(sum({column}{weighed}), 0)" for column in ("data_wait_ns", "collective_wait_ns")]
     )
-    finished = "duration_ns IS NOT NULL AND rank >= 0"
+    finished = "duration_ns IS NOT NULL AND start_ns IS NOT NULL AND rank >= 0"
     doubtful = " OR ".join("step BETWEEN ? AND ?" for _ in again) or "false"
     later = (
         "min(step) OVER (PARTITION BY rank ORDER BY attempt, start_ns ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING)"

@@ -27,9 +27,10 @@ def run_facts(source: Source, manifest: Mapping[str, Any]) -> dict[str, Any]:
     began_ns = max((event.wall_ns for event in log.of("run_started")), default=0)
     ended = [event for event in log.of("run_ended") if event.wall_ns >= began_ns]
     config = manifest.get("config")
+    own = config.get("run") if isinstance(config, dict) else None
     facts: dict[str, Any] = {
         "run_id": _text(manifest.get("run_id")),
-        "name": _text(config.get("run", {}).get("name")) if isinstance(config, dict) else None,
+        "name": _text(own.get("name")) if isinstance(own, dict) else None,
         "attempts": len(attempts(source)),
         "ended": ended[-1].text("reason") if ended else None,
         "preempted_at_step": _preempted_at(log) if ended and ended[-1].text("reason") == "preempted" else None,

@@ -8,8 +8,11 @@ whoever shows it escapes it.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+
+from probes.plain_file import folder_problem, open_plain
 
 __all__ = ["parse_stack", "read_stack"]
 
@@ -24,10 +27,10 @@ def read_stack(stacks_dir: Path, attempt: int, rank: int) -> list[str]:
     """The newest stack of a rank's main thread, innermost first; empty if there is none."""
     path = stacks_dir / f"attempt-{attempt}-rank-{rank:05d}.txt"
     try:
-        if path.is_symlink() or not path.is_file():
+        if folder_problem(stacks_dir):
             return []
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - MAX_BYTES))
+        with open(open_plain(path), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_BYTES))
             text = file.read(MAX_BYTES).decode("utf-8", "replace")
     except OSError:
         return []

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .failopen import failing_open
+from .plain_file import open_plain
 
 __all__ = ["EventWriter", "read_events"]
 
@@ -76,14 +77,14 @@ def read_events(path: Path, start_byte: int = 0, limit_bytes: int = 64 << 20) ->
     A last line without its newline is not consumed: it may still be in the middle of being written.
     """
     try:
-        with path.open("rb") as file:
+        with open(open_plain(path), "rb") as file:
             file.seek(start_byte)
             blob = file.read(limit_bytes)
+            end = blob.rfind(b"\n") + 1
+            if end == 0 and len(blob) == limit_bytes:  # one endless line: no event of ours, step over it
+                return [], _next_data(file.fileno(), start_byte + len(blob)), 1
     except FileNotFoundError:
         return [], start_byte, 0
-    end = blob.rfind(b"\n") + 1
-    if end == 0 and len(blob) == limit_bytes:  # one endless line: no event of ours, step over it
-        return [], start_byte + len(blob), 1
     events: list[dict[str, Any]] = []
     skipped = 0
     for line in _lines(blob[:end]):
@@ -95,6 +96,14 @@ def read_events(path: Path, start_byte: int = 0, limit_bytes: int = 64 << 20) ->
         except (ValueError, RecursionError):
             skipped += 1
     return events, start_byte + end, skipped
+
+
+def _next_data(fd: int, start_byte: int) -> int:
+    """The next byte that is stored: a file may have a terabyte that is not."""
+    try:
+        return os.lseek(fd, start_byte, os.SEEK_DATA)
+    except OSError:  # nothing follows, or the file system cannot tell
+        return os.fstat(fd).st_size
 
 
 def _lines(blob: bytes) -> Iterator[bytes]:

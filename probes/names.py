@@ -11,10 +11,13 @@ import os
 import threading
 from pathlib import Path
 
+from .plain_file import open_plain
+
 __all__ = ["NameWriter", "read_names"]
 
 MAX_NAME_CHARS = 512
 MAX_NAMES = 1 << 20
+MAX_LINE_BYTES = 1 << 16
 OVERFLOW_ID = 1
 """What every further name becomes once `MAX_NAMES` are taken: a loop that makes names must not eat the disk."""
 
@@ -63,20 +66,29 @@ class NameWriter:
 
 
 def read_names(path: Path, limit_bytes: int = 256 << 20) -> tuple[dict[int, str], int]:
-    """Read `names.jsonl`: ({number: text}, lines skipped because they were torn or not ours)."""
+    """Read `names.jsonl`: ({number: text}, lines skipped because they were torn or not ours).
+
+    Raises OSError if it is no plain file.
+    """
     names: dict[int, str] = {}
     skipped = 0
     try:
-        with path.open("rb") as file:
-            blob = file.read(limit_bytes)
+        fd = open_plain(path)
     except FileNotFoundError:
         return names, 0
-    for line in blob.split(b"\n"):
-        if not line:
-            continue
-        try:
-            entry = json.loads(line)
-            names[int(entry["id"])] = str(entry["name"])[:MAX_NAME_CHARS]
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            skipped += 1
+    with open(fd, "rb") as file:
+        while file.tell() < limit_bytes and (line := file.readline(MAX_LINE_BYTES)):
+            if not line.endswith(b"\n") and len(line) == MAX_LINE_BYTES:
+                return names, skipped + 1  # no line of ours is so long: nothing behind it is believed
+            if line == b"\n":
+                continue
+            try:
+                entry = json.loads(line)
+                number = int(entry["id"])
+                if 0 < number <= MAX_NAMES:
+                    names[number] = str(entry["name"])[:MAX_NAME_CHARS]
+                else:
+                    skipped += 1
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+                skipped += 1
     return names, skipped

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .plain_file import file_problem, folder_problem, read_plain
 from .schema import SCHEMA_VERSION
 
 __all__ = ["NODE_RANK", "RunDir", "RunError"]
@@ -22,6 +23,7 @@ __all__ = ["NODE_RANK", "RunDir", "RunError"]
 NODE_RANK = -1
 """The `rank` of what a node process (watch, launcher) writes."""
 MAX_MANIFEST_BYTES = 16 << 20
+NO_MANIFEST = "is damaged: what was configured is not known"
 
 
 class RunError(ValueError):
@@ -80,7 +82,7 @@ class RunDir:
         """Whether a folder holds anything of a run: its manifest, tapes or a store."""
         run = cls(path)
         try:
-            return (path / "run.json").exists() or run.tapes.is_dir() or bool(run.stores())
+            return os.path.lexists(path / "run.json") or run.tapes.is_dir() or bool(run.stores())
         except OSError:  # a folder that we may not look into
             return False
 
@@ -128,25 +130,44 @@ class RunDir:
     def rank_dirs(self) -> Iterator[tuple[int, int, Path]]:
         """(attempt, rank, folder) of every rank that ever wrote, in order."""
         found = []
-        for path in self.tapes.glob("attempt-*/rank-*"):
-            match = re.fullmatch(r"attempt-(\d{1,9})/rank-(\d{1,9})", f"{path.parent.name}/{path.name}")
-            if match and path.is_dir() and not path.is_symlink():
-                found.append((int(match[1]), int(match[2]), path))
+        for attempt in self._folders("attempt-*"):
+            for path in attempt.glob("rank-*"):
+                match = re.fullmatch(r"attempt-(\d{1,9})/rank-(\d{1,9})", f"{attempt.name}/{path.name}")
+                if match and path.is_dir() and not path.is_symlink():
+                    found.append((int(match[1]), int(match[2]), path))
         yield from sorted(found)
 
     def node_dirs(self) -> Iterator[tuple[int, Path]]:
         """(node rank, folder) of every node process that ever wrote."""
-        for path in sorted(self.tapes.glob("node-*")):
+        for path in self._folders("node-*"):
             match = re.fullmatch(r"node-(\d{1,9})", path.name)
-            if match and path.is_dir() and not path.is_symlink():
+            if match:
                 yield int(match[1]), path
+
+    def _folders(self, pattern: str) -> list[Path]:
+        """Folders of the tapes; links are left out, they may lead out of the run."""
+        if folder_problem(self.tapes):
+            return []
+        return sorted(path for path in self.tapes.glob(pattern) if path.is_dir() and not path.is_symlink())
+
+    def problems(self) -> dict[str, str]:
+        """What of the run is not opened because it is not what it should be: {path in the run: why}."""
+        found = {"run.json": file_problem(self.path / "run.json"), "tapes": folder_problem(self.tapes)}
+        if not found["run.json"] and (self.path / "run.json").exists() and not self.manifest():
+            found["run.json"] = NO_MANIFEST
+        places = [self.tapes, *self._folders("attempt-*")] if not found["tapes"] else []
+        for place in places:
+            for path in place.glob("*-*"):
+                found[path.relative_to(self.path).as_posix()] = folder_problem(path)
+        for _, _, folder in self.rank_dirs():
+            for name in ("events.jsonl", "names.jsonl"):
+                found[(folder / name).relative_to(self.path).as_posix()] = file_problem(folder / name)
+        return {path: problem for path, problem in sorted(found.items()) if problem}
 
     def manifest(self) -> dict[str, Any]:
         """`run.json`, or an empty dict where it is missing or damaged: a dead run must still be readable."""
         try:
-            with (self.path / "run.json").open("rb") as file:
-                blob = file.read(MAX_MANIFEST_BYTES)
-            loaded = json.loads(blob)
+            loaded = json.loads(read_plain(self.path / "run.json", MAX_MANIFEST_BYTES))
         except (OSError, ValueError, RecursionError):
             return {}
         return loaded if isinstance(loaded, dict) else {}

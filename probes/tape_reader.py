@@ -20,13 +20,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .plain_file import open_plain
 from .schema import SCHEMA_VERSION, TABLES, Table
 from .tape import COMPLETE, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET, MAGIC, OPEN
 
 __all__ = ["Header", "Segment", "TapeError", "TooNewError", "read_header", "read_segment", "segment_paths"]
 
-MAX_SEGMENT_BYTES = 1 << 30
+MAX_SEGMENT_BYTES = 64 << 20
+"""Of one file; a writer of ours makes segments of 2 MiB at most."""
 _SPAN_PLACES = 64  # above so many pending places, one read over all of them is cheaper than one each
+_WHOLE_BYTES = 32 << 20  # read at once where a whole tape is searched: one that claims a gigabyte costs no more
 _MAX_COUNT = 1 << 62
 _DTYPES = {"i64": "<i8", "f64": "<f8", "i32": "<i4", "name": "<u4", "bool": "i1"}
 
@@ -82,7 +85,7 @@ def segment_paths(rank_dir: Path, table: str) -> list[Path]:
 
 def read_header(path: Path) -> Header:
     """Parse and check a segment's header. Raises TapeError, TooNewError."""
-    with path.open("rb") as file:
+    with open(open_plain(path), "rb") as file:
         return _parse_header(path, file.read(HEADER_BYTES))
 
 
@@ -105,13 +108,13 @@ def read_segment(
     2. Then read the records. A writer stores a record's fields before its state, so a reader must take the state
        before the fields: what was COMPLETE in step 1 is whole in step 2.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_plain(path)
     try:
         blob = os.pread(fd, HEADER_PREFIX.size if header else HEADER_BYTES, 0)
         header = _with_counters(path, header, blob) if header else _parse_header(path, blob)
         on_disk = (os.fstat(fd).st_size - HEADER_BYTES) // header.record_bytes
         available = max(0, min(header.capacity, on_disk))
-        start = max(0, start)
+        start = min(max(0, start), header.capacity)
         older = np.empty(0, dtype=np.int64) if also is None else np.unique(also)
         older = older[(older >= 0) & (older < min(start, available))]
         states = _search(fd, header, start, available, window_bytes)
@@ -141,20 +144,21 @@ def read_segment(
 
 def _search(fd: int, header: Header, start: int, stop: int, window_bytes: int | None) -> npt.NDArray[np.uint8]:
     """The states from `start` up to the last place in use."""
-    window = stop if window_bytes is None else max(1, window_bytes // header.record_bytes)
+    window = max(1, (window_bytes or _WHOLE_BYTES) // header.record_bytes)
     parts: list[npt.NDArray[np.uint8]] = []
     place = start
     while place < stop:
-        part = _read_range(fd, header, place, min(place + window, stop))["state"]
-        if not part.any():
+        part = _read_range(fd, header, place, min(place + window, stop))["state"].copy()
+        if not len(part) or (window_bytes is not None and not part.any()):
             break
         parts.append(part)
         place += len(part)
-        window *= 4
+        window *= 4 if window_bytes is not None else 1
     if not parts:
         return np.empty(0, dtype=np.uint8)
     states = np.concatenate(parts)
-    return states[: int(np.flatnonzero(states)[-1]) + 1]
+    used = np.flatnonzero(states)
+    return states[: int(used[-1]) + 1 if len(used) else 0]
 
 
 def _read_range(fd: int, header: Header, start: int, stop: int) -> npt.NDArray[Any]:

@@ -8,14 +8,14 @@ A link, a FIFO or a device in such a folder is named and left alone: opening it 
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import stat
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from probes.plain_file import LINK, NOT_PLAIN, open_plain
 
 __all__ = ["SourceError", "Survey", "head", "rank_of_name", "read_whole", "survey", "unpacked"]
 
@@ -71,7 +71,7 @@ def _walk(folder: Path, depth: int, found: Survey) -> None:
                 found.tell(folder, f"holds more than {MAX_FILES} files: the rest was not looked at")
                 return
             if entry.is_symlink():
-                found.tell(path, "is a link: not followed")
+                found.tell(path, LINK)
             elif entry.is_dir(follow_symlinks=False):
                 try:
                     if depth:
@@ -81,20 +81,16 @@ def _walk(folder: Path, depth: int, found: Survey) -> None:
             elif entry.is_file(follow_symlinks=False):
                 found.paths.append(path)
             else:
-                found.tell(path, "is no plain file: not opened")
+                found.tell(path, NOT_PLAIN)
 
 
 def _opened(path: Path) -> int:
-    """A file descriptor of a plain file. O_NONBLOCK: opening a FIFO that nobody writes to would wait for ever."""
+    """A file descriptor of a plain file."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        return open_plain(path)
     except OSError as error:
-        why = "is a link: not followed" if error.errno == errno.ELOOP else f"cannot be opened: {error.strerror}"
-        raise SourceError(why) from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise SourceError("is no plain file: not opened")
-    return fd
+        told = error.strerror in (LINK, NOT_PLAIN)
+        raise SourceError(str(error.strerror) if told else f"cannot be opened: {error.strerror}") from None
 
 
 def read_whole(path: Path, max_bytes: int) -> tuple[bytes, int]:

@@ -30,6 +30,8 @@ __all__ = ["Batch", "Event", "Part", "clean_json", "event_batch", "insert", "tap
 
 FEW_ROWS = 10_000
 _I64_MAX = 2**63
+_MAX_I64 = 2**61
+"""Of a value on a tape (73 years in nanoseconds); what is beyond is taken for not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,8 @@ def _values(part: Part, column: Column) -> npt.NDArray[Any]:
         unset = raw.view(np.uint64) == UNSET_F64_BITS  # by bits: a loss that is NaN stays NaN
     else:
         unset = raw == UNSET[column.type]
+        if column.type == "i64":  # what no clock and no counter shows: sums of it would overflow
+            unset |= (raw > _MAX_I64) | (raw < -_MAX_I64)
     values = raw
     if column.type == "bool":
         values = raw != 0

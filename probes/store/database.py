@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ..plain_file import file_problem
+
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
@@ -33,6 +35,7 @@ __all__ = [
     "connect_foreign",
     "connect_writer",
     "is_watched",
+    "log_of",
     "quarantine",
     "translated",
 ]
@@ -88,8 +91,10 @@ class WriterLock:
 
     def __init__(self, store: Path, *, role: str, wait_s: float = 30.0) -> None:
         path = store.with_name(store.name + ".lock")
+        if problem := file_problem(path):  # of a link, the file behind it would be written to
+            raise StoreError(f"cannot write {path}: it {problem}; remove it")
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}") from None
         deadline = time.monotonic() + wait_s
@@ -159,6 +164,7 @@ def connect_writer(path: Path, *, wait_s: float, threads: int) -> DuckDBPyConnec
         "threads": threads,
         "pandas_analyze_sample": 0,  # an object column is text: no guess from its first rows
     }
+    _refuse_odd(path)
     return _patiently(path, wait_s, lambda: duckdb.connect(str(path), config=config))
 
 
@@ -169,6 +175,7 @@ def connect_attached(paths: Mapping[str, Path], *, wait_s: float) -> DuckDBPyCon
     connection = duckdb.connect(":memory:", config=_NO_EXTENSIONS)
     try:
         for name, path in paths.items():
+            _refuse_odd(path)
             literal = str(path).replace("'", "''")
             _patiently(path, wait_s, partial(connection.execute, f"ATTACH '{literal}' AS {name} (READ_ONLY)"))
     except BaseException:
@@ -187,7 +194,20 @@ def connect_foreign(path: Path, *, wait_s: float) -> DuckDBPyConnection:
     """Open somebody else's DuckDB file, read-only and shut off from the host."""
     import duckdb
 
+    _refuse_odd(path)
     return _patiently(path, wait_s, lambda: duckdb.connect(str(path), read_only=True, config=_CLOSED))
+
+
+def _refuse_odd(path: Path) -> None:
+    """A store and its write-ahead log are plain files: DuckDB would follow a link and wait for a FIFO."""
+    for file in (path, log_of(path)):
+        if problem := file_problem(file):
+            raise StoreCorruptError(f"{file} {problem}")
+
+
+def log_of(path: Path) -> Path:
+    """The write-ahead log that DuckDB keeps beside a store."""
+    return path.with_name(path.name + ".wal")
 
 
 def _patiently(path: Path, wait_s: float, connect: Callable[[], DuckDBPyConnection]) -> DuckDBPyConnection:
@@ -227,8 +247,9 @@ def quarantine(path: Path) -> Path | None:
     One that is too short to have held anything is removed: its making was cut off, perhaps by a full disk, and will
     be again.
     """
-    log = path.with_name(path.name + ".wal")
-    if path.stat().st_size < _MIN_BYTES:
+    log = log_of(path)
+    is_empty = path.is_symlink() or (not path.is_dir() and path.lstat().st_size < _MIN_BYTES)
+    if is_empty and (log.is_symlink() or not log.is_dir()):
         log.unlink(missing_ok=True)
         path.unlink()
         return None
@@ -237,7 +258,8 @@ def quarantine(path: Path) -> Path | None:
     while aside.exists():
         number += 1
         aside = path.with_name(f"{path.name}.quarantine-{number}")
-    if log.exists():
+    if log.exists() or log.is_symlink():
         log.replace(aside.with_name(aside.name + ".wal"))
-    path.replace(aside)
+    if path.exists():
+        path.replace(aside)
     return aside

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..names import MAX_NAMES, read_names
+from ..names import read_names
 
 __all__ = ["Dictionary", "NameBook"]
 
@@ -80,13 +80,12 @@ class NameBook:
     def _read(self) -> None:
         try:
             size = self._path.stat().st_size
+            if size == self._size:
+                return
+            known, self.skipped = read_names(self._path)
         except OSError:
-            return
-        if size == self._size:
-            return
+            return  # no plain file: `RunDir.problems` tells it
         self._size = size
-        names, self.skipped = read_names(self._path)
-        known = {number: text for number, text in names.items() if 0 < number <= MAX_NAMES}
         table = np.full(max(known, default=0) + 1, -1, dtype=np.int64)
         table[0] = 0
         for number, text in known.items():

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..plain_file import file_problem
 from ..rundir import RunDir
-from ..schema import TABLES
+from ..schema import TABLES, Table
 from .database import (
     POLL_S,
     READER,
@@ -35,7 +36,7 @@ from .database import (
     lock_down,
     translated,
 )
-from .ddl import SQL_TYPES, fingerprint, quoted, store_columns
+from .ddl import SQL_TYPES, fingerprint, grown_table, quoted, store_columns
 from .ingest import Ingester
 from .tail import nodes_of
 
@@ -165,6 +166,8 @@ def _plain(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozenset[str]:
     """A view a table over all nodes. A store of another version may lack a table or a column: NULLs stand in.
 
+    Only tables of the files are asked, never their views: a stranger's view may read or compute anything.
+
     Returns the tables that no file has, whose views are empty.
     """
     import duckdb
@@ -176,10 +179,11 @@ def _make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozen
             typed = [(quoted(c.name), f"CAST(NULL AS {SQL_TYPES[c.type]})", c.name) for c in store_columns(table_)]
             selects = []
             for i in range(len(paths)):
-                columns = {name for _, _, name in typed} if there is None else there.get((f"n{i}", table_.name))
+                columns = {name for _, _, name in typed} if there is None else _common(table_, there, i)
                 if columns:
                     picked = ", ".join(q if name in columns else f"{null} AS {q}" for q, null, name in typed)
-                    selects.append(f"SELECT {picked} FROM n{i}.main.{quoted(table_.name)}")
+                    for part in _parts_of(table_, there, i):
+                        selects.append(f"SELECT {picked} FROM n{i}.main.{quoted(part)}")
             if not selects:
                 stand_ins.add(table_.name)
                 selects.append("SELECT " + ", ".join(f"{null} AS {q}" for q, null, _ in typed) + " WHERE false")
@@ -198,6 +202,11 @@ def _all_of_this_version(connection: DuckDBPyConnection, num_files: int) -> bool
     import duckdb
 
     try:
+        views = {
+            name for (name,) in connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
+        }
+        if not views <= {table.name for table in TABLES.values() if table.can_be_open}:
+            return False
         selects = [f"SELECT fingerprint FROM n{i}.main.ingest_meta" for i in range(num_files)]
         return connection.execute(" UNION ALL ".join(selects)).fetchall() == [(fingerprint(),)] * num_files
     except (duckdb.CatalogException, duckdb.BinderException):
@@ -205,11 +214,28 @@ def _all_of_this_version(connection: DuckDBPyConnection, num_files: int) -> bool
 
 
 def _columns_of(connection: DuckDBPyConnection) -> dict[tuple[str, str], set[str]]:
-    rows = connection.execute("SELECT database_name, table_name, column_name FROM duckdb_columns()").fetchall()
+    """The columns of every table, by file and name."""
+    rows = connection.execute(
+        "SELECT c.database_name, c.table_name, c.column_name FROM duckdb_columns() c "
+        "JOIN duckdb_tables() t USING (database_name, schema_name, table_name) WHERE c.schema_name = 'main'"
+    ).fetchall()
     there: dict[tuple[str, str], set[str]] = {}
     for database, table, column in rows:
         there.setdefault((database, table), set()).add(column)
     return there
+
+
+def _parts_of(table: Table, there: dict[tuple[str, str], set[str]] | None, number: int) -> list[str]:
+    """The tables of a file that hold the rows of `table`: finished and open ones apart, or all in one."""
+    apart = [grown_table(table), f"{table.name}_open"] if table.can_be_open else [table.name]
+    if there is None or all((f"n{number}", part) in there for part in apart):
+        return apart
+    return [table.name] if (f"n{number}", table.name) in there else []
+
+
+def _common(table: Table, there: dict[tuple[str, str], set[str]], number: int) -> set[str]:
+    parts = _parts_of(table, there, number)
+    return set.intersection(*(there[f"n{number}", part] for part in parts)) if parts else set()
 
 
 def _caught_up(run: RunDir, scratch: contextlib.ExitStack, wait_s: float) -> list[Path]:
@@ -241,7 +267,7 @@ def _scratch_copy(run: RunDir, node: int, scratch: contextlib.ExitStack) -> Path
     original, copy = run.store(node), folder / run.store(node).name
     for suffix in ("", ".wal"):
         source = original.with_name(original.name + suffix)
-        if source.exists():
+        if source.exists() and not file_problem(source):
             shutil.copyfile(source, copy.with_name(copy.name + suffix))
     with Ingester(run, node, threads=2, store_path=copy) as ingester:
         ingester.catch_up()

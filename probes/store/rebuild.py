@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..rundir import RunDir
-from .database import WriterLock
+from .database import WriterLock, log_of
 from .ingest import Ingester
 from .tail import nodes_of
 
@@ -38,7 +38,9 @@ def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None) -> 
     """
     rows: Counter[str] = Counter()
     problems: list[str] = []
-    total = sum(path.stat().st_size for path in run.tapes.rglob("*.tape") if path.is_file())
+    total = sum(
+        tape.stat().st_size for _, _, folder in run.rank_dirs() for tape in folder.glob("*.tape") if tape.is_file()
+    )
     done = 0
     for node in nodes_of(run):
         store = run.store(node)
@@ -60,15 +62,11 @@ def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None) -> 
                 _put_in_place(fresh, store)
             finally:
                 fresh.unlink(missing_ok=True)
-                _log_of(fresh).unlink(missing_ok=True)
+                log_of(fresh).unlink(missing_ok=True)
     return RebuildResult(rows=dict(rows), problems=tuple(problems))
 
 
 def _put_in_place(fresh: Path, store: Path) -> None:
     """The old write-ahead log goes first: beside the new file it would be replayed into it."""
-    _log_of(store).unlink(missing_ok=True)
+    log_of(store).unlink(missing_ok=True)
     fresh.replace(store)
-
-
-def _log_of(store: Path) -> Path:
-    return store.with_name(store.name + ".wal")

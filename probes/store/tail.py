@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -23,10 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..events import read_events
-from ..rundir import NODE_RANK, RunDir
+from ..plain_file import LINK, NO_FOLDER, NOT_PLAIN, open_plain, read_plain
+from ..rundir import NO_MANIFEST, NODE_RANK, RunDir
 from ..schema import TABLES
-from ..tape import OPEN
-from ..tape_reader import Header, Segment, TapeError, read_header, read_segment
+from ..tape import HEADER_BYTES, OPEN
+from ..tape_reader import MAX_SEGMENT_BYTES, Header, Segment, TapeError, read_header, read_segment
 from .positions import EventPosition, ReadState, SegmentPosition
 
 __all__ = ["EventsLook", "Folder", "ProblemLook", "SegmentLook", "Tail", "anchor_of", "node_of", "nodes_of"]
@@ -109,6 +111,8 @@ class Tail:
         `thorough` also looks where a live writer cannot have been: for runs whose writers are gone. `tick` counts up;
         within one number the same files are looked at.
         """
+        if thorough and self.node_rank == 0:
+            yield from self._odd_files(state)
         folders = self.folders()
         newest_attempt = max((folder.attempt for folder in folders), default=0)
         for folder in folders:
@@ -118,6 +122,16 @@ class Tail:
             events = self._look_at_events(folder, state, thorough=thorough)
             if events is not None:
                 yield events
+
+    def _odd_files(self, state: ReadState) -> Iterator[ProblemLook]:
+        """What is not opened at all, and what was not and now can be."""
+        odd = self.run.problems()
+        for path, problem in odd.items():
+            if state.problems.get(path) != problem:
+                yield ProblemLook(path=path, problem=problem)
+        for path, problem in state.problems.items():
+            if path not in odd and problem in (LINK, NOT_PLAIN, NO_FOLDER, NO_MANIFEST):
+                yield ProblemLook(path=path, problem="")
 
     def folders(self) -> list[Folder]:
         """The folders of this node, ranks first."""
@@ -139,7 +153,7 @@ class Tail:
         found = []
         for path in folder.path.iterdir():
             match = _SEGMENT_NAME.fullmatch(path.name)
-            if match and match[1] in TABLES and path.is_file() and not path.is_symlink():
+            if match and match[1] in TABLES:  # what is no plain file is told when it is opened
                 found.append((match[1], int(match[2]), f"{folder.name}/{path.name}"))
         found.sort()
         self._listings[folder.name] = (-1 if _is_fresh(changed) else changed, found)
@@ -220,8 +234,8 @@ class Tail:
         name = f"{folder.name}/{path.name}"
         before = state.events.get(name) or EventPosition(path=name)
         try:
-            size = path.stat().st_size
-            if size == before.next_byte or not path.is_file() or path.is_symlink():
+            size = path.lstat().st_size
+            if size == before.next_byte:
                 return None
             events, byte, skipped = read_events(path, before.next_byte)
         except OSError:
@@ -269,8 +283,7 @@ def node_of(folder: Folder) -> int | None:
     if folder.is_node:
         return int(folder.path.name.rpartition("-")[2])
     try:
-        with (folder.path / "events.jsonl").open("rb") as file:
-            lines = file.read(1 << 16).split(b"\n")
+        lines = read_plain(folder.path / "events.jsonl", 1 << 16).split(b"\n")
     except OSError:
         lines = []
     for line in lines[:-1]:
@@ -342,7 +355,9 @@ def _dropped(folder: Folder, header: Header, state: ReadState) -> Iterator[Probl
 def _is_blank(path: Path) -> bool:
     """Whether a file holds nothing but zeros: reserved, never written."""
     try:
-        with path.open("rb") as file:
+        with open(open_plain(path), "rb") as file:
+            if os.fstat(file.fileno()).st_size > MAX_SEGMENT_BYTES + HEADER_BYTES:
+                return False
             while blob := file.read(1 << 20):
                 if blob.count(0) != len(blob):
                     return False

@@ -25,7 +25,7 @@ EVENT_TABLES = [table for table in TABLES.values() if table.source == "event"]
 
 def random_value(kind: str, dice: random.Random) -> Any:
     values: dict[str, Any] = {
-        "i64": dice.randrange(-(2**62), 2**62),
+        "i64": dice.randrange(-(2**60), 2**60),
         "i32": dice.randrange(-(2**31) + 1, 2**31),
         "f64": dice.choice([dice.uniform(-1e9, 1e9), math.inf, -math.inf, 0.0, 5e-324]),
         "bool": dice.random() < 0.5,

@@ -17,11 +17,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from probes.plain_file import read_plain
 from trainer.checkpoint.manifest import write_json
 
 __all__ = ["LEDGER_NAME", "Ledger"]
 
 LEDGER_NAME = "ledger.json"
+MAX_BYTES = 16 << 20
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,14 +77,17 @@ class Ledger:
 
     @classmethod
     def from_json(cls, loaded: Mapping[str, Any]) -> Ledger:
-        """Raises KeyError, TypeError or ValueError for anything else."""
+        """Raises KeyError, TypeError, AttributeError, OverflowError or ValueError for anything else."""
         good = loaded["good_step"]
+        rate_scale = float(loaded["rate_scale"])
+        if not 0.0 < rate_scale <= 1.0:  # it multiplies the learning rate: NaN would end the run
+            raise ValueError(f"no scale of a learning rate: {rate_scale}")
         return cls(
             skipped={int(batch): str(reason) for batch, reason in loaded["skipped"]},
             rollbacks=int(loaded["rollbacks"]),
             failures=int(loaded["failures"]),
             incident_step=int(loaded["incident_step"]),
-            rate_scale=float(loaded["rate_scale"]),
+            rate_scale=rate_scale,
             rate_until_step=int(loaded["rate_until_step"]),
             good_step=None if good is None else int(good),
             corruptions={str(device): int(count) for device, count in loaded.get("corruptions", {}).items()},
@@ -94,10 +99,10 @@ class Ledger:
         """The ledger on disk (empty if there is none), and what is wrong with the file if something is."""
         problem = ""
         try:
-            ledger = cls.from_json(json.loads(path.read_bytes()))
+            ledger = cls.from_json(json.loads(read_plain(path, MAX_BYTES)))
         except FileNotFoundError:
             ledger = cls()
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             ledger, problem = cls(), f"{path.name} is damaged: {type(error).__name__}"
         ledger.path = path
         return ledger, problem

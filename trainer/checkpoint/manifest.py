@@ -14,12 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from probes.plain_file import open_plain, read_plain
 from trainer.recovery import fence
 
 __all__ = [
@@ -57,12 +57,9 @@ def digest_file(path: Path, *, from_disk: bool = False) -> FileDigest:
 
     `from_disk`: what the kernel still holds of it in memory is dropped first, as far as it is on the disk.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(fd, "rb", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise CheckpointError(f"{path}: not a plain file")
+    with open(open_plain(path), "rb", buffering=0) as file:
         if from_disk:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         digest, size = hashlib.blake2b(digest_size=32), 0
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
@@ -81,8 +78,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest, if its own hash agrees. Raises CheckpointError."""
     path = folder / MANIFEST_NAME
     try:
-        with path.open("rb") as file:
-            blob = file.read(MAX_MANIFEST_BYTES + 1)
+        blob = read_plain(path, MAX_MANIFEST_BYTES + 1)
         manifest = json.loads(blob)
         claimed = manifest.pop("digest")
         if len(blob) > MAX_MANIFEST_BYTES or manifest["format"] != FORMAT:
@@ -94,7 +90,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder.name}: {MANIFEST_NAME} is damaged or of another version") from None
     if claimed != _digest(manifest):
         raise CheckpointError(f"{folder.name}: {MANIFEST_NAME} does not have the hash that it was written with")
-    if any(Path(name).name != name for name in files):
+    if any(Path(name).name != name or name == ".." or "\0" in name for name in files):
         raise CheckpointError(f"{folder.name}: {MANIFEST_NAME} names files outside the folder")
     loaded: dict[str, Any] = manifest | {"files": files}
     return loaded

@@ -1,0 +1,66 @@
+"""Opening files of a run that somebody may have handed over: plain ones only, nothing is followed, nothing blocks.
+
+    with open(open_plain(path), "rb") as file: ...
+    blob = read_plain(path, limit_bytes=1 << 20)
+    folder_problem(path)          # "is a link: not followed", or "" for a folder
+
+A link could lead to any file of the reader's, a FIFO that nobody writes to would be waited for, a device never ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["LINK", "NOT_PLAIN", "NO_FOLDER", "file_problem", "folder_problem", "open_plain", "read_plain"]
+
+LINK = "is a link: not followed"
+NOT_PLAIN = "is no plain file: not opened"
+NO_FOLDER = "is no folder"
+
+
+def open_plain(path: Path) -> int:
+    """A file descriptor to read a plain file with. Raises OSError, whose `strerror` says what it is instead."""
+    try:
+        # O_NONBLOCK: opening a FIFO would wait for a writer. On a plain file it changes nothing.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, LINK, str(path)) from None
+        if error.errno == errno.ENXIO:  # a socket
+            raise OSError(errno.EINVAL, NOT_PLAIN, str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, NOT_PLAIN, str(path))
+    return fd
+
+
+def read_plain(path: Path, limit_bytes: int, start_byte: int = 0) -> bytes:
+    """At most `limit_bytes` of a plain file. Raises OSError as `open_plain` does."""
+    with open(open_plain(path), "rb") as file:
+        file.seek(start_byte)
+        return file.read(limit_bytes)
+
+
+def file_problem(path: Path) -> str:
+    """Why something cannot be opened as a plain file; "" if it can, or if nothing is there."""
+    return _problem(path, stat.S_ISREG, NOT_PLAIN)
+
+
+def folder_problem(path: Path) -> str:
+    """Why something is no folder to look into; "" if it is one, or if nothing is there."""
+    return _problem(path, stat.S_ISDIR, NO_FOLDER)
+
+
+def _problem(path: Path, is_right: Callable[[int], bool], otherwise: str) -> str:
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return ""
+    if stat.S_ISLNK(mode):
+        return LINK
+    return "" if is_right(mode) else otherwise
