@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import (
+    communication,
     corruption,
     coverage,
     divergence,
@@ -41,7 +42,7 @@ __all__ = ["SCHEMA_VERSION", "Diagnosis", "conclude", "diagnose", "reaches", "st
 
 SCHEMA_VERSION = 1
 """Of the JSON report: raised when a reader of the former version would misread it."""
-_STATUS_ORDER = {"fired": 0, "suspect": 1, "ok": 2, "insufficient_data": 3}
+_STATUS_ORDER = {"fired": 0, "suspect": 1, "advice": 2, "ok": 3, "insufficient_data": 4}
 _SEGMENT = re.compile(r"\.\d+\.tape$")
 _KIND_ORDER = {
     kind: place
@@ -83,6 +84,11 @@ class Diagnosis:
         return tuple(finding for finding in self.findings if finding.status in ("fired", "suspect"))
 
     @property
+    def advised(self) -> tuple[Finding, ...]:
+        """What could go better although nothing is broken."""
+        return tuple(finding for finding in self.findings if finding.status == "advice")
+
+    @property
     def not_judged(self) -> tuple[Finding, ...]:
         """What could not be looked at, and why."""
         return tuple(finding for finding in self.findings if finding.status == "insufficient_data")
@@ -116,6 +122,7 @@ def diagnose(
         ("straggler", "straggler", lambda: straggler.analyze(source)),
         ("stage_balance", "bubble", lambda: stage_balance.analyze(source, _schedule(manifest))),
         ("throughput", "throughput", lambda: throughput.analyze(source)),
+        ("communication", "exposed_communication", lambda: communication.analyze(source)),
         ("goodput", "goodput", lambda: goodput.analyze(source)),
     ]
     findings: list[Finding] = []
@@ -183,11 +190,13 @@ def _verdict(findings: Sequence[Finding], facts: Mapping[str, Any]) -> str:
     unjudged = sorted({finding.kind for finding in findings if finding.status == "insufficient_data"})
     missing = f" (not judged: {', '.join(unjudged)})" if unjudged else ""
     if not wrong:
+        advised = sum(finding.status == "advice" for finding in findings)
+        advice = f", {advised} piece{'s' * (advised > 1)} of advice" if advised else ""
         steps = facts.get("steps")
         over = f" in {steps} steps" if steps else ""
         ranks = facts.get("num_ranks")
         of = f" of {ranks} rank{'s' * (ranks != 1)}" if ranks else ""
-        return f"no finding{over}{of}{_preempted(facts)}{missing}"
+        return f"no finding{over}{of}{advice}{_preempted(facts)}{missing}"
     more = f" (and {len(wrong) - 1} more finding{'s' * (len(wrong) > 2)})" if len(wrong) > 1 else ""
     return wrong[0].summary + more + missing
 

@@ -14,7 +14,8 @@ from typing import Any, Literal
 __all__ = ["SEVERITIES", "Finding", "Severity", "Status"]
 
 Severity = Literal["critical", "warning", "info"]
-Status = Literal["fired", "suspect", "ok", "insufficient_data"]
+Status = Literal["fired", "suspect", "advice", "ok", "insufficient_data"]
+"""`advice`: nothing is broken, and something could go better. It is never a fault, an alarm or a reason to fail."""
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
 """Most severe first."""
 
@@ -63,6 +64,12 @@ class Finding:
             advice="insufficient-data",
             **more,
         )
+
+    @classmethod
+    def advise(cls, analyzer: str, kind: str, summary: str, **more: Any) -> Finding:
+        """What could go better where nothing is broken."""
+        more.setdefault("advice", kind.replace("_", "-"))
+        return cls(analyzer=analyzer, kind=kind, severity="info", status="advice", summary=summary, **more)
 
     def to_json(self) -> dict[str, Any]:
         """The finding as plain JSON values, in the order in which people read it."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Floats", "Ints", "Source", "floats", "ints", "missing_tables"]
+__all__ = ["Floats", "Ints", "Source", "every_kth", "floats", "ints", "lacking", "missing_tables"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -52,3 +52,23 @@ def ints(column: npt.NDArray[Any], missing: int = -1) -> Ints:
 def missing_tables(source: Source, *tables: str) -> list[str]:
     """Those of `tables` that the store lacks, or that nobody wrote to: no records are no health."""
     return [t for t in tables if not source.has(t) or not source.rows(f"SELECT 1 FROM {t} LIMIT 1")]
+
+
+def lacking(source: Source, **needed: Sequence[str]) -> list[str]:
+    """What of `needed` (table: columns) nobody recorded: `steps` for a table, `steps.data_ns` for a column of NULLs."""
+    absent: list[str] = []
+    for table, columns in needed.items():
+        if missing_tables(source, table):
+            absent.append(table)
+        elif columns:
+            there = ", ".join(f"bool_or({column} IS NOT NULL)" for column in columns)
+            (found,) = source.rows(f"SELECT {there} FROM {table}")
+            absent += [f"{table}.{column}" for column, is_there in zip(columns, found, strict=True) if not is_there]
+    return absent
+
+
+def every_kth(source: Source, table: str, max_rows: int, max_steps: int) -> int:
+    """k, so that every k-th step of a table is little enough to be looked at."""
+    ((num_rows, first, last),) = source.rows(f"SELECT count(*), min(step), max(step) FROM {table}")
+    num_steps = (last or 0) - (first or 0) + 1
+    return int(max(1, -(-num_rows // max_rows), -(-num_steps // max_steps)))

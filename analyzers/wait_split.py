@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .bubble import COMPUTATIONS, PipelineSpans, measure_idle
-from .source import Source, ints
+from .source import Source, every_kth, ints
 
 __all__ = ["WaitSplit", "pipelines", "split_waits"]
 
@@ -54,7 +54,7 @@ def split_waits(source: Source) -> WaitSplit:
 
 def _by_calls(source: Source) -> dict[tuple[int, int], float]:
     """1. The shortest time of a member is the call's transfer. 2. Waits beyond it are for the late, over all calls."""
-    every = _every(source, "collectives", MAX_CALLS, MAX_STEPS)
+    every = every_kth(source, "collectives", MAX_CALLS, MAX_STEPS)
     rows = source.rows(
         """
         SELECT attempt, rank, CAST(sum(greatest(0, waited - transfer)) AS DOUBLE), CAST(sum(waited) AS DOUBLE) FROM (
@@ -71,7 +71,7 @@ def _by_calls(source: Source) -> dict[tuple[int, int], float]:
 
 
 def _by_steps(source: Source) -> dict[tuple[int, int], float]:
-    every = _every(source, "steps", MAX_CALLS, MAX_STEPS)
+    every = every_kth(source, "steps", MAX_CALLS, MAX_STEPS)
     rows = source.rows(
         """
         SELECT attempt, rank, CAST(sum(waited - shortest) AS DOUBLE), CAST(sum(waited) AS DOUBLE) FROM (
@@ -85,13 +85,6 @@ def _by_steps(source: Source) -> dict[tuple[int, int], float]:
         [every],
     )
     return {(attempt, rank): late / waited for attempt, rank, late, waited in rows if waited}
-
-
-def _every(source: Source, table: str, max_rows: int, max_steps: int) -> int:
-    """k, so that every k-th step is little enough."""
-    ((num_rows, first, last),) = source.rows(f"SELECT count(*), min(step), max(step) FROM {table}")
-    num_steps = (last or 0) - (first or 0) + 1
-    return int(max(1, -(-num_rows // max_rows), -(-num_steps // max_steps)))
 
 
 def _pipelines(source: Source) -> dict[tuple[int, int], float]:

@@ -273,7 +273,7 @@ _EVENT_TABLES = (
             _text("analyzer", "name of the analyzer"),
             _text("finding_kind", "kind of finding, see the runbook"),
             _text("severity", "critical, warning, info"),
-            _text("status", "fired, suspect, ok, insufficient_data"),
+            _text("status", "fired, suspect, advice, ok, insufficient_data"),
             Column("finding_ranks", "list_i64", "1", "ranks concerned"),
             _i64("first_step", "1", "first step concerned"),
             _i64("last_step", "1", "last step concerned"),

@@ -42,6 +42,9 @@ def _lines(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> Iterator[str]:
     for number, finding in enumerate(fired, 1):
         yield from _finding(number, finding)
     yield from _done(facts)
+    if diagnosis.advised:
+        yield from ("", "## Advice", "")
+        yield from (f"- {_plain(finding.summary)}. {_plain(next_step(finding))}" for finding in diagnosis.advised)
     if diagnosis.not_judged:
         yield from ("", "## Not judged", "")
         yield from (f"- {escaped(finding.summary)}" for finding in diagnosis.not_judged)

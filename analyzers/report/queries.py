@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..bandwidth import call_columns
 from ..eventlog import EventLog
 from ..source import Ints, Source, floats, ints
 
@@ -37,7 +38,6 @@ __all__ = [
 MAX_CELLS = 400
 """Rows and columns of a matrix."""
 MAX_PIECES = 5_000
-MAX_CALLS = 2_000_000
 MAX_STEPS = 2_000
 _OWN = " + ".join(
     f"(coalesce({p}_ns, 0) - coalesce({p}_wait_ns, 0))" for p in ("data", "forward", "backward", "optimizer")
@@ -53,8 +53,6 @@ MEASURES = {
 }
 """What a matrix rank x step can show: name -> expression over `steps`, unit."""
 _UNTOLD = ("rank", "process_group", "rank_closed", "finding")
-_FACTORS = {"all_reduce": "2.0 * (n - 1) / n", "all_gather": "(n - 1)", "reduce_scatter": "(n - 1.0) / n",
-            "all_to_all": "(n - 1.0) / n"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,31 +231,11 @@ def timeline(
 
 
 def collectives(source: Source, *, limit: int = 1_000) -> dict[str, npt.NDArray[Any]]:
-    """Columns op, process_group, bytes, n (members), num_calls, transfer_ms (median), bus_gb_per_s, wait_s.
-
-    The member with the shortest time in a call came last: its time is the transfer. The most waiting comes first. Of
-    long runs every k-th step is looked at, and the number of calls and the waiting are scaled up.
-    """
-    names = ("op", "process_group", "bytes", "n", "num_calls", "transfer_ms", "bus_gb_per_s", "wait_s")
+    """Columns of `bandwidth.call_columns`; empty ones where no collective was recorded."""
     if not source.has("collectives"):
+        names = ("op", "process_group", "bytes", "n", "num_calls", "transfer_ms", "bus_gb_per_s", "wait_s")
         return {name: np.zeros(0) for name in names}
-    ((num_rows, first, last),) = source.rows("SELECT count(*), min(step), max(step) FROM collectives")
-    every = max(1, -(-num_rows // MAX_CALLS), -(-((last or 0) - (first or 0) + 1) // MAX_STEPS))
-    factor = " ".join(f"WHEN '{op}' THEN {text}" for op, text in _FACTORS.items())
-    return source.query(
-        f"""
-        SELECT op, process_group, bytes, n, num_calls, transfer_ms, wait_s,
-               bytes * CASE op {factor} ELSE 1.0 END / nullif(transfer_ms, 0) / 1e6 AS bus_gb_per_s
-        FROM (SELECT op, process_group, bytes, max(n) AS n, count(*) * {every} AS num_calls,
-                     median(took) / 1e6 AS transfer_ms, CAST(sum(waited) AS DOUBLE) * {every} / 1e9 AS wait_s
-              FROM (SELECT op, process_group, max(bytes) AS bytes, count(*) AS n, min(end_ns - issue_ns) AS took,
-                           sum(coalesce(wait_ns, 0)) AS waited
-                    FROM collectives WHERE end_ns IS NOT NULL AND rank >= 0 AND step % {every} = 0
-                    GROUP BY attempt, process_group, op, seq, CASE WHEN peer IS NULL THEN -1 ELSE rank END, peer)
-              GROUP BY op, process_group, bytes)
-        ORDER BY wait_s DESC LIMIT {int(limit)}
-        """
-    )
+    return call_columns(source, limit=limit)
 
 
 def own_work(source: Source, *, first_step: int = 0, last_step: int = 1 << 60) -> dict[str, npt.NDArray[Any]]:

@@ -16,6 +16,7 @@ from ..diagnose import Diagnosis
 from ..finding import Finding
 from ..goodput import CATEGORIES, Account
 from .links import finding_link
+from .remedies import REMEDIES
 from .trace_table import render_ranks
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
         _finding(finding, console, shown_above=number == 0)
         if link := finding_link(diagnosis.run, finding):
             console.print(_indented(f"page: {link}", "dim"), soft_wrap=True)
+    if diagnosis.advised:
+        console.print()
+        for finding in diagnosis.advised:
+            console.print(_text(visible(f"advice      {finding.summary}; {next_step(finding)}"), "cyan"))
     if diagnosis.not_judged:
         console.print()
         for finding in diagnosis.not_judged:
@@ -174,7 +179,7 @@ def next_step(finding: Finding) -> str:
         "resume_differs": "if it is not meant (other data, another seed), do not trust the run from there on",
         "throughput": "look for what changed for all ranks at that step: clocks, a shared disk, the network, the data",
         "loss_spike": "look at the batches named; lower the rate if it comes back without them",
-    }.get(finding.kind, "see the runbook")
+    }.get(finding.kind, REMEDIES.get(finding.kind, "see the runbook"))
     gain = finding.evidence.get("speedup_without_it_ratio")
     without = f"; without it: {gain:.2f}x faster" if _is_number(gain) else ""
     return f"{advice} (docs/runbook.md#{finding.advice}){without}"

@@ -16,6 +16,7 @@ from analyzers.diagnose import Diagnosis, diagnose, reaches, stall_policy
 from analyzers.finding import Finding
 from analyzers.nonfinite import Phase
 from analyzers.report.json import to_json
+from analyzers.report.remedies import REMEDIES
 from analyzers.report.text import render, visible
 from probes.schema import TABLES
 from tests.analyzers.memory_store import MemoryStore
@@ -42,6 +43,7 @@ def clean_run() -> MemoryStore:
     store.connection.execute(
         "UPDATE steps SET loss = 2.0 - step / 100.0, grad_norm = 1, committed = true, tokens = 512"
     )
+    store.connection.execute("UPDATE collectives SET bytes = 1 << 22, wait_ns = end_ns - issue_ns, phase = 'backward'")
     identity = [{"attempt": 0, "rank": r, "wall_ns": 1, "world_size": 4, "host": "a", "device": "cpu", "dp_shard": r}
                 for r in range(4)]  # fmt: skip
     store.add("ranks", identity)
@@ -56,7 +58,7 @@ def clean_run() -> MemoryStore:
 
 def test_a_clean_run() -> None:
     diagnosis = diagnose(clean_run(), MANIFEST)
-    assert diagnosis.findings == ()
+    assert [f for f in diagnosis.findings if f.status != "ok"] == []
     assert diagnosis.verdict == "no finding in 60 steps of 4 ranks"
     assert diagnosis.run["mesh"] == {"dp_shard": 4}
     assert diagnosis.run["tokens_per_s"] > 0
@@ -176,12 +178,17 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "fingerprint-chain-broken",
         "resume-differs",
         "exposed-communication",
+        "low-bandwidth",
+        "small-buckets",
     }
     assert expected | without_cause | {"insufficient-data", "analyzer-failed"} == anchors
     source = "".join(path.read_text() for path in Path(analyzers.__path__[0]).rglob("*.py"))
     emitted = set(re.findall(r'advice=f?"([a-z_-]+)', source))
     assert {name for name in emitted if not name.endswith("-")} <= anchors
     assert {name.rstrip("-") for name in emitted if name.endswith("-")} == {*causes}
+    advised = set(re.findall(r'Finding.advise\(\s*"\w+",\s*"(\w+)"', source))
+    assert {kind.replace("_", "-") for kind in advised} <= anchors
+    assert advised <= {*REMEDIES}
     blamed = set(re.findall(r'Blame\(\s*cause="(\w+)"', source)) | set(re.findall(r'"(mismatch_\w+)", lambda', source))
     assert blamed <= causes["hang"]
 
