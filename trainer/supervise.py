@@ -112,9 +112,12 @@ def supervise(
         max_restarts=config.recovery.max_restarts,
         launcher_pid=os.getpid(),
     )
-    zygote = Zygote(run.path / "logs" / f"zygote-node{node.rank}.log")
-    keeper = _WatchKeeper(run, node.rank)
+    keeper = _WatchKeeper(run, node.rank)  # first: it begins while torch is imported
+    zygote = None
     try:
+        if console.is_terminal:
+            console.print("importing torch", style="dim", end="\r")  # the progress bar takes its place
+        zygote = Zygote(run.path / "logs" / f"zygote-node{node.rank}.log")
         with ProgressView(run, steps=config.train.steps, plan=plan, console=console, node_rank=node.rank) as view:
             view.every_tick(keeper.look)
             outcome = _launch(run, config, node, meeting, arguments, events, zygote, signals)
@@ -127,7 +130,8 @@ def supervise(
             )
             keeper.end()
     finally:
-        zygote.close()
+        if zygote is not None:
+            zygote.close()
         keeper.end()
         events.close()
     _say(run, outcome, console)
@@ -146,7 +150,7 @@ def _launch(
 ) -> Outcome:
     try:
         signals.listen()
-        from trainer.recovery.launch import launch  # imports torch: after the bar is on the screen
+        from trainer.recovery.launch import launch  # imports torch: not before a mistake has been told
 
         return launch(run, config, node=node, meeting=meeting, arguments=arguments, events=events, zygote=zygote)
     except _ToldToStop as told:

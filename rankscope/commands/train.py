@@ -59,12 +59,15 @@ def train(
     Exit codes: 0 finished, 1 failed, 2 a mistake, 3 given up by the guard, 4 another launch has taken the run, 143 told
     to stop by SIGTERM and did so with a checkpoint, 130 the same by Ctrl-C.
     """
-    from probes.rundir import RunError
-    from trainer.begin import Options, begin
-    from trainer.config import ConfigError
-    from trainer.drills.faults import FaultError
-    from trainer.recovery.node import MeetingError
-    from trainer.resume import ResumeError
+    from trainer.recovery.zygote import one_thread
+
+    with one_thread():  # ranks are forked from here
+        from probes.rundir import RunError
+        from trainer.begin import Options, begin
+        from trainer.config import ConfigError
+        from trainer.drills.faults import FaultError
+        from trainer.recovery.node import MeetingError
+        from trainer.resume import ResumeError
 
     options = Options(
         config_path=config_path,

@@ -6,6 +6,8 @@ run.findings("non_finite")[0]["ranks"] == [1]
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import signal
@@ -19,6 +21,7 @@ from typing import Any
 
 from probes.events import read_events
 from probes.rundir import RunDir
+from trainer.warm_parent import Started, WarmParent
 
 LAYOUTS = {
     "ddp": ("parallel.dp_replicate=4", "parallel.dp_shard=1"),
@@ -51,7 +54,7 @@ STARTED: list[LaunchedRun] = []
 class LaunchedRun:
     """One `rankscope train` process and the run that it makes."""
 
-    process: subprocess.Popen[str]
+    process: Started | subprocess.Popen[str]
     runs_dir: Path
     output: str = ""
     _analysis: dict[str, Any] = field(default_factory=dict)
@@ -139,13 +142,14 @@ def start(
     faults: Sequence[str] = (),
     settings: Sequence[str] = (),
     options: Sequence[str] = (),
+    fresh: bool = False,
 ) -> LaunchedRun:
-    """Start `rankscope train` on a tiny model over four ranks."""
+    """Start `rankscope train` on a tiny model over four ranks; `fresh`: as an interpreter of its own."""
     text = tmp_path / "text.txt"
     text.write_text(SOURCE * 4)
     runs = tmp_path / "runs"
     every = (*TINY, f"run.dir={runs}", f"data.path=['{text}']", *LAYOUTS[layout], *settings)
-    return _launch(runs, [*options, *_options(every, faults)])
+    return _launch(runs, [*options, *_options(every, faults)], fresh=fresh)
 
 
 def resume(run: LaunchedRun, *options: str, settings: Sequence[str] = (), faults: Sequence[str] = ()) -> LaunchedRun:
@@ -158,19 +162,34 @@ def _options(settings: Sequence[str], faults: Sequence[str]) -> list[str]:
     return found + [part for fault in faults for part in ("--fault", fault)]
 
 
-def _launch(runs: Path, arguments: Sequence[str]) -> LaunchedRun:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rankscope", "train", *arguments],
-        cwd=runs.parent,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "RANKSCOPE_FAIL_LOUD": "1"},
-    )
+def _launch(runs: Path, arguments: Sequence[str], *, fresh: bool = False) -> LaunchedRun:
+    """Forked from a process that has imported torch, as a drill does it; `fresh`: an interpreter of its own."""
+    arguments = ["train", *arguments]
+    environment = {**os.environ, "RANKSCOPE_FAIL_LOUD": "1"}
+    process: Started | subprocess.Popen[str]
+    if fresh:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rankscope", *arguments],
+            cwd=runs.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+    else:
+        process = _warm_parent().start(arguments, cwd=runs.parent, environment=environment)
     run = LaunchedRun(process, runs)
     STARTED.append(run)
     return run
+
+
+@functools.cache
+def _warm_parent() -> WarmParent:
+    """One for all tests; its commands are the tests' own to end."""
+    warm = WarmParent()
+    atexit.register(warm.close)
+    return warm
 
 
 def train(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.e2e.launched import SOURCE, TINY, wait_for
+from trainer.recovery.processes import processes_of
 
 
 def drill(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -25,20 +25,6 @@ def drill(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def processes_of(folder: Path) -> list[int]:
-    """Processes whose command or environment names the folder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                told = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if str(folder).encode() in told:
-                found.append(int(entry.name))
-    return found
 
 
 def test_faults_are_noticed_survived_and_a_trap_is_met_with_silence(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.e2e.launched import SOURCE, TINY, rankscope, start, wait_for
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_saves_and_closes(tmp_path: Path, number: signal.Signals) -> None:
-    run = start(tmp_path, "ddp", settings=["train.steps=100000", "checkpoint.interval=0"])
+    run = start(tmp_path, "ddp", settings=["train.steps=100000", "checkpoint.interval=0"], fresh=True)
     wait_for(lambda: run.pids().keys() >= {0, 1, 2, 3} and _steps(run.run) > 5, "steps", run)
     run.process.send_signal(number)
     run.finish(exit_code=128 + number)

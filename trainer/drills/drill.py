@@ -21,6 +21,7 @@ from trainer.drills.execute import Base, Executed, execute
 from trainer.drills.scenario import DrillPlan, Scenario
 from trainer.drills.score import Score, score_run
 from trainer.drills.tally import Row, Tally
+from trainer.warm_parent import WarmParent
 
 __all__ = ["Drill", "View"]
 
@@ -48,17 +49,21 @@ class Drill:
 
     def rows(self, view: View) -> Iterator[Row]:
         """Each run as it is judged. On KeyboardInterrupt what was done so far stands in `tally`."""
-        for number, scenario in enumerate(self.plan.scenarios):
-            view.begins(number, scenario)
-            row = self._one(scenario, view)
-            self.tally.add(row)
-            view.ended(row)
-            yield row
+        warm = WarmParent()
+        try:
+            for number, scenario in enumerate(self.plan.scenarios):
+                view.begins(number, scenario)
+                row = self._one(scenario, view, warm)
+                self.tally.add(row)
+                view.ended(row)
+                yield row
+        finally:
+            warm.close()
 
-    def _one(self, scenario: Scenario, view: View) -> Row:
+    def _one(self, scenario: Scenario, view: View, warm: WarmParent) -> Row:
         place = self.folder / f"{scenario.mesh.replace('*', '-x-')}-{scenario.name}-seed-{scenario.seed}"
         try:
-            executed = execute(scenario, self.base, place, limit_s=self.limit_s, say=view.says)
+            executed = execute(scenario, self.base, place, limit_s=self.limit_s, warm=warm, say=view.says)
         except KeyboardInterrupt:
             self._forget(place)
             raise

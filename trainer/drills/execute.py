@@ -1,9 +1,10 @@
 """Runs one scenario of a drill as a user would: `rankscope train` in a process of its own.
 
-    result = execute(scenario, base, folder, limit_s=180, say=print)
+    result = execute(scenario, base, folder, limit_s=180, warm=WarmParent(), say=print)
     result.run, result.wall_s, result.problem
 
-The process is told to end at the limit, and whatever of the run is left after that is killed by its id.
+With a warm parent the command is forked from a process that has imported torch; else it is a new interpreter. The
+process is told to end at the limit, and whatever of the run is left after that is killed by its id.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from typing import IO
 
 from probes.rundir import RunDir, RunError
 from trainer.drills.scenario import Scenario
-from trainer.recovery.processes import kill
+from trainer.recovery.processes import kill, processes_of
+from trainer.recovery.zygote import PROJECT, ZygoteError
+from trainer.warm_parent import Started, WarmParent
 
 __all__ = ["Base", "Executed", "execute"]
 
-_PROJECT = Path(__file__).resolve().parents[2]
 _END_S = 40.0
 """After SIGTERM: the ranks may finish their step and save."""
-_RUN_DIR = "RANKSCOPE_RUN_DIR"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,13 @@ class Executed:
 
 
 def execute(
-    scenario: Scenario, base: Base, folder: Path, *, limit_s: float, say: Callable[[str], None] = lambda line: None
+    scenario: Scenario,
+    base: Base,
+    folder: Path,
+    *,
+    limit_s: float,
+    warm: WarmParent | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Executed:
     """Train the scenario to its end in `folder`; `say` gets each line that the run prints, from another thread.
 
@@ -60,16 +67,7 @@ def execute(
     """
     folder.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
-    process = subprocess.Popen(
-        _command(scenario, base, folder),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # Ctrl-C is for the drill, which ends the run
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(_PROJECT), os.environ.get("PYTHONPATH")]))},
-    )
+    process = _start(_arguments(scenario, base, folder), warm)
     lines: list[str] = []
     assert process.stdout is not None
     reader = threading.Thread(target=_follow, args=(process.stdout, lines, say), daemon=True)
@@ -90,12 +88,29 @@ def execute(
     return Executed(run=run, wall_s=time.monotonic() - start, exit_code=process.returncode, problem=problem)
 
 
-def _command(scenario: Scenario, base: Base, folder: Path) -> list[str]:
+def _arguments(scenario: Scenario, base: Base, folder: Path) -> list[str]:
     changes = (*base.overrides, *scenario.settings, f"run.dir={folder}", "run.name=drill")
-    command = [sys.executable, "-P", "-m", "rankscope", "train", *([str(base.config)] if base.config else [])]
-    command += [part for change in changes for part in ("--set", change)]
-    command += [part for fault in scenario.faults for part in ("--fault", fault.text)]
-    return [*command, "--nproc-per-node", str(base.num_ranks)]
+    arguments = ["train", *([str(base.config)] if base.config else [])]
+    arguments += [part for change in changes for part in ("--set", change)]
+    arguments += [part for fault in scenario.faults for part in ("--fault", fault.text)]
+    return [*arguments, "--nproc-per-node", str(base.num_ranks)]
+
+
+def _start(arguments: list[str], warm: WarmParent | None) -> Started | subprocess.Popen[str]:
+    if warm is not None:
+        with contextlib.suppress(ZygoteError):
+            return warm.start(arguments)
+    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "rankscope", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C is for the drill, which ends the run
+        env={**os.environ, "PYTHONPATH": path},
+    )
 
 
 def _follow(stream: IO[str], lines: list[str], say: Callable[[str], None]) -> None:
@@ -112,7 +127,7 @@ def _run_in(folder: Path) -> RunDir | None:
         return None
 
 
-def _end(process: subprocess.Popen[str], folder: Path) -> None:
+def _end(process: Started | subprocess.Popen[str], folder: Path) -> None:
     """Ask the launcher to end, then end it and the ranks that it leaves behind."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -121,17 +136,5 @@ def _end(process: subprocess.Popen[str], folder: Path) -> None:
     process.kill()
     process.wait()
     run = _run_in(folder)
-    for pid in _processes_of(run) if run else ():
+    for pid in processes_of(run.path) if run else ():
         kill(pid, signal.SIGKILL)
-
-
-def _processes_of(run: RunDir) -> list[int]:
-    """Processes that were started for the run: it is named in their environment."""
-    wanted = f"{_RUN_DIR}={run.path}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return found

@@ -10,9 +10,10 @@ import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-__all__ = ["ProcessState", "ProcessTracker", "is_alive", "kill", "os_state"]
+__all__ = ["ProcessState", "ProcessTracker", "is_alive", "kill", "os_state", "processes_of"]
 
 State = Literal["running", "stopped", "dead"]
 
@@ -73,3 +74,30 @@ def kill(pid: int, number: signal.Signals) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Processes other than this one that have a file below `folder` open: launcher, zygote, watch and ranks of a run.
+
+    Neither commands nor environments tell: what was forked shows those of whom it was forked from.
+    """
+    below = f"{folder.resolve()}{os.sep}"
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid() and _holds_open(entry / "fd", below):
+            found.append(int(entry.name))
+    return found
+
+
+def _holds_open(descriptors: Path, below: str) -> bool:
+    try:
+        names = os.listdir(descriptors)
+    except OSError:  # gone, or somebody else's
+        return False
+    for name in names:
+        try:
+            if os.readlink(descriptors / name).startswith(below):
+                return True
+        except OSError:
+            continue
+    return False

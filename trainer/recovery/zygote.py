@@ -1,7 +1,11 @@
 """A process that has imported torch and waits: ranks are forked from it in milliseconds, without an import of seconds.
 
-    zygote = Zygote(log)                     # the launcher, as early as it can: the import goes on meanwhile
+    zygote = Zygote(log)                     # the launcher, before its first thread: it imports torch now
     pid = zygote.fork(arguments=[...], environment={...}, stdout=path, stderr=path)
+
+It is a fork of the launcher, which needs torch as well: one import serves both, and none is left to do where the
+launcher is itself a fork of a process that has done it (`trainer.recovery.warm`). A launcher that has threads already
+(it has met other nodes) must not be forked; then the zygote is an interpreter of its own, and imports meanwhile.
 
 A rank forked from it becomes a child of the launcher, which is made the reaper of its descendants: the launcher waits
 for it as for any child of its own, and ranks don't notice when the zygote dies. Forking is safe because nothing has
@@ -20,11 +24,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["PROJECT", "Zygote", "ZygoteError"]
+__all__ = ["PROJECT", "Zygote", "ZygoteError", "begin_anew", "import_trainer", "one_thread", "unsafe_to_fork"]
 
 PROJECT = Path(__file__).resolve().parents[2]
 IMPORT_TIMEOUT_S = 120.0
@@ -32,6 +36,8 @@ IMPORT_TIMEOUT_S = 120.0
 FORK_TIMEOUT_S = 10.0
 MAX_MESSAGE_BYTES = 1 << 20
 _PR_SET_CHILD_SUBREAPER = 36
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_INHERITED_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
 
 
 class ZygoteError(RuntimeError):
@@ -39,24 +45,21 @@ class ZygoteError(RuntimeError):
 
 
 class Zygote:
-    """The launcher's end."""
+    """The launcher's end. Making one imports torch, unless this process has threads."""
 
     def __init__(self, log: Path) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel = ours
         self._ready = False
-        path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+        self._interpreter: subprocess.Popen[bytes] | None = None
+        if _num_threads() == 1:
+            import_trainer()
         with theirs, log.open("ab") as file:
-            self._process = subprocess.Popen(
-                # -P: a folder `trainer` of the user's own, where he stands, is not ours
-                [sys.executable, "-P", "-u", "-m", "trainer.recovery.zygote", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,  # Ctrl-C is for the launcher
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": path},
-            )
+            if _num_threads() == 1:
+                self._pid = _forked(theirs, file.fileno())
+            else:
+                self._interpreter = _interpreter(theirs, file.fileno())
+                self._pid = self._interpreter.pid
 
     def fork(self, *, arguments: Sequence[str], environment: Mapping[str, str], stdout: Path, stderr: Path) -> int:
         """Start `trainer.worker` with these arguments and exactly this environment; returns its pid."""
@@ -75,8 +78,15 @@ class Zygote:
     def close(self) -> None:
         """End it; ranks that were forked from it live on. Harmless to call twice."""
         self._channel.close()
-        self._process.kill()
-        self._process.wait()
+        if self._pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            if self._interpreter is not None:
+                self._interpreter.wait()
+            else:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(self._pid, 0)
+        self._pid = 0
 
     def _await_ready(self) -> None:
         if self._ready:
@@ -96,13 +106,108 @@ class Zygote:
         return answer
 
 
+def import_trainer() -> None:
+    """Import all that a rank and its launcher need, without a thread of a numeric library and in one go."""
+    if "trainer.worker" in sys.modules and "trainer.recovery.launch" in sys.modules:
+        return
+    # Nothing of it is garbage, and looking for some takes an eighth of the time.
+    with one_thread(), _no_collections():
+        import trainer.recovery.launch
+        import trainer.worker  # noqa: F401  (the import is what is wanted)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Numeric libraries that are imported meanwhile start no threads: a process that has some must not be forked."""
+    before = {name: os.environ.get(name) for name in _ONE_THREAD}
+    os.environ.update(_ONE_THREAD)
+    yield
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def unsafe_to_fork() -> str:
+    """Why this process, which has imported the trainer, must not be forked; empty if it may."""
+    import torch
+
+    threads = _num_threads()
+    if threads != 1:
+        return f"{threads} threads after the import of torch"
+    if torch.cuda.is_initialized():
+        return "the import has begun to use CUDA"
+    return ""
+
+
+def begin_anew(keep: Sequence[int], *, stdout: int, stderr: int) -> None:
+    """In a process just forked: a session of its own, the usual signals, and no file of its parent's but `keep`."""
+    os.setsid()  # Ctrl-C is for the launcher; and a rank is stopped together with its data workers
+    for number in _INHERITED_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (stdout, 1), (stderr, 2)):
+        os.dup2(source, target)
+    # What is said is written at once: a process that is killed must not take its last words with it.
+    sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115  (for good)
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in keep:
+            with contextlib.suppress(OSError):  # the one that listed the folder is closed already
+                os.close(int(name))
+
+
+def _num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _forked(channel: socket.socket, log: int) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()  # or the other would say it again
+    pid = os.fork()
+    if pid == 0:
+        try:
+            begin_anew([channel.fileno()], stdout=log, stderr=log)
+            _serve(channel)
+        except (ConnectionError, KeyboardInterrupt):
+            pass
+        finally:
+            os._exit(0)  # nothing of the launcher's own is to be cleaned up here
+    return pid
+
+
+def _interpreter(channel: socket.socket, log: int) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    return subprocess.Popen(
+        # -P: a folder `trainer` of the user's own, where he stands, is not ours
+        [sys.executable, "-P", "-u", "-m", "trainer.recovery.zygote", str(channel.fileno())],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,  # Ctrl-C is for the launcher
+        pass_fds=[channel.fileno()],
+        env={**os.environ, **_ONE_THREAD, "PYTHONPATH": path},
+    )
+
+
 def _serve(channel: socket.socket) -> None:
     """Import, say whether forking is safe, fork until the launcher is gone."""
-    import trainer.worker  # noqa: F401  (its import is what this process is for)
-
+    import_trainer()
     gc.collect()
     gc.freeze()  # a collection in a rank would touch, and so copy, every page that is shared
-    channel.send(json.dumps({"problem": _unsafe()}).encode())
+    channel.send(json.dumps({"problem": unsafe_to_fork()}).encode())
     while blob := channel.recv(MAX_MESSAGE_BYTES):
         request = json.loads(blob)
         reader, writer = os.pipe()
@@ -121,18 +226,6 @@ def _serve(channel: socket.socket) -> None:
         pid = int(os.read(reader, 32))
         os.close(reader)
         channel.send(json.dumps({"pid": pid}).encode())
-
-
-def _unsafe() -> str:
-    """Why this process must not be forked; empty if it may."""
-    import torch
-
-    threads = len(os.listdir("/proc/self/task"))
-    if threads != 1:
-        return f"{threads} threads after the import of torch"
-    if torch.cuda.is_initialized():
-        return "the import has begun to use CUDA"
-    return ""
 
 
 def _become_rank(request: Mapping[str, Any]) -> NoReturn:
