@@ -16,3 +16,5 @@ def nothing_is_left_running() -> Iterator[None]:
         run = STARTED.pop()
         if run.process.poll() is None:
             run.kill_all()
+        if run.process.stdout is not None:
+            run.process.stdout.close()
