@@ -44,7 +44,7 @@ def _lines(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> Iterator[str]:
     yield from _done(facts)
     if diagnosis.advised:
         yield from ("", "## Advice", "")
-        yield from (f"- {_plain(finding.summary)}. {_plain(next_step(finding))}" for finding in diagnosis.advised)
+        yield from (f"- {escaped(finding.summary)}. {escaped(next_step(finding))}" for finding in diagnosis.advised)
     if diagnosis.not_judged:
         yield from ("", "## Not judged", "")
         yield from (f"- {escaped(finding.summary)}" for finding in diagnosis.not_judged)
