@@ -9,17 +9,19 @@
 3. Groups that are slow in most windows from an onset on are slow links. Ranks that all slow groups of several
    dimensions share are named; else the members of the slow group: its link.
 
-One group alone in its dimension has nothing beside it, and is not judged here.
+One group alone in its dimension has nothing beside it: it is compared with itself before (`transfer_history`), and the
+ranks named are all of its members.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from .source import Floats, Source
+from .transfer_history import HistoryPolicy, core_wait_rise, find_slower
 
 __all__ = ["SlowGroupPolicy", "SlowLink", "find_slow", "slow_groups"]
 
@@ -44,6 +46,8 @@ class SlowGroupPolicy:
     """The same with a single group beside it: which of the two is the unusual one shows only in time."""
     agreement_ratio: float = 0.8
     """Share of slow windows from the onset to the end."""
+    history: HistoryPolicy = field(default_factory=HistoryPolicy)
+    """Of a group with nothing beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,8 @@ class SlowLink:
     first_step: int
     last_step: int
     ongoing: bool
+    alone: bool = False
+    """Compared with its own past, since no group is beside it; then `others_ms` is what it took before."""
 
 
 def slow_groups(
@@ -69,9 +75,6 @@ def slow_groups(
     """Slow links of one attempt."""
     policy = policy or SlowGroupPolicy()
     members = _members(source, attempt)
-    dimensions = [group.partition(":")[0] for group in members]
-    if len(dimensions) == len(set(dimensions)):
-        return []  # no two groups of one dimension
     rows = source.rows(
         """
         SELECT process_group, op, bytes, step // ? AS part, median(transfer_ns) / 1e6, count(*), min(step), max(step)
@@ -90,9 +93,59 @@ def slow_groups(
         key = ((group or "").partition(":")[0], op or "", num_bytes or 0)
         classes.setdefault(key, {}).setdefault(group or "", {})[part] = (transfer_ms, count, first, last)
     found: list[SlowLink] = []
+    alone: list[SlowLink] = []
     for (_, op, num_bytes), groups in classes.items():
-        found += _find(op, num_bytes, groups, members, policy)
-    return _joined(found)
+        if len(groups) > 1:
+            found += _find(op, num_bytes, groups, members, policy)
+        else:
+            alone += _find_alone(op, num_bytes, groups, members, policy)
+    # A link that slows one group beside others slows the groups of everybody, too.
+    links = _joined(found) or _joined(alone)[:1]
+    return [link for link in links if not _is_host(source, attempt, link, since_step)]
+
+
+def _find_alone(
+    op: str,
+    num_bytes: int,
+    groups: dict[str, dict[int, Any]],
+    members: dict[str, tuple[int, ...]],
+    policy: SlowGroupPolicy,
+) -> list[SlowLink]:
+    """A group without others beside it, against its own past."""
+    ((name, windows),) = groups.items()
+    parts = sorted(windows)
+    slower = find_slower(np.array([windows[part][0] for part in parts]), policy.history)
+    if slower is None:
+        return []
+    after = [windows[part] for part in parts[slower.begin :]]
+    per_step = float(np.median([count for _, count, _, _ in after])) / policy.window_steps
+    excess = (slower.after_ms - slower.before_ms) * max(1.0, per_step)
+    if excess < policy.min_excess_ms:
+        return []
+    return [
+        SlowLink(
+            ranks=members.get(name, ()),
+            groups=(name,),
+            op=op,
+            num_bytes=num_bytes,
+            factor=slower.factor,
+            excess_ms=excess,
+            transfer_ms=slower.after_ms,
+            others_ms=slower.before_ms,
+            first_step=after[0][2],
+            last_step=after[-1][3],
+            ongoing=True,
+            alone=True,
+        )
+    ]
+
+
+def _is_host(source: Source, attempt: int, link: SlowLink, since_step: int) -> bool:
+    """Whether its ranks wait for cores since then: that slows transfers as well, and no link is bad."""
+    if not link.alone:
+        return False
+    rise = core_wait_rise(source, attempt, link.ranks, link.first_step, since_step)
+    return rise is not None and rise >= 0.5 * link.excess_ms
 
 
 def find_slow(transfers_ms: Floats, policy: SlowGroupPolicy) -> list[tuple[int, int, int, float]]:
@@ -167,17 +220,11 @@ def _joined(found: list[SlowLink]) -> list[SlowLink]:
         for i, other in enumerate(joined):
             common = tuple(sorted(set(link.ranks) & set(other.ranks)))
             if common and dimension not in {group.partition(":")[0] for group in other.groups}:
-                joined[i] = _with(other, common, (*other.groups, *link.groups))
+                joined[i] = replace(other, ranks=common, groups=(*other.groups, *link.groups))
                 break
         else:
             joined.append(link)
     return joined
-
-
-def _with(link: SlowLink, ranks: tuple[int, ...], groups: tuple[str, ...]) -> SlowLink:
-    return SlowLink(ranks=ranks, groups=groups, op=link.op, num_bytes=link.num_bytes, factor=link.factor,
-                    excess_ms=link.excess_ms, transfer_ms=link.transfer_ms, others_ms=link.others_ms,
-                    first_step=link.first_step, last_step=link.last_step, ongoing=link.ongoing)  # fmt: skip
 
 
 def _members(source: Source, attempt: int) -> dict[str, tuple[int, ...]]:

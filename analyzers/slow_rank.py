@@ -9,7 +9,8 @@
 2. Peers have the same work: the same pipeline stage. For each observation the excess of a rank is its own time minus
    the median of its peers' (itself excluded), over the peers' whole own time; for compute (forward, backward,
    optimizer) and for data.
-3. `persistence` finds who stands out, from which step to which, against the noise of this run.
+3. `persistence` finds who stands out, from which step to which, against the noise of this run; `change_point` who
+   became slower than it was, by less.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Literal
 
 import numpy as np
 
+from .change_point import ChangePolicy, find_changes
 from .persistence import PersistencePolicy, Segment, find_segments
 from .slow_group import SlowGroupPolicy
 from .source import Ints
@@ -34,12 +36,13 @@ class StragglerPolicy:
     """Thresholds on top of `PersistencePolicy`, which holds the statistics."""
 
     persistence: PersistencePolicy = field(default_factory=PersistencePolicy)
+    change: ChangePolicy = field(default_factory=ChangePolicy)
     slow_group: SlowGroupPolicy = field(default_factory=SlowGroupPolicy)
     warm_up_steps: int = 5
     """First observations of an attempt that are left out (steps): compilation, allocators, caches, autotuning."""
     min_excess_ms: float = 0.3
     """Smallest excess of interest (ms per step): below, a timer's and the scheduler's own grain is seen."""
-    min_step_share_ratio: float = 0.01
+    min_step_share_ratio: float = 0.005
     """Smallest excess as a share of the whole step: a slow rank in a run that only communicates costs nothing."""
     second_cause_ratio: float = 0.3
     """A second cause of the same rank is told apart if its excess is this share of the first (two faults at once);
@@ -81,13 +84,16 @@ def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> 
             "compute": _complete(timings.compute[peers]),
             "data": _complete(timings.own["data"][peers]),
         }
-        whole: Matrix = np.maximum(others_median(own["compute"] + own["data"]), 1e-3).astype(np.float32)
+        together = own["compute"] + own["data"]
+        whole: Matrix = np.maximum(others_median(together), 1e-3).astype(np.float32)
         ranks: dict[int, list[Straggler]] = {}
         for cause, values in own.items():
             excess_ms = values - others_median(values)
             by_row: dict[int, list[Segment]] = {}
             for segment in find_segments(excess_ms / whole, policy.persistence):
                 by_row.setdefault(segment.row, []).append(segment)
+            for segment in find_changes(excess_ms / whole, values, together, policy.change):
+                by_row.setdefault(segment.row, [segment])
             for row, segments in by_row.items():
                 straggler = _measure(timings, peers, row, cause, segments, excess_ms)
                 share = straggler.excess_ms / max(straggler.step_ms, 1e-6)

@@ -178,7 +178,9 @@ def _communication(
         if set(link.ranks) & {straggler.rank for straggler in stragglers}:
             continue  # its lateness is explained already
         one = len(link.ranks) == 1
-        who = f"rank {link.ranks[0]}" if one else f"the link of ranks {', '.join(map(str, link.ranks[:8]))}"
+        listed = ", ".join(map(str, link.ranks[:SHOWN_RANKS])) + ("..." if len(link.ranks) > SHOWN_RANKS else "")
+        who = f"rank {link.ranks[0]}" if one else f"{'a' if link.alone else 'the'} link of ranks {listed}"
+        beside = "before" if link.alone else "in the groups beside it"
         when = f"since step {link.first_step}" if link.ongoing else f"from step {link.first_step} to {link.last_step}"
         findings.append(
             Finding(
@@ -187,7 +189,7 @@ def _communication(
                 severity="warning",
                 status="fired",
                 summary=f"{who} is slow in communication {when}: {link.op} in {', '.join(link.groups)} takes "
-                f"{link.factor:.1f}x as long as in the groups beside it (+{link.excess_ms:.3g} ms per step)",
+                f"{link.factor:.1f}x as long as {beside} (+{link.excess_ms:.3g} ms per step)",
                 ranks=link.ranks,
                 first_step=link.first_step,
                 last_step=link.last_step,
@@ -199,7 +201,7 @@ def _communication(
                     "factor_ratio": round(link.factor, 3),
                     "excess_ms": round(link.excess_ms, 3),
                     "transfer_ms": round(link.transfer_ms, 3),
-                    "transfer_of_others_ms": round(link.others_ms, 3),
+                    "transfer_before_ms" if link.alone else "transfer_of_others_ms": round(link.others_ms, 3),
                 },
                 advice="straggler-communication",
                 attempt=timings.attempt,

@@ -90,6 +90,8 @@ def why(finding: Finding) -> str:
             share = "" if caused is None else f"; it causes {100 * caused:.0f} % of the waiting in collectives"
             return f"{finding.cause}: {phases}{share}"
         case "straggler":
+            if "transfer_before_ms" in numbers:
+                return f"transfers of {numbers.get('transfer_ms')} ms against {numbers['transfer_before_ms']} ms before"
             return (
                 f"transfers of {numbers.get('transfer_ms')} ms against {numbers.get('transfer_of_others_ms')} ms "
                 f"in the groups beside it"
