@@ -63,7 +63,7 @@ def _word(
     ended = _end(log)
     if ended is not None:
         reason = ended.text("reason") or "ended"
-        return _ENDS.get(reason, reason), _why_ended(ended, log)
+        return _ENDS.get(reason, reason), _why_ended(ended, log) or _lost(view, log)
     silent_s = (now_ns - last_ns) / 1e9
     lost = _lost(view, log)
     if not is_watched:
@@ -95,8 +95,7 @@ def _why_ended(ended: Event, log: EventLog) -> str:
     if ended.text("reason") == "preempted" and log.of("preempted"):
         step = log.of("preempted")[-1].integer("checkpoint_step")
         return f"told to stop by SIGTERM; checkpoint at step {step}" if step >= 0 else "told to stop by SIGTERM"
-    code = ended.integer("exit_code", 0)
-    return f"exit code {code}" if code else ""
+    return ""
 
 
 def _lost(view: AttemptView, log: EventLog) -> str:

@@ -23,7 +23,7 @@ from .finding import Finding
 from .source import Source, ints, missing_tables
 from .wait_split import pipelines
 
-__all__ = ["StageBalancePolicy", "analyze", "heaviest"]
+__all__ = ["StageBalancePolicy", "analyze", "heaviest", "measured_steps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ def analyze(source: Source, schedule: str = "", policy: StageBalancePolicy | Non
         return []
     attempt = max(number for number, _ in found)
     members = [ranks for number, ranks in found if number == attempt][: policy.max_pipelines]
-    measured = [(ranks, steps) for ranks in members if (steps := _measured(source, attempt, ranks, policy))]
+    measured = [(ranks, steps) for ranks in members if (steps := measured_steps(source, attempt, ranks, policy))]
     if not measured:
         return [_insufficient(attempt)]
     everybody = [ranks for number, ranks in found if number == attempt]
@@ -78,7 +78,8 @@ def heaviest(work: Sequence[Sequence[Sequence[float]]], policy: StageBalancePoli
     return heavy
 
 
-def _measured(source: Source, attempt: int, ranks: Sequence[int], policy: StageBalancePolicy) -> list[StepIdle]:
+def measured_steps(source: Source, attempt: int, ranks: Sequence[int], policy: StageBalancePolicy) -> list[StepIdle]:
+    """Busy and idle time of the pipeline of `ranks`, over at most `max_steps` steps; empty below `min_steps`."""
     marks = ", ".join(map(str, ranks))
     kinds = ", ".join(f"'{kind}'" for kind in COMPUTATIONS)
     ((first, last),) = source.rows(

@@ -17,7 +17,9 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from analyzers.compare import Side, compare
 from analyzers.diagnose import Diagnosis, diagnose, stall_policy
+from analyzers.report.queries import loss_curve
 from analyzers.run_state import RunState, run_state
 from probes.rundir import RunDir
 from probes.store import Store, is_watched
@@ -67,16 +69,16 @@ class RunAccess:
             parts.append(int(time.monotonic() / CATCH_UP_S))
         return tuple(parts)
 
-    def open(self) -> Store:
-        """A reader, for a short while. Raises StoreError."""
+    def open(self, *, memory_bytes: int | None = None) -> Store:
+        """A reader, for a short while, that may take so much memory. Raises StoreError."""
         watched = self.is_watched
         with self._lock:
             due = not watched and time.monotonic() - self._caught_up_at >= CATCH_UP_S
             if due or not self.run.stores():
-                store = Store.open(self.run, catch_up=True, wait_s=WAIT_S)
+                store = Store.open(self.run, catch_up=True, wait_s=WAIT_S, memory_bytes=memory_bytes)
                 self._caught_up_at = time.monotonic()
                 return store
-        return Store.open(self.run, catch_up=False, wait_s=WAIT_S)
+        return Store.open(self.run, catch_up=False, wait_s=WAIT_S, memory_bytes=memory_bytes)
 
     def ask(self, load: Callable[..., Any], *parameters: Hashable, first_s: float = FIRST_S) -> Answer:
         """What `load(store, *parameters)` returns for the newest version of the run."""
@@ -113,6 +115,24 @@ class RunAccess:
 
         version = (self.version(), watched)
         return self._answers.get(("diagnosis", str(self.run.path)), version, compute, patience_s=first_s)
+
+    def compared_with(self, other: RunAccess) -> Answer:
+        """The Comparison of this run (B) with another one (A), and both loss curves."""
+
+        def compute() -> dict[str, Any]:
+            with other.open() as store_a, self.open() as store_b:
+                side_a, side_b = other._side(store_a), self._side(store_b)
+                found = {"comparison": compare(side_a, side_b)}
+                return found | {"loss_a": loss_curve(store_a), "loss_b": loss_curve(store_b)}
+
+        key = ("compare", str(self.run.path), str(other.run.path))
+        return self._answers.get(key, (self.version(), other.version()), compute, patience_s=FIRST_S)
+
+    def _side(self, store: Store) -> Side:
+        manifest = self.manifest()
+        now_ns = time.time_ns() if self.is_watched else None
+        diagnosis = diagnose(store, manifest, now_ns=now_ns, stacks_dir=self.run.stacks)
+        return Side(source=store, manifest=manifest, diagnosis=diagnosis)
 
     def _may_grow(self) -> bool:
         return self._last_state.word == "" or self._last_state.is_live

@@ -36,7 +36,7 @@ def main() -> None:
         return
     if st.session_state.get("run_choice") not in names:
         st.session_state["run_choice"] = _asked(folder) or names[0]
-    page = st.navigation(navigation.pages())
+    page = st.navigation(navigation.pages(), expanded=True)
     with st.sidebar:
         chosen = st.selectbox("Run", names, key="run_choice", help="The newest run is on top.")
     if chosen != st.session_state.get("run_id"):

@@ -14,13 +14,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from analyzers.report.queries import MEASURES
 from analyzers.source import Source
+from probes.schema import TABLES
 
-__all__ = ["MAX_BUCKETS", "Columns", "findings_said", "last_steps", "pulse", "speed", "step_range"]
+__all__ = [
+    "MAX_BUCKETS", "Columns", "checkpoints", "findings_said", "gradient_table", "health", "last_steps",
+    "memory_by_rank", "memory_curve", "newest_attempt", "places", "pulse", "ranking", "rate", "schedule",
+    "speed", "step_range", "two_ranks",
+]  # fmt: skip
 
 MAX_BUCKETS = 1_000
 RECENT_STEPS = 40
 """Newest steps over which the present speed is taken."""
+MAX_GRADIENT_STEPS = 200
 MAX_SAMPLE = 4_000_000
 """Rows of steps that a percentile looks at; of more, every k-th step."""
 Columns = dict[str, npt.NDArray[Any]]
@@ -121,3 +128,176 @@ def findings_said(source: Source, *, limit: int = 500) -> list[dict[str, Any]]:
     )  # fmt: skip
     rows = source.rows(f"SELECT {', '.join(names)} FROM findings ORDER BY wall_ns DESC LIMIT {int(limit)}")
     return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def newest_attempt(source: Source) -> int | None:
+    """The newest attempt that has steps."""
+    return max(last_steps(source), default=None)
+
+
+def places(source: Source) -> Columns:
+    """Columns rank, host, device and the mesh's coordinates, of the newest word of each rank."""
+    dimensions = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "node_rank", "local_rank")
+    if not source.has("ranks"):
+        return _none("rank", "host", "device", *dimensions)
+    newest = ", ".join(f"arg_max(coalesce({name}, 0), wall_ns) AS {name}" for name in dimensions)
+    return source.query(
+        f"SELECT rank, arg_max(host, wall_ns) AS host, arg_max(device, wall_ns) AS device, {newest} FROM ranks "
+        "WHERE rank >= 0 GROUP BY rank ORDER BY rank"
+    )
+
+
+def ranking(source: Source, first_step: int, last_step: int) -> Columns:
+    """Columns rank, own_ms, step_ms, waiting_ms (medians), num_steps, memory_mib; of some steps, every k-th of many."""
+    names = ("rank", "own_ms", "step_ms", "waiting_ms", "num_steps", "memory_mib")
+    span = step_range(source)
+    if span is None:
+        return _none(*names)
+    every = _every(span, first_step, last_step)
+    return source.query(
+        f"""
+        SELECT rank, median({MEASURES["own work"][0]}) AS own_ms, median(duration_ns) / 1e6 AS step_ms,
+               median(collective_wait_ns) / 1e6 AS waiting_ms, count(*) * {every} AS num_steps,
+               max(memory_bytes) / 1048576.0 AS memory_mib
+        FROM steps WHERE rank >= 0 AND duration_ns IS NOT NULL AND step BETWEEN ? AND ? AND step % {every} = 0
+        GROUP BY rank ORDER BY own_ms DESC NULLS LAST, rank
+        """,
+        [first_step, last_step],
+    )
+
+
+def two_ranks(source: Source, a: int, b: int, measure: str) -> Columns:
+    """Columns step, a, b: a measure of `MEASURES` of two ranks, medians of at most `MAX_BUCKETS` pieces."""
+    span = step_range(source)
+    if span is None:
+        return _none("step", "a", "b")
+    first, last, _ = span
+    width = max(1, -(-(last - first + 1) // MAX_BUCKETS))
+    expression = MEASURES[measure][0]
+    return source.query(
+        f"""
+        SELECT min(step) AS step, median({expression}) FILTER (rank = ?) AS a,
+               median({expression}) FILTER (rank = ?) AS b
+        FROM steps WHERE rank IN (?, ?) AND duration_ns IS NOT NULL GROUP BY step // {width} ORDER BY 1
+        """,
+        [a, b, a, b],
+    )
+
+
+def gradient_table(source: Source) -> Columns:
+    """Columns parameter, step, norm (of all ranks together), nonfinite; at most `MAX_GRADIENT_STEPS` steps, evenly."""
+    if not source.has("gradients"):
+        return _none("parameter", "step", "norm", "nonfinite")
+    return source.query(
+        f"""
+        WITH numbered AS (SELECT step, row_number() OVER (ORDER BY step) AS n, count(*) OVER () AS num
+                          FROM (SELECT DISTINCT step FROM gradients)),
+             chosen AS (SELECT step FROM numbered WHERE n % greatest(1, num // {MAX_GRADIENT_STEPS}) = 0 OR n = num)
+        SELECT parameter, step, sqrt(sum(norm * norm) FILTER (isfinite(norm))) AS norm,
+               CAST(sum(coalesce(nonfinite_count, 0)) AS DOUBLE) AS nonfinite
+        FROM gradients WHERE step IN (SELECT step FROM chosen)
+           OR step IN (SELECT DISTINCT step FROM gradients WHERE nonfinite_count > 0 LIMIT {MAX_GRADIENT_STEPS})
+        GROUP BY parameter, step ORDER BY step LIMIT 200000
+        """
+    )
+
+
+def rate(source: Source) -> Columns:
+    """Columns step, lr: of the first rank that recorded one."""
+    if not source.has("steps"):
+        return _none("step", "lr")
+    return source.query(
+        "SELECT step, lr FROM steps WHERE lr IS NOT NULL AND rank = (SELECT min(rank) FROM steps WHERE lr IS NOT NULL) "
+        "ORDER BY attempt, start_ns"
+    )
+
+
+def memory_curve(source: Source) -> Columns:
+    """Columns step, low, middle, high: MiB of the least, the median and the fullest rank."""
+    span = step_range(source)
+    if span is None:
+        return _none("step", "low", "middle", "high")
+    first, last, num = span
+    width, every = max(1, -(-(last - first + 1) // MAX_BUCKETS)), max(1, -(-num // MAX_SAMPLE))
+    return source.query(
+        f"""
+        SELECT min(step) AS step, min(memory_bytes) / 1048576.0 AS low, median(memory_bytes) / 1048576.0 AS middle,
+               max(memory_bytes) / 1048576.0 AS high
+        FROM steps WHERE memory_bytes IS NOT NULL AND rank >= 0 AND (step - {first}) % {every} = 0
+        GROUP BY (step - {first}) // {max(width, every)} ORDER BY 1
+        """
+    )
+
+
+def memory_by_rank(source: Source) -> Columns:
+    """Columns rank, first_mib, largest_mib, last_mib of the newest attempt."""
+    attempt = newest_attempt(source)
+    if attempt is None:
+        return _none("rank", "first_mib", "largest_mib", "last_mib")
+    return source.query(
+        """
+        SELECT rank, arg_min(memory_bytes, step) / 1048576.0 AS first_mib, max(memory_bytes) / 1048576.0 AS largest_mib,
+               arg_max(memory_bytes, step) / 1048576.0 AS last_mib
+        FROM steps WHERE attempt = ? AND rank >= 0 AND memory_bytes IS NOT NULL GROUP BY rank ORDER BY largest_mib DESC
+        """,
+        [attempt],
+    )
+
+
+def health(source: Source) -> Columns:
+    """Table `health` in at most `MAX_BUCKETS` pieces of time a device: seconds since the first sample, node, device."""
+    if not source.has("health"):
+        return _none("seconds", "node", "device")
+    readings = [column.name for column in TABLES["health"].columns if column.type in ("f64", "i64")]
+    readings = [name for name in readings if name not in ("sample_ns", "throttle_reasons")]
+    picked = ", ".join(f"avg({name}) AS {name}" for name in readings)
+    return source.query(
+        f"""
+        WITH span AS (SELECT min(sample_ns) AS zero,
+                             greatest(1, (max(sample_ns) - min(sample_ns)) // {MAX_BUCKETS}) AS width
+                      FROM health)
+        SELECT min(sample_ns - zero) / 1e9 AS seconds, node, device, {picked},
+               bit_or(coalesce(throttle_reasons, 0)) AS throttle_reasons
+        FROM health, span GROUP BY node, device, (sample_ns - zero) // width ORDER BY 1 LIMIT 200000
+        """
+    )
+
+
+def checkpoints(source: Source) -> Columns:
+    """Columns attempt, step, tier, states (in order), bytes, duration_ms, stall_ms, reason: a row a checkpoint."""
+    names = ("attempt", "step", "tier", "states", "bytes", "duration_ms", "stall_ms", "reason")
+    if not source.has("checkpoints"):
+        return _none(*names)
+    return source.query(
+        """
+        SELECT attempt, step, tier, string_agg(state, ', ' ORDER BY wall_ns) AS states, max(bytes) AS bytes,
+               max(duration_ns) / 1e6 AS duration_ms, max(stall_ns) / 1e6 AS stall_ms,
+               coalesce(string_agg(DISTINCT reason, '; ') FILTER (reason <> ''), '') AS reason
+        FROM checkpoints GROUP BY attempt, step, tier ORDER BY attempt DESC, step DESC, tier LIMIT 500
+        """
+    )
+
+
+def schedule(source: Source, attempt: int, step: int, members: tuple[int, ...]) -> Columns:
+    """Columns rank, stage, microbatch, kind, start_ms, end_ms: what the ranks of one pipeline did in a step."""
+    names = ("rank", "stage", "microbatch", "kind", "start_ms", "end_ms")
+    if not source.has("spans") or not members:
+        return _none(*names)
+    listed = ", ".join(str(int(rank)) for rank in members)
+    return source.query(
+        f"""
+        SELECT rank, stage, coalesce(microbatch, -1) AS microbatch, kind,
+               (start_ns - min(start_ns) OVER ()) / 1e6 AS start_ms,
+               (end_ns - min(start_ns) OVER ()) / 1e6 AS end_ms
+        FROM spans WHERE attempt = ? AND step = ? AND stage IS NOT NULL AND end_ns IS NOT NULL AND rank IN ({listed})
+        ORDER BY start_ns LIMIT 5000
+        """,
+        [attempt, step],
+    )
+
+
+def _every(span: tuple[int, int, int], first_step: int, last_step: int) -> int:
+    """Every how many steps to look, so that about `MAX_SAMPLE` rows are."""
+    first, last, num = span
+    share = (min(last, last_step) - max(first, first_step) + 1) / max(1, last - first + 1)
+    return max(1, -(-int(num * max(0.0, share)) // MAX_SAMPLE))

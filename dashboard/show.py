@@ -26,6 +26,8 @@ __all__ = ["SEVERITY_COLOURS", "chart", "figures_are_dark", "nothing", "said", "
 
 SEVERITY_COLOURS = {"critical": "red", "warning": "orange", "info": "blue"}
 MAX_TEXT = 600
+MAX_ROWS_SHOWN = 14
+"""Rows of a table that are seen at once; more are scrolled."""
 _CHART = {
     "displaylogo": False,
     "scrollZoom": False,
@@ -88,9 +90,9 @@ def table(
     for name in frame.columns:
         if frame[name].dtype == object or str(frame[name].dtype) in ("str", "string"):
             frame[name] = [visible(value[:2_000]) if isinstance(value, str) else value for value in frame[name]]
-    if height is None:
-        height = 38 + 35 * min(12, max(1, len(frame)))
-    return st.dataframe(frame, hide_index=True, key=key, height=height, **more)
+    if height is None and len(frame) > MAX_ROWS_SHOWN:
+        height = 36 + 33 * MAX_ROWS_SHOWN
+    return st.dataframe(frame, hide_index=True, key=key, height=height or "content", **more)
 
 
 def where(finding: Finding) -> str:

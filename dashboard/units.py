@@ -50,14 +50,14 @@ def amount(number: float | None) -> str:
     return f"{number:,.0f}" if float(number).is_integer() or abs(number) >= 1000 else f"{number:.3g}"
 
 
-def data_size(num_bytes: float | None) -> str:
+def data_size(num_bytes: float | None, digits: int = 1) -> str:
     """Bytes with a binary prefix."""
     if num_bytes is None or not math.isfinite(num_bytes):
         return _NONE
     size = float(num_bytes)
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1024 or unit == "TiB":
-            return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
+            return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.{digits}f} {unit}"
         size /= 1024
     return _NONE
 

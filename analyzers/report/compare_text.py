@@ -15,7 +15,7 @@ from .text import title, visible
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["render"]
+__all__ = ["render", "sentence", "tables"]
 
 MAX_ROWS = 40
 _LEAST_SHARE = 0.005
@@ -26,8 +26,8 @@ def render(comparison: Comparison, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console.print(Text(visible(_sentence(comparison)), style="bold yellow" if comparison.findings else "bold"))
-    for heading, rows in _tables(comparison):
+    console.print(Text(visible(sentence(comparison)), style="bold yellow" if comparison.findings else "bold"))
+    for heading, rows in tables(comparison):
         if not rows:
             continue
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
@@ -42,7 +42,8 @@ def render(comparison: Comparison, console: Console) -> None:
         console.print(table)
 
 
-def _sentence(comparison: Comparison) -> str:
+def sentence(comparison: Comparison) -> str:
+    """Speed and loss of the second run against the first."""
     speed, loss = comparison.speed, comparison.loss
     parts = []
     if speed is None:
@@ -63,7 +64,8 @@ def _sentence(comparison: Comparison) -> str:
     return f"{comparison.run_b} against {comparison.run_a}: {'; '.join(parts)}"
 
 
-def _tables(comparison: Comparison) -> Iterator[tuple[str, Sequence[tuple[str, str, str]]]]:
+def tables(comparison: Comparison) -> Iterator[tuple[str, Sequence[tuple[str, str, str]]]]:
+    """(heading, rows of name and both values) of everything that differs."""
     yield "Setting", [(name, a or "-", b or "-") for name, a, b in comparison.settings]
     yield "Otherwise", [(name, a or "-", b or "-") for name, a, b in comparison.versions]
     yield (

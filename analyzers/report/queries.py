@@ -39,6 +39,7 @@ MAX_CELLS = 400
 """Rows and columns of a matrix."""
 MAX_PIECES = 5_000
 MAX_STEPS = 2_000
+MAX_ROWS = 4_000_000
 _OWN = " + ".join(
     f"(coalesce({p}_ns, 0) - coalesce({p}_wait_ns, 0))" for p in ("data", "forward", "backward", "optimizer")
 )
@@ -239,14 +240,19 @@ def collectives(source: Source, *, limit: int = 1_000) -> dict[str, npt.NDArray[
 
 
 def own_work(source: Source, *, first_step: int = 0, last_step: int = 1 << 60) -> dict[str, npt.NDArray[Any]]:
-    """Columns rank, data, forward, backward, optimizer: median milliseconds of a step, without waits."""
+    """Columns rank, data, forward, backward, optimizer: median milliseconds of a step, without waits.
+
+    Of long runs every k-th step is looked at.
+    """
     phases = ("data", "forward", "backward", "optimizer")
     if not source.has("steps"):
         return {name: np.zeros(0) for name in ("rank", *phases)}
     medians = ", ".join(f"median(coalesce({p}_ns, 0) - coalesce({p}_wait_ns, 0)) / 1e6 AS {p}" for p in phases)
+    ((num_rows,),) = source.rows("SELECT count(*) FROM steps WHERE step BETWEEN ? AND ?", [first_step, last_step])
+    every = max(1, -(-num_rows // MAX_ROWS))
     return source.query(
         f"SELECT rank, {medians} FROM steps WHERE duration_ns IS NOT NULL AND rank >= 0 AND step BETWEEN ? AND ?"
-        " GROUP BY rank ORDER BY rank",
+        f" AND step % {every} = 0 GROUP BY rank ORDER BY rank",
         [first_step, last_step],
     )
 

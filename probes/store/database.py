@@ -184,8 +184,11 @@ def connect_attached(paths: Mapping[str, Path], *, wait_s: float) -> DuckDBPyCon
     return connection
 
 
-def lock_down(connection: DuckDBPyConnection) -> None:
+def lock_down(connection: DuckDBPyConnection, *, memory_bytes: int | None = None) -> None:
     """From here on SQL reaches no file beside the attached ones, no network, no extension, and cannot change that."""
+    if memory_bytes is not None:
+        connection.execute(f"SET memory_limit = '{int(memory_bytes)} B'")
+        connection.execute("SET temp_directory = ''")  # what does not fit is refused, not written to a disk
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
 

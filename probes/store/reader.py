@@ -25,6 +25,8 @@ import numpy.typing as npt
 from ..plain_file import file_problem
 from ..rundir import RunDir
 from ..schema import TABLES, Table
+from .console import ConsoleAnswer
+from .console import run as run_console
 from .database import (
     POLL_S,
     READER,
@@ -67,11 +69,14 @@ class Store:
         self._tables: tuple[str, ...] | None = None
 
     @classmethod
-    def open(cls, run: RunDir, *, catch_up: bool = True, wait_s: float = WAIT_S) -> Store:
+    def open(
+        cls, run: RunDir, *, catch_up: bool = True, wait_s: float = WAIT_S, memory_bytes: int | None = None
+    ) -> Store:
         """The store of a run, live or dead.
 
         With `catch_up`, what is on the tapes and not in the store is ingested first, unless a `watch` lives, whose
-        job that is. Where the run's folder cannot be written, it goes into a temporary copy. Raises StoreError.
+        job that is. Where the run's folder cannot be written, it goes into a temporary copy. `memory_bytes` bounds what
+        queries may take. Raises StoreError.
         """
         with contextlib.ExitStack() as scratch:
             paths = _caught_up(run, scratch, wait_s) if catch_up else run.stores()
@@ -80,7 +85,7 @@ class Store:
             connection = connect_attached({f"n{i}": path for i, path in enumerate(paths)}, wait_s=wait_s)
             try:
                 stand_ins = _make_views(connection, paths)
-                lock_down(connection)
+                lock_down(connection, memory_bytes=memory_bytes)
             except BaseException:
                 connection.close()
                 raise
@@ -107,6 +112,10 @@ class Store:
         """The result's rows as tuples of Python values, None for NULL. Raises StoreError."""
         found: list[tuple[Any, ...]] = self._execute(sql, params, "fetchall")
         return found
+
+    def typed(self, sql: str, *, max_rows: int = 1_000, limit_s: float = 15.0) -> ConsoleAnswer:
+        """The answer to a statement that somebody typed: one, that reads, `max_rows` of it. Raises StoreError."""
+        return run_console(self._connection, sql, max_rows=max_rows, limit_s=limit_s)
 
     def has(self, table: str) -> bool:
         """Whether a file of the run has this table (it may be empty)."""

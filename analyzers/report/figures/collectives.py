@@ -1,6 +1,7 @@
 """What communication achieves: bandwidth by operation, size and group.
 
 figure = draw(queries.collectives(store))
+figure = waits(queries.collectives(store))
 
 A point is an operation of one size in one group: how large its input is, how many bytes a second cross the bus while
 it travels (the slowest link's work: 2 (N-1)/N of an all-reduce's input, (N-1)/N of a gather's or scatter's output),
@@ -16,12 +17,13 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ...source import floats
-from .theme import SEQUENCE, label, new_figure
+from .theme import CALL, SEQUENCE, label, new_figure
 
-__all__ = ["draw"]
+__all__ = ["draw", "waits"]
 
 MAX_OPS = 8
 MAX_PER_OP = 600
+MAX_BARS = 14
 
 
 def draw(calls: Mapping[str, Any]) -> go.Figure:
@@ -54,3 +56,23 @@ def _told(calls: Mapping[str, Any], row: int) -> str:
         f"{int(calls['num_calls'][row]):,} calls of {int(calls['bytes'][row]):,} bytes<br>"
         f"transfer {float(calls['transfer_ms'][row]):.3g} ms, waited {float(calls['wait_s'][row]):.3g} s in all"
     )
+
+
+def waits(calls: Mapping[str, Any]) -> go.Figure:
+    """Seconds that all ranks waited, by operation and group; the most first."""
+    total: dict[tuple[str, str], float] = {}
+    for op, group, wait in zip(calls["op"], calls["process_group"], floats(calls["wait_s"]), strict=True):
+        key = (str(op), str(group))
+        total[key] = total.get(key, 0.0) + float(np.nan_to_num(wait))
+    most = sorted(total.items(), key=lambda item: -item[1])[:MAX_BARS]
+    figure = new_figure(height=int(110 + 28 * len(most)), x="seconds waited, all ranks together", showlegend=False)
+    names = [f"{label(op, 20)} · {label(group, 26)}" for (op, group), _ in most]
+    figure.add_bar(
+        y=names, x=[wait for _, wait in most], orientation="h", width=0.66,
+        marker={"color": [CALL.get(op, SEQUENCE[7]) for (op, _), _ in most], "line": {"width": 0}},
+        text=[f"{wait:.3g} s" for _, wait in most], textposition="outside", cliponaxis=False,
+        hovertemplate="%{y}: %{x:.4g} s<extra></extra>",
+    )  # fmt: skip
+    figure.update_xaxes(range=[0, 1.15 * max((wait for _, wait in most), default=1.0)], ticksuffix=" s")
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    return figure

@@ -35,7 +35,7 @@ _VIOLET, _RUST = "#7a6fd0", "#c8692f"
 
 SEQUENCE = (_BLUE, _ORANGE, _GREEN, _PINK, _SKY, _VIOLET, _RUST, _GREY)
 CALL = {
-    "all_gather": _BLUE, "reduce_scatter": _VIOLET, "all_reduce": _SKY, "broadcast": _PALE, "barrier": _GREY,
+    "all_gather": _BLUE, "reduce_scatter": "#a493e6", "all_reduce": "#3aa7b4", "broadcast": _PALE, "barrier": _GREY,
     "all_to_all": _RUST, "send": "#9fb4c8", "recv": "#6f8296",
 }  # fmt: skip
 """Colours of collectives by operation."""

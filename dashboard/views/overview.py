@@ -79,12 +79,12 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
         ("Step time", units.duration(pulse["step_ms"] / 1e3 if pulse["step_ms"] is not None else None), None),
         _work_rate(view.manifest, pulse["tokens_per_s"]),
         ("Goodput", units.percent(goodput_ratio), None),
-        ("Memory", units.data_size(pulse["memory_bytes"]), "largest rank" if pulse["memory_bytes"] else None),
+        ("Memory", units.data_size(pulse["memory_bytes"], digits=0), "largest rank" if pulse["memory_bytes"] else None),
     ]
     with st.container(horizontal=True, gap="small", key="pulse"):
         for name, value, beneath in tiles:
             st.metric(
-                name, value, beneath, delta_color="off", delta_arrow="off", border=True, height="stretch", width=143
+                name, value, beneath, delta_color="off", delta_arrow="off", border=True, height="stretch", width=148
             )
     if planned and step is not None and view.state.is_live:
         st.progress(min(1.0, step / planned))

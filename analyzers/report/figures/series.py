@@ -1,0 +1,75 @@
+"""Lines over steps or time: one axis, some named lines, each reduced to what a screen shows.
+
+figure = draw([Series(name="rank 3", x=steps, y=ms)], x="step", y="step time (ms)")
+figure = band(steps, low, middle, high, x="step", y="memory (MiB)", name="ranks")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from plotly.graph_objects import Figure
+
+from ...source import Floats
+from .reduce import extremes
+from .theme import SEQUENCE, label, new_figure, tint
+
+__all__ = ["Series", "band", "draw"]
+
+MAX_LINES = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One line; `x` are steps or datetimes, `y` NaN where nothing is."""
+
+    name: str
+    x: npt.NDArray[Any]
+    y: Floats
+    colour: str = ""
+
+
+def draw(
+    lines: Sequence[Series], *, x: str, y: str, height: int = 300, from_zero: bool = False, log: bool = False
+) -> Figure:
+    """At most `MAX_LINES` of them, in the order given."""
+    figure = new_figure(height=height, x=x, y=y)
+    for number, line in enumerate(lines[:MAX_LINES]):
+        keep = extremes(line.y)
+        name = label(line.name, 40)
+        single = np.isfinite(line.y).sum() == 1
+        figure.add_scatter(
+            x=line.x[keep], y=line.y[keep], name=name, mode="markers" if single else "lines",
+            line={"color": line.colour or SEQUENCE[number % len(SEQUENCE)], "width": 1.6},
+            hovertemplate="%{x}: %{y:,.5g}<extra>" + name + "</extra>",
+        )  # fmt: skip
+    figure.update_layout(showlegend=len(lines) > 1)
+    figure.update_yaxes(rangemode="tozero" if from_zero else "normal", type="log" if log else "linear")
+    if log:
+        figure.update_yaxes(exponentformat="power", dtick=1)
+    return figure
+
+
+def band(
+    at: npt.NDArray[Any], low: Floats, middle: Floats, high: Floats, *, x: str, y: str, height: int = 300
+) -> Figure:
+    """The least, the median and the largest of many ranks."""
+    figure = new_figure(height=height, x=x, y=y)
+    keep = extremes(high, 2_000)
+    common: dict[str, Any] = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
+    figure.add_scatter(x=at[keep], y=low[keep], showlegend=False, **common)
+    figure.add_scatter(
+        x=at[keep], y=high[keep], fill="tonexty", fillcolor=tint(SEQUENCE[0], 0.2), name="all ranks", **common
+    )
+    for values, name, colour in ((high, "largest", SEQUENCE[1]), (middle, "median", SEQUENCE[0])):
+        keep = extremes(values)
+        figure.add_scatter(
+            x=at[keep], y=values[keep], mode="lines", name=name, line={"color": colour, "width": 1.6},
+            hovertemplate="%{x}: %{y:,.5g}<extra>" + name + "</extra>",
+        )  # fmt: skip
+    figure.update_yaxes(rangemode="tozero")
+    return figure

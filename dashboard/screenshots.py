@@ -1,0 +1,118 @@
+"""Pictures of every page, in light and dark, for a wide and a narrow screen.
+
+    python -m dashboard.screenshots runs/latest --out docs/images
+    python -m dashboard.screenshots runs/latest --pages overview,ranks --themes dark --widths desktop
+
+It starts the dashboard on a free port and opens each page in a headless Chromium, which it takes from the system
+(`apt-get install chromium`) through playwright. Pictures are reduced to 128 colours, so that they stay small.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from .launch import DashboardError, DashboardServer
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+__all__ = ["PAGES", "SETTLED", "browser_path", "main"]
+
+PAGES = {
+    "overview": "", "findings": "findings", "goodput": "goodput", "ranks": "ranks", "timeline": "timeline",
+    "collectives": "collectives", "pipeline": "pipeline", "numerics": "numerics", "memory": "memory",
+    "health": "health", "recovery": "recovery", "compare": "compare-runs", "sql": "sql",
+}  # fmt: skip
+"""Name of the picture -> path of the page."""
+WIDTHS = {"desktop": 1440, "narrow": 430}
+MAX_HEIGHT = 3_200
+COLOURS = 128
+SETTLED = '[data-testid="stApp"][data-test-script-state="notRunning"]'
+"""The page has been drawn and nothing is on its way."""
+
+
+def browser_path() -> str | None:
+    """The system's Chromium."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def take(url: str, out: Path, *, pages: list[str], themes: list[str], widths: list[str], run: str) -> Iterator[Path]:
+    """One picture a page, theme and width; its path after it is written."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
+        for theme in themes:
+            for width in widths:
+                context = browser.new_context(
+                    viewport={"width": WIDTHS[width], "height": 900},
+                    color_scheme=theme,  # type: ignore[arg-type]
+                )
+                page = context.new_page()
+                for name in pages:
+                    page.goto(f"{url}/{PAGES[name]}?{urlencode({'run': run})}")
+                    path = out / f"{name}-{theme}-{width}.png"
+                    path.write_bytes(small(_picture(page, WIDTHS[width])))
+                    yield path
+                context.close()
+        browser.close()
+
+
+def _picture(page: Page, width: int) -> bytes:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.wait_for_selector("h1", timeout=60_000)
+    page.wait_for_selector(SETTLED, timeout=60_000)
+    page.wait_for_timeout(1_500)  # charts are drawn after their data have come
+    height = page.evaluate("document.querySelector('[data-testid=stMainBlockContainer]').scrollHeight")
+    page.set_viewport_size({"width": width, "height": int(min(MAX_HEIGHT, max(600, height + 24)))})
+    page.wait_for_timeout(900)
+    return page.screenshot()
+
+
+def small(png: bytes) -> bytes:
+    """The picture with few colours."""
+    from PIL import Image
+
+    picture = Image.open(io.BytesIO(png)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    packed = io.BytesIO()
+    picture.save(packed, format="PNG", optimize=True)
+    return packed.getvalue()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry: 0, or 2 after a mistake."""
+    parser = argparse.ArgumentParser(prog="python -m dashboard.screenshots", description="pictures of every page")
+    parser.add_argument("runs", type=Path, help="a run, or a folder of runs")
+    parser.add_argument("--out", type=Path, default=Path("docs/images"))
+    parser.add_argument("--pages", default=",".join(PAGES))
+    parser.add_argument("--themes", default="light,dark")
+    parser.add_argument("--widths", default=",".join(WIDTHS))
+    options: Any = parser.parse_args(arguments)
+    if browser_path() is None:
+        sys.stderr.write("no chromium on this machine: apt-get install chromium\n")
+        return 2
+    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        with DashboardServer(options.runs, port=0) as server:
+            for path in take(
+                server.url, options.out, pages=options.pages.split(","), themes=options.themes.split(","),
+                widths=options.widths.split(","), run=options.runs.resolve().name,
+            ):  # fmt: skip
+                sys.stdout.write(f"{path}  {path.stat().st_size / 1000:.0f} kB\n")
+                sys.stdout.flush()
+    except DashboardError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

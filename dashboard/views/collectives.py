@@ -1,0 +1,70 @@
+"""What communication achieves and costs: bandwidth by operation, size and group, and who waits where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import streamlit as st
+
+from analyzers.report import queries as shared
+from analyzers.report.figures import collectives as figures
+from analyzers.source import Source, floats
+
+from .. import units
+from ..frame import View, framed
+from ..show import chart, nothing, table
+
+__all__ = ["collectives"]
+
+
+def load_calls(source: Source) -> Any:
+    """Calls by operation, group and size."""
+    return shared.collectives(source)
+
+
+@framed("Collectives")
+def collectives(view: View) -> None:
+    """Exposed share, waits, bandwidth, and the table behind them."""
+    calls = view.ask(load_calls)
+    if calls is None:
+        return
+    if not len(calls["op"]):
+        nothing("No collective was recorded in this run.", "The probes record them unless `probes.collectives` is off.")
+        return
+    _exposed(view)
+    st.subheader("Waiting", anchor=False)
+    chart(figures.waits(calls), key="collectives-waits", what="Seconds waited by operation and group")
+    st.subheader("Bandwidth", anchor=False)
+    chart(figures.draw(calls), key="collectives-bandwidth", what="Bus bandwidth by size of the call")
+    st.caption("The member with the shortest time came last: its time is the transfer. The area is the waiting.")
+    with st.expander("All of them as a table", expanded=True):
+        table(
+            {
+                "operation": calls["op"], "group": calls["process_group"], "bytes": calls["bytes"],
+                "members": calls["n"], "calls": calls["num_calls"],
+                "transfer (ms)": np.round(floats(calls["transfer_ms"]), 4),
+                "bus GB/s": np.round(floats(calls["bus_gb_per_s"]), 4),
+                "waited (s)": np.round(floats(calls["wait_s"]), 3),
+            }, key="collectives-table",
+        )  # fmt: skip
+
+
+def _exposed(view: View) -> None:
+    """How much of the wall time nobody computed because of communication."""
+    diagnosis = view.diagnosis()
+    account = diagnosis.goodput if diagnosis is not None else None
+    if account is None or not account.wall_s:
+        return
+    share = {name: account.seconds[name] / account.wall_s for name in ("communication", "straggler", "training")}
+    with st.container(horizontal=True, gap="small"):
+        st.metric(
+            "Exposed communication", units.percent(share["communication"]), border=True, width=250,
+            help="Share of the wall time in which ranks stood still while data travelled; what was hidden behind "
+            "computation does not count.",
+        )  # fmt: skip
+        st.metric(
+            "Waiting for stragglers", units.percent(share["straggler"]), border=True, width=220,
+            help="Share of the wall time in which ranks waited in a collective for the last member to come.",
+        )  # fmt: skip
+        st.metric("Training", units.percent(share["training"]), border=True, width=220)

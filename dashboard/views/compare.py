@@ -1,0 +1,67 @@
+"""Two runs side by side: is it slower, does it learn worse, and what was set differently."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import streamlit as st
+
+from analyzers.report.compare_text import sentence, tables
+from analyzers.report.figures import series
+from analyzers.report.figures.theme import SEQUENCE
+from analyzers.source import floats, ints
+from probes.rundir import RunError
+
+from ..frame import View, access_to, framed, runs_folder
+from ..show import chart, nothing, said, table
+
+__all__ = ["compare"]
+
+
+@framed("Compare runs")
+def compare(view: View) -> None:
+    """The run that is shown against another one of the folder."""
+    others = [name for name in runs_folder().run_ids() if name != view.run_id]
+    if not others:
+        nothing("There is only one run in this folder.", "Train another one, and it can be compared with this one.")
+        return
+    name = st.selectbox("Compared with", others, key="compare-with", width=420)
+    try:
+        other = access_to(runs_folder().open(name))
+    except RunError as error:
+        nothing("The other run cannot be read.")
+        st.text(str(error)[:500])
+        return
+    answer = view.access.compared_with(other)
+    view.is_pending |= not answer.is_fresh and answer.error is None
+    if answer.value is None:
+        if answer.error is not None:
+            nothing("The two runs cannot be compared.")
+            st.text(str(answer.error)[:500])
+        else:
+            nothing("Both runs are being looked at…")
+        return
+    comparison = answer.value["comparison"]
+    st.markdown(f"**{said(sentence(comparison), 500)}**")
+    _losses(view.run_id, name, answer.value)
+    for heading, rows in tables(comparison):
+        if rows:
+            st.subheader(heading, anchor=False)
+            table(
+                {"": [row[0] for row in rows], name: [row[1] for row in rows], view.run_id: [row[2] for row in rows]},
+                key=f"compare-{heading}",
+            )  # fmt: skip
+
+
+def _losses(run_b: str, run_a: str, found: dict[str, Any]) -> None:
+    lines = []
+    for name, curve, colour in ((run_a, found["loss_a"], SEQUENCE[7]), (run_b, found["loss_b"], SEQUENCE[0])):
+        kept = np.asarray(curve["kept"], dtype=bool)
+        if kept.any():
+            lines.append(
+                series.Series(name=name, x=ints(curve["step"])[kept], y=floats(curve["loss"])[kept], colour=colour)
+            )
+    if lines:
+        figure = series.draw(lines, x="step", y="loss (nat)", height=340)
+        chart(figure, key=f"compare-loss-{run_a}", what="Loss of both runs over the steps")

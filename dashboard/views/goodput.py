@@ -1,0 +1,49 @@
+"""Where every second went: from the wall time down to the training that is left, and rank beside rank."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from analyzers.goodput import CATEGORIES
+from analyzers.report.figures import goodput as figures
+
+from .. import units
+from ..frame import View, framed
+from ..show import chart, nothing, table
+
+__all__ = ["goodput"]
+
+
+@framed("Goodput")
+def goodput(view: View) -> None:
+    """The account of the whole run."""
+    diagnosis = view.diagnosis(patience_s=8.0)
+    if diagnosis is None:
+        nothing("The account is being made…", "It looks at every step of every rank once.")
+        return
+    account = diagnosis.goodput
+    if account is None or account.wall_s <= 0:
+        nothing("There is no account: no step was recorded yet.")
+        return
+    tiles = [
+        ("Goodput", units.percent(account.goodput_ratio)), ("Wall time", units.duration(account.wall_s)),
+        ("Steps kept", f"{account.num_kept:,}"), ("Steps discarded", f"{account.num_discarded:,}"),
+    ]  # fmt: skip
+    with st.container(horizontal=True, gap="small"):
+        for name, value in tiles:
+            st.metric(name, value, border=True, width=170)
+    chart(figures.waterfall(account), key="waterfall", what="From the wall time down to training")
+    if account.basis == "steps":
+        st.caption("No collectives were recorded: waits are split step by step, which is coarser.")
+    if len(account.by_rank) > 1:
+        st.subheader("Rank by rank", anchor=False)
+        chart(figures.by_rank(account), key="goodput-ranks", what="Seconds of each rank by category")
+    with st.expander("As a table"):
+        names = [name for name in CATEGORIES if account.seconds[name] > 0]
+        table(
+            {
+                "category": [CATEGORIES[name] for name in names],
+                "seconds, mean over the ranks": [round(account.seconds[name], 3) for name in names],
+                "share (%)": [round(100 * account.seconds[name] / account.wall_s, 2) for name in names],
+            }, key="goodput-table",
+        )  # fmt: skip

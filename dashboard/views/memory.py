@@ -1,0 +1,55 @@
+"""Memory over the steps: how full the fullest rank is, which one it is, and whether it grows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import streamlit as st
+
+from analyzers.report import queries as shared
+from analyzers.report.figures import heatmap, series
+from analyzers.source import Source, floats, ints
+
+from .. import queries
+from ..frame import View, framed
+from ..show import chart, nothing, table
+
+__all__ = ["memory"]
+
+
+def load_memory(source: Source) -> dict[str, Any]:
+    """Least, median and fullest; by rank; the matrix."""
+    return {
+        "curve": queries.memory_curve(source), "ranks": queries.memory_by_rank(source),
+        "matrix": shared.rank_step(source, "memory"),
+    }  # fmt: skip
+
+
+@framed("Memory")
+def memory(view: View) -> None:
+    """Three looks: all together, rank by rank, rank and step."""
+    data = view.ask(load_memory)
+    if data is None:
+        return
+    curve = data["curve"]
+    if not len(curve["step"]):
+        nothing("No memory was recorded yet.")
+        return
+    low, middle, high = (floats(curve[name]) for name in ("low", "middle", "high"))
+    chart(
+        series.band(ints(curve["step"]), low, middle, high, x="step", y="memory (MiB)", height=340), key="memory-curve",
+        what="Memory of the least, the median and the fullest rank",
+    )  # fmt: skip
+    st.caption("Of each rank's process, or of its device if it has one, at the end of the step.")
+    st.subheader("Rank and step", anchor=False)
+    chart(heatmap.draw(data["matrix"]), key="memory-matrix", what="Memory by rank and step")
+    st.subheader("By rank", anchor=False)
+    ranks = data["ranks"]
+    first, largest, last = (floats(ranks[name]) for name in ("first_mib", "largest_mib", "last_mib"))
+    table(
+        {
+            "rank": ranks["rank"], "at the first step (MiB)": np.round(first, 1), "largest (MiB)": np.round(largest, 1),
+            "at the last step (MiB)": np.round(last, 1), "growth (MiB)": np.round(last - first, 1),
+        }, key="memory-table",
+    )  # fmt: skip

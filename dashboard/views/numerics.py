@@ -1,0 +1,86 @@
+"""Whether it learns, and whether its numbers are sound: loss, gradients by layer, what was not finite, rate, scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import streamlit as st
+
+from analyzers.eventlog import EventLog
+from analyzers.report import queries as shared
+from analyzers.report.figures import gradients, loss, series
+from analyzers.report.figures.theme import SEQUENCE
+from analyzers.source import Source, floats, ints
+
+from .. import queries
+from ..frame import View, framed
+from ..show import chart, nothing
+
+__all__ = ["numerics"]
+
+
+def load_numerics(source: Source) -> dict[str, Any]:
+    """Curves, gradients and the scale's changes."""
+    scale = [
+        (event.step, event.number("scale"))
+        for event in EventLog.load(source, ("loss_scale",)).of("loss_scale")
+        if event.step is not None and event.number("scale") is not None
+    ]
+    return {
+        "curve": shared.loss_curve(source), "marks": shared.marks(source), "rate": queries.rate(source),
+        "gradients": queries.gradient_table(source), "scale": scale,
+    }  # fmt: skip
+
+
+@framed("Numerics")
+def numerics(view: View) -> None:
+    """From the whole to the layers."""
+    data = view.ask(load_numerics)
+    if data is None:
+        return
+    diagnosis = view.diagnosis()
+    if len(data["curve"]["loss"]):
+        chart(
+            loss.draw(data["curve"], data["marks"], diagnosis.fired if diagnosis else (), height=460),
+            key="numerics-loss", what="Loss and gradient norm over the steps",
+        )  # fmt: skip
+    else:
+        nothing("No loss was recorded yet.")
+    table = data["gradients"]
+    st.subheader("Gradient norm by parameter", anchor=False)
+    if len(table["parameter"]):
+        chart(gradients.norms(table), key="numerics-norms", what="Gradient norm of each parameter over the steps")
+        st.caption("Every measured step has a column; between them nothing was measured (`probes.gradient_interval`).")
+    else:
+        nothing(
+            "No gradient was measured parameter by parameter yet.",
+            "They are at an interval: `probes.gradient_interval`.",
+        )
+    st.subheader("Not finite", anchor=False)
+    if (floats(table["nonfinite"]) > 0).any():
+        chart(gradients.nonfinite(table), key="numerics-nonfinite", what="Parameters with NaN or Inf by step")
+    else:
+        nothing("No gradient that was looked at held a NaN or an Inf.")
+    left, right = st.columns(2, gap="medium")
+    with left:
+        st.subheader("Learning rate", anchor=False)
+        if len(data["rate"]["step"]):
+            line = series.Series(
+                name="rate", x=ints(data["rate"]["step"]), y=floats(data["rate"]["lr"]), colour=SEQUENCE[2]
+            )
+            figure = series.draw([line], x="step", y="learning rate", height=260, from_zero=True)
+            chart(figure, key="numerics-rate", what="Learning rate over the steps")
+        else:
+            nothing("No learning rate was recorded.")
+    with right:
+        st.subheader("Loss scale", anchor=False)
+        if data["scale"]:
+            steps, scales = zip(*data["scale"], strict=True)
+            line = series.Series(
+                name="scale", x=np.array(steps), y=np.array(scales, dtype=np.float64), colour=SEQUENCE[5]
+            )
+            figure = series.draw([line], x="step", y="scale after an overflow", height=260, log=True)
+            chart(figure, key="numerics-scale", what="Loss scale after each overflow")
+        else:
+            nothing("The loss scale never changed.", "It does in fp16 only, when gradients overflow.")

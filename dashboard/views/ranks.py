@@ -1,0 +1,133 @@
+"""Who is slow, where and since when: rank x step, the ranking, the mesh, and two ranks side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import streamlit as st
+
+from analyzers.report import queries as shared
+from analyzers.report.figures import heatmap, mesh, series, straggler
+from analyzers.report.figures.theme import SEQUENCE
+from analyzers.source import Source, floats, ints
+
+from .. import queries
+from ..frame import View, framed
+from ..show import chart, nothing, table
+
+__all__ = ["ranks"]
+
+
+def load_matrix(source: Source, measure: str) -> Any:
+    """Rank x step."""
+    return shared.rank_step(source, measure)
+
+
+def load_ranks(source: Source) -> dict[str, Any]:
+    """Medians of each rank, their phases and places."""
+    return {
+        "ranking": queries.ranking(source, 0, 1 << 60),
+        "work": shared.own_work(source),
+        "places": queries.places(source),
+    }
+
+
+def load_pair(source: Source, a: int, b: int, measure: str) -> Any:
+    """Two ranks over the steps."""
+    return queries.two_ranks(source, a, b, measure)
+
+
+@framed("Ranks")
+def ranks(view: View) -> None:
+    """Four looks at the same question."""
+    measure = st.segmented_control(
+        "Measure", list(shared.MEASURES), default="own work", key="measure", required=True,
+        help="Own work is what a rank computes and loads without waiting for others: a slow rank stands out there. "
+        "Step time is about the same on all ranks, because they wait for one another.",
+    )  # fmt: skip
+    measure = measure or "own work"
+    matrix = view.ask(load_matrix, measure)
+    if matrix is None:
+        return
+    if matrix.values.size and np.isfinite(matrix.values).any():
+        chart(heatmap.draw(matrix), key=f"ranks-heatmap-{measure}", what=f"{measure} by rank and step")
+        if matrix.is_reduced:
+            st.caption(
+                f"A cell is the largest value of {matrix.ranks_per_cell} ranks and {matrix.steps_per_cell} steps."
+            )
+    else:
+        nothing(f"Nothing was recorded of {measure} in this run.")
+    data = view.ask(load_ranks)
+    if data is None:
+        return
+    culprits = _accused(view)
+    left, right = st.columns(2, gap="medium")
+    with left:
+        st.subheader("Slowest first", anchor=False)
+        if len(data["work"]["rank"]):
+            chart(straggler.ranking(data["work"], culprits), key="ranks-ranking", what="Own work of each rank by phase")
+        else:
+            nothing("No step has ended yet.")
+    with right:
+        st.subheader("In the mesh", anchor=False)
+        _mesh(data)
+    _pair(view, ints(data["ranking"]["rank"]).tolist(), measure)
+    with st.expander("All ranks as a table"):
+        table(
+            {name: np.round(column, 2) if name not in ("rank", "num_steps") else column
+             for name, column in data["ranking"].items()}, key="ranks-table",
+        )  # fmt: skip
+
+
+def _accused(view: View) -> list[int]:
+    """Ranks that a finding names."""
+    diagnosis = view.diagnosis()
+    fired = diagnosis.fired if diagnosis is not None else ()
+    return sorted({rank for finding in fired if finding.kind == "straggler" for rank in finding.ranks})
+
+
+def _mesh(data: dict[str, Any]) -> None:
+    places, ranking = data["places"], data["ranking"]
+    sizes = {name: len(np.unique(places[name])) for name in mesh.DIMENSIONS if len(places[name])}
+    found = [name for name, size in sizes.items() if size > 1]
+    if not found:
+        nothing("All ranks stand at the same place of the mesh, or it was not recorded.")
+        return
+    parts = ("local_rank", "node_rank")  # where a rank runs says less than what it does
+    found.sort(key=lambda name: (name in parts, -sizes[name]))
+    shown = st.columns(2)
+    columns = shown[0].selectbox("Across", found, key="mesh-across", format_func=lambda name: mesh.DIMENSIONS[name])
+    others = [name for name in mesh.DIMENSIONS if name != columns]
+    others.sort(key=lambda name: (name == "local_rank", name != "node_rank" or len(found) > 2, -sizes.get(name, 0)))
+    rows = shown[1].selectbox("Down", others, key="mesh-down", format_func=lambda name: mesh.DIMENSIONS[name])
+    own = dict(zip(ints(ranking["rank"]).tolist(), floats(ranking["own_ms"]).tolist(), strict=True))
+    values = np.array([own.get(rank, np.nan) for rank in ints(places["rank"]).tolist()])
+    chart(
+        mesh.draw(places, values, rows=rows, columns=columns, unit="ms"), key=f"mesh-{rows}-{columns}",
+        what="Own work of the ranks at their places in the mesh",
+    )  # fmt: skip
+    st.caption("Numbers are ranks; the colour is the median own work of a step.")
+
+
+def _pair(view: View, known: list[int], measure: str) -> None:
+    if len(known) < 2:
+        return
+    st.subheader("Two ranks", anchor=False)
+    with st.container(horizontal=True, gap="small"):
+        ordered = sorted(known)
+        a = st.selectbox("Rank", ordered, index=ordered.index(known[0]), key="pair-a", width=140)
+        b = st.selectbox("beside", ordered, index=ordered.index(known[-1]), key="pair-b", width=140)
+    pair = view.ask(load_pair, a, b, measure)
+    if pair is None:
+        return
+    unit = shared.MEASURES[measure][1]
+    steps = ints(pair["step"])
+    lines = [
+        series.Series(name=f"rank {a}", x=steps, y=floats(pair["a"]), colour=SEQUENCE[1]),
+        series.Series(name=f"rank {b}", x=steps, y=floats(pair["b"]), colour=SEQUENCE[0]),
+    ]
+    chart(
+        series.draw(lines, x="step", y=f"{measure} ({unit})", from_zero=measure != "memory"),
+        key=f"pair-{a}-{b}-{measure}", what=f"{measure} of rank {a} and rank {b} over the steps",
+    )  # fmt: skip

@@ -1,0 +1,126 @@
+"""What ranks did when: their phases and collectives in some steps, and what was in flight when a dead run ended."""
+
+from __future__ import annotations
+
+import gzip
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from analyzers.eventlog import EventLog
+from analyzers.report import queries as shared
+from analyzers.report.chrome_trace import write_trace
+from analyzers.report.figures import timeline as gantt
+from analyzers.report.text import visible
+from analyzers.snapshot import SNAPSHOT_EVENTS, take_snapshot
+from analyzers.source import Source
+
+from .. import queries
+from ..frame import View, framed
+from ..show import chart, nothing, table
+
+__all__ = ["timeline"]
+
+MAX_RANKS = 16
+MAX_TRACE_STEPS = 200
+
+
+def load_extent(source: Source) -> dict[str, Any]:
+    """Attempts with their steps, and the ranks."""
+    rows = source.rows("SELECT DISTINCT rank FROM ranks WHERE rank >= 0 ORDER BY rank") if source.has("ranks") else []
+    return {"last": queries.last_steps(source), "ranks": [int(rank) for (rank,) in rows]}
+
+
+def load_pieces(source: Source, attempt: int, first: int, last: int, ranks: tuple[int, ...]) -> Any:
+    """Spans and calls."""
+    return shared.timeline(source, attempt=attempt, first_step=first, last_step=last, ranks=ranks)
+
+
+def load_in_flight(source: Source, attempt: int) -> list[dict[str, Any]]:
+    """Calls that had begun and never ended, and what the ranks were doing, as the records of the attempt end."""
+    view = take_snapshot(source, attempt, EventLog.load(source, SNAPSHOT_EVENTS))
+    rows = []
+    for rank in sorted(view.ranks):
+        of = view.ranks[rank]
+        calls = of.calls or (None,)
+        rows += [
+            {
+                "rank": rank, "step": of.step, "doing": of.doing, "process": of.state,
+                "in flight": call.text if call else "", "bytes": call.num_bytes if call else None,
+                "shape": call.shape if call else "", "caller": call.caller if call else "",
+                "begun before the last record (s)":
+                    round((view.last_ns - call.issue_ns) / 1e9, 3) if call and call.issue_ns else None,
+            }
+            for call in calls
+        ]  # fmt: skip
+    return rows
+
+
+@framed("Timeline")
+def timeline(view: View) -> None:
+    """Chosen steps and ranks; without a choice the newest ones, which move on with a live run."""
+    extent = view.ask(load_extent)
+    if extent is None:
+        return
+    if not extent["last"] or not extent["ranks"]:
+        nothing("No step was recorded yet.")
+        return
+    attempt, first, last, ranks = _chosen(extent)
+    pieces = view.ask(load_pieces, attempt, first, last, tuple(ranks))
+    if pieces is None:
+        return
+    if pieces:
+        chart(gantt.draw(pieces, ranks=sorted(ranks)), key="timeline", what="Phases and collectives of the ranks")
+        st.caption("Above: phases; below: collectives and transfers. Hatched: never ended. Drag to zoom.")
+        if len(pieces) >= gantt.MAX_PIECES:
+            st.caption(f"The first {gantt.MAX_PIECES:,} pieces are drawn: choose fewer steps or ranks.")
+    else:
+        nothing("Neither spans nor collectives were recorded in these steps.")
+    _in_flight(view, attempt)
+    _download(view, first, last)
+
+
+def _chosen(extent: dict[str, Any]) -> tuple[int, int, int, list[int]]:
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
+        lives = sorted(extent["last"], reverse=True)
+        attempt = lives[0]
+        if len(lives) > 1:
+            attempt = st.selectbox("Attempt", lives, key="timeline-attempt", width=110)
+        newest = extent["last"][attempt]
+        asked = st.number_input(
+            "Last step", min_value=0, value=None, step=1, key="timeline-last", width=190,
+            placeholder=f"newest ({newest})",
+        )  # fmt: skip
+        num = st.number_input("Steps", min_value=1, max_value=50, value=3, step=1, key="timeline-num", width=120)
+        ranks = st.multiselect(
+            "Ranks", extent["ranks"], default=extent["ranks"][:8], key="timeline-ranks", max_selections=MAX_RANKS
+        )
+    last = newest if asked is None else min(int(asked), newest)
+    return attempt, max(0, last - int(num) + 1), last, list(ranks) or extent["ranks"][:1]
+
+
+def _in_flight(view: View, attempt: int) -> None:
+    rows = view.ask(load_in_flight, attempt)
+    if not rows or not any(row["in flight"] for row in rows):
+        return
+    st.subheader("In flight now" if view.state.is_live else "In flight when the records end", anchor=False)
+    table(rows, key="in-flight")
+
+
+def _download(view: View, first: int, last: int) -> None:
+    first = max(first, last - MAX_TRACE_STEPS + 1)
+
+    def packed() -> bytes:
+        with tempfile.TemporaryDirectory(prefix="rankscope-") as folder, view.access.open() as store:
+            path = Path(folder) / "trace.json"
+            write_trace(store, path, steps=(first, last))
+            return gzip.compress(path.read_bytes(), 5)
+
+    st.download_button(
+        f"Chrome trace of steps {first} to {last}", packed,
+        file_name=f"{visible(view.run_id)[:80]}-{first}-{last}.json.gz",
+        mime="application/gzip", icon=":material/download:", on_click="ignore", key="trace",
+        help="Opens in ui.perfetto.dev. A longer one: rankscope report RUN --chrome-trace trace.json.gz",
+    )  # fmt: skip
