@@ -17,19 +17,24 @@ from pathlib import Path
 from typing import Any
 
 from . import (
+    checkpoints,
     communication,
+    configuration,
     corruption,
     coverage,
+    data_wait,
     divergence,
     goodput,
     gradient_flow,
     hang,
     loss_scale,
     loss_spike,
+    memory,
     nonfinite,
     rank_lost,
     resume,
     stage_balance,
+    startup,
     straggler,
     throughput,
 )
@@ -60,8 +65,13 @@ _KIND_ORDER = {
             "exploding_gradients",
             "vanishing_gradients",
             "straggler",
+            "checkpoint_failed",
+            "memory_growth",
+            "memory_limit",
+            "data_bound",
             "stage_imbalance",
             "throughput",
+            "checkpoint_age",
         )
     )
 }
@@ -123,6 +133,11 @@ def diagnose(
         ("stage_balance", "bubble", lambda: stage_balance.analyze(source, _schedule(manifest))),
         ("throughput", "throughput", lambda: throughput.analyze(source)),
         ("communication", "exposed_communication", lambda: communication.analyze(source)),
+        ("data_wait", "data_bound", lambda: data_wait.analyze(source)),
+        ("memory", "memory_growth", lambda: memory.analyze(source)),
+        ("checkpoints", "checkpoint_age", lambda: checkpoints.analyze(source, manifest)),
+        ("startup", "slow_startup", lambda: startup.analyze(source)),
+        ("configuration", "configuration", lambda: configuration.analyze(source, manifest)),
         ("goodput", "goodput", lambda: goodput.analyze(source)),
     ]
     findings: list[Finding] = []

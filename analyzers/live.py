@@ -10,10 +10,24 @@ and once more with status `ok` when it is over. A straggler is looked for less o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from . import corruption, divergence, hang, loss_scale, loss_spike, nonfinite, rank_lost, resume, straggler
+from . import (
+    checkpoints,
+    corruption,
+    data_wait,
+    divergence,
+    hang,
+    loss_scale,
+    loss_spike,
+    memory,
+    nonfinite,
+    rank_lost,
+    resume,
+    straggler,
+)
 from .eventlog import EventLog
 from .finding import Finding
 from .slow_rank import StragglerPolicy
@@ -44,6 +58,7 @@ class LiveState:
 
     policy: LivePolicy = field(default_factory=LivePolicy)
     stall: StallPolicy = field(default_factory=StallPolicy)
+    manifest: Mapping[str, Any] = field(default_factory=dict)
     said: dict[tuple[object, ...], Finding] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
     ticks: int = 0
@@ -86,6 +101,9 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
         looks["ended"] = lambda: _unsaid(state, [f for life in ended for f in _ended(source, life, lives, state.stall)])
     if state.ticks % _period(source, attempt, state.policy) == 0:
         looks["straggler"] = lambda: _straggler(source, attempt, since_step)
+        looks["data_wait"] = lambda: data_wait.analyze(source, data_wait.DataPolicy(since_step=since_step))
+        looks["memory"] = lambda: memory.analyze(source)
+        looks["checkpoints"] = lambda: checkpoints.analyze(source, state.manifest)
     for name, look in looks.items():
         try:
             found += look()
@@ -140,9 +158,22 @@ def _period(source: Source, attempt: int, policy: LivePolicy) -> int:
 # ---- what is worth saying ----
 
 
+_ONE_EACH = ("hang", "divergence", "loss_scale_collapse", "data_bound", "memory_growth", "checkpoint_failed",
+             "checkpoint_age", "memory_limit")  # fmt: skip
+"""Kinds of which an attempt has one at a time, wherever it begins."""
+_PASSING = {
+    "straggler": "straggler",
+    "hang": "standstill",
+    "data_bound": "data_wait",
+    "memory_growth": "memory",
+    "checkpoint_age": "checkpoints",
+}
+"""Kinds that can be over, and the look that would still see them."""
+
+
 def _key(finding: Finding) -> tuple[object, ...]:
     """What makes two findings the same one, seen at different times."""
-    if finding.kind in ("hang", "divergence", "loss_scale_collapse"):
+    if finding.kind in _ONE_EACH:
         return (finding.kind, finding.attempt)
     if finding.kind == "rank_lost":
         return (finding.kind, finding.attempt, finding.ranks)
@@ -160,11 +191,10 @@ def _news(state: LiveState, found: list[Finding], looked: set[str], attempt: int
             state.said[key] = finding
             news.append(finding)
     # Only what can pass is ever declared over: a death, a NaN or a spike has happened.
-    passing = {"straggler": "straggler", "hang": "standstill"}
     for key, before in list(state.said.items()):
-        if before.kind not in passing or before.status == "ok" or key in current:
+        if before.kind not in _PASSING or before.status == "ok" or key in current:
             continue
-        if passing[before.kind] in looked and before.attempt == attempt:
+        if _PASSING[before.kind] in looked and before.attempt in (None, attempt):
             over = replace(before, status="ok", severity="info", summary=f"over: {before.summary}")
             state.said[key] = over
             news.append(over)

@@ -15,6 +15,7 @@ from .eventlog import EventLog
 from .learning import loss_fall
 from .snapshot import attempts
 from .source import Source
+from .utilisation import flops_per_token, mfu
 
 __all__ = ["run_facts"]
 
@@ -37,6 +38,7 @@ def run_facts(source: Source, manifest: Mapping[str, Any]) -> dict[str, Any]:
         **_ranks(source),
         **_steps(source),
     }
+    facts |= _utilisation(manifest, facts)
     facts["rollbacks"] = [
         {"attempt": e.attempt, "from_step": e.integer("from_step"), "to_step": e.integer("to_step"),
          "tier": e.text("tier"), "reason": e.text("reason"), "skipped_batches": e.integers("skipped_batches"),
@@ -60,6 +62,15 @@ def run_facts(source: Source, manifest: Mapping[str, Any]) -> dict[str, Any]:
     facts["probe_errors"], facts["dropped_records"] = _losses(log)
     facts["file_problems"] = _file_problems(source)
     return facts
+
+
+def _utilisation(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Operations a second that go into the model, and their share of the devices' peak."""
+    tokens_per_s, operations = facts["tokens_per_s"], flops_per_token(manifest)
+    if not tokens_per_s or operations is None:
+        return {"model_tflops_per_s": None, "mfu_ratio": None}
+    share = mfu(manifest, tokens_per_s=tokens_per_s, num_devices=facts["num_ranks"] or 1)
+    return {"model_tflops_per_s": _round(tokens_per_s * operations / 1e12, 6), "mfu_ratio": _round(share, 4)}
 
 
 def _preempted_at(log: EventLog) -> int | None:

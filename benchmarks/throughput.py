@@ -40,6 +40,7 @@ import torch.multiprocessing as mp
 from rich.console import Console
 from rich.table import Table
 
+from analyzers.utilisation import PEAKS
 from benchmarks.bare_loop import BareLoop, Job
 from probes.collectives import install, uninstall
 from probes.recorder import Recorder
@@ -53,8 +54,6 @@ from trainer.model.size import flops_per_token, num_parameters
 from trainer.recovery.rollback import Recovery
 
 RESAMPLES = 4000
-# Dense bf16 peaks from the vendors' data sheets, FLOP/s.
-PEAKS = {"H200": 989.5e12, "H100": 989.5e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12}
 
 
 def configuration(kind: str, options: argparse.Namespace) -> Config:

@@ -283,7 +283,10 @@ def _complete_manifest(run: RunDir, config: Config) -> None:
         versions["rankscope"] = importlib.metadata.version("rankscope")
     with contextlib.suppress(OSError):
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        run.write_manifest(run.manifest() | {"num_parameters": parameters, "versions": versions})
+        facts: dict[str, Any] = {"num_parameters": parameters, "versions": versions}
+        if torch.cuda.is_available() and config.train.device != "cpu":
+            facts["device_name"] = torch.cuda.get_device_name()  # its peak is what the MFU is a share of
+        run.write_manifest(run.manifest() | facts)
 
 
 def _described(error: BaseException) -> dict[str, str]:

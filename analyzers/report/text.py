@@ -288,6 +288,7 @@ def _facts(facts: Mapping[str, Any], console: Console, account: Account | None =
         f"{facts['wall_s']:.1f} s" if _is_number(facts.get("wall_s")) else "",
         f"{facts['step_ms_median']:.1f} ms a step" if _is_number(facts.get("step_ms_median")) else "",
         f"{facts['tokens_per_s']:,.0f} tokens/s" if _is_number(facts.get("tokens_per_s")) else "",
+        f"{100 * facts['mfu_ratio']:.1f} % MFU" if _is_number(facts.get("mfu_ratio")) else "",
     ]
     rows = [("Run", str(facts.get("run_id") or "?")), ("", "  ".join(part for part in parts if part))]
     if _is_number(facts.get("first_loss")) and _is_number(facts.get("last_loss")):

@@ -12,6 +12,7 @@ from rich.console import Console
 
 import analyzers
 from analyzers import straggler
+from analyzers.configuration import RULES
 from analyzers.diagnose import Diagnosis, diagnose, reaches, stall_policy
 from analyzers.finding import Finding
 from analyzers.nonfinite import Phase
@@ -53,6 +54,11 @@ def clean_run() -> MemoryStore:
     for rank in range(4):
         store.event("rank_closed", rank=rank, wall_ns=10**12)
     store.event("run_ended", wall_ns=10**12, reason="finished", exit_code=0)
+    store.connection.execute("UPDATE steps SET memory_bytes = 1 << 30")
+    store.event("attempt_started", wall_ns=0)
+    for step in (20, 40, 60):
+        saved = {"attempt": 0, "rank": 0, "wall_ns": step, "step": step, "tier": "disk", "state": "good"}
+        store.add("checkpoints", [saved | {"stall_ns": 1000, "duration_ns": 5000}])
     return store
 
 
@@ -163,6 +169,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "loss-spike": {"batch", "learning_rate", "divergence"},
         "rank-lost": {"exception", "signal", "out_of_memory", "exit", "vanished", "killed_all", "no_dump"},
         "throughput": {"compute", "communication", "data", "between_runs"},
+        "configuration": {*RULES},
         "hang": {"stopped", "data", "checkpoint", "evaluate", "not_entered", "p2p_unmatched", "mismatch_operation",
                  "mismatch_dtype", "mismatch_size", "skipped", "order_inversion", "all_entered", "busy"},
     }  # fmt: skip
@@ -180,6 +187,14 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "exposed-communication",
         "low-bandwidth",
         "small-buckets",
+        "data-bound",
+        "memory-growth",
+        "memory-limit",
+        "memory-imbalance",
+        "checkpoint-failed",
+        "checkpoint-age",
+        "checkpoint-cost",
+        "slow-startup",
     }
     assert expected | without_cause | {"insufficient-data", "analyzer-failed"} == anchors
     source = "".join(path.read_text() for path in Path(analyzers.__path__[0]).rglob("*.py"))
@@ -187,7 +202,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
     assert {name for name in emitted if not name.endswith("-")} <= anchors
     assert {name.rstrip("-") for name in emitted if name.endswith("-")} == {*causes}
     advised = set(re.findall(r'Finding.advise\(\s*"\w+",\s*"(\w+)"', source))
-    assert {kind.replace("_", "-") for kind in advised} <= anchors
+    assert {kind.replace("_", "-") for kind in advised} <= anchors | {*causes}
     assert advised <= {*REMEDIES}
     blamed = set(re.findall(r'Blame\(\s*cause="(\w+)"', source)) | set(re.findall(r'"(mismatch_\w+)", lambda', source))
     assert blamed <= causes["hang"]

@@ -4,9 +4,10 @@ import time
 
 import pytest
 
-from analyzers.live import LiveState, live_findings
+from analyzers.live import LivePolicy, LiveState, live_findings
 from analyzers.stall import StallPolicy
 from tests.analyzers.memory_store import MemoryStore
+from tests.analyzers.plain_run import BEGIN_NS, S, plain_run, save
 from tests.analyzers.rank_timings import Slow, simulate
 from tests.analyzers.standstill import STEP_NS, World
 from tests.analyzers.test_nonfinite import run_with_nan
@@ -136,3 +137,17 @@ def test_it_is_cheap_enough_for_once_a_second() -> None:
     start = time.process_time()
     told(store, state, now_ns, ticks=10)
     assert (time.process_time() - start) / 10 < 0.2
+
+
+def test_waiting_for_data_and_missing_saves_are_told_once_and_when_they_are_over() -> None:
+    store = plain_run(steps=200)
+    state = LiveState(policy=LivePolicy(straggler_every_ticks=1), manifest={"config": {"checkpoint": {"interval": 20}}})
+    store.connection.execute("UPDATE steps SET data_ns = 80000000, duration_ns = 179000000 WHERE step > 100")
+    store.connection.execute("DELETE FROM checkpoints WHERE step > 40; DELETE FROM events WHERE kind = 'run_ended'")
+    now_ns = BEGIN_NS + 27 * S
+    assert {finding.kind for finding in live_findings(store, state, now_ns)} == {"data_bound", "checkpoint_age"}
+    assert live_findings(store, state, now_ns) == []
+    save(store, 200, "verified")
+    store.connection.execute("UPDATE steps SET data_ns = 1000000, duration_ns = 100000000")
+    over = live_findings(store, state, now_ns)
+    assert {(finding.kind, finding.status) for finding in over} == {("data_bound", "ok"), ("checkpoint_age", "ok")}

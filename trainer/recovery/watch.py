@@ -61,7 +61,7 @@ class Watch:
         self.events = EventWriter(directory / "events.jsonl", attempt=0, rank=NODE_RANK)
         self.ingester = ingester
         self.tracker = ProcessTracker()
-        self.live = LiveState(stall=stall_policy(run.manifest()))
+        self.live = LiveState(stall=stall_policy(run.manifest()), manifest=run.manifest())
         self.recover = bool(run.manifest().get("config", {}).get("recovery", {}).get("enabled", True))
         self._handled: set[tuple[int, int]] = set()  # (attempt, rank) whose hang was acted upon
         self._gone_since: float | None = None
