@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ..diagnose import Diagnosis, conclude
@@ -21,7 +22,8 @@ from ..stall import StallPolicy
 from ..waitfor import find_culprits
 from .dumped_world import DumpedWorld, assemble
 from .files import SourceError, Survey, rank_of_name
-from .flight_recorder import RankDump, read_dump
+from .flight_recorder import RankDump
+from .many_dumps import read_many
 
 __all__ = ["diagnose_dumps"]
 
@@ -39,16 +41,18 @@ def diagnose_dumps(found: Survey, *, name: str) -> Diagnosis:
 
 def _read(found: Survey) -> list[RankDump]:
     by_rank: dict[int, RankDump] = {}
+    places: list[tuple[Path, int]] = []
     for path in found.paths:
         rank = rank_of_name(path)
         if rank is None:
             found.tell(path, "tells no rank: name the dumps by it (nccl_trace_rank_3)")
+        else:
+            places.append((path, rank))
+    for path, dump in read_many(places):
+        if isinstance(dump, SourceError):
+            found.tell(path, str(dump))
             continue
-        try:
-            dump = read_dump(path, rank)
-        except SourceError as error:
-            found.tell(path, str(error))
-            continue
+        rank = dump.rank
         if dump.damaged_entries:
             found.tell(path, f"{dump.damaged_entries} entries make no sense: left out")
         other = by_rank.get(rank)
