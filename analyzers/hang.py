@@ -22,7 +22,7 @@ from .rank_lost import find_deaths, restart
 from .snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
 from .source import Source, missing_tables
 from .stacks import read_stack
-from .stall import StallPolicy, death_ns, ended_cleanly, killed_by_watch, limit_s, stalled_s
+from .stall import StallPolicy, death_ns, ended_cleanly, killed_by_watch, limit_s, stalled_s, watched_ns
 from .waitfor import Blame, find_culprits
 
 __all__ = ["analyze", "explain"]
@@ -60,7 +60,7 @@ def explain(
     stacks_dir: Path | None = None,
 ) -> Finding | None:
     """The hang of one attempt, if there is one."""
-    if not view.ranks or (is_last and ended_cleanly(view, log)):
+    if not view.ranks or (is_last and ended_cleanly(view, log, policy)):
         return None
     deaths = find_deaths(view, log)
     by_watch = killed_by_watch(log, view.attempt)
@@ -71,12 +71,13 @@ def explain(
         return None
     if deaths and now_ns is not None and not by_watch and not aborted:
         return None
-    said_ns = death_ns(view, log) or now_ns
-    if said_ns is None and not blame.is_proof:
+    seen_ns = watched_ns(view, log)
+    said_ns = death_ns(view, log) or now_ns or seen_ns
+    if said_ns is None and not (blame.is_proof or blame.cause == "finished"):
         return None  # nobody says how long the silence was: a run that was killed looks the same
     reference_ns = said_ns or view.last_ns
     silent_s = stalled_s(view, reference_ns, policy)
-    if silent_s is None and not aborted and not by_watch and said_ns is not None:
+    if silent_s is None and not aborted and not by_watch and said_ns is not None and said_ns != seen_ns:
         return None
     silent_s = max(0.0, (reference_ns - view.last_ns) / 1e9)
     stacks = {rank: read_stack(stacks_dir, view.attempt, rank) for rank in blame.culprits[:8]} if stacks_dir else {}
@@ -141,12 +142,13 @@ def _summary(
         f"rank{'s' if len(blame.waiting) > 1 else ''} {_listed(blame.waiting)} wait{'s' * (len(blame.waiting) == 1)}"
     )
     # The call stands in the text already.
-    named = blame.cause in ("not_entered", "p2p_unmatched", "mismatch_dtype", "mismatch_size", "skipped")
+    named = blame.cause in ("finished", "not_entered", "p2p_unmatched", "mismatch_dtype", "mismatch_size", "skipped")
     where = "" if named else f" in{call}"
     waiting = f"; {waits}{where} for {silent_s:.0f} s" if blame.waiting else f"; silent for {silent_s:.0f} s"
     kinds = " against ".join(f"{what} on {_listed(ranks)}" for what, ranks in blame.differs.items())
     many = len(blame.culprits) > 1
     text = {
+        "finished": f"{who} came to {'their' if many else 'its'} end and closed, and the others go on:{call}",
         "stopped": f"{who} {'are' if many else 'is'} stopped (process state {state or 'T'}), {doing}",
         "data": f"{who} {'hang' if many else 'hangs'} in the data loader{frame}",
         "checkpoint": f"{who} {'hang' if many else 'hangs'} writing a checkpoint{frame}",

@@ -78,7 +78,7 @@ def explain(
     view: AttemptView, log: EventLog, policy: StallPolicy, *, is_last: bool, now_ns: int | None = None, again: str = ""
 ) -> list[Finding]:
     """The lost ranks of one attempt."""
-    if not view.ranks or (is_last and ended_cleanly(view, log)):
+    if not view.ranks or (is_last and ended_cleanly(view, log, policy)):
         return []
     deaths = find_deaths(view, log)
     roots = [death for death in deaths if not death.collateral]
@@ -174,7 +174,7 @@ def _without_a_word(
     if deaths and silent and len(silent) < len(view.ranks):
         vanished = [Death(rank=rank, when_ns=view.ranks[rank].last_ns, cause="vanished") for rank in silent]
         return [_finding(view, vanished, sorted(set(view.ranks) - set(silent)), again)]
-    if not deaths and find_culprits(view).is_proof:
+    if not deaths and ((blame := find_culprits(view)).is_proof or blame.cause == "finished"):
         return []  # whatever ended it, it stood still already: `hang` says why
     everybody = tuple(sorted(view.ranks))
     step = view.step
@@ -195,7 +195,7 @@ def _without_a_word(
             evidence={
                 "records_end_within_s": round(_spread_s(view), 3),
                 "open_steps": sum(rank.step_is_open for rank in view.ranks.values()),
-                "calls_in_flight": sum(len(rank.calls) for rank in view.ranks.values()),
+                "calls_in_flight": sum(rank.num_in_flight for rank in view.ranks.values()),
             },
             advice="rank-lost-killed_all",
             attempt=view.attempt,

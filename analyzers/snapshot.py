@@ -28,6 +28,7 @@ RECENT_STEPS = 50
 ORDER_STEPS = 5
 """Steps before the newest ones that say in which order a group's collectives come."""
 P2P = ("send", "recv")
+KEPT_CALLS = 4
 NEVER_NS = 2**62
 SKEW_NS = 60 * 10**9
 """Records this long after the first end mean that the clocks of two nodes disagree: then nothing is cut off."""
@@ -74,6 +75,10 @@ class RankView:
     finished_steps: int = 0
     phases: tuple[str, ...] = ()
     calls: tuple[Call, ...] = ()
+    """The oldest in flight of each group or peer, in the order of their issue."""
+    num_in_flight: int = 0
+    unwaited: tuple[Call, ...] = ()
+    """Open calls with a later one of the same group that is done: most likely nobody asked whether they ended."""
     closed: bool = False
     state: str = "running"
     """As `watch` saw the process last: running, stopped, dead."""
@@ -259,34 +264,80 @@ def _calls(
             last_seq[(group, rank)] = max(seq, last_seq.get((group, rank), -1))
         key = (rank, group, direction, peer if is_p2p else None)
         done[key] = max(done.get(key, -1), done_seq if done_seq is not None else -1)
-    for rank, calls in _open_calls(source, attempt, since_step, cut_ns, done).items():
-        views[rank] = replace(views.get(rank, RankView(rank=rank)), calls=tuple(calls))
+    for rank, open_ in _open_calls(source, attempt, since_step, cut_ns, done).items():
+        views[rank] = replace(
+            views.get(rank, RankView(rank=rank)),
+            calls=tuple(sorted(open_.calls, key=lambda call: call.issue_ns)),
+            unwaited=tuple(open_.unwaited),
+            num_in_flight=open_.number,
+        )
     return last_seq, last_p2p
 
 
 def _open_calls(
     source: Source, attempt: int, since_step: int, cut_ns: int, done: Mapping[tuple[Any, ...], int]
-) -> dict[int, list[Call]]:
-    """Calls in flight. One that is open although a later one of its group is done was never waited for: left out."""
+) -> dict[int, _Open]:
+    """By rank: calls in flight, the oldest of each group or peer, and how many there are in all.
+
+    One that is open although a later one of its group is done was never waited for: apart. What queues behind the
+    oldest says nothing more, and thousands of ranks may have thousands in flight.
+    """
+    later = {key: seq for key, seq in done.items() if seq >= 0}
     rows = source.rows(
-        """
-        SELECT rank, process_group, seq, op, issue_ns, bytes, dtype, shape, phase, caller, peer, step
+        f"""
+        SELECT rank, process_group, op IN ('send', 'recv'), CASE WHEN op IN ('send', 'recv') THEN op END,
+               CASE WHEN op IN ('send', 'recv') THEN peer END, max(seq), count(*), arg_min(row(
+                   seq, op, issue_ns, bytes, dtype, shape, phase, caller, peer, step), seq, {KEPT_CALLS})
         FROM collectives
-        WHERE attempt = ? AND step >= ? AND issue_ns <= ? AND (end_ns IS NULL OR end_ns > ?) ORDER BY rank, issue_ns
+        WHERE attempt = ? AND step >= ? AND issue_ns <= ? AND (end_ns IS NULL OR end_ns > ?) AND seq IS NOT NULL
+        GROUP BY ALL
         """,
         [attempt, since_step, cut_ns, cut_ns],
     )
-    found: dict[int, list[Call]] = {}
-    for rank, group, seq, op, issue_ns, num_bytes, dtype, shape, phase, caller, peer, step in rows:
-        is_p2p = op in P2P
-        if seq is None or seq < done.get((rank, group, op if is_p2p else None, peer if is_p2p else None), -1):
+    found: dict[int, _Open] = {}
+    for rank, group, is_p2p, direction, partner, newest, number, oldest in rows:
+        done_seq = later.get((rank, group, direction, partner if is_p2p else None), -1)
+        place = found.setdefault(rank, _Open())
+        place.unwaited += [_call(rank, group, fields) for fields in oldest if fields[0] < done_seq]
+        if newest < done_seq:
             continue
-        call = Call(
-            rank=rank, group=group or "", seq=seq, op=op or "", issue_ns=issue_ns or 0, num_bytes=num_bytes,
-            dtype=dtype or "", shape=shape or "", phase=phase or "", caller=caller or "", peer=peer, step=step,
-        )  # fmt: skip
-        found.setdefault(rank, []).append(call)
+        if oldest[0][0] < done_seq:
+            oldest = _beyond(source, (attempt, since_step, cut_ns, cut_ns, rank, group, done_seq), direction, partner)
+        place.calls += [_call(rank, group, fields) for fields in oldest]
+        place.number += number
     return found
+
+
+@dataclass(slots=True)
+class _Open:
+    """Calls of one rank without an end."""
+
+    calls: list[Call] = field(default_factory=list)
+    unwaited: list[Call] = field(default_factory=list)
+    number: int = 0
+
+
+def _call(rank: int, group: str | None, fields: tuple[Any, ...]) -> Call:
+    seq, op, issue_ns, num_bytes, dtype, shape, phase, caller, peer, step = fields
+    return Call(
+        rank=rank, group=group or "", seq=seq, op=op or "", issue_ns=issue_ns or 0, num_bytes=num_bytes,
+        dtype=dtype or "", shape=shape or "", phase=phase or "", caller=caller or "", peer=peer, step=step,
+    )  # fmt: skip
+
+
+def _beyond(
+    source: Source, place: tuple[Any, ...], direction: str | None, partner: int | None
+) -> list[tuple[Any, ...]]:
+    """The oldest open calls of a rank in a group from the newest one that is done on."""
+    same = "op NOT IN ('send', 'recv')" if direction is None else "op = ? AND peer IS NOT DISTINCT FROM ?"
+    return source.rows(
+        f"""
+        SELECT seq, op, issue_ns, bytes, dtype, shape, phase, caller, peer, step FROM collectives
+        WHERE attempt = ? AND step >= ? AND issue_ns <= ? AND (end_ns IS NULL OR end_ns > ?) AND rank = ?
+          AND process_group IS NOT DISTINCT FROM ? AND seq >= ? AND {same} ORDER BY seq LIMIT {KEPT_CALLS}
+        """,
+        [*place, *([] if direction is None else [direction, partner])],
+    )
 
 
 def _order(

@@ -18,10 +18,12 @@ __all__ = [
     "StallPolicy",
     "death_ns",
     "ended_cleanly",
+    "is_left_alone",
     "killed_by_watch",
     "limit_s",
     "stalled_before_death",
     "stalled_s",
+    "watched_ns",
 ]
 
 
@@ -81,14 +83,25 @@ def stalled_s(view: AttemptView, reference_ns: int, policy: StallPolicy) -> floa
     return silent_s if view.ranks and silent_s > limit_s(view, policy) else None
 
 
-def ended_cleanly(view: AttemptView, log: EventLog) -> bool:
-    """Whether the last attempt came to its end, or was interrupted and closed itself."""
+def ended_cleanly(view: AttemptView, log: EventLog, policy: StallPolicy | None = None) -> bool:
+    """Whether the last attempt came to its end, or was interrupted and closed itself.
+
+    One that was interrupted while ranks waited for one that had closed long before was stuck, and did not.
+    """
     if view.ranks and all(rank.closed for rank in view.ranks.values()):
         return not log.of("exception", attempt=view.attempt)
     reasons = {event.text("reason") for event in log.of("run_ended", attempt=view.attempt)}
     if "finished" in reasons:
         return True
-    return bool(reasons & {"interrupted", "preempted"}) and any(rank.closed for rank in view.ranks.values())
+    if not reasons & {"interrupted", "preempted"} or not any(rank.closed for rank in view.ranks.values()):
+        return False
+    return not (is_left_alone(view) and stalled_before_death(view, log, policy or StallPolicy()) is not None)
+
+
+def is_left_alone(view: AttemptView) -> bool:
+    """Whether some ranks have closed and others still wait in calls."""
+    closed = [rank.closed for rank in view.ranks.values()]
+    return any(closed) and any(rank.calls and not rank.closed for rank in view.ranks.values())
 
 
 def killed_by_watch(log: EventLog, attempt: int) -> bool:
@@ -104,7 +117,18 @@ def death_ns(view: AttemptView, log: EventLog) -> int | None:
     return min((event.wall_ns for event in log.of("run_ended") if event.wall_ns >= view.last_ns), default=None)
 
 
+def watched_ns(view: AttemptView, log: EventLog) -> int | None:
+    """When `watch` took the stacks of an attempt that had fallen silent (epoch nanoseconds); None if it did not.
+
+    It does so when a run stands still, and never else: proof of a hang, although whoever would have said so has died.
+    """
+    times = [event.wall_ns for event in log.of("stacks", attempt=view.attempt) if event.wall_ns > view.last_ns]
+    return max(times, default=None)
+
+
 def stalled_before_death(view: AttemptView, log: EventLog, policy: StallPolicy) -> float | None:
-    """Seconds of silence before the first process ended, if they were beyond the limit."""
-    when_ns = death_ns(view, log)
-    return None if when_ns is None else stalled_s(view, when_ns, policy)
+    """Seconds of silence before the first process ended, or was looked at, if they were beyond the limit."""
+    when_ns, seen_ns = death_ns(view, log), watched_ns(view, log)
+    if when_ns is None:
+        return None if seen_ns is None else (seen_ns - view.last_ns) / 1e9
+    return stalled_s(view, when_ns, policy)

@@ -91,7 +91,8 @@ def find_culprits(view: AttemptView) -> Blame:
         return Blame(
             cause="stopped", culprits=stopped, waiting=_without(waiting, stopped), call=_not_of(call, stopped, heads)
         )
-    mismatch = _mismatch(heads)
+    # A call that is open although a later one is done may be one that nobody waits for: unless its sides differ.
+    mismatch = _mismatch(heads) or _mismatch({rank: list(state.unwaited) for rank, state in alive.items()})
     if mismatch is not None:
         cause, culprits, differs, first = mismatch
         ahead = _ahead(
@@ -207,6 +208,8 @@ def _mismatch(heads: Mapping[int, list[Call]]) -> tuple[str, tuple[int, ...], di
 
 def _instead(view: AttemptView, roots: tuple[int, ...], awaited: Call | None) -> str:
     """The cause, from what the culprits do instead of what they are waited for."""
+    if all(rank in view.ranks and view.ranks[rank].closed for rank in roots):
+        return "finished"  # it said so itself: nobody is to wait for it any more
     causes = {next((_PHASE_CAUSES[p] for p in reversed(view.ranks[r].phases) if p in _PHASE_CAUSES), "")
               for r in roots if r in view.ranks}  # fmt: skip
     if len(causes) == 1 and causes != {""}:
