@@ -171,7 +171,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "throughput": {"compute", "communication", "data", "between_runs"},
         "configuration": {*RULES},
         "hang": {"stopped", "data", "checkpoint", "evaluate", "not_entered", "p2p_unmatched", "mismatch_operation",
-                 "mismatch_dtype", "mismatch_size", "skipped", "order_inversion", "all_entered", "busy"},
+                 "mismatch_dtype", "mismatch_size", "skipped", "order_inversion", "all_entered", "busy", "finished"},
     }  # fmt: skip
     expected = {f"{kind}-{cause}" for kind, of_kind in causes.items() for cause in of_kind}
     without_cause = {

@@ -332,3 +332,50 @@ def test_two_stages_that_wait_for_each_other_miss_a_message() -> None:
     world.enter(0)
     finding = hang_of(world)
     assert (finding.cause, finding.ranks) == ("p2p_unmatched", (0, 1))
+
+
+def test_stacks_that_watch_took_prove_a_hang_whose_launcher_died() -> None:
+    """Records that end without a word look like a run that was killed whole, but for watch having looked at it."""
+    world = World()
+    for rank in (0, 2, 3):
+        world.enter(rank)
+    assert hang.analyze(world.store, POLICY) == []
+    assert [finding.cause for finding in rank_lost.analyze(world.store, POLICY)] == ["killed_all"]
+    world.event("stacks", SILENT_S, path="stacks", ranks=[0, 1, 2, 3])
+    (finding,) = hang.analyze(world.store, POLICY)
+    assert (finding.cause, finding.ranks) == ("not_entered", (1,))
+    assert finding.evidence["silent_s"] == pytest.approx(SILENT_S, abs=0.1)
+    assert rank_lost.analyze(world.store, POLICY) == []
+
+
+@pytest.mark.parametrize("ending", ["", "interrupted"])
+def test_a_rank_that_came_to_its_end_while_others_go_on_is_named(ending: str) -> None:
+    world = World()
+    for rank in (0, 2, 3):
+        world.enter(rank)
+    world.event("rank_closed", 0.0, rank=1)
+    if ending:
+        world.event("run_ended", 60.0, reason=ending, exit_code=130)
+    (finding,) = hang.analyze(world.store, POLICY)
+    assert (finding.cause, finding.ranks) == ("finished", (1,))
+    assert "came to its end" in finding.summary
+    assert finding.advice == "hang-finished"
+    assert rank_lost.analyze(world.store, POLICY) == []
+
+
+def test_ranks_that_close_after_an_interruption_do_not_hang() -> None:
+    world = World()
+    world.enter(0)
+    world.event("rank_closed", 0.2, rank=1)
+    world.event("run_ended", 0.5, reason="interrupted", exit_code=130)
+    assert hang.analyze(world.store, POLICY) == []
+
+
+def test_sizes_that_differ_count_although_a_later_call_is_done() -> None:
+    world = World()
+    (group,) = world.groups
+    for rank in range(4):
+        world.enter(rank, group, 30, op="reduce_scatter", bytes=50 if rank == 2 else 100)
+        world.enter(rank, group, 31, op="all_gather", bytes=8, end_ns=world.now_ns + MS)
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("mismatch_size", (2,))
