@@ -27,6 +27,7 @@ from . import (
     goodput,
     gradient_flow,
     hang,
+    health,
     loss_scale,
     loss_spike,
     memory,
@@ -55,6 +56,8 @@ _KIND_ORDER = {
         (
             "rank_lost",
             "hang",
+            "xid",
+            "gpu_memory_errors",
             "replica_mismatch",
             "fingerprint_chain_broken",
             "resume_differs",
@@ -64,6 +67,8 @@ _KIND_ORDER = {
             "loss_scale_collapse",
             "exploding_gradients",
             "vanishing_gradients",
+            "gpu_throttled",
+            "link_errors",
             "straggler",
             "checkpoint_failed",
             "memory_growth",
@@ -138,6 +143,7 @@ def diagnose(
         ("checkpoints", "checkpoint_age", lambda: checkpoints.analyze(source, manifest)),
         ("startup", "slow_startup", lambda: startup.analyze(source)),
         ("configuration", "configuration", lambda: configuration.analyze(source, manifest)),
+        ("health", "health", lambda: health.analyze(source)),
         ("goodput", "goodput", lambda: goodput.analyze(source)),
     ]
     findings: list[Finding] = []

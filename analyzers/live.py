@@ -20,6 +20,7 @@ from . import (
     data_wait,
     divergence,
     hang,
+    health,
     loss_scale,
     loss_spike,
     memory,
@@ -103,6 +104,7 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
         looks["straggler"] = lambda: _straggler(source, attempt, since_step)
         looks["data_wait"] = lambda: data_wait.analyze(source, data_wait.DataPolicy(since_step=since_step))
         looks["memory"] = lambda: memory.analyze(source)
+        looks["health"] = lambda: health.analyze(source)
         looks["checkpoints"] = lambda: checkpoints.analyze(source, state.manifest)
     for name, look in looks.items():
         try:
@@ -179,6 +181,9 @@ def _key(finding: Finding) -> tuple[object, ...]:
         return (finding.kind, finding.attempt, finding.ranks)
     if finding.kind == "straggler":
         return (finding.kind, finding.attempt, finding.ranks, finding.cause)
+    if finding.analyzer == "health":
+        of = finding.evidence
+        return (finding.kind, finding.cause, of.get("node"), of.get("device"), of.get("xid"))
     return (finding.kind, finding.attempt, finding.first_step)
 
 

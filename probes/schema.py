@@ -306,6 +306,12 @@ _HEALTH = Table(
         _i64("throttle_reasons", "", "NVML bit mask of clock event reasons"),
         _i64("ecc_corrected_total", "1", "corrected memory errors since the driver was loaded"),
         _i64("ecc_uncorrected_total", "1", "uncorrected memory errors since the driver was loaded"),
+        _i64("remapped_rows_total", "1", "rows of the device's memory that were remapped, for whatever error"),
+        Column("remap_pending", "bool", "", "whether a remapping waits for the device's next reset"),
+        Column("remap_failed", "bool", "", "whether a row could not be remapped"),
+        _i64("pcie_replay_total", "1", "packets sent again over PCIe since the driver was loaded"),
+        _i64("nvlink_errors_total", "1", "replays, recoveries, CRC errors of all NVLinks since the driver was loaded"),
+        _i64("num_cpus", "1", "CPUs that the host's processes may use (host only)"),
     ),
 )
 

@@ -15,6 +15,7 @@ from analyzers import straggler
 from analyzers.configuration import RULES
 from analyzers.diagnose import Diagnosis, diagnose, reaches, stall_policy
 from analyzers.finding import Finding
+from analyzers.health import THROTTLE_BITS, xid_table
 from analyzers.nonfinite import Phase
 from analyzers.report.json import to_json
 from analyzers.report.remedies import REMEDIES
@@ -56,6 +57,9 @@ def clean_run() -> MemoryStore:
     store.event("run_ended", wall_ns=10**12, reason="finished", exit_code=0)
     store.connection.execute("UPDATE steps SET memory_bytes = 1 << 30")
     store.event("attempt_started", wall_ns=0)
+    host = {"attempt": 0, "rank": -1, "node": "a", "device": "host", "load_1m": 1.0, "num_cpus": 8}
+    host |= {"disk_free_bytes": 1 << 40, "memory_used_bytes": 1 << 30, "memory_total_bytes": 1 << 40}
+    store.add("health", [host | {"sample_ns": second} for second in range(3)])
     for step in (20, 40, 60):
         saved = {"attempt": 0, "rank": 0, "wall_ns": step, "step": step, "tier": "disk", "state": "good"}
         store.add("checkpoints", [saved | {"stall_ns": 1000, "duration_ns": 5000}])
@@ -170,6 +174,11 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "rank-lost": {"exception", "signal", "out_of_memory", "exit", "vanished", "killed_all", "no_dump"},
         "throughput": {"compute", "communication", "data", "between_runs"},
         "configuration": {*RULES},
+        "xid": {about["class"] for about in xid_table()["xid"].values()} | {"unknown"},
+        "gpu-memory-errors": {"uncorrected", "corrected", "remapped", "remap_failed"},
+        "gpu-throttled": {cause for cause, _ in THROTTLE_BITS.values()},
+        "link-errors": {"nvlink", "pcie"},
+        "host-pressure": {"disk", "run_queue"},
         "hang": {"stopped", "data", "checkpoint", "evaluate", "not_entered", "p2p_unmatched", "mismatch_operation",
                  "mismatch_dtype", "mismatch_size", "skipped", "order_inversion", "all_entered", "busy", "finished"},
     }  # fmt: skip
@@ -200,7 +209,8 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
     source = "".join(path.read_text() for path in Path(analyzers.__path__[0]).rglob("*.py"))
     emitted = set(re.findall(r'advice=f?"([a-z_-]+)', source))
     assert {name for name in emitted if not name.endswith("-")} <= anchors
-    assert {name.rstrip("-") for name in emitted if name.endswith("-")} == {*causes}
+    of_devices = {kind.replace("_", "-") for kind in re.findall(r'_device\("(\w+)"', source)} | {"host-pressure"}
+    assert {name.rstrip("-") for name in emitted if name.endswith("-")} | of_devices == {*causes}
     advised = set(re.findall(r'Finding.advise\(\s*"\w+",\s*"(\w+)"', source))
     assert {kind.replace("_", "-") for kind in advised} <= anchors | {*causes}
     assert advised <= {*REMEDIES}
