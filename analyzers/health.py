@@ -312,7 +312,7 @@ def _not_read(source: Source) -> list[Finding]:
         absent = [name for name, needed in _READINGS.items() if not all(has[column] for column in needed)]
         if absent:
             findings.append(
-                _insufficient(f"nothing is known of the GPUs' {', '.join(absent)}: not read, or not supported")
+                _insufficient(f"nothing is known of the GPUs' {', '.join(absent)}: not read or not supported")
             )
     if not hosts:
         findings.append(_insufficient("the health of hosts was not judged: there are readings of GPUs only"))
