@@ -64,7 +64,7 @@ def _step_s(training: Training, steps: int, config: Config) -> float:
     for step in range(min(steps, config.train.steps)):
         start = time.perf_counter()
         training.forward_backward(training.batch(step))
-        float(training.clip())
+        training.clip()
         training.step(step)
         _settle(training)
         best = min(best, time.perf_counter() - start)

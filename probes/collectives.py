@@ -10,7 +10,8 @@ real backends registered on it, whose collective methods write a record and then
 over the same backends. DDP's reducer, FSDP2, DTensor, pipelines, checkpoints and object collectives hold it like any
 other. The record is on the tape before the real call: on gloo, a mismatch of sizes ends the process without a word.
 
-A call that its caller waits for at once is waited for here, so that such a call costs no handle of ours.
+A call that its caller waits for at once is waited for here, and no handle is returned: torch takes that for "waited for
+already". To hand it torch's own would cost a second wait, in which gloo's reduce-scatter copies its output again.
 
 Why not a backend of our own name: `dist.get_backend()` would then answer with that name, to code that asks it for
 "nccl"; the device bound at initialisation would be lost; and `batch_isend_irecv` groups its calls, without which NCCL
@@ -263,13 +264,14 @@ def _recorded(probe: _Probe, group: GroupCalls, real: Callable[..., Any], method
             return real(*args, **kwargs)
         work = real(*args, **kwargs)
         if sync and work is not None:
-            work.wait()  # what the caller does next; that it does so again costs nothing
+            work.wait()  # what the caller would do next
+            work = None
         try:
             if group.coalesced is not None:
                 group.coalesced.append(call)
             elif sync and call.start is not None:
                 device.passed(call, call.start, device.mark())
-            elif sync or work is None:
+            elif work is None:
                 end = _monotonic_ns()
                 waited = end - call.issue_ns
                 finish(call, end, waited)

@@ -6,8 +6,8 @@
     for step in range(config.train.steps):
         batch = training.batch(step + skipped)          # span "data"
         loss = training.forward_backward(batch)         # spans "forward" and "backward", one pair a microbatch
-        norm = training.clip()                          # same tensor on all ranks; NaN or Inf, never an exception
-        if torch.isfinite(norm): training.step(step)    # span "optimizer"
+        (norm,) = training.clip()                       # the same on all ranks; NaN or Inf, never an exception
+        if math.isfinite(norm): training.step(step)     # spans "optimizer"
         else: training.discard()                        # gradients dropped, parameters untouched
 
 `build` needs the default process group if the world has more than one rank. The number of the batch is the caller's:

@@ -2,8 +2,8 @@
 
     shards = LocalGradients(parameters, ranks_per_stage=4)      # once
     gradients = shards.by_copies()                              # after each backward
-    norm = gradient_norm(gradients, device)                     # one all-reduce of one number
-    norm = gradient_norm(gradients, device, riders=row)         # the same all-reduce sums the numbers in `row` too
+    (norm,) = gradient_norm(gradients, device)                  # one all-reduce of one number
+    norm, *sums = gradient_norm(gradients, device, (row,))      # the same all-reduce sums the numbers in `row` too
     scale_gradients(gradients, clip_factor(norm, 1.0))
 
 Each rank adds up the squares of the shards that it holds, divided by the number of ranks that hold the same shard;
@@ -69,26 +69,26 @@ class LocalGradients:
 
 @torch.no_grad()
 def gradient_norm(
-    gradients: Sequence[tuple[int, list[Tensor]]], device: torch.device, riders: Tensor | None = None
+    gradients: Sequence[tuple[int, list[Tensor]]], device: torch.device, riders: Sequence[Tensor] = ()
 ) -> Tensor:
-    """Global L2 norm of `LocalGradients.by_copies()`, a float32 scalar on `device`, equal on all ranks. Collective.
+    """Global L2 norm of `LocalGradients.by_copies()`, then the sums of `riders`: a row of float64, equal on all ranks.
 
-    `riders`, a row of float64 on `device`, is summed over all ranks in place by the same call: a step has one small
-    reduction, and every further one costs the wait for the slowest rank again.
+    `riders` are rows of float64 on `device`. Collective: a step has one small reduction, and every further one costs
+    the wait for the slowest rank again.
     """
-    # float64: the sum over all ranks then rounds the same way whatever the layout is, to float32's last bit.
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    squares = []
     for copies, local in gradients:
+        # float64: the sum over all ranks then rounds the same way whatever the layout is, to float32's last bit.
+        norms = torch.stack(torch._foreach_norm(local)).double()
+        square = norms.dot(norms)
         # Divided by a Python number, one group at a time: nothing is copied to the device and nothing waits for it.
-        total += torch.stack(torch._foreach_norm(local)).double().square().sum() / copies
+        squares.append(square if copies == 1 else square / copies)
+    total = sum(squares[1:], start=squares[0]) if squares else torch.zeros((), dtype=torch.float64, device=device)
+    row = torch.cat((total.view(1), *riders))
     if dist.is_initialized() and dist.get_world_size() > 1:
-        if riders is None:
-            dist.all_reduce(total)
-        else:
-            row = torch.cat((total.view(1), riders))
-            dist.all_reduce(row)
-            total, riders[:] = row[0], row[1:]
-    return total.sqrt().float()
+        dist.all_reduce(row)
+    row[0].sqrt_()
+    return row
 
 
 def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
@@ -96,8 +96,8 @@ def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
 
     One for a norm that is not finite: a NaN factor would reach every gradient, and nobody could say which was bad.
     """
-    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    return torch.where(torch.isfinite(norm), factor, torch.ones_like(factor))
+    finite = norm.nan_to_num(nan=0.0, posinf=0.0)
+    return (max_norm / (finite + 1e-6)).clamp(max=1.0)
 
 
 @torch.no_grad()
@@ -105,5 +105,6 @@ def scale_gradients(gradients: Sequence[tuple[int, list[Tensor]]], factor: Tenso
     """Multiply all of them, in place."""
     if factor.is_cpu and factor.item() == 1.0:
         return  # a pass over all gradients for nothing; on a GPU, to ask would be to wait
+    factor = factor.float()
     for _, local in gradients:
         torch._foreach_mul_(local, factor)

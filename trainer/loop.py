@@ -116,12 +116,10 @@ def _read(session: Session, local_loss: Tensor) -> Reading:
     # Tensor-parallel ranks each add the same loss; pipeline ranks without one add nothing.
     share = own / (training.plan.data_size * training.plan.tp) if training.has_loss else torch.zeros_like(own)
     said = torch.tensor([float(session.asked_to_stop()), *recovery.votes()], dtype=torch.float64)
-    row = torch.cat((share, said.to(own.device, non_blocking=True)))
-    norm = training.clip(row)
-    with session.recorder.span("optimizer"):
-        own_loss, norm_value, loss, stops, *votes = torch.cat((own, norm.double().view(1), row)).tolist()
+    said = said.to(own.device, non_blocking=True)
+    norm, loss, stops, *votes, own_loss = training.clip(share, said, beside=(own,))
     recovery.counted(votes)
-    return Reading(loss=loss, norm=norm_value, stop=stops > 0, own_loss=own_loss if training.has_loss else math.nan)
+    return Reading(loss=loss, norm=norm, stop=stops > 0, own_loss=own_loss if training.has_loss else math.nan)
 
 
 def _evaluate(session: Session, step: int) -> None:

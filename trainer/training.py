@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -76,12 +77,12 @@ class Training:
     pipeline: Pipeline | None = None
     recorder: Recorder = field(default_factory=NoRecorder)
 
-    @property
+    @functools.cached_property
     def modules(self) -> list[Transformer]:
         """The rank's model parts (one without a pipeline); parameters have their names in the whole model."""
         return [part.module for part in self.parts]
 
-    @property
+    @functools.cached_property
     def has_loss(self) -> bool:
         """Whether `forward_backward` returns a real loss on this rank: only with the last stage of a pipeline."""
         return self.modules[-1].head is not None
@@ -116,7 +117,7 @@ class Training:
             return loss if self.scaler is None else loss / self.scaler.scale
         (part,) = self.parts
         count = self.plan.num_microbatches
-        total = torch.zeros((), device=self.device)
+        losses = []
         for number, rows in enumerate(self._microbatches()):
             part.synchronise_gradients(number == count - 1)
             with self._loss_context():
@@ -125,8 +126,8 @@ class Training:
                     loss = loss / count if count > 1 else loss
                 with self.recorder.span("backward", microbatch=number):
                     (loss if self.scaler is None else loss * self.scaler.scale).backward()
-            total += loss.detach()
-        return total
+            losses.append(loss.detach())
+        return losses[0] if count == 1 else torch.stack(losses).sum()
 
     @torch.no_grad()
     def evaluate(self, num_batches: int | None = None) -> Tensor:
@@ -170,23 +171,26 @@ class Training:
         dist.all_reduce(total)
         return total
 
-    def clip(self, riders: Tensor | None = None) -> Tensor:
-        """Clip gradients to `optim.clip_norm` and return the global norm before that (unscaled in fp16).
+    def clip(self, *riders: Tensor, beside: Sequence[Tensor] = ()) -> list[float]:
+        """Clip gradients to `optim.clip_norm`; returns the global norm before that (unscaled in fp16), and then more.
 
-        A float32 scalar on the device, equal on all ranks; NaN or Inf if any gradient is. Collective, asynchronous.
-        `riders`, a row of float64 on the device, is summed over all ranks in place with it.
+        The norm is equal on all ranks; NaN or Inf if any gradient is. Collective. `riders`, rows of float64 on the
+        device, are summed over all ranks by the same call: their sums follow the norm, and the numbers in `beside`
+        follow those as they are. All are read back at once: the host waits for the device here.
         """
         with self.recorder.span("optimizer"):
             if self.plan.tp > 1:
                 settle_gradients(parameter for _, parameter in self.named_parameters())
             gradients = self._shards.by_copies()
-            norm = gradient_norm(gradients, self.device, riders)
-            scale = 1.0 if self.scaler is None else self.scaler.scale
-            norm = norm / scale
-            if self.config.optim.clip_norm or scale != 1.0:
-                limit = self.config.optim.clip_norm or float("inf")
-                scale_gradients(gradients, clip_factor(norm, limit).clamp(max=1.0) / scale)
-            return norm
+            row = gradient_norm(gradients, self.device, riders)
+            norm, limit = row[0], self.config.optim.clip_norm or math.inf
+            if self.scaler is not None:
+                norm /= self.scaler.scale
+                scale_gradients(gradients, clip_factor(norm, limit) / self.scaler.scale)
+            elif limit < math.inf:
+                scale_gradients(gradients, clip_factor(norm, limit))
+            numbers: list[float] = (torch.cat((row, *beside)) if beside else row).tolist()
+            return numbers
 
     @functools.cached_property
     def _shards(self) -> LocalGradients:

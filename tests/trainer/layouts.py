@@ -49,7 +49,7 @@ def train(config: Config, world_size: int, steps: int) -> Outcome:
         overflowed = True
         while overflowed:  # fp16: the same batch again with a lower scale, so that all layouts take the same steps
             loss = training.global_mean(training.forward_backward(training.batch(step))).item()
-            norm = training.clip().item()
+            norm = training.clip()[0]
             overflowed = training.absorb_overflow(norm)
         losses.append(loss)
         norms.append(norm)

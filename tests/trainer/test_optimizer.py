@@ -69,7 +69,7 @@ def gradients_of(*values: float) -> list[tuple[int, list[torch.Tensor]]]:
 
 def test_clipping_scales_to_the_limit() -> None:
     gradients = gradients_of(3.0, 4.0)
-    norm = gradient_norm(gradients, CPU)
+    (norm,) = gradient_norm(gradients, CPU)
     assert norm.item() == 5.0
     scale_gradients(gradients, clip_factor(norm, 1.0))
     assert gradient_norm(gradients, CPU).item() == pytest.approx(1.0)
@@ -79,8 +79,10 @@ def test_clipping_scales_to_the_limit() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_norm_that_is_not_finite_comes_back(value: float) -> None:
-    norm = gradient_norm(gradients_of(1.0, value), CPU)
+    gradients = gradients_of(1.0, value)
+    (norm,) = gradient_norm(gradients, CPU)
     assert not math.isfinite(norm.item())
+    assert clip_factor(norm, 0.5).item() == 1.0  # who is bad stays to be seen
 
 
 def test_loss_scale_halves_on_overflow_and_grows_after_good_steps() -> None:

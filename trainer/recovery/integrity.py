@@ -176,7 +176,7 @@ class Integrity:
     def votes(self) -> list[float]:
         """This rank's numbers for the step's reduction: checksum; whether its chain broke; whether it is blind."""
         self._seen = None
-        if not self.enabled:
+        if not self.enabled or not (self._due(self._state_step) or self._after or self._pending):
             return [0.0] * NUM_VOTES
         try:
             with self.recorder.span("fingerprint"):
