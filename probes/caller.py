@@ -1,11 +1,11 @@
 """Who made a call: the nearest frame outside torch, the standard library and these probes.
 
     callers = CallerNames(recorder.name)
-    callers(1)        # of our caller: number of the name "train.py:48 training_step", 0 if there is none
+    caller = callers.find(1)       # of our caller; its `number` is that of the name "train.py:48 training_step"
 
 Every collective asks, and a walk up the stack makes an object of every frame that it meets, some twenty inside FSDP: it
-cost more than the rest of a record. So the answer for a place in torch's code is remembered with how far up it was, and
-if that very instruction is there again, it is the answer. The walk is bounded.
+cost more than the rest of a record. So the answer says how far up it was found, and at which instruction: who asks from
+the same place again need only look whether that instruction is there again (`probes.calls` does). The walk is bounded.
 Where autograd runs a backward on a thread of its own there are no Python frames, hence no caller.
 """
 
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["CallerNames"]
+__all__ = ["Caller", "CallerNames"]
 
 MAX_FRAMES = 80  # a module in a module in a module costs three frames of torch a level
 MAX_REMEMBERED = 4096  # code that is made at run time must not fill the memory
@@ -32,13 +32,11 @@ _INTERNAL = (_TORCH + os.sep, _PROBES, "<", os.path.join(os.path.dirname(_TORCH)
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _SITE_PACKAGES = tuple(sysconfig.get_path(kind) + os.sep for kind in ("purelib", "platlib"))
 
-
-MAX_GUESSES = 4  # a place in torch's code serves the root module, its blocks and the backward pass
 _getframe = sys._getframe
 
 
-class _Guess(NamedTuple):
-    """Where the caller of a place was found before: so many frames up, at this instruction."""
+class Caller(NamedTuple):
+    """Where a caller was found: so many frames up, at this instruction. `number` is its name's."""
 
     distance: int
     code: CodeType
@@ -51,48 +49,23 @@ class CallerNames:
 
     def __init__(self, name: Callable[[str], int]) -> None:
         self._name = name
-        self._guesses: dict[tuple[CodeType, int, CodeType | None], list[_Guess]] = {}
         self._internal: dict[CodeType, bool] = {}
         self._known: dict[tuple[CodeType, int], int] = {}
         self._folder = os.getcwd() + os.sep
 
-    def __call__(self, level: int) -> int:
-        """The number of the name of the first frame outwards that is somebody's own code.
+    def find(self, level: int) -> Caller | None:
+        """The first frame outwards that is somebody's own code, None if there is none.
 
-        `level` says where to begin, as for `sys._getframe` in the function that calls this.
+        `level` says where to begin, and `distance` where it is, both as for `sys._getframe` in the calling function.
         """
-        level += 1
-        first = _getframe(level)
         try:
-            second = _getframe(level + 1).f_code
+            frame: FrameType | None = _getframe(level + 1)
         except ValueError:
-            second = None
-        # Two frames tell torch's own calls from somebody's call of the same function.
-        place = (first.f_code, first.f_lasti, second)
-        guesses = self._guesses.get(place)
-        if guesses is None:
-            guesses = self._guess_from(place)
-        for guess in guesses:
-            try:
-                frame = _getframe(level + guess.distance)
-            except ValueError:
-                continue
-            if frame.f_code is guess.code and frame.f_lasti == guess.instruction:
-                return guess.number
-        return self._walk(first, guesses)
-
-    def _guess_from(self, place: tuple[CodeType, int, CodeType | None]) -> list[_Guess]:
-        if len(self._guesses) >= MAX_REMEMBERED:
-            self._guesses.clear()
-        guesses: list[_Guess] = []
-        self._guesses[place] = guesses
-        return guesses
-
-    def _walk(self, frame: FrameType | None, guesses: list[_Guess]) -> int:
+            return None
         internal = self._internal
-        for distance in range(MAX_FRAMES):
+        for distance in range(level, level + MAX_FRAMES):
             if frame is None:
-                return 0
+                return None
             code = frame.f_code
             skip = internal.get(code)
             if skip is None:
@@ -103,11 +76,9 @@ class CallerNames:
                 number = self._known.get(place)
                 if number is None:
                     number = self._describe(frame, place)
-                guesses.insert(0, _Guess(distance, code, frame.f_lasti, number))
-                del guesses[MAX_GUESSES:]
-                return number
+                return Caller(distance, code, frame.f_lasti, number)
             frame = frame.f_back
-        return 0
+        return None
 
     def _remember(self, code: CodeType) -> bool:
         if len(self._internal) >= MAX_REMEMBERED:

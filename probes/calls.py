@@ -1,9 +1,19 @@
 """Records of collective calls: opened before the call, completed in place.
 
     calls = Calls(recorder, check_nonfinite=True)
-    call = calls.open(group, op, tensors, peer, is_async, reduces)
+    slot, issue_ns = calls.open(group, op, tensors, peer, is_async, reduces)
     ...                                  # the real call
+    calls.complete(slot, end_ns, waited_ns)
+
+or, for a call that goes on while its caller does something else,
+
+    call = calls.track(slot, issue_ns, tensors, reduces)
+    ...
     calls.finish(call, end_ns, waited_ns)
+
+A training makes the same few calls in every step, and what is the same in their records is packed once. It is not the
+number of instructions that makes a record dear, but how much memory they touch that the model has driven out of the
+cache: in a step one took 60 us where a loop of nothing else showed 12.
 
 Time that a rank spends blocked here is what separates its own time from waiting for others, so it is added to
 `recorder.wait_ns` once and only once, and only if the thread that waits is one that trains: a checkpoint that is
@@ -16,7 +26,9 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from sys import _getframe
 from threading import get_ident
+from types import CodeType
 from typing import Any
 
 import torch
@@ -26,11 +38,11 @@ from .device_calls import DeviceCalls
 from .finite import holds_nonfinite
 from .recorder import Recorder
 from .schema import UNSET
-from .tape import OPEN
 
 __all__ = ["Call", "Calls", "GroupCalls"]
 
-MAX_REMEMBERED = 4096  # shapes: a data-dependent size must not fill the memory
+MAX_REMEMBERED = 4096  # kinds of calls: a data-dependent size must not fill the memory
+MAX_SITES = 4  # places that make the same call in the same phase
 MAX_LISTED_SHAPES = 4
 MAX_ADRIFT = 64  # handles that nobody holds any more and whose call still runs
 _NONE_I64 = int(UNSET["i64"])
@@ -41,7 +53,7 @@ _python_threads = threading._active  # type: ignore[attr-defined]  # get_ident()
 
 
 class Call:
-    """One call in flight: where its record is, and when it was made."""
+    """One call that is in flight while its caller goes on: where its record is, and when it was made."""
 
     __slots__ = ("end_ns", "finished", "in_backward", "issue_ns", "place", "slot", "start")
 
@@ -82,10 +94,12 @@ class Calls:
         self.recorder = recorder
         self._check_nonfinite = check_nonfinite
         self._tape = recorder.tape("collectives")
-        self._append = self._tape.append
-        self._finish = self._tape.finisher("end_ns", "wait_ns")
-        self._caller = CallerNames(recorder.name)
-        self._shapes: dict[tuple[Any, ...], tuple[int, int, int]] = {}
+        self._pack, self._open = self._tape.opener("step", "seq", "bytes", "issue_ns")
+        self.complete = self._tape.finisher("end_ns", "wait_ns")
+        """`complete(slot, end_ns, wait_ns)`: the record's last two values are known."""
+        self._callers = CallerNames(recorder.name)
+        # By all that makes two records differ: who called (frames up, instruction); bytes and what else is the same.
+        self._sites: dict[tuple[Any, ...], list[tuple[int, CodeType, int, tuple[int, bytes]]]] = {}
         self._training_thread = get_ident()
         self._adrift: list[tuple[Call, Any]] = []
         self.device = DeviceCalls(self.finish, self._flag)
@@ -99,59 +113,43 @@ class Calls:
         peer: int,
         is_async: bool,
         reduces: bool,
-    ) -> Call:
-        """Write the record of a call that is about to be made; `peer` is a global rank, -1 for none.
+    ) -> tuple[int, int]:
+        """Write the record of a call that is about to be made: its slot, and when that is.
 
-        To be called by the function that stands in for torch's: the caller is looked for from that one's caller on.
+        `peer` is a global rank, -1 for none. To be called by the function that stands in for torch's: the caller is
+        looked for from that one's caller on.
         """
         recorder = self.recorder
         if self._adrift:
             self._settle()
         nonfinite = _NONE_BOOL
-        key: tuple[Any, ...]
-        if len(tensors) == 1:
-            tensor = tensors[0]
-            key = (tensor.dtype, tensor.shape)
-            described = self._shapes.get(key) or self._describe(key, tensors)
-        elif tensors:
-            key = tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
-            described = self._shapes.get(key) or self._describe(key, tensors)
-        else:
-            described = (0, 0, 0)
-        check = reduces and self._check_nonfinite
-        on_device = bool(tensors) and tensors[0].is_cuda
-        if on_device:
-            if torch.cuda.is_current_stream_capturing():
-                on_device = check = False  # a graph that replays our events would tell nothing
-            elif self.device.pending:
-                self.device.collect()
-        elif check:
+        if reduces and self._check_nonfinite:
             nonfinite = holds_nonfinite(tensors)
+        phase = recorder.phase if self.is_training() else 0
+        kind = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        key = (op, group.label, phase, peer, is_async, nonfinite, *kind)
+        for distance, code, instruction, known in self._sites.get(key, ()):
+            try:
+                frame = _getframe(distance)
+            except ValueError:
+                continue
+            if frame.f_code is code and frame.f_lasti == instruction:
+                nbytes, rest = known
+                break
+        else:
+            nbytes, rest = self._describe(key, tensors)
         seq = group.next_seq() if peer < 0 else group.next_peer_seq(peer, op)
-        caller = self._caller(2)
-        phase = recorder.phase if self._is_training() else 0
         issue_ns = _monotonic_ns()
-        slot = self._append(
-            OPEN,
-            recorder.step_number,
-            seq,
-            described[0],
-            issue_ns,
-            _NONE_I64,
-            _NONE_I64,
-            group.label,
-            op,
-            described[1],
-            described[2],
-            phase,
-            caller,
-            peer if peer >= 0 else _NONE_I32,
-            is_async,
-            nonfinite,
-        )
+        return self._open(rest, recorder.step_number, seq, nbytes, issue_ns), issue_ns
+
+    def track(self, slot: int, issue_ns: int, tensors: Sequence[torch.Tensor], reduces: bool) -> Call:
+        """A handle for a record that is finished later; on a GPU, with its events before the call."""
         call = Call(slot, issue_ns)
-        if on_device:
-            if check:
+        # A CUDA graph that replays our events would tell nothing.
+        if tensors and tensors[0].is_cuda and not torch.cuda.is_current_stream_capturing():
+            if self.device.pending:
+                self.device.collect()
+            if reduces and self._check_nonfinite:
                 call.place = self.device.check(tensors)
             call.start = self.device.mark()
         return call
@@ -163,7 +161,7 @@ class Calls:
         """Complete the record of `call`, once."""
         if not call.finished:
             call.finished = True
-            self._finish(call.slot, end_ns, wait_ns)
+            self.complete(call.slot, end_ns, wait_ns)
 
     def note_end(self, call: Call, end_ns: int) -> None:
         """Store when `call` was complete; its record is finished once its wait is known too."""
@@ -186,27 +184,45 @@ class Calls:
 
     def add_wait(self, wait_ns: int) -> None:
         """Count time for which this thread was blocked, if it is one of those that train."""
-        if self._is_training():
+        if self.is_training():
             self.recorder.wait_ns += wait_ns
 
-    def _is_training(self) -> bool:
+    def is_training(self) -> bool:
+        """Whether this thread is one of those that train."""
         # Autograd's own threads are not Python's: they run the backward pass of a device.
         ident = get_ident()
         return ident == self._training_thread or ident not in _python_threads
 
-    def _describe(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> tuple[int, int, int]:
-        if len(self._shapes) >= MAX_REMEMBERED:
-            self._shapes.clear()
+    def _describe(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> tuple[int, bytes]:
+        """Bytes of a call, and what else is the same in all records of its kind from this place; for `open` alone."""
+        op, label, phase, peer, is_async, nonfinite, *_ = key
+        name = self.recorder.name
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        dtype = name(str(tensors[0].dtype).removeprefix("torch.")) if tensors else 0
         shapes = [shape_text(tensor.shape) for tensor in tensors[:MAX_LISTED_SHAPES]]
         if len(tensors) > MAX_LISTED_SHAPES:
             shapes.append(f"+{len(tensors) - MAX_LISTED_SHAPES}")
-        name = self.recorder.name
-        self._shapes[key] = described = (
-            sum(tensor.numel() * tensor.element_size() for tensor in tensors),
-            name(str(tensors[0].dtype).removeprefix("torch.")),
+        caller = self._callers.find(3)  # from the caller of the function that calls `open`
+        rest = self._pack(
+            _NONE_I64,
+            _NONE_I64,
+            label,
+            op,
+            dtype,
             name(" ".join(shapes)),
+            phase,
+            0 if caller is None else caller.number,
+            peer if peer >= 0 else _NONE_I32,
+            is_async,
+            nonfinite,
         )
-        return described
+        if caller is not None:
+            if len(self._sites) >= MAX_REMEMBERED:
+                self._sites.clear()
+            sites = self._sites.setdefault(key, [])
+            sites.insert(0, (caller.distance - 1, caller.code, caller.instruction, (nbytes, rest)))
+            del sites[MAX_SITES:]
+        return nbytes, rest
 
 
 def shape_text(shape: Sequence[int]) -> str:

@@ -238,9 +238,10 @@ def _recorded(probe: _Probe, group: GroupCalls, real: Callable[..., Any], method
     calls, backward, recorder = probe.calls, probe.backward, probe.recorder
     input_index, reduces, peer_index = method.input, method.reduces, method.peer
     op = recorder.name(method.op)
-    open_call, finish, add_wait, device = calls.open, calls.finish, calls.add_wait, calls.device
+    open_record, complete, is_training = calls.open, calls.complete, calls.is_training
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
+        call = None
         try:
             if not group.label:
                 probe.label()
@@ -258,7 +259,9 @@ def _recorded(probe: _Probe, group: GroupCalls, real: Callable[..., Any], method
                 tensors = args[input_index]
                 if type(tensors) is not list or len(tensors) != 1 or type(tensors[0]) is list:
                     tensors = _tensors(tensors)
-            call = open_call(group, op, tensors, peer, is_async, reduces)
+            slot, issue_ns = open_record(group, op, tensors, peer, is_async, reduces)
+            if not sync or (tensors and tensors[0].is_cuda):
+                call = calls.track(slot, issue_ns, tensors, reduces)
         except Exception as error:
             record_error("collectives.issue", error)
             return real(*args, **kwargs)
@@ -267,17 +270,17 @@ def _recorded(probe: _Probe, group: GroupCalls, real: Callable[..., Any], method
             work.wait()  # what the caller would do next
             work = None
         try:
-            if group.coalesced is not None:
+            if call is not None and group.coalesced is not None:
                 group.coalesced.append(call)
-            elif sync and call.start is not None:
-                device.passed(call, call.start, device.mark())
-            elif work is None:
-                end = _monotonic_ns()
-                waited = end - call.issue_ns
-                finish(call, end, waited)
-                add_wait(waited)
-            else:
+            elif call is not None and work is not None:
                 return RecordedWork(work, call, calls, backward)
+            elif call is not None and call.start is not None:
+                calls.device.passed(call, call.start, calls.device.mark())
+            else:
+                end = _monotonic_ns()
+                complete(slot, end, end - issue_ns)
+                if is_training():
+                    recorder.wait_ns += end - issue_ns
         except Exception as error:
             record_error("collectives.complete", error)
         return work

@@ -20,6 +20,7 @@ __all__ = ["holds_nonfinite"]
 
 _UNKNOWN = int(UNSET["bool"])
 _strided = torch.strided
+_isfinite = math.isfinite
 
 
 def holds_nonfinite(tensors: Sequence[torch.Tensor]) -> int:
@@ -28,12 +29,11 @@ def holds_nonfinite(tensors: Sequence[torch.Tensor]) -> int:
     for tensor in tensors:
         if not tensor.is_floating_point() or not tensor.is_cpu or tensor.layout is not _strided:
             continue
-        tensor = tensor.detach()
-        if math.isfinite(tensor.sum().item()) or tensor.numel() == 0:
-            found = max(found, 0)
-            continue
-        low, high = torch.aminmax(tensor)
-        if not (math.isfinite(low.item()) and math.isfinite(high.item())):
-            return 1
-        found = max(found, 0)
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        if not _isfinite(tensor.sum().item()) and tensor.numel():
+            low, high = torch.aminmax(tensor)
+            if not (_isfinite(low.item()) and _isfinite(high.item())):
+                return 1
+        found = 0
     return found

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .core_time import CoreTime
 from .events import EventWriter
@@ -42,6 +42,7 @@ _STEP_COLUMNS = {column.name: i for i, column in enumerate(TABLES["steps"].colum
 _LATE = ("loss", "local_loss", "grad_norm", "lr", "tokens", "batch_index", "committed", "nonfinite_count")
 _NONE_I32 = int(UNSET["i32"])
 _NONE_I64 = int(UNSET["i64"])
+MAX_REMEMBERED = 4096  # kinds of spans: stages and microbatches are few
 _MEMORY_INTERVAL_NS = 1_000_000_000  # reading /proc costs more than the rest of a step's record
 _monotonic_ns = time.monotonic_ns
 
@@ -96,13 +97,17 @@ class Recorder:
         self._tapes: dict[str, TapeWriter] = {}
         self._steps = self.tape("steps")
         self._spans = self.tape("spans")
+        self._pack_span, self._open_span = self._spans.opener("step", "start_ns")
         self._finish_span = self._spans.finisher("end_ns", "wait_ns")
+        self._span_kinds: dict[tuple[str, int, int], _SpanKind] = {}
         self._empty_row = self._steps.unset_row()
         for phase, wait in _PHASE_COLUMNS.values():
             self._empty_row[phase] = 0
             if wait >= 0:
                 self._empty_row[wait] = 0
         self._row = self._empty_row.copy()
+        pack_step, self._open_step = self._steps.opener("step", "start_ns")
+        self._empty_step = pack_step(*self._empty_row[2:])  # what follows those two
         self._in_phase = False
         self._memory_bytes = _NONE_I64
         self._memory_read_ns = 0
@@ -151,7 +156,8 @@ class Recorder:
 
     def span(self, kind: str, *, microbatch: int = _NONE_I32, stage: int = _NONE_I32) -> _Span:
         """A context manager that records its block; `kind` in PHASES also adds to the step's columns."""
-        return _Span(self, kind, microbatch, stage)
+        known = self._span_kinds.get((kind, microbatch, stage))
+        return _Span(self, known if known is not None else self._span_kind(kind, microbatch, stage))
 
     def log(self, **values: float) -> None:
         """Set columns of the current step (loss, local_loss, grad_norm, lr, tokens, batch_index, committed, ...)."""
@@ -187,6 +193,19 @@ class Recorder:
         self._events.close()
         self.name.close()
 
+    def _span_kind(self, kind: str, microbatch: int, stage: int) -> _SpanKind:
+        if len(self._span_kinds) >= MAX_REMEMBERED:
+            self._span_kinds.clear()
+        try:
+            name = self.name(kind)
+            rest = self._pack_span(microbatch, stage, name, _NONE_I64, _NONE_I64)
+            found = _SpanKind(name, rest, *_PHASE_COLUMNS.get(kind, (-1, -1)))
+        except Exception as error:
+            record_error("recorder.span", error)
+            return _SpanKind(0, b"", -1, -1)
+        self._span_kinds[kind, microbatch, stage] = found
+        return found
+
     def _begin_step(self, number: int) -> None:
         self.step_number = number
         self._row = row = self._empty_row.copy()
@@ -196,7 +215,7 @@ class Recorder:
         self._step_wait_start_ns = self.wait_ns
         self._core_time.begin()
         row[_START] = self._step_start_ns = _monotonic_ns()
-        self._slot = self._steps.append(OPEN, *row)
+        self._slot = self._open_step(self._empty_step, number, self._step_start_ns)
 
     def _end_step(self) -> None:
         row = self._row
@@ -245,43 +264,36 @@ class _Step:
                 record_error("recorder.step", failure)
 
 
+class _SpanKind(NamedTuple):
+    """What is the same in all spans of a kind, microbatch and stage: it is packed once."""
+
+    name: int
+    rest: bytes  # of the record
+    column: int  # where its time goes in a step's row; -1: nowhere
+    wait_column: int
+
+
 class _Span:
     """One span of a recorder; entering stores it open, leaving completes it."""
 
-    __slots__ = (
-        "_columns",
-        "_kind",
-        "_microbatch",
-        "_outer_phase",
-        "_recorder",
-        "_slot",
-        "_stage",
-        "_start_ns",
-        "_wait_start_ns",
-    )
+    __slots__ = ("_counts", "_known", "_outer_phase", "_recorder", "_slot", "_start_ns", "_wait_start_ns")
 
-    def __init__(self, recorder: Recorder, kind: str, microbatch: int, stage: int) -> None:
+    def __init__(self, recorder: Recorder, known: _SpanKind) -> None:
         self._recorder = recorder
-        self._kind = kind
-        self._microbatch = microbatch
-        self._stage = stage
+        self._known = known
         self._slot = -1
-        self._columns: tuple[int, int] | None = None
+        self._counts = False
 
     def __enter__(self) -> None:
         recorder = self._recorder
         self._outer_phase = recorder.phase
         self._wait_start_ns = recorder.wait_ns
         try:
-            columns = _PHASE_COLUMNS.get(self._kind)
-            if columns is not None and not recorder._in_phase:
-                self._columns = columns
-                recorder._in_phase = True
-            recorder.phase = kind = recorder.name(self._kind)
+            recorder.phase, rest, column, _ = self._known
+            if column >= 0 and not recorder._in_phase:
+                self._counts = recorder._in_phase = True
             self._start_ns = start = _monotonic_ns()
-            self._slot = recorder._spans.append(
-                OPEN, recorder.step_number, self._microbatch, self._stage, kind, start, _NONE_I64, _NONE_I64
-            )
+            self._slot = recorder._open_span(rest, recorder.step_number, start)
         except Exception as error:
             record_error("recorder.span", error)
 
@@ -294,13 +306,13 @@ class _Span:
             waited = recorder.wait_ns - self._wait_start_ns
             recorder.phase = self._outer_phase
             recorder._finish_span(self._slot, end, waited)
-            columns = self._columns
-            if columns is not None:
+            if self._counts:
                 recorder._in_phase = False
+                _, _, column, wait_column = self._known
                 row = recorder._row
-                row[columns[0]] += end - self._start_ns
-                if columns[1] >= 0:
-                    row[columns[1]] += waited
+                row[column] += end - self._start_ns
+                if wait_column >= 0:
+                    row[wait_column] += waited
         except Exception as failure:
             record_error("recorder.span", failure)
 

@@ -132,6 +132,38 @@ class TapeWriter:
         self._struct.pack_into(segment.buffer, offset, *self._permute(values), state)
         return number
 
+    def opener(self, *columns: str) -> tuple[Callable[..., bytes], Callable[..., int]]:
+        """For records of which most is the same again and again, packed once: `rest = pack(*others)` and
+        `slot = open(rest, *values)`, which stores the record as OPEN.
+
+        `columns`, those of `values`, must be the first of the record; `others` are in the order of the table.
+        """
+        ahead, others = self._record_columns[: len(columns)], self._record_columns[len(columns) :]
+        if [column.name for column in ahead] != list(columns):
+            raise ValueError(f"{self.table.name}: {columns} are not the first columns of a record")
+        order = [column for column in self.table.columns if column not in ahead]
+        permute = operator.itemgetter(*(order.index(column) for column in others))
+        packed = struct.Struct("=" + "".join(_FORMATS[column.type] for column in others))
+        head = "".join(_FORMATS[column.type] for column in ahead)
+        rest_bytes = self._record_bytes - 1 - struct.calcsize("=" + head)
+        pack_into = struct.Struct(f"={head}{rest_bytes}sB").pack_into
+        record_bytes, numbers = self._record_bytes, self._numbers
+
+        def pack(*values: float) -> bytes:
+            return packed.pack(*permute(values))
+
+        def open_record(rest: bytes, *values: float) -> int:
+            number = next(numbers)
+            segment: _Segment | None = self._current
+            if segment is None or not segment.first <= number < segment.last:
+                segment = self._segment_for(number)
+                if segment is None:
+                    return -1
+            pack_into(segment.buffer, HEADER_BYTES + (number - segment.first) * record_bytes, *values, rest, OPEN)
+            return number
+
+        return pack, open_record
+
     def rewrite(self, slot: int, state: int, *values: float) -> None:
         """Store all values of a record again; the state goes last, so a reader has the old or the new record."""
         located = self._locate(slot)

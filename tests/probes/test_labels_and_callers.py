@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probes import caller as caller_module
-from probes.caller import CallerNames
+from probes import calls as calls_module
+from probes.caller import Caller, CallerNames
+from probes.calls import Calls, GroupCalls
 from probes.finite import holds_nonfinite
 from probes.group_label import compact_ranks, group_label
+from probes.recorder import Recorder
+from tests.probes.recorded_world import rows
 
 
 @pytest.mark.parametrize(
@@ -59,14 +66,14 @@ class _Names:
 def test_the_caller_is_the_nearest_code_outside_torch() -> None:
     names = _Names()
     callers = CallerNames(names)
-    found: list[int] = []
+    found: list[Caller | None] = []
 
     class Layer(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x
 
     layer = Layer()
-    layer.register_forward_hook(lambda *_: found.append(callers(1)))
+    layer.register_forward_hook(lambda *_: found.append(callers.find(1)))
     for _ in range(2):
         layer(torch.ones(1))
     layer(torch.ones(1))
@@ -76,16 +83,16 @@ def test_the_caller_is_the_nearest_code_outside_torch() -> None:
     assert len(names.texts) == 2
 
 
-def test_the_same_place_in_torch_has_a_caller_for_each_way_to_it() -> None:
-    names = _Names()
-    callers = CallerNames(names)
+def test_the_same_call_has_a_caller_for_each_way_to_it(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, rank=0, attempt=0)
+    calls, group = Calls(recorder, check_nonfinite=False), GroupCalls()
 
     class Layer(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x
 
-    layer, found = Layer(), []
-    layer.register_forward_hook(lambda *_: found.append(callers(1)))
+    layer = Layer()
+    layer.register_forward_hook(lambda _module, _args, x: calls.open(group, 1, [x], -1, False, False) and None)
 
     def wrapped(depth: int) -> None:
         if depth:
@@ -99,9 +106,38 @@ def test_the_same_place_in_torch_has_a_caller_for_each_way_to_it() -> None:
         wrapped(0)
         wrapped(1)
         wrapped(7)
-    lines = [names.texts[number - 1].split(":")[1] for number in found]
-    assert lines[:5] == lines[5:10] == lines[10:]
-    assert len(set(lines[:5])) == 3  # two lines of the loop, and the one in `wrapped` whatever is around it
+    recorder.close()
+    found = [row["caller"] for row in rows(tmp_path, "collectives")]
+    assert found[:5] == found[5:10] == found[10:]
+    assert len(set(found[:5])) == 3  # two lines of the loop, and the one in `wrapped` whatever is around it
+    assert [name.rpartition(".")[2] for name in found[2:5]] == ["wrapped"] * 3
+
+
+def test_many_kinds_of_calls_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls_module, "MAX_REMEMBERED", 10)
+    recorder = Recorder(tmp_path, rank=0, attempt=0)
+    calls, group = Calls(recorder, check_nonfinite=False), GroupCalls()
+    for size in range(1, 51):
+        calls.open(group, 1, [torch.ones(size)], -1, False, False)
+    recorder.close()
+    assert len(calls._sites) <= 10
+    assert [row["shape"] for row in rows(tmp_path, "collectives")] == [str(size) for size in range(1, 51)]
+
+
+def test_a_call_from_a_thread_without_python_has_no_caller(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, rank=0, attempt=0)
+    calls, group, done = Calls(recorder, check_nonfinite=False), GroupCalls(), threading.Event()
+
+    def made_from_outside() -> None:
+        calls.open(group, 1, [torch.ones(3)], -1, False, False)
+        done.set()
+
+    # As by autograd's own threads: nothing of Python is around the function.
+    _thread.start_new_thread(made_from_outside, ())
+    assert done.wait(30)
+    recorder.close()
+    (row,) = rows(tmp_path, "collectives")
+    assert (row["caller"], row["shape"]) == ("", "3")
 
 
 def test_the_standard_library_is_no_caller() -> None:
@@ -111,27 +147,27 @@ def test_the_standard_library_is_no_caller() -> None:
 
     @contextlib.contextmanager
     def manager() -> object:  # type: ignore[misc]
-        found.append(callers(1))  # contextlib called us
+        found.append(callers.find(1))  # contextlib called us
         yield
 
     with manager():
         pass
-    assert names.texts[found[0] - 1].endswith(" test_the_standard_library_is_no_caller")
+    assert found[0] is not None
+    assert names.texts[found[0].number - 1].endswith(" test_the_standard_library_is_no_caller")
 
 
 def test_the_walk_is_bounded_and_so_is_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caller_module, "MAX_REMEMBERED", 10)
     callers = CallerNames(_Names())
 
-    def deep(level: int, call: Callable[[], int]) -> int:
+    def deep(level: int, call: Callable[[], object]) -> object:
         return call() if level == 0 else deep(level - 1, call)
 
     monkeypatch.setattr(caller_module, "_INTERNAL", (__file__,))
-    assert deep(200, lambda: callers(0)) == 0
+    assert deep(200, lambda: callers.find(0)) is None
     for number in range(50):
         scope: dict[str, object] = {"callers": callers}
-        exec(compile("callers(0)", f"made_{number}.py", "exec"), scope)
-    assert len(callers._guesses) <= 10
+        exec(compile("callers.find(0)", f"made_{number}.py", "exec"), scope)
     assert len(callers._internal) <= 10
     assert len(callers._known) <= 10
 

@@ -95,6 +95,24 @@ def test_a_finisher_stores_neighbours_and_completes(tmp_path: Path) -> None:
         tape.finisher("end_ns", "peer")
 
 
+def test_an_opener_stores_what_an_append_does(tmp_path: Path) -> None:
+    tape = TapeWriter(tmp_path, TABLES["collectives"], rank=0, attempt=0)
+    row = [*range(1, 14), True, False]
+    pack, open_record = tape.opener("step", "seq", "bytes", "issue_ns")
+    assert tape.append(OPEN, *row) == 0
+    assert open_record(pack(*row[4:]), *row[:4]) == 1
+    per_segment = tape._capacity
+    for _ in range(per_segment):
+        slot = open_record(pack(*row[4:]), *row[:4])
+    tape.close()
+    assert open_record(pack(*row[4:]), *row[:4]) == -1
+    first, second = (read_segment(path).records for path in segment_paths(tmp_path, "collectives"))
+    assert first[0] == first[1] == second[0] == second[slot - per_segment]
+    assert first[0]["state"] == OPEN
+    with pytest.raises(ValueError, match="not the first"):
+        tape.opener("seq", "step")
+
+
 def test_segments_roll_and_are_sealed(tmp_path: Path) -> None:
     tape = _writer(tmp_path, SMALL)
     per_segment = read_capacity(tmp_path, tape)
