@@ -42,7 +42,13 @@ demo: $(VENV)/.installed ## Train a small GPT on four ranks with two faults, the
 	$(BIN)/rankscope train examples/gpt-demo.toml --fault nan_grad@step=40,rank=2 --fault slow_compute@step=60,rank=3,factor=1.5
 	$(BIN)/rankscope analyze runs/latest
 
-test: lint ## Everything that must pass: lint, format, types, all tests
+# What tests start but pip does not install: Prometheus and Alertmanager, unpacked and not installed.
+.programs/.fetched: tests/fetch_programs.sh
+	@mkdir -p .programs
+	@sh tests/fetch_programs.sh .programs
+	@touch $@
+
+test: lint .programs/.fetched ## Everything that must pass: lint, format, types, all tests
 	$(BIN)/pytest
 
 lint: $(VENV)/.installed ## Lint, format and types only

@@ -44,7 +44,8 @@ class NodeMetrics:
     def measure(self, source: Source, now_ns: int) -> list[Sample]:
         """All samples at `now_ns` (epoch nanoseconds); a part whose tables are missing is left out."""
         if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_EVERY_S * 1e9:
-            self._slow, self._slow_ns = list(_account(source, self._stall, now_ns)), now_ns
+            self._slow = list(_account(source, self._stall, now_ns))
+            self._slow_ns = now_ns if self._slow else None
         log = EventLog.load(source, (*SNAPSHOT_EVENTS, "run_started", "rollback", "batch_skipped", "preempted"))
         state = run_state(source, self._stall, now_ns=now_ns, is_watched=True)
         return [
@@ -207,8 +208,7 @@ def _account(source: Source, stall: StallPolicy, now_ns: int) -> Iterator[Sample
     yield Sample("rankscope_steps_total", account.num_kept)
     yield Sample("rankscope_steps_discarded_total", account.num_discarded)
     ((tokens,),) = source.rows("SELECT sum(tokens) FROM steps WHERE rank >= 0 AND coalesce(committed, true)")
-    if tokens is not None:
-        yield Sample("rankscope_tokens_total", int(tokens))
+    yield Sample("rankscope_tokens_total", int(tokens or 0))
 
 
 def _ranks(source: Source, log: EventLog) -> Iterator[Sample]:

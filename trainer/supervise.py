@@ -5,7 +5,6 @@ exit_code = supervise(run, config, plan=plan, node=Node(nproc=4), faults=[], con
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -13,8 +12,9 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from probes.events import EventWriter
+from probes.events import EventWriter, read_events
 from probes.rundir import NODE_RANK, RunDir
+from probes.store import is_watched
 from trainer.config import Config
 from trainer.exit_codes import EXIT_PREEMPTED
 from trainer.mesh_plan import Plan
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["supervise"]
 
-WATCH_END_S = 15.0
+WATCH_END_S = 60.0
 """How long the last ingestion may take before the run is reported without it (it is caught up by any reader)."""
 WATCH_RESTART_S = 2.0
 
@@ -55,11 +55,20 @@ class _WatchKeeper:
 
     def end(self) -> None:
         self.ending = True
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(WATCH_END_S)  # it leaves by itself once it has seen `run_ended`
-            return
+        deadline = time.monotonic() + WATCH_END_S
+        while time.monotonic() < deadline:  # it leaves by itself once it has seen `run_ended`
+            if self.process.poll() is not None or self._has_left_the_store():
+                return
+            time.sleep(0.02)
         self.process.kill()
         self.process.wait()
+
+    def _has_left_the_store(self) -> bool:
+        """It may stay a little longer, to be scraped once more."""
+        if is_watched(self.run.stores()):
+            return False
+        events = read_events(self.run.node_dir(self.node_rank) / "events.jsonl")[0]
+        return any(event["kind"] == "watch_stopped" and event.get("pid") == self.process.pid for event in events)
 
 
 class _ToldToStop(BaseException):

@@ -94,9 +94,10 @@ class Snapshot(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """One family a metric, in the order in which they first appear."""
+        samples = self._samples
         self.num_scrapes += 1
         families: dict[str, Metric] = {}
-        for sample in self._samples:
+        for sample in samples:
             metric = METRICS[sample.name]
             labels = (*self._common, *metric.labels)
             family = families.get(sample.name)

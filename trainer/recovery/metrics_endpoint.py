@@ -10,6 +10,7 @@ costs the tick some queries, so a node that nobody scrapes is measured only once
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from probes.rundir import RunDir
 __all__ = ["Metrics", "TickFacts", "listen_address", "metrics_endpoint"]
 
 UNSCRAPED_EVERY_S = 15.0
+LINGER_S = 60.0
+"""An interval between scrapes that is longer is none for a run that may die."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +51,32 @@ class Metrics:
         self._node = NodeMetrics(run.manifest(), node_rank=node_rank, stall=stall)
         self.board = Snapshot(self._node.common)
         self.endpoint: Endpoint | None = None
-        self._measured_ns, self._scrapes = 0, 0
+        self._measured_ns, self._asked_ns, self._scrapes = 0, 0, 0
+        self._scrapes_before = 0
+        """Scrapes that did not see what is shown now."""
 
-    def tick(self, source: Source, now_ns: int, facts: TickFacts) -> None:
+    def tick(self, source: Source, now_ns: int, facts: TickFacts, *, anyway: bool = False) -> None:
         """Measure anew if anybody has asked since, or it is time."""
         scrapes = self.board.num_scrapes
-        if self.endpoint is None or (scrapes == self._scrapes and now_ns - self._measured_ns < UNSCRAPED_EVERY_S * 1e9):
+        is_asked = anyway or scrapes != self._scrapes
+        if self.endpoint is None or not (is_asked or now_ns - self._measured_ns >= UNSCRAPED_EVERY_S * 1e9):
             return
+        if scrapes != self._scrapes:
+            self._asked_ns = now_ns
         self._measured_ns, self._scrapes = now_ns, scrapes
         samples = self._node.measure(source, now_ns)
         if not any(sample.name == "rankscope_disk_free_bytes" for sample in samples):
             samples.append(Sample("rankscope_disk_free_bytes", shutil.disk_usage(self._run.path).free))
         self.board.show([*samples, *_telemetry(facts, now_ns)])
+        self._scrapes_before = self.board.num_scrapes
+
+    def linger(self) -> None:
+        """After the run: stay until how it ended has been scraped, if anybody scraped it of late."""
+        deadline = time.monotonic() + LINGER_S
+        if self.endpoint is None or time.time_ns() - self._asked_ns > LINGER_S * 1e9:
+            return
+        while self.board.num_scrapes == self._scrapes_before and time.monotonic() < deadline:
+            time.sleep(0.1)
 
 
 def _telemetry(facts: TickFacts, now_ns: int) -> Iterator[Sample]:

@@ -31,7 +31,7 @@ from analyzers.finding import Finding
 from analyzers.live import LiveState, live_findings
 from analyzers.running import has_ended, ranks_on_node, stale_ranks
 from probes.events import EventWriter
-from probes.exporters.prometheus import Listen, ListenError
+from probes.exporters.prometheus import ListenError
 from probes.rundir import NODE_RANK, RunDir, RunError
 from probes.store import Ingester, Store, StoreError, StoreLockedError
 from trainer.checkpoint.shared_folder import remove_shared
@@ -122,6 +122,9 @@ class Watch:
             self._say(self._judge())
         self.ingester.tick()
         self.events.close()
+        if self.metrics is not None:
+            with Store.open(self.run, catch_up=False) as store:
+                self.metrics.tick(store, time.time_ns(), self._facts(), anyway=True)
 
     def _judge(self) -> list[Finding]:
         with Store.open(self.run, catch_up=False) as store:
@@ -210,11 +213,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"rankscope watch: {error}\n")
         return 2
     try:
-        with _sole_writer(run, options.node_rank) as ingester:
-            return _watch(Watch(run, ingester, options.node_rank, options.launcher_pid), listen)
+        with contextlib.ExitStack() as serving:
+            with _sole_writer(run, options.node_rank) as ingester:
+                watch = Watch(run, ingester, options.node_rank, options.launcher_pid)
+                watch.metrics = serving.enter_context(
+                    metrics_endpoint(run, watch.node_rank, stall=watch.live.stall, events=watch.events, listen=listen)
+                )
+                _watch(watch)
+            watch.metrics.linger()
     except StoreLockedError as error:
         sys.stderr.write(f"rankscope watch: {error}\n")
         return 2
+    return 0
 
 
 def _sole_writer(run: RunDir, node_rank: int) -> Ingester:
@@ -229,12 +239,11 @@ def _sole_writer(run: RunDir, node_rank: int) -> Ingester:
         time.sleep(0.05)
 
 
-def _watch(watch: Watch, listen: Listen | None) -> int:
+def _watch(watch: Watch) -> None:
     watch.events.write("watch_started", pid=os.getpid())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
-    endpoint = metrics_endpoint(watch.run, watch.node_rank, stall=watch.live.stall, events=watch.events, listen=listen)
-    with contextlib.suppress(_Stop), endpoint as watch.metrics:
+    with contextlib.suppress(_Stop):
         while watch.is_needed():
             start = time.monotonic()
             try:
@@ -256,7 +265,6 @@ def _watch(watch: Watch, listen: Listen | None) -> int:
             break
     if not watch.is_needed():
         remove_shared(watch.run.path)  # of ranks that could not do it themselves
-    return 0
 
 
 if __name__ == "__main__":

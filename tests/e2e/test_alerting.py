@@ -1,0 +1,148 @@
+"""Debian's Prometheus and Alertmanager beside a run: a rank hangs, the alert fires, is delivered, and resolves."""
+
+from __future__ import annotations
+
+import json
+import queue
+import shutil
+import socket
+import subprocess
+import threading
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.launched import start, wait_for
+from tests.programs import needs, program
+
+GRAFANA = Path(__file__).resolve().parents[2] / "grafana"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def webhook() -> Iterator[tuple[int, queue.Queue[dict[str, Any]]]]:
+    """What Alertmanager delivers, message by message."""
+    heard: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            heard.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_port, heard
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
+def started(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, cwd=log.parent)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def asked(port: int, query: str) -> list[dict[str, Any]]:
+    url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": query})
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+    except OSError:
+        return []  # it has not opened its port yet
+    return found
+
+
+def _every_panel_is_drawn(port: int, run_id: str) -> None:
+    """Each query of each dashboard gets an answer from this run, but for what it cannot have."""
+    empty = set()
+    for path in sorted((GRAFANA / "dashboards").glob("*.json")):
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel.get("targets", ()):
+                query = (
+                    target["expr"].replace("$run_id", run_id).replace("$runs", ".*").replace("$__rate_interval", "1m")
+                )
+                if not asked(port, query):
+                    empty.add((path.stem, panel["title"]))
+    assert empty <= {
+        *(("health", title) for title in HEALTH),  # neither a GPU nor the host is read here
+        ("ranks", "Stragglers"), ("run", "Open findings"), ("fleet", "Open findings"),  # the hang is over
+        ("run", "Last rollback"), ("run", "Failures"),  # there was none
+    }, empty  # fmt: skip
+
+
+HEALTH = [panel["title"] for panel in json.loads((GRAFANA / "dashboards" / "health.json").read_text())["panels"]]
+
+
+@needs("prometheus", "prometheus-alertmanager")
+@pytest.mark.timeout(180)
+def test_a_hang_is_alerted_delivered_and_resolved(tmp_path: Path) -> None:
+    """With the files of `grafana/`, only quicker: scraped each second, and resolved after 3 s instead of 30."""
+    metrics_port, alerts_port = free_port(), free_port()
+    shutil.copytree(GRAFANA, tmp_path / "grafana")
+    rules = tmp_path / "grafana" / "prometheus" / "alerts.yml"
+    rules.write_text(rules.read_text().replace("keep_firing_for: 30s", "keep_firing_for: 3s"))
+    config = rules.with_name("prometheus.yml")
+    text = config.read_text().replace("5s", "1s").replace("127.0.0.1:9093", f"127.0.0.1:{alerts_port}")
+    config.write_text(text)
+    with webhook() as (hook_port, heard):
+        manager = tmp_path / "grafana" / "alertmanager" / "alertmanager.yml"
+        text = manager.read_text().replace("127.0.0.1:9094", f"127.0.0.1:{hook_port}")
+        manager.write_text(text.replace("group_interval: 1m", "group_interval: 1s"))
+        prometheus = [
+            program("prometheus"),
+            f"--config.file={config}",
+            f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+            f"--web.listen-address=127.0.0.1:{metrics_port}",
+        ]
+        alertmanager = [
+            program("prometheus-alertmanager"),
+            f"--config.file={manager}",
+            f"--storage.path={tmp_path / 'am'}",
+            f"--web.listen-address=127.0.0.1:{alerts_port}",
+            "--cluster.listen-address=",
+        ]
+        with started(prometheus, tmp_path / "prometheus.log"), started(alertmanager, tmp_path / "alertmanager.log"):
+            settings = ["train.steps=100000", "recovery.hang_floor_s=3"]
+            run = start(tmp_path, "two", faults=["hang@step=40,rank=1"], settings=settings)
+            wait_for(lambda: asked(metrics_port, "rankscope_step > 5"), "a step in Prometheus", run)
+            seen: dict[str, set[str]] = {}
+
+            def hears(name: str, status: str) -> bool:
+                while not heard.empty():
+                    for alert in heard.get()["alerts"]:
+                        seen.setdefault(alert["labels"]["alertname"], set()).add(alert["status"])
+                return status in seen.get(name, set())
+
+            wait_for(lambda: hears("RankscopeStalled", "firing"), "the alert", run)
+            wait_for(lambda: asked(metrics_port, "rankscope_step > 45"), "steps after the restart", run)
+            wait_for(lambda: hears("RankscopeStalled", "resolved"), "the end of the alert", run)
+            assert asked(metrics_port, 'rankscope_findings_total{kind="hang"}')[0]["value"][1] == "1"
+            assert asked(metrics_port, "rankscope_restarts_total")[0]["value"][1] == "1"
+            _every_panel_is_drawn(metrics_port, run.run.run_id)
+            run.process.terminate()
+            run.finish(exit_code=143)
+            ended = 'max_over_time(rankscope_run_state{state="preempted"}[1m]) == 1'  # its target is gone by now
+            wait_for(lambda: asked(metrics_port, ended), "how the run ended")
+    wait_for(lambda: json.loads((tmp_path / "runs" / "targets.json").read_text()) == [], "the target to be taken away")

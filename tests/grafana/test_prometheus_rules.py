@@ -1,0 +1,65 @@
+"""Rules and alerts: Prometheus' own checks, and that names, anchors and pages in them exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from probes.exporters.catalogue import METRICS
+from tests.programs import needs, program
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMETHEUS = ROOT / "grafana" / "prometheus"
+RULES = [rule for name in ("recording.yml", "alerts.yml")
+         for group in yaml.safe_load((PROMETHEUS / name).read_text())["groups"] for rule in group["rules"]]  # fmt: skip
+ALERTS: list[dict[str, Any]] = [rule for rule in RULES if "alert" in rule]
+
+
+def accepts(name: str, *arguments: str | Path) -> None:
+    done = subprocess.run([program(name), *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs("promtool")
+def test_promtool_finds_nothing_wrong() -> None:
+    accepts("promtool", "check", "rules", "--lint-fatal", PROMETHEUS / "recording.yml", PROMETHEUS / "alerts.yml")
+    accepts("promtool", "check", "config", PROMETHEUS / "prometheus.yml")
+
+
+@needs("promtool")
+def test_each_alert_fires_and_is_silent_when_it_should() -> None:
+    tests = PROMETHEUS / "alerts_test.yml"
+    names = {case["name"] for case in yaml.safe_load(tests.read_text())["tests"]}
+    assert names == {f"{rule['alert']} {what}" for rule in ALERTS for what in ("fires", "is silent")}
+    accepts("promtool", "test", "rules", tests)
+
+
+@needs("amtool")
+def test_amtool_accepts_the_example() -> None:
+    accepts("amtool", "check-config", ROOT / "grafana" / "alertmanager" / "alertmanager.yml")
+
+
+def test_metrics_in_rules_exist() -> None:
+    recorded = {rule["record"] for rule in RULES if "record" in rule}
+    for rule in RULES:
+        used = set(re.findall(r"(?<![:\w])rankscope_\w+", rule["expr"]))
+        assert used <= set(METRICS), rule
+        assert set(re.findall(r"run:\w+:\w+", rule["expr"])) <= recorded, rule
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_each_alert_says_what_to_do(alert: dict[str, Any]) -> None:
+    assert re.fullmatch(r"Rankscope([A-Z][a-z]+)+", alert["alert"])
+    assert alert["labels"]["severity"] in ("critical", "warning", "info")
+    notes = alert["annotations"]
+    assert set(notes) == {"summary", "description", "runbook_url", "dashboard_url"}
+    assert "{{" not in notes["summary"]  # it is what people group and count by
+    page, anchor = notes["runbook_url"].split("#")
+    text = (ROOT / page).read_text(encoding="utf-8")
+    headings = {re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"(?m)^#+ (.*)$", text)}
+    assert f'id="{anchor}"' in text or anchor in headings

@@ -1,0 +1,34 @@
+"""Programs that tests start but Python does not install: Debian's Prometheus and Alertmanager.
+
+    @needs("promtool")
+    def test_rules() -> None:
+        subprocess.run([program("promtool"), "check", "rules", ...])
+
+They are on the path, or in `.programs/`, where `make test` puts them (`tests/fetch_programs.sh`).
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+__all__ = ["needs", "program"]
+
+_TEMPLATES = Path("/usr/share/prometheus/alertmanager")
+_FETCHED = Path(__file__).parent.parent / ".programs" / "usr" / "bin"
+
+
+def program(name: str) -> str:
+    """Where it is; empty if it is nowhere, or cannot run."""
+    if name == "prometheus-alertmanager" and not _TEMPLATES.is_dir():
+        return ""
+    return shutil.which(name) or shutil.which(name, path=str(_FETCHED)) or ""
+
+
+def needs(*names: str) -> pytest.MarkDecorator:
+    """Skip where one of them is missing, and say how to get it."""
+    missing = [name for name in names if not program(name)]
+    how = f"needs {', '.join(missing)}: sh tests/fetch_programs.sh .programs"
+    return pytest.mark.skipif(bool(missing), reason=how)
