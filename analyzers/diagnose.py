@@ -38,6 +38,7 @@ from . import (
     startup,
     straggler,
     throughput,
+    whatif,
 )
 from .finding import SEVERITIES, Finding, Severity
 from .runfacts import run_facts
@@ -92,6 +93,8 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     goodput: goodput.Account | None = None
     """Where the wall time went; None where no step was recorded."""
+    what_if: whatif.WhatIf | None = None
+    """What stragglers cost the job; None with one rank or too few steps."""
 
     @property
     def fired(self) -> tuple[Finding, ...]:
@@ -161,15 +164,23 @@ def diagnose(
     except Exception as error:
         account = None
         findings.append(_failed("goodput", "goodput", error))
-    return conclude(findings, facts, account)
+    try:
+        what_if = whatif.measure(source)
+    except Exception as error:
+        what_if = None
+        findings.append(_failed("whatif", "straggler", error))
+    return conclude(findings, facts, account, what_if)
 
 
 def conclude(
-    findings: Sequence[Finding], facts: Mapping[str, Any], account: goodput.Account | None = None
+    findings: Sequence[Finding],
+    facts: Mapping[str, Any],
+    account: goodput.Account | None = None,
+    what_if: whatif.WhatIf | None = None,
 ) -> Diagnosis:
     """The findings in order and the sentence on top; also for input that is no run of ours (`sources`)."""
     ordered = tuple(sorted(findings, key=_order))
-    return Diagnosis(run=facts, verdict=_verdict(ordered, facts), findings=ordered, goodput=account)
+    return Diagnosis(run=facts, verdict=_verdict(ordered, facts), findings=ordered, goodput=account, what_if=what_if)
 
 
 def _schedule(manifest: Mapping[str, Any]) -> str:

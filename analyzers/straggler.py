@@ -9,7 +9,7 @@
 3. `suspects` joins ranks of one node and ranks that are slow in turn, and says how the slowness lies in time.
 4. `slow_group`: groups that do the same collective with the same size take the same time; a group whose transfers are
    persistently slow points to a link or, with several meshes, to a rank.
-5. Evidence: excess per phase, how often the rank arrived last in its collectives, the step time without it.
+5. Evidence: excess per phase, how often the rank arrived last in its collectives, step and run without it (`whatif`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import numpy as np
 
 from .arrivals import load_arrivals
 from .finding import Finding
-from .slow_group import slow_groups
+from .slow_group import SlowLink, slow_groups
 from .slow_rank import Straggler, StragglerPolicy, find_stragglers
 from .snapshot import attempts
 from .source import Source, missing_tables
+from .straggler_cost import cost_of, cost_of_link
 from .suspects import Suspect, suspects
 from .timings import Timings, load_timings
 from .witness import REASONS, Witness, load_witness
@@ -88,7 +89,7 @@ def _nodes(source: Source, attempt: int) -> dict[int, str]:
 
 def _finding(source: Source, timings: Timings, suspect: Suspect, policy: StragglerPolicy) -> Finding:
     worst = suspect.worst
-    slowdown = worst.step_ms / worst.step_without_ms
+    cost = cost_of(source, timings, suspect)
     evidence: dict[str, Any] = {
         "pattern": suspect.pattern,
         "factor_ratio": round(worst.factor, 3),
@@ -96,9 +97,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
         "phase_factors_ratio": {p: _json_number(f) for p, f in worst.phase_factors.items()},
         "phase_excess_ms": {phase: round(value, 3) for phase, value in worst.phase_excess_ms.items()},
         "peers_wait_more_ms": round(worst.peers_wait_more_ms, 3),
-        "step_ms": round(worst.step_ms, 3),
-        "step_without_it_ms": round(worst.step_without_ms, 3),
-        "speedup_without_it_ratio": round(slowdown, 3),
+        **cost.evidence(),
         "steps_slow": worst.num_steps,
         "agreeing_steps_ratio": round(min(segment.agreement for segment in worst.segments), 3),
         "noise_ratio": round(max(segment.noise for segment in worst.segments), 4),
@@ -119,7 +118,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
     return Finding(
         analyzer="straggler",
         kind="straggler",
-        severity="critical" if slowdown >= policy.critical_slowdown_ratio else "warning",
+        severity="critical" if cost.speedup >= policy.critical_slowdown_ratio else "warning",
         status="fired",
         summary=_summary(suspect),
         ranks=suspect.ranks,
@@ -129,13 +128,8 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
         evidence=evidence,
         advice=f"straggler-{suspect.cause.replace('_', '-')}",
         attempt=timings.attempt,
-        cost_s=round(sum((m.step_ms - m.step_without_ms) * m.num_steps for m in _paying(suspect)) / 1e3, 3),
+        cost_s=round(cost.saved_s, 3),
     )
-
-
-def _paying(suspect: Suspect) -> Sequence[Straggler]:
-    """Those whose costs add up: in turn each costs its own steps, together the worst costs for all."""
-    return suspect.members if suspect.pattern == "rotating" else suspect.members[:1]
 
 
 def _summary(suspect: Suspect) -> str:
@@ -182,6 +176,7 @@ def _communication(
         who = f"rank {link.ranks[0]}" if one else f"{'a' if link.alone else 'the'} link of ranks {listed}"
         beside = "before" if link.alone else "in the groups beside it"
         when = f"since step {link.first_step}" if link.ongoing else f"from step {link.first_step} to {link.last_step}"
+        cost = cost_of_link(source, timings, link)
         findings.append(
             Finding(
                 analyzer="straggler",
@@ -202,13 +197,21 @@ def _communication(
                     "excess_ms": round(link.excess_ms, 3),
                     "transfer_ms": round(link.transfer_ms, 3),
                     "transfer_before_ms" if link.alone else "transfer_of_others_ms": round(link.others_ms, 3),
+                    **(cost.evidence() if cost else {}),
                 },
                 advice="straggler-communication",
                 attempt=timings.attempt,
-                cost_s=round(link.excess_ms * (link.last_step - link.first_step + 1) / 1e3, 3),
+                cost_s=round(
+                    cost.saved_s if cost else link.excess_ms * (link.last_step - link.first_step + 1) / 1e3, 3
+                ),
             )
         )
     return findings
+
+
+def _excess_s(link: SlowLink) -> float:
+    """What it costs if nothing hides the transfers."""
+    return link.excess_ms * (link.last_step - link.first_step + 1) / 1e3
 
 
 def _insufficient(why: str) -> Finding:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from .source import Ints, Source, floats, ints
 
-__all__ = ["COMPUTE_PHASES", "OWN_PHASES", "Matrix", "Timings", "load_timings", "others_median"]
+__all__ = ["COMPUTE_PHASES", "OWN_PHASES", "Matrix", "Timings", "load_places", "load_timings", "others_median"]
 
 Matrix = npt.NDArray[np.float32]
 
@@ -112,12 +112,26 @@ class _Placement:
 
 def _peers(source: Source, attempt: int, ranks: Ints) -> tuple[Ints, ...]:
     """Ranks with the same work: the same stage of the pipeline. Without mesh coordinates all are taken for peers."""
-    stage: dict[int, int] = {}
-    if source.has("ranks"):
-        sql = "SELECT rank, arg_max(coalesce(pp, 0), wall_ns) FROM ranks WHERE attempt = ? GROUP BY rank"
-        stage = {rank: pp or 0 for rank, pp in source.rows(sql, [attempt])}
+    stage, _ = load_places(source, attempt)
     stages = np.array([stage.get(int(rank), 0) for rank in ranks])
     return tuple(np.flatnonzero(stages == value) for value in np.unique(stages))
+
+
+def load_places(source: Source, attempt: int) -> tuple[dict[int, int], dict[int, tuple[object, ...]]]:
+    """Of each rank its coordinate in the pipeline, and those in all other dimensions; empty if not recorded."""
+    if not source.has("ranks"):
+        return {}, {}
+    rows = source.rows(
+        """
+        SELECT rank, arg_max(coalesce(pp, 0), wall_ns),
+               arg_max((coalesce(dp_replicate, 0), coalesce(dp_shard, 0), coalesce(cp, 0), coalesce(tp, 0),
+                        coalesce(ep, 0)), wall_ns), bool_or(pp IS NOT NULL)
+        FROM ranks WHERE attempt = ? AND rank >= 0 GROUP BY rank
+        """,
+        [attempt],
+    )
+    stage = {rank: pp or 0 for rank, pp, _, _ in rows}
+    return stage, {rank: tuple(beside) for rank, _, beside, placed in rows if placed}
 
 
 def others_median(values: Matrix) -> Matrix:

@@ -27,7 +27,7 @@ from . import queries
 from .evidence import Drawing, drawings, moment
 from .figures import collectives, goodput, heatmap, loss, theme
 from .links import finding_link
-from .text import evidence_rows, next_step, title, visible, why
+from .text import evidence_rows, next_step, title, visible, what_if_line, why
 
 __all__ = ["render"]
 
@@ -141,6 +141,8 @@ class _Page:
             )
             if account.basis == "steps":
                 note += " No collectives were recorded: waits are split step by step."
+            if diagnosis.what_if is not None:
+                note += f" What-if: {what_if_line(diagnosis.what_if)}."
             figures = [self.figure(goodput.waterfall(account), what="Where the wall time went")]
             if len(account.by_rank) > 1:
                 figures.append(self.figure(goodput.by_rank(account), "Rank by rank"))
@@ -257,6 +259,7 @@ def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
             100 * diagnosis.goodput.goodput_ratio if diagnosis.goodput else None,
             "{:.1f} %",
         ),
+        ("slower by stragglers", diagnosis.what_if.slowdown if diagnosis.what_if else None, "{:.2f}x"),
         ("ms a step, median", facts.get("step_ms_median"), "{:,.4g}"),
         ("tokens/s", facts.get("tokens_per_s"), "{:,.0f}"),
         ("loss, last", facts.get("last_loss"), "{:.4f}"),

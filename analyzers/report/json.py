@@ -4,7 +4,7 @@
 
 `{"schema_version": 1, "run": {...}, "verdict": "...", "findings": [{"id", "link", "analyzer", "kind", "severity",
 "status", "ranks", "first_step", "last_step", "cause", "summary", "evidence", "advice", "attempt", "cost_s"}],
-"goodput": {...}}`
+"goodput": {...}, "what_if": {...}}`
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
                 finding.to_json() | {"link": finding_path(diagnosis.run, finding)} for finding in diagnosis.findings
             ],
             "goodput": diagnosis.goodput.to_json() if diagnosis.goodput else None,
+            "what_if": diagnosis.what_if.to_json() if diagnosis.what_if else None,
         }
     )
     return found

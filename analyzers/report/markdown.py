@@ -14,7 +14,7 @@ from typing import Any
 
 from ..diagnose import Diagnosis
 from ..finding import Finding
-from .text import evidence_rows, goodput_line, next_step, title, visible, why
+from .text import evidence_rows, goodput_line, next_step, title, visible, what_if_line, why
 
 __all__ = ["escaped", "to_markdown"]
 
@@ -108,6 +108,8 @@ def _facts(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> list[tuple[str,
     ]
     if diagnosis.goodput is not None:
         rows.append(("goodput", goodput_line(diagnosis.goodput)))
+    if diagnosis.what_if is not None:
+        rows.append(("what-if", what_if_line(diagnosis.what_if)))
     command = manifest.get("command")
     if isinstance(command, list):
         rows.append(("command", " ".join(map(str, command))))

@@ -52,8 +52,9 @@ def schema() -> dict[str, Any]:
                 "items": {"$ref": "#/$defs/finding"},
             },
             "goodput": {"oneOf": [{"type": "null"}, {"$ref": "#/$defs/goodput"}]},
+            "what_if": {"oneOf": [{"type": "null"}, {"$ref": "#/$defs/what_if"}]},
         },
-        "$defs": {"finding": _finding(), "goodput": _goodput()},
+        "$defs": {"finding": _finding(), "goodput": _goodput(), "what_if": _what_if()},
     }
 
 
@@ -102,6 +103,31 @@ def _goodput() -> dict[str, Any]:
         "steps_kept": {"type": "integer"},
         "steps_discarded": {"type": "integer", "description": "executions that were refused or rolled back"},
         "waits_split_by": {"enum": ["collectives", "steps", None]},
+    }
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _what_if() -> dict[str, Any]:
+    ratio = {"type": "number", "minimum": 0}
+    properties: dict[str, Any] = {
+        "attempt": {"type": "integer"},
+        "first_step": {"type": "integer", "description": "first of the newest steps that were replayed"},
+        "last_step": {"type": "integer"},
+        "basis": {"enum": ["calls", "steps"], "description": "what the dependencies were taken from"},
+        "replay_error_ratio": ratio | {"description": "difference between the replay as it ran and the measured time"},
+        "step_ms": {"type": "number", "description": "measured, mean"},
+        "step_without_stragglers_ms": {"type": "number", "description": "all work and transfers alike"},
+        "slowdown_ratio": ratio | {"description": "S: as it ran / with all alike"},
+        "slowdown_by_rank_ratio": {
+            "type": "object",
+            "additionalProperties": ratio,
+            "description": "S_w: all others alike; the slowest ranks",
+        },
+        "worst_ranks": {"type": "array", "items": {"type": "integer"}, "description": "the worst 3 %, at least one"},
+        "removed_by_worst_ranks_ratio": _or_null(
+            "number", "M_W: share of the slowdown; null where there is hardly any"
+        ),
+        "removed_by_last_stage_ratio": _or_null("number", "M_S; null without a pipeline"),
     }
     return {"type": "object", "required": list(properties), "properties": properties}
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..diagnose import Diagnosis
 from ..finding import Finding
 from ..goodput import CATEGORIES, Account
+from ..whatif import WhatIf
 from .links import finding_link
 from .remedies import REMEDIES
 from .trace_table import render_ranks
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["evidence_rows", "goodput_line", "next_step", "render", "title", "visible", "why"]
+__all__ = ["evidence_rows", "goodput_line", "next_step", "render", "title", "visible", "what_if_line", "why"]
 
 _COLOURS = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 _TITLES = {
@@ -48,6 +49,7 @@ _NOT_SHOWN = {
     "last_seq_of_culprits",
     "named_by",
     "episodes",
+    "whatif_basis",
 }
 _UNITS = {"_ms": " ms", "_s": " s", "_bytes": " bytes", "_z": " sigma"}
 MAX_VALUE = 120
@@ -70,7 +72,7 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
         for finding in diagnosis.not_judged:
             console.print(_text(visible(f"not judged  {finding.summary}"), "dim"))
     console.print()
-    _facts(diagnosis.run, console, diagnosis.goodput)
+    _facts(diagnosis.run, console, diagnosis.goodput, diagnosis.what_if)
     if "trace" in diagnosis.run:  # of profiler traces
         render_ranks(diagnosis.run["trace"]["ranks"], console)
 
@@ -196,6 +198,27 @@ def goodput_line(account: Account) -> str:
     return f"{', '.join(parts)}; of {account.wall_s:.1f} s"
 
 
+def what_if_line(what_if: WhatIf) -> str:
+    """What stragglers cost the job, and who."""
+    steps = f"of steps {what_if.first_step} to {what_if.last_step}, replayed"
+    if what_if.slowdown < 1.01:
+        return f"with all ranks alike nothing would be gained ({steps})"
+    saved = (
+        f"{what_if.step_ms:.4g} ms a step, {what_if.ideal_step_ms:.4g} with all ranks alike: {what_if.slowdown:.2f}x"
+    )
+    who = (
+        f"rank {_listed(what_if.worst_ranks)}"
+        if len(what_if.worst_ranks) == 1
+        else f"ranks {_listed(what_if.worst_ranks)}"
+    )
+    parts = [saved]
+    if what_if.worst_ranks_ratio is not None and what_if.worst_ranks_ratio >= 0.05:
+        parts.append(f"{who} alone is {100 * min(1.0, what_if.worst_ranks_ratio):.0f} % of that")
+    if what_if.last_stage_ratio is not None and what_if.last_stage_ratio >= 0.05:
+        parts.append(f"the last stage {100 * min(1.0, what_if.last_stage_ratio):.0f} %")
+    return f"{', '.join(parts)} ({steps})"
+
+
 def title(finding: Finding) -> str:
     """The kind in capitals."""
     return _TITLES.get(finding.kind, finding.kind.upper().replace("_", " "))
@@ -276,7 +299,9 @@ def _saves(interval: Mapping[str, Any]) -> str:
     )
 
 
-def _facts(facts: Mapping[str, Any], console: Console, account: Account | None = None) -> None:
+def _facts(
+    facts: Mapping[str, Any], console: Console, account: Account | None = None, what_if: WhatIf | None = None
+) -> None:
     mesh = " x ".join(f"{name} {size}" for name, size in (facts.get("mesh") or {}).items())
     devices = ", ".join(facts.get("devices") or [])
     parts = [
@@ -295,6 +320,8 @@ def _facts(facts: Mapping[str, Any], console: Console, account: Account | None =
         rows.append(("Loss", _loss(facts)))
     if account is not None:
         rows.append(("Goodput", goodput_line(account)))
+    if what_if is not None:
+        rows.append(("What-if", what_if_line(what_if)))
     if interval := facts.get("checkpoint_interval"):
         rows.append(("Saves", _saves(interval)))
     rows.append(("Ended", str(facts.get("ended") or "without a word")))

@@ -1,0 +1,102 @@
+"""What-if against the truth: the same simulated run, with the fault and without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from analyzers.diagnose import diagnose
+from analyzers.report.json import to_json
+from analyzers.report.text import what_if_line
+from analyzers.step_graph import load_graph
+from analyzers.whatif import WhatIf, measure, without
+from benchmarks.simulator import QUIET, SHARED_HOST, Fault, Layout, Scenario, simulate, write
+from benchmarks.simulator.scenario import Recording
+from probes.store import Store
+
+ONSET = 12
+LAYOUTS = {
+    "ddp": Layout(dp_replicate=4),
+    "fsdp": Layout(dp_shard=4),
+    "fsdp_tp": Layout(dp_shard=4, tp=2),
+    "pp": Layout(pp=2, dp_replicate=2, microbatches=4, layers=1),
+    "gpipe": Layout(pp=4, dp_shard=2, microbatches=8, layers=1, schedule="gpipe"),
+}
+
+
+def scenario(layout: str, kind: str = "slow_compute", factor: float = 1.5) -> Scenario:
+    fault = Fault(kind=kind, rank=1, step=ONSET, factor=factor)
+    noise = SHARED_HOST if layout in ("ddp", "pp") else QUIET
+    return Scenario(seed=5, layout=LAYOUTS[layout], steps=36, noise=noise, backend="gloo", fault=fault)
+
+
+def step_ms(recording: Recording) -> float:
+    """Mean of the steps after the onset."""
+    steps = recording.log.columns("steps", recording.until)
+    chosen = (steps["rank"] == 0) & (steps["step"] > ONSET + 1)
+    begin, end = steps["start_ns"][chosen].min(), (steps["start_ns"] + steps["duration_ns"])[chosen].max()
+    return float(end - begin) / 1e6 / float(chosen.sum())
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[object]:
+    opened: list[Store] = []
+
+    def store(recording: Recording) -> Store:
+        opened.append(Store.open(write(recording, tmp_path / "run")))
+        return opened[-1]
+
+    yield store
+    for one in opened:
+        one.close()
+
+
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+@pytest.mark.parametrize(("kind", "factor"), [("slow_compute", 1.5), ("slow_data", 1.3)])
+def test_the_step_without_it_is_what_it_really_takes_without_it(layout: str, kind: str, factor: float, stored) -> None:  # type: ignore[no-untyped-def]
+    made = scenario(layout, kind, factor)
+    with_it, truth = simulate(made), simulate(replace(made, fault=None))
+    found = load_graph(stored(with_it), 0, ONSET + 2, made.steps)
+    assert found is not None
+    assert (found.basis, found.error_ratio < 0.01) == ("calls", True)
+    assert found.measured_ms == pytest.approx(step_ms(with_it), rel=0.01)
+    peers = [rank for rank in range(made.layout.num_ranks) if rank // made.layout.width == 1 // made.layout.width]
+    assert without(found, [1], {1: peers}) == pytest.approx(step_ms(truth), rel=0.01)
+
+
+def test_the_finding_and_the_report_say_it(stored) -> None:  # type: ignore[no-untyped-def]
+    made = replace(scenario("fsdp"), steps=45)
+    store = stored(simulate(made))
+    diagnosis = diagnose(store, {})
+    (finding,) = (finding for finding in diagnosis.fired if finding.kind == "straggler")
+    truth = step_ms(simulate(replace(made, fault=None)))
+    assert finding.evidence["step_without_it_ms"] == pytest.approx(truth, rel=0.01)
+    assert finding.evidence["whatif_basis"] == "calls"
+    assert finding.cost_s == pytest.approx((step_ms(simulate(made)) - truth) * (45 - ONSET + 1) / 1e3, rel=0.03)
+    assert finding.evidence["run_s"] - finding.evidence["run_without_it_s"] == pytest.approx(finding.cost_s, abs=0.01)
+    what = diagnosis.what_if
+    assert isinstance(what, WhatIf)
+    assert what.worst_ranks == (1,)
+    assert what.slowdown > 1.2
+    assert "rank 1 alone" in what_if_line(what)
+    assert to_json(diagnosis)["what_if"]["slowdown_ratio"] == round(what.slowdown, 4)
+
+
+def test_without_calls_the_steps_say_nearly_as_much(stored) -> None:  # type: ignore[no-untyped-def]
+    made = replace(scenario("ddp"), missing_tables=("collectives",))
+    found = load_graph(stored(simulate(made)), 0, ONSET + 2, made.steps)
+    assert found is not None
+    assert found.basis == "steps"
+    assert without(found, [1], {1: [0, 1, 2, 3]}) == pytest.approx(
+        step_ms(simulate(replace(made, fault=None))), rel=0.03
+    )
+
+
+def test_nothing_to_gain_and_nothing_to_replay(stored) -> None:  # type: ignore[no-untyped-def]
+    what = measure(stored(simulate(replace(scenario("ddp"), fault=None, noise=QUIET))))
+    assert what is not None
+    assert what.slowdown < 1.02
+    assert what.basis == "calls"
