@@ -24,10 +24,11 @@ from ..diagnose import Diagnosis
 from ..finding import Finding
 from ..source import Source, floats
 from . import queries
+from .account_lines import what_if_line
 from .evidence import Drawing, drawings, moment
 from .figures import collectives, goodput, heatmap, loss, theme
 from .links import finding_link
-from .text import evidence_rows, next_step, title, visible, what_if_line, why
+from .text import evidence_rows, next_step, title, visible, why
 
 __all__ = ["render"]
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from ..diagnose import Diagnosis
 from ..finding import Finding
-from .text import evidence_rows, goodput_line, next_step, title, visible, what_if_line, why
+from .account_lines import goodput_line, what_if_line
+from .text import evidence_rows, next_step, title, visible, why
 
 __all__ = ["escaped", "to_markdown"]
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..diagnose import Diagnosis
 from ..finding import Finding
-from ..goodput import CATEGORIES, Account
+from ..goodput import Account
 from ..whatif import WhatIf
+from .account_lines import goodput_line, what_if_line
 from .links import finding_link
 from .remedies import REMEDIES
 from .trace_table import render_ranks
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["evidence_rows", "goodput_line", "next_step", "render", "title", "visible", "what_if_line", "why"]
+__all__ = ["evidence_rows", "next_step", "render", "title", "visible", "why"]
 
 _COLOURS = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 _TITLES = {
@@ -187,36 +188,6 @@ def next_step(finding: Finding) -> str:
     gain = finding.evidence.get("speedup_without_it_ratio")
     without = f"; without it: {gain:.2f}x faster" if _is_number(gain) else ""
     return f"{advice} (docs/runbook.md#{finding.advice}){without}"
-
-
-def goodput_line(account: Account) -> str:
-    """Shares of the wall time, the largest first; together 100 %."""
-    shares = {name: value / account.wall_s for name, value in account.seconds.items()} if account.wall_s else {}
-    ordered = sorted(shares, key=lambda name: (name != "training", -shares[name]))
-    shown = [name for name in ordered if name == "training" or shares[name] >= 0.005]
-    parts = [f"{100 * shares[name]:.0f} % {CATEGORIES[name]}" for name in shown]
-    return f"{', '.join(parts)}; of {account.wall_s:.1f} s"
-
-
-def what_if_line(what_if: WhatIf) -> str:
-    """What stragglers cost the job, and who."""
-    steps = f"of steps {what_if.first_step} to {what_if.last_step}, replayed"
-    if what_if.slowdown < 1.01:
-        return f"with all ranks alike nothing would be gained ({steps})"
-    saved = (
-        f"{what_if.step_ms:.4g} ms a step, {what_if.ideal_step_ms:.4g} with all ranks alike: {what_if.slowdown:.2f}x"
-    )
-    who = (
-        f"rank {_listed(what_if.worst_ranks)}"
-        if len(what_if.worst_ranks) == 1
-        else f"ranks {_listed(what_if.worst_ranks)}"
-    )
-    parts = [saved]
-    if what_if.worst_ranks_ratio is not None and what_if.worst_ranks_ratio >= 0.05:
-        parts.append(f"{who} alone is {100 * min(1.0, what_if.worst_ranks_ratio):.0f} % of that")
-    if what_if.last_stage_ratio is not None and what_if.last_stage_ratio >= 0.05:
-        parts.append(f"the last stage {100 * min(1.0, what_if.last_stage_ratio):.0f} %")
-    return f"{', '.join(parts)} ({steps})"
 
 
 def title(finding: Finding) -> str:

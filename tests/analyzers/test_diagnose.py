@@ -90,7 +90,7 @@ def test_the_worst_comes_first_and_is_the_verdict() -> None:
 def test_json_is_what_the_issue_prescribes() -> None:
     store = stored(simulate(2, steps=120, faults=[Slow(rank=3, step=60, factor=1.5)]))
     report = json.loads(json.dumps(to_json(diagnose(store, MANIFEST)), allow_nan=False))
-    assert list(report) == ["schema_version", "run", "verdict", "findings", "goodput"]
+    assert list(report) == ["schema_version", "run", "verdict", "findings", "goodput", "what_if"]
     assert report["schema_version"] == 1
     (finding,) = [f for f in report["findings"] if f["status"] == "fired"]
     prescribed = ["analyzer", "kind", "severity", "status", "ranks", "first_step", "last_step", "cause", "summary",

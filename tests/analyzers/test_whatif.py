@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from analyzers.diagnose import diagnose
+from analyzers.report.account_lines import what_if_line
 from analyzers.report.json import to_json
-from analyzers.report.text import what_if_line
 from analyzers.step_graph import load_graph
 from analyzers.whatif import WhatIf, measure, without
 from benchmarks.simulator import QUIET, SHARED_HOST, Fault, Layout, Scenario, simulate, write
