@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from .finding import SEVERITIES, Finding, Severity
 from .runfacts import run_facts
 from .source import Source
 from .stall import StallPolicy
+from .thinned import Thinned, thinned
 
 __all__ = ["SCHEMA_VERSION", "Diagnosis", "conclude", "diagnose", "reaches", "stall_policy"]
 
@@ -126,6 +128,7 @@ def diagnose(
 ) -> Diagnosis:
     """Run every analyzer. `now_ns` (epoch nanoseconds) only if the run is alive: else its end is read as a death."""
     policy = stall_policy(manifest)
+    few = cache(lambda: thinned(source))
     analyzers: list[tuple[str, str, Callable[[], list[Finding]]]] = [
         ("rank_lost", "rank_lost", lambda: rank_lost.analyze(source, policy, now_ns)),
         ("hang", "hang", lambda: hang.analyze(source, policy, now_ns, stacks_dir)),
@@ -137,12 +140,12 @@ def diagnose(
         ("loss_scale", "loss_scale_collapse", lambda: loss_scale.analyze(source)),
         ("gradient_flow", "vanishing_gradients", lambda: gradient_flow.analyze(source)),
         ("coverage", "records", lambda: coverage.analyze(source)),
-        ("straggler", "straggler", lambda: straggler.analyze(source)),
+        ("straggler", "straggler", lambda: straggler.analyze(few())),
         ("stage_balance", "bubble", lambda: stage_balance.analyze(source, _schedule(manifest))),
-        ("throughput", "throughput", lambda: throughput.analyze(source)),
+        ("throughput", "throughput", lambda: throughput.analyze(few())),
         ("communication", "exposed_communication", lambda: communication.analyze(source)),
-        ("data_wait", "data_bound", lambda: data_wait.analyze(source)),
-        ("memory", "memory_growth", lambda: memory.analyze(source)),
+        ("data_wait", "data_bound", lambda: data_wait.analyze(few())),
+        ("memory", "memory_growth", lambda: memory.analyze(few())),
         ("checkpoints", "checkpoint_age", lambda: checkpoints.analyze(source, manifest)),
         ("startup", "slow_startup", lambda: startup.analyze(source)),
         ("configuration", "configuration", lambda: configuration.analyze(source, manifest)),
@@ -156,7 +159,7 @@ def diagnose(
         except Exception as error:  # a damaged run must still give what the others see
             findings.append(_failed(name, kind, error))
     try:
-        facts = run_facts(source, manifest)
+        facts = run_facts(source, manifest) | _looked_at(few())
     except Exception as error:
         facts = {"run_id": manifest.get("run_id"), "error": f"{type(error).__name__}: {error}"[:500]}
     try:
@@ -170,6 +173,14 @@ def diagnose(
         what_if = None
         findings.append(_failed("whatif", "straggler", error))
     return conclude(findings, facts, account, what_if)
+
+
+def _looked_at(few: Source) -> dict[str, Any]:
+    """Of a run with too many rows to compare every rank in every step: how much was looked at."""
+    if not isinstance(few, Thinned):
+        return {}
+    told = {"of": few.num_steps, "steps": few.looked_at, "shortest_slowdown_steps": 2 * few.block}
+    return {"steps_compared": told}
 
 
 def conclude(

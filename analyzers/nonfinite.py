@@ -109,12 +109,12 @@ def locate(evidence: StepEvidence) -> Location:
     bad_loss = tuple(sorted(row.rank for row in evidence.rows if _bad(row.local_loss)))
     good_loss = [row.rank for row in evidence.rows if row.local_loss is not None and not _bad(row.local_loss)]
     flagged = [flag for flag in evidence.flags if flag.nonfinite]
-    if flagged and not bad_loss and _only_after_reduction(evidence, flagged):
+    if flagged and not bad_loss and (_only_after_reduction(evidence, flagged) or _by_sharding(evidence, flagged)):
         return Location(ranks=(), phase="reduction", parameter=parameter, how="all_inputs_finite", others=others)
     if flagged:
         ranks, first = _earliest(flagged)
         forward = bool(set(ranks) & set(bad_loss))
-        if forward and set(ranks) <= set(bad_loss):
+        if forward and first.phase != "forward" and set(ranks) <= set(bad_loss):
             ranks = bad_loss  # a loss is made before data ranks reduce anything: whose is bad made it so
         return Location(
             ranks=ranks,
@@ -146,6 +146,25 @@ def _only_after_reduction(evidence: StepEvidence, flagged: Sequence[Flag]) -> bo
     if not evidence.data_parallel or any(flag.phase != "optimizer" for flag in flagged):
         return False
     return any(flag.phase == "backward" for flag in evidence.flags)
+
+
+def _by_sharding(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
+    """Whether what came out of a reduce-scatter was bad although everything that went into it was finite: with
+    replicas of shards, the next reduction, over the replicas, is the first that sees it."""
+    ranks, first = _earliest(flagged)
+    by_call: dict[tuple[str, int], list[Flag]] = {}
+    for flag in evidence.flags:
+        by_call.setdefault((flag.group, flag.seq), []).append(flag)
+    for flag in by_call[first.group, first.seq]:
+        if flag.rank not in ranks:
+            continue
+        earlier = [f for f in evidence.flags if f.rank == flag.rank and f.since_begin_ns < flag.since_begin_ns]
+        before = max(earlier, key=lambda f: f.since_begin_ns, default=None)
+        if before is None or before.op != "reduce_scatter" or before.group == flag.group:
+            return False
+        if any(member.nonfinite for member in by_call[before.group, before.seq]):
+            return False
+    return first.op == "all_reduce" and first.phase == "backward"
 
 
 def _earliest(flagged: Sequence[Flag]) -> tuple[tuple[int, ...], Flag]:

@@ -14,10 +14,14 @@ from .checkpoint_interval import suggest
 from .eventlog import EventLog
 from .learning import loss_fall
 from .snapshot import attempts
-from .source import Source
+from .source import Source, every_kth
 from .utilisation import flops_per_token, mfu
 
 __all__ = ["run_facts"]
+
+MAX_ROWS = 20_000_000
+"""Rows whose median is taken; of more, those of every k-th step."""
+MAX_STEPS = 1 << 40
 
 
 def run_facts(source: Source, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,9 +111,11 @@ def _steps(source: Source) -> dict[str, Any]:
     ((steps, wall_s, median_ms),) = source.rows(
         """
         SELECT max(step) FILTER (duration_ns IS NOT NULL),
-               (max(start_ns + coalesce(duration_ns, 0)) - min(start_ns)) / 1e9, median(duration_ns) / 1e6
+               (max(start_ns + coalesce(duration_ns, 0)) - min(start_ns)) / 1e9,
+               median(duration_ns) FILTER (step % ? = 0) / 1e6
         FROM steps
-        """
+        """,
+        [every_kth(source, "steps", MAX_ROWS, MAX_STEPS)],
     )
     ((tokens, seconds),) = source.rows(
         # By each rank's own clock: the longest time that one rank needed in an attempt.

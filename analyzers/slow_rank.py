@@ -105,6 +105,12 @@ def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> 
     return sorted(found, key=lambda straggler: -straggler.excess_ms)
 
 
+def _steps_of(steps: Ints, segment: Segment) -> int:
+    """Steps that a segment's observations stand for: of a very long run not every one is looked at (`thinned`)."""
+    own = steps[segment.begin : segment.end]
+    return 1 + int(np.maximum(np.diff(own), 1).sum())
+
+
 def _complete(values: Matrix) -> Matrix:
     """Holes (a rank without a row of the observation) as the median of the others, which says nothing of the rank."""
     holes = np.isnan(values)
@@ -152,6 +158,6 @@ def _measure(
         phase_factors={phase: factors[phase] for phase in (*phases, *(p for p in OWN_PHASES if p not in phases))},
         phase_excess_ms=excesses,
         peers_wait_more_ms=float(np.median(others_median(waits)[row] - waits[row])),
-        num_steps=len(index),
+        num_steps=sum(_steps_of(timings.steps, segment) for segment in segments),
         ongoing=segments[-1].ongoing,
     )

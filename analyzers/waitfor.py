@@ -13,8 +13,8 @@
 5. A rank that is waited for and is in no call is a culprit: it never came. Its open span says what it does instead.
    If all who are waited for are in calls that everybody entered, it is those calls that do not end.
 6. Without such a rank the edges hold a cycle, or everybody entered and nobody left. In a cycle, a rank that is awaited
-   in a step that it has left behind has left a call out; where a message is awaited, that one is missing; else groups
-   are taken in opposite order.
+   in a step that it has left behind, or in a gradient's call while it is in the optimizer's, has left a call out; where
+   a message is awaited, that one is missing; else groups are taken in opposite order.
 """
 
 from __future__ import annotations
@@ -240,15 +240,23 @@ def _ahead(view: AttemptView, calls: list[Call]) -> tuple[tuple[int, ...], Call]
 def _past(
     view: AttemptView, cycle: tuple[int, ...], heads: Mapping[int, list[Call]], waits: _Waits
 ) -> tuple[tuple[int, ...], Call] | None:
-    """The ranks of a cycle that are awaited in a call of a step which they have left behind, and that call."""
+    """The ranks of a cycle that are awaited in a call of a step, or of its gradients, which they have left behind."""
     missed: dict[int, Call] = {}
     for rank in cycle:
         for call in heads[rank]:
             for target in waits.targets([call]) & set(cycle):
                 step = view.ranks[target].step
-                if step is not None and call.step is not None and step > call.step:
+                if step is None or call.step is None:
+                    continue
+                gone = step > call.step or (step == call.step and _is_updating(heads[target], call))
+                if gone:
                     missed[target] = call
     return (tuple(sorted(missed)), missed[min(missed)]) if missed else None
+
+
+def _is_updating(own: list[Call], awaited: Call) -> bool:
+    """Whether a rank is in the optimizer's calls, and is awaited in one that comes before them in every step."""
+    return awaited.phase in ("forward", "backward") and bool(own) and all(call.phase == "optimizer" for call in own)
 
 
 def _cycle(edges: Mapping[int, set[int]]) -> tuple[int, ...]:

@@ -11,8 +11,9 @@
 | dumps | flight-recorder dumps (pickles) of as many entries, of the same hang | 10 s |
 
 The stores are made in SQL, not from tapes (`benchmarks.ingest` measures that way), as one store on one node. Durations
-are drawn for each rank and step, in whole microseconds. The verdict, as `analyze` makes it, is found in a child that
-does nothing else; its wall time and its peak memory (`VmHWM`) are what is shown. What is made is deleted again.
+are drawn for each rank in the first 1,000 steps, in whole microseconds, and come again in the next thousand. The
+verdict, as `analyze` makes it, is found in a child that does nothing else; its wall time and its peak memory (`VmHWM`)
+are what is shown. What is made is deleted again.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from probes.store.database import connect_writer
 
 BASE_NS = 90_000_000
 SLOW_RATIO = 1.05
-CHUNK_ROWS = 20_000_000
+DRAWN_STEPS = 1_000
 GOALS = {"steps": "60 s, 4 GB", "hang": "10 s", "dumps": "10 s"}
 _CHILD = """
 import resource, sys, time
@@ -65,7 +66,7 @@ import json
 print(json.dumps({"seconds": time.perf_counter() - began, "peak_kib": max(peak, children),
                   "cpu_s": sum(resource.getrusage(who).ru_utime + resource.getrusage(who).ru_stime
                                for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)),
-                  "kind": first and first.kind, "cause": first and first.cause, "named": first and list(first.ranks),
+                  "found": first and first.kind, "cause": first and first.cause, "named": first and list(first.ranks),
                   "first_step": first and first.first_step, "verdict": diagnosis.verdict}))
 """
 
@@ -91,31 +92,33 @@ def make_steps(path: Path, ranks: int, steps: int) -> int:
     """Fill the store; returns its bytes. In the order of ingestion: some steps of all ranks, then the next."""
     run = make_run(path, ranks, hang=False).run
     connection = connect_writer(run.store(), wait_s=10, threads=2)
-    at_once = max(100, CHUNK_ROWS // ranks)
-    slow_rank, onset = ranks // 3, steps // 2
-    for first in range(1, steps + 1, at_once):
-        last = min(steps, first + at_once - 1)
+    slow_rank, onset, drawn = ranks // 3, steps // 2, min(steps, DRAWN_STEPS)
+    connection.execute(
+        f"""
+        CREATE TEMP TABLE drawn AS SELECT rank, step, CAST({BASE_NS // 1000} * (1 + 0.016 * (random() - 0.5)
+            + 0.003 * (hash(rank) % 100 / 50.0 - 1)) AS BIGINT) * 1000 AS own
+        FROM range({ranks}) r(rank), range({drawn}) s(step) ORDER BY rank, step
+        """
+    )
+    for first in range(0, steps, drawn):
         connection.execute(
             f"""
             INSERT INTO steps_done BY NAME
-            SELECT 0 AS attempt, rank, step, start_ns, 100000000 AS duration_ns, 2000000 AS data_ns,
-                   own // 3 AS forward_ns, {BASE_NS * 108 // 100} - own // 3 AS backward_ns, 2000000 AS optimizer_ns,
-                   0 AS checkpoint_ns, 0 AS evaluate_ns, 0 AS data_wait_ns, 0 AS forward_wait_ns,
-                   {BASE_NS * 108 // 100} - own AS backward_wait_ns, 0 AS optimizer_wait_ns,
+            SELECT 0 AS attempt, rank, step, {EPOCH_NS} + step * 100000000 AS start_ns, 100000000 AS duration_ns,
+                   2000000 AS data_ns, own // 3 AS forward_ns, {BASE_NS * 108 // 100} - own // 3 AS backward_ns,
+                   2000000 AS optimizer_ns, 0 AS checkpoint_ns, 0 AS evaluate_ns, 0 AS data_wait_ns,
+                   0 AS forward_wait_ns, {BASE_NS * 108 // 100} - own AS backward_wait_ns, 0 AS optimizer_wait_ns,
                    {BASE_NS * 108 // 100} - own AS collective_wait_ns, own + 3000000 AS cpu_ns, 0 AS gc_ns,
-                   0 AS run_delay_ns, 0 AS major_faults, 4096 AS tokens, step - 1 AS batch_index,
-                   loss, loss AS local_loss, 0.2 * loss AS grad_norm, 3e-4 AS lr, 8000000000 AS memory_bytes,
+                   0 AS run_delay_ns, 0 AS major_faults, 4096 AS tokens, step - 1 AS batch_index, loss,
+                   loss AS local_loss, 0.2 * loss AS grad_norm, 3e-4 AS lr, 8000000000 AS memory_bytes,
                    true AS committed
             FROM (
-                SELECT rank, step, {EPOCH_NS} + step * 100000000 AS start_ns,
-                       2.0 + 8.0 * pow(1.0 + step / 5.0, -0.35) * (1 + 0.02 * ((hash(step) % 1000) / 500.0 - 1)) AS loss,
-                       CAST({BASE_NS // 1000} * (1 + 0.008 * ((hash(rank * 1000003 + step) % 4096
-                            + hash(step * 999983 + rank) % 4096) / 4096.0 - 1)) * (1 + 0.003 * (hash(rank) % 100 / 50.0 - 1))
-                            * CASE WHEN rank = {slow_rank} AND step >= {onset} THEN {SLOW_RATIO} ELSE 1 END
-                            AS BIGINT) * 1000 AS own
-                FROM range({ranks}) r(rank), range({first}, {last + 1}) s(step))
-            ORDER BY rank, step
-            """  # noqa: E501
+                SELECT rank, step + {first} + 1 AS step,
+                       2.0 + 8.0 * pow(1.0 + (step + {first} + 1) / 5.0, -0.35) AS loss,
+                       CASE WHEN rank = {slow_rank} AND step + {first} + 1 >= {onset}
+                       THEN own * {round(100 * SLOW_RATIO)} // 100 ELSE own END AS own
+                FROM drawn WHERE step + {first} < {steps})
+            """
         )
     connection.execute("CHECKPOINT")
     connection.close()
@@ -209,7 +212,7 @@ def point(kind: str, ranks: int, options: argparse.Namespace) -> dict[str, Any]:
         made_s = time.perf_counter() - began
         found = measure(path, kind, options.timeout_s)
         shutil.rmtree(path, ignore_errors=True)
-    right = found.get("named") == [ranks // 3] and found.get("kind") == ("straggler" if kind == "steps" else "hang")
+    right = found.get("named") == [ranks // 3] and found.get("found") == ("straggler" if kind == "steps" else "hang")
     return {"kind": kind, "ranks": ranks, "rows": rows, "bytes": num_bytes, "made_s": made_s, "right": right, **found}
 
 

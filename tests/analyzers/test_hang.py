@@ -379,3 +379,13 @@ def test_sizes_that_differ_count_although_a_later_call_is_done() -> None:
         world.enter(rank, group, 31, op="all_gather", bytes=8, end_ns=world.now_ns + MS)
     finding = hang_of(world)
     assert (finding.cause, finding.ranks) == ("mismatch_size", (2,))
+
+
+def test_a_rank_in_the_optimizer_that_is_awaited_in_the_backward_pass_has_left_a_call_out() -> None:
+    world = World(groups={"world": (0, 1, 2, 3), "tp": (2, 3)})
+    world.enter(3, "world", 30, phase="optimizer")
+    for rank in (0, 1):
+        world.enter(rank, "world", 30, phase="optimizer")
+    world.enter(2, "tp", 30, phase="backward")
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("skipped", (3,))

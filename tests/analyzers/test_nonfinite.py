@@ -168,3 +168,27 @@ def test_missing_tables() -> None:
     assert only(analyze(store)).status == "suspect"
     store.drop("steps")
     assert only(analyze(store)).status == "insufficient_data"
+
+
+@pytest.mark.parametrize("bad_input", [False, True])
+def test_a_shard_that_overflows_when_it_is_summed_is_nobodys(bad_input: bool) -> None:
+    """HSDP: what comes out of the reduce-scatter is seen by the reduction over replicas."""
+    shard = [
+        replace(
+            flag(rank, 7, bad_input and rank == 1, group=group, since_ns=100), op="reduce_scatter", phase="backward"
+        )
+        for group, members in (("dp_shard[0,1]", (0, 1)), ("dp_shard[2,3]", (2, 3)))
+        for rank in members
+    ]
+    replicas = [
+        replace(flag(rank, 90, True, group="dp_replicate[0,2]", since_ns=200), phase="backward") for rank in (0, 2)
+    ]
+    where = locate(StepEvidence(rows=rows(), flags=[*shard, *replicas], data_parallel=True))
+    assert (where.phase, where.ranks) == (("backward", (1,)) if bad_input else ("reduction", ()))
+
+
+def test_a_flag_in_the_forward_pass_is_nearer_than_the_losses() -> None:
+    """Tensor parallel: both ranks of the group have the bad loss, and one of them put the bad value in."""
+    flags = [replace(flag(rank, 5, rank == 1, group="tp[0,1]"), phase="forward") for rank in (0, 1)]
+    where = locate(StepEvidence(rows=rows(0, 1), flags=flags))
+    assert (where.phase, where.ranks) == ("forward", (1,))

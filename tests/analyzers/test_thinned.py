@@ -1,0 +1,62 @@
+"""Runs with too many rows: some steps are chosen, and what lasts is among them with its begin and its end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from analyzers import straggler, thinned
+from analyzers.diagnose import diagnose
+from analyzers.thinned import Thinned, changes
+from probes.store import Store
+from tests.factories import make_run
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """2,000 steps of 4 ranks; rank 2 is slow from step 900 to the end."""
+    run = make_run(tmp_path_factory.mktemp("long"), ranks=4, steps=2000, slow={2: 1.3}, slow_from=900)
+    return Store.open(run)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thinned, "MIN_STEPS", 300)
+    monkeypatch.setattr(thinned, "CHOSEN_ROWS", 1200)
+    monkeypatch.setattr(thinned, "NEWEST_STEPS", 60)
+
+
+def test_a_short_run_is_its_own_source(store: Store) -> None:
+    assert thinned.thinned(store) is store
+
+
+def test_the_begin_of_a_slowdown_is_found_to_the_step(store: Store, small: None) -> None:
+    few = thinned.thinned(store, max_rows=1000)
+    assert isinstance(few, Thinned)
+    ((rows,),) = few.rows("SELECT count(DISTINCT step) FROM steps")
+    assert rows == few.looked_at < 1000
+    (whole,), (part,) = straggler.analyze(store), straggler.analyze(few)
+    assert part.ranks == whole.ranks == (2,)
+    assert abs(part.first_step - 900) <= 2
+    assert part.evidence["factor_ratio"] == pytest.approx(whole.evidence["factor_ratio"], rel=0.02)
+    assert part.cost_s == pytest.approx(whole.cost_s, rel=0.1)
+
+
+def test_the_report_says_how_many_steps_were_compared(
+    store: Store, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thinned.thinned, "__defaults__", (1000,))
+    told = diagnose(store, {}).run["steps_compared"]
+    assert told["of"] == 2000
+    assert 300 <= told["steps"] < 1000
+
+
+def test_changes_of_one_row_against_the_others() -> None:
+    dice = np.random.default_rng(0)
+    least = (100 * (1 + 0.002 * dice.standard_normal((50, 200)))).astype(np.float32)
+    least *= 1 + 0.1 * (np.arange(200) % 7 == 3)  # all ranks together: nobody's change
+    assert changes(least) == []
+    least[7, 60:90] *= 1.08
+    assert changes(least) == [60, 90]
+    least[9, 120:] *= 1.05
+    assert changes(least) == [60, 90, 120]
