@@ -2,10 +2,16 @@
 
     python -m benchmarks.soak --minutes 60                  # 4 ranks of the demo's model, a fault every 20 s
     python -m benchmarks.soak --minutes 3 --seed 7 --json soak.json
+    python -m benchmarks.soak --faults 10 --apart 16        # as many as in 3 minutes, in one: the test suite
 
 Faults are drawn by seed from the drill's catalogue (killed, stopped, hung, crashed, poisoned and slow ranks, bad
-batches, a killed watch, a damaged store, ...) and tied to steps, so many steps apart as `--every` seconds of clean
-training take. One `rankscope train` meets them all; at the end of the time it is told to end, as a scheduler would.
+batches, a killed watch, a damaged store, ...), none twice before all had their turn, and tied to steps, so many steps
+apart as `--every` seconds of clean training take. One `rankscope train` meets them all; at the end of the time it is
+told to end, as a scheduler would.
+
+What a soak proves lies in the number of faults that one run meets, each with the state that the ones before have left,
+not in the minutes of healthy training between them. So with `--faults` that number is given, and the steps between
+two of them; the run ends by itself some steps after the last.
 
 | figure | meaning |
 |---|---|
@@ -27,6 +33,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +46,14 @@ from trainer.drills.faults import Fault, parse_fault
 from trainer.drills.scenario import Scenario
 
 RANKS = 4
-LEFT_OUT = ("failing_data", "divergence", "clock_shift", "missing_send", "kill_in_recovery", "failing_batch")
-"""What is meant to end a run, needs a pipeline, or is a pair."""
+LEFT_OUT = (
+    "failing_data", "divergence", "clock_shift", "missing_send", "kill_in_recovery", "failing_batch", "skip_restore",
+)  # fmt: skip
+"""What is meant to end a run, needs a pipeline or other settings, or is a pair."""
 CLEAN_STEPS = 60
+FIRST_STEP = 40
+STEPS_AFTER = 40
+"""Steps after the last of a given number of faults."""
 NAMED_WITHIN_S = 45.0
 
 
@@ -52,9 +64,11 @@ def kinds() -> list[str]:
 
 def draw(seed: int, count: int, apart: int) -> list[Fault]:
     """`count` faults, `apart` steps from each other on average; lasting ones last for a third of that."""
-    dice, step, faults = random.Random(seed), 40, []
+    dice, step, faults = random.Random(seed), FIRST_STEP, []
+    left: list[str] = []
     for _ in range(count):
-        name = dice.choice(kinds())
+        left = left or dice.sample(kinds(), len(kinds()))
+        name = left.pop()
         kind = CATALOGUE[name]
         rank = kind.drilled_rank if kind.drilled_rank >= 0 else dice.randrange(RANKS)
         parts = [f"step={step}"] + ([] if kind.all_ranks else [f"rank={rank}"])
@@ -103,8 +117,8 @@ def judge(executed: Executed, wedged_after_s: float) -> dict[str, Any]:
             "WHERE kind = 'batch_skipped'"
         )["batch"]
         struck = store.query(
-            "SELECT json_extract_string(detail, '$.fault') AS fault, rank, min(wall_ns) AS wall_ns FROM events "
-            "WHERE kind = 'fault_injected' GROUP BY fault, rank, step ORDER BY wall_ns"
+            "SELECT json_extract_string(detail, '$.fault') AS fault, min(rank) AS rank, min(wall_ns) AS wall_ns "
+            "FROM events WHERE kind = 'fault_injected' GROUP BY fault, step ORDER BY wall_ns"
         )
         said = store.query(
             "SELECT finding_kind, finding_ranks, summary, wall_ns FROM findings WHERE status = 'fired' "
@@ -167,28 +181,24 @@ def account(trained: list[int], skipped: list[int]) -> str:
     return f"{len(twice)} more than once {twice[:5]}, {len(missing)} not at all {missing[:5]}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.soak", description="a random fault every so often, for long")
-    parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--every", type=float, default=20.0, metavar="SECONDS", help="from a fault to the next")
-    parser.add_argument("--wedged-after", type=float, default=60.0, metavar="SECONDS")
-    parser.add_argument("--config", type=Path, default=Path("examples/gpt-demo.toml"))
-    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the run here")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-    options = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
     folder = options.keep or Path(tempfile.mkdtemp(prefix="soak-"))
     base = Base(config=options.config, overrides=tuple(options.overrides), num_ranks=RANKS)
-    step_s = clean_step_s(base, folder / "clean")
-    apart = max(5, round(options.every / step_s))
-    count = round(options.minutes * 60 / options.every) + 1
-    print(f"a clean step takes {1e3 * step_s:.0f} ms; {count} faults, {apart} steps apart or so", flush=True)
-    faults = draw(options.seed, count, apart)
+    found: dict[str, Any] = {"seed": options.seed}
+    if options.faults:
+        faults = draw(options.seed, options.faults, options.apart)
+        steps, limit_s = faults[-1].step + STEPS_AFTER, options.faults * options.wedged_after
+    else:
+        step_s = clean_step_s(base, folder / "clean")
+        apart = max(5, round(options.every / step_s))
+        faults = draw(options.seed, round(options.minutes * 60 / options.every) + 1, apart)
+        steps, limit_s = 10_000_000, options.minutes * 60
+        print(f"a clean step takes {1e3 * step_s:.0f} ms; {len(faults)} faults, {apart} steps apart or so", flush=True)
+        found["step_ms"] = round(1e3 * step_s, 1)
     start = time.monotonic()
-    done = run(faults, 10_000_000, base, folder / "soak", options.minutes * 60)
-    minutes = (time.monotonic() - start) / 60
-    found = {"minutes": round(minutes, 1), "step_ms": round(1e3 * step_s, 1), "seed": options.seed}
+    done = run(faults, steps, base, folder / "soak", limit_s)
+    found["minutes"] = round((time.monotonic() - start) / 60, 1)
     found |= judge(done, options.wedged_after)
     for key, value in found.items():
         if isinstance(value, list):
@@ -202,6 +212,21 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
     falls = found.get("loss_last") is not None and found["loss_last"] < found["loss_first"]
     return int(bool(found.get("problem")) or found["wedged"] > 0 or found["batches"] != "exact" or not falls)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks.soak", description="a random fault every so often, for long")
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--every", type=float, default=20.0, metavar="SECONDS", help="from a fault to the next")
+    parser.add_argument("--faults", type=int, default=0, metavar="N", help="end after so many, not after --minutes")
+    parser.add_argument("--apart", type=int, default=50, metavar="STEPS", help="with --faults: from one to the next")
+    parser.add_argument("--wedged-after", type=float, default=60.0, metavar="SECONDS")
+    parser.add_argument("--config", type=Path, default=Path("examples/gpt-demo.toml"))
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the run here")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ class Kind:
     """What a drill changes in the configuration for it."""
     parameters: str = ""
     """What a drill adds to it: `factor=3`."""
-    first_step: int = 12
+    first_step: int = 8
     """Earliest step for a drill: detectors that compare with a history need one."""
     steps_after: int = 8
     """Steps that a drill still trains after the fault."""
@@ -79,7 +79,7 @@ _LOST = Expected(("rank_lost",), ("signal",))
 _RAISED = Expected(("rank_lost",), ("exception",))
 _LASTING = ("step", "rank", "factor", "until")
 _SPIKE_STEP = 36  # the spike detector has its history, and the loss of a young run has stopped plunging
-_SLOW_AFTER = 90  # steps: some ten seconds of a small model, two looks of the live straggler analyzer
+_SLOW_AFTER = 70  # steps: some ten seconds of a small model, two looks of the live straggler analyzer
 
 
 def _stuck(*causes: str, rank: Whose = "rank") -> tuple[Expected, ...]:
@@ -281,6 +281,7 @@ CATALOGUE: dict[str, Kind] = {
         expected=(_LOST, Expected(("resume_differs",), ("rng",))),
         recovery="restarts",
         keys=("step", "rank", "where"),
+        settings=("checkpoint.memory_survives=false",),  # what a checkpoint on the disk says of itself is compared
     ),
     # Time.
     "slow_compute": Kind(
@@ -307,7 +308,7 @@ CATALOGUE: dict[str, Kind] = {
         fault_id="F19",
         what="one garbage collection of half a second on a rank",
         keys=("step", "rank", "seconds"),
-        steps_after=40,
+        steps_after=30,
     ),
     "slow_logging": Kind(
         fault_id="F20",
@@ -318,13 +319,13 @@ CATALOGUE: dict[str, Kind] = {
         steps_after=60,
     ),
     # The node.
-    "watch_killed": Kind(fault_id="F38", what="the node's watch process is killed", steps_after=40),
-    "store_corrupt": Kind(fault_id="F38", what="the first pages of the store are overwritten", steps_after=40),
+    "watch_killed": Kind(fault_id="F38", what="the node's watch process is killed", steps_after=30),
+    "store_corrupt": Kind(fault_id="F38", what="the first pages of the store are overwritten", steps_after=30),
     "clock_shift": Kind(
         fault_id="F40",
         what="a rank's clock is ten minutes ahead from the start",
         keys=("step", "rank", "seconds"),
-        steps_after=40,
+        steps_after=30,
     ),
     # Two at once.
     "kill_in_recovery": Kind(

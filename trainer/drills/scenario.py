@@ -23,6 +23,7 @@ CLEAN = "none"
 """Name of the run without a fault: it must end without a finding."""
 PAIRS = ("nan_grad+kill", "slow_data+nan_grad", "kill+kill")
 """What `all` also runs, two faults in one run; the second strikes after the first was dealt with."""
+_CLEAN_STEPS = 30
 _SPREAD_STEPS = 6
 _BETWEEN_STEPS = 8
 _RECOVERY_ORDER: tuple[Recovery, ...] = ("goes_on", "skips", "restarts", "stops")
@@ -152,12 +153,12 @@ def _scenario(name: str, mesh: str, shape: tuple[str, ...], seed: int, config: C
     dice = random.Random(f"{seed} {mesh} {name}")
     names = [] if name == CLEAN else name.split("+")
     faults: list[Fault] = []
-    step, steps = 0, 30
+    step, steps = 0, 0 if names else _CLEAN_STEPS
     for kind_name in names:
         kind = CATALOGUE[kind_name]
         step = max(kind.first_step, step + _BETWEEN_STEPS if step else 0) + dice.randrange(_SPREAD_STEPS)
         faults.append(_fault(kind_name, kind, step, dice.randrange(num_ranks)))
-        steps = max(steps if len(faults) > 1 else 0, step + kind.steps_after)
+        steps = max(steps, step + kind.steps_after)
     changed = {setting for part in names for setting in CATALOGUE[part].settings}
     settings = (*shape, f"train.steps={steps}", *sorted(changed), *_short(config))
     return Scenario(
