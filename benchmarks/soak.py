@@ -48,6 +48,7 @@ from trainer.drills.scenario import Scenario
 RANKS = 4
 LEFT_OUT = (
     "failing_data", "divergence", "clock_shift", "missing_send", "kill_in_recovery", "failing_batch", "skip_restore",
+    "torn_checkpoint", "flipped_checkpoint",
 )  # fmt: skip
 """What is meant to end a run, needs a pipeline or other settings, or is a pair."""
 CLEAN_STEPS = 60

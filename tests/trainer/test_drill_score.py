@@ -12,8 +12,9 @@ from probes.events import EventWriter
 from probes.rundir import NODE_RANK, RunDir
 from probes.store import Store
 from tests.factories import make_run
-from trainer.drills.catalogue import CATALOGUE, Expected, Recovery
+from trainer.drills.catalogue import CATALOGUE
 from trainer.drills.faults import Fault, parse_fault
+from trainer.drills.kind import Expected, Recovery
 from trainer.drills.score import Score, score_run
 
 NAN = parse_fault("nan_grad@step=12,rank=2")

@@ -10,70 +10,9 @@ the modules beside this one; what stands here needs no torch, so that a command 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from trainer.drills.kind import Expected, Kind, Whose
 
-__all__ = ["CATALOGUE", "MESHES", "Expected", "Kind", "Recovery", "Whose"]
-
-Whose = Literal["rank", "tensor_group", "among", "nobody"]
-"""Ranks of a right finding: the fault's rank alone; or its tensor-parallel group, whose members hold parts of the same
-activations; it among others, where records cannot part who made it from who was caught in it; no rank alone, where all
-have the same (a batch, a rate)."""
-Recovery = Literal["goes_on", "skips", "restarts", "stops"]
-"""What must follow: nothing but training; a refused step and a rollback; a new attempt; an end with a report."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """The right answer: a finding of one of `kinds` with one of `causes`."""
-
-    kinds: tuple[str, ...]
-    causes: tuple[str, ...]
-    rank: Whose = "rank"
-
-    @property
-    def text(self) -> str:
-        """For a table: `hang (stopped), its rank`."""
-        whose = {
-            "rank": "its rank",
-            "tensor_group": "its rank or tensor-parallel group",
-            "among": "its rank among others",
-            "nobody": "no single rank",
-        }
-        return f"{' or '.join(self.kinds)} ({', '.join(self.causes)}), {whose[self.rank]}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """One kind of fault. `expected` is empty where the right answer is silence."""
-
-    fault_id: str
-    what: str
-    expected: tuple[Expected, ...] = ()
-    recovery: Recovery = "goes_on"
-    keys: tuple[str, ...] = ("step", "rank")
-    all_ranks: bool = False
-    """It strikes every rank unless one is given."""
-    armed_everywhere: bool = False
-    """Ranks besides the one that it strikes have a part in it."""
-    needs: Literal["", "ranks", "groups", "pipeline"] = ""
-    """Where it shows: with more than one rank, where several groups do the same beside one another, in a pipeline."""
-    drilled_rank: int = -1
-    """The rank that a drill strikes; -1 = any, by seed."""
-    settings: tuple[str, ...] = ()
-    """What a drill changes in the configuration for it."""
-    parameters: str = ""
-    """What a drill adds to it: `factor=3`."""
-    first_step: int = 8
-    """Earliest step for a drill: detectors that compare with a history need one."""
-    steps_after: int = 8
-    """Steps that a drill still trains after the fault."""
-
-    @property
-    def fault_ids(self) -> tuple[str, ...]:
-        """`fault_id` may be several: `F28, F30`."""
-        return tuple(self.fault_id.split(", "))
-
+__all__ = ["CATALOGUE", "MESHES", "NOT_DRILLED"]
 
 _LOST = Expected(("rank_lost",), ("signal",))
 _RAISED = Expected(("rank_lost",), ("exception",))
@@ -327,6 +266,60 @@ CATALOGUE: dict[str, Kind] = {
         keys=("step", "rank", "seconds"),
         steps_after=30,
     ),
+    "late_writer": Kind(
+        fault_id="F41",
+        what="a rank is killed, and a copy of it comes back when the next attempt has begun",
+        expected=(_LOST,),
+        recovery="restarts",
+        told=("fenced", ""),
+        steps_after=16,
+    ),
+    "flood": Kind(
+        fault_id="F39",
+        what="a rank records ten times as much",
+        steps_after=30,
+    ),
+    # Checkpoints and their disk.
+    "kill_in_save": Kind(
+        fault_id="F32",
+        what="a rank is killed inside a save",
+        expected=(_LOST,),
+        recovery="restarts",
+        settings=("checkpoint.interval=2",),
+    ),
+    "torn_checkpoint": Kind(
+        fault_id="F33",
+        what="a shard of the newest checkpoint loses its end, and the rank is killed",
+        expected=(_LOST,),
+        recovery="restarts",
+        settings=("checkpoint.interval=5", "checkpoint.memory_survives=false"),
+        told=("checkpoint", "condemned"),
+        first_step=14,
+    ),
+    "flipped_checkpoint": Kind(
+        fault_id="F34",
+        what="a bit of a shard of the newest checkpoint flips, and the rank is killed",
+        expected=(_LOST,),
+        recovery="restarts",
+        settings=("checkpoint.interval=5", "checkpoint.memory_survives=false"),
+        told=("checkpoint", "condemned"),
+        first_step=14,
+    ),
+    "disk_full": Kind(
+        fault_id="F35",
+        what="the kernel lets a rank write no file longer than 64 KiB",
+        keys=("step", "rank", "until"),
+        settings=("checkpoint.interval=5",),
+        told=("checkpoint", "failed"),
+        steps_after=24,
+    ),
+    "slow_disk": Kind(
+        fault_id="F36",
+        what="every fsync of a rank takes a second longer",
+        keys=("step", "rank", "seconds", "until"),
+        settings=("checkpoint.interval=5",),
+        steps_after=24,
+    ),
     # Two at once.
     "kill_in_recovery": Kind(
         fault_id="F45",
@@ -349,3 +342,14 @@ MESHES = {
     "pp*fsdp": "a pipeline of two stages, sharded over the rest",
 }
 """Layouts that a drill can put a configuration on."""
+
+NOT_DRILLED = {
+    "F6, F7": "a kernel that never ends, a device-side assertion: needs a GPU",
+    "F14": "the rendezvous store lives in the launcher, without which nobody restarts: tests/e2e/test_whole_run_killed",
+    "F21": "uneven stages are a layout, not an event of a step: tests/analyzers/test_stage_balance",
+    "F37": "no folder is read-only to root: tests/trainer/hostile_disk mounts one so, in a namespace of its own",
+    "F42, F43": "a device that fails, or a driver that hangs: needs a GPU",
+    "F47": "ranks and launcher send nothing to an endpoint; exporters beside them: tests/probes/exporters",
+    "F48": "a folder from a stranger, not a run that trains: tests/hostile",
+}
+"""What cannot be drilled on processes of one machine, with the reason, and what stands for it."""

@@ -92,6 +92,7 @@ def judge(scenario: Scenario, executed: Executed) -> Row:
                 scenario.expected,
                 faults=scenario.faults,
                 recovery=scenario.recovery,
+                told=scenario.told,
                 steps=scenario.steps,
                 stacks_dir=run.stacks,
             )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from probes.recorder import Recorder
 from probes.rundir import RunDir
-from trainer.drills import collective, data, integrity, node, numeric, process, slow_compute, timing
+from trainer.drills import collective, data, integrity, node, numeric, process, slow_compute, storage, timing
 from trainer.drills.catalogue import CATALOGUE
 from trainer.drills.faults import Fault, FaultError
 from trainer.drills.node import distort_clock
@@ -31,6 +31,7 @@ ARM: Mapping[str, Callable[[Trigger, Training], None]] = {
     **timing.ARM,
     **slow_compute.ARM,
     **node.ARM,
+    **storage.ARM,
 }
 """What prepares a rank for each kind."""
 

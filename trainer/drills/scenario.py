@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.config import Config
-from trainer.drills.catalogue import CATALOGUE, MESHES, Expected, Kind, Recovery
+from trainer.drills.catalogue import CATALOGUE, MESHES
 from trainer.drills.faults import Fault, parse_fault
+from trainer.drills.kind import Expected, Kind, Recovery
 
 __all__ = ["CLEAN", "DrillError", "DrillPlan", "Scenario", "choose_faults", "plan_drill"]
 
@@ -60,6 +61,11 @@ class Scenario:
     def expected(self) -> tuple[tuple[Fault, Expected], ...]:
         """Every finding that there must be, with the fault that it is about."""
         return tuple((f, e) for f, kind in zip(self.faults, self.kinds, strict=True) for e in kind.expected)
+
+    @property
+    def told(self) -> tuple[tuple[str, str], ...]:
+        """Events that must be on record: (kind, state)."""
+        return tuple(kind.told for kind in self.kinds if kind.told[0])
 
     @property
     def recovery(self) -> Recovery:
@@ -160,7 +166,7 @@ def _scenario(name: str, mesh: str, shape: tuple[str, ...], seed: int, config: C
         faults.append(_fault(kind_name, kind, step, dice.randrange(num_ranks)))
         steps = max(steps, step + kind.steps_after)
     changed = {setting for part in names for setting in CATALOGUE[part].settings}
-    settings = (*shape, f"train.steps={steps}", *sorted(changed), *_short(config))
+    settings = (*shape, f"train.steps={steps}", *_short(config), *sorted(changed))
     return Scenario(
         name=name,
         mesh=mesh,

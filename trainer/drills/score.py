@@ -21,8 +21,8 @@ from typing import Any
 
 from analyzers.diagnose import diagnose
 from analyzers.source import Source
-from trainer.drills.catalogue import Expected, Recovery
 from trainer.drills.faults import Fault
+from trainer.drills.kind import Expected, Recovery
 from trainer.exit_codes import EXIT_GIVEN_UP
 
 __all__ = ["Answer", "Said", "Score", "score_run"]
@@ -90,6 +90,7 @@ def score_run(
     *,
     faults: Sequence[Fault] = (),
     recovery: Recovery = "goes_on",
+    told: Sequence[tuple[str, str]] = (),
     steps: int,
     stacks_dir: Path | None = None,
 ) -> Score:
@@ -109,6 +110,7 @@ def score_run(
     false_alarms = _distinct([said for said in (*after, *live) if not any(said.what == right.what for right in used)])
     first_ns = min((ns for (kind, _), ns in struck.items() if kind in {f.kind for f in faults}), default=None)
     ended, problems = _ending(source, recovery, steps)
+    problems += _untold(source, told)
     took = _steps(source)
     return Score(
         answers=tuple(answers),
@@ -239,6 +241,13 @@ def _ending(source: Source, recovery: Recovery, steps: int) -> tuple[str, list[s
     if recovery == "restarts" and did.get("attempt_started", 0) < 2:
         problems.append("there was no restart")
     return str(reason or "no end"), problems
+
+
+def _untold(source: Source, told: Sequence[tuple[str, str]]) -> list[str]:
+    """Which of the events that must be on record are not: (kind, state)."""
+    there = source.rows("SELECT kind, json_extract_string(detail, '$.state') FROM events GROUP BY ALL")
+    missing = [(kind, state) for kind, state in told if not any(k == kind and state in ("", s) for k, s in there)]
+    return [f"no event {kind}{f' ({state})' if state else ''} was written" for kind, state in missing]
 
 
 def _training_again_s(source: Source, injected_ns: int | None, recovery: Recovery) -> float | None:

@@ -17,7 +17,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from trainer.drills.catalogue import CATALOGUE
+from trainer.drills.catalogue import CATALOGUE, NOT_DRILLED
 from trainer.drills.scenario import DrillPlan, Scenario
 from trainer.drills.tally import Row, Tally
 
@@ -191,5 +191,9 @@ def print_faults(console: Console) -> None:
     for name, kind in CATALOGUE.items():
         found = "; ".join(expected.text for expected in kind.expected) or "nothing: it is no fault of a rank"
         follow = follows[kind.recovery]
+        found += f"; event {' '.join(filter(None, kind.told))}" if kind.told[0] else ""
         table.add_row(kind.fault_id, name, escape(kind.what), escape(found), follow)
     console.print(table, highlight=False)
+    console.print("\nNot drilled:", highlight=False)
+    for number, reason in NOT_DRILLED.items():
+        console.print(f"  {number:9} {escape(reason)}", highlight=False, soft_wrap=True)

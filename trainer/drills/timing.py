@@ -20,6 +20,7 @@ __all__ = ["ARM"]
 _SO_MAX_PACING_RATE = 47  # of Linux; Python's socket module does not name it
 _UNLIMITED = -1
 _GARBAGE = 20_000
+_FLOOD_SPANS = 300
 
 
 def _arm_slow_link(trigger: Trigger, training: Training) -> None:
@@ -80,8 +81,22 @@ def _arm_slow_logging(trigger: Trigger, training: Training) -> None:
     training.step = taking  # type: ignore[method-assign]
 
 
+def _arm_flood(trigger: Trigger, training: Training) -> None:
+    """Spans that nobody asked for: a step of a small model has some thirty records."""
+
+    class Flooding(FaultyLoader):
+        def before(self) -> None:
+            if trigger.lasting():
+                for _ in range(_FLOOD_SPANS):
+                    with trigger.recorder.span("data"):
+                        pass
+
+    Flooding(training)
+
+
 ARM: Mapping[str, Callable[[Trigger, Training], None]] = {
     "slow_link": _arm_slow_link,
     "pause": _arm_pause,
     "slow_logging": _arm_slow_logging,
+    "flood": _arm_flood,
 }
