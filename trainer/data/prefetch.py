@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,6 +23,9 @@ from torch.utils.data import DataLoader, Dataset
 from trainer.data.batches import Batch, BatchStream
 
 __all__ = ["Prefetcher"]
+
+_DEATH_S = 2.0
+"""How long a process whose connection broke may take to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,13 @@ class Prefetcher:
             self.close()
             self._running = self._start(batch_index)
         self._next = batch_index + 1
-        return next(self._running)
+        try:
+            return next(self._running)
+        except (OSError, EOFError) as error:
+            # A worker that dies while it hands a batch over breaks the connection before its death is known. Torch's
+            # handler of SIGCHLD raises here and names it; later it would break into the telling of this error.
+            time.sleep(_DEATH_S)
+            raise RuntimeError(f"a data worker broke off in the middle of a batch: {error}") from error
 
     def close(self) -> None:
         """End the workers; `batch` would start them again."""

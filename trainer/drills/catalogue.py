@@ -220,7 +220,9 @@ CATALOGUE: dict[str, Kind] = {
         expected=(_LOST, Expected(("resume_differs",), ("rng",))),
         recovery="restarts",
         keys=("step", "rank", "where"),
-        settings=("checkpoint.memory_survives=false",),  # what a checkpoint on the disk says of itself is compared
+        # What a checkpoint on the disk says of itself is compared.
+        settings=("checkpoint.interval=5", "checkpoint.memory_survives=false"),
+        first_step=14,
     ),
     # Time.
     "slow_compute": Kind(
@@ -276,7 +278,9 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "flood": Kind(
         fault_id="F39",
-        what="a rank records ten times as much",
+        what="ranks record ten times as much",
+        keys=("step", "rank", "until"),
+        all_ranks=True,
         steps_after=30,
     ),
     # Checkpoints and their disk.
@@ -292,22 +296,25 @@ CATALOGUE: dict[str, Kind] = {
         what="a shard of the newest checkpoint loses its end, and the rank is killed",
         expected=(_LOST,),
         recovery="restarts",
-        settings=("checkpoint.interval=5", "checkpoint.memory_survives=false"),
+        settings=("checkpoint.memory_survives=false",),
         told=("checkpoint", "condemned"),
-        first_step=14,
+        first_step=24,
+        steps_after=16,
     ),
     "flipped_checkpoint": Kind(
         fault_id="F34",
         what="a bit of a shard of the newest checkpoint flips, and the rank is killed",
         expected=(_LOST,),
         recovery="restarts",
-        settings=("checkpoint.interval=5", "checkpoint.memory_survives=false"),
+        settings=("checkpoint.memory_survives=false",),
         told=("checkpoint", "condemned"),
-        first_step=14,
+        first_step=24,
+        steps_after=16,
     ),
     "disk_full": Kind(
         fault_id="F35",
         what="the kernel lets a rank write no file longer than 64 KiB",
+        expected=(Expected(("checkpoint_failed",), ("failed",), "nobody"),),
         keys=("step", "rank", "until"),
         settings=("checkpoint.interval=5",),
         told=("checkpoint", "failed"),
@@ -318,6 +325,7 @@ CATALOGUE: dict[str, Kind] = {
         what="every fsync of a rank takes a second longer",
         keys=("step", "rank", "seconds", "until"),
         settings=("checkpoint.interval=5",),
+        allowed=("checkpoint_age",),  # where steps are short, saves that take seconds do come late
         steps_after=24,
     ),
     # Two at once.

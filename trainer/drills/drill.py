@@ -93,6 +93,7 @@ def judge(scenario: Scenario, executed: Executed) -> Row:
                 faults=scenario.faults,
                 recovery=scenario.recovery,
                 told=scenario.told,
+                allowed=scenario.allowed,
                 steps=scenario.steps,
                 stacks_dir=run.stacks,
             )

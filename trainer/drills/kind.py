@@ -61,6 +61,8 @@ class Kind:
     """What a drill changes in the configuration for it."""
     parameters: str = ""
     """What a drill adds to it: `factor=3`."""
+    allowed: tuple[str, ...] = ()
+    """Kinds of findings that may be true of it too, and are then no false alarms."""
     told: tuple[str, str] = ("", "")
     """An event that must be on record afterwards, as (its kind, its `state`, or empty)."""
     first_step: int = 8

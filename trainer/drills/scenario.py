@@ -63,6 +63,11 @@ class Scenario:
         return tuple((f, e) for f, kind in zip(self.faults, self.kinds, strict=True) for e in kind.expected)
 
     @property
+    def allowed(self) -> tuple[str, ...]:
+        """Kinds of findings that are no false alarms, though not asked for."""
+        return tuple(name for kind in self.kinds for name in kind.allowed)
+
+    @property
     def told(self) -> tuple[tuple[str, str], ...]:
         """Events that must be on record: (kind, state)."""
         return tuple(kind.told for kind in self.kinds if kind.told[0])

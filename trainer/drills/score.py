@@ -91,6 +91,7 @@ def score_run(
     faults: Sequence[Fault] = (),
     recovery: Recovery = "goes_on",
     told: Sequence[tuple[str, str]] = (),
+    allowed: Sequence[str] = (),
     steps: int,
     stacks_dir: Path | None = None,
 ) -> Score:
@@ -107,7 +108,8 @@ def score_run(
         answer = _answer(fault, wanted, _peers(source, fault.rank), struck, live, after, used)
         answers.append(answer)
         used += [answer.said] if answer.said else []
-    false_alarms = _distinct([said for said in (*after, *live) if not any(said.what == right.what for right in used)])
+    beyond = [said for said in (*after, *live) if said.kind not in allowed]
+    false_alarms = _distinct([said for said in beyond if not any(said.what == right.what for right in used)])
     first_ns = min((ns for (kind, _), ns in struck.items() if kind in {f.kind for f in faults}), default=None)
     ended, problems = _ending(source, recovery, steps)
     problems += _untold(source, told)

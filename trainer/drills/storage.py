@@ -48,21 +48,19 @@ def _arm_damage(damage: Callable[[Path], None]) -> Callable[[Trigger, Training],
     def arm(trigger: Trigger, training: Training) -> None:
         class Damaging(FaultyLoader):
             def before(self) -> None:
-                saved = checkpoint_steps(trigger.run.checkpoints)
-                if trigger.spent or trigger.step < trigger.fault.step or len(saved) < 2:
-                    return  # without a second one there is nothing to go back to
+                if trigger.spent or trigger.step < trigger.fault.step:
+                    return
+                folder = trigger.run.checkpoints
+                saved = checkpoint_steps(folder)
+                if len(saved) < 2 or any(folder.glob("step-*.tmp")):
+                    return  # nothing to go back to; or the next one is about to be the newest
                 trigger.fire()
-                damage(_shard(trigger.run.checkpoints, max(saved), trigger.rank))
+                damage(folder / f"step-{max(saved):08d}" / f"__{trigger.rank}_0.distcp")
                 os.kill(os.getpid(), signal.SIGKILL)
 
         Damaging(training)
 
     return arm
-
-
-def _shard(folder: Path, step: int, rank: int) -> Path:
-    (found,) = (path for path in folder.glob(f"step-*/__{rank}_0.distcp") if int(path.parent.name[5:]) == step)
-    return found
 
 
 def _tear(shard: Path) -> None:
