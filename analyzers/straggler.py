@@ -5,7 +5,8 @@
 
 1. `slow_rank` finds ranks that are persistently slower than their peers, in computing or in data.
 2. `witness` hears CPU time, the kernel's count of waits for a core, garbage collections and tokens: a rank whose core
-   was taken (`host`) or whose sequences are longer (`sequence_length`) is no slow device.
+   was taken (`host`) or whose sequences are longer (`sequence_length`) is no slow device. `device_beside` joins the
+   readings of its GPU: a clock below those of its peers is the cause (`gpu_clock`).
 3. `suspects` joins ranks of one node and ranks that are slow in turn, and says how the slowness lies in time.
 4. `slow_group`: groups that do the same collective with the same size take the same time; a group whose transfers are
    persistently slow points to a link or, with several meshes, to a rank.
@@ -20,15 +21,16 @@ from typing import Any
 import numpy as np
 
 from .arrivals import load_arrivals
+from .device_beside import load_device
 from .finding import Finding
 from .slow_group import SlowLink, slow_groups
 from .slow_rank import Straggler, StragglerPolicy, find_stragglers
 from .snapshot import attempts
 from .source import Source, missing_tables
 from .straggler_cost import cost_of, cost_of_link
-from .suspects import Suspect, suspects
+from .suspects import Suspect, suspects, with_device
 from .timings import Timings, load_timings
-from .witness import REASONS, Witness, load_witness
+from .witness import Witness, load_witness
 
 __all__ = ["analyze"]
 
@@ -52,7 +54,7 @@ def analyze(source: Source, policy: StragglerPolicy | None = None) -> list[Findi
             found = suspects(
                 stragglers, _witnesses(source, timings, stragglers), _nodes(source, attempt), int(timings.steps.min())
             )
-            findings += [_finding(source, timings, suspect, policy) for suspect in found]
+            findings += [_finding(source, timings, _seen(source, timings, suspect), policy) for suspect in found]
         findings += _communication(source, timings, policy, stragglers)
     if not judged and not findings:
         ((world_size,),) = source.rows("SELECT count(DISTINCT rank) FROM steps")
@@ -65,11 +67,24 @@ def analyze(source: Source, policy: StragglerPolicy | None = None) -> list[Findi
 def _witnesses(source: Source, timings: Timings, stragglers: Sequence[Straggler]) -> dict[tuple[int, str], Witness]:
     found: dict[tuple[int, str], Witness] = {}
     for straggler in stragglers:
-        peers = next(timings.ranks[rows] for rows in timings.peers if straggler.rank in timings.ranks[rows])
+        peers = _peers_of(timings, straggler.rank)
         found[straggler.rank, straggler.cause] = load_witness(
-            source, timings.attempt, straggler.rank, peers.tolist(), straggler.first_step, straggler.last_step
+            source, timings.attempt, straggler.rank, peers, straggler.first_step, straggler.last_step
         )
     return found
+
+
+def _seen(source: Source, timings: Timings, suspect: Suspect) -> Suspect:
+    """The suspect with what was read of its device meanwhile."""
+    worst = suspect.worst
+    peers = [rank for rank in _peers_of(timings, worst.rank) if rank not in suspect.ranks]
+    device = load_device(source, timings.attempt, worst.rank, peers, worst.first_step, worst.last_step)
+    return with_device(suspect, device)
+
+
+def _peers_of(timings: Timings, rank: int) -> list[int]:
+    """The ranks with the same work, itself included."""
+    return next([int(r) for r in timings.ranks[rows]] for rows in timings.peers if rank in timings.ranks[rows])
 
 
 def _nodes(source: Source, attempt: int) -> dict[int, str]:
@@ -106,9 +121,9 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
     }
     if suspect.node:
         evidence["node"] = suspect.node
-    if suspect.reason:
-        evidence["reason"] = REASONS[suspect.reason]
-    evidence |= suspect.witness.evidence()
+    if suspect.why:
+        evidence["reason"] = suspect.why
+    evidence |= suspect.witness.evidence() | (suspect.device.evidence() if suspect.device else {})
     arrivals = load_arrivals(source, timings.attempt, worst.rank, worst.first_step, worst.last_step)
     if arrivals.num_checked:
         caused = arrivals.caused_wait_ratio
@@ -150,7 +165,7 @@ def _summary(suspect: Suspect) -> str:
         "intermittent": f"again and again in {steps} ({len(worst.segments)} times)",
         "rotating": f"in {steps}",
     }[suspect.pattern]
-    reason = f": {REASONS[suspect.reason]}" if suspect.reason else ""
+    reason = f": {suspect.why}" if suspect.why else ""
     return f"{who} {when}: {amount} in {suspect.cause.replace('_', ' ')}{reason}"
 
 

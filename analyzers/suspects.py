@@ -14,16 +14,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
+from .device_beside import DeviceBeside
 from .slow_rank import Straggler
-from .witness import Verdict, Witness, judge
+from .witness import REASONS, Verdict, Witness, judge
 
-__all__ = ["Pattern", "Suspect", "pattern_of", "suspects"]
+__all__ = ["GPU_CLOCK", "Pattern", "Suspect", "pattern_of", "suspects", "with_device"]
 
 Pattern = Literal["chronic", "since", "transient", "intermittent", "rotating"]
+GPU_CLOCK = "gpu_clock"
+"""Cause of a rank that computes slowly because its device's clock is low."""
 NODE_SHARE = 0.6
 """Slow ranks of a node from which it is the node."""
 MIN_IN_TURN = 3
@@ -44,6 +47,15 @@ class Suspect:
     """Whether CPU time or the kernel's count of waits for a core agrees."""
     witness: Witness = field(default_factory=Witness)
     node: str = ""
+    device: DeviceBeside | None = None
+    """The worst rank's device beside those of its peers, where health was sampled."""
+
+    @property
+    def why(self) -> str:
+        """The reason, as people say it; empty if none is known."""
+        if self.cause == GPU_CLOCK and self.device is not None:
+            return self.device.explains(self.worst.factor)
+        return REASONS.get(self.reason, "")
 
     @property
     def worst(self) -> Straggler:
@@ -99,6 +111,14 @@ def suspects(
         )
     joined = _in_turn(_nodes(single, nodes))
     return sorted(joined, key=lambda suspect: -suspect.worst.excess_ms)
+
+
+def with_device(suspect: Suspect, device: DeviceBeside | None) -> Suspect:
+    """The suspect with its device's readings: a clock that accounts for slow computing is the cause."""
+    if device is None:
+        return suspect
+    slowed = suspect.cause == "compute" and device.explains(suspect.worst.factor)
+    return replace(suspect, device=device, cause=GPU_CLOCK if slowed else suspect.cause)
 
 
 def pattern_of(straggler: Straggler, first_step: int) -> Pattern:

@@ -169,7 +169,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
     anchors = set(re.findall(r'<a id="([^"]+)"></a>', (ROOT / "docs" / "runbook.md").read_text()))
     causes = {
         "non-finite": set(get_args(Phase)),
-        "straggler": {"compute", "data", "communication", "host", "sequence-length"},
+        "straggler": {"compute", "data", "communication", "host", "sequence-length", "gpu-clock"},
         "loss-spike": {"batch", "learning_rate", "divergence"},
         "rank-lost": {"exception", "signal", "out_of_memory", "exit", "vanished", "killed_all", "no_dump"},
         "throughput": {"compute", "communication", "data", "between_runs"},
