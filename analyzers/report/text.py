@@ -165,6 +165,7 @@ def next_step(finding: Finding) -> str:
             "compute": f"check clocks, thermals and neighbours of {rank}'s device and host",
             "data": f"check the data loader and the disk of {rank}'s host",
             "host": f"look for what else runs on {rank}'s host (top, numactl, cgroup limits), and for swapping",
+            "gpu_clock": f"look at cooling, power and locked clocks of {rank}'s GPU (nvidia-smi -q -d CLOCK)",
             "sequence_length": "even out the tokens that each rank gets (pack or sort sequences by length)",
             "communication": f"check the network card and cable of {rank}",
         }.get(finding.cause, f"look at {rank}"),
