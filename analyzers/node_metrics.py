@@ -17,6 +17,7 @@ from probes.exporters.catalogue import Sample
 
 from .eventlog import EventLog
 from .goodput import measure
+from .node_health import health_samples
 from .run_state import LIVE_WORDS, RunState, run_state
 from .snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
 from .source import Source, missing_tables
@@ -56,7 +57,7 @@ class NodeMetrics:
             *_findings(source, attempts(source), now_ns),
             *_recovery(source, log),
             *self._checkpoints(source),
-            *self._health(source),
+            *health_samples(source),
         ]
 
     def _run(self, source: Source, log: EventLog, state: RunState) -> Iterator[Sample]:
@@ -113,43 +114,6 @@ class NodeMetrics:
         if good_ns is not None:
             yield Sample("rankscope_checkpoint_good_timestamp_seconds", good_ns / 1e9)
         yield Sample("rankscope_checkpoint_failures_total", failed)
-
-    def _health(self, source: Source) -> Iterator[Sample]:
-        """The newest reading of each device; NULL (not supported there) is left out."""
-        if missing_tables(source, "health"):
-            return
-        columns = [*_HOST, "disk_free_bytes", *_DEVICE, "throttle_reasons"]
-        for device, *values in source.rows(
-            f"SELECT device, {', '.join(f'arg_max({column}, sample_ns)' for column in columns)} FROM health "
-            "WHERE device IS NOT NULL GROUP BY device ORDER BY device"
-        ):
-            reading = dict(zip(columns, values, strict=True))
-            if device == "host":
-                for column, name in {**_HOST, "disk_free_bytes": "rankscope_disk_free_bytes"}.items():
-                    if reading[column] is not None:
-                        yield Sample(name, reading[column])
-                continue
-            for column, name in _DEVICE.items():
-                if reading[column] is not None:
-                    yield Sample(name, reading[column], {"device": str(device)})
-
-
-_HOST = {
-    "cpu_utilization_ratio": "rankscope_host_cpu_utilization_ratio",
-    "load_1m": "rankscope_host_load",
-    "memory_used_bytes": "rankscope_host_memory_used_bytes",
-    "memory_total_bytes": "rankscope_host_memory_total_bytes",
-}
-_DEVICE = {
-    "gpu_utilization_ratio": "rankscope_gpu_utilization_ratio",
-    "memory_used_bytes": "rankscope_gpu_memory_used_bytes",
-    "memory_total_bytes": "rankscope_gpu_memory_total_bytes",
-    "temperature_celsius": "rankscope_gpu_temperature_celsius",
-    "power_watts": "rankscope_gpu_power_watts",
-    "sm_clock_hertz": "rankscope_gpu_sm_clock_hertz",
-    "ecc_corrected_total": "rankscope_gpu_ecc_corrected_total",
-    "ecc_uncorrected_total": "rankscope_gpu_ecc_uncorrected_total",
-}
 
 
 def _steps(source: Source) -> Iterator[Sample]:

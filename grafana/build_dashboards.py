@@ -404,19 +404,52 @@ HEALTH = Page(
     help="What the hardware under a run does.",
     rows=[
         (
+            "Errors",
+            [
+                line("gpu_xid_total", "device, xid, class", title="XID errors", legend="{{device}} {{xid}} {{class}}"),
+                Panel(
+                    title="Seconds since an XID",
+                    unit="s",
+                    help=METRICS["rankscope_gpu_last_xid_timestamp_seconds"].help,
+                    queries=[
+                        (f"time() - {metric('gpu_last_xid_timestamp_seconds', 'device, xid')}", "{{device}} {{xid}}")
+                    ],
+                ),
+                line("gpu_ecc_corrected_total", "device", title="Corrected memory errors"),
+                line("gpu_ecc_uncorrected_total", "device", title="Uncorrected memory errors"),
+                line("gpu_remapped_rows_total", "device", title="Remapped rows"),
+                Panel(
+                    title="Remapping",
+                    unit="short",
+                    help="Waits for a reset, or has failed.",
+                    queries=[
+                        (metric("gpu_remap_pending", "device"), "{{device}} pending"),
+                        (metric("gpu_remap_failed", "device"), "{{device}} failed"),
+                    ],
+                ),
+                line("gpu_nvlink_errors_total", "device", title="NVLink errors"),
+                line("gpu_pcie_replays_total", "device", title="PCIe replays"),
+            ],
+        ),
+        (
             "Devices",
             [
-                line(name, "device", title=title)
-                for name, title in (
-                    ("gpu_utilization_ratio", "Busy"),
-                    ("gpu_memory_used_bytes", "Memory in use"),
-                    ("gpu_memory_total_bytes", "Memory"),
-                    ("gpu_temperature_celsius", "Temperature"),
-                    ("gpu_power_watts", "Power"),
-                    ("gpu_sm_clock_hertz", "Clock"),
-                    ("gpu_ecc_corrected_total", "Corrected memory errors"),
-                    ("gpu_ecc_uncorrected_total", "Uncorrected memory errors"),
-                )
+                line("gpu_throttled", "device, reason", title="Slowed down", legend="{{device}} {{reason}}"),
+                *(
+                    line(name, "device", title=title)
+                    for name, title in (
+                        ("gpu_sm_clock_hertz", "Clock"),
+                        ("gpu_temperature_celsius", "Temperature"),
+                        ("gpu_power_watts", "Power"),
+                        ("gpu_energy_joules_total", "Energy"),
+                        ("gpu_utilization_ratio", "Busy"),
+                        ("gpu_sm_active_ratio", "Multiprocessors with work"),
+                        ("gpu_tensor_active_ratio", "Tensor cores at work"),
+                        ("gpu_memory_bandwidth_ratio", "Memory bandwidth"),
+                        ("gpu_memory_used_bytes", "Memory in use"),
+                        ("gpu_memory_total_bytes", "Memory"),
+                    )
+                ),
             ],
         ),
         (
@@ -426,8 +459,10 @@ HEALTH = Page(
                 for name, title in (
                     ("host_cpu_utilization_ratio", "CPU"),
                     ("host_load", "Load"),
-                    ("host_memory_used_bytes", "Memory in use"),
-                    ("host_memory_total_bytes", "Memory"),
+                    ("host_memory_used_bytes", "Memory of the host in use"),
+                    ("host_memory_total_bytes", "Memory of the host"),
+                    ("host_swapped_pages_total", "Pages swapped"),
+                    ("host_network_errors_total", "Network errors"),
                     ("disk_free_bytes", "Free space for the run"),
                 )
             ],

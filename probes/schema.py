@@ -302,7 +302,11 @@ _HEALTH = Table(
         _f64("gpu_utilization_ratio", "1", "share of time in which any kernel ran"),
         _f64("temperature_celsius", "Cel", "GPU core temperature"),
         _f64("power_watts", "W", "power draw"),
+        _f64("energy_joules", "J", "energy used since the driver was loaded"),
         _f64("sm_clock_hertz", "Hz", "clock of the multiprocessors"),
+        _f64("sm_active_ratio", "1", "share of time in which multiprocessors had work (Hopper, or DCGM)"),
+        _f64("tensor_active_ratio", "1", "share of time in which tensor cores worked (Hopper, or DCGM)"),
+        _f64("memory_bandwidth_ratio", "1", "share of the memory's bandwidth that was used (Hopper, or DCGM)"),
         _i64("throttle_reasons", "", "NVML bit mask of clock event reasons"),
         _i64("ecc_corrected_total", "1", "corrected memory errors since the driver was loaded"),
         _i64("ecc_uncorrected_total", "1", "uncorrected memory errors since the driver was loaded"),
@@ -312,6 +316,8 @@ _HEALTH = Table(
         _i64("pcie_replay_total", "1", "packets sent again over PCIe since the driver was loaded"),
         _i64("nvlink_errors_total", "1", "replays, recoveries, CRC errors of all NVLinks since the driver was loaded"),
         _i64("num_cpus", "1", "CPUs that the host's processes may use (host only)"),
+        _i64("swapped_pages_total", "1", "pages swapped in or out since the host was booted (host only)"),
+        _i64("network_errors_total", "1", "errors and drops of all interfaces since they were up (host only)"),
     ),
 )
 

@@ -204,6 +204,10 @@ class ProbesConfig(_Section):
     comparisons; 1 = no window is left out."""
     stall_floor_s: float = Field(default=5.0, gt=0)
     """A rank without progress for less than this is never called stalled (seconds)."""
+    health: bool = True
+    """Read host and GPUs once a second, in `watch`."""
+    dcgm_url: str = ""
+    """`/metrics` of a dcgm-exporter to read the GPUs from, instead of NVML."""
 
 
 class CheckpointConfig(_Section):

@@ -36,6 +36,7 @@ from probes.rundir import NODE_RANK, RunDir, RunError
 from probes.store import Ingester, Store, StoreError, StoreLockedError
 from trainer.checkpoint.shared_folder import remove_shared
 from trainer.recovery.metrics_endpoint import Metrics, TickFacts, listen_address, metrics_endpoint
+from trainer.recovery.node_health import node_health
 from trainer.recovery.processes import ProcessTracker, is_alive, kill
 from trainer.recovery.stacks import take_stacks
 
@@ -219,7 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 watch.metrics = serving.enter_context(
                     metrics_endpoint(run, watch.node_rank, stall=watch.live.stall, events=watch.events, listen=listen)
                 )
-                _watch(watch)
+                with node_health(run, watch.node_rank, watch.events):
+                    _watch(watch)
             watch.metrics.linger()
     except StoreLockedError as error:
         sys.stderr.write(f"rankscope watch: {error}\n")

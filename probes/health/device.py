@@ -1,0 +1,56 @@
+"""A source of readings, and what it gives.
+
+    for source in (Host(run.path), *nvml_sources()):
+        for reading in source.read():
+            reading.device, reading.values["power_watts"]
+
+A source reads one or more devices. What a device does not support is left out of its values, never zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["HOST", "Reading", "ReadingError", "Source", "Xid", "XidSource"]
+
+HOST = "host"
+"""The `device` of a host's own reading."""
+
+
+class ReadingError(RuntimeError):
+    """A source cannot be read at the moment; the text is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One device at one moment: NVML UUID (or `HOST`), and columns of table `health`."""
+
+    device: str
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """An error that the driver reported: its number, and the UUID of the device."""
+
+    code: int
+    device: str
+
+
+class Source(Protocol):
+    """Something that can be read again and again. `name` is for messages."""
+
+    name: str
+
+    def read(self) -> Sequence[Reading]:
+        """The newest readings. Raises ReadingError. May block: it has a thread of its own."""
+
+
+class XidSource(Protocol):
+    """Something that tells of XID errors."""
+
+    def wait(self, timeout_s: float) -> Sequence[Xid]:
+        """Those of the next `timeout_s` seconds, as soon as there is one. Raises ReadingError when there are none to
+        come any more."""
