@@ -65,6 +65,8 @@ class HealthPolicy:
     """Free space below which the next checkpoint may not fit."""
     disk_soon_s: float = 3600.0
     """Time until the disk is full at the present rate."""
+    disk_rate_over_s: float = 120.0
+    """Readings for so long before a rate is believed: a checkpoint being written is no trend."""
     queue_factor: float = 2.0
     """Runnable processes over CPUs, from which ranks wait for a core."""
     queue_ratio: float = 0.5
@@ -248,18 +250,20 @@ def _device(
 
 def _hosts(source: Source, policy: HealthPolicy) -> list[Finding]:
     findings = []
-    for node, least, newest, rate, waiting, load, cpus in source.rows(
+    for node, least, newest, rate, over_s, waiting, load, cpus in source.rows(
         """
         SELECT node, min(disk_free_bytes), arg_max(disk_free_bytes, sample_ns),
                regr_slope(disk_free_bytes, sample_ns / 1e9) FILTER (
                    sample_ns >= (SELECT max(sample_ns) FROM health) - 600000000000),
+               (max(sample_ns) - min(sample_ns)) / 1e9,
                avg(CASE WHEN load_1m > ? * num_cpus THEN 1.0 WHEN load_1m IS NOT NULL THEN 0.0 END),
                median(load_1m), max(num_cpus)
         FROM health WHERE device = 'host' GROUP BY node ORDER BY node
         """,
         [policy.queue_factor],
     ):
-        soon_s = newest / -rate if newest is not None and rate is not None and rate < 0 else None
+        is_trend = rate is not None and rate < 0 and over_s >= policy.disk_rate_over_s
+        soon_s = newest / -rate if newest is not None and is_trend else None
         if newest is not None and (newest < policy.disk_free_bytes or (soon_s or 1e18) < policy.disk_soon_s):
             until = "" if soon_s is None or soon_s > 86400 else f", full in {soon_s / 60:.0f} min at the present rate"
             findings.append(

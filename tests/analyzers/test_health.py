@@ -176,3 +176,12 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     node.read("host", 0, **{**HOST, "num_cpus": None})
     (unknown,) = node.findings()
     assert unknown.summary == "nothing is known of the hosts' num_cpus"
+
+
+@pytest.mark.parametrize(("seconds", "fires"), [(60, False), (300, True)])
+def test_a_disk_that_fills_up_is_told_once_its_rate_is_a_trend(tmp_path: Path, seconds: int, fires: bool) -> None:
+    node = Node(tmp_path)
+    for second in range(seconds):
+        node.read("host", second, **{**HOST, "disk_free_bytes": (100 << 30) - second * (100 << 20)})
+    found = [finding for finding in node.findings() if finding.kind == "host_pressure"]
+    assert [finding.cause for finding in found] == ["disk"] * fires
