@@ -39,6 +39,10 @@ FEW_PEERS = 4
 """Ranks in a group up to which one that changes moves the excess of all others."""
 _FEW_WINDOWS = 16
 """Differences between windows from which their noise is known well enough."""
+_NEWEST = 500
+"""Observations that say how crowded the machine is."""
+_OF_A_GROUP = 9
+"""Observations of a group that its median is taken of."""
 MAX_OBSERVATIONS = 2_000
 """Of longer histories observations are averaged in groups: an onset is then known to the group."""
 
@@ -106,7 +110,7 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
     per_window = _noise_by_window(_without_changes(clipped, suspected, onsets), sigma)
     scores, onsets = _scan(clipped, per_window, policy)
     found = []
-    calm = _sigma(np.log(np.maximum(whole_ms, 1e-6)).astype(np.float64) - np.log(np.maximum(_middle(whole_ms), 1e-6)))
+    calm = _restlessness(whole_ms)
     lasting = next((size for size, noise in per_window if size >= 10 and noise >= policy.lasting_noise * sigma), 0)
     length = max(policy.min_length * max(1.0, calm / policy.calm_noise_ratio), 4 * lasting)
     for row in suspected[scores[suspected] >= limit]:
@@ -125,18 +129,20 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
     return sorted(found, key=lambda segment: -segment.effect)
 
 
-def _middle(whole_ms: Matrix) -> Matrix:
-    """What all ranks share in an observation."""
-    return np.median(whole_ms, axis=0, keepdims=True)
+def _restlessness(whole_ms: Matrix) -> float:
+    """Noise of one observation of all own work, as a ratio and without what all ranks share: of the newest ones."""
+    logs = np.log(np.maximum(whole_ms[:, -_NEWEST:], 1e-6)).astype(np.float64)
+    return _sigma(logs - np.median(logs, axis=0, keepdims=True))
 
 
 def _grouped(excess: Matrix, group: int) -> Floats:
-    """Medians of `group` observations each, that end at the newest one."""
+    """Medians of groups of observations that end at the newest one; of large groups some, evenly, are enough."""
     if group == 1:
         return excess.astype(np.float64)
     count = excess.shape[1] // group
-    newest = excess[:, excess.shape[1] - count * group :]
-    return np.median(newest.reshape(len(excess), count, group), axis=2).astype(np.float64)
+    newest = excess[:, excess.shape[1] - count * group :].reshape(len(excess), count, group)
+    every = -(-group // _OF_A_GROUP)
+    return np.median(newest[:, :, ::every], axis=2).astype(np.float64)
 
 
 def _without_changes(values: Floats, rows: Indices, onsets: Indices) -> Floats:
