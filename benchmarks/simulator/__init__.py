@@ -22,6 +22,7 @@ the formats of real runs. It knows nothing of the analyzers: it was written from
     records    the tables' columns
     tapes      the files
     scale      runs of thousands of ranks, in closed form
+    schedules  pipelines played out in time, whose idle share is known
 """
 
 from __future__ import annotations
