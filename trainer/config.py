@@ -223,6 +223,8 @@ class CheckpointConfig(_Section):
     """Steps between copies in memory; 0 = none."""
     memory_survives: bool = True
     """Keep the copies in shared memory, so that a restart goes on from them; off by itself where they do not fit."""
+    memory_on_peer: bool = True
+    """With several nodes: keep each copy in the memory of another node too, so that a lost node does not cost them."""
     resume: bool = True
     """Start from the newest good checkpoint of the run."""
 

@@ -51,12 +51,15 @@ class HostCopy:
         """Where the buffers lie if they outlive the process."""
         self.sealing: Future[None] | None = None
         """Hashes the slot in the background."""
+        self.sending: Future[None] | None = None
+        """Sends the slot to another node, after that."""
         self.allocate = allocate
 
     @property
     def in_use(self) -> bool:
         """Whether somebody reads the buffers."""
-        return self.borrowers > 0 or (self.sealing is not None and not self.sealing.done())
+        at_work = (future for future in (self.sealing, self.sending) if future is not None)
+        return self.borrowers > 0 or any(not future.done() for future in at_work)
 
     @property
     def step(self) -> int:

@@ -1,18 +1,19 @@
 """Copies of this rank's shard in host memory: the first thing to roll back to, and the source of saves to disk.
 
-    copies = MemoryCopies(training, healthy_steps=3, interval=10, folder=shared_folder(run.path))
+    copies = MemoryCopies(training, healthy_steps=3, interval=10, folder=shared_folder(run.path), peers=None)
     copies.take(values, vetted=True)
     copies.promote(step)                    # steps up to here were healthy
     values = copies.restore(before_step=40)  # newest vetted copy taken before step 40; None if there is none
     copy = copies.lend(values)              # of the state as it is now, for a save in the background
-    copies.survivors(); copies.adopt(40)    # after a restart: what the killed process left
+    copies.adopt(survivor)                  # after a restart: what the killed process left
 
 Each rank keeps its own copies, and all ranks take, promote and restore them at the same steps, so nothing has to be
 agreed upon. A copy is vetted once `healthy_steps` steps after it were healthy; there are just enough copies that one
 is always vetted, and one more while a save reads an old one.
 
-A launcher restarts all ranks of a node when one of them dies, so a copy on a neighbouring rank would die too. These lie
-in the node's shared memory instead, which belongs to no process; where it has no room for them, in private memory.
+A launcher restarts all ranks of a node when one of them dies, so a copy in a neighbouring process would die too. These
+lie in the node's shared memory instead, which belongs to no process; where it has no room for them, in private memory.
+With several nodes each has its like in another node's shared memory (`trainer.checkpoint.peers`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,11 @@ from typing import Any
 from torch import Tensor
 
 from trainer.checkpoint.host_copy import HostCopy, private_memory
-from trainer.checkpoint.manifest import CheckpointError
+from trainer.checkpoint.peers import PeerCopies, rank_folder
 from trainer.checkpoint.shared_folder import PID_NAME
-from trainer.checkpoint.slots import Slot
+from trainer.checkpoint.slots import Slot, remove_others
 from trainer.checkpoint.state import Values
+from trainer.checkpoint.survivors import Survivor
 from trainer.recovery import fence
 from trainer.training import Training
 
@@ -41,7 +43,15 @@ __all__ = ["MemoryCopies"]
 class MemoryCopies:
     """The copies of one rank, oldest first."""
 
-    def __init__(self, training: Training, *, healthy_steps: int, interval: int, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        training: Training,
+        *,
+        healthy_steps: int,
+        interval: int,
+        folder: Path | None = None,
+        peers: PeerCopies | None = None,
+    ) -> None:
         self.training = training
         self.healthy_steps = healthy_steps
         self.problem = ""
@@ -49,10 +59,13 @@ class MemoryCopies:
         self._limit = 1 + -(-healthy_steps // max(1, interval))
         self._copies: list[HostCopy] = []
         self._spare: list[HostCopy] = []
-        self._folder = folder and folder / f"rank-{training.rank:05d}"
+        self.folder = folder
+        """Of this node's copies; None if they do not outlive the process."""
+        self.peers = peers
+        self._folder = folder and rank_folder(folder, training.rank)
+        self._rewinds = 0
         self._num_slots = 0
         self._prefix = f"a{fence.held_attempt()}-"
-        self._left: dict[int, tuple[HostCopy, dict[str, Any]]] = {}
         self._sealer = ThreadPoolExecutor(1, thread_name_prefix="rankscope-seal")
 
     @property
@@ -60,15 +73,28 @@ class MemoryCopies:
         """Steps of the copies that there are, oldest first."""
         return [copy.step for copy in self._copies]
 
-    def take(self, values: Values, *, vetted: bool = False, extra: Mapping[str, Any] | None = None) -> int:
-        """Copy the state as it is now; returns the size in bytes. `extra` is found again after a restart."""
+    def take(
+        self,
+        values: Values,
+        *,
+        vetted: bool = False,
+        extra: Mapping[str, Any] | None = None,
+        origin: Sequence[int] | None = None,
+    ) -> int:
+        """Copy the state as it is now; returns the size in bytes. `extra` is found again after a restart, and so is
+        `origin`: which attempt computed the state, and how often it had gone back (this one)."""
         if len(self._copies) >= self._limit:
             self._spare.append(self._copies.pop(0))
         copy = self._free()
         copy.fill(self.training, values, vetted=vetted)
         self._copies.append(copy)
         if copy.slot is not None:
-            content = {"values": values.to_json(), "extra": dict(extra or {}), "mesh": self._mesh()}
+            content = {
+                "values": values.to_json(),
+                "extra": dict(extra or {}),
+                "mesh": self.mesh(),
+                "origin": [*(origin or (fence.held_attempt(), self._rewinds))],
+            }
             copy.sealing = self._sealer.submit(self._seal, copy, copy.slot, content)
         return copy.nbytes
 
@@ -93,6 +119,7 @@ class MemoryCopies:
 
     def forget_from(self, step: int) -> list[int]:
         """Drop the copies that hold the update of `step` or a later one; returns their steps."""
+        self._rewinds += 1
         gone = [copy for copy in self._copies if copy.step >= step]
         self._copies = [copy for copy in self._copies if copy.step < step]
         self._spare += gone
@@ -114,42 +141,27 @@ class MemoryCopies:
 
     # After a restart.
 
-    def survivors(self) -> list[dict[str, Any]]:
-        """What a former process of this rank left, on the same mesh and with hashes that agree: its notes, with
-        `step` and `vetted`."""
-        notes = []
-        for slot in Slot.all_in(self._folder) if self._folder is not None else ():
-            with contextlib.suppress(CheckpointError, KeyError, TypeError, ValueError):
-                note, tensors, rng = slot.open()
-                if note["mesh"] != self._mesh():
-                    continue
-                copy = HostCopy()
-                copy.values, copy.tensors, copy.rng = Values.from_json(note["values"]), tensors, rng
-                self._left[copy.step] = (copy, note)
-                notes.append({"step": copy.step, "vetted": slot.vetted, **note})
-        return notes
-
-    def adopt(self, step: int) -> tuple[Values, dict[str, Any]] | None:
-        """Load the surviving copy of a step into the training, and forget the others; None: forget all.
-
-        A step that no survivor has is none. Returns its values and its note's `extra`.
-        """
-        left, self._left = self._left, {}
-        if step not in left:
-            self.remove()
-            return None
-        copy, note = left[step]
-        values = copy.restore(self.training)
-        self._remove_former(keep_step=step)
-        self.take(values, vetted=True, extra=note["extra"])  # once it is sealed, the former process's can go too
-        return values, note["extra"]
+    def adopt(self, survivor: Survivor) -> None:
+        """Load a surviving copy into the training, and forget this rank's others."""
+        note = survivor.note
+        values = survivor.copy.restore(self.training)
+        self._remove_former(keep_step=values.position.step)
+        # Once it is sealed, the former process's can go too.
+        self.take(values, vetted=True, extra=note["extra"], origin=note["origin"])
 
     def remove(self) -> None:
-        """Give shared memory back: nobody needs the copies after this process."""
+        """Give shared memory back: nobody needs the copies after this process, nor those kept for others."""
+        if self.peers is not None:
+            self.peers.remove()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             with contextlib.suppress(OSError):
                 self._folder.parent.rmdir()  # by the last rank
+
+    def mesh(self) -> dict[str, Any]:
+        """What must be the same for another process to take a copy over."""
+        training = self.training
+        return {"sizes": dict(training.plan.sizes), "rank": training.rank, "model": training.config.model.model_dump()}
 
     # Pieces of the above.
 
@@ -175,7 +187,8 @@ class MemoryCopies:
                 (copy.slot.path.parent / PID_NAME).write_text(str(os.getpid()))
                 ranks = int(os.environ.get("LOCAL_WORLD_SIZE", self.training.plan.world_size))
                 to_come = max(1, self._limit + 1 - len(self._copies) - len(self._spare))
-                return copy.slot.allocate(live, share_of=ranks * to_come)
+                kept_for_others = 2 if self.peers is not None and self.peers.partner is not None else 1
+                return copy.slot.allocate(live, share_of=ranks * to_come * kept_for_others)
             except OSError as error:
                 self.problem = f"copies in memory do not survive a restart: {error}"
                 copy.slot.path.unlink(missing_ok=True)
@@ -187,16 +200,10 @@ class MemoryCopies:
         if copy.vetted:
             slot.vet()
             self._remove_former()
+        if self.peers is not None:
+            copy.sending = self.peers.offer(slot)
 
     def _remove_former(self, keep_step: int = -1) -> None:
-        """Delete the files of former processes of this rank, unfinished ones too, but not the copy of one step."""
+        """Delete what former processes left of this rank's copies, but not the copy of one step."""
         assert self._folder is not None
-        kept = {slot.path.name for slot in Slot.all_in(self._folder) if slot.step == keep_step}
-        for path in self._folder.glob("slot-*"):
-            if path.name.partition(".")[0] not in kept and not path.name.startswith(f"slot-{self._prefix}"):
-                path.unlink(missing_ok=True)
-
-    def _mesh(self) -> dict[str, Any]:
-        """What must be the same for another process to take a copy over."""
-        training = self.training
-        return {"sizes": dict(training.plan.sizes), "rank": training.rank, "model": training.config.model.model_dump()}
+        remove_others(self._folder, f"slot-{self._prefix}", keep_step=keep_step)

@@ -1,7 +1,7 @@
 """Where a run's copies in memory lie so that they outlive its processes: a folder of shared memory on each node.
 
-    folder = shared_folder(run.path)        # /dev/shm/rankscope-0-1f3a...
-    remove_shared(run.path)                 # at the run's end: by the ranks, and by watch after them
+    folder = shared_folder(run.path)        # /dev/shm/rankscope-0-1f3a...-node0
+    remove_shared(run.path, node_rank)      # at the run's end: by the ranks, and by watch after them
     sweep_stale()                           # what runs left whose every process was killed, watch included
 
 Imports no torch: watch uses it.
@@ -16,7 +16,7 @@ import shutil
 import time
 from pathlib import Path
 
-__all__ = ["PID_NAME", "remove_shared", "shared_folder", "sweep_stale"]
+__all__ = ["PID_NAME", "remove_shared", "shared_folder", "sweep_stale", "this_node"]
 
 SHARED_MEMORY = Path("/dev/shm")
 PID_NAME = "pid"
@@ -24,15 +24,23 @@ STALE_S = 600.0
 """A folder without a living process is kept for so long: between two attempts there is none."""
 
 
-def shared_folder(run_path: Path) -> Path:
-    """The folder of one run and user, whether or not it is there."""
+def shared_folder(run_path: Path, node_rank: int | None = None) -> Path:
+    """The folder of one run, user and node (that of this process), whether or not it is there.
+
+    The node is in its name because several may stand on one machine, each of which must only know its own memory.
+    """
     digest = hashlib.blake2b(str(run_path.resolve()).encode(), digest_size=10).hexdigest()
-    return SHARED_MEMORY / f"rankscope-{os.getuid()}-{digest}"
+    return SHARED_MEMORY / f"rankscope-{os.getuid()}-{digest}-node{this_node() if node_rank is None else node_rank}"
 
 
-def remove_shared(run_path: Path) -> None:
+def this_node() -> int:
+    """The number of this process's node, as its launcher says it."""
+    return int(os.environ.get("RANKSCOPE_NODE_RANK", os.environ.get("GROUP_RANK", 0)))
+
+
+def remove_shared(run_path: Path, node_rank: int | None = None) -> None:
     """Give the memory back."""
-    shutil.rmtree(shared_folder(run_path), ignore_errors=True)
+    shutil.rmtree(shared_folder(run_path, node_rank), ignore_errors=True)
 
 
 def sweep_stale() -> None:

@@ -31,8 +31,10 @@ from trainer.checkpoint.ledger import Ledger
 from trainer.checkpoint.loading import Loaded
 from trainer.checkpoint.memory import MemoryCopies
 from trainer.checkpoint.newest import load_newest
+from trainer.checkpoint.peers import PeerCopies
 from trainer.checkpoint.shared_folder import shared_folder, sweep_stale
 from trainer.checkpoint.state import Position, Values, local_tensors, rng_state, training_tensors
+from trainer.checkpoint.survivors import remove_unused
 from trainer.recovery.guard import Decision, Guard, RunStopped, Verdict
 from trainer.recovery.integrity import NUM_VOTES, Integrity
 from trainer.recovery.ledger_file import LedgerFile
@@ -69,7 +71,9 @@ class Recovery:
         healthy = self.guard.policy.healthy_steps
         interval = config.checkpoint.memory_interval
         folder = shared_folder(run.path) if config.checkpoint.memory_survives and self._keeps_copies else None
-        self.memory = MemoryCopies(training, healthy_steps=healthy, interval=interval, folder=folder)
+        several = config.checkpoint.memory_on_peer and int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
+        peers = PeerCopies(folder, rank=training.rank) if folder is not None and several else None
+        self.memory = MemoryCopies(training, healthy_steps=healthy, interval=interval, folder=folder, peers=peers)
         self.disk = DiskCheckpoints(
             run.checkpoints, training, recorder, keep=config.checkpoint.keep, keep_every=config.checkpoint.keep_every
         )
@@ -80,11 +84,14 @@ class Recovery:
         if self.ledger.stopped:
             raise RunStopped(f"stopped by the guard in a former attempt: {self.ledger.stopped}")
         self.disk.open()
+        if self.memory.peers is not None:
+            self.memory.peers.connect()
         loaded = None
         if self.config.checkpoint.resume:
             loaded = load_newest(self.memory, self.disk, self.ledger)
         else:
             self.memory.remove()
+            remove_unused(self.memory.folder, self.memory.peers, self.training.rank)
         position = self._adopt(loaded) if loaded else Position()
         if loaded:
             self._compare(loaded)
@@ -123,6 +130,8 @@ class Recovery:
         if self.disk.counted(sums[NUM_VOTES:]):
             self.disk.prune(self.ledger.good_step)
         self.ledger_file.tell_problem()
+        for news in self.memory.peers.news() if self.memory.peers is not None else ():
+            self.recorder.event("peer_copy", **news)
 
     def save(self, position: Position) -> bool:
         """Save to disk now and wait for it, as for one that is being written already; False if that failed."""

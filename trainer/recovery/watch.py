@@ -266,7 +266,7 @@ def _watch(watch: Watch) -> None:
             watch.close()
             break
     if not watch.is_needed():
-        remove_shared(watch.run.path)  # of ranks that could not do it themselves
+        remove_shared(watch.run.path, watch.node_rank)  # of ranks that could not do it themselves
 
 
 if __name__ == "__main__":
