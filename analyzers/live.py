@@ -19,6 +19,7 @@ from . import (
     corruption,
     data_wait,
     divergence,
+    exclusion,
     hang,
     health,
     loss_scale,
@@ -88,6 +89,7 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
         ),
         "loss_scale": lambda: _of(attempt, loss_scale.analyze(source)),
         "resume": lambda: _of(attempt, resume.analyze(source)),
+        "exclusion": lambda: exclusion.analyze(source),
         "corruption": lambda: _of(
             attempt,
             corruption.analyze(source, corruption.CorruptionPolicy(since_step=since_step, settled_only=True)),

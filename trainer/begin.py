@@ -17,6 +17,7 @@ from probes.rundir import RunDir
 from trainer.config import Config, ConfigError, changed_config, load_config
 from trainer.drills.faults import parse_fault
 from trainer.mesh_plan import Plan, fitting_world, resolve
+from trainer.recovery.left_out import begin_to_count, count_failures, left_out_path, why_left_out
 from trainer.recovery.node import Node
 from trainer.resume import Resumed, forgive, prepare
 from trainer.supervise import supervise
@@ -130,6 +131,10 @@ def _on_nodes(
 
     meeting = Meeting(node, rejoin_s=config.recovery.rejoin_s if config is not None else 30.0)
     run = RunDir.open(meeting.agree_on_run(make))
+    if reason := why_left_out(run, node.rank):
+        path = left_out_path(run, node.rank)
+        raise ConfigError(f"node {node.rank} was left out of {run.path} ({reason}); once it is sound, delete {path}")
+    node = replace(node, failures=count_failures(run, node.rank))
     config = changed_config(run.manifest()["config"], [])
     node = replace(node, nproc=node.nproc or max(1, ranks_needed(config) // node.max_nodes))
     plan = _largest_plan(config, node.nproc * node.max_nodes)
@@ -154,6 +159,7 @@ def _run(config: Config, plan: Plan, resumed: Resumed | None, options: Options, 
         return RunDir.create(Path(config.run.dir), name=config.run.name, manifest=manifest)
     if options.force:
         forgive(resumed.run)
+    begin_to_count(resumed.run, let_in=options.force)
     resumed.run.write_manifest(resumed.run.manifest() | newest)
     return resumed.run
 

@@ -244,6 +244,8 @@ class RecoveryConfig(_Section):
     """How long a restart waits for further nodes once there are enough (seconds)."""
     max_failures_per_device: int = Field(default=-1, ge=-1)
     """Deaths by a signal, hangs included, before a device is left out; 0 = never, -1 = 3 on GPUs and never on CPUs."""
+    max_failures_per_node: int = Field(default=-1, ge=-1)
+    """The same over all devices of a node, and losses of the node itself; 0 = never, -1 = 6 on GPUs, never on CPUs."""
 
 
 class MetricsConfig(_Section):

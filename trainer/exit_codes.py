@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["EXIT_FAILED", "EXIT_FENCED", "EXIT_GIVEN_UP", "EXIT_MISTAKE", "EXIT_PREEMPTED", "NOT_RESTARTED"]
+__all__ = [
+    "EXIT_FAILED",
+    "EXIT_FENCED",
+    "EXIT_GIVEN_UP",
+    "EXIT_LEFT_OUT",
+    "EXIT_MISTAKE",
+    "EXIT_PREEMPTED",
+    "NOT_RESTARTED",
+]
 
 EXIT_FAILED = 1
 """A rank raised or was killed, and no restart is left."""
@@ -12,6 +20,8 @@ EXIT_GIVEN_UP = 3
 """The guard stopped the run: what fails would fail again."""
 EXIT_FENCED = 4
 """A later attempt has taken the run: this process came too late."""
+EXIT_LEFT_OUT = 5
+"""This node failed too often and leaves; the others go on without it."""
 EXIT_PREEMPTED = 143
 """SIGTERM: 128 + 15, as if it had not been handled. What was trained is saved; `--resume` goes on."""
 NOT_RESTARTED = (EXIT_MISTAKE, EXIT_GIVEN_UP, EXIT_FENCED, EXIT_PREEMPTED)

@@ -298,7 +298,8 @@ def _facts(
         rows.append(("Saves", _saves(interval)))
     rows.append(("Ended", str(facts.get("ended") or "without a word")))
     for excluded in (facts.get("excluded") or [])[:20]:
-        where = f"{excluded.get('device')} of node {excluded.get('node_rank')}"
+        device, node = excluded.get("device"), f"node {excluded.get('node_rank')}"
+        where = f"{device} of {node}" if device else node
         rows.append(("Excluded", f"{where} after attempt {excluded.get('attempt')}: {excluded.get('reason')}"))
     for rollback in (facts.get("rollbacks") or [])[:20]:
         batches = ", ".join(map(str, rollback.get("skipped_batches") or []))

@@ -1,14 +1,18 @@
-"""Two nodes (two launchers with watches of their own) on one machine: one dies, the other goes on, it comes back."""
+"""Two nodes (two launchers with watches and shared memory of their own) on one machine: one dies and comes back."""
 
 from __future__ import annotations
 
 import math
+import shutil
+import signal
 import socket
 from pathlib import Path
 
 from probes.events import read_events
 from probes.store import Store
-from tests.e2e.launched import LaunchedRun, kill, start, wait_for
+from tests.e2e.launched import LaunchedRun, kill, resume, start, wait_for
+from trainer.checkpoint.shared_folder import shared_folder
+from trainer.recovery.left_out import why_left_out
 
 STEPS = 400
 ELASTIC = (
@@ -16,25 +20,19 @@ ELASTIC = (
 )  # fmt: skip
 
 
-def _node(tmp_path: Path, rank: int, port: int, *settings: str) -> LaunchedRun:
-    options = ["--nnodes", "1:2", "--node-rank", str(rank), "--rdzv-endpoint", f"localhost:{port}"]
-    return start(tmp_path, "elastic", settings=[*ELASTIC, *settings], options=[*options, "--nproc-per-node", "2"])
+def _options(rank: int, port: int, nodes: str = "1:2") -> list[str]:
+    where = ["--nnodes", nodes, "--node-rank", str(rank), "--rdzv-endpoint", f"localhost:{port}"]
+    return [*where, "--nproc-per-node", "2"]
 
 
-def _worlds(run: LaunchedRun) -> list[int]:
-    return [event["world_size"] for event in run.events("attempt_started") if event["node_rank"] == 0]
+def _node(tmp_path: Path, rank: int, port: int, *settings: str, nodes: str = "1:2") -> LaunchedRun:
+    return start(tmp_path, "elastic", settings=[*ELASTIC, *settings], options=_options(rank, port, nodes))
 
 
-def test_a_node_dies_the_other_goes_on_and_it_comes_back(tmp_path: Path) -> None:
-    with socket.create_server(("localhost", 0)) as free:
-        port = free.getsockname()[1]
-    first = _node(tmp_path, 0, port)
-    wait_for(lambda: (first.runs_dir / "latest").exists(), "the run", first)
-    second = _node(tmp_path, 1, port)
-    wait_for(lambda: 4 in _worlds(first) and first.is_saved() and len(first.pids()) == 4, "both nodes", first)
-    attempt = max(event["attempt"] for event in first.events("attempt_started"))
-
+def _lose_node_1(first: LaunchedRun, second: LaunchedRun, attempt: int) -> None:
+    """SIGKILL to everything of a node: launcher, ranks, watch."""
     second.process.kill()
+    second.process.communicate()
     for _, _, folder in first.run.rank_dirs():
         for event in read_events(folder / "events.jsonl")[0]:
             if event["kind"] == "rank" and event["node_rank"] == 1 and event["attempt"] == attempt:
@@ -42,6 +40,21 @@ def test_a_node_dies_the_other_goes_on_and_it_comes_back(tmp_path: Path) -> None
     for event in read_events(first.run.node_dir(1) / "events.jsonl")[0]:
         if event["kind"] == "watch_started":
             kill(event["pid"])
+
+
+def _worlds(run: LaunchedRun) -> list[int]:
+    return [event["world_size"] for event in run.events("attempt_started") if event["node_rank"] == 0]
+
+
+def test_a_node_dies_the_other_goes_on_and_it_comes_back(tmp_path: Path) -> None:
+    port = _free_port()
+    first = _node(tmp_path, 0, port)
+    wait_for(lambda: (first.runs_dir / "latest").exists(), "the run", first)
+    second = _node(tmp_path, 1, port)
+    wait_for(lambda: 4 in _worlds(first) and first.is_saved() and len(first.pids()) == 4, "both nodes", first)
+    attempt = max(event["attempt"] for event in first.events("attempt_started"))
+
+    _lose_node_1(first, second, attempt)
     wait_for(lambda: _worlds(first)[-1] == 2, "two ranks go on", first)
     again = max(event["attempt"] for event in first.events("attempt_started"))
     wait_for(lambda: _committed(first, again) > 3, "steps on two ranks", first)
@@ -62,6 +75,59 @@ def test_a_node_dies_the_other_goes_on_and_it_comes_back(tmp_path: Path) -> None
     assert [batch for _, batch, _ in rows] == list(range(STEPS)), "every batch was trained on once"
     assert all(math.isfinite(loss) for _, _, loss in rows)
     assert (first.run.path / "telemetry-node1.duckdb").exists()
+
+
+def _free_port() -> int:
+    with socket.create_server(("localhost", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def test_a_lost_node_does_not_cost_the_copies_and_one_that_keeps_failing_is_left_out(tmp_path: Path) -> None:
+    """Nothing is on the disk. After the loss of node 1 with its shared memory both go on from the copies that node 0
+    kept; told to stop they leave with a checkpoint; resumed together, a rank of node 1 dies twice, and node 0 goes on
+    without it."""
+    settings = ("checkpoint.interval=0", "train.steps=3000")
+    nodes = [_node(tmp_path, 0, port := _free_port(), *settings, nodes="2")]
+    wait_for(lambda: (nodes[0].runs_dir / "latest").exists(), "the run", nodes[0])
+    nodes.append(_node(tmp_path, 1, port, *settings, nodes="2"))
+    wait_for(lambda: len(nodes[0].pids()) == 4 and _committed(nodes[0], 0) > 20, "both nodes", nodes[0])
+
+    _lose_node_1(nodes[0], nodes[1], 0)
+    shared = shared_folder(nodes[0].run.path, 1)
+    assert shared.is_dir()
+    shutil.rmtree(shared)
+    lost_after = _committed(nodes[0], 0)
+    nodes[1] = _node(tmp_path, 1, port, *settings, nodes="2")
+    wait_for(lambda: _committed(nodes[0], 1) > 20, "both nodes again", nodes[0])
+    (loaded,) = (event for event in nodes[0].events("checkpoint", 0) if event["state"] == "loaded")
+    assert loaded["tier"] == "memory"
+    assert loaded["step"] >= lost_after - 15, "a copy every 5 steps, vetted 3 steps later"
+    assert not list(nodes[0].run.checkpoints.glob("step-*")), "there was nothing else to go on from"
+
+    nodes[0].process.send_signal(signal.SIGTERM)
+    nodes[0].finish(exit_code=143)
+    nodes[1].finish(exit_code=143)
+    stopped_at = nodes[0].events("preempted", 0)[-1]["checkpoint_step"]
+    port, steps = _free_port(), stopped_at + 60
+    settings = (f"train.steps={steps}", "recovery.max_failures_per_node=2", "checkpoint.interval=10")
+    faults = [f"kill@step={stopped_at + 12},rank=2", f"kill@step={stopped_at + 24},rank=2"]
+    nodes = [resume(nodes[0], *_options(rank, port), settings=settings, faults=faults) for rank in (0, 1)]
+    assert "left out after 2 failures" in nodes[1].finish(exit_code=5).output
+    nodes[0].finish()
+    assert _worlds(nodes[0]) == [4, 4, 4, 4, 2]
+    (excluded,) = nodes[0].findings("excluded")
+    assert excluded["evidence"] == {"node_rank": 1, "device": None, "num_failures": 2}
+    assert why_left_out(nodes[0].run, 1)
+
+    with Store.open(nodes[0].run) as store:
+        twice = store.rows(
+            "SELECT step, count(DISTINCT loss), count(DISTINCT batch_index) FROM steps WHERE committed AND rank = 0 "
+            "GROUP BY step HAVING count(*) > 1 ORDER BY step"
+        )
+        batches = store.rows("SELECT DISTINCT batch_index FROM steps WHERE committed AND rank = 0 ORDER BY 1")
+    assert twice, "steps between the copy and the loss were trained again"
+    assert all((losses, batches) == (1, 1) for _, losses, batches in twice), "with the same bits"
+    assert [batch for (batch,) in batches] == list(range(steps))
 
 
 def _committed(run: LaunchedRun, attempt: int) -> int:

@@ -31,10 +31,11 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 from probes.events import EventWriter
 from probes.rundir import RunDir
 from trainer.config import Config
-from trainer.exit_codes import EXIT_FAILED, EXIT_PREEMPTED, NOT_RESTARTED
+from trainer.exit_codes import EXIT_FAILED, EXIT_LEFT_OUT, EXIT_PREEMPTED, NOT_RESTARTED
 from trainer.mesh_plan import fitting_world
 from trainer.recovery import fence
 from trainer.recovery.devices import Devices
+from trainer.recovery.left_out import NODE_FAILURES, leave_out
 from trainer.recovery.node import Node
 from trainer.recovery.oom import OomCounter
 from trainer.recovery.rank_processes import RankProcesses
@@ -76,6 +77,14 @@ class Agent(SimpleElasticAgent):
         self.exit_code = EXIT_FAILED
         self._oom = OomCounter()
         self._goes_on_without = False
+        self._node_failures = node.failures
+        limit = config.recovery.max_failures_per_node
+        self._most_node_failures = limit if limit >= 0 else NODE_FAILURES if devices.has_gpus else 0
+
+    @property
+    def is_dispensable(self) -> bool:
+        """Whether the others can go on when this node leaves."""
+        return self.node.rank != 0 and self._worker_group.group_world_size > self.node.min_nodes
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         attempt = self._agree_on_attempt(worker_group)
@@ -146,8 +155,16 @@ class Agent(SimpleElasticAgent):
         )
         if not first:
             return RunResult(state=WorkerState.HEALTHY)
-        failures = {local_rank: self._failed(worker_group, local_rank, codes[local_rank] or 0) for local_rank in first}
-        self._judge_device(first[0], codes[first[0]] or 0, worker_group)
+        is_blamed = self._is_hardware(codes[first[0]] or 0)
+        failures = {
+            local_rank: self._failed(
+                worker_group, local_rank, codes[local_rank] or 0, is_blamed and local_rank == first[0]
+            )
+            for local_rank in first
+        }
+        if is_blamed:
+            self._judge_device(first[0], codes[first[0]] or 0, worker_group)
+            self._judge_node(codes[first[0]] or 0, worker_group)
         if EXIT_PREEMPTED in (self.exit_code, *codes.values()):
             self.ranks.wait(self._shutdown_timeout)  # all have agreed to stop: each is on its way out
         self.ranks.stop(signal.SIGTERM, STRANDED_S)
@@ -156,7 +173,7 @@ class Agent(SimpleElasticAgent):
                 worker = worker_group.workers[local_rank]
                 self.events.write("rank_stopped", exit_rank=worker.global_rank, pid=worker.id, exit_code=code)
             elif local_rank not in first and code:
-                failures[local_rank] = self._failed(worker_group, local_rank, code)
+                failures[local_rank] = self._failed(worker_group, local_rank, code, is_blamed=False)
         return RunResult(
             state=WorkerState.FAILED,
             failures={
@@ -164,8 +181,8 @@ class Agent(SimpleElasticAgent):
             },
         )
 
-    def _failed(self, worker_group: WorkerGroup, local_rank: int, code: int) -> ProcessFailure:
-        """Tell how a rank ended, and what follows for the run."""
+    def _failed(self, worker_group: WorkerGroup, local_rank: int, code: int, *, is_blamed: bool) -> ProcessFailure:
+        """Tell how a rank ended, and what follows for the run; `is_blamed`: it counts against its device and node."""
         worker = worker_group.workers[local_rank]
         failure = ProcessFailure(
             local_rank=local_rank,
@@ -193,17 +210,19 @@ class Agent(SimpleElasticAgent):
                 signal=name or None,
                 out_of_memory=self._oom.since() or None if code == -signal.SIGKILL else None,
                 message=str(failure.message)[:4000],
+                blamed=is_blamed,
             )
             if code in NOT_RESTARTED:
                 self.exit_code, self._remaining_restarts = code, 0
         self.failure = self.failure or ended_by
         return failure
 
+    def _is_hardware(self, code: int) -> bool:
+        """Whether who died first did so of a signal that hardware can cause, or was killed because it hung."""
+        return code < 0 and code != -signal.SIGTERM and not (code == -signal.SIGKILL and self._oom.since())
+
     def _judge_device(self, local_rank: int, code: int, worker_group: WorkerGroup) -> None:
-        """Who died first of a signal that hardware can cause (or was killed because it hung) speaks against its
-        device; one that failed too often is left out of the next attempt, if there is a next one without it."""
-        if code >= 0 or code == -signal.SIGTERM or (code == -signal.SIGKILL and self._oom.since()):
-            return
+        """A device that failed too often is left out of the next attempt, if there is a next one without it."""
         device = self.devices.in_use[local_rank]
         if not self.devices.blame(local_rank) or not self._remaining_restarts:
             return
@@ -222,6 +241,28 @@ class Agent(SimpleElasticAgent):
         )
         if not self.devices.in_use:
             self._remaining_restarts = 0  # nothing is left here: this node leaves, the others go on
+            self.exit_code = EXIT_LEFT_OUT if self.is_dispensable else self.exit_code
+
+    def _judge_node(self, code: int, worker_group: WorkerGroup) -> None:
+        """A node that failed too often leaves if the others can go on: not node 0, at which they meet."""
+        self._node_failures += 1
+        if not 0 < self._most_node_failures <= self._node_failures:
+            return
+        others = worker_group.workers[0].world_size - len(worker_group.workers)
+        if not self.is_dispensable or not fitting_world(self.config, others):
+            return
+        reason = f"{self._node_failures} failures, the last: a rank died of {signal.Signals(-code).name}"
+        leave_out(self.run_dir, self.node.rank, reason)
+        self.events.write(
+            "excluded",
+            node_rank=self.node.rank,
+            device=None,
+            excluded_rank=None,
+            failures=self._node_failures,
+            reason=reason,
+        )
+        self.exit_code, self._remaining_restarts = EXIT_LEFT_OUT, 0
+        self.failure = f"this node is left out after {reason}"
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """Before a restart: ranks that still run save first."""

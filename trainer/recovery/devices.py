@@ -28,8 +28,8 @@ class Devices:
         gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
         self._names = named.split(",") if named else [str(number) for number in range(gpus)]
-        self._has_gpus = len(self._names) >= count
-        self._limit = max_failures if max_failures >= 0 else GPU_FAILURES if self._has_gpus else 0
+        self.has_gpus = len(self._names) >= count
+        self._limit = max_failures if max_failures >= 0 else GPU_FAILURES if self.has_gpus else 0
         self._failures: Counter[int] = Counter()
         self.in_use: tuple[int, ...] = tuple(range(count))
 
@@ -47,10 +47,10 @@ class Devices:
 
     def name(self, device: int) -> str:
         """As people know it: `cuda:2`, or `slot 2` on a CPU."""
-        return f"cuda:{self._names[device]}" if self._has_gpus else f"slot {device}"
+        return f"cuda:{self._names[device]}" if self.has_gpus else f"slot {device}"
 
     def environment(self) -> dict[str, str]:
         """What ranks need in order to see no other devices."""
-        if not self._has_gpus:
+        if not self.has_gpus:
             return {}
         return {"CUDA_VISIBLE_DEVICES": ",".join(self._names[device] for device in self.in_use)}

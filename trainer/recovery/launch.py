@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from probes.events import EventWriter
 from probes.rundir import RunDir
 from trainer.config import Config
-from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_PREEMPTED
+from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_LEFT_OUT, EXIT_PREEMPTED
 from trainer.recovery.agent import Agent
 from trainer.recovery.devices import Devices
 from trainer.recovery.meeting import Meeting
@@ -32,7 +32,8 @@ __all__ = ["launch"]
 
 MONITOR_INTERVAL_S = 0.05
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_REASONS = {EXIT_GIVEN_UP: "given_up", EXIT_FENCED: "fenced"}
+_REASONS = {EXIT_GIVEN_UP: "given_up", EXIT_FENCED: "fenced", EXIT_LEFT_OUT: "left_out"}
+_ENDS = {EXIT_FENCED: "a later launch has taken the run", EXIT_LEFT_OUT: "the others go on without it"}
 
 
 def launch(
@@ -60,10 +61,15 @@ def launch(
     ranks = RankProcesses(run.path / "logs", arguments=arguments, zygote=zygote)
     devices = Devices(node.nproc, max_failures=config.recovery.max_failures_per_device)
     agent = Agent(spec, run=run, config=config, node=node, events=events, ranks=ranks, devices=devices)
+    outcome = None
     try:
-        return _outcome(agent)
+        outcome = _outcome(agent)
+        return outcome
     finally:
-        spec.rdzv_handler.shutdown()
+        # Who only leaves, told to or left out, must not close the door behind the others.
+        is_over = outcome is None or outcome.reason not in ("preempted", "interrupted", "left_out")
+        if is_over or not agent.is_dispensable:
+            spec.rdzv_handler.shutdown()
 
 
 def _outcome(agent: Agent) -> Outcome:
@@ -88,7 +94,7 @@ def _outcome(agent: Agent) -> Outcome:
     if agent.exit_code == EXIT_PREEMPTED:
         message = f"{agent.failure or 'a rank was told to stop'}: all ranks finished their step and saved a checkpoint"
         return Outcome(reason="preempted", exit_code=EXIT_PREEMPTED, restarts=_restarts(agent), message=message)
-    end = "a later launch has taken the run" if agent.exit_code == EXIT_FENCED else "no restart is left"
+    end = _ENDS.get(agent.exit_code, "no restart is left")
     message = f"{agent.failure or 'a rank failed'}; {end}"
     reason = _REASONS.get(agent.exit_code, "failed")
     return Outcome(reason=reason, exit_code=agent.exit_code, restarts=_restarts(agent), message=message)

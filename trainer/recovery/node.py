@@ -21,12 +21,14 @@ class Node:
     max_nodes: int = 1
     endpoint: str = "localhost:0"
     """Where the nodes meet: host:port, the same on all of them."""
+    failures: int = 0
+    """Of this node in former lives of its launcher: see `trainer.recovery.left_out`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a launch ended: `reason` is finished, preempted, interrupted, given_up, fenced or failed; `restarts` counts
-    the lives of the worker group after the first."""
+    """How a launch ended: `reason` is finished, preempted, interrupted, given_up, fenced, left_out or failed;
+    `restarts` counts the lives of the worker group after the first."""
 
     reason: str
     exit_code: int
