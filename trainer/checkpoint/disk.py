@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -32,9 +33,9 @@ from trainer.checkpoint.host_copy import HostCopy
 from trainer.checkpoint.ledger import Ledger
 from trainer.checkpoint.loading import Loaded, load_folder
 from trainer.checkpoint.manifest import CheckpointError, read_manifest
-from trainer.checkpoint.save_plan import SavePlan
+from trainer.checkpoint.save_plan import Layout, SavePlan, layout_of
 from trainer.checkpoint.saving import Save
-from trainer.checkpoint.state import Values, rng_state, training_tensors
+from trainer.checkpoint.state import Values, local_tensors, rng_state, training_tensors
 from trainer.checkpoint.states import States
 from trainer.recovery import fence
 from trainer.training import Training
@@ -42,6 +43,8 @@ from trainer.training import Training
 __all__ = ["DiskCheckpoints", "checkpoint_steps"]
 
 _NAME = re.compile(r"step-(\d{8,18})")
+SWITCH_INTERVAL_S = 0.0005
+"""Of the interpreter's lock, while there are savers in the background."""
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
@@ -66,8 +69,12 @@ class DiskCheckpoints:
         """Kept by rank 0 only."""
         self.background = ThreadPoolExecutor(1, thread_name_prefix="rankscope-save")
         """Does one thing at a time, none of which may be a collective."""
+        # A thread that pickles keeps the interpreter's lock until it is asked for so long; the training thread, which
+        # lets go of it in each operation, would wait 5 ms every time that it wants it back.
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
         self._save: Save | None = None
         self._plan: SavePlan | None = None
+        self._planned: Layout = {}
         self._num_saves = 0
 
     def path(self, step: int) -> Path:
@@ -86,11 +93,11 @@ class DiskCheckpoints:
         return self._plan is not None
 
     def prepare(self) -> None:
-        """Plan who writes what, unless that is known. All ranks; collective the first time, and after a change."""
+        """Plan who writes what. All ranks; collective."""
         tensors = training_tensors(self.training)
         rng = {f"rng.{self.training.rank}.{name}": value for name, value in rng_state(self.training.device).items()}
-        if self._plan is None or not self._plan.fits(tensors | rng):
-            self._plan = SavePlan.make(tensors | rng, rank=self.training.rank)
+        self._plan = SavePlan.make(tensors | rng, rank=self.training.rank)
+        self._planned = layout_of(local_tensors(tensors))
 
     def begin(
         self,
@@ -106,7 +113,9 @@ class DiskCheckpoints:
         """
         assert self._save is None
         start = time.monotonic_ns()
-        self.prepare()
+        # Names and shapes change on all ranks alike, for instance when the optimizer gets its state; hardly ever.
+        if self._plan is None or self._planned != layout_of(copy.tensors):
+            self.prepare()
         assert self._plan is not None
         values, step = copy.values, copy.step
         self._num_saves += 1

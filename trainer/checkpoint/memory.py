@@ -1,7 +1,8 @@
 """Copies of this rank's shard in host memory: the first thing to roll back to, and the source of saves to disk.
 
     copies = MemoryCopies(training, healthy_steps=3, interval=10, folder=shared_folder(run.path), peers=None)
-    copies.take(values, vetted=True)
+    copies.take(values, vetted=True)        # the part that training waits for
+    copies.seal()                           # the rest, in the background
     copies.promote(step)                    # steps up to here were healthy
     values = copies.restore(before_step=40)  # newest vetted copy taken before step 40; None if there is none
     copy = copies.lend(values)              # of the state as it is now, for a save in the background
@@ -64,6 +65,7 @@ class MemoryCopies:
         self.peers = peers
         self._folder = folder and rank_folder(folder, training.rank)
         self._rewinds = 0
+        self._unsealed: tuple[HostCopy, Slot, dict[str, Any]] | None = None
         self._num_slots = 0
         self._prefix = f"a{fence.held_attempt()}-"
         self._sealer = ThreadPoolExecutor(1, thread_name_prefix="rankscope-seal")
@@ -89,14 +91,16 @@ class MemoryCopies:
         copy.fill(self.training, values, vetted=vetted)
         self._copies.append(copy)
         if copy.slot is not None:
-            content = {
-                "values": values.to_json(),
-                "extra": dict(extra or {}),
-                "mesh": self.mesh(),
-                "origin": [*(origin or (fence.held_attempt(), self._rewinds))],
-            }
-            copy.sealing = self._sealer.submit(self._seal, copy, copy.slot, content)
+            origin = origin or (fence.held_attempt(), self._rewinds)
+            self._unsealed = (copy, copy.slot, {"extra": dict(extra or {}), "origin": [*origin]})
         return copy.nbytes
+
+    def seal(self) -> None:
+        """Hash what was taken last, and send it to another node, in the background. Best called when the step has
+        nothing more to write: the thread that hashes wants the interpreter's lock at once."""
+        if self._unsealed is not None:
+            (copy, slot, content), self._unsealed = self._unsealed, None
+            copy.sealing = self._sealer.submit(self._seal, copy, slot, content)
 
     def lend(self, values: Values) -> HostCopy:
         """A copy of the state as it is now, which nobody writes to while it has borrowers; taken if there is none."""
@@ -148,6 +152,7 @@ class MemoryCopies:
         self._remove_former(keep_step=values.position.step)
         # Once it is sealed, the former process's can go too.
         self.take(values, vetted=True, extra=note["extra"], origin=note["origin"])
+        self.seal()
 
     def remove(self) -> None:
         """Give shared memory back: nobody needs the copies after this process, nor those kept for others."""
@@ -196,7 +201,7 @@ class MemoryCopies:
         return private_memory(live)
 
     def _seal(self, copy: HostCopy, slot: Slot, content: Mapping[str, Any]) -> None:
-        slot.seal(content, copy.rng)
+        slot.seal({**content, "values": copy.values.to_json(), "mesh": self.mesh()}, copy.rng)
         if copy.vetted:
             slot.vet()
             self._remove_former()

@@ -1,7 +1,7 @@
 """Who writes what of a sharded checkpoint, planned once by torch and used for every save.
 
     plan = SavePlan.make(tensors, rank=0)                  # collective; a few ten milliseconds
-    if not plan.fits(tensors): ...                         # e.g. the optimizer has got its state since
+    layout_of(tensors)                                     # another one (the optimizer has got its state) needs a plan
     shard = plan.write_shard(folder, host_tensors)         # no collective: may run in the background
     plan.write_metadata(folder, shards)                    # rank 0, with what every rank's `write_shard` returned
 
@@ -32,7 +32,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from trainer.checkpoint.manifest import CheckpointError, FileDigest
 
-__all__ = ["SavePlan", "Shard"]
+__all__ = ["Layout", "SavePlan", "Shard", "layout_of"]
+
+Layout = dict[str, tuple[torch.Size, torch.dtype]]
 
 _FLUSH_BYTES = 4 << 20
 
@@ -61,7 +63,6 @@ class SavePlan:
     """The plan of one rank; `everybody` and `metadata` are rank 0's."""
 
     rank: int
-    layout: dict[str, tuple[torch.Size, torch.dtype]]
     items: list[WriteItem]
     everybody: list[list[WriteItem]]
     metadata: Metadata | None
@@ -92,15 +93,10 @@ class SavePlan:
             raise CheckpointError(error)
         return cls(
             rank=rank,
-            layout=_layout(tensors),
             items=plan.items,
             everybody=[each.items for each in plans],
             metadata=metadata,
         )
-
-    def fits(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether these tensors have the names and shapes that were planned for; the same answer on all ranks."""
-        return self.layout == _layout(tensors)
 
     def write_shard(self, folder: Path, host: Mapping[str, Tensor]) -> Shard:
         """Write and sync this rank's file from tensors in host memory. Raises OSError."""
@@ -152,5 +148,6 @@ def _write_all(file: io.RawIOBase, view: memoryview) -> None:
         done += file.write(view[done:]) or 0
 
 
-def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
+    """What a plan depends on."""
     return {name: (value.shape, value.dtype) for name, value in tensors.items()}

@@ -158,7 +158,7 @@ class Agent(SimpleElasticAgent):
         is_blamed = self._is_hardware(codes[first[0]] or 0)
         failures = {
             local_rank: self._failed(
-                worker_group, local_rank, codes[local_rank] or 0, is_blamed and local_rank == first[0]
+                worker_group, local_rank, codes[local_rank] or 0, is_blamed=is_blamed and local_rank == first[0]
             )
             for local_rank in first
         }

@@ -100,6 +100,7 @@ class Recovery:
         if self._keeps_copies and position.step not in self.memory.steps:
             # A checkpoint that no healthy step has followed may be poisoned: it has to prove itself again.
             self._copy(position, vetted=position.step in (0, self.ledger.good_step))
+            self.memory.seal()
         return self._skipping(position)
 
     def taken(self, position: Position, batch_index: int) -> Position:
@@ -116,6 +117,7 @@ class Recovery:
                 self._copy(position, vetted=False)
         if checkpoint.interval:
             self._save_if_due(position)
+        self.memory.seal()
         return self._skipping(position)
 
     def votes(self) -> list[float]:
@@ -219,6 +221,7 @@ class Recovery:
         if tier == "disk" and self._keeps_copies:
             self.memory.forget_from(0)
             self._copy(back, vetted=back.step == self.ledger.good_step)
+            self.memory.seal()
         return back, tier
 
     def _from_disk(self, before_step: int) -> Values | None:
