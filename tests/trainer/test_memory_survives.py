@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,13 @@ def test_starting_over_leaves_no_copy_of_before(tmp_path: Path) -> None:
     _die(_config(checkpoint={"resume": False}), tmp_path, 2, attempt=1)
     run_loop(_config(), tmp_path, rank=0, world_size=1, attempt=2)
     assert ("memory", 12) not in _loaded(tmp_path, attempt=2)
+
+
+def test_copies_of_a_deleted_run_with_the_same_folder_are_not_taken_up(tmp_path: Path) -> None:
+    _die(_config(), tmp_path / "run", 15)
+    shutil.rmtree(tmp_path / "run")
+    again = run_loop(_config(), tmp_path / "run", rank=0, world_size=1)
+    assert (_loaded(tmp_path / "run", attempt=0), min(again.losses)) == ([], 1)
 
 
 def test_another_mesh_or_model_is_not_taken_over(tmp_path: Path) -> None:

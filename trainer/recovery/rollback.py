@@ -35,6 +35,7 @@ from trainer.checkpoint.peers import PeerCopies
 from trainer.checkpoint.shared_folder import shared_folder, sweep_stale
 from trainer.checkpoint.state import Position, Values, local_tensors, rng_state, training_tensors
 from trainer.checkpoint.survivors import remove_unused
+from trainer.recovery import fence
 from trainer.recovery.guard import Decision, Guard, RunStopped, Verdict
 from trainer.recovery.integrity import NUM_VOTES, Integrity
 from trainer.recovery.ledger_file import LedgerFile
@@ -87,6 +88,9 @@ class Recovery:
         if self.memory.peers is not None:
             self.memory.peers.connect()
         loaded = None
+        if fence.held_attempt() == 0:
+            # Nothing of this run can have survived: what lies there is of one that had the same folder and was deleted.
+            self.memory.remove()
         if self.config.checkpoint.resume:
             loaded = load_newest(self.memory, self.disk, self.ledger)
         else:
