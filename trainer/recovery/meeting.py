@@ -42,6 +42,8 @@ class Meeting:
             # that comes later waits for it for ever. So each round has a store of its own, in its first rank.
             os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         host = node.endpoint.rpartition(":")[0]
+        # Where launchers share a machine, whoever came first would keep the store: it is to be the one that stays.
+        here = {"is_host": str(node.rank == 0)} if host in ("localhost", "127.0.0.1") and node.max_nodes > 1 else {}
         parameters = RendezvousParameters(
             backend="c10d",
             endpoint=node.endpoint,
@@ -53,6 +55,7 @@ class Meeting:
             last_call_timeout=rejoin_s,
             keep_alive_interval=HEARTBEAT_S,
             keep_alive_max_attempt=HEARTBEATS_MISSED,
+            **here,
         )
         try:
             backend, self._store = create_backend(parameters)
