@@ -46,7 +46,10 @@ class Response:
         if self.skipped_batches:
             batches = ", ".join(str(batch) for batch in self.skipped_batches[:8])
             parts.append(f"batch{'es' if len(self.skipped_batches) > 1 else ''} {batches} skipped")
-        return ", ".join(parts) if parts else "nothing was done about it"
+        if parts:
+            return ", ".join(parts)
+        # While a step runs, it is not known yet whether it will be refused.
+        return "what follows is not on record yet" if self.refused is None else "nothing was done about it"
 
     def evidence(self) -> dict[str, object]:
         """The same for a finding's evidence."""
