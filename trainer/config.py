@@ -261,6 +261,18 @@ class MetricsConfig(_Section):
     """File that holds the bearer token which a scrape must show."""
 
 
+class AlertsConfig(_Section):
+    """Who is told of findings as they are made, besides Prometheus."""
+
+    webhook: str = Field(default="", pattern=r"^(https?://.+)?$")
+    """URL to which each finding is posted as JSON."""
+    command: str = ""
+    """Program and arguments that are run for each finding, which they read as JSON; no shell."""
+    min_severity: Literal["info", "warning", "critical"] = "warning"
+    at_most_per_hour: int = Field(default=60, ge=1)
+    """Findings beyond are counted and left out."""
+
+
 class Config(_Section):
     """Everything a run is made from."""
 
@@ -274,6 +286,7 @@ class Config(_Section):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    alerts: AlertsConfig = Field(default_factory=AlertsConfig)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Config:

@@ -35,6 +35,7 @@ from probes.exporters.prometheus import ListenError
 from probes.rundir import NODE_RANK, RunDir, RunError
 from probes.store import Ingester, Store, StoreError, StoreLockedError
 from trainer.checkpoint.shared_folder import remove_shared
+from trainer.recovery.finding_hook import FindingHook, finding_hook
 from trainer.recovery.metrics_endpoint import Metrics, TickFacts, listen_address, metrics_endpoint
 from trainer.recovery.node_health import node_health
 from trainer.recovery.processes import ProcessTracker, is_alive, kill
@@ -70,6 +71,7 @@ class Watch:
         self._ended = False
         self._pids: dict[int, int] = {}
         self.metrics: Metrics | None = None
+        self.hook: FindingHook | None = None
         self._rows = 0
         self._tick_s = 0.0
         self.failed_ticks = 0
@@ -134,6 +136,8 @@ class Watch:
     def _say(self, findings: Sequence[Finding]) -> None:
         for finding in findings:
             self.events.write("finding", **_event_columns(finding))
+        if self.hook is not None:
+            self.hook.tell(findings)
         if findings:
             self.ingester.tick()
 
@@ -220,7 +224,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 watch.metrics = serving.enter_context(
                     metrics_endpoint(run, watch.node_rank, stall=watch.live.stall, events=watch.events, listen=listen)
                 )
-                with node_health(run, watch.node_rank, watch.events):
+                hook = finding_hook(run.manifest(), run_id=run.run_id, events=watch.events)
+                with hook as watch.hook, node_health(run, watch.node_rank, watch.events):
                     _watch(watch)
             watch.metrics.linger()
     except StoreLockedError as error:
