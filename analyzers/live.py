@@ -82,7 +82,9 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
     looked: set[str] = set()
     looks: dict[str, Callable[[], list[Finding]]] = {
         "standstill": lambda: _standstill(source, attempt, state.stall, now_ns),
-        "nonfinite": lambda: nonfinite.analyze(source, nonfinite.NonFinitePolicy(since_step=since_step)),
+        "nonfinite": lambda: nonfinite.analyze(
+            source, nonfinite.NonFinitePolicy(since_step=since_step, ended_only=True)
+        ),
         "spike": lambda: _of(attempt, loss_spike.analyze(source, loss_spike.LossSpikePolicy(since_step=since_step))),
         "divergence": lambda: _of(
             attempt, divergence.analyze(source, divergence.DivergencePolicy(since_step=since_step))

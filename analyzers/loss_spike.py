@@ -6,17 +6,20 @@
 3. Spike steps at most `join_steps` observations apart are one finding.
 4. Cause: learning_rate if the rate had jumped just before; batch if the loss was back within a few steps or the step
    was refused; divergence if it stayed up.
+5. If the step was replayed (`analyzers.replayed`) and the rate did not jump, the replay knows better than 4: transient
+   if the loss did not come back, weights if it came back but not on the older state, else batch.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .eventlog import EventLog
 from .finding import Finding
+from .replayed import REPLAY_EVENTS, Replayed, find_replay
 from .response import RESPONSE_EVENTS, Response, respond
 from .source import Source, missing_tables
 from .spike import SpikeDetector, SpikePolicy, SpikeVerdict
@@ -71,7 +74,7 @@ def analyze(source: Source, policy: LossSpikePolicy | None = None) -> list[Findi
     observations = [] if missing_tables(source, "steps") else _observations(source, policy.since_step)
     if not observations:
         return [_insufficient("no loss is recorded")]
-    log = EventLog.load(source, RESPONSE_EVENTS)
+    log = EventLog.load(source, (*RESPONSE_EVENTS, *REPLAY_EVENTS))
     # With a part of the history the detector is another one than the run's until its memory is full.
     settled = policy.detector.history + policy.detector.level_window if policy.since_step > 0 else 0
     return [_finding(observations, s, log) for s in find_spikes(observations, policy) if s.indices[0] >= settled]
@@ -136,6 +139,9 @@ def _finding(observations: Sequence[Observation], spike: Spike, log: EventLog) -
     worst = max(spike.verdicts, key=lambda verdict: verdict.loss_z)
     first, last = observations[spike.indices[0]], observations[spike.indices[-1]]
     response = respond(log, attempt=first.attempt, step=first.step, turn=first.turn, committed=first.committed)
+    replayed = find_replay(log, attempt=first.attempt, step=first.step, turn=first.turn)
+    if replayed is not None and spike.cause == "batch" and replayed.judgement in ("transient", "weights"):
+        spike = replace(spike, cause=replayed.judgement)
     batches = [observations[i].batch_index for i in spike.indices]
     known = [batch for batch in batches if batch is not None]
     return Finding(
@@ -143,7 +149,7 @@ def _finding(observations: Sequence[Observation], spike: Spike, log: EventLog) -
         kind="loss_spike",
         severity="critical" if spike.cause == "divergence" and not response.handled else "warning",
         status="fired",
-        summary=_summary(first, last, worst, spike, known, response),
+        summary=_summary(first, last, worst, spike, known, response, replayed),
         first_step=first.step,
         last_step=last.step,
         cause=spike.cause,
@@ -159,6 +165,7 @@ def _finding(observations: Sequence[Observation], spike: Spike, log: EventLog) -
             "num_steps": len(spike.indices),
             "batch_indices": known[:64],
             **response.evidence(),
+            **(replayed.evidence() if replayed else {}),
         },
         advice=f"loss-spike-{spike.cause}",
         attempt=first.attempt,
@@ -166,7 +173,13 @@ def _finding(observations: Sequence[Observation], spike: Spike, log: EventLog) -
 
 
 def _summary(
-    first: Observation, last: Observation, worst: SpikeVerdict, spike: Spike, batches: list[int], response: Response
+    first: Observation,
+    last: Observation,
+    worst: SpikeVerdict,
+    spike: Spike,
+    batches: list[int],
+    response: Response,
+    replayed: Replayed | None,
 ) -> str:
     where = f"step {first.step}" if first.step == last.step else f"steps {first.step} to {last.step}"
     norm = f", gradient norm {1 + worst.grad_rise_ratio:.1f}x" if worst.grad_rise_ratio > 0.2 else ""
@@ -174,10 +187,12 @@ def _summary(
     rate = (
         f" after the learning rate jumped (now {first.lr:.3g})" if spike.cause == "learning_rate" and first.lr else ""
     )
+    again = "" if replayed is None else f"; {replayed.text()}"
     stays = " and stays up" if spike.cause == "divergence" else ""
     return (
         f"{where}: the loss rises from {worst.loss_level:.3f} to {worst.loss:.3f} "
-        f"(+{100 * worst.loss_rise_ratio:.0f} %, {worst.loss_z:.0f} sigma{norm}){batch}{rate}{stays}; {response.text}"
+        f"(+{100 * worst.loss_rise_ratio:.0f} %, {worst.loss_z:.0f} sigma{norm}){batch}{rate}{stays}{again}; "
+        f"{response.text}"
     )
 
 

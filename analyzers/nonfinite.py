@@ -10,24 +10,27 @@
    and what came out is not (the first flags, if any, are the norm's); else backward.
 5. Parameter: backward runs from the loss to the input, so among the parameters that are not finite the last one in
    the model's order was first. Sharded gradients are looked for on all ranks: the bad element lies in one shard.
+6. If the step was replayed (`analyzers.replayed`), whether it came back and with which operation says more than all of
+   that; it also names ranks where nothing else does.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .eventlog import EventLog
 from .finding import Finding
+from .replayed import REPLAY_EVENTS, Replayed, find_replay
 from .response import RESPONSE_EVENTS, Response, respond
 from .source import Source, missing_tables
 
 __all__ = ["NonFinitePolicy", "StepEvidence", "analyze", "locate"]
 
 Phase = Literal["forward", "backward", "reduction", "unknown"]
-_EVENTS = (*RESPONSE_EVENTS, "nonfinite", "loss_scale")
+_EVENTS = (*RESPONSE_EVENTS, *REPLAY_EVENTS, "nonfinite", "loss_scale")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,8 @@ class NonFinitePolicy:
     """Episodes explained one by one (findings); a run with more has one cause, and the first ones show it."""
     since_step: int = 0
     """Only steps from here on (the live view)."""
+    ended_only: bool = False
+    """Of the newest attempt only steps that have ended (the live view): what is done about a step is done before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +233,10 @@ def _episodes(source: Source, policy: NonFinitePolicy, log: EventLog) -> list[_E
     absorbed -= {(event.attempt, event.step) for event in log.of("nonfinite")}
     found = [(attempt, step, turn) for attempt, step, turn in found if (attempt, step) not in absorbed]
     known = {(attempt, step) for attempt, step, _ in found}
+    ((newest,),) = source.rows("SELECT max(attempt) FROM steps")
     for event in log.of("nonfinite"):  # a step that never ended has its verdict only here
+        if policy.ended_only and event.attempt == newest:
+            continue
         if event.step is not None and event.step >= policy.since_step and (event.attempt, event.step) not in known:
             known.add((event.attempt, event.step))
             found.append((event.attempt, event.step, 0))
@@ -278,6 +286,7 @@ def _flags(source: Source, attempt: int, step: int, begins: dict[int, tuple[int,
         """
         SELECT rank, process_group, seq, op, issue_ns, nonfinite, phase FROM collectives
         WHERE attempt = ? AND step = ? AND nonfinite IS NOT NULL AND op NOT IN ('send', 'recv')
+              AND phase IS DISTINCT FROM 'replay'  -- the step once more, maybe without what was wrong
         """,
         [attempt, step],
     )
@@ -330,24 +339,32 @@ def _explain(source: Source, log: EventLog, episode: _Episode) -> Finding:
         log, attempt=episode.attempt, step=episode.step, turn=episode.turn,
         committed=any(committed) if committed else None,
     )  # fmt: skip
+    replayed = find_replay(log, attempt=episode.attempt, step=episode.step, turn=episode.turn)
+    if replayed is not None and replayed.origin is not None and not where.ranks:
+        origin = replayed.origin
+        phase: Phase = "forward" if origin.phase == "forward" else "backward"
+        where = replace(where, ranks=origin.ranks, phase=phase, how="replay")
+        everybody = len(evidence.rows) > 1 and len(where.ranks) == len(evidence.rows)
     named = bool(where.ranks) or where.phase == "reduction"
     return Finding(
         analyzer="nonfinite",
         kind="non_finite",
         severity="warning" if response.handled else "critical",
         status="fired" if named else "suspect",
-        summary=_summary(where, step, episode, everybody, response),
+        summary=_summary(where, step, episode, everybody, response, replayed),
         ranks=where.ranks,
         first_step=step,
         last_step=episode.last_step,
         cause=where.phase,
-        evidence=_numbers(evidence, where, episode, response),
+        evidence=_numbers(evidence, where, episode, response) | (replayed.evidence() if replayed else {}),
         advice=f"non-finite-{where.phase}",
         attempt=episode.attempt,
     )
 
 
-def _summary(where: Location, step: int, episode: _Episode, everybody: bool, response: Response) -> str:
+def _summary(
+    where: Location, step: int, episode: _Episode, everybody: bool, response: Response, replayed: Replayed | None
+) -> str:
     if everybody:
         who = "all ranks at once (the batch or the weights, not one rank)"
     elif where.ranks:
@@ -362,7 +379,8 @@ def _summary(where: Location, step: int, episode: _Episode, everybody: bool, res
     }[where.phase].format(who=who)
     parameter = f", {where.parameter}" if where.parameter else ""
     until = f" to {episode.last_step}" if episode.num_steps > 1 else ""
-    return f"step {step}{until}: {what}{parameter}; {response.text}"
+    again = "" if replayed is None else f"; {replayed.text(() if everybody else where.ranks)}"
+    return f"step {step}{until}: {what}{parameter}{again}; {response.text}"
 
 
 def _numbers(evidence: StepEvidence, where: Location, episode: _Episode, response: Response) -> dict[str, Any]:

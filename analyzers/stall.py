@@ -48,6 +48,9 @@ class StallPolicy:
     evaluate_s: float = 120.0
     """In a span `evaluate` (seconds), whose inside may leave no record."""
 
+    replay_s: float = 120.0
+    """In a span `replay` (seconds): a step in which every operation is looked at takes several times its time."""
+
     def of_phase(self, phase: str) -> float:
         """The limit that a span's kind asks for; 0 where it asks for none."""
         return {
@@ -55,6 +58,7 @@ class StallPolicy:
             "checkpoint": self.checkpoint_s,
             "evaluate": self.evaluate_s,
             "eval": self.evaluate_s,
+            "replay": self.replay_s,
         }.get(phase, 0.0)
 
 

@@ -56,6 +56,7 @@ def _phase_columns() -> dict[str, tuple[int, int]]:
     # Pipelines have more kinds: see `probes.pipeline`.
     columns["loss"] = columns["forward"]
     columns["weight"] = columns["reduce"] = columns["backward"]
+    columns["replay"] = (-2, -2)  # nowhere, and neither does what lies inside it: it is no part of the step
     return columns
 
 
@@ -102,7 +103,8 @@ class Recorder:
         self._span_kinds: dict[tuple[str, int, int], _SpanKind] = {}
         self._empty_row = self._steps.unset_row()
         for phase, wait in _PHASE_COLUMNS.values():
-            self._empty_row[phase] = 0
+            if phase >= 0:
+                self._empty_row[phase] = 0
             if wait >= 0:
                 self._empty_row[wait] = 0
         self._row = self._empty_row.copy()
@@ -269,7 +271,7 @@ class _SpanKind(NamedTuple):
 
     name: int
     rest: bytes  # of the record
-    column: int  # where its time goes in a step's row; -1: nowhere
+    column: int  # where its time goes in a step's row; -1: nowhere; -2: nor does what lies inside it
     wait_column: int
 
 
@@ -290,7 +292,7 @@ class _Span:
         self._wait_start_ns = recorder.wait_ns
         try:
             recorder.phase, rest, column, _ = self._known
-            if column >= 0 and not recorder._in_phase:
+            if column != -1 and not recorder._in_phase:
                 self._counts = recorder._in_phase = True
             self._start_ns = start = _monotonic_ns()
             self._slot = recorder._open_span(rest, recorder.step_number, start)
@@ -310,7 +312,8 @@ class _Span:
                 recorder._in_phase = False
                 _, _, column, wait_column = self._known
                 row = recorder._row
-                row[column] += end - self._start_ns
+                if column >= 0:
+                    row[column] += end - self._start_ns
                 if wait_column >= 0:
                     row[wait_column] += waited
         except Exception as failure:

@@ -236,6 +236,8 @@ class RecoveryConfig(_Section):
     """Restarts of the worker group before the run gives up."""
     max_rollbacks: int = Field(default=8, ge=0)
     """Rollbacks before the run stops with a report."""
+    max_replays: int = Field(default=8, ge=0)
+    """Refused steps of an attempt that are replayed to see whether the fault comes back; 0 = none."""
     hang_floor_s: float = Field(default=5.0, gt=0)
     """A step shorter than this is never called a hang (seconds)."""
     grace_s: float = Field(default=20.0, gt=0)

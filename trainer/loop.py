@@ -96,7 +96,7 @@ def _step(session: Session, position: Position) -> tuple[Position, bool]:
     verdict = recovery.guard.judge(step, reading.loss, reading.norm)
     if not verdict.healthy:
         own_loss = reading.own_loss if training.has_loss else None
-        return recovery.refuse(verdict, position, batch_index, own_loss), reading.stop
+        return recovery.refuse(verdict, position, batch, own_loss), reading.stop
 
     rate = training.step(step - 1)
     recorder.log(lr=rate, committed=True)

@@ -197,6 +197,9 @@ def _line(event: dict[str, Any]) -> str:
             f"{where}rolled back to step {event.get('to_step')} from {event.get('tier')} in "
             f"{1e3 * float(event.get('duration_s') or 0):.0f} ms, batches {skipped} skipped"
         )
+    if kind == "replay" and event.get("state") == "same":
+        again = "it comes back" if event.get("came_back") else "it does not come back: no batch made it, but a device"
+        return escape(f"{where}replayed: {again}")
     if kind == "fault_injected":
         return f"[dim]{where}fault injected: {escape(str(event.get('fault')))} on rank {event.get('rank')}[/]"
     if kind == "culprit_killed":

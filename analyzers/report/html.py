@@ -26,9 +26,10 @@ from ..source import Source, floats
 from . import queries
 from .account_lines import what_if_line
 from .evidence import Drawing, drawings, moment
+from .explained import next_step, why
 from .figures import collectives, goodput, heatmap, loss, theme
 from .links import finding_link
-from .text import evidence_rows, next_step, title, visible, why
+from .text import evidence_rows, title, visible
 
 __all__ = ["render"]
 

@@ -15,7 +15,8 @@ from typing import Any
 from ..diagnose import Diagnosis
 from ..finding import Finding
 from .account_lines import goodput_line, what_if_line
-from .text import evidence_rows, next_step, title, visible, why
+from .explained import next_step, why
+from .text import evidence_rows, title, visible
 
 __all__ = ["escaped", "to_markdown"]
 

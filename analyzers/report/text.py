@@ -17,16 +17,17 @@ from ..finding import Finding
 from ..goodput import Account
 from ..whatif import WhatIf
 from .account_lines import goodput_line, what_if_line
+from .explained import next_step, why
 from .links import finding_link
-from .remedies import REMEDIES
 from .trace_table import render_ranks
+from .words import counted, is_number, listed
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["evidence_rows", "next_step", "render", "title", "visible", "why"]
+__all__ = ["evidence_rows", "render", "title", "visible"]
 
 _COLOURS = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 _TITLES = {
@@ -78,119 +79,6 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
         render_ranks(diagnosis.run["trace"]["ranks"], console)
 
 
-def why(finding: Finding) -> str:
-    """What proves a finding, in one line."""
-    numbers = finding.evidence
-    match finding.kind:
-        case "straggler" if finding.cause != "communication":
-            factors = numbers.get("phase_factors_ratio") or {}
-            excess = numbers.get("phase_excess_ms") or {}
-            phases = ", ".join(
-                f"{name} {value:.2f}x" if _is_number(value) and value < 10 else f"{name} +{excess.get(name, 0):.3g} ms"
-                for name, value in factors.items()
-            )
-            caused = numbers.get("caused_wait_ratio")
-            share = "" if caused is None else f"; it causes {100 * caused:.0f} % of the waiting in collectives"
-            return f"{finding.cause}: {phases}{share}"
-        case "straggler":
-            if "transfer_before_ms" in numbers:
-                return f"transfers of {numbers.get('transfer_ms')} ms against {numbers['transfer_before_ms']} ms before"
-            return (
-                f"transfers of {numbers.get('transfer_ms')} ms against {numbers.get('transfer_of_others_ms')} ms "
-                f"in the groups beside it"
-            )
-        case "hang":
-            waiting = numbers.get("waiting_ranks") or []
-            call = f" in {numbers['op']} {numbers['seq']} of {numbers['process_group']}" if "op" in numbers else ""
-            caller = f" at {numbers['caller']}" if numbers.get("caller") else ""
-            who = "silent"
-            if waiting:
-                who = f"{_count(len(waiting), 'rank')} {'waits' if len(waiting) == 1 else 'wait'}"
-            return f"{who}{call}{caller} for {numbers.get('silent_s')} s (limit {numbers.get('limit_s')} s)"
-        case "rank_lost":
-            message = str(numbers.get("message") or "").strip().splitlines()
-            victims = numbers.get("victims") or []
-            what = message[0] if message else str(numbers.get("signal") or numbers.get("exit_code") or "no word of it")
-            others = f"; {_count(len(victims), 'other rank')} ended because of it" if victims else ""
-            return what + others
-        case "non_finite":
-            checked, flagged = numbers.get("num_checked_inputs"), numbers.get("num_flagged_inputs")
-            where = (
-                f", first in {numbers['op']} {numbers['seq']} of {numbers['process_group']}" if "op" in numbers else ""
-            )
-            return f"{flagged} of {checked} inputs of collectives held NaN or Inf before the reduction{where}"
-        case "replica_mismatch" | "fingerprint_chain_broken":
-            count = numbers.get("num_tensors")
-            broken = numbers.get("chain_broken_ranks") or []
-            proof = []
-            if numbers.get("replica_groups"):
-                proof.append(f"bits differ over {numbers.get('num_replicas')} replicas")
-            if broken:
-                proof.append(f"bits changed on rank {_listed(broken)} while no optimizer ran")
-            return f"{' and '.join(proof)}, in {_count(count, 'tensor')}; last found healthy at step " + str(
-                numbers.get("last_healthy_step", "?")
-            )
-        case "divergence":
-            rise = f"from {numbers.get('loss_lowest')} to {numbers.get('loss_highest')}"
-            return f"medians of the loss rise {rise}, {numbers.get('rise_z')} times what its noise can do"
-        case "loss_scale_collapse":
-            return (
-                f"{_count(numbers.get('num_overflows'), 'overflow')}, each of which dropped a step and halved the scale"
-            )
-        case "stage_imbalance":
-            work = ", ".join(f"{value:.3g}" for value in numbers.get("work_ms_by_coordinate") or [])
-            return f"milliseconds of work a step by pipeline coordinate: {work}"
-        case "resume_differs":
-            return f"{_listed(numbers.get('differing_parts') or [])}: not what the checkpoint's manifest says was saved"
-        case "throughput":
-            rises = ", ".join(
-                f"{name.removesuffix('_rise_ms')} {value:+.3g} ms"
-                for name, value in numbers.items()
-                if name.endswith("_rise_ms") and _is_number(value)
-            )
-            return f"of a step: {rises}" if rises else finding.summary
-        case "loss_spike":
-            return (
-                f"loss {numbers.get('loss')} against {numbers.get('loss_before')} before "
-                f"({numbers.get('loss_z')} sigma), gradient norm {numbers.get('grad_norm')}"
-            )
-    return finding.summary
-
-
-def next_step(finding: Finding) -> str:
-    """What to do, and where more of it stands."""
-    rank = f"rank {finding.ranks[0]}" if len(finding.ranks) == 1 else "the ranks named"
-    advice = {
-        "straggler": {
-            "compute": f"check clocks, thermals and neighbours of {rank}'s device and host",
-            "data": f"check the data loader and the disk of {rank}'s host",
-            "host": f"look for what else runs on {rank}'s host (top, numactl, cgroup limits), and for swapping",
-            "gpu_clock": f"look at cooling, power and locked clocks of {rank}'s GPU (nvidia-smi -q -d CLOCK)",
-            "sequence_length": "even out the tokens that each rank gets (pack or sort sequences by length)",
-            "communication": f"check the network card and cable of {rank}",
-        }.get(finding.cause, f"look at {rank}"),
-        "hang": {
-            "stopped": f"continue or restart the process of {rank}",
-            "data": f"look at the data loader of {rank}: its stack is in the evidence",
-        }.get(finding.cause, f"look at the stack of {rank} and at the code around the call"),
-        "rank_lost": f"look at the log of {rank} and at its host (out of memory, XID)",
-        "non_finite": "if it comes back on another rank it is data or numerics, if it stays with the device replace it",
-        "replica_mismatch": f"test the device of {rank}; twice on the same device: take it out",
-        "fingerprint_chain_broken": f"test the memory of {rank}'s device; twice on the same device: take it out",
-        "divergence": "go back to a checkpoint from before it turned and lower the rate",
-        "stage_imbalance": "give that stage fewer layers (parallel.stage_costs)",
-        "vanishing_gradients": "look at the initialisation, the norms and the residual branches of the blocks named",
-        "exploding_gradients": "lower the rate or clip harder; look at the blocks named",
-        "loss_scale_collapse": "train in bf16, or find the layer whose activations overflow",
-        "resume_differs": "if it is not meant (other data, another seed), do not trust the run from there on",
-        "throughput": "look for what changed for all ranks at that step: clocks, a shared disk, the network, the data",
-        "loss_spike": "look at the batches named; lower the rate if it comes back without them",
-    }.get(finding.kind, REMEDIES.get(finding.kind, "see the runbook"))
-    gain = finding.evidence.get("speedup_without_it_ratio")
-    without = f"; without it: {gain:.2f}x faster" if _is_number(gain) else ""
-    return f"{advice} (docs/runbook.md#{finding.advice}){without}"
-
-
 def title(finding: Finding) -> str:
     """The kind in capitals."""
     return _TITLES.get(finding.kind, finding.kind.upper().replace("_", " "))
@@ -216,7 +104,7 @@ def _finding(finding: Finding, console: Console, *, shown_above: bool) -> None:
     where = f"step {finding.first_step}" if finding.first_step is not None else "run"
     if finding.last_step is not None and finding.last_step != finding.first_step:
         where = f"steps {finding.first_step} to {finding.last_step}"
-    ranks = f"  rank{'s' * (len(finding.ranks) > 1)} {_listed(finding.ranks)}" if finding.ranks else ""
+    ranks = f"  rank{'s' * (len(finding.ranks) > 1)} {listed(finding.ranks)}" if finding.ranks else ""
     attempt = f"  attempt {finding.attempt}" if finding.attempt else ""
     suspect = "  suspected" if finding.status == "suspect" else ""
     head = _text(title(finding), _COLOURS[finding.severity])
@@ -233,7 +121,7 @@ def _finding(finding: Finding, console: Console, *, shown_above: bool) -> None:
         for frame in frames:
             console.print(_indented(f"  {frame}", ""))
     for what, ranks_of in (finding.evidence.get("differs") or {}).items():
-        console.print(_indented(f"{what}: rank{'s' * (len(ranks_of) > 1)} {_listed(ranks_of)}", ""))
+        console.print(_indented(f"{what}: rank{'s' * (len(ranks_of) > 1)} {listed(ranks_of)}", ""))
     if not shown_above:
         console.print(_indented(f"next: {next_step(finding)}", "dim"))
 
@@ -245,15 +133,15 @@ def evidence_rows(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
             continue
         label, unit = name, ""
         for suffix, shown in _UNITS.items():
-            if name.endswith(suffix) and _is_number(value):
+            if name.endswith(suffix) and is_number(value):
                 label, unit = name.removesuffix(suffix) + (" deviation" if suffix == "_z" else ""), shown
-        if name.endswith("_ratio") and _is_number(value):
+        if name.endswith("_ratio") and is_number(value):
             label = name.removesuffix("_ratio")
             text = f"{value:.2f}x" if "factor" in name or "speedup" in name else _percent(value)
         elif isinstance(value, bool):
             text = "yes" if value else "no"
         elif isinstance(value, (list, tuple)):
-            text = _listed(value)
+            text = listed(value)
         else:
             text = f"{value:.5g}{unit}" if isinstance(value, float) else f"{value}{unit}"
         rows.append((label.replace("_", " "), text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 3] + "..."))
@@ -263,11 +151,11 @@ def evidence_rows(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _saves(interval: Mapping[str, Any]) -> str:
     """What a save costs, and how often to save by that."""
     hours, failures = interval["mtbf_s"] / 3600, interval["num_failures"]
-    rate = f"{_count(failures, 'failure')} in this run" if failures else "an assumed failure rate"
+    rate = f"{counted(failures, 'failure')} in this run" if failures else "an assumed failure rate"
     between = f"{hours:,.0f} h" if hours >= 10 else f"{60 * hours:,.1f} min"
     return (
         f"{interval['num_saves']} measured, {1e3 * interval['cost_s']:.1f} ms of standstill each; with {rate} "
-        f"(one in {between}) save every {_count(interval['steps'], 'step')} ({interval['interval_s']:,.0f} s, Daly)"
+        f"(one in {between}) save every {counted(interval['steps'], 'step')} ({interval['interval_s']:,.0f} s, Daly)"
     )
 
 
@@ -277,18 +165,18 @@ def _facts(
     mesh = " x ".join(f"{name} {size}" for name, size in (facts.get("mesh") or {}).items())
     devices = ", ".join(facts.get("devices") or [])
     parts = [
-        _count(facts.get("num_ranks"), "rank"),
+        counted(facts.get("num_ranks"), "rank"),
         mesh,
         devices,
-        _count(facts.get("steps"), "step"),
-        _count(facts.get("attempts"), "attempt"),
-        f"{facts['wall_s']:.1f} s" if _is_number(facts.get("wall_s")) else "",
-        f"{facts['step_ms_median']:.1f} ms a step" if _is_number(facts.get("step_ms_median")) else "",
-        f"{facts['tokens_per_s']:,.0f} tokens/s" if _is_number(facts.get("tokens_per_s")) else "",
-        f"{100 * facts['mfu_ratio']:.1f} % MFU" if _is_number(facts.get("mfu_ratio")) else "",
+        counted(facts.get("steps"), "step"),
+        counted(facts.get("attempts"), "attempt"),
+        f"{facts['wall_s']:.1f} s" if is_number(facts.get("wall_s")) else "",
+        f"{facts['step_ms_median']:.1f} ms a step" if is_number(facts.get("step_ms_median")) else "",
+        f"{facts['tokens_per_s']:,.0f} tokens/s" if is_number(facts.get("tokens_per_s")) else "",
+        f"{100 * facts['mfu_ratio']:.1f} % MFU" if is_number(facts.get("mfu_ratio")) else "",
     ]
     rows = [("Run", str(facts.get("run_id") or "?")), ("", "  ".join(part for part in parts if part))]
-    if _is_number(facts.get("first_loss")) and _is_number(facts.get("last_loss")):
+    if is_number(facts.get("first_loss")) and is_number(facts.get("last_loss")):
         rows.append(("Loss", _loss(facts)))
     if account is not None:
         rows.append(("Goodput", goodput_line(account)))
@@ -334,21 +222,8 @@ def _loss(facts: Mapping[str, Any]) -> str:
     return f"{text}: {verb} by {abs(drop):.2f} (first to last tenth), {abs(ratio):.0f} x its noise"
 
 
-def _listed(values: Sequence[Any]) -> str:
-    shown = ", ".join(str(value) for value in values[:12])
-    return shown if len(values) <= 12 else f"{shown}, ... ({len(values)} in all)"
-
-
 def _percent(ratio: float) -> str:
     return f"{100 * ratio:.0f} %" if abs(ratio) >= 0.1 else f"{100 * ratio:.2g} %"
-
-
-def _count(number: Any, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}" if isinstance(number, int) and number else ""
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _text(text: str, style: str) -> Text:

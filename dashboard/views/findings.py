@@ -9,7 +9,8 @@ import streamlit as st
 
 from analyzers.finding import SEVERITIES, Finding
 from analyzers.report.evidence import drawings
-from analyzers.report.text import evidence_rows, next_step, title, visible, why
+from analyzers.report.explained import next_step, why
+from analyzers.report.text import evidence_rows, title, visible
 from analyzers.response import done_about
 from analyzers.source import Source
 

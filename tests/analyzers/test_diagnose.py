@@ -170,7 +170,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
     causes = {
         "non-finite": set(get_args(Phase)),
         "straggler": {"compute", "data", "communication", "host", "sequence-length", "gpu-clock"},
-        "loss-spike": {"batch", "learning_rate", "divergence"},
+        "loss-spike": {"batch", "learning_rate", "divergence", "weights", "transient"},
         "rank-lost": {"exception", "signal", "out_of_memory", "exit", "vanished", "killed_all", "no_dump"},
         "throughput": {"compute", "communication", "data", "between_runs"},
         "configuration": {*RULES},

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from analyzers.report.text import why
+from analyzers.report.explained import why
 from analyzers.slow_rank import Straggler, StragglerPolicy, find_stragglers
 from analyzers.straggler import analyze
 from analyzers.timings import OWN_PHASES, Timings, others_median

@@ -124,3 +124,15 @@ def test_a_disabled_recorder_does_nothing(tmp_path: Path) -> None:
     assert recorder.step_number == 4
     assert not recorder.enabled
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_computed_in_a_replay_is_no_part_of_the_step(recorder: Recorder, tmp_path: Path) -> None:
+    with recorder.step(7):
+        with recorder.span("replay"), recorder.span("forward"):
+            recorder.wait_ns += 5
+        with recorder.span("backward"):
+            pass
+    (step,) = rows(tmp_path, "steps")
+    assert (step["forward_ns"], step["forward_wait_ns"]) == (0, 0)
+    assert step["backward_ns"] > 0
+    assert [span["kind"] for span in rows(tmp_path, "spans")] == ["replay", "forward", "backward"]

@@ -73,6 +73,9 @@ class Verdict:
     """Of a corruption: whose state was changed, if that is certain."""
     ranks: tuple[int, ...] = ()
     """Those of `devices`."""
+    loss: float = math.nan
+    loss_level: float = math.nan
+    """Of a spike: the loss, and what was usual before."""
 
     @property
     def healthy(self) -> bool:
@@ -109,11 +112,13 @@ class Guard:
             return self.corruption
         wrong = [name for name, value in (("loss", loss), ("gradient norm", grad_norm)) if not math.isfinite(value)]
         if wrong:
-            return Verdict(step=step, kind="non_finite", reason=f"non-finite {' and '.join(wrong)} at step {step}")
+            reason = f"non-finite {' and '.join(wrong)} at step {step}"
+            return Verdict(step=step, kind="non_finite", reason=reason, loss=loss)
         spike = self.detector.observe(step, loss, grad_norm)
         if spike.is_spike and self.enabled:
             rise = f"{spike.loss_rise_ratio:+.0%} over {spike.loss_level:.3f}, {spike.loss_z:.1f} robust sigmas"
-            return Verdict(step=step, kind="spike", reason=f"loss {loss:.3f} at step {step} is a spike ({rise})")
+            reason = f"loss {loss:.3f} at step {step} is a spike ({rise})"
+            return Verdict(step=step, kind="spike", reason=reason, loss=loss, loss_level=spike.loss_level)
         return Verdict(step=step, kind="healthy")
 
     def taken(self, position: Position, batch_index: int) -> None:

@@ -3,12 +3,13 @@
     recovery = Recovery(training, recorder, run, gradients)
     position = recovery.start()                             # from the newest checkpoint, or from the beginning
     position = recovery.taken(position, batch_index)        # after a healthy step: copies, checkpoints, vetting
-    position = recovery.refuse(verdict, position, batch_index, loss)   # instead of a bad one
+    position = recovery.refuse(verdict, position, batch, loss)         # instead of a bad one
     recovery.counted(sums)      # once a step: what all ranks' `votes()` sum up to, for saves in the background
 
 After a rollback the steps are trained again with the same batches less the skipped ones. Model, optimizer, loss
 scale, random generators and the spike detector's history go back together, the set of skipped batches does not: what
-follows is, bit for bit, the run that never held those batches.
+follows is, bit for bit, the run that never held those batches. A refused step is replayed before and after the way
+back, to see whether the fault comes back (`trainer.replay.triage`).
 
 Order in `refuse`: the decision is on the disk before anything is restored. Killed at any point in between, the run
 resumes from a checkpoint with the batch skipped, or meets the batch again and decides the same.
@@ -21,7 +22,7 @@ import math
 import os
 import time
 from copy import copy
-from typing import Any, Protocol
+from typing import Any
 
 from probes.recorder import Recorder
 from probes.rundir import RunDir
@@ -35,19 +36,15 @@ from trainer.checkpoint.peers import PeerCopies
 from trainer.checkpoint.shared_folder import shared_folder, sweep_stale
 from trainer.checkpoint.state import Position, Values, local_tensors, rng_state, training_tensors
 from trainer.checkpoint.survivors import remove_unused
+from trainer.data.batches import Batch
 from trainer.recovery import fence
 from trainer.recovery.guard import Decision, Guard, RunStopped, Verdict
 from trainer.recovery.integrity import NUM_VOTES, Integrity
 from trainer.recovery.ledger_file import LedgerFile
+from trainer.replay.triage import GradientExaminer, Triage
 from trainer.training import Training
 
 __all__ = ["Recovery"]
-
-
-class GradientExaminer(Protocol):
-    """Says what is wrong with this rank's gradients; the probe of `probes.gradients`."""
-
-    def examine(self, step: int) -> list[tuple[str, int]]: ...
 
 
 class Recovery:
@@ -69,6 +66,7 @@ class Recovery:
         self.ledger = self.ledger_file.ledger
         self.guard = Guard(self.ledger, max_rollbacks=config.recovery.max_rollbacks, enabled=config.recovery.enabled)
         self.integrity = Integrity(training, recorder)
+        self.triage = Triage(training, recorder, gradients, limit=config.recovery.max_replays)
         healthy = self.guard.policy.healthy_steps
         interval = config.checkpoint.memory_interval
         folder = shared_folder(run.path) if config.checkpoint.memory_survives and self._keeps_copies else None
@@ -155,7 +153,7 @@ class Recovery:
         if self.save(position):
             self.memory.remove()
 
-    def refuse(self, verdict: Verdict, position: Position, batch_index: int, local_loss: float | None) -> Position:
+    def refuse(self, verdict: Verdict, position: Position, batch: Batch, local_loss: float | None) -> Position:
         """Drop a bad step's gradients, skip what caused it, go back. Raises RunStopped when enough is enough."""
         start = time.monotonic()
         if verdict.kind == "non_finite":
@@ -165,19 +163,20 @@ class Recovery:
             found = self.integrity.examine()
             verdict = self.integrity.verdict(found) if found is not None else verdict
         self.training.discard()
+        repeated = self.triage.repeat(verdict, batch)
         try:
-            decision = self.guard.decide(verdict, batch_index)
+            decision = self.guard.decide(verdict, position.batch_index)
         except RunStopped as stopped:
             self.integrity.tell_devices(verdict, self.ledger)
             self._give_up(str(stopped), verdict)
             raise
         self.integrity.tell_devices(verdict, self.ledger)
-        fresh = [batch for batch in decision.batches if self.ledger.skip(batch, verdict.reason)]
+        fresh = [number for number in decision.batches if self.ledger.skip(number, verdict.reason)]
         self.ledger.rollbacks += self.config.recovery.enabled
         self.ledger_file.save()
         if self.is_chief:
-            for batch in fresh:
-                self.recorder.event("batch_skipped", batch_index=batch, reason=verdict.reason)
+            for number in fresh:
+                self.recorder.event("batch_skipped", batch_index=number, reason=verdict.reason)
         if not self.config.recovery.enabled:
             return self._skipping(position)
         with self.recorder.span("rollback"):
@@ -188,6 +187,8 @@ class Recovery:
                 raise stopped
         self.integrity.begin(restored.step)
         self._set_rate(restored)
+        took = time.monotonic() - start
+        self.triage.from_restored(repeated, batch, state_step=restored.step)
         if self.is_chief:
             self.recorder.event(
                 "rollback",
@@ -197,7 +198,7 @@ class Recovery:
                 verdict=verdict.kind,
                 reason=verdict.reason,
                 skipped_batches=fresh,
-                duration_s=time.monotonic() - start,
+                duration_s=took - (repeated.duration_s if repeated else 0.0),
                 failures=self.ledger.failures,
                 rate_scale=decision.rate_scale,
             )

@@ -1,0 +1,173 @@
+"""Watches every operation of a forward and backward pass and keeps where numbers stopped being finite.
+
+    watch = OperationWatch()
+    with watch:
+        ...one forward and backward pass; `watch.module` is set by whoever follows the modules...
+    watch.take()        # a Suspect: the first operation since the last `take` with finite input and bad output
+
+The watch is a mode of torch's dispatcher, so it sees what autograd runs too, and of a DTensor what this rank computes.
+An operation is a suspect if nothing that went in was NaN or Inf and something that came out is. It is only that: a mask
+is made of Inf on purpose, so the module in which it happened has to confirm it by an output that is not finite.
+
+It costs a pass over the output of each operation and makes a GPU wait for it: for a step that is looked into, never
+for one that trains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from probes.failopen import failing_open
+
+__all__ = ["OperationWatch", "Suspect", "in_backward", "is_bad", "statistics"]
+
+MAX_INPUTS = 4
+"""Inputs of an operation that are described."""
+_NEVER = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "set_", "resize_", "view", "alias")
+"""What hands out memory that nobody has written to, or only looks at it in another way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """An operation that made the first NaN or Inf of its module. `clean`: no constant of Inf went in either."""
+
+    operation: str
+    module: str
+    inputs: tuple[dict[str, Any], ...]
+    bad_rows: tuple[int, ...]
+    """Places along the output's first dimension that hold NaN or Inf."""
+    num_rows: int
+    """Size of that dimension; 0 where it is surely none of samples or tokens."""
+    nonfinite_count: int
+    clean: bool
+    in_backward: bool
+
+
+def is_bad(tensor: Tensor) -> bool:
+    """Whether a tensor of any device holds NaN or Inf; waits for the device. False for integers and nothing."""
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    if not tensor.is_floating_point() or tensor.is_meta or not tensor.numel() or tensor.layout is not torch.strided:
+        return False
+    with _disable_current_modes(), torch.no_grad():
+        tensor = tensor.detach()
+        if math.isfinite(tensor.sum(dtype=torch.float32).item()):
+            return False  # a sum is never finite with a NaN or an Inf in it; finite numbers may overflow, though
+        return not bool(torch.isfinite(tensor).all())
+
+
+def statistics(tensor: Tensor) -> dict[str, Any]:
+    """Shape, type, and of the finite elements min, max and mean; how many are not finite."""
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    with _disable_current_modes(), torch.no_grad():
+        tensor = tensor.detach()
+        found: dict[str, Any] = {"shape": "x".join(map(str, tensor.shape)) or "1", "dtype": str(tensor.dtype)[6:]}
+        if not tensor.is_floating_point() or not tensor.numel():
+            return found
+        finite = tensor[torch.isfinite(tensor)]
+        found["nonfinite_count"] = tensor.numel() - finite.numel()
+        if finite.numel():
+            low, high = torch.aminmax(finite)
+            found |= {"min": low.item(), "max": high.item(), "mean": finite.mean(dtype=torch.float64).item()}
+        return found
+
+
+class OperationWatch(TorchDispatchMode):
+    """See the module's docstring. The watch of one rank; operations run as they would without it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = ""
+        self._suspects: list[Suspect] = []
+
+    def take(self, since: int = 0) -> Suspect | None:
+        """The first suspect from place `since` on, rather one without a constant of Inf; forgets them all."""
+        found, self._suspects[since:] = self._suspects[since:], []
+        return next((suspect for suspect in found if suspect.clean), found[0] if found else None)
+
+    @property
+    def count(self) -> int:
+        """How many suspects there are: a place for `take`."""
+        return len(self._suspects)
+
+    def forget(self, since: int) -> None:
+        """The suspects from there on were innocent."""
+        del self._suspects[since:]
+
+    def __torch_dispatch__(self, func: Any, types: Sequence[Any], args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind not in (Tensor, nn.Parameter) for kind in types):
+            return NotImplemented  # a DTensor first becomes what this rank computes
+        kwargs = kwargs or {}
+        looks = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
+        looks = looks and func._schema.name.removeprefix("aten::").lstrip("_") not in _NEVER
+        inputs_bad = None
+        if looks and func._schema.is_mutable:  # afterwards its inputs are its outputs
+            inputs_bad = self._any_bad(args, kwargs)
+        out = func(*args, **kwargs)
+        if looks:
+            with failing_open("replay"):
+                self._look(func, args, kwargs, out, inputs_bad)
+        return out
+
+    def _look(self, func: Any, args: Any, kwargs: Any, out: Any, inputs_bad: bool | None) -> None:
+        bad = next((tensor for tensor in _tensors(out) if is_bad(tensor)), None)
+        if bad is None or (inputs_bad if inputs_bad is not None else self._any_bad(args, kwargs)):
+            return
+        given = [*_leaves(args), *_leaves(kwargs)]
+        tensors = [value for value in given if isinstance(value, Tensor)]
+        if not tensors:
+            return  # a constant
+        constants = [value for value in given if isinstance(value, float)]
+        rows, count = _bad_rows(bad)
+        backward = in_backward()
+        # A matrix that comes out of a backward pass is as likely the gradient of a weight.
+        has_rows = bad.dim() > (2 if backward else 1)
+        self._suspects.append(
+            Suspect(
+                operation=func._schema.name.removeprefix("aten::"),
+                module=self.module,
+                inputs=tuple(statistics(tensor) for tensor in tensors[:MAX_INPUTS]),
+                bad_rows=rows,
+                num_rows=bad.shape[0] if has_rows else 0,
+                nonfinite_count=count,
+                clean=all(math.isfinite(value) for value in constants),
+                in_backward=backward,
+            )
+        )
+
+    def _any_bad(self, args: Any, kwargs: Any) -> bool:
+        return any(is_bad(tensor) for tensor in (*_tensors(args), *_tensors(kwargs)))
+
+
+def in_backward() -> bool:
+    """Whether autograd is running a backward pass in this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _bad_rows(tensor: Tensor) -> tuple[tuple[int, ...], int]:
+    with _disable_current_modes(), torch.no_grad():
+        bad = ~torch.isfinite(tensor.detach())
+        count = int(bad.sum())
+        if not tensor.dim():
+            return (), count
+        return tuple(bad.flatten(1).any(1).nonzero().flatten().tolist() if tensor.dim() > 1 else ()), count
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in _leaves(value) if isinstance(leaf, Tensor))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = value.values()
+    if isinstance(value, (list, tuple)) or (isinstance(value, Iterable) and not isinstance(value, (Tensor, str))):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value

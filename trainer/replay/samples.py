@@ -1,0 +1,100 @@
+"""The loss of each sequence of a batch, and what the sequences are, for a step that is looked into.
+
+    with SampleLosses(training, batch) as losses:
+        training.forward_backward(batch)
+    losses.of_row                        # {row: nats a token}, of the rows whose logits this rank has seen
+    describe(training, batch, losses.of_row, most=8)      # [{"id": 812, "loss": 5.6, "file": ..., "text": ...}, ...]
+
+A step that trains knows one loss; here a hook on the output layer computes that of each row from the logits of the
+pass, row by row, so that it needs the memory of one row. With tensor parallelism all ranks of a group must take part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from trainer.data.batches import Batch
+from trainer.replay.operations import in_backward
+from trainer.training import Training
+
+__all__ = ["SampleLosses", "describe", "differing_rows"]
+
+EXCERPT_CHARACTERS = 160
+_TEXT_VOCABULARY = 256
+"""With it tokens are bytes of text."""
+
+
+class SampleLosses:
+    """Collects them during one pass. Empty on pipeline ranks without the output layer."""
+
+    def __init__(self, training: Training, batch: Batch) -> None:
+        self.of_row: dict[int, float] = {}
+        self._targets = batch.targets
+        self._size = training.plan.micro_batch_size
+        self._microbatch = 0
+        heads = [part.head for part in training.modules if part.head is not None]
+        self._head = heads[-1] if heads else None
+        self._handle: Any = None
+
+    def __enter__(self) -> SampleLosses:
+        if self._head is not None:
+            self._handle = self._head.register_forward_hook(self._after)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+
+    def _after(self, module: nn.Module, args: Any, logits: Tensor) -> None:
+        if in_backward():  # recomputed
+            return
+        first = self._microbatch * self._size
+        self._microbatch += 1
+        with _disable_current_modes(), torch.no_grad():
+            for place in range(logits.shape[0]):
+                row = logits.detach()[place]
+                full = row.full_tensor() if isinstance(row, DTensor) else row
+                loss = F.cross_entropy(full.float(), self._targets[first + place])
+                self.of_row[first + place] = loss.item()
+
+
+def describe(training: Training, batch: Batch, losses: Mapping[int, float], *, most: int) -> list[dict[str, Any]]:
+    """The rows with the highest loss, those that are not finite first: id, loss, file and place in it, begin of text.
+
+    The text is that which was trained on, from the batch; there is none where tokens are no bytes.
+    """
+    order = sorted(losses, key=lambda row: (math.isfinite(losses[row]), -losses[row] if losses[row] > 0 else 0.0))
+    found = []
+    for row in order[:most]:
+        number = batch.sample_ids[row]
+        name, place = training.stream.corpus.locate(training.stream.token_position(number))
+        described: dict[str, Any] = {"id": number, "row": row, "loss": losses[row]}
+        if name:
+            described |= {"file": name, "byte": place}
+        if training.config.model.vocab_size == _TEXT_VOCABULARY:
+            described["text"] = excerpt(batch.inputs[row])
+        found.append(described)
+    return found
+
+
+def excerpt(tokens: Tensor) -> str:
+    """The first bytes of a sequence as text; what is no text shows as such."""
+    values = tokens[:EXCERPT_CHARACTERS].tolist()
+    return bytes(value & 0xFF for value in values).decode("utf-8", errors="replace")
+
+
+def differing_rows(training: Training, batch: Batch) -> list[int]:
+    """Sample ids of rows that are not what the data set says when it is read once more: changed on their way."""
+    again = training.stream.batch(batch.index, training.data_rank, training.plan.data_size)
+    if again.sample_ids != batch.sample_ids:
+        return list(batch.sample_ids)
+    same = (again.inputs == batch.inputs.cpu()).all(1) & (again.targets == batch.targets.cpu()).all(1)
+    return [number for number, equal in zip(batch.sample_ids, same.tolist(), strict=True) if not equal]

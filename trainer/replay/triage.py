@@ -1,0 +1,192 @@
+"""After a step that was refused: the same step again, to see whether what went wrong comes back.
+
+    triage = Triage(training, recorder, gradients, limit=8)
+    again = triage.repeat(verdict, batch)                # before anything is restored: the same state, the same batch
+    triage.from_restored(again, batch, state_step=30)    # after it: the same batch on an older state
+
+A computation that is repeated gives the same result. So a NaN that does not come back was made by no batch and no
+weights, but by a device, its memory or a race; one that comes back is data or numerics (or a device that is always
+wrong in the same place). Which of the two, the older state says: what comes back there too is the batch, what does not
+is the weights of that step. Each replay is one forward and backward pass of all ranks, with every operation watched
+(`trainer.replay.origin`); its gradients are dropped.
+
+Nothing that trains is touched: no parameter, optimizer state, position or data loader, and the random generators are
+put back. Every decision here depends on numbers that all ranks share, because replays are collective.
+
+What was found is an event `replay` of each rank; `analyzers.replay` puts them together.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+
+from probes.failopen import failing_open
+from probes.recorder import Recorder
+from trainer.checkpoint.state import restore_rng, rng_state
+from trainer.data.batches import Batch
+from trainer.recovery.guard import Verdict
+from trainer.replay.origin import Origin, OriginWatch
+from trainer.replay.samples import SampleLosses, describe, differing_rows
+from trainer.training import NoRecorder, Training
+
+__all__ = ["GradientExaminer", "Replay", "Triage", "replay"]
+
+MAX_SAMPLES = 8
+"""Samples that each rank tells of, the worst first."""
+
+
+class GradientExaminer(Protocol):
+    """Says what is wrong with this rank's gradients; the probe of `probes.gradients`."""
+
+    def examine(self, step: int) -> list[tuple[str, int]]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What one replay came to. Loss and norm are the same on all ranks, the rest is this rank's own."""
+
+    loss: float
+    grad_norm: float
+    local_loss: float | None
+    origin: Origin | None
+    sample_losses: dict[int, float]
+    """By row of the rank's share of the batch."""
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A step that was refused and has been repeated."""
+
+    verdict: Verdict
+    came_back: bool
+    duration_s: float
+
+
+class Triage:
+    """One rank's share; every method is called on all ranks alike."""
+
+    def __init__(
+        self, training: Training, recorder: Recorder, gradients: GradientExaminer | None, *, limit: int
+    ) -> None:
+        self.training = training
+        self.recorder = recorder
+        self.gradients = gradients
+        self.left = limit
+        """Refused steps that may still be replayed: a run that fails all the time shall not take twice the time."""
+
+    def repeat(self, verdict: Verdict, batch: Batch) -> Refused | None:
+        """The step as it was; None if it is not replayed. The state must be that before the step, gradients dropped."""
+        if self.left <= 0 or verdict.kind not in ("non_finite", "spike"):
+            return None
+        self.left -= 1
+        again = self._replay(verdict, batch)
+        came_back = _comes_back(verdict, again)
+        self._tell("same", verdict.step - 1, verdict, batch, again, came_back)
+        return Refused(verdict=verdict, came_back=came_back, duration_s=again.duration_s)
+
+    def from_restored(self, refused: Refused | None, batch: Batch, *, state_step: int) -> None:
+        """The same batch on the state that was gone back to, where the fault came back and that state is older."""
+        if refused is None or not refused.came_back or state_step >= refused.verdict.step - 1:
+            return
+        again = self._replay(refused.verdict, batch)
+        self._tell("restored", state_step, refused.verdict, batch, again, _comes_back(refused.verdict, again))
+
+    def _replay(self, verdict: Verdict, batch: Batch) -> Replay:
+        with self.recorder.span("replay"):
+            wants_layers = verdict.kind == "spike" and self.gradients is not None
+            return replay(self.training, batch, self.gradients if wants_layers else None, verdict.step)
+
+    def _tell(
+        self, state: Literal["same", "restored"], state_step: int, verdict: Verdict, batch: Batch, again: Replay,
+        came_back: bool,
+    ) -> None:  # fmt: skip
+        with failing_open("replay"):
+            self.recorder.event(
+                "replay",
+                step=verdict.step,
+                verdict=verdict.kind,
+                state=state,
+                state_step=state_step,
+                batch_index=batch.index,
+                came_back=came_back,
+                loss=again.loss,
+                loss_refused=verdict.loss,
+                loss_level=verdict.loss_level,
+                grad_norm=again.grad_norm,
+                local_loss=again.local_loss,
+                **findings(self.training, batch, again),
+            )
+
+
+def findings(training: Training, batch: Batch, again: Replay) -> dict[str, Any]:
+    """What this rank found, as the keys of an event."""
+    origin = None
+    if again.origin is not None:
+        rows = _rows(training, again.origin)
+        origin = again.origin.to_json() | {"samples": [batch.sample_ids[row] for row in rows]}
+    return {
+        "origin": origin,
+        "samples": describe(training, batch, again.sample_losses, most=MAX_SAMPLES),
+        "num_samples": len(batch.sample_ids),
+        "data_rank": training.data_rank,
+        "changed_samples": differing_rows(training, batch),
+        "duration_s": again.duration_s,
+    }
+
+
+def replay(training: Training, batch: Batch, gradients: GradientExaminer | None, step: int) -> Replay:
+    """One forward and backward pass of all ranks, watched; leaves nothing behind. Collective."""
+    start = time.monotonic()
+    generators = rng_state(training.device)
+    recorder, training.recorder = training.recorder, NoRecorder()  # its phases are not those of the step
+    try:
+        with SampleLosses(training, batch) as losses, OriginWatch(training.modules) as watch:
+            own = training.forward_backward(batch).double().view(1)
+        if gradients is not None:
+            gradients.examine(step)
+        share = own / (training.plan.data_size * training.plan.tp) if training.has_loss else torch.zeros_like(own)
+        norm, loss, own_loss = training.clip(share, beside=(own,))
+    finally:
+        training.recorder = recorder
+        restore_rng(generators, training.device)
+    training.discard()
+    return Replay(
+        loss=loss,
+        grad_norm=norm,
+        local_loss=own_loss if training.has_loss else None,
+        origin=watch.origin,
+        sample_losses=losses.of_row,
+        duration_s=time.monotonic() - start,
+    )
+
+
+def _comes_back(verdict: Verdict, again: Replay) -> bool:
+    """NaN or Inf again; or, of a spike, a loss that is nearer to the refused one than to what was usual before."""
+    if not (math.isfinite(again.loss) and math.isfinite(again.grad_norm)):
+        return True
+    if verdict.kind != "spike":
+        return False
+    if not (math.isfinite(verdict.loss) and math.isfinite(verdict.loss_level)):
+        return True  # nothing to compare with: the same loss again, as far as anybody can say
+    return again.loss >= 0.5 * (verdict.loss + verdict.loss_level)
+
+
+def _rows(training: Training, origin: Origin) -> list[int]:
+    """Rows of the rank's share of the batch that the bad rows of an operation's output belong to; [] if unknown.
+
+    An output has a row for each sequence of the microbatch, or for each of their tokens (under sequence parallel: for
+    this rank's part of them).
+    """
+    size = training.plan.micro_batch_size
+    seq = training.config.data.seq_len
+    per_row = origin.num_rows // size
+    if not per_row or origin.num_rows % size or per_row not in (1, seq, max(1, seq // training.plan.tp)):
+        return []
+    first = origin.microbatch * size
+    return sorted({first + row // per_row for row in origin.bad_rows})
