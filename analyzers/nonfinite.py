@@ -16,20 +16,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 from .eventlog import EventLog
 from .finding import Finding
+from .provenance import Flag, Location, Phase, RankStep, StepEvidence, is_bad, locate
 from .replayed import REPLAY_EVENTS, Replayed, find_replay
 from .response import RESPONSE_EVENTS, Response, respond
 from .source import Source, missing_tables
 
-__all__ = ["NonFinitePolicy", "StepEvidence", "analyze", "locate"]
+__all__ = ["NonFinitePolicy", "analyze"]
 
-Phase = Literal["forward", "backward", "reduction", "unknown"]
 _EVENTS = (*RESPONSE_EVENTS, *REPLAY_EVENTS, "nonfinite", "loss_scale")
 
 
@@ -45,59 +44,6 @@ class NonFinitePolicy:
     """Of the newest attempt only steps that have ended (the live view): what is done about a step is done before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankStep:
-    """One rank's row of the step. None = not recorded."""
-
-    rank: int
-    local_loss: float | None = None
-    loss: float | None = None
-    grad_norm: float | None = None
-    nonfinite_count: int | None = None
-    committed: bool | None = None
-    batch_index: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flag:
-    """One rank's input of one collective: whether it was non-finite, and when after the rank's begin of the step."""
-
-    rank: int
-    group: str
-    seq: int
-    op: str
-    since_begin_ns: int
-    nonfinite: bool
-    phase: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepEvidence:
-    """What is known of one bad step. `parameters` holds (rank, name, non-finite elements) in the model's order."""
-
-    rows: Sequence[RankStep]
-    flags: Sequence[Flag] = ()
-    parameters: Sequence[tuple[int, str, int]] = ()
-    reported_phase: str = ""
-    reported_parameters: Sequence[str] = ()
-    data_parallel: bool = False
-    """Whether every gradient is reduced over other ranks before the optimizer's phase."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Location:
-    """Where it began. `ranks` is empty if nothing names one; `how` says which evidence did."""
-
-    ranks: tuple[int, ...]
-    phase: Phase
-    parameter: str
-    how: str
-    group: str = ""
-    seq: int | None = None
-    op: str = ""
-    others: tuple[str, ...] = field(default=())
-
-
 def analyze(source: Source, policy: NonFinitePolicy | None = None) -> list[Finding]:
     """Findings of kind `non_finite`, one an episode."""
     policy = policy or NonFinitePolicy()
@@ -106,94 +52,6 @@ def analyze(source: Source, policy: NonFinitePolicy | None = None) -> list[Findi
     log = EventLog.load(source, _EVENTS)
     episodes = _episodes(source, policy, log)
     return [_explain(source, log, episode) for episode in episodes[: policy.max_episodes]]
-
-
-def locate(evidence: StepEvidence) -> Location:
-    """Name ranks, phase and parameter of one bad step. Pure."""
-    parameter, others = _parameter(evidence)
-    bad_loss = tuple(sorted(row.rank for row in evidence.rows if _bad(row.local_loss)))
-    good_loss = [row.rank for row in evidence.rows if row.local_loss is not None and not _bad(row.local_loss)]
-    flagged = [flag for flag in evidence.flags if flag.nonfinite]
-    if flagged and not bad_loss and (_only_after_reduction(evidence, flagged) or _by_sharding(evidence, flagged)):
-        return Location(ranks=(), phase="reduction", parameter=parameter, how="all_inputs_finite", others=others)
-    if flagged:
-        ranks, first = _earliest(flagged)
-        forward = bool(set(ranks) & set(bad_loss))
-        if forward and first.phase != "forward" and set(ranks) <= set(bad_loss):
-            ranks = bad_loss  # a loss is made before data ranks reduce anything: whose is bad made it so
-        return Location(
-            ranks=ranks,
-            phase="forward" if forward else "backward",
-            parameter="" if forward else parameter,
-            how="flag",
-            group=first.group,
-            seq=first.seq,
-            op=first.op,
-            others=others,
-        )
-    if bad_loss:
-        named = bad_loss if good_loss or len(evidence.rows) == 1 else tuple(sorted(row.rank for row in evidence.rows))
-        return Location(ranks=named, phase="forward", parameter="", how="local_loss", others=others)
-    if len(evidence.rows) == 1:
-        phase: Phase = "backward" if parameter or evidence.rows[0].nonfinite_count else "unknown"
-        return Location(ranks=(evidence.rows[0].rank,), phase=phase, parameter=parameter, how="single", others=others)
-    if evidence.flags and good_loss:
-        return Location(ranks=(), phase="reduction", parameter=parameter, how="all_inputs_finite", others=others)
-    reported = evidence.reported_phase
-    phase = "backward" if reported == "backward" or parameter else "forward" if reported == "forward" else "unknown"
-    return Location(ranks=(), phase=phase, parameter=parameter, how="nothing", others=others)
-
-
-def _only_after_reduction(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
-    """Whether gradients went finite into their reduction and not out of it: then the first flags are those of the
-    norm, whose input is made from what was reduced. Only where every gradient is reduced at all: a tensor-parallel
-    rank's own NaN meets no other reduction than the norm's."""
-    if not evidence.data_parallel or any(flag.phase != "optimizer" for flag in flagged):
-        return False
-    return any(flag.phase == "backward" for flag in evidence.flags)
-
-
-def _by_sharding(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
-    """Whether what came out of a reduce-scatter was bad although everything that went into it was finite: with
-    replicas of shards, the next reduction, over the replicas, is the first that sees it."""
-    ranks, first = _earliest(flagged)
-    by_call: dict[tuple[str, int], list[Flag]] = {}
-    for flag in evidence.flags:
-        by_call.setdefault((flag.group, flag.seq), []).append(flag)
-    for flag in by_call[first.group, first.seq]:
-        if flag.rank not in ranks:
-            continue
-        earlier = [f for f in evidence.flags if f.rank == flag.rank and f.since_begin_ns < flag.since_begin_ns]
-        before = max(earlier, key=lambda f: f.since_begin_ns, default=None)
-        if before is None or before.op != "reduce_scatter" or before.group == flag.group:
-            return False
-        if any(member.nonfinite for member in by_call[before.group, before.seq]):
-            return False
-    return first.op == "all_reduce" and first.phase == "backward"
-
-
-def _earliest(flagged: Sequence[Flag]) -> tuple[tuple[int, ...], Flag]:
-    """The members with a bad input of the earliest flagged collective.
-
-    A later collective of the same group counts neither for nor against anybody: its inputs are made from the result
-    of the first. Groups that share no rank with it had no part in it either.
-    """
-    first = min(flagged, key=lambda flag: (flag.since_begin_ns, flag.seq, flag.rank))
-    same = [flag for flag in flagged if (flag.group, flag.seq) == (first.group, first.seq)]
-    return tuple(sorted({flag.rank for flag in same})), first
-
-
-def _parameter(evidence: StepEvidence) -> tuple[str, tuple[str, ...]]:
-    """The parameter nearest the loss among those that are not finite, and all of them."""
-    seen: dict[str, int] = {}
-    for _, name, count in evidence.parameters:
-        seen[name] = seen.get(name, 0) + count
-    bad = [name for name, count in seen.items() if count > 0] or list(evidence.reported_parameters)
-    return (bad[-1] if bad else ""), tuple(bad)
-
-
-def _bad(value: float | None) -> bool:
-    return value is not None and not math.isfinite(value)
 
 
 # ---- from the store ----
@@ -391,7 +249,7 @@ def _numbers(evidence: StepEvidence, where: Location, episode: _Episode, respons
         "num_nonfinite_parameters": len(where.others),
         "named_by": where.how,
         "num_steps": episode.num_steps,
-        "ranks_with_nonfinite_local_loss": [row.rank for row in rows if _bad(row.local_loss)],
+        "ranks_with_nonfinite_local_loss": [row.rank for row in rows if is_bad(row.local_loss)],
         "num_flagged_inputs": sum(flag.nonfinite for flag in evidence.flags),
         "num_checked_inputs": len(evidence.flags),
         "batch_index": next((row.batch_index for row in rows if row.batch_index is not None), None),

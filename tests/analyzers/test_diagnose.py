@@ -16,7 +16,7 @@ from analyzers.configuration import RULES
 from analyzers.diagnose import Diagnosis, diagnose, reaches, stall_policy
 from analyzers.finding import Finding
 from analyzers.health import THROTTLE_BITS, xid_table
-from analyzers.nonfinite import Phase
+from analyzers.provenance import Phase
 from analyzers.report.json import to_json
 from analyzers.report.remedies import REMEDIES
 from analyzers.report.text import render, visible

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from analyzers.finding import Finding
-from analyzers.nonfinite import Flag, RankStep, StepEvidence, analyze, locate
+from analyzers.nonfinite import analyze
+from analyzers.provenance import Flag, RankStep, StepEvidence, locate
 from tests.analyzers.memory_store import MemoryStore
 
 MODEL = ["embed.weight", "blocks.0.mlp.up.weight", "blocks.1.mlp.up.weight", "blocks.10.mlp.up.weight", "head.weight"]
