@@ -42,6 +42,8 @@ from probes.store import Store
 
 PREFIXES = (3, 5, 10, 15, 20, 40, 80, 120, 200)
 """Steps after the onset at which a run is looked at, to see from when on it is diagnosed."""
+MAX_PREFIX_RANKS = 128
+"""Runs of more ranks are looked at once: writing their prefixes takes minutes."""
 ALARMS = frozenset(kind for expected in EXPECTED.values() for kind in expected.kinds)
 """Kinds of findings that say that something went wrong: fired on a clean run they are false alarms. Other analyzers
 (bubble, communication, goodput, ...) may say what they measured; those are counted by kind, not as alarms."""
@@ -93,7 +95,8 @@ def judge(case: Case) -> Outcome:
         run = write(recording, folder / "whole")
         findings, outcome.diagnose_s = _diagnosed(run.path)
         _compare(outcome, expected, findings, truth)
-        if expected.steps and outcome.kind and outcome.rank and case.with_prefixes:
+        looks_again = case.with_prefixes and outcome.num_ranks <= MAX_PREFIX_RANKS
+        if expected.steps and outcome.kind and outcome.rank and looks_again:
             outcome.steps = _steps_to_detection(recording, expected, truth, onset, folder)
     except Exception as error:  # a run that cannot be diagnosed is a result, too
         outcome.error = f"{type(error).__name__}: {error}"[:500]
@@ -305,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fault", action="append", choices=list(EXPECTED), help="only this fault; repeatable")
     parser.add_argument("--runs", type=int, default=10, help="runs of each --fault (10)")
     parser.add_argument("--index", type=int, help="only this run of each --fault")
-    parser.add_argument("--ranks", type=int, default=0, help="ranks of every run; default: 8 to 64, drawn")
+    parser.add_argument("--ranks", type=int, default=0, help="ranks of every run; default: 8 to 1,024, drawn")
     parser.add_argument("--seed", type=int, default=0, help="seed of everything (0)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long, with what there is; 0: never")

@@ -19,7 +19,7 @@ from benchmarks.simulator import OVERSUBSCRIBED, QUIET, SHARED_HOST, Clock, Faul
 
 __all__ = ["EXPECTED", "Case", "Expected", "make"]
 
-RANKS = (8, 8, 8, 8, 16, 16, 16, 32, 32, 64)
+RANKS = (*[8] * 40, *[16] * 30, *[32] * 20, *[64] * 7, 128, 256, 1024)
 ANY, ONE, MEMBERS, SIDE, NOBODY = "any", "one", "members", "side", "nobody"
 """Whom a finding has to name: anybody; exactly the rank; nobody outside a pair, group or node; the rank, or both sides
 where two ranks contradict each other and neither has a majority; no rank (or all that took part alike)."""

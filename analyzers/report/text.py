@@ -202,6 +202,11 @@ def _facts(
         counts = facts.get(key) or {}
         if counts:
             rows.append((label, ", ".join(f"{name} {count}" for name, count in counts.items())))
+    if few := facts.get("steps_compared"):
+        told = (
+            f"ranks in {few['steps']:,} of {few['of']:,} steps; shorter slowdowns than {few['shortest_slowdown_steps']}"
+        )
+        rows.append(("Compared", f"{told} steps that were over may be missed"))
     problems = facts.get("file_problems") or []
     label = "Left out" if "input" in facts else "Damaged"  # of other runs links and second files are told, too
     rows += [(label, f"{found['path']}: {found['problem']}") for found in problems[:10]]
