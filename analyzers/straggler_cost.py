@@ -52,7 +52,7 @@ class Cost:
             "run_s": round(self.run_s, 3),
             "run_without_it_s": round(max(0.0, self.run_s - self.saved_s), 3),
             "whatif_basis": self.basis,
-            "whatif_error_ratio": None if self.error_ratio is None else round(self.error_ratio, 4),
+            "replay_error_ratio": None if self.error_ratio is None else round(self.error_ratio, 4),
         }
 
 

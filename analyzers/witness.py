@@ -78,7 +78,7 @@ class Witness:
             "major_faults_excess": self.major_faults,
             "tokens_excess_ratio": self.tokens_ratio or None,
         }
-        return {name: round(value, 3) for name, value in known.items() if value is not None}
+        return {name: round(value, 3) for name, value in known.items() if value is not None and abs(value) >= 1e-3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
