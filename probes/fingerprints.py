@@ -32,6 +32,9 @@ SMALL_WORDS = 1 << 13
 """Tensors up to this size are read together on a GPU: there the calls cost more than the bytes."""
 
 
+_Piece = tuple[Tensor, Tensor]
+
+
 class Reading:
     """Fingerprints on their way from the device."""
 
@@ -54,7 +57,7 @@ class FingerprintReader:
     """Reads the same tensors again and again; remembers how it looks at their memory, which is half of the work."""
 
     def __init__(self) -> None:
-        self._views: dict[str, tuple[int, int, Tensor]] = {}
+        self._views: dict[str, tuple[int, int, Tensor, list[_Piece]]] = {}
 
     @torch.no_grad()
     def read(self, tensors: Mapping[str, Tensor]) -> Reading:
@@ -67,9 +70,9 @@ class FingerprintReader:
             if count == 1:
                 single.setdefault((tensor.device, tensor.dtype), []).append((index, tensor))
             elif count:
-                words = self._words(name, tensor)
-                if not words.is_cuda:
-                    whole.setdefault(words.device, []).append((index, _product(words)))
+                words, pieces = self._words(name, tensor)
+                if pieces:
+                    whole.setdefault(tensor.device, []).append((index, _product(pieces)))
                 elif len(words) <= SMALL_WORDS:
                     small.setdefault(words.device, []).append((index, words))
                 else:
@@ -79,15 +82,17 @@ class FingerprintReader:
         parts += [(_indices(found), torch.stack([value for _, value in found])) for found in whole.values()]
         return Reading(list(tensors), parts)
 
-    def _words(self, name: str, tensor: Tensor) -> Tensor:
+    def _words(self, name: str, tensor: Tensor) -> tuple[Tensor, list[_Piece]]:
+        """A tensor's words; on a CPU also in pieces, each beside its weights."""
         address, nbytes = tensor.data_ptr(), tensor.nbytes
         known = self._views.get(name)
         if known is not None and known[:2] == (address, nbytes):
-            return known[2]
+            return known[2:]
         words = _words(tensor)
+        pieces = [] if words.is_cuda else _pieces(words)
         if words.data_ptr() == address and words.nbytes == nbytes:  # a view, and no copy that would grow old
-            self._views[name] = (address, nbytes, words)
-        return words
+            self._views[name] = (address, nbytes, words, pieces)
+        return words, pieces
 
 
 def _indices(found: Sequence[tuple[int, Tensor]]) -> list[int]:
@@ -105,13 +110,16 @@ def _words(tensor: Tensor) -> Tensor:
     return flat.view(torch.int64)
 
 
-def _product(words: Tensor) -> Tensor:
-    """On a CPU: one multiplication and addition a word, in pieces."""
+def _pieces(words: Tensor) -> list[_Piece]:
     weights = _long_weights()
-    total = torch.dot(words[:CHUNK], weights[: len(words)])
-    for start in range(CHUNK, len(words), CHUNK):
-        piece = words[start : start + CHUNK]
-        total = total + torch.dot(piece, weights[: len(piece)])
+    return [(piece, weights[: len(piece)]) for piece in torch.split(words, CHUNK)]
+
+
+def _product(pieces: list[_Piece]) -> Tensor:
+    """On a CPU: one multiplication and addition a word."""
+    total = torch.dot(*pieces[0])
+    for piece, weights in pieces[1:]:
+        total += torch.dot(piece, weights)
     return total
 
 

@@ -62,14 +62,16 @@ class GradientProbe:
             self._append = recorder.tape("gradients").append
             recorder.at_close.append(self.flush)
 
-    @torch.no_grad()
     def after_backward(self, step: int) -> None:
         """Record all gradients if `step` is a multiple of the interval (0: never). Waits for nothing."""
         if not self._recorder.enabled:
             return
-        with failing_open("gradients"):
+        is_due = self._interval > 0 and step % self._interval == 0
+        if not is_due and not self._in_flight:
+            return  # most steps: no context manager is entered for nothing
+        with failing_open("gradients"), torch.no_grad():
             self.flush()
-            if self._interval <= 0 or step % self._interval:
+            if not is_due:
                 return
             for (device, _), gradients in self._groups().items():
                 indices = [index for index, _ in gradients]

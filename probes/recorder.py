@@ -163,9 +163,11 @@ class Recorder:
 
     def log(self, **values: float) -> None:
         """Set columns of the current step (loss, local_loss, grad_norm, lr, tokens, batch_index, committed, ...)."""
-        with failing_open("recorder.log"):
+        try:
             for column, value in values.items():
                 self._row[_STEP_COLUMNS[column]] = value
+        except Exception as error:
+            record_error("recorder.log", error)
 
     def log_late(self, step: int, **values: float) -> None:
         """Set columns of a step that has ended: values that were read back from the device with a lag."""

@@ -87,9 +87,8 @@ def _step(session: Session, position: Position) -> tuple[Position, bool]:
     if session.gradients is not None:
         session.gradients.after_backward(step)
     reading = _read(session, local_loss)
-    recorder.log(loss=reading.loss, grad_norm=reading.norm, committed=False)
-    if training.has_loss:
-        recorder.log(local_loss=reading.own_loss)
+    own = {"local_loss": reading.own_loss} if training.has_loss else {}
+    recorder.log(loss=reading.loss, grad_norm=reading.norm, committed=False, **own)
 
     if training.absorb_overflow(reading.norm):
         return Position(step=position.step, batch_index=recovery.ledger.next_batch(batch_index + 1)), reading.stop

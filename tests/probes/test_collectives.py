@@ -394,6 +394,29 @@ def test_install_and_uninstall(tmp_path: Path) -> None:
     assert collectives._probe is None
 
 
+@pytest.mark.filterwarnings("ignore:.*reduce_scatter_tensor:FutureWarning")
+def test_a_blocking_call_makes_torch_do_nothing_twice(tmp_path: Path) -> None:
+    """gloo's reduce-scatter copies its output in `wait`, and did so again for a caller that waited after us."""
+    recorder = Recorder(tmp_path, rank=0, attempt=0)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        plain = dist.new_group()
+        install(recorder, check_nonfinite=False)  # which is work of our own
+        recorded = dist.new_group()
+        done = []
+        for group in (plain, recorded):
+            for _ in range(2):  # the first call looks for its caller
+                with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+                    dist.reduce_scatter_tensor(torch.zeros(4), torch.ones(4), group=group)
+            done.append(Counter(event.name for event in profile.events()))
+        assert done[0] == done[1]
+        assert done[0]["aten::copy_"] > 0
+    finally:
+        uninstall()
+        dist.destroy_process_group()
+        recorder.close()
+
+
 def test_methods_that_torch_has_are_all_known() -> None:
     """A call that a new version of torch adds must be recorded or named here."""
     not_calls = {

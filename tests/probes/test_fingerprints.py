@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from probes.fingerprints import CHUNK, PERIOD, FingerprintReader, _column_sums, _product, _together, _words
+from probes.fingerprints import CHUNK, PERIOD, FingerprintReader, _column_sums, _pieces, _product, _together, _words
 from trainer.drills.integrity import flip_bit
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
@@ -82,6 +82,6 @@ def test_nothing_to_read() -> None:
 def test_what_a_gpu_computes_is_the_same_number() -> None:
     """Its two ways, on a CPU: by columns, and many short vectors at once."""
     vectors = [_words(torch.randn(size)) for size in (2, 700, 2 * PERIOD, 6 * PERIOD + 10, 4 * CHUNK + 2)]
-    expected = [int(_product(words)) for words in vectors]
+    expected = [int(_product(_pieces(words))) for words in vectors]
     assert [int(_column_sums(words)) for words in vectors] == expected
     assert _together(vectors).tolist() == expected

@@ -63,9 +63,10 @@ class Values:
 def training_tensors(training: Training) -> dict[str, Tensor]:
     """Parameters and optimizer state of this rank, live, in an order that is the same each time."""
     tensors: dict[str, Tensor] = {}
-    for name, parameter in training.named_parameters():
+    parameters = list(training.named_parameters())  # a walk through all modules
+    for name, parameter in parameters:
         tensors[f"model.{name}"] = parameter.detach()
-    for name, parameter in training.named_parameters():
+    for name, parameter in parameters:
         for key, value in sorted(training.optimizer.state.get(parameter, {}).items()):
             tensors[f"optimizer.{name}.{key}"] = value
     return tensors
