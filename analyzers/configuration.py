@@ -173,7 +173,7 @@ def _interval(run: _Run) -> Told:
     ((step_s, whole_s),) = run.source.rows(
         """
         SELECT median(step_s), sum(seconds) FROM (
-            SELECT median(duration_ns) / 1e9 AS step_s, (max(start_ns + duration_ns) - min(start_ns)) / 1e9 AS seconds
+            SELECT avg(duration_ns) / 1e9 AS step_s, (max(start_ns + duration_ns) - min(start_ns)) / 1e9 AS seconds
             FROM steps WHERE duration_ns IS NOT NULL GROUP BY attempt)
         """
     )

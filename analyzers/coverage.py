@@ -3,17 +3,33 @@
     findings = analyze(store)          # kind records, status insufficient_data
 
 A finding that is not there means something only where its input was. The analyzers say what they lack themselves;
-this says what lacks without an analyzer that would stumble over it.
+this says what lacks without an analyzer that would stumble over it, a column of NULLs included.
 """
 
 from __future__ import annotations
 
 from .finding import Finding
-from .source import Source, missing_tables
+from .source import Source, lacking, missing_tables
 
 __all__ = ["analyze"]
 
 _SHOWN_RANKS = 16
+_LOOKED_AT = {
+    "steps": (
+        ("forward_ns", "backward_ns", "optimizer_ns", "collective_wait_ns", "loss", "grad_norm", "tokens"),
+        "phases and waits of a rank, spikes or the throughput are judged in part or not at all",
+    ),
+    "collectives": (
+        ("seq", "phase"),
+        "calls are not matched over ranks, or not told from those of saves",
+    ),
+    "ranks": (("world_size", "host"), "who should be there, or on which host, is not known"),
+    "spans": (("kind",), "what a rank did within a step is not known"),
+    "fingerprints": (("replica_group", "tensor", "hash"), "replicas are not compared"),
+    "events": (("kind", "detail", "wall_ns"), "what happened beside the steps is not known"),
+    "health": (("node",), "which host a reading is of is not known"),
+}
+"""Columns that several analyzers look at, and what stays open where one holds nothing but NULL."""
 
 
 def analyze(source: Source) -> list[Finding]:
@@ -32,6 +48,11 @@ def analyze(source: Source) -> list[Finding]:
         # An attempt of which nobody has a step died before the first: that is told by its end.
         if heard and silent:
             findings.append(_silent(attempt, silent, world_size))
+    findings += [
+        _insufficient(f"nothing in {', '.join(absent)}: {unknown}")
+        for table, (columns, unknown) in _LOOKED_AT.items()
+        if not missing_tables(source, table) and (absent := lacking(source, **{table: columns}))
+    ]
     if missing_tables(source, "spans"):
         findings.append(
             _insufficient("no spans were recorded: nothing is known of pipelines and of what a rank did within a phase")

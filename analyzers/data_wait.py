@@ -24,6 +24,8 @@ from .source import Floats, Ints, Source, floats, ints, lacking
 __all__ = ["DataPolicy", "Rhythm", "analyze", "rhythm"]
 
 _BLOCK = 10
+MAX_ROWS = 4_000_000
+"""Rows of steps looked at; of more, every k-th rank is: a rhythm needs all steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +104,16 @@ def rhythm(step: Ints, data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> 
 
 
 def _waits(source: Source, attempt: int, policy: DataPolicy) -> tuple[Ints, Floats, Floats]:
+    ((num_rows,),) = source.rows("SELECT count(*) FROM steps")
     table = source.query(
         """
         SELECT step, quantile_disc(data_ns - coalesce(data_wait_ns, 0), 0.5) / 1e6 AS data,
                median(duration_ns - coalesce(checkpoint_ns, 0) - coalesce(evaluate_ns, 0)) / 1e6 AS took
         FROM steps WHERE attempt = ? AND step >= ? AND rank >= 0 AND duration_ns IS NOT NULL AND data_ns IS NOT NULL
+          AND rank % ? = 0
         GROUP BY step ORDER BY step
         """,
-        [attempt, policy.since_step],
+        [attempt, policy.since_step, max(1, -(-num_rows // MAX_ROWS))],
     )
     keep = slice(policy.warm_up_steps, None)
     return ints(table["step"])[keep], floats(table["data"])[keep], floats(table["took"])[keep]

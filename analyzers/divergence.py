@@ -22,7 +22,7 @@ from statistics import median
 
 from . import loss_spike
 from .finding import Finding
-from .source import Source, missing_tables
+from .source import Source, lacking
 
 __all__ = ["DivergencePolicy", "Rise", "analyze", "find_rise"]
 
@@ -65,8 +65,8 @@ class Rise:
 def analyze(source: Source, policy: DivergencePolicy | None = None) -> list[Finding]:
     """Findings of kind `divergence`, one an attempt at most."""
     policy = policy or DivergencePolicy()
-    if missing_tables(source, "steps"):
-        return []  # the spike analyzer says that no loss is recorded
+    if lacking(source, steps=("step", "start_ns")):
+        return []  # the order of the steps is not known; the spike analyzer says that no loss is recorded
     rows = source.rows(
         """
         SELECT attempt, step, arg_max(loss, start_ns) FROM steps

@@ -14,6 +14,7 @@
 | checkpoint, evaluation | training stood still for them |
 | recomputed | steps that were refused, or whose result was lost with a rollback or restart and that ran again |
 | restart | from the end of an attempt (or its last progress, if it was killed) to the first step of the next |
+| stopped | between the end of one launch of the run and the next (`--resume`): nobody was there |
 | hang | silence beyond the run's limit, until somebody ended it |
 | startup, shutdown | before the first step, after the last one |
 | other | between the phases of a step, and between steps |
@@ -36,7 +37,7 @@ from .eventlog import EventLog
 from .finding import Finding
 from .kept_steps import RankTimes, step_times
 from .snapshot import SNAPSHOT_EVENTS, take_snapshot
-from .source import Source, missing_tables
+from .source import Source, lacking
 from .stall import StallPolicy, death_ns, killed_by_watch, stalled_s
 from .wait_split import WaitSplit, split_waits
 
@@ -52,12 +53,14 @@ CATEGORIES = {
     "evaluation": "evaluation",
     "recomputed": "discarded steps",
     "restart": "restart",
+    "stopped": "between launches",
     "hang": "hang",
     "startup": "start-up",
     "shutdown": "shutdown",
     "other": "other",
 }
 """Names as people say them, in the order in which they are shown."""
+_NEEDED = ("step", "start_ns")
 CLOCK_NS = 500_000_000
 """Difference between hosts from which their clocks are taken to disagree: first steps begin closer together."""
 
@@ -97,16 +100,16 @@ class Account:
 
 def analyze(source: Source) -> list[Finding]:
     """Nothing, or why there is no account."""
-    lost = missing_tables(source, "steps", "events")
+    lost = lacking(source, steps=_NEEDED, events=())
     if not lost:
         return []
-    what = "there is no account of the time" if "steps" in lost else "start-up, restarts and the end are not known"
+    what = "there is no account of the time" if lost != ["events"] else "start-up, restarts and the end are not known"
     return [Finding.insufficient("goodput", "goodput", f"{what}: nothing in {', '.join(lost)}")]
 
 
 def measure(source: Source, policy: StallPolicy | None = None, now_ns: int | None = None) -> Account | None:
     """The account; None if no step was recorded. `now_ns` (epoch) only while the run is alive."""
-    if missing_tables(source, "steps"):
+    if lacking(source, steps=_NEEDED):
         return None
     log = EventLog.load(source, (*SNAPSHOT_EVENTS, "run_started"))
     times = step_times(source)
@@ -115,10 +118,11 @@ def measure(source: Source, policy: StallPolicy | None = None, now_ns: int | Non
     ends = _ends(source, log, times, policy or StallPolicy(), now_ns)
     split = split_waits(source)
     outside = _outside_steps(source, times)
+    breaks = _between_launches(log, times)
     by_rank: dict[int, dict[str, float]] = {}
     for rank in sorted({rank for _, rank in times}):
         line = _TimeLine(begin_ns, end_ns, shifts.get(rank, 0))
-        _walk(line, {a: of for (a, r), of in times.items() if r == rank}, rank, ends, split, outside)
+        _walk(line, {a: of for (a, r), of in times.items() if r == rank}, rank, ends, split, outside, breaks)
         by_rank[rank] = {name: line.spent[name] / 1e9 for name in CATEGORIES}
     newest = max(times)[1]
     return Account(
@@ -151,6 +155,10 @@ class _TimeLine:
     def until(self, time_ns: int, category: str) -> None:
         """What is left before this time of the rank's clock goes to the category."""
         self._pieces(time_ns + self._shift, {category: 1.0})
+
+    def moment(self, time_ns: int, category: str) -> None:
+        """The same for a time of the launcher's clock, which is that of the first node."""
+        self._pieces(time_ns, {category: 1.0})
 
     def divided(self, time_ns: int, parts: Mapping[str, float]) -> None:
         """What is left before this time is divided in the proportion of the parts."""
@@ -185,11 +193,16 @@ def _walk(
     ends: Mapping[int, _End],
     split: WaitSplit,
     outside: Mapping[tuple[int, int], _Outside],
+    breaks: Mapping[int, tuple[int, int]],
 ) -> None:
     """One rank's pieces, attempt by attempt."""
     last_life = max(lives)
     for number, (attempt, of) in enumerate(sorted(lives.items())):
         beside = outside.get((attempt, rank), _Outside())
+        if number and attempt in breaks:
+            ended_ns, launched_ns = breaks[attempt]
+            line.moment(ended_ns, "restart")
+            line.moment(launched_ns, "stopped")
         line.until(of.first_ns, "restart" if number else "startup")
         line.divided(of.last_ns, _inside(of, split, (attempt, rank), beside.between))
         gone = "shutdown" if attempt == last_life else "restart"
@@ -284,6 +297,30 @@ def _ends(
         end_ns = death or (now_ns if alive and now_ns is not None else view.last_ns)
         hung = stalled_s(view, end_ns, policy) is not None or killed_by_watch(log, attempt)
         found[attempt] = _End(progress_ns=view.last_ns, end_ns=max(end_ns, view.last_ns), hung=hung, alive=alive)
+    return found
+
+
+def _between_launches(log: EventLog, times: Mapping[tuple[int, int], RankTimes]) -> dict[int, tuple[int, int]]:
+    """The first attempt of each later launch -> (when the launch before ended, when this one began).
+
+    A node that joins a run which is under way begins no launch of the run: only the first node's count.
+    """
+    first_ns: dict[int, int] = {}
+    last_ns: dict[int, int] = {}
+    for (attempt, _), of in times.items():
+        first_ns[attempt] = min(first_ns.get(attempt, of.first_ns), of.first_ns)
+        last_ns[attempt] = max(last_ns.get(attempt, 0), of.last_ns, of.open_ns or 0)
+    launches = sorted(event.wall_ns for event in log.of("run_started") if event.integer("node_rank", 0) == 0)
+    found: dict[int, tuple[int, int]] = {}
+    for launched_ns in launches[1:]:
+        later = [attempt for attempt, begin_ns in first_ns.items() if begin_ns >= launched_ns]
+        earlier = [attempt for attempt in first_ns if later and attempt < min(later)]
+        if not later or not earlier or last_ns[max(earlier)] > launched_ns:
+            continue
+        before_ns = max(begin_ns for begin_ns in launches if begin_ns < launched_ns)
+        said = [event.wall_ns for event in log.of("run_ended") if before_ns < event.wall_ns <= launched_ns]
+        said += [event.wall_ns for event in log.of("rank_exit") if before_ns < event.wall_ns <= launched_ns]
+        found[min(later)] = (max([*said, last_ns[max(earlier)]]), launched_ns)
     return found
 
 

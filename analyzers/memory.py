@@ -130,7 +130,7 @@ def _growth(
     worst = max(growing, key=lambda rank: growing[rank].a_step)
     one, steps = growing[worst], samples[worst][0]
     ((step_s,),) = source.rows(
-        "SELECT median(duration_ns) / 1e9 FROM steps WHERE attempt = ? AND duration_ns IS NOT NULL", [attempt]
+        "SELECT avg(duration_ns) / 1e9 FROM steps WHERE attempt = ? AND duration_ns IS NOT NULL", [attempt]
     )
     left = _left_bytes(source, attempt, worst, growing)
     steps_left = None if left is None else left[0] / max(left[1], 1e-9)

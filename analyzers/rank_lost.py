@@ -58,6 +58,8 @@ def analyze(source: Source, policy: StallPolicy | None = None, now_ns: int | Non
     policy = policy or StallPolicy()
     if missing_tables(source, "ranks") or not source.has("steps"):
         return [_insufficient("who took part is not recorded (tables ranks, steps)")]
+    if not source.has("events"):  # without a word on how processes ended, each end would look like a kill
+        return [_insufficient("no table events, which says how processes ended")]
     log = EventLog.load(source, SNAPSHOT_EVENTS)
     lives = attempts(source)
     findings = []
@@ -69,8 +71,6 @@ def analyze(source: Source, policy: StallPolicy | None = None, now_ns: int | Non
         findings += [
             _with_memory(source, finding) if finding.cause == "out_of_memory" else finding for finding in found
         ]
-    if not source.has("events"):
-        findings.append(_insufficient("no table events, which says how processes ended"))
     return findings
 
 

@@ -82,7 +82,7 @@ def slow_groups(
             SELECT process_group, min(op) AS op, max(bytes) AS bytes, min(step) AS step,
                    min(end_ns - issue_ns) AS transfer_ns
             FROM collectives
-            WHERE attempt = ? AND step >= ? AND end_ns IS NOT NULL AND op NOT IN ('send', 'recv')
+            WHERE attempt = ? AND step >= ? AND end_ns >= issue_ns AND op NOT IN ('send', 'recv')
             GROUP BY process_group, seq HAVING count(*) > 1
         ) GROUP BY ALL ORDER BY ALL
         """,

@@ -23,10 +23,12 @@ from statistics import median
 
 from .eventlog import EventLog
 from .finding import Finding
-from .source import Source, lacking
+from .source import Source, every_kth, lacking
 
 __all__ = ["PIECES", "Startup", "StartupPolicy", "analyze", "measure"]
 
+MAX_ROWS = 4_000_000
+"""Rows of steps that a usual step is taken from; of more, every k-th step's."""
 PIECES = {
     "launch": "the launch until the ranks are started",
     "imports": "processes and imports until a rank's first word",
@@ -90,9 +92,11 @@ def measure(source: Source) -> list[Startup]:
     log = EventLog.load(source, ("run_started", "attempt_started", "rank_exit"))
     firsts = source.rows(
         """
-        SELECT attempt, rank, min(start_ns), arg_min(duration_ns, start_ns), median(duration_ns), count(*) FROM steps
+        SELECT attempt, rank, min(start_ns), arg_min(duration_ns, start_ns),
+               median(duration_ns) FILTER (step % ? = 0), count(*) FROM steps
         WHERE rank >= 0 AND duration_ns IS NOT NULL GROUP BY attempt, rank ORDER BY attempt, rank
-        """
+        """,
+        [every_kth(source, "steps", MAX_ROWS, MAX_ROWS)],
     )
     words = {
         (attempt, rank): wall_ns
@@ -114,7 +118,7 @@ def measure(source: Source) -> list[Startup]:
                 "launch": (begun - asked) / 1e9 if begun is not None and asked is not None else None,
                 "imports": (word - begun) / 1e9 if word is not None and begun is not None else None,
                 "setup": (start_ns - word) / 1e9 if word is not None else None,
-                "first_step": (first_ns - usual_ns) / 1e9 if num_steps >= 5 else None,
+                "first_step": (first_ns - usual_ns) / 1e9 if num_steps >= 5 and usual_ns else None,
             }
             for piece, seconds in pieces.items():
                 if seconds is not None and seconds >= 0:  # clocks of two hosts may disagree

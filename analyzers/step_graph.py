@@ -148,7 +148,7 @@ def _from_calls(source: Source, attempt: int, steps: Sequence[int]) -> Graph | N
         """
         SELECT rank, step, coalesce(process_group, '') AS process_group, op, seq, coalesce(bytes, 0) AS bytes,
                coalesce(peer, -1) AS peer, issue_ns, end_ns, coalesce(wait_ns, 0) AS wait_ns
-        FROM collectives WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0 AND end_ns IS NOT NULL
+        FROM collectives WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0 AND end_ns >= issue_ns
         ORDER BY rank, issue_ns
         """,
         bounds,

@@ -30,7 +30,7 @@ import numpy as np
 
 from .replay import Graph, Key, replay
 from .snapshot import attempts
-from .source import Floats, Source, missing_tables
+from .source import Floats, Source, lacking
 from .step_graph import StepGraph, load_graph
 from .timings import load_places
 
@@ -83,7 +83,7 @@ class WhatIf:
 
 def measure(source: Source) -> WhatIf | None:
     """Of the newest attempt that has enough steps of two ranks or more; None without one."""
-    if missing_tables(source, "steps"):
+    if lacking(source, steps=("step", "start_ns", "duration_ns")):
         return None
     for attempt in reversed(attempts(source)):
         ((first, last, num_ranks),) = source.rows(

@@ -16,7 +16,7 @@ from typing import Any
 from ..diagnose import Diagnosis
 from ..source import Source
 
-__all__ = ["ReportError", "step_range", "write_reports"]
+__all__ = ["ReportError", "step_range", "write_page", "write_reports"]
 
 
 class ReportError(Exception):
@@ -65,6 +65,13 @@ def write_reports(
             write_trace(source, fresh, steps=steps, compressed=chrome_trace.suffix == ".gz")
         written.append(chrome_trace)
     return [(path, path.stat().st_size) for path in written]
+
+
+def write_page(path: Path, page: bytes) -> int:
+    """Write a page in place of what is there; its size in bytes. Raises ReportError."""
+    with _replacing(path) as fresh:
+        fresh.write_bytes(page)
+    return len(page)
 
 
 @contextlib.contextmanager

@@ -3,22 +3,14 @@
     page = render(store, diagnosis, run.manifest())
     path.write_bytes(page)
 
-Everything that comes from the run (names, log lines, tracebacks) is text: the template escapes it, control signs are
-made visible, and what is very long is cut. The page's own rule (Content-Security-Policy) lets it load nothing.
+`sheet` is the frame; here is what goes into it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
-
-import plotly.graph_objects as go
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from ..diagnose import Diagnosis
 from ..finding import Finding
@@ -27,58 +19,32 @@ from . import queries
 from .account_lines import what_if_line
 from .evidence import Drawing, drawings, moment
 from .explained import next_step, why
-from .figures import collectives, goodput, heatmap, loss, theme
+from .figures import collectives, goodput, heatmap, loss
 from .links import finding_link
-from .text import evidence_rows, title, visible
+from .sheet import PlacedFigure, Section, Sheet
+from .text import evidence_rows, title
 
 __all__ = ["render"]
 
-PAGE = Path(__file__).parent / "page"
-MAX_TEXT = 2_000
-"""Characters of one text from the run."""
 MAX_FINDINGS = 40
 MAX_DRAWN = 12
 """Findings whose evidence is drawn."""
 MAX_SETTINGS = 300
-_SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-
-
-@dataclass(slots=True, kw_only=True)
-class _Figure:
-    id: str
-    title: str
-    what: str
-    height: int
-    json: Markup
-    hidden: bool = False
-
-
-@dataclass(slots=True, kw_only=True)
-class _Section:
-    title: str
-    note: str = ""
-    figures: list[_Figure] = field(default_factory=list)
-    tabs: bool = False
-    columns: Sequence[str] = ()
-    numeric: Sequence[int] = ()
-    rows: Sequence[Sequence[str]] = ()
 
 
 def render(source: Source, diagnosis: Diagnosis, manifest: Mapping[str, Any], *, version: str = "") -> bytes:
     """The page, UTF-8."""
     page = _Page(source, diagnosis)
     fired = diagnosis.fired[:MAX_FINDINGS]
-    environment = Environment(
-        loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True
-    )
     findings = [page.finding(finding, number=number) for number, finding in enumerate(fired)]
     sections = list(page.sections())
-    text = environment.get_template("page.html.j2").render(
+    return page.sheet.render(
         run_id=diagnosis.run.get("run_id") or "a run",
         worst=fired[0].severity if fired else "",
         verdict=diagnosis.verdict,
         why=why(fired[0]) if fired else "",
         next=next_step(fired[0]) if fired else "",
+        quiet="Nothing fired.",
         tiles=_tiles(diagnosis),
         findings=findings,
         advised=[f"{finding.summary}. {next_step(finding)}" for finding in diagnosis.advised],
@@ -86,31 +52,18 @@ def render(source: Source, diagnosis: Diagnosis, manifest: Mapping[str, Any], *,
         sections=sections,
         settings=_settings(manifest),
         footer=f"Made by rankscope {version} from the run's own records.".replace("  ", " "),
-        css=Markup((PAGE / "page.css").read_text(encoding="utf-8")),
-        js=Markup((PAGE / "page.js").read_text(encoding="utf-8")),
-        plotly=Markup(get_plotlyjs()),
-        templates=_for_script(json.dumps({"light": theme.template(dark=False), "dark": theme.template(dark=True)})),
-        all_figures=page.figures,
     )
-    return text.encode("utf-8", "replace")
 
 
 class _Page:
-    """Collects figures under names of their own."""
+    """What of the run goes where on the page."""
 
     def __init__(self, source: Source, diagnosis: Diagnosis) -> None:
         self.source, self.diagnosis = source, diagnosis
-        self.figures: list[_Figure] = []
+        self.sheet = Sheet()
+        self.figure = self.sheet.figure
 
-    def figure(self, figure: go.Figure, heading: str = "", *, hidden: bool = False, what: str = "") -> _Figure:
-        made = _Figure(
-            id=f"figure-{len(self.figures) + 1}", title=heading, what=what or heading, hidden=hidden,
-            height=int(figure.layout.height or 320), json=_for_script(figure.to_json()),
-        )  # fmt: skip
-        self.figures.append(made)
-        return made
-
-    def drawn(self, found: Iterator[Drawing]) -> list[_Figure]:
+    def drawn(self, found: Iterator[Drawing]) -> list[PlacedFigure]:
         return [self.figure(drawing.figure, drawing.title) for drawing in found]
 
     def finding(self, finding: Finding, *, number: int) -> dict[str, Any]:
@@ -130,13 +83,13 @@ class _Page:
             "texts": _texts(finding),
         }
 
-    def sections(self) -> Iterator[_Section]:
+    def sections(self) -> Iterator[Section]:
         """Loss, ranks and steps, timeline, goodput, collectives, events."""
         source, diagnosis = self.source, self.diagnosis
         curve = queries.loss_curve(source)
         if len(curve["loss"]):
             figure = loss.draw(curve, queries.marks(source), diagnosis.fired)
-            yield _Section(title="Loss", figures=[self.figure(figure, what="Loss and gradient norm over the steps")])
+            yield Section(title="Loss", figures=[self.figure(figure, what="Loss and gradient norm over the steps")])
         if account := diagnosis.goodput:
             note = (
                 f"{account.wall_s:.1f} s of wall time; {account.num_kept:,} steps kept, {account.num_discarded:,} not."
@@ -148,17 +101,17 @@ class _Page:
             figures = [self.figure(goodput.waterfall(account), what="Where the wall time went")]
             if len(account.by_rank) > 1:
                 figures.append(self.figure(goodput.by_rank(account), "Rank by rank"))
-            yield _Section(title="Where the time went", note=note, figures=figures)
+            yield Section(title="Where the time went", note=note, figures=figures)
         yield from self._ranks()
         if figures := self.drawn(moment(source)):
             note = f"{figures[0].title}. Above: phases; below: collectives. Hatched: never ended."
             figures[0].title = ""
-            yield _Section(title="Timeline", note=note, figures=figures)
+            yield Section(title="Timeline", note=note, figures=figures)
         yield from self._calls()
         yield from self._events()
 
-    def _ranks(self) -> Iterator[_Section]:
-        figures: list[_Figure] = []
+    def _ranks(self) -> Iterator[Section]:
+        figures: list[PlacedFigure] = []
         for measure in queries.MEASURES:
             matrix = queries.rank_step(self.source, measure)
             if matrix.values.size and (matrix.values > 0).any():
@@ -167,9 +120,9 @@ class _Page:
             note = (
                 "Own work is what a rank computes and loads without waiting for others: a slow rank stands out there."
             )
-            yield _Section(title="Ranks and steps", note=note, figures=figures, tabs=True)
+            yield Section(title="Ranks and steps", note=note, figures=figures, tabs=True)
 
-    def _calls(self) -> Iterator[_Section]:
+    def _calls(self) -> Iterator[Section]:
         calls = queries.collectives(self.source)
         if not len(calls["op"]):
             return
@@ -179,7 +132,7 @@ class _Page:
              f"{took[i]:.3g}", f"{bandwidth[i]:.3g}", f"{wait[i]:.3g}")
             for i in range(min(12, len(calls["op"])))
         ]  # fmt: skip
-        yield _Section(
+        yield Section(
             title="Collectives",
             note="Transfer: the shortest time of a member, which came last. The area is the waiting of all ranks.",
             figures=[self.figure(collectives.draw(calls), what="Bandwidth by operation, size and group")],
@@ -188,7 +141,7 @@ class _Page:
             rows=rows,
         )
 
-    def _events(self) -> Iterator[_Section]:
+    def _events(self) -> Iterator[Section]:
         told = [event for event in queries.story(self.source) if not _is_routine(event)]
         if told:
             begin = told[0].wall_ns
@@ -203,22 +156,7 @@ class _Page:
                 for t in told
             ]
             columns = ("seconds", "rank", "step", "event", "")
-            yield _Section(title="Events", columns=columns, numeric=(0, 1, 2), rows=rows)
-
-
-def _shown(value: Any) -> Any:
-    """What the template prints: texts of the run without control signs and of bounded length."""
-    if isinstance(value, str) and not isinstance(value, Markup):
-        cut = value if len(value) <= MAX_TEXT else f"{value[:MAX_TEXT]} … ({len(value):,} characters)"
-        return visible(cut)
-    return value
-
-
-def _for_script(text: str) -> Markup:
-    """JSON that cannot end the script element it stands in."""
-    for sign, escaped in _SCRIPT.items():
-        text = text.replace(sign, escaped)
-    return Markup(text)
+            yield Section(title="Events", columns=columns, numeric=(0, 1, 2), rows=rows)
 
 
 def _where(finding: Finding) -> str:

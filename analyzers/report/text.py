@@ -40,7 +40,7 @@ _TITLES = {
     "fingerprint_chain_broken": "STATE CHANGED",
     "straggler": "STRAGGLER",
 }
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 _NOT_SHOWN = {
     "phase_factors_ratio",
     "phase_excess_ms",

@@ -13,7 +13,8 @@ __all__ = ["EPILOG", "compare"]
 
 EPILOG = (
     "Examples:  rankscope compare runs/before runs/after   |   "
-    "rankscope compare runs/before runs/after --format json --fail-on warning"
+    "rankscope compare runs/before runs/after --format json --fail-on warning   |   "
+    "rankscope compare runs/before runs/after --html compared.html"
 )
 
 
@@ -21,6 +22,7 @@ def compare(
     run_a: Annotated[Path, typer.Argument(help="The run to compare with.", metavar="RUN_A")],
     run_b: Annotated[Path, typer.Argument(help="The run that is compared.", metavar="RUN_B")],
     output: Annotated[str, typer.Option("--format", help="text or json.", metavar="text|json")] = "text",
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page.")] = None,
     fail_on: Annotated[
         str, typer.Option("--fail-on", metavar="warning", help="Exit 1 if RUN_B is slower beyond doubt.")
     ] = "",
@@ -35,6 +37,7 @@ def compare(
     from analyzers.compare import Side
     from analyzers.compare import compare as compare_sides
     from analyzers.diagnose import diagnose, reaches
+    from analyzers.report.files import ReportError, write_page
     from probes.rundir import RunDir, RunError
     from probes.store import Store, StoreError
     from probes.tape_reader import TapeError
@@ -48,7 +51,12 @@ def compare(
                 diagnosis = diagnose(store, folder.manifest(), stacks_dir=folder.stacks)
                 sides.append(Side(source=store, manifest=folder.manifest(), diagnosis=diagnosis))
             comparison = compare_sides(*sides)
-    except (RunError, StoreError, TapeError) as error:
+            if html is not None:
+                from analyzers.report.compare_html import render as render_page
+                from rankscope import __version__
+
+                written = write_page(html, render_page(comparison, *sides, version=__version__))
+    except (RunError, StoreError, TapeError, ReportError) as error:
         fail(str(error))
     if output == "json":
         import json
@@ -60,5 +68,7 @@ def compare(
         from analyzers.report.compare_text import render
 
         render(comparison, console())
+    if html is not None and output == "text":
+        typer.echo(f"\n{html}  {written / 1e6:.1f} MB")
     if fail_on and reaches(comparison.findings, "warning"):
         raise typer.Exit(1)

@@ -144,6 +144,31 @@ def test_a_killed_run_that_restarts() -> None:
     assert told(account.seconds) == {"training": 400, "recomputed": 100, "restart": 300, "startup": 100, "shutdown": 50}
 
 
+@pytest.mark.parametrize("killed", [True, False])
+def test_the_time_between_two_launches_is_nobodys(killed: bool) -> None:
+    line = Timeline(ranks=2)
+    line.event("run_started", 0, node_rank=0)
+    line.event("run_started", 5, node_rank=1)
+    line.identity(10)
+    for step in (1, 2):
+        line.step(step, 100 * step, 100, forward=100)
+    if not killed:
+        line.event("run_ended", 350, reason="preempted", node_rank=0)
+        line.event("run_ended", 340, reason="preempted", node_rank=1)
+    line.event("run_started", 5000, node_rank=0)
+    line.event("run_started", 5300, node_rank=1)  # joins what is under way
+    line.identity(5050, attempt=1)
+    line.step(3, 5200, 100, attempt=1, forward=100)
+    line.step(4, 5300, 100, attempt=1, forward=100)
+    line.event("run_ended", 5450, reason="finished", node_rank=0)
+    line.event("run_ended", 5440, reason="finished", node_rank=1)
+    account = line.account()
+    assert account.wall_s == pytest.approx(5.45)
+    restart = 200 if killed else 250
+    stopped = {"startup": 100, "training": 400, "restart": restart, "stopped": 4900 - restart, "shutdown": 50}
+    assert told(account.seconds) == stopped
+
+
 @pytest.mark.parametrize("restarts", [True, False])
 def test_a_hang_is_the_silence_until_somebody_ended_it(restarts: bool) -> None:
     line = Timeline(ranks=2)

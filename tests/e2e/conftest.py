@@ -1,4 +1,4 @@
-"""No process of a run outlives its test, however the test ends."""
+"""No process of a run outlives its test, however the test ends; and where its time went adds up."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 
+from probes.rundir import RunDir
+from tests.e2e.account import check_account
 from tests.e2e.launched import STARTED
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_running() -> Iterator[None]:
     yield
+    paths = {run.runs_dir / "latest" for run in STARTED if (run.runs_dir / "latest").exists()}
     while STARTED:
         run = STARTED.pop()
         if run.process.poll() is None:
             run.kill_all()
         if run.process.stdout is not None:
             run.process.stdout.close()
+    for path in paths:
+        check_account(RunDir.open(path))

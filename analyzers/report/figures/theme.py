@@ -43,7 +43,7 @@ SEVERITY = {"critical": _RED, "warning": _ORANGE, "info": _BLUE}
 CATEGORY = {
     "training": _GREEN, "data": _SKY, "communication": _BLUE, "straggler": _ORANGE, "bubble": _PINK,
     "checkpoint": _VIOLET, "evaluation": "#4aa3a2", "recomputed": _RUST, "restart": "#a8524c", "hang": _RED,
-    "startup": _PALE, "shutdown": "#9aa3b0", "other": _GREY,
+    "stopped": "#c9ced6", "startup": _PALE, "shutdown": "#9aa3b0", "other": _GREY,
 }  # fmt: skip
 """Colours of goodput's categories."""
 PHASE = {

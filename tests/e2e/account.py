@@ -1,0 +1,41 @@
+"""Where the time of a real run went is the whole time, to half a percent, whatever happened to it.
+
+    check_account(run)          # AssertionError with both sums
+
+What the account must add up to is read from the launchers' own events: from the first word to the last one of any node.
+A run that was killed has no last word; then the account still adds up to its own wall time, which holds every step.
+"""
+
+from __future__ import annotations
+
+from analyzers.diagnose import stall_policy
+from analyzers.goodput import measure
+from probes.events import read_events
+from probes.rundir import RunDir
+from probes.store import Store
+
+TOLERANCE = 0.005
+
+
+def check_account(run: RunDir) -> None:
+    """Compare the account's sums, of the mean and of each rank, with the wall time. The run must have ended."""
+    with Store.open(run) as store:
+        account = measure(store, stall_policy(run.manifest()))
+        if account is None:
+            return  # no step was taken
+        ((steps_s,),) = store.rows(
+            "SELECT (max(start_ns + duration_ns) - min(start_ns)) / 1e9 FROM steps "
+            "WHERE rank = (SELECT min(rank) FROM steps)"
+        )
+    events = [event for _, folder in run.node_dirs() for event in read_events(folder / "events.jsonl")[0]]
+    when = {
+        kind: [event["wall_ns"] for event in events if event["kind"] == kind]
+        for kind in ("run_started", "attempt_started", "run_ended")
+    }
+    wall_s = account.wall_s
+    if when["run_started"] and when["run_ended"] and max(when["run_ended"]) > max(when["attempt_started"], default=0):
+        wall_s = (max(when["run_ended"]) - min(when["run_started"])) / 1e9
+    assert wall_s >= 0.99 * (steps_s or 0.0), (wall_s, steps_s)
+    for rank, seconds in (("mean", account.seconds), *account.by_rank.items()):
+        assert min(seconds.values()) >= 0, (rank, seconds)
+        assert abs(sum(seconds.values()) - wall_s) <= TOLERANCE * wall_s, (rank, sum(seconds.values()), wall_s, seconds)
