@@ -28,14 +28,14 @@ from .source import Source
 __all__ = ["MAX_ROWS", "Thinned", "thinned"]
 
 MAX_ROWS = 30_000_000
-CHOSEN_ROWS = 9_000_000
+CHOSEN_ROWS = 6_000_000
 """Rows of the copy, 200 bytes each; at least `MIN_STEPS` steps."""
 MIN_STEPS = 1_000
 MAX_BLOCKS = 2_000
 EVERY = 5
 NEWEST_STEPS = 300
 AROUND_STEPS = 75
-MAX_EDGES = 10
+MAX_EDGES = 6
 SIGMAS = 6.0
 MIN_CHANGE_RATIO = 0.02
 _TABLE = "thinned_steps"
