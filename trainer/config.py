@@ -200,8 +200,7 @@ class ProbesConfig(_Section):
     fingerprint_interval: int = Field(default=50, ge=0)
     """Steps between comparisons of parameters and optimizer state over replicas, besides every copy; 0 = never."""
     chain_interval: int = Field(default=0, ge=0)
-    """Steps between two looks at whether state without enough replicas changed between optimizer steps, besides the
-    comparisons; 1 = no window is left out."""
+    """Steps between looks at whether state without enough replicas changed between optimizer steps; 1 = all."""
     stall_floor_s: float = Field(default=5.0, gt=0)
     """A rank without progress for less than this is never called stalled (seconds)."""
     health: bool = True
