@@ -25,6 +25,7 @@ __all__ = ["Answer", "Answers"]
 MAX_ENTRIES = 256
 REST_FACTOR = 10.0
 """Times as long as it took, a question rests before it is computed again."""
+AFTER_ERROR_S = 1.0
 QUICK_S = 0.25
 """What takes less is computed whenever the store has changed."""
 
@@ -91,8 +92,8 @@ class Answers:
         if not entry.has_value and entry.error is None:
             return True
         rest_s = REST_FACTOR * entry.took_s if entry.took_s > QUICK_S else 0.0
-        if entry.error is not None:
-            rest_s = max(rest_s, 1.0)
+        if entry.error is not None:  # most often somebody held the store, and has let go of it since
+            rest_s = AFTER_ERROR_S
         return time.monotonic() - entry.done_at >= rest_s
 
     def _compute(self, entry: _Entry, version: Hashable, compute: Callable[[], Any]) -> None:

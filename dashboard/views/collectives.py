@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
+from analyzers.exposure import measure
 from analyzers.report import queries as shared
 from analyzers.report.figures import collectives as figures
-from analyzers.source import Source, floats
+from analyzers.report.figures import exposed
+from analyzers.source import Source, floats, lacking
 
-from .. import units
+from .. import queries, units
 from ..frame import View, framed
 from ..show import chart, nothing, table
 
@@ -21,6 +23,21 @@ __all__ = ["collectives"]
 def load_calls(source: Source) -> Any:
     """Calls by operation, group and size."""
     return shared.collectives(source)
+
+
+def load_exposure(source: Source) -> dict[str, Any]:
+    """Means over the ranks, step by step, of the newest attempt; empty where waits were not recorded."""
+    attempt = queries.newest_attempt(source)
+    if attempt is None or lacking(source, collectives=("wait_ns", "issue_ns", "end_ns"), steps=("duration_ns",)):
+        return {}
+    measured = measure(source, attempt)
+    steps, place = np.unique(measured.step, return_inverse=True)
+    if not len(steps):
+        return {}
+    num = np.bincount(place)
+    late = np.maximum(0.0, measured.exposed_ms - measured.transfer_ms)
+    parts = (measured.transfer_ms, late, np.maximum(0.0, measured.busy_ms - measured.exposed_ms))
+    return {"step": steps, "parts": [np.bincount(place, weights=part) / num for part in parts]}
 
 
 @framed("Collectives")
@@ -33,6 +50,13 @@ def collectives(view: View) -> None:
         nothing("No collective was recorded in this run.", "The probes record them unless `probes.collectives` is off.")
         return
     _exposed(view)
+    exposure = view.ask(load_exposure)
+    if exposure:
+        st.subheader("Exposed and hidden", anchor=False)
+        chart(
+            exposed.draw(exposure["step"], *exposure["parts"]), key="collectives-exposed",
+            what="Milliseconds of communication a step, exposed and hidden",
+        )  # fmt: skip
     st.subheader("Waiting", anchor=False)
     chart(figures.waits(calls), key="collectives-waits", what="Seconds waited by operation and group")
     st.subheader("Bandwidth", anchor=False)

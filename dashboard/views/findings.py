@@ -34,7 +34,8 @@ def card(run_id: str, finding: Finding, number: int, *, has_button: bool = True)
     """One finding in three lines, with a button to its evidence."""
     with st.container(border=True, key=f"card-{number}"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-            st.badge(finding.severity, color=SEVERITY_COLOURS[finding.severity])
+            word = "advice" if finding.status == "advice" else finding.severity
+            st.badge(word, color=SEVERITY_COLOURS[finding.severity])
             if finding.status == "suspect":
                 st.badge("suspected", color="gray")
             st.markdown(f"**{said(title(finding).capitalize(), 80)}**", width="content")
@@ -54,9 +55,10 @@ def findings(view: View) -> None:
         return
     diagnosis = view.diagnosis(patience_s=5.0)
     found = known_findings(diagnosis, words)
+    advised = list(diagnosis.advised) if diagnosis is not None else []
     asked = st.query_params.get("finding")
     if asked:
-        _one(view, found, asked[:300], is_complete=diagnosis is not None and not view.is_pending)
+        _one(view, found + advised, asked[:300], is_complete=diagnosis is not None and not view.is_pending)
         return
     if diagnosis is None:
         st.caption("The analyzers are looking at the whole run; so far this is what watch has said.")
@@ -66,6 +68,10 @@ def findings(view: View) -> None:
             st.markdown(said(diagnosis.verdict))
     else:
         _list(view, found)
+    if diagnosis is not None and diagnosis.advised:
+        st.subheader("Advice", anchor=False)
+        for number, finding in enumerate(diagnosis.advised):
+            card(view.run_id, finding, 1_000 + number)
     if diagnosis is not None and diagnosis.not_judged:
         st.subheader("Not judged", anchor=False)
         for finding in diagnosis.not_judged:

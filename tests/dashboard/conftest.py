@@ -1,0 +1,32 @@
+"""One small real run for the tests of the pages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.launched import LaunchedRun, train
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> LaunchedRun:
+    """Two ranks, 24 steps, a NaN on rank 1 at step 12."""
+    return train(
+        tmp_path_factory.mktemp("finished"), "two", faults=["nan_grad@step=12,rank=1"],
+        settings=["train.steps=24", "probes.gradient_interval=5"],
+    )  # fmt: skip
+
+
+@pytest.fixture
+def runs(finished_run: LaunchedRun) -> Path:
+    """Its folder of runs."""
+    return finished_run.runs_dir
+
+
+@pytest.fixture(autouse=True)
+def _no_run_of_another_test() -> Iterator[None]:
+    yield
+    os.environ.pop("RANKSCOPE_DASHBOARD_RUNS", None)

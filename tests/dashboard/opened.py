@@ -1,0 +1,42 @@
+"""Pages of the dashboard as AppTest runs them: the script of the real app on a folder of runs, without a browser.
+
+app = open_page(runs, "ranks", run=run.run_id)
+assert not app.exception
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from streamlit.testing.v1 import AppTest
+from streamlit.util import calc_hash
+
+import dashboard
+from dashboard.screenshots import PAGES
+
+__all__ = ["PAGES", "open_page", "shown"]
+
+APP = Path(dashboard.__file__).parent / "app.py"
+
+
+def open_page(runs: Path, page: str = "overview", *, run: str = "", **address: str) -> AppTest:
+    """The page after its first run, with `?run=...` and other parts of the address."""
+    os.environ["RANKSCOPE_DASHBOARD_RUNS"] = str(runs)  # conftest takes it away again
+    app = AppTest.from_file(APP, default_timeout=60)
+    if PAGES[page]:
+        app._page_hash = calc_hash(PAGES[page])
+    if run:
+        app.query_params["run"] = run
+    for name, value in address.items():
+        app.query_params[name] = value
+    return app.run()
+
+
+def shown(app: AppTest) -> str:
+    """All text of the page that a reader sees, one element a line."""
+    parts: list[str] = []
+    for kind in ("title", "subheader", "markdown", "caption", "text", "code"):
+        parts += [str(element.value) for element in app.get(kind) if hasattr(element, "value")]
+    parts += [f"{metric.label}: {metric.value}" for metric in app.metric]
+    return "\n".join(parts)

@@ -1,0 +1,107 @@
+"""What each page shows of a real run, and that nothing of a hostile one is obeyed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.analyzers.report.hostile import SCRIPT, hostile_run
+from tests.dashboard.opened import PAGES, open_page, shown
+from tests.e2e.launched import LaunchedRun
+
+# page -> words that stand on it for a run of two ranks with a NaN that was rolled back
+EXPECTED = {
+    "overview": ("finished", "Non-finite", "step 12", "Step: 24", "Tokens/s", "Where the time went"),
+    "findings": ("Non-finite", "rank 1", "Severity"),
+    "goodput": ("Goodput: ", "Steps kept: 24", "Rank by rank"),
+    "ranks": ("Slowest first", "In the mesh", "Two ranks"),
+    "timeline": ("Above: phases",),
+    "collectives": ("Exposed communication", "Waiting", "Bandwidth"),
+    "pipeline": ("This run has no pipeline",),
+    "numerics": ("Gradient norm by parameter", "Not finite", "Learning rate"),
+    "memory": ("Rank and step", "By rank"),
+    "health": ("GPU and host health",),
+    "recovery": ("Rollbacks", "Batches that were left out", "Good: complete"),
+    "compare": ("There is only one run",),
+    "sql": ("Tables", "rows in"),
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_shows_a_real_run(runs: Path, page: str) -> None:
+    app = open_page(runs, page)
+    assert not app.exception, [error.value for error in app.exception]
+    text = shown(app) + "\n".join(str(widget.label) for widget in (*app.get("button_group"), *app.selectbox))
+    missing = [words for words in EXPECTED[page] if words not in text]
+    assert not missing, (missing, text)
+
+
+def test_the_overview_tells_the_state_and_the_age_of_the_last_record(runs: Path) -> None:
+    text = shown(open_page(runs))
+    assert re.search(r"last record \d+ (s|min)", text), text
+
+
+def test_a_link_opens_the_finding_with_its_evidence_response_and_runbook(runs: Path, finished_run: LaunchedRun) -> None:
+    (finding,) = finished_run.findings("non_finite")
+    assert finding["link"].startswith("/findings?run=")
+    app = open_page(runs, "findings", run=finished_run.run.run_id, finding=finding["id"])
+    assert not app.exception
+    text = shown(app)
+    for words in ("Loss and gradient norm around it", "Runbook", "batch 11 skipped", "What was done", "Confirm"):
+        assert words in text, (words, text)
+    assert len(app.get("plotly_chart")) == 1
+
+
+def test_the_short_link_leads_to_the_same_finding(runs: Path, finished_run: LaunchedRun) -> None:
+    (finding,) = finished_run.findings("non_finite")
+    app = open_page(runs, run=finished_run.run.run_id, finding=finding["id"])
+    assert app.title[0].value == "Findings"
+
+
+def test_findings_are_filtered_by_kind_and_rank(runs: Path) -> None:
+    app = open_page(runs, "findings")
+    assert "rank 1" in shown(app)
+    app.text_input(key="rank_filter").set_value("0").run()
+    assert "No finding is left with this filter." in shown(app)
+    app.text_input(key="rank_filter").set_value("1").run()
+    assert "Non-finite" in shown(app)
+
+
+def test_the_measure_of_the_heatmap_can_be_chosen(runs: Path) -> None:
+    app = open_page(runs, "ranks")
+    before = len(app.get("plotly_chart"))
+    app.segmented_control(key="measure").set_value("memory").run()
+    assert not app.exception
+    assert len(app.get("plotly_chart")) == before >= 3
+
+
+def test_a_name_of_a_run_that_is_not_there_shows_the_newest(runs: Path, finished_run: LaunchedRun) -> None:
+    for run in ("../../etc", "/etc/passwd", "nothing", "..%2f..", "x" * 3000):
+        app = open_page(runs, run=run)
+        assert not app.exception
+        assert app.selectbox(key="run_choice").value == finished_run.run.run_id
+        assert app.query_params["run"] in (finished_run.run.run_id, [finished_run.run.run_id])
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = hostile_run(tmp_path_factory.mktemp("hostile"))
+    name = "<img src=x onerror=alert(1)>:red[run] $x$"
+    run.path.rename(run.path.parent / name)
+    return run.path.parent
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_nothing_of_a_hostile_run_is_obeyed(hostile: Path, page: str) -> None:
+    app = open_page(hostile, page)
+    assert not app.exception, [error.value for error in app.exception]
+    for element in app.get("markdown"):
+        assert not element.proto.allow_html
+        assert not re.search(r"(?<!\\)<[a-z/]", element.value), element.value[:300]
+        assert not re.search(r"(?<!\\)!?\[[^\]]*\]\(http", element.value), element.value[:300]
+    styles = [element.proto.body for element in app.get("html")]
+    assert all("<style>" in body and SCRIPT not in body for body in styles)
+    controls = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+    assert not controls.search(shown(app)), shown(app)[:500]

@@ -1,0 +1,74 @@
+"""The console only reads: whatever else is typed is refused, and no file but the store can be reached."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from probes.rundir import RunDir
+from probes.store import Store, StoreError
+from tests.dashboard.opened import open_page, shown
+
+REFUSED = [
+    "ATTACH '/tmp/other.duckdb'",
+    "COPY steps TO '{folder}/stolen.csv'",
+    "COPY (SELECT 1) TO '{folder}/stolen.csv'",
+    "EXPORT DATABASE '{folder}/stolen'",
+    "SELECT * FROM read_csv('/etc/passwd')",
+    "SELECT * FROM read_text('/etc/hostname')",
+    "SELECT * FROM read_blob('/etc/hostname')",
+    "SELECT * FROM '/etc/passwd'",
+    "SELECT * FROM glob('/*')",
+    "SELECT * FROM query('COPY steps TO ''{folder}/stolen.csv''')",
+    "EXPLAIN ANALYZE COPY steps TO '{folder}/stolen.csv'",
+    "INSTALL httpfs",
+    "LOAD httpfs",
+    "SET enable_external_access = true",
+    "SET lock_configuration = false",
+    "PRAGMA database_list",
+    "CALL pragma_version()",
+    "CREATE TABLE x AS SELECT 1",
+    "DELETE FROM steps",
+    "UPDATE steps SET loss = 0",
+    "DROP VIEW steps",
+    "INSERT INTO steps (step) VALUES (1)",
+    "SELECT 1; SELECT 2",
+    "SELECT getenv('HOME')",
+    "",
+    "nonsense",
+]
+
+
+@pytest.mark.parametrize("statement", REFUSED)
+def test_what_is_no_reading_of_the_store_is_refused(runs: Path, tmp_path: Path, statement: str) -> None:
+    with Store.open(RunDir.open(runs / "latest"), memory_bytes=1 << 30) as store, pytest.raises(StoreError):
+        store.typed(statement.format(folder=tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_long_question_is_ended_and_a_large_one_refused(runs: Path) -> None:
+    with Store.open(RunDir.open(runs / "latest"), memory_bytes=100 << 20) as store:
+        with pytest.raises(StoreError, match=r"took longer than 0\.2 s"):
+            store.typed("SELECT count(*) FROM range(1000000) a, range(1000000) b", limit_s=0.2)
+        with pytest.raises(StoreError, match=r"(?i)memory"):
+            store.typed("SELECT list(range ORDER BY random()) FROM range(200000000)", limit_s=60)
+        assert store.typed("SELECT 1").rows == [(1,)]
+
+
+def test_many_rows_are_cut_and_said_so(runs: Path) -> None:
+    with Store.open(RunDir.open(runs / "latest")) as store:
+        found = store.typed("FROM range(100)", max_rows=10)
+    assert (len(found.rows), found.is_cut, found.names) == (10, True, ("range",))
+
+
+def test_the_page_answers_and_shows_the_refusal(runs: Path) -> None:
+    app = open_page(runs, "sql")
+    assert len(app.dataframe[0].value) == 2  # step times of two ranks
+    app.text_area(key="sql-text").set_value("COPY steps TO '/tmp/x.csv'")
+    app.button(key="sql-ask").click().run()
+    assert not app.exception
+    assert "COPY is not allowed: this console only reads" in shown(app)
+    app.selectbox(key="sql-example").select("Loss by step").run()
+    app.button(key="sql-ask").click().run()
+    assert len(app.dataframe[0].value) == 24

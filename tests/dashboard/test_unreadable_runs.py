@@ -1,0 +1,67 @@
+"""Runs that cannot be read, or not yet, give a page that says why and what to do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from probes.rundir import RunDir
+from tests.dashboard.opened import PAGES, open_page, shown
+from tests.e2e.launched import wait_for
+from tests.factories import make_run
+
+
+def test_an_empty_folder_says_how_to_start_a_run(tmp_path: Path) -> None:
+    app = open_page(tmp_path)
+    assert not app.exception
+    assert "No runs yet" in shown(app)
+    assert "rankscope train" in shown(app)
+
+
+def test_a_run_of_a_newer_schema_asks_for_an_update(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, name="newer", manifest={})
+    run.write_manifest(run.manifest() | {"schema_version": 99})
+    app = open_page(tmp_path)
+    assert not app.exception
+    assert "update rankscope" in shown(app)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_run_that_has_only_begun_gives_calm_pages(tmp_path: Path, page: str) -> None:
+    run = RunDir.create(tmp_path, name="begun", manifest={})
+    (run.path / "run.json").write_text('{"run_id": "beg')  # cut off in the middle
+    app = open_page(tmp_path, page)
+    assert not app.exception, [error.value for error in app.exception]
+    assert app.title[0].value
+
+
+def test_a_run_without_a_watch_is_read_from_its_tapes(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=12)
+    for store in run.stores():
+        store.unlink()
+    app = open_page(run.path.parent)
+    assert not app.exception
+    assert "Step: 12" in shown(app)
+
+
+def test_a_store_that_somebody_holds_is_told_and_read_when_it_is_free(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=12)
+    assert "Step: 12" in shown(open_page(run.path.parent))  # the store is made
+    held = json.dumps(str(run.store()))
+    program = f"import duckdb, sys; c = duckdb.connect({held}); print('held', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdin is not None
+        assert holder.stdout.readline() == "held\n"
+        app = open_page(run.path.parent, "memory")
+        assert not app.exception
+        assert "held open by another process" in shown(app)
+        holder.stdin.close()
+        holder.wait(10)
+    wait_for(lambda: "held open" not in shown(app.run()), "a page without the complaint", deadline_s=20)
