@@ -57,6 +57,11 @@ class DashboardServer:
             self.close()
             raise
 
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        return self._process.pid
+
     def wait(self) -> int:
         """Until the server ends by itself; its exit code."""
         return self._process.wait()

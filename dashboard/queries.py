@@ -28,7 +28,7 @@ MAX_BUCKETS = 1_000
 RECENT_STEPS = 40
 """Newest steps over which the present speed is taken."""
 MAX_GRADIENT_STEPS = 200
-MAX_SAMPLE = 4_000_000
+MAX_SAMPLE = 1_000_000
 """Rows of steps that a percentile looks at; of more, every k-th step."""
 Columns = dict[str, npt.NDArray[Any]]
 

@@ -73,7 +73,7 @@ def _picture(page: Page, width: int) -> bytes:
     page.wait_for_timeout(1_500)  # charts are drawn after their data have come
     height = page.evaluate("document.querySelector('[data-testid=stMainBlockContainer]').scrollHeight")
     page.set_viewport_size({"width": width, "height": int(min(MAX_HEIGHT, max(600, height + 24)))})
-    page.wait_for_timeout(900)
+    page.wait_for_timeout(1_500)
     return page.screenshot()
 
 

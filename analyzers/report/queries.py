@@ -39,7 +39,7 @@ MAX_CELLS = 400
 """Rows and columns of a matrix."""
 MAX_PIECES = 5_000
 MAX_STEPS = 2_000
-MAX_ROWS = 4_000_000
+MAX_ROWS = 1_000_000
 _OWN = " + ".join(
     f"(coalesce({p}_ns, 0) - coalesce({p}_wait_ns, 0))" for p in ("data", "forward", "backward", "optimizer")
 )

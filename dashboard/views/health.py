@@ -27,6 +27,9 @@ _READINGS = {
     "disk_free_bytes": ("Free disk", "GiB", 1 / (1 << 30)),
     "ecc_corrected_total": ("Memory errors, corrected", "since the driver was loaded", 1.0),
     "ecc_uncorrected_total": ("Memory errors, uncorrected", "since the driver was loaded", 1.0),
+    "remapped_rows_total": ("Remapped rows", "rows of the device's memory", 1.0),
+    "pcie_replay_total": ("PCIe replays", "packets sent again", 1.0),
+    "nvlink_errors_total": ("NVLink errors", "all links", 1.0),
 }
 """Column -> what it is called, its axis, its factor."""
 

@@ -84,7 +84,7 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
     with st.container(horizontal=True, gap="small", key="pulse"):
         for name, value, beneath in tiles:
             st.metric(
-                name, value, beneath, delta_color="off", delta_arrow="off", border=True, height="stretch", width=148
+                name, value, beneath, delta_color="off", delta_arrow="off", border=True, height="stretch", width=138
             )
     if planned and step is not None and view.state.is_live:
         st.progress(min(1.0, step / planned))
