@@ -49,7 +49,7 @@ def test_a_link_opens_the_finding_with_its_evidence_response_and_runbook(runs: P
     app = open_page(runs, "findings", run=finished_run.run.run_id, finding=finding["id"])
     assert not app.exception
     text = shown(app)
-    for words in ("Loss and gradient norm around it", "Runbook", "batch 11 skipped", "What was done", "Confirm"):
+    for words in ("Loss and gradient norm around it", "Runbook", "batch 11 skipped", "What was done", "In the backward pass"):
         assert words in text, (words, text)
     assert len(app.get("plotly_chart")) == 1
 
