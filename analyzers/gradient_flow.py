@@ -20,7 +20,7 @@ from statistics import median
 from .finding import Finding
 from .source import Source, missing_tables
 
-__all__ = ["GradientFlowPolicy", "analyze", "out_of_proportion"]
+__all__ = ["GradientFlowPolicy", "analyze", "block_of", "out_of_proportion"]
 
 _BLOCK = re.compile(r"^(.*?\.?\d+)\.")
 
@@ -56,10 +56,9 @@ def analyze(source: Source, policy: GradientFlowPolicy | None = None) -> list[Fi
     )
     samples: dict[int, dict[str, float]] = {}
     for step, parameter, norm in rows:
-        match = _BLOCK.match(parameter or "")
-        if match:
+        if block := block_of(parameter or ""):
             blocks = samples.setdefault(step, {})
-            blocks[match[1]] = blocks.get(match[1], 0.0) + float(norm) ** 2
+            blocks[block] = blocks.get(block, 0.0) + float(norm) ** 2
     norms = {step: {block: square**0.5 for block, square in blocks.items()} for step, blocks in samples.items()}
     findings = []
     for kind, sign in (("vanishing_gradients", -1), ("exploding_gradients", 1)):
@@ -67,6 +66,12 @@ def analyze(source: Source, policy: GradientFlowPolicy | None = None) -> list[Fi
         if found:
             findings.append(_finding(kind, attempt, found, norms, policy))
     return findings
+
+
+def block_of(parameter: str) -> str:
+    """`blocks.3` of `blocks.3.mlp.up.weight`; nothing for a parameter outside of numbered blocks."""
+    match = _BLOCK.match(parameter)
+    return match[1] if match else ""
 
 
 def out_of_proportion(

@@ -143,7 +143,8 @@ def next_step(finding: Finding) -> str:
             "weights": "the update before it was too large: lower the rate or clip harder",
         }.get(
             finding.cause,
-            "look at the batches named; lower the rate if it comes back without them",
+            f"`rankscope analyze RUN --why-spike {finding.first_step}` shows ranks, samples and layers; "
+            "lower the rate if it comes back without that batch",
         ),
     }.get(finding.kind, REMEDIES.get(finding.kind, "see the runbook"))
     gain = finding.evidence.get("speedup_without_it_ratio")

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from .. import why_spike
 from ..diagnose import Diagnosis
 from ..finding import Finding
 from ..source import Source, floats
@@ -23,6 +24,7 @@ from .figures import collectives, goodput, heatmap, loss
 from .links import finding_link
 from .sheet import PlacedFigure, Section, Sheet
 from .text import evidence_rows, title
+from .why_spike_text import tables
 
 __all__ = ["render"]
 
@@ -90,6 +92,7 @@ class _Page:
         if len(curve["loss"]):
             figure = loss.draw(curve, queries.marks(source), diagnosis.fired)
             yield Section(title="Loss", figures=[self.figure(figure, what="Loss and gradient norm over the steps")])
+        yield from self._spike()
         if account := diagnosis.goodput:
             note = (
                 f"{account.wall_s:.1f} s of wall time; {account.num_kept:,} steps kept, {account.num_discarded:,} not."
@@ -109,6 +112,17 @@ class _Page:
             yield Section(title="Timeline", note=note, figures=figures)
         yield from self._calls()
         yield from self._events()
+
+    def _spike(self) -> Iterator[Section]:
+        """What made the worst jump of the loss, if there is one."""
+        try:
+            found = why_spike.explain(self.source)
+        except why_spike.SpikeError:
+            return
+        note = ". ".join([found.summary, *(f"Not known: {line}" for line in found.unknown)])
+        for number, (name, columns, rows) in enumerate(tables(found)):
+            heading = f"Why the loss jumped: {name.lower()}"
+            yield Section(title=heading, note=note if number == 0 else "", columns=columns, rows=rows)
 
     def _ranks(self) -> Iterator[Section]:
         figures: list[PlacedFigure] = []

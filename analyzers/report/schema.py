@@ -52,6 +52,11 @@ def schema() -> dict[str, Any]:
                 "items": {"$ref": "#/$defs/finding"},
             },
             "goodput": {"oneOf": [{"type": "null"}, {"$ref": "#/$defs/goodput"}]},
+            "why_spike": {
+                "type": "object",
+                "description": "only with --why-spike: `ranks`, `samples` and `layers` of a jump of the loss, what "
+                "stands out most first, and what is `unknown`",
+            },
             "what_if": {"oneOf": [{"type": "null"}, {"$ref": "#/$defs/what_if"}]},
         },
         "$defs": {"finding": _finding(), "goodput": _goodput(), "what_if": _what_if()},

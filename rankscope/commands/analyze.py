@@ -10,7 +10,10 @@ from rankscope.terminal import RunArgument, console, fail
 
 __all__ = ["EPILOG", "analyze"]
 
-EPILOG = "Examples:  rankscope analyze runs/latest   |   rankscope analyze runs/latest --format json --fail-on warning"
+EPILOG = (
+    "Examples:  rankscope analyze runs/latest   |   rankscope analyze runs/latest --why-spike worst   |   "
+    "rankscope analyze runs/latest --format json --fail-on warning"
+)
 
 
 def analyze(
@@ -18,6 +21,9 @@ def analyze(
     output: Annotated[str, typer.Option("--format", help="text or json.", metavar="text|json")] = "text",
     fail_on: Annotated[
         str, typer.Option("--fail-on", metavar="critical|warning", help="Exit 1 if a finding is at least this severe.")
+    ] = "",
+    why_spike: Annotated[
+        str, typer.Option("--why-spike", metavar="STEP|worst", help="Which ranks, samples and layers made a loss jump.")
     ] = "",
 ) -> None:
     """Say what went wrong in a run, on which rank and why. Works on the files of a live or a dead run.
@@ -28,36 +34,49 @@ def analyze(
         fail(f"--format {output}: choose text or json")
     if fail_on not in ("", "critical", "warning"):
         fail(f"--fail-on {fail_on}: choose critical or warning")
+    if why_spike and why_spike != "worst" and not why_spike.isdecimal():
+        fail(f"--why-spike {why_spike}: give a step, or worst")
     import time
 
     from analyzers.diagnose import diagnose, reaches
     from analyzers.sources.recognise import SourceError, diagnose_foreign
+    from analyzers.why_spike import SpikeError, WhySpike, explain
     from probes.rundir import RunDir, RunError
     from probes.store import Store, StoreError, is_watched
     from probes.tape_reader import TapeError
 
+    spike: WhySpike | None = None
     try:
         if run.exists() and not RunDir.is_run(run):
+            if why_spike:
+                fail(f"--why-spike {why_spike}: {run} is no run of Rankscope, and knows no losses")
             folder, diagnosis = RunDir(run), diagnose_foreign(run)
         else:
             folder = RunDir.open(run)
             with Store.open(folder) as store:
+                if why_spike:
+                    spike = explain(store, None if why_spike == "worst" else int(why_spike))
                 now_ns = time.time_ns() if is_watched(folder.stores()) else None
                 diagnosis = diagnose(store, folder.manifest(), now_ns=now_ns, stacks_dir=folder.stacks)
-    except (RunError, StoreError, TapeError, SourceError) as error:
+    except (RunError, StoreError, TapeError, SourceError, SpikeError) as error:
         fail(str(error))
     if output == "json":
         import json
 
-        from analyzers.report.json import to_json
+        from analyzers.report.json import plain, to_json
 
-        typer.echo(json.dumps(to_json(diagnosis), indent=2))
+        more = {} if spike is None else {"why_spike": plain(spike.to_json())}
+        typer.echo(json.dumps(to_json(diagnosis) | more, indent=2))
+    elif spike is not None:
+        from analyzers.report.why_spike_text import render as render_spike
+
+        render_spike(spike, console())
     else:
         from analyzers.report.text import render
 
         render(diagnosis, console())
     if damaged := diagnosis.damaged_tapes:  # the verdict above is of what could be read
-        more = f" (and {len(damaged) - 1} more files)" if len(damaged) > 1 else ""
-        fail(f"{folder.path / damaged[0]['path']}: {damaged[0]['problem']}{more}")
+        others = f" (and {len(damaged) - 1} more files)" if len(damaged) > 1 else ""
+        fail(f"{folder.path / damaged[0]['path']}: {damaged[0]['problem']}{others}")
     if fail_on and reaches(diagnosis.findings, "critical" if fail_on == "critical" else "warning"):
         raise typer.Exit(1)
