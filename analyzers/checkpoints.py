@@ -19,7 +19,7 @@ from typing import Any
 
 from .finding import Finding
 from .runsettings import setting
-from .source import Source, lacking
+from .source import Source, every_kth_rank, lacking
 
 __all__ = ["CheckpointPolicy", "analyze"]
 
@@ -111,8 +111,8 @@ def _age(source: Source, newest_step: int, interval: Any, policy: CheckpointPoli
         return None
     ((lost_s,),) = source.rows(
         "SELECT sum(took) / 1e9 FROM (SELECT median(duration_ns) AS took FROM steps "
-        "WHERE step > ? AND duration_ns IS NOT NULL GROUP BY step)",
-        [last],
+        "WHERE step > ? AND duration_ns IS NOT NULL AND rank % ? = 0 GROUP BY step)",
+        [last, every_kth_rank(source, "steps")],
     )
     since = f"at step {last}" if last else "never written"
     return Finding(
@@ -146,8 +146,10 @@ def _cost(source: Source, policy: CheckpointPolicy) -> Finding | None:
         SELECT sum(stood), sum(took), count(*) FROM (
             SELECT median(stood) AS stood, median(took) AS took FROM (
                 SELECT attempt, rank, sum(coalesce(checkpoint_ns, 0)) / 1e9 AS stood, sum(duration_ns) / 1e9 AS took
-                FROM steps WHERE rank >= 0 AND duration_ns IS NOT NULL GROUP BY attempt, rank) GROUP BY attempt)
-        """
+                FROM steps WHERE rank >= 0 AND duration_ns IS NOT NULL AND rank % ? = 0
+                GROUP BY attempt, rank) GROUP BY attempt)
+        """,
+        [every_kth_rank(source, "steps")],
     )
     ((num_disk,),) = source.rows("SELECT count(*) FROM checkpoints WHERE tier = 'disk' AND state = 'complete'")
     if num_saves < policy.min_saves or not whole_s or not num_attempts:

@@ -15,7 +15,7 @@ from typing import Any
 from .checkpoint_interval import suggest
 from .finding import Finding
 from .runsettings import number, setting
-from .source import Source, lacking
+from .source import Source, every_kth_rank, lacking
 
 __all__ = ["RULES", "ConfigurationPolicy", "analyze"]
 
@@ -149,7 +149,9 @@ def _batch(run: _Run) -> Told:
     if lacking(run.source, ranks=("device",), steps=("tokens",)):
         return None
     ((on_gpu,),) = run.source.rows("SELECT count(*) FROM ranks WHERE starts_with(device, 'cuda')")
-    ((tokens,),) = run.source.rows("SELECT median(tokens) FROM steps WHERE tokens > 0")
+    ((tokens,),) = run.source.rows(
+        "SELECT median(tokens) FROM steps WHERE tokens > 0 AND rank % ? = 0", [every_kth_rank(run.source, "steps")]
+    )
     if not on_gpu or not tokens or tokens >= run.policy.tokens_per_rank:
         return None
     return f"a step has {tokens:,.0f} tokens a rank: kernels are too short to fill a GPU", {"tokens_per_rank": tokens}
@@ -174,8 +176,9 @@ def _interval(run: _Run) -> Told:
         """
         SELECT median(step_s), sum(seconds) FROM (
             SELECT avg(duration_ns) / 1e9 AS step_s, (max(start_ns + duration_ns) - min(start_ns)) / 1e9 AS seconds
-            FROM steps WHERE duration_ns IS NOT NULL GROUP BY attempt)
-        """
+            FROM steps WHERE duration_ns IS NOT NULL AND rank % ? = 0 GROUP BY attempt)
+        """,
+        [every_kth_rank(run.source, "steps")],
     )
     if not interval:
         if (whole_s or 0.0) < run.policy.min_run_s:
@@ -235,8 +238,9 @@ def _share(source: Source, expression: str) -> float:
     ((share,),) = source.rows(
         f"""
         SELECT CAST(sum({expression}) AS DOUBLE) / sum(duration_ns) FROM steps
-        WHERE rank >= 0 AND duration_ns IS NOT NULL AND step > 5
-        """
+        WHERE rank >= 0 AND duration_ns IS NOT NULL AND step > 5 AND rank % ? = 0
+        """,
+        [every_kth_rank(source, "steps")],
     )
     return float(share or 0.0)
 

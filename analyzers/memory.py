@@ -110,7 +110,7 @@ def _samples(source: Source, attempt: int, policy: MemoryPolicy) -> dict[int, tu
         """
         SELECT rank, step, memory_bytes FROM steps
         WHERE attempt = ? AND step >= ? AND rank >= 0 AND duration_ns IS NOT NULL AND memory_bytes IS NOT NULL
-          AND step % (SELECT greatest(1, count(*) // 4000000) FROM steps) = 0
+          AND step % (SELECT greatest(1, count(*) // 1000000) FROM steps) = 0
         ORDER BY rank, start_ns
         """,
         [attempt, policy.since_step],

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Floats", "Ints", "Source", "every_kth", "floats", "ints", "lacking", "missing_tables"]
+__all__ = ["Floats", "Ints", "Source", "every_kth", "every_kth_rank", "floats", "ints", "lacking", "missing_tables"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -74,3 +74,9 @@ def every_kth(source: Source, table: str, max_rows: int, max_steps: int) -> int:
     ((num_rows, first, last),) = source.rows(f"SELECT count(*), min(step), max(step) FROM {table}")
     num_steps = (last or 0) - (first or 0) + 1
     return int(max(1, -(-num_rows // max_rows), -(-num_steps // max_steps)))
+
+
+def every_kth_rank(source: Source, table: str, max_rows: int = 4_000_000) -> int:
+    """k, so that every k-th rank's rows are little enough: where a rhythm of steps must not be cut."""
+    ((num_rows,),) = source.rows(f"SELECT count(*) FROM {table}")
+    return max(1, -(-int(num_rows) // max_rows))
