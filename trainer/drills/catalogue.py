@@ -188,14 +188,14 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "divergence": Kind(
         fault_id="F27",
-        what="the learning rate grows from step to step",
+        what="the learning rate grows by a third from step to step, and does not stop",
         expected=(Expected(("loss_spike", "divergence"), ("learning_rate", "divergence", "trend"), "nobody"),),
-        recovery="goes_on",
+        recovery="stops",
         keys=_LASTING,
         all_ranks=True,
-        parameters="factor=1.15",
+        parameters="factor=1.33",
         first_step=_SPIKE_STEP,
-        steps_after=140,
+        steps_after=100,
     ),
     # Bits.
     "bit_flip": Kind(
