@@ -28,20 +28,23 @@ def drill(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def test_faults_are_noticed_survived_and_a_trap_is_met_with_silence(tmp_path: Path) -> None:
-    process = drill(tmp_path, "--faults", "nan_grad+stop,pause", "--format", "json", "--html", "drill.html")
+    process = drill(
+        tmp_path, "--faults", "nan_grad+stop,pause,flipped_checkpoint", "--format", "json", "--html", "drill.html"
+    )
     stdout, stderr = process.communicate(timeout=150)
     assert process.returncode == 0, stderr
     report = json.loads(stdout)
     assert report["recall"] == report["right_rank"] == report["right_cause"] == 1.0, stderr
     assert report["unrecovered"] == 0
-    broken, paused = report["runs"]
+    broken, paused, flipped = report["runs"]
     assert [answer["kind"] for answer in broken["answers"]] == ["non_finite", "hang"]
     assert all(answer["seen"] for answer in broken["answers"])
     assert 0 < broken["training_s"] < 60
     assert broken["steps_lost"] > 0
     assert paused["answers"] == []
     assert "F22+F2 nan_grad+stop" in (tmp_path / "drill.html").read_text()
-    good = not broken["trouble"] and not paused["trouble"]
+    assert flipped["recovered"], "the damaged checkpoint was refused, and the one before it used"
+    good = not any(run["trouble"] for run in report["runs"])
     assert not good or not list((tmp_path / "runs").glob("drill-*")), "runs that went well are not kept"
 
 

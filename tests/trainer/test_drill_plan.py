@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from rankscope.cli import app
 from trainer.config import Config, load_config
-from trainer.drills.catalogue import CATALOGUE, MESHES
+from trainer.drills.catalogue import CATALOGUE, MESHES, NOT_DRILLED
 from trainer.drills.faults import parse_fault
 from trainer.drills.inject import ARM
 from trainer.drills.scenario import PAIRS, DrillError, choose_faults, plan_drill
@@ -18,6 +18,13 @@ CONFIG = Config()
 
 def test_every_kind_can_be_carried_out() -> None:
     assert ARM.keys() == CATALOGUE.keys()
+
+
+def test_every_fault_of_the_list_is_drilled_or_says_why_not() -> None:
+    drilled = {number for kind in CATALOGUE.values() for number in kind.fault_ids}
+    left = {number for numbers in NOT_DRILLED for number in numbers.split(", ")}
+    assert not drilled & left
+    assert drilled | left >= {f"F{number}" for number in range(1, 49)}
 
 
 def test_faults_are_chosen_by_number_kind_and_all() -> None:

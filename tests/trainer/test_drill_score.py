@@ -101,6 +101,25 @@ def test_a_live_alarm_that_was_taken_back_is_still_an_alarm(tmp_path: Path) -> N
     assert (alarm.kind, alarm.ranks) == ("straggler", (0,))
 
 
+def test_what_may_be_said_is_no_alarm_and_what_must_be_on_record_is_missed(tmp_path: Path) -> None:
+    run = make_run(tmp_path, steps=20)
+    slow = parse_fault("slow_disk@step=12,rank=2")
+    write(run, 2, "fault_injected", wall_ns=begin_ns(run, rank=2, step=12), fault="slow_disk", parameters={})
+    says(run, begin_ns(run, rank=2, step=15), "checkpoint_age", [], "age")
+    write(run, 0, "checkpoint", step=10, tier="disk", state="complete", path="checkpoints/step-00000010")
+
+    def judged(**more: Any) -> Score:
+        with Store.open(run) as store:
+            return score_run(store, run.manifest(), [], faults=[slow], steps=20, **more)
+
+    assert [said.kind for said in judged().false_alarms] == ["checkpoint_age"]
+    result = judged(allowed=["checkpoint_age"], told=[("checkpoint", "complete"), ("fault_injected", "")])
+    assert (result.false_alarms, result.problems) == ((), ())
+    result = judged(allowed=["checkpoint_age"], told=[("checkpoint", "condemned"), ("fenced", "")])
+    assert result.problems == ("no event checkpoint (condemned) was written", "no event fenced was written")
+    assert not result.recovered
+
+
 def test_a_trap_must_be_met_with_silence(tmp_path: Path) -> None:
     run = make_run(tmp_path, steps=20)
     pause = parse_fault("pause@step=12,rank=2")
