@@ -46,13 +46,21 @@ _UNKNOWN_EXIT = 255
 
 
 class Started:
-    """A command that was started: what `subprocess.Popen` of it would offer, its output in `stdout` as text."""
+    """A command that was started: what `subprocess.Popen` of it would offer, its output in `stdout` as text.
+
+    Making one raises ZygoteError if it never was.
+    """
 
     def __init__(self, output: int, said: int) -> None:
         self.stdout: IO[str] = open(output, encoding="utf-8", errors="replace")  # noqa: SIM115  (closed by its reader)
         self._said = open(said, "rb", buffering=0)  # noqa: SIM115
-        self.pid = int(_line(self._said) or -1)
         self.returncode: int | None = None
+        told = _line(self._said)
+        if not told:  # a signal to a pid that nobody told would go to everybody
+            self.stdout.close()
+            self._said.close()
+            raise ZygoteError("the warm parent ended before it had started the command")
+        self.pid = int(told)
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""

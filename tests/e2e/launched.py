@@ -169,14 +169,14 @@ def _launch(runs: Path, arguments: Sequence[str], *, fresh: bool = False) -> Lau
             env=environment,
         )
     else:
-        process = _warm_parent().start(arguments, cwd=runs.parent, environment=environment)
+        process = warm_parent().start(arguments, cwd=runs.parent, environment=environment)
     run = LaunchedRun(process, runs)
     STARTED.append(run)
     return run
 
 
 @functools.cache
-def _warm_parent() -> WarmParent:
+def warm_parent() -> WarmParent:
     """One for all tests; its commands are the tests' own to end."""
     warm = WarmParent()
     atexit.register(warm.close)
