@@ -2,7 +2,7 @@
 
     python -m benchmarks.soak --minutes 60                  # 4 ranks of the demo's model, a fault every 20 s
     python -m benchmarks.soak --minutes 3 --seed 7 --json soak.json
-    python -m benchmarks.soak --faults 10 --apart 16        # as many as in 3 minutes, in one: the test suite
+    python -m benchmarks.soak --faults 10 --apart 12        # as many as in 3 minutes, in one: the test suite
 
 Faults are drawn by seed from the drill's catalogue (killed, stopped, hung, crashed, poisoned and slow ranks, bad
 batches, a killed watch, a damaged store, ...), none twice before all had their turn, and tied to steps, so many steps
@@ -53,7 +53,7 @@ LEFT_OUT = (
 """What is meant to end a run, needs a pipeline or other settings, or is a pair."""
 CLEAN_STEPS = 60
 FIRST_STEP = 40
-STEPS_AFTER = 40
+STEPS_AFTER = 20
 """Steps after the last of a given number of faults."""
 NAMED_WITHIN_S = 45.0
 

@@ -107,7 +107,8 @@ def _values(part: Part, column: Column) -> npt.NDArray[Any]:
         unset = raw.view(np.uint64) == UNSET_F64_BITS  # by bits: a loss that is NaN stays NaN
     else:
         unset = raw == UNSET[column.type]
-        if column.type == "i64":  # what no clock and no counter shows: sums of it would overflow
+        # What no clock and no counter shows: sums of it would overflow. A checksum, without a unit, has all 64 bits.
+        if column.type == "i64" and column.unit:
             unset |= (raw > _MAX_I64) | (raw < -_MAX_I64)
     values = raw
     if column.type == "bool":

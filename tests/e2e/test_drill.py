@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.launched import SOURCE, TINY, wait_for
 from trainer.recovery.processes import processes_of
 
@@ -27,11 +29,12 @@ def drill(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.timeout(240)
 def test_faults_are_noticed_survived_and_a_trap_is_met_with_silence(tmp_path: Path) -> None:
     process = drill(
         tmp_path, "--faults", "nan_grad+stop,pause,flipped_checkpoint", "--format", "json", "--html", "drill.html"
     )
-    stdout, stderr = process.communicate(timeout=150)
+    stdout, stderr = process.communicate(timeout=200)
     assert process.returncode == 0, stderr
     report = json.loads(stdout)
     assert report["recall"] == report["right_rank"] == report["right_cause"] == 1.0, stderr

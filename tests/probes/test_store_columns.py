@@ -37,6 +37,18 @@ def random_value(kind: str, dice: random.Random) -> Any:
     return values[kind]
 
 
+def test_a_checksum_may_have_any_of_its_64_bits_where_a_counter_may_not(tmp_path: Path) -> None:
+    run, hashes = empty_run(tmp_path), [-(2**63) + 1, -(2**62), 0, 2**62, 2**63 - 1]
+    writer = RankWriter(run, rank=0)
+    for value in hashes:
+        writer.append("fingerprints", COMPLETE, step=value, hash=value, tensor="(all)")
+    with Ingester(run) as ingester:
+        ingester.tick()
+    with Store.open(run, catch_up=False) as store:
+        found = store.rows("SELECT step, hash FROM fingerprints ORDER BY hash")
+    assert found == [(0 if value == 0 else None, value) for value in hashes]
+
+
 @pytest.mark.parametrize("table", TAPE_TABLES, ids=lambda table: table.name)
 def test_every_tape_table_comes_back(tmp_path: Path, table: Table) -> None:
     dice = random.Random(table.name)

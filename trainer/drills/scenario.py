@@ -196,5 +196,6 @@ def _short(config: Config) -> list[str]:
     if config.checkpoint.memory_interval:
         settings.append(f"checkpoint.memory_interval={min(5, config.checkpoint.memory_interval)}")
     settings.append(f"optim.warmup_steps={min(10, config.optim.warmup_steps)}")
+    settings.append("optim.schedule=constant")  # as at the begin of a long run, not decayed to nothing in 40 steps
     settings.append(f"recovery.max_restarts={max(3, config.recovery.max_restarts)}")
     return settings
