@@ -14,7 +14,10 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
+
+from trainer.config_section import Section
+from trainer.export_config import AlertsConfig, MetricsConfig, OtelConfig
 
 __all__ = ["Config", "ConfigError", "changed_config", "load_config"]
 
@@ -23,12 +26,7 @@ class ConfigError(ValueError):
     """A mistake in the configuration; its text is one line for the user."""
 
 
-class _Section(BaseModel):
-    # strict: `steps = true` or `lr = "fast"` is a mistake to be told, not a value to be guessed.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
-
-
-class RunConfig(_Section):
+class RunConfig(Section):
     name: str = Field(default="run", min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run; its folder is `<dir>/<name>-<time>`."""
     dir: str = Field(default="runs", min_length=1)
@@ -37,7 +35,7 @@ class RunConfig(_Section):
     """Seed of the weights, the order of the data and dropout."""
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     vocab_size: int = Field(default=256, ge=2)
     """Number of tokens; 256 for bytes of text."""
     dim: int = Field(default=128, ge=8)
@@ -73,7 +71,7 @@ class ModelConfig(_Section):
         return self.hidden_dim or -(-(8 * self.dim // 3) // self.multiple_of) * self.multiple_of
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     path: list[str] = Field(default_factory=list)
     """Text files, folders of text, or one nanoGPT `.bin` with its `.json`; empty = the sources of Python's library."""
     seq_len: int = Field(default=256, ge=2)
@@ -94,7 +92,7 @@ class DataConfig(_Section):
     """Page-locked host memory for batches (CUDA only)."""
 
 
-class ParallelConfig(_Section):
+class ParallelConfig(Section):
     dp_replicate: int = Field(default=1, ge=-1)
     """Replicas: DDP, or HSDP together with `dp_shard`; -1 = as many as the ranks allow."""
     dp_shard: int = Field(default=-1, ge=-1)
@@ -132,7 +130,7 @@ class ParallelConfig(_Section):
         return self
 
 
-class TrainConfig(_Section):
+class TrainConfig(Section):
     steps: int = Field(default=200, ge=1)
     """Optimizer steps."""
     global_batch_size: int = Field(default=16, ge=1)
@@ -157,7 +155,7 @@ class TrainConfig(_Section):
     """auto = nccl on cuda, gloo on cpu."""
 
 
-class OptimConfig(_Section):
+class OptimConfig(Section):
     lr: float = Field(default=3e-4, gt=0)
     """Highest learning rate."""
     betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.95)
@@ -188,7 +186,7 @@ class OptimConfig(_Section):
         return self
 
 
-class ProbesConfig(_Section):
+class ProbesConfig(Section):
     enabled: bool = True
     """Record what every rank does."""
     gradient_interval: int = Field(default=10, ge=0)
@@ -209,7 +207,7 @@ class ProbesConfig(_Section):
     """`/metrics` of a dcgm-exporter to read the GPUs from, instead of NVML."""
 
 
-class CheckpointConfig(_Section):
+class CheckpointConfig(Section):
     interval: int = Field(default=50, ge=0)
     """Steps between checkpoints on disk; 0 = only at the end."""
     asynchronous: bool = True
@@ -228,7 +226,7 @@ class CheckpointConfig(_Section):
     """Start from the newest good checkpoint of the run."""
 
 
-class RecoveryConfig(_Section):
+class RecoveryConfig(Section):
     enabled: bool = True
     """Act on what is found: skip, roll back, restart."""
     max_restarts: int = Field(default=3, ge=0)
@@ -249,32 +247,7 @@ class RecoveryConfig(_Section):
     """The same over all devices of a node, and losses of the node itself; 0 = never, -1 = 6 on GPUs, never on CPUs."""
 
 
-class MetricsConfig(_Section):
-    """Where `watch` serves `/metrics`. Beyond loopback it needs all three files."""
-
-    listen: str = "127.0.0.1:0"
-    """HOST:PORT of each node's endpoint; port 0 takes a free one, empty = none."""
-    tls_cert: str = ""
-    """PEM file with the certificate chain."""
-    tls_key: str = ""
-    """PEM file with its key."""
-    token_file: str = ""
-    """File that holds the bearer token which a scrape must show."""
-
-
-class AlertsConfig(_Section):
-    """Who is told of findings as they are made, besides Prometheus."""
-
-    webhook: str = Field(default="", pattern=r"^(https?://.+)?$")
-    """URL to which each finding is posted as JSON."""
-    command: str = ""
-    """Program and arguments that are run for each finding, which they read as JSON; no shell."""
-    min_severity: Literal["info", "warning", "critical"] = "warning"
-    at_most_per_hour: int = Field(default=60, ge=1)
-    """Findings beyond are counted and left out."""
-
-
-class Config(_Section):
+class Config(Section):
     """Everything a run is made from."""
 
     run: RunConfig = Field(default_factory=RunConfig)
@@ -288,6 +261,7 @@ class Config(_Section):
     recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
     alerts: AlertsConfig = Field(default_factory=AlertsConfig)
+    otel: OtelConfig = Field(default_factory=OtelConfig)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Config:

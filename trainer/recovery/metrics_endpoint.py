@@ -22,6 +22,7 @@ from analyzers.source import Source
 from analyzers.stall import StallPolicy
 from probes.events import EventWriter
 from probes.exporters.catalogue import Sample
+from probes.exporters.otlp import wanted
 from probes.exporters.prometheus import Endpoint, Listen, ListenError, Snapshot, serve
 from probes.exporters.targets import announced
 from probes.rundir import RunDir
@@ -51,6 +52,10 @@ class Metrics:
         self._node = NodeMetrics(run.manifest(), node_rank=node_rank, stall=stall)
         self.board = Snapshot(self._node.common)
         self.endpoint: Endpoint | None = None
+        self.samples: tuple[Sample, ...] = ()
+        """What was measured last."""
+        self.is_wanted = wanted()
+        """Whether anybody may ask: a collector does, or a scrape."""
         self._measured_ns, self._asked_ns, self._scrapes = 0, 0, 0
         self._scrapes_before = 0
         """Scrapes that did not see what is shown now."""
@@ -59,7 +64,7 @@ class Metrics:
         """Measure anew if anybody has asked since, or it is time."""
         scrapes = self.board.num_scrapes
         is_asked = anyway or scrapes != self._scrapes
-        if self.endpoint is None or not (is_asked or now_ns - self._measured_ns >= UNSCRAPED_EVERY_S * 1e9):
+        if not self.is_wanted or not (is_asked or now_ns - self._measured_ns >= UNSCRAPED_EVERY_S * 1e9):
             return
         if scrapes != self._scrapes:
             self._asked_ns = now_ns
@@ -67,7 +72,8 @@ class Metrics:
         samples = self._node.measure(source, now_ns)
         if not any(sample.name == "rankscope_disk_free_bytes" for sample in samples):
             samples.append(Sample("rankscope_disk_free_bytes", shutil.disk_usage(self._run.path).free))
-        self.board.show([*samples, *_telemetry(facts, now_ns)])
+        self.samples = (*samples, *_telemetry(facts, now_ns))
+        self.board.show(self.samples)
         self._scrapes_before = self.board.num_scrapes
 
     def linger(self) -> None:
@@ -99,6 +105,7 @@ def metrics_endpoint(
             listen = listen or listen_address(run.manifest())
             if listen is not None:
                 metrics.endpoint = endpoint = stack.enter_context(serve(metrics.board, listen))
+                metrics.is_wanted = True
                 stack.enter_context(
                     announced(run.path.parent, run.run_id, node_rank, endpoint.address, is_tls=endpoint.is_tls)
                 )

@@ -38,6 +38,7 @@ from trainer.checkpoint.shared_folder import remove_shared
 from trainer.recovery.finding_hook import FindingHook, finding_hook
 from trainer.recovery.metrics_endpoint import Metrics, TickFacts, listen_address, metrics_endpoint
 from trainer.recovery.node_health import node_health
+from trainer.recovery.otel_export import OtelExport, otel_export
 from trainer.recovery.processes import ProcessTracker, is_alive, kill
 from trainer.recovery.stacks import take_stacks
 
@@ -72,6 +73,7 @@ class Watch:
         self._pids: dict[int, int] = {}
         self.metrics: Metrics | None = None
         self.hook: FindingHook | None = None
+        self.otel: OtelExport | None = None
         self._rows = 0
         self._tick_s = 0.0
         self.failed_ticks = 0
@@ -92,6 +94,8 @@ class Watch:
                 findings = live_findings(store, self.live, time.time_ns())
             if self.metrics is not None:
                 self.metrics.tick(store, time.time_ns(), self._facts())
+            if self.otel is not None:
+                self.otel.tick(store, time.time_ns(), self.metrics.samples if self.metrics else ())
         self._kill_stale(stale)
         for change in changes:
             self.events.write(
@@ -124,7 +128,6 @@ class Watch:
         for _ in range(2):  # how an attempt ended is told at the second look that sees the next one
             self._say(self._judge())
         self.ingester.tick()
-        self.events.close()
         if self.metrics is not None:
             with Store.open(self.run, catch_up=False) as store:
                 self.metrics.tick(store, time.time_ns(), self._facts(), anyway=True)
@@ -136,8 +139,9 @@ class Watch:
     def _say(self, findings: Sequence[Finding]) -> None:
         for finding in findings:
             self.events.write("finding", **_event_columns(finding))
-        if self.hook is not None:
-            self.hook.tell(findings)
+        for listener in (self.hook, self.otel):
+            if listener is not None:
+                listener.tell(findings)
         if findings:
             self.ingester.tick()
 
@@ -224,9 +228,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 watch.metrics = serving.enter_context(
                     metrics_endpoint(run, watch.node_rank, stall=watch.live.stall, events=watch.events, listen=listen)
                 )
-                hook = finding_hook(run.manifest(), run_id=run.run_id, events=watch.events)
-                with hook as watch.hook, node_health(run, watch.node_rank, watch.events):
+                with (
+                    finding_hook(run.manifest(), run_id=run.run_id, events=watch.events) as watch.hook,
+                    otel_export(run, watch.node_rank, watch.events) as watch.otel,
+                    node_health(run, watch.node_rank, watch.events),
+                ):
                     _watch(watch)
+                watch.events.close()
             watch.metrics.linger()
     except StoreLockedError as error:
         sys.stderr.write(f"rankscope watch: {error}\n")

@@ -1,0 +1,186 @@
+"""Steps, phases and collectives of finished steps as spans, made after the fact from the store.
+
+    cursor = StepSpans(run_id="demo", group="per_step", ranks="single_rank")
+    for span in cursor.take(store): ...            # those of steps that ended since the last call
+
+All ranks of a step share a trace: its id is a hash of run, attempt and step, so no rank tells another. Its root is the
+step itself, whose span bears an id that every node can work out; the first node sends it.
+
+* Groups: `default` has a span a step and rank; `per_step` its phases besides; `all` also the recorded spans
+  (microbatches, stages) and collectives.
+* Ranks: `single_rank` (the smallest), `first_rank_per_node`, `sampled` (eight, evenly), `all_ranks`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+__all__ = ["GROUPS", "RANKS", "SpanRow", "StepSpans"]
+
+GROUPS = ("default", "per_step", "all")
+RANKS = ("single_rank", "first_rank_per_node", "sampled", "all_ranks")
+Group = Literal["default", "per_step", "all"]
+_PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "evaluate")
+_SAMPLED = 8
+MAX_STEPS = 200
+"""Steps of one call; what is older waits for the next one."""
+MAX_ROWS = 20_000
+"""Spans or collectives of one call; beyond, the rest of those steps is left out and counted."""
+
+
+class Rows(Protocol):
+    """What is asked of a store."""
+
+    def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanRow:
+    """One span. Ids are OpenTelemetry's integers (128 and 64 bits); times epoch nanoseconds."""
+
+    name: str
+    trace_id: int
+    span_id: int
+    parent_id: int | None
+    start_ns: int
+    end_ns: int
+    attributes: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    is_error: bool = False
+
+
+class StepSpans:
+    """Remembers how far it got in each attempt."""
+
+    def __init__(self, *, run_id: str, group: str, ranks: str, is_first_node: bool = True) -> None:
+        self._run_id, self._group, self._strategy, self._roots = run_id, group, ranks, is_first_node
+        self._done: dict[int, int] = {}  # attempt -> start of the newest step that was taken, epoch ns
+        self.num_left_out = 0
+
+    def take(self, source: Rows) -> list[SpanRow]:
+        """Spans of the steps that are finished on all chosen ranks."""
+        found = source.rows("SELECT max(attempt) FROM steps WHERE rank >= 0")
+        if not found or found[0][0] is None:
+            return []
+        attempt = int(found[0][0])
+        ranks = self._chosen(source, attempt)
+        if not ranks:
+            return []
+        marks = ", ".join("?" * len(ranks))
+        steps = source.rows(
+            f"""
+            SELECT step, min(start_ns), max(start_ns + duration_ns) FROM steps
+            WHERE attempt = ? AND rank IN ({marks}) AND start_ns > ?
+            GROUP BY step HAVING count(*) FILTER (duration_ns IS NOT NULL) >= ?
+            ORDER BY 2 LIMIT ?
+            """,
+            [attempt, *ranks, self._done.get(attempt, 0), len(ranks), MAX_STEPS],
+        )
+        if not steps:
+            return []
+        spans: list[SpanRow] = []
+        for step, start_ns, end_ns in steps:
+            if self._roots:
+                trace, root = self._trace(attempt, step), self._root(attempt, step)
+                about = {"rankscope.step": step, "rankscope.attempt": attempt}
+                spans.append(SpanRow(name="train.step", trace_id=trace, span_id=root, parent_id=None, start_ns=start_ns,
+                                     end_ns=end_ns, attributes=about))  # fmt: skip
+        numbers = [row[0] for row in steps]
+        since, until = min(row[1] for row in steps), max(row[2] for row in steps)
+        spans += self._of_ranks(source, attempt, ranks, numbers, since)
+        if self._group == "all":
+            spans += self._inside(source, attempt, ranks, numbers, since, until)
+        self._done[attempt] = max(row[1] for row in steps)
+        return spans
+
+    def _chosen(self, source: Rows, attempt: int) -> list[int]:
+        rows = source.rows(
+            "SELECT rank, any_value(node_rank) FROM ranks WHERE attempt = ? AND rank >= 0 GROUP BY rank ORDER BY rank",
+            [attempt],
+        )
+        ranks = [int(rank) for rank, _ in rows]
+        if self._strategy == "single_rank":
+            return ranks[:1] if self._roots else []
+        if self._strategy == "first_rank_per_node":
+            return [min(rank for rank, at in rows if at == node) for node in dict.fromkeys(at for _, at in rows)]
+        if self._strategy == "sampled" and len(ranks) > _SAMPLED:
+            return sorted({ranks[i * len(ranks) // _SAMPLED] for i in range(_SAMPLED)})
+        return ranks
+
+    def _of_ranks(
+        self, source: Rows, attempt: int, ranks: Sequence[int], steps: Sequence[int], since_ns: int
+    ) -> Iterator[SpanRow]:
+        values = "loss, grad_norm, tokens, committed, collective_wait_ns"
+        columns = ", ".join((values, *(f"{phase}_ns" for phase in _PHASES)))
+        marks = ", ".join("?" * len(ranks))
+        for rank, step, start_ns, took_ns, loss, norm, tokens, committed, wait_ns, *phases in source.rows(
+            f"SELECT rank, step, start_ns, duration_ns, {columns} "
+            f"FROM steps WHERE attempt = ? AND rank IN ({marks}) AND start_ns >= ? AND step BETWEEN ? AND ? "
+            "AND duration_ns IS NOT NULL ORDER BY start_ns, rank",
+            [attempt, *ranks, since_ns, min(steps), max(steps)],
+        ):
+            attributes: dict[str, str | int | float | bool] = {"rankscope.rank": rank, "rankscope.step": step}
+            given = {"loss": loss, "grad_norm": norm, "tokens": tokens, "committed": committed}
+            attributes |= {f"rankscope.{name}": value for name, value in given.items() if value is not None}
+            if wait_ns is not None:
+                attributes["rankscope.collective_wait"] = wait_ns / 1e9
+            trace, own = self._trace(attempt, step), self._id("rank", attempt, step, rank, start_ns)
+            yield SpanRow(name=f"rank {rank}", trace_id=trace, span_id=own, parent_id=self._root(attempt, step),
+                          start_ns=start_ns, end_ns=start_ns + took_ns, attributes=attributes,
+                          is_error=committed is False)  # fmt: skip
+            if self._group == "default":
+                continue
+            at_ns = start_ns  # phases follow one another; where exactly each began is in the recorded spans
+            for phase, phase_ns in zip(_PHASES, phases, strict=True):
+                if phase_ns:
+                    yield SpanRow(name=phase, trace_id=trace, span_id=self._id(phase, own), parent_id=own,
+                                  start_ns=at_ns, end_ns=at_ns + phase_ns,
+                                  attributes={"rankscope.rank": rank})  # fmt: skip
+                    at_ns += phase_ns
+
+    def _inside(
+        self, source: Rows, attempt: int, ranks: Sequence[int], steps: Sequence[int], since_ns: int, until_ns: int
+    ) -> Iterator[SpanRow]:
+        marks = ", ".join("?" * len(ranks))
+        limits = [attempt, *ranks, since_ns, until_ns, MAX_ROWS]
+        collectives = source.rows(
+            f"SELECT rank, step, op, process_group, seq, bytes, issue_ns, end_ns FROM collectives WHERE attempt = ? "
+            f"AND rank IN ({marks}) AND issue_ns BETWEEN ? AND ? AND end_ns IS NOT NULL AND step IS NOT NULL "
+            "ORDER BY issue_ns LIMIT ?",
+            limits,
+        )
+        pieces = source.rows(
+            f"SELECT rank, step, kind, microbatch, stage, start_ns, end_ns FROM spans WHERE attempt = ? "
+            f"AND rank IN ({marks}) AND start_ns BETWEEN ? AND ? AND end_ns IS NOT NULL AND microbatch IS NOT NULL "
+            "ORDER BY start_ns LIMIT ?",
+            limits,
+        )
+        self.num_left_out += (len(collectives) == MAX_ROWS) + (len(pieces) == MAX_ROWS)
+        for rank, step, op, group, seq, num_bytes, start_ns, end_ns in collectives:
+            yield SpanRow(name=str(op), trace_id=self._trace(attempt, step), parent_id=self._root(attempt, step),
+                          span_id=self._id("collective", attempt, rank, group, op, seq, start_ns),
+                          start_ns=start_ns, end_ns=end_ns,
+                          attributes={"rankscope.rank": rank, "rankscope.process_group": str(group),
+                                      "rankscope.seq": seq, "rankscope.bytes": num_bytes or 0})  # fmt: skip
+        for rank, step, kind, microbatch, stage, start_ns, end_ns in pieces:
+            at: dict[str, str | int | float | bool] = {"rankscope.rank": rank, "rankscope.microbatch": microbatch}
+            if stage is not None:
+                at["rankscope.stage"] = stage
+            yield SpanRow(name=str(kind), trace_id=self._trace(attempt, step), parent_id=self._root(attempt, step),
+                          span_id=self._id("span", attempt, rank, kind, microbatch, stage, start_ns),
+                          start_ns=start_ns, end_ns=end_ns, attributes=at)  # fmt: skip
+
+    def _trace(self, attempt: int, step: int) -> int:
+        return self._hash("trace", attempt, step, num_bytes=16)
+
+    def _root(self, attempt: int, step: int) -> int:
+        return self._hash("root", attempt, step)
+
+    def _id(self, *parts: object) -> int:
+        return self._hash(*parts)
+
+    def _hash(self, *parts: object, num_bytes: int = 8) -> int:
+        text = "\x1f".join(map(str, (self._run_id, *parts))).encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=num_bytes).digest()) or 1  # 0 is no id
