@@ -16,7 +16,10 @@ ranks. torchfrtrace and we read flight-recorder dumps of that program in NCCL's 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
+import multiprocessing
 import re
 import sys
 import tempfile
@@ -149,17 +152,24 @@ def _rank_main(rank: int, name: str, folder: str) -> None:
 
 def detail(name: str) -> dict[str, Any]:
     """What DETAIL mode says of a program: after how long, and whether the text names the culprits and nobody else."""
-    import torch.multiprocessing as mp
-
+    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="beside-") as folder:
-        mp.spawn(_rank_main, (name, folder), nprocs=RANKS)
-        found = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(RANKS)]
+        processes = [context.Process(target=_rank_main, args=(rank, name, folder)) for rank in range(RANKS)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(6 * TIMEOUT_S)
+            process.kill()
+        files = [Path(folder, f"{rank}.json") for rank in range(RANKS)]
+        found = [json.loads(file.read_text()) for file in files if file.exists()]
+        aborted = [rank for rank, file in enumerate(files) if not file.exists()]  # gloo's way with sizes that differ
     told = [one for one in found if one["said"]]
     text = " ".join(one["said"] for one in told)
     named = {int(number) for number in re.findall(r"[Rr]anks? (\d+)", text)}
     first = min((one["seconds"] for one in told), default=None)
     return {
         "seconds": first,
+        "aborted_ranks": aborted,
         "before_timeout": first is not None and first < TIMEOUT_S * 0.9,
         "names": sorted(named),
         "right": named == set(PROGRAMS[name][1]),
@@ -208,7 +218,9 @@ def _torchfrtrace(folder: Path, prefix: str) -> set[tuple[str, int]]:
     args: Any = JobConfig().parse_args([str(folder), "-p", prefix])
     details, version = read_dir(args)
     found: set[tuple[str, int]] = set()
-    for collective in build_db(details, args, version).collectives:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        collectives = build_db(details, args, version).collectives
+    for collective in collectives:
         found |= {("missing", rank) for rank in collective.missing_ranks or ()}
         for rank, other in (collective.mismatch_collectives or {}).items():
             if other.type_of_mismatch is not None:
@@ -240,6 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for hang in hangs:
             of = hang["detail"]
             when = "silent" if of["seconds"] is None else f"{of['seconds']:.1f} s, names {of['names']}"
+            when += f", ranks {of['aborted_ranks']} abort" if of["aborted_ranks"] else ""
             torchs = ", ".join(hang["torchfrtrace"]) or "nothing"
             print(f"{hang['program']:28} DETAIL: {when} ({'right' if of['right'] else 'not right'}); "
                   f"torchfrtrace: {torchs}; we: {hang['ours']} {hang['our_ranks']}")  # fmt: skip
