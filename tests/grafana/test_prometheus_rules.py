@@ -52,6 +52,10 @@ def test_metrics_in_rules_exist() -> None:
         assert set(re.findall(r"run:\w+:\w+", rule["expr"])) <= recorded, rule
 
 
+PAGES = {title.lower().replace(" ", "-") for title in
+         re.findall(r'\(\w+\.\w+, "([\w ]+)"', (ROOT / "dashboard" / "navigation.py").read_text())}  # fmt: skip
+
+
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
 def test_each_alert_says_what_to_do(alert: dict[str, Any]) -> None:
     assert re.fullmatch(r"Rankscope([A-Z][a-z]+)+", alert["alert"])
@@ -63,3 +67,5 @@ def test_each_alert_says_what_to_do(alert: dict[str, Any]) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     headings = {re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"(?m)^#+ (.*)$", text)}
     assert f'id="{anchor}"' in text or anchor in headings
+    page = notes["dashboard_url"].removeprefix("http://127.0.0.1:8501/").partition("?")[0]
+    assert page in PAGES | {""}
