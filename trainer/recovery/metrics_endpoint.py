@@ -30,8 +30,10 @@ from probes.rundir import RunDir
 __all__ = ["Metrics", "TickFacts", "listen_address", "metrics_endpoint"]
 
 UNSCRAPED_EVERY_S = 15.0
-LINGER_S = 60.0
-"""An interval between scrapes that is longer is none for a run that may die."""
+ASKED_FOR_S = 60.0
+"""How long a scrape counts: an interval between scrapes that is longer is none for a run that may die."""
+COST_FACTOR = 9.0
+"""Pause after a measurement in units of its own time: watch spends a tenth of its time on it at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,29 +59,32 @@ class Metrics:
         self.is_wanted = wanted()
         """Whether anybody may ask: a collector does, or a scrape."""
         self._measured_ns, self._asked_ns, self._scrapes = 0, 0, 0
+        self._cost_s = 0.0
         self._scrapes_before = 0
         """Scrapes that did not see what is shown now."""
 
     def tick(self, source: Source, now_ns: int, facts: TickFacts, *, anyway: bool = False) -> None:
-        """Measure anew if anybody has asked since, or it is time."""
-        scrapes = self.board.num_scrapes
-        is_asked = anyway or scrapes != self._scrapes
-        if not self.is_wanted or not (is_asked or now_ns - self._measured_ns >= UNSCRAPED_EVERY_S * 1e9):
+        """Measure anew: each tick while somebody asks, else now and then, and never most of the time."""
+        if self.board.num_scrapes != self._scrapes:
+            self._scrapes, self._asked_ns = self.board.num_scrapes, now_ns
+        is_asked = now_ns - self._asked_ns < ASKED_FOR_S * 1e9
+        pause_s = COST_FACTOR * self._cost_s if is_asked else UNSCRAPED_EVERY_S
+        if not self.is_wanted or not (anyway or now_ns - self._measured_ns >= pause_s * 1e9):
             return
-        if scrapes != self._scrapes:
-            self._asked_ns = now_ns
-        self._measured_ns, self._scrapes = now_ns, scrapes
+        start = time.monotonic()
+        self._measured_ns = now_ns
         samples = self._node.measure(source, now_ns)
         if not any(sample.name == "rankscope_disk_free_bytes" for sample in samples):
             samples.append(Sample("rankscope_disk_free_bytes", shutil.disk_usage(self._run.path).free))
         self.samples = (*samples, *_telemetry(facts, now_ns))
         self.board.show(self.samples)
         self._scrapes_before = self.board.num_scrapes
+        self._cost_s = time.monotonic() - start
 
     def linger(self) -> None:
         """After the run: stay until how it ended has been scraped, if anybody scraped it of late."""
-        deadline = time.monotonic() + LINGER_S
-        if self.endpoint is None or time.time_ns() - self._asked_ns > LINGER_S * 1e9:
+        deadline = time.monotonic() + ASKED_FOR_S
+        if self.endpoint is None or time.time_ns() - self._asked_ns > ASKED_FOR_S * 1e9:
             return
         while self.board.num_scrapes == self._scrapes_before and time.monotonic() < deadline:
             time.sleep(0.1)

@@ -93,7 +93,7 @@ class Watch:
             if not changes:  # nearly always: what was opened is what there is to judge, and to open costs as much
                 findings = live_findings(store, self.live, time.time_ns())
             if self.metrics is not None:
-                self.metrics.tick(store, time.time_ns(), self._facts())
+                self.metrics.tick(store, time.time_ns(), self._facts(), anyway=bool(findings))
             if self.otel is not None:
                 self.otel.tick(store, time.time_ns(), self.metrics.samples if self.metrics else ())
         self._kill_stale(stale)
