@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from probes.events import read_events
 from probes.rundir import RunDir
 from probes.tape_reader import read_segment, segment_paths
 from tests.processes import _PRELOADED
@@ -27,6 +28,7 @@ from trainer.checkpoint.disk import checkpoint_steps
 from trainer.checkpoint.manifest import read_manifest, verify_files
 from trainer.checkpoint.shared_folder import remove_shared
 
+_STOPS = ("preempted", "interrupted")
 STEPS = 20
 BAD_STEP = 14
 FAULT = f"nan_grad@step={BAD_STEP},rank=0"
@@ -162,6 +164,7 @@ def test_struck_in_a_bad_moment(
         newest = checkpoint_steps(folder / "checkpoints")[-1]
         manifest = read_manifest(folder / "checkpoints" / f"step-{newest:08d}")
         verify_files(folder / "checkpoints" / f"step-{newest:08d}", manifest, manifest["files"])
-        assert newest == list(_taken(folder))[-1], "told to stop, it leaves with what it has trained"
+        stops = [e for e in read_events(RunDir(folder).rank_dir(attempt, 0) / "events.jsonl")[0] if e["kind"] in _STOPS]
+        assert newest == stops[-1]["checkpoint_step"], "told to stop, it leaves with the state that it has"
     assert _run(folder, attempt + 1) == 0, (folder / "rank.log").read_text()
     assert _taken(folder) == whole
