@@ -122,7 +122,7 @@ def test_a_lost_node_does_not_cost_the_copies_and_one_that_keeps_failing_is_left
     with Store.open(nodes[0].run) as store:
         twice = store.rows(
             "SELECT step, count(DISTINCT loss), count(DISTINCT batch_index) FROM steps WHERE committed AND rank = 0 "
-            "GROUP BY step HAVING count(*) > 1 ORDER BY step"
+            "AND attempt < 4 GROUP BY step HAVING count(*) > 1 ORDER BY step"  # the last world sums in another order
         )
         batches = store.rows("SELECT DISTINCT batch_index FROM steps WHERE committed AND rank = 0 ORDER BY 1")
     assert twice, "steps between the copy and the loss were trained again"
