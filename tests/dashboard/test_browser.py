@@ -1,0 +1,106 @@
+"""The dashboard in a real browser, on a run that is training at that moment.
+
+Needs Chromium (`apt-get install chromium`) and playwright, which `make` installs; without them it is skipped.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dashboard.launch import DashboardServer
+from dashboard.screenshots import PAGES, SETTLED, browser_path
+from tests.e2e.launched import LaunchedRun, kill, start, wait_for
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
+pytestmark = [
+    pytest.mark.skipif(browser_path() is None, reason="no Chromium: apt-get install chromium"),
+    pytest.mark.timeout(240),
+]
+STEP = "[data-testid=stMetric]:has-text('Step') [data-testid=stMetricValue]"
+
+
+@dataclass
+class Visit:
+    """A page in a browser, and everything that the browser complained about."""
+
+    page: Page
+    url: str
+    run: LaunchedRun
+    complaints: list[str] = field(default_factory=list)
+
+    def hear(self, message: Any) -> None:
+        """Keep an error of the console. A page with a path of its own asks for Streamlit's health below that path
+        first and below the root when it is not there: that is how Streamlit finds its server."""
+        if message.type == "error" and "/_stcore/" not in message.location.get("url", ""):
+            self.complaints.append(f"{message.text} {message.location}")
+
+    def open(self, name: str) -> None:
+        """Go to a page and wait until it is drawn."""
+        self.page.goto(f"{self.url}/{PAGES[name]}")
+        self.page.wait_for_selector("h1", timeout=30_000)
+        self.page.wait_for_selector(SETTLED, timeout=30_000)
+
+    def step(self) -> int:
+        """The number on the tile."""
+        text = self.page.locator(STEP).first.inner_text()
+        return int(text.replace(",", "")) if text.replace(",", "").isdigit() else -1
+
+
+@pytest.fixture(scope="module")
+def visit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
+    run = start(
+        tmp_path_factory.mktemp("live"), "two", settings=["train.steps=100000", "checkpoint.interval=100"]
+    )  # fmt: skip
+    try:
+        wait_for(lambda: run.run.stores(), "the store", run)
+        with DashboardServer(run.runs_dir, port=0) as server, playwright.sync_playwright() as driver:
+            browser = driver.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
+            found = Visit(browser.new_page(viewport={"width": 1280, "height": 1000}), server.url, run)
+            found.page.on("pageerror", lambda error: found.complaints.append(str(error)))
+            found.page.on("console", lambda message: found.hear(message))
+            yield found
+            browser.close()
+    finally:
+        run.kill_all()
+        if run.process.stdout is not None:
+            run.process.stdout.close()
+
+
+def test_the_steps_move(visit: Visit) -> None:
+    visit.open("overview")
+    first: int = wait_for(lambda: visit.step() if visit.step() > 0 else 0, "a step on the tile")
+    visit.page.get_by_text(re.compile(r"\btraining$")).first.wait_for(timeout=10_000)  # behind its icon
+    second: int = wait_for(lambda: visit.step() if visit.step() > first else 0, "a later step", deadline_s=10)
+    wait_for(lambda: visit.step() > second, "a step later still", deadline_s=10)
+    assert not visit.complaints
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_page_of_a_live_run_complains(visit: Visit, name: str) -> None:
+    visit.open(name)
+    assert visit.page.locator("[data-testid=stException]").count() == 0
+    assert not visit.complaints
+
+
+def test_a_fault_of_this_moment_is_a_finding_within_ten_seconds(visit: Visit) -> None:
+    visit.open("overview")
+    assert visit.page.get_by_text("Rank lost").count() == 0
+    kill(visit.run.pids()[1], signal.SIGKILL)
+    begun = time.monotonic()
+    visit.page.wait_for_selector("text=Rank lost", timeout=10_000)
+    visit.page.get_by_role("button", name="Evidence").first.click()
+    visit.page.wait_for_selector("text=Runbook", timeout=20_000)
+    assert "finding=rank_lost" in visit.page.url
+    assert time.monotonic() - begun < 30
+    assert visit.page.locator("[data-testid=stException]").count() == 0
+    assert not visit.complaints
