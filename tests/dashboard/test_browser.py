@@ -26,6 +26,7 @@ pytestmark = [
     pytest.mark.skipif(browser_path() is None, reason="no Chromium: apt-get install chromium"),
     pytest.mark.timeout(240),
 ]
+RANGE = "document.querySelector('.js-plotly-plot')._fullLayout.xaxis.range.map(Number)"
 STEP = "[data-testid=stMetric]:has-text('Step') [data-testid=stMetricValue]"
 
 
@@ -76,12 +77,21 @@ def visit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
             run.process.stdout.close()
 
 
-def test_the_steps_move(visit: Visit) -> None:
+def test_the_steps_move_and_the_zoom_stays(visit: Visit) -> None:
     visit.open("overview")
     first: int = wait_for(lambda: visit.step() if visit.step() > 0 else 0, "a step on the tile")
     visit.page.get_by_text(re.compile(r"\btraining$")).first.wait_for(timeout=10_000)  # behind its icon
+    visit.page.wait_for_selector(".js-plotly-plot .nsewdrag")
+    box: Any = visit.page.locator(".js-plotly-plot .nsewdrag").first.bounding_box()
+    visit.page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 0.5 * box["height"])
+    visit.page.mouse.down()
+    visit.page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 0.5 * box["height"], steps=8)
+    visit.page.mouse.up()
+    zoomed = visit.page.evaluate(RANGE)
+    assert zoomed[0] > 1, "the mouse has zoomed"
     second: int = wait_for(lambda: visit.step() if visit.step() > first else 0, "a later step", deadline_s=10)
     wait_for(lambda: visit.step() > second, "a step later still", deadline_s=10)
+    assert visit.page.evaluate(RANGE) == pytest.approx(zoomed)
     assert not visit.complaints
 
 
