@@ -43,7 +43,7 @@ class Panel:
 
     title: str
     queries: Sequence[tuple[str, str]]
-    kind: Literal["timeseries", "stat", "table", "state-timeline", "bargauge", "heatmap"] = "timeseries"
+    kind: Literal["timeseries", "stat", "table", "state-timeline", "bargauge"] = "timeseries"
     width: int = 12
     height: int = 8
     unit: str = ""
