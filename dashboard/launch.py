@@ -10,17 +10,16 @@ The server is Streamlit's own, as a process of its own, on the loopback address 
 from __future__ import annotations
 
 import importlib.util
-import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from types import TracebackType
 
+from probes.own_process import own_process
 from probes.rundir import RunDir
 
 __all__ = ["DashboardError", "DashboardServer"]
@@ -43,14 +42,10 @@ class DashboardServer:
             raise DashboardError("streamlit is not installed: pip install 'rankscope[dashboard]'")
         port = _free_port(address, port)
         self.url = f"http://{address}:{port}"
-        environment = os.environ | {"RANKSCOPE_DASHBOARD_RUNS": str(folder), "RANKSCOPE_DASHBOARD_RUN": run_id}
-        self._process = subprocess.Popen(
-            [
-                sys.executable, "-m", "streamlit", "run", str(APP), "--server.address", address, "--server.port",
-                str(port), "--server.headless", "true",
-            ],
-            env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+        command, environment = own_process("streamlit", "run", str(APP))
+        command += ["--server.address", address, "--server.port", str(port), "--server.headless", "true"]
+        environment |= {"RANKSCOPE_DASHBOARD_RUNS": str(folder), "RANKSCOPE_DASHBOARD_RUN": run_id}
+        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             self._await_ready()
         except BaseException:

@@ -29,10 +29,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from probes.own_process import own_process
 from trainer.recovery.zygote import (
     IMPORT_TIMEOUT_S,
     MAX_MESSAGE_BYTES,
-    PROJECT,
     ZygoteError,
     begin_anew,
     import_trainer,
@@ -111,15 +111,14 @@ class WarmParent:
     def __init__(self) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ready = False
-        path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+        command, environment = own_process("trainer.warm_parent", str(theirs.fileno()))
         with theirs:
             self._process = subprocess.Popen(
-                # -P: a folder `trainer` of the user's own, where he stands, is not ours
-                [sys.executable, "-P", "-m", "trainer.warm_parent", str(theirs.fileno())],
+                command,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the caller
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": path},
+                env=environment,
             )
 
     def start(

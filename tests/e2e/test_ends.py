@@ -36,7 +36,7 @@ def test_a_run_under_plain_torchrun_is_recorded_and_watched(tmp_path: Path) -> N
     arguments = [part for setting in settings for part in ("--set", setting)]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*torchrun, "-m", "trainer.worker", *arguments],
+        [*torchrun, "-m", "rankscope.worker", *arguments],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -10,10 +10,8 @@ process is told to end at the limit, and whatever of the run is left after that 
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from probes.own_process import own_process
 from probes.rundir import RunDir, RunError
 from trainer.drills.scenario import Scenario
 from trainer.recovery.processes import kill, processes_of
-from trainer.recovery.zygote import PROJECT, ZygoteError
+from trainer.recovery.zygote import ZygoteError
 from trainer.warm_parent import Started, WarmParent
 
 __all__ = ["Base", "Executed", "execute"]
@@ -100,16 +99,16 @@ def _start(arguments: list[str], warm: WarmParent | None) -> Started | subproces
     if warm is not None:
         with contextlib.suppress(ZygoteError):
             return warm.start(arguments)
-    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    command, environment = own_process("rankscope", *arguments)
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "rankscope", *arguments],
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
         start_new_session=True,  # Ctrl-C is for the drill, which ends the run
-        env={**os.environ, "PYTHONPATH": path},
+        env=environment,
     )
 
 

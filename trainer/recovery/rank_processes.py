@@ -15,12 +15,12 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainer.recovery.zygote import PROJECT, Zygote, ZygoteError
+from probes.own_process import own_process
+from trainer.recovery.zygote import Zygote, ZygoteError
 
 __all__ = ["RankProcesses"]
 
@@ -93,15 +93,15 @@ class RankProcesses:
                 logger.warning("%s; ranks are started as interpreters of their own", error)
                 self._zygote.close()
                 self._zygote = None
-        path = os.pathsep.join(filter(None, [str(PROJECT), environment.get("PYTHONPATH")]))
+        command, environment = own_process("trainer.worker", *self.arguments, environment=environment)
         with stdout.open("wb") as out, stderr.open("wb") as err:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-u", "-m", "trainer.worker", *self.arguments],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
-                env={**environment, "PYTHONPATH": path},
+                env=environment,
             )
         self._interpreters[local_rank] = process
         return process.pid

@@ -28,9 +28,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["PROJECT", "Zygote", "ZygoteError", "begin_anew", "import_trainer", "one_thread", "unsafe_to_fork"]
+from probes.own_process import own_process
 
-PROJECT = Path(__file__).resolve().parents[2]
+__all__ = ["Zygote", "ZygoteError", "begin_anew", "import_trainer", "one_thread", "unsafe_to_fork"]
+
 IMPORT_TIMEOUT_S = 120.0
 """A cold file system on a node of many processes; without an answer by then, ranks import for themselves."""
 FORK_TIMEOUT_S = 10.0
@@ -189,16 +190,15 @@ def _forked(channel: socket.socket, log: int) -> int:
 
 
 def _interpreter(channel: socket.socket, log: int) -> subprocess.Popen[bytes]:
-    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    command, environment = own_process("trainer.recovery.zygote", str(channel.fileno()))
     return subprocess.Popen(
-        # -P: a folder `trainer` of the user's own, where he stands, is not ours
-        [sys.executable, "-P", "-u", "-m", "trainer.recovery.zygote", str(channel.fileno())],
+        command,
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
         start_new_session=True,  # Ctrl-C is for the launcher
         pass_fds=[channel.fileno()],
-        env={**os.environ, **_ONE_THREAD, "PYTHONPATH": path},
+        env=environment | _ONE_THREAD,
     )
 
 
