@@ -43,10 +43,10 @@ from . import (
     whatif,
 )
 from .finding import SEVERITIES, Finding, Severity
+from .long_run import look
 from .runfacts import run_facts
 from .source import Source
 from .stall import StallPolicy
-from .thinned import Thinned, thinned
 
 __all__ = ["SCHEMA_VERSION", "Diagnosis", "conclude", "diagnose", "reaches", "stall_policy"]
 
@@ -130,28 +130,28 @@ def diagnose(
 ) -> Diagnosis:
     """Run every analyzer. `now_ns` (epoch nanoseconds) only if the run is alive: else its end is read as a death."""
     policy = stall_policy(manifest)
-    few = cache(lambda: thinned(source))
+    views = cache(lambda: look(source))
     analyzers: list[tuple[str, str, Callable[[], list[Finding]]]] = [
-        ("rank_lost", "rank_lost", lambda: rank_lost.analyze(source, policy, now_ns)),
-        ("hang", "hang", lambda: hang.analyze(source, policy, now_ns, stacks_dir)),
+        ("rank_lost", "rank_lost", lambda: rank_lost.analyze(views().sampled, policy, now_ns)),
+        ("hang", "hang", lambda: hang.analyze(views().sampled, policy, now_ns, stacks_dir)),
         ("nonfinite", "non_finite", lambda: nonfinite.analyze(source)),
-        ("spike", "loss_spike", lambda: loss_spike.analyze(source)),
-        ("corruption", "replica_mismatch", lambda: corruption.analyze(source)),
+        ("spike", "loss_spike", lambda: loss_spike.analyze(views().histories)),
+        ("corruption", "replica_mismatch", lambda: corruption.analyze(views().sampled)),
         ("exclusion", "excluded", lambda: exclusion.analyze(source)),
         ("resume", "resume_differs", lambda: resume.analyze(source)),
-        ("divergence", "divergence", lambda: divergence.analyze(source)),
+        ("divergence", "divergence", lambda: divergence.analyze(views().histories)),
         ("loss_scale", "loss_scale_collapse", lambda: loss_scale.analyze(source)),
         ("gradient_flow", "vanishing_gradients", lambda: gradient_flow.analyze(source)),
-        ("coverage", "records", lambda: coverage.analyze(source)),
-        ("straggler", "straggler", lambda: straggler.analyze(few())),
+        ("coverage", "records", lambda: coverage.analyze(views().sampled)),
+        ("straggler", "straggler", lambda: straggler.analyze(views().compared)),
         ("stage_balance", "bubble", lambda: stage_balance.analyze(source, _schedule(manifest))),
-        ("throughput", "throughput", lambda: throughput.analyze(few())),
-        ("communication", "exposed_communication", lambda: communication.analyze(source)),
-        ("data_wait", "data_bound", lambda: data_wait.analyze(few())),
-        ("memory", "memory_growth", lambda: memory.analyze(few())),
-        ("checkpoints", "checkpoint_age", lambda: checkpoints.analyze(source, manifest)),
-        ("startup", "slow_startup", lambda: startup.analyze(source)),
-        ("configuration", "configuration", lambda: configuration.analyze(source, manifest)),
+        ("throughput", "throughput", lambda: throughput.analyze(views().compared)),
+        ("communication", "exposed_communication", lambda: communication.analyze(views().sampled)),
+        ("data_wait", "data_bound", lambda: data_wait.analyze(views().compared)),
+        ("memory", "memory_growth", lambda: memory.analyze(views().compared)),
+        ("checkpoints", "checkpoint_age", lambda: checkpoints.analyze(views().histories, manifest)),
+        ("startup", "slow_startup", lambda: startup.analyze(views().sampled)),
+        ("configuration", "configuration", lambda: configuration.analyze(views().histories, manifest)),
         ("health", "health", lambda: health.analyze(source)),
         ("goodput", "goodput", lambda: goodput.analyze(source)),
     ]
@@ -162,28 +162,22 @@ def diagnose(
         except Exception as error:  # a damaged run must still give what the others see
             findings.append(_failed(name, kind, error))
     try:
-        facts = run_facts(source, manifest) | _looked_at(few())
+        facts = run_facts(source, manifest, views())
+        if views().looked_at:  # too many rows to compare every rank in every step
+            facts["steps_compared"] = dict(views().looked_at)
     except Exception as error:
         facts = {"run_id": manifest.get("run_id"), "error": f"{type(error).__name__}: {error}"[:500]}
     try:
-        account = goodput.measure(source, policy, now_ns)
+        account = goodput.measure(source, policy, now_ns, views())
     except Exception as error:
         account = None
         findings.append(_failed("goodput", "goodput", error))
     try:
-        what_if = whatif.measure(source)
+        what_if = whatif.measure(views().compared)
     except Exception as error:
         what_if = None
         findings.append(_failed("whatif", "straggler", error))
     return conclude(findings, facts, account, what_if)
-
-
-def _looked_at(few: Source) -> dict[str, Any]:
-    """Of a run with too many rows to compare every rank in every step: how much was looked at."""
-    if not isinstance(few, Thinned):
-        return {}
-    told = {"of": few.num_steps, "steps": few.looked_at, "shortest_slowdown_steps": 2 * few.block}
-    return {"steps_compared": told}
 
 
 def conclude(

@@ -36,6 +36,7 @@ import numpy as np
 from .eventlog import EventLog
 from .finding import Finding
 from .kept_steps import RankTimes, step_times
+from .long_run import Views, unpicked
 from .snapshot import SNAPSHOT_EVENTS, take_snapshot
 from .source import Source, lacking
 from .stall import StallPolicy, death_ns, killed_by_watch, stalled_s
@@ -107,22 +108,28 @@ def analyze(source: Source) -> list[Finding]:
     return [Finding.insufficient("goodput", "goodput", f"{what}: nothing in {', '.join(lost)}")]
 
 
-def measure(source: Source, policy: StallPolicy | None = None, now_ns: int | None = None) -> Account | None:
+def measure(
+    source: Source, policy: StallPolicy | None = None, now_ns: int | None = None, views: Views | None = None
+) -> Account | None:
     """The account; None if no step was recorded. `now_ns` (epoch) only while the run is alive."""
+    views = views or unpicked(source)
     if lacking(source, steps=_NEEDED):
         return None
     log = EventLog.load(source, (*SNAPSHOT_EVENTS, "run_started"))
-    times = step_times(source)
+    times = step_times(source, views)
     shifts = _shifts(source, times)
     begin_ns, end_ns = _bounds(source, log, times, shifts, now_ns)
-    ends = _ends(source, log, times, policy or StallPolicy(), now_ns)
-    split = split_waits(source)
+    ends = _ends(views.sampled, log, times, policy or StallPolicy(), now_ns)
+    split = split_waits(views.sampled)
     outside = _outside_steps(source, times)
     breaks = _between_launches(log, times)
+    of_rank: dict[int, dict[int, RankTimes]] = {}
+    for (attempt, rank), spent in times.items():
+        of_rank.setdefault(rank, {})[attempt] = spent
     by_rank: dict[int, dict[str, float]] = {}
-    for rank in sorted({rank for _, rank in times}):
+    for rank in sorted(of_rank):
         line = _TimeLine(begin_ns, end_ns, shifts.get(rank, 0))
-        _walk(line, {a: of for (a, r), of in times.items() if r == rank}, rank, ends, split, outside, breaks)
+        _walk(line, of_rank[rank], rank, ends, split, outside, breaks)
         by_rank[rank] = {name: line.spent[name] / 1e9 for name in CATEGORIES}
     newest = max(times)[1]
     return Account(

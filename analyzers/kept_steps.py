@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from .long_run import Views, unpicked
 from .source import Ints, Source, ints
 
 __all__ = ["RankTimes", "Sums", "step_times", "went_back"]
@@ -67,14 +68,15 @@ class RankTimes:
     num_discarded: int = 0
 
 
-def step_times(source: Source) -> dict[tuple[int, int], RankTimes]:
+def step_times(source: Source, views: Views | None = None) -> dict[tuple[int, int], RankTimes]:
     """{(attempt, rank): times}, in order; empty without steps."""
-    again = _ranges(went_back(source))
+    views = views or unpicked(source)
+    again = _ranges(went_back(views.histories))
     ((num_rows,),) = source.rows("SELECT count(*) FROM steps")
     every = max(1, -(-num_rows // MAX_ROWS))
     times: dict[tuple[int, int], RankTimes] = {}
     if every > 1:  # the ends are exact all the same
-        for attempt, rank, first_ns, last_ns in source.rows(
+        for attempt, rank, first_ns, last_ns in views.sampled.rows(
             "SELECT attempt, rank, min(start_ns), max(start_ns + duration_ns) FROM steps "
             "WHERE duration_ns IS NOT NULL AND start_ns IS NOT NULL AND rank >= 0 GROUP BY attempt, rank"
         ):
@@ -86,7 +88,7 @@ def step_times(source: Source) -> dict[tuple[int, int], RankTimes]:
             place.kept = Sums(**dict(zip(Sums.__slots__, map(int, sums), strict=True)))
         else:
             place.num_discarded, place.discarded_ns = int(sums[0]), int(sums[1])
-    for attempt, rank, start_ns in source.rows(
+    for attempt, rank, start_ns in views.sampled.rows(
         "SELECT attempt, rank, max(start_ns) FROM steps "
         "WHERE duration_ns IS NULL AND start_ns IS NOT NULL AND rank >= 0 GROUP BY ALL"
     ):

@@ -23,6 +23,7 @@ import numpy as np
 from .finding import Finding
 from .snapshot import attempts
 from .source import Floats, Source, floats, ints, lacking
+from .timings import others_median
 
 __all__ = ["Growth", "MemoryPolicy", "analyze", "growth"]
 
@@ -257,14 +258,15 @@ def _imbalance(source: Source, attempt: int, policy: MemoryPolicy) -> Finding | 
         [attempt],
     )
     worst: tuple[float, int, float, float] | None = None
-    for rank, held, place in rows:
-        peers = [other for number, other, at in rows if at == place and number != rank]
-        if len(peers) < 2:
+    for stage_number in {place for *_, place in rows}:
+        peers = [(rank, float(held)) for rank, held, place in rows if place == stage_number]
+        if len(peers) < 3:
             continue
-        usual = float(np.median(peers))
-        factor = held / usual if usual else 1.0
-        if factor >= policy.imbalance_factor and held - usual >= policy.imbalance_bytes:
-            worst = max(worst or (0.0, 0, 0.0, 0.0), (factor, rank, float(held), usual))
+        of_others = others_median(np.array([[held] for _, held in peers]))[:, 0]
+        for (rank, held), usual in zip(peers, of_others.tolist(), strict=True):
+            factor = held / usual if usual else 1.0
+            if factor >= policy.imbalance_factor and held - usual >= policy.imbalance_bytes:
+                worst = max(worst or (0.0, 0, 0.0, 0.0), (factor, rank, held, usual))
     if worst is None:
         return None
     factor, rank, held, usual = worst

@@ -68,13 +68,14 @@ class _Episode:
 
 def _episodes(source: Source, policy: NonFinitePolicy, log: EventLog) -> list[_Episode]:
     """Runs of bad steps in the order in which they ran; a step that was run twice is looked at twice."""
-    rows = source.rows(
+    bad = source.rows(
+        "SELECT DISTINCT attempt, step FROM steps WHERE step >= ? AND (NOT isfinite(loss) OR NOT isfinite(local_loss) "
+        "OR NOT isfinite(grad_norm) OR nonfinite_count > 0)",
+        [policy.since_step],
+    )
+    rows = bad and source.rows(
         """
-        WITH bad AS (
-            SELECT DISTINCT attempt, step FROM steps
-            WHERE step >= ? AND (NOT isfinite(loss) OR NOT isfinite(local_loss) OR NOT isfinite(grad_norm)
-                                 OR nonfinite_count > 0)
-        ), turns AS (
+        WITH bad AS (SELECT unnest(?::INTEGER[]) AS attempt, unnest(?::BIGINT[]) AS step), turns AS (
             SELECT attempt, rank, step, start_ns,
                    row_number() OVER (PARTITION BY attempt, rank, step ORDER BY start_ns) - 1 AS turn,
                    coalesce(NOT isfinite(loss), false) OR coalesce(NOT isfinite(local_loss), false)
@@ -83,7 +84,7 @@ def _episodes(source: Source, policy: NonFinitePolicy, log: EventLog) -> list[_E
         )
         SELECT attempt, step, turn, min(start_ns), bool_or(is_bad) FROM turns GROUP BY ALL ORDER BY attempt, 4
         """,
-        [policy.since_step],
+        [[attempt for attempt, _ in bad], [step for _, step in bad]],
     )
     found = [(attempt, step, turn) for attempt, step, turn, _, is_bad in rows if is_bad]
     # fp16: a step that overflowed at its loss scale was dropped, the scale halved, and that was all.

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .source import Floats
+from .source import Floats, Ints
 
 __all__ = ["Graph", "Key", "replay", "step_ends"]
 
@@ -49,6 +49,9 @@ class Graph:
     """How many ranks post each call."""
     steps: list[int] = field(default_factory=list)
     """The steps, in order."""
+    meetings: Ints | None = None
+    """(steps, ranks) numbers of the work before the one call of each step, which all make and wait for at once; None
+    for every other graph. Such a one is replayed without going through the programs."""
 
     def new_call(self, alike: Key, transfer_ms: float) -> int:
         """A call; returns its number."""
@@ -120,7 +123,9 @@ def replay(
     transfer_ms: Sequence[float] | Floats | None = None,
 ) -> float:
     """Milliseconds that all steps take together, until the last rank's end."""
-    ends = step_ends(
-        graph, graph.work_ms if work_ms is None else work_ms, graph.transfer_ms if transfer_ms is None else transfer_ms
-    )
+    work_ms = graph.work_ms if work_ms is None else work_ms
+    transfer_ms = graph.transfer_ms if transfer_ms is None else transfer_ms
+    if graph.meetings is not None:
+        return float(np.asarray(work_ms)[graph.meetings].max(axis=1).sum() + np.sum(transfer_ms))
+    ends = step_ends(graph, work_ms, transfer_ms)
     return float(np.nanmax(ends[:, -1])) if ends.size else 0.0

@@ -13,6 +13,7 @@ from typing import Any
 from .checkpoint_interval import suggest
 from .eventlog import EventLog
 from .learning import loss_fall
+from .long_run import Views, unpicked
 from .snapshot import attempts
 from .source import Source, every_kth
 from .utilisation import flops_per_token, mfu
@@ -24,8 +25,9 @@ MAX_ROWS = 20_000_000
 MAX_STEPS = 1 << 40
 
 
-def run_facts(source: Source, manifest: Mapping[str, Any]) -> dict[str, Any]:
+def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None = None) -> dict[str, Any]:
     """JSON values; None where it is not recorded."""
+    views = views or unpicked(source)
     log = EventLog.load(
         source, ("rollback", "run_started", "run_ended", "fault_injected", "rank_closed", "preempted", "excluded")
     )
@@ -36,11 +38,11 @@ def run_facts(source: Source, manifest: Mapping[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "run_id": _text(manifest.get("run_id")),
         "name": _text(own.get("name")) if isinstance(own, dict) else None,
-        "attempts": len(attempts(source)),
+        "attempts": len(attempts(views.sampled)),
         "ended": ended[-1].text("reason") if ended else None,
         "preempted_at_step": _preempted_at(log) if ended and ended[-1].text("reason") == "preempted" else None,
         **_ranks(source),
-        **_steps(source),
+        **_steps(views),
     }
     facts |= _utilisation(manifest, facts)
     facts["rollbacks"] = [
@@ -61,7 +63,7 @@ def run_facts(source: Source, manifest: Mapping[str, Any]) -> dict[str, Any]:
     facts["faults_injected"] = [
         {"fault": e.text("fault"), "rank": e.rank, "step": e.step} for e in log.of("fault_injected")
     ]
-    interval = suggest(source, manifest)
+    interval = suggest(views.histories, manifest)
     facts["checkpoint_interval"] = None if interval is None else asdict(interval)
     facts["probe_errors"], facts["dropped_records"] = _losses(log)
     facts["file_problems"] = _file_problems(source)
@@ -102,22 +104,22 @@ def _ranks(source: Source) -> dict[str, Any]:
     return facts
 
 
-def _steps(source: Source) -> dict[str, Any]:
+def _steps(views: Views) -> dict[str, Any]:
     facts: dict[str, Any] = dict.fromkeys(
         ("steps", "wall_s", "step_ms_median", "tokens", "tokens_per_s", "first_loss", "last_loss")
     )
-    if not source.has("steps"):
+    if not views.whole.has("steps"):
         return facts
-    ((steps, wall_s, median_ms),) = source.rows(
+    ((steps, wall_s, median_ms),) = views.sampled.rows(
         """
         SELECT max(step) FILTER (duration_ns IS NOT NULL),
                (max(start_ns + coalesce(duration_ns, 0)) - min(start_ns)) / 1e9,
                median(duration_ns) FILTER (step % ? = 0) / 1e6
         FROM steps
         """,
-        [every_kth(source, "steps", MAX_ROWS, MAX_STEPS)],
+        [every_kth(views.sampled, "steps", MAX_ROWS, MAX_STEPS)],
     )
-    ((tokens, seconds),) = source.rows(
+    ((tokens, seconds),) = views.whole.rows(
         # By each rank's own clock: the longest time that one rank needed in an attempt.
         """
         SELECT CAST(sum(tokens) AS DOUBLE), sum(seconds) FROM (
@@ -127,11 +129,11 @@ def _steps(source: Source) -> dict[str, Any]:
                 FROM steps WHERE duration_ns IS NOT NULL GROUP BY attempt, rank) GROUP BY attempt)
         """
     )
-    tokens = tokens / _ranks_per_data_rank(source) if tokens else tokens
+    tokens = tokens / _ranks_per_data_rank(views.whole) if tokens else tokens
     facts |= {"steps": steps, "wall_s": _round(wall_s, 3), "step_ms_median": _round(median_ms, 3)}
     facts |= {"tokens": int(tokens) if tokens else None}
     facts["tokens_per_s"] = _round(tokens / seconds, 1) if tokens and seconds else None
-    return facts | _learning(source)
+    return facts | _learning(views.histories)
 
 
 def _ranks_per_data_rank(source: Source) -> int:

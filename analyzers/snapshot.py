@@ -373,7 +373,8 @@ def _members(source: Source, attempt: int, last_seq: Mapping[tuple[str, int], in
     for group, rank in last_seq:
         members.setdefault(group, set()).add(rank)
     if source.has("process_groups"):
-        sql = "SELECT DISTINCT process_group, members FROM process_groups WHERE attempt = ?"
+        # A group's name is made of its members: every one of thousands lists the same thousands.
+        sql = "SELECT process_group, any_value(members) FROM process_groups WHERE attempt = ? GROUP BY process_group"
         for group, listed in source.rows(sql, [attempt]):
             members.setdefault(group or "", set()).update(int(rank) for rank in listed or ())
     return {group: tuple(sorted(ranks)) for group, ranks in members.items()}

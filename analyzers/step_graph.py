@@ -138,6 +138,7 @@ def _from_steps(source: Source, attempt: int, steps: Sequence[int]) -> Graph:
         graph.add_post(int(rank[row]), calls[int(step[row])])
         graph.add_wait(int(rank[row]), calls[int(step[row])])
         graph.end_step(int(rank[row]), int(step[row]))
+    graph.meetings = np.arange(len(rank)).reshape(-1, len(steps)).T  # the steps are whole: all ranks did each once
     return graph
 
 

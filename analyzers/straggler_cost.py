@@ -107,6 +107,5 @@ def _share(straggler: Straggler) -> float:
 
 
 def _peers(timings: Timings) -> Mapping[int, list[int]]:
-    return {
-        int(timings.ranks[row]): [int(rank) for rank in timings.ranks[rows]] for rows in timings.peers for row in rows
-    }
+    groups = [timings.ranks[rows].tolist() for rows in timings.peers]
+    return {rank: group for group in groups for rank in group}

@@ -1,35 +1,34 @@
-"""Runs of hundreds of millions of step rows, made small enough for analyzers that compare every rank in every step.
+"""Which steps of a run of hundreds of millions of step rows tell a slowdown's begin and end.
 
-    few = thinned(source)               # the source itself up to `MAX_ROWS` rows of steps
-    few.rows("SELECT ... FROM steps")   # the chosen steps of all ranks, whole
+    chosen = choose(source, (first, last), num_ranks)
+    chosen.stretches            # (first, last, distance) of the steps at which all ranks are to be compared
 
 1. One pass over all rows, in SQL: the least own time (without waits) of a rank in each block of steps, from every
    fifth step. A single jitter doesn't lift it, whatever lasts a block does.
 2. Chosen are steps at even distances over the run, the newest ones without gaps, and those around every place where a
    rank changes against the others, and against its own past, by more than its noise: also without gaps.
-3. The rows of those steps are copied into a temporary table, which stands for `steps` in what the analyzers ask.
 
 A slowdown that lasts two blocks or more (100 steps of 100,000) is in the chosen steps with its begin and its end; one
-that is shorter, and over, may be missed. `looked_at` says how many steps were chosen, for the report.
+that is shorter, and over, may be missed. `long_run` makes tables of them.
 """
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .source import Source
 
-__all__ = ["MAX_ROWS", "Thinned", "thinned"]
+__all__ = ["Chosen", "changes", "choose"]
 
-MAX_ROWS = 30_000_000
-CHOSEN_ROWS = 6_000_000
-"""Rows of the copy, 200 bytes each; at least `MIN_STEPS` steps."""
+MAX_CELLS = 30_000_000
+"""Rank and step pairs that one question groups."""
+CHOSEN_ROWS = 4_000_000
+"""Rows that are chosen; at least `MIN_STEPS` steps."""
 MIN_STEPS = 1_000
 MAX_BLOCKS = 2_000
 EVERY = 5
@@ -38,50 +37,25 @@ AROUND_STEPS = 75
 MAX_EDGES = 6
 SIGMAS = 6.0
 MIN_CHANGE_RATIO = 0.02
-_TABLE = "thinned_steps"
-_FROM = re.compile(r"\b(FROM|JOIN)\s+steps\b", re.IGNORECASE)
 _OWN = "data_ns + forward_ns + backward_ns + optimizer_ns - coalesce(collective_wait_ns, 0)"
 
 
-@dataclass(slots=True)
-class Thinned:
-    """A source whose `steps` are the chosen ones; all other tables are as they are."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """`every`: the even distance; `block`: steps of which the least time of a rank was taken."""
 
-    source: Source
-    num_steps: int
-    looked_at: int
+    stretches: tuple[tuple[int, int, int], ...]
+    every: int
     block: int
 
-    def query(self, sql: str, params: Sequence[Any] = ()) -> dict[str, npt.NDArray[Any]]:
-        return self.source.query(_FROM.sub(rf"\1 {_TABLE}", sql), params)
 
-    def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        return self.source.rows(_FROM.sub(rf"\1 {_TABLE}", sql), params)
-
-    def has(self, table: str) -> bool:
-        return self.source.has(table)
-
-
-def thinned(source: Source, max_rows: int = MAX_ROWS) -> Source:
-    """The source, or one that looks at some steps of it."""
-    if not source.has("steps"):
-        return source
-    ((num_rows, first, last, ranks),) = source.rows(
-        "SELECT count(*), min(step), max(step), max(rank) + 1 FROM steps WHERE rank >= 0"
-    )
-    if num_rows <= max_rows or ranks < 2:
-        return source
+def choose(source: Source, bounds: tuple[int, int], num_ranks: int) -> Chosen:
+    """Look for changes in all steps from the first to the last of `bounds`."""
+    first, last = bounds
     block = max(EVERY * 2, -(-(last - first + 1) // MAX_BLOCKS))
-    edges = _edges(source, (first, last), int(ranks), block)
-    number = max(MIN_STEPS, CHOSEN_ROWS // int(ranks))
-    chosen = _chosen(first, last, edges, number)
-    listed = ", ".join(f"({low}, {high}, {every})" for low, high, every in chosen)
-    source.rows(
-        f"CREATE OR REPLACE TEMP TABLE {_TABLE} AS SELECT * FROM steps WHERE duration_ns IS NULL OR step IN "
-        f"(SELECT DISTINCT unnest(range(low, high + 1, every)) FROM (VALUES {listed}) w(low, high, every))"
-    )
-    looked_at = len(set().union(*(range(low, high + 1, every) for low, high, every in chosen)))
-    return Thinned(source=source, num_steps=last - first + 1, looked_at=looked_at, block=block)
+    edges = _edges(source, bounds, num_ranks, block)
+    stretches = _chosen(first, last, edges, max(MIN_STEPS, CHOSEN_ROWS // num_ranks))
+    return Chosen(stretches=tuple(stretches), every=stretches[1][2], block=block)
 
 
 def _chosen(first: int, last: int, edges: Sequence[int], number: int) -> list[tuple[int, int, int]]:
@@ -89,7 +63,10 @@ def _chosen(first: int, last: int, edges: Sequence[int], number: int) -> list[tu
     dense = [(max(first, edge - AROUND_STEPS), min(last, edge + AROUND_STEPS), 1) for edge in edges]
     dense.append((max(first, last - NEWEST_STEPS + 1), last, 1))
     left = max(number - sum(high - low + 1 for low, high, _ in dense), number // 3)
-    return [(first, min(last, first + 20), 1), (first, last, max(1, (last - first + 1) // left)), *dense]
+    every = max(1, (last - first + 1) // left)
+    while every > 1 and math.gcd(every, 10) > 1:  # what happens every hundredth step is neither always there nor never
+        every += 1
+    return [(first, min(last, first + 20), 1), (first, last, every), *dense]
 
 
 def _edges(source: Source, bounds: tuple[int, int], num_ranks: int, block: int) -> list[int]:
@@ -97,7 +74,7 @@ def _edges(source: Source, bounds: tuple[int, int], num_ranks: int, block: int) 
     first, last = bounds
     num_blocks = (last - first) // block + 1
     least = np.full((num_ranks, num_blocks), np.nan, dtype=np.float32)
-    stretch = block * max(1, MAX_ROWS // (num_ranks * block))
+    stretch = block * max(1, MAX_CELLS // (num_ranks * block))
     for low in range(first, last + 1, stretch):
         table = source.query(
             f"SELECT rank, CAST((step - {first}) // {block} AS INTEGER) AS block, CAST(min({_OWN}) AS FLOAT) AS own "

@@ -110,7 +110,7 @@ def measure_graph(found: StepGraph, attempt: int, stage: Mapping[int, int], besi
     of_work = np.array([rank for rank, _, _ in graph.work_at])
     ran, ideal = replay(graph), max(replay(graph, alike, transfer), 1e-9)
     lanes = {rank: beside.get(rank, (rank,)) for rank in ranks}
-    excess = {rank: float(own[of_work == rank].sum() - alike[of_work == rank].sum()) for rank in ranks}
+    excess = np.bincount(of_work, weights=own - alike)
     by_lane: dict[Key, float] = {}
     by_stage: dict[int, float] = {}
     size = sum(len(program) for program in graph.programs.values())
@@ -130,7 +130,8 @@ def measure_graph(found: StepGraph, attempt: int, stage: Mapping[int, int], besi
     }
     by_rank = dict(sorted(by_rank.items(), key=lambda pair: -pair[1]))
     worst = tuple(sorted(list(by_rank)[: max(1, math.ceil(WORST_SHARE * len(ranks)))]))
-    last = [rank for rank in ranks if stage.get(rank, 0) == max(stage.get(r, 0) for r in ranks)]
+    last_stage = max(stage.get(rank, 0) for rank in ranks)
+    last = [rank for rank in ranks if stage.get(rank, 0) == last_stage]
     return WhatIf(
         attempt=attempt,
         first_step=graph.steps[0],

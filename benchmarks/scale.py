@@ -52,10 +52,11 @@ if sys.argv[2] == "dumps":
     diagnosis = diagnose_foreign(path)
 else:
     from analyzers.diagnose import diagnose
+    from analyzers.long_run import MEMORY_BYTES
     from probes.rundir import RunDir
     from probes.store import Store
     run = RunDir.open(path)
-    with Store.open(run) as store:
+    with Store.open(run, memory_bytes=MEMORY_BYTES, spills=True) as store:
         diagnosis = diagnose(store, run.manifest(), stacks_dir=run.stacks)
 to_json(diagnosis)
 status = Path("/proc/self/status").read_text()

@@ -18,16 +18,39 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from .files import SourceError, modified_ns, read_whole, unpacked
 from .json_stream import members
+from .newest_entries import Shortened
 from .plain_pickle import loads
 
 __all__ = ["KEPT_CALLS", "GroupKey", "RankDump", "Recorded", "read_dump"]
 
-GroupKey = tuple[str, str, tuple[int, ...]]
+
+class Ranks(tuple[int, ...]):
+    """The members of a group. There are thousands, and they are a part of keys: their hash is worked out once."""
+
+    _hash: int
+
+    def __hash__(self) -> int:
+        if "_hash" not in self.__dict__:
+            self._hash = super().__hash__()
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ranks, (tuple(self),)
+
+
+@lru_cache(maxsize=4096)
+def _ranks(numbers: tuple[int, ...]) -> Ranks:
+    """The same object for the same ranks, which makes keys of different dumps equal at a glance."""
+    return Ranks(numbers)
+
+
+GroupKey = tuple[str, str, Ranks]
 """Name, description, ranks (empty where the dump does not tell them). Names alone are not unique."""
 MAX_PICKLE_BYTES = 96 << 20
 MAX_ENTRIES = 200_000
@@ -112,6 +135,7 @@ def read_dump(path: Path, rank: int, *, loads: Callable[[Path], Any] | None = No
     if entries is not None and not isinstance(entries, list):
         raise SourceError("has entries that are no list")
     _reduce(entries or [], dump)
+    dump.num_entries += top.num_left_out if isinstance(top, Shortened) else 0
     _status(top.get("pg_status"), dump)
     return dump
 
@@ -143,11 +167,20 @@ def _groups(config: Any, dump: RankDump) -> None:
         if not isinstance(about, dict):
             continue
         listed = about.get("ranks")  # text in every version so far: "[0, 1, 2]"
-        numbers = _NUMBER.findall(listed) if isinstance(listed, str) else listed if isinstance(listed, list) else []
-        ranks = tuple(dict.fromkeys(r for n in numbers[:MAX_RANKS] if (r := _int(n, MAX_RANKS)) is not None))
+        ranks = _listed(listed) if isinstance(listed, str) else _numbers(listed if isinstance(listed, list) else [])
         known = _text(name, 200)
         if known or ranks:
             dump.groups[known] = (known, _text(about.get("desc"), 200), ranks)
+
+
+@lru_cache(maxsize=4096)
+def _listed(text: str) -> Ranks:
+    """All dumps of a job list the same groups."""
+    return _numbers(_NUMBER.findall(text))
+
+
+def _numbers(numbers: list[Any]) -> Ranks:
+    return _ranks(tuple(dict.fromkeys(r for n in numbers[:MAX_RANKS] if (r := _int(n, MAX_RANKS)) is not None)))
 
 
 def _status(status: Any, dump: RankDump) -> None:
@@ -236,7 +269,7 @@ def _group(name: Any, dump: RankDump) -> GroupKey:
     parts = list(name) if isinstance(name, (list, tuple)) else [name]
     label, desc = _text(parts[0] if parts else None, 200), _text(parts[1] if len(parts) > 1 else None, 200)
     told = dump.groups.get(label)
-    return (label, desc, told[2] if told else ())
+    return (label, desc, told[2] if told else _ranks(()))
 
 
 def _keep(call: Recorded, dump: RankDump) -> None:

@@ -184,11 +184,15 @@ def connect_attached(paths: Mapping[str, Path], *, wait_s: float) -> DuckDBPyCon
     return connection
 
 
-def lock_down(connection: DuckDBPyConnection, *, memory_bytes: int | None = None) -> None:
-    """From here on SQL reaches no file beside the attached ones, no network, no extension, and cannot change that."""
+def lock_down(connection: DuckDBPyConnection, *, memory_bytes: int | None = None, spill_to: Path | None = None) -> None:
+    """From here on SQL reaches no file beside the attached ones, no network, no extension, and cannot change that.
+
+    What does not fit into `memory_bytes` goes into the folder `spill_to`; without one it is refused.
+    """
     if memory_bytes is not None:
         connection.execute(f"SET memory_limit = '{int(memory_bytes)} B'")
-        connection.execute("SET temp_directory = ''")  # what does not fit is refused, not written to a disk
+        folder = "" if spill_to is None else str(spill_to).replace("'", "''")
+        connection.execute(f"SET temp_directory = '{folder}'")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -70,13 +70,19 @@ class Store:
 
     @classmethod
     def open(
-        cls, run: RunDir, *, catch_up: bool = True, wait_s: float = WAIT_S, memory_bytes: int | None = None
+        cls,
+        run: RunDir,
+        *,
+        catch_up: bool = True,
+        wait_s: float = WAIT_S,
+        memory_bytes: int | None = None,
+        spills: bool = False,
     ) -> Store:
         """The store of a run, live or dead.
 
         With `catch_up`, what is on the tapes and not in the store is ingested first, unless a `watch` lives, whose
         job that is. Where the run's folder cannot be written, it goes into a temporary copy. `memory_bytes` bounds what
-        queries may take. Raises StoreError.
+        queries may take; with `spills` they go on in a temporary folder beyond it. Raises StoreError.
         """
         with contextlib.ExitStack() as scratch:
             paths = _caught_up(run, scratch, wait_s) if catch_up else run.stores()
@@ -85,7 +91,8 @@ class Store:
             connection = connect_attached({f"n{i}": path for i, path in enumerate(paths)}, wait_s=wait_s)
             try:
                 stand_ins = _make_views(connection, paths)
-                lock_down(connection, memory_bytes=memory_bytes)
+                spill_to = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-"))) if spills else None
+                lock_down(connection, memory_bytes=memory_bytes, spill_to=spill_to)
             except BaseException:
                 connection.close()
                 raise
@@ -272,7 +279,7 @@ def _catch_up_node(run: RunDir, node: int, wait_s: float) -> Path:
 
 
 def _scratch_copy(run: RunDir, node: int, scratch: contextlib.ExitStack) -> Path:
-    folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="rankscope-")))
+    folder = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-")))
     original, copy = run.store(node), folder / run.store(node).name
     for suffix in ("", ".wal"):
         source = original.with_name(original.name + suffix)

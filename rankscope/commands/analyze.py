@@ -39,6 +39,7 @@ def analyze(
     import time
 
     from analyzers.diagnose import diagnose, reaches
+    from analyzers.long_run import MEMORY_BYTES
     from analyzers.sources.recognise import SourceError, diagnose_foreign
     from analyzers.why_spike import SpikeError, WhySpike, explain
     from probes.rundir import RunDir, RunError
@@ -53,7 +54,7 @@ def analyze(
             folder, diagnosis = RunDir(run), diagnose_foreign(run)
         else:
             folder = RunDir.open(run)
-            with Store.open(folder) as store:
+            with Store.open(folder, memory_bytes=MEMORY_BYTES, spills=True) as store:
                 if why_spike:
                     spike = explain(store, None if why_spike == "worst" else int(why_spike))
                 now_ns = time.time_ns() if is_watched(folder.stores()) else None

@@ -34,6 +34,7 @@ def report(
     import time
 
     from analyzers.diagnose import diagnose
+    from analyzers.long_run import MEMORY_BYTES
     from analyzers.report.files import ReportError, step_range, write_reports
     from probes.rundir import RunDir, RunError
     from probes.store import Store, StoreError, is_watched
@@ -44,7 +45,7 @@ def report(
         if html is None and markdown is None and chrome_trace is None:
             html = folder.reports / "report.html"
         chosen = step_range(steps)
-        with Store.open(folder) as store:
+        with Store.open(folder, memory_bytes=MEMORY_BYTES, spills=True) as store:
             now_ns = time.time_ns() if is_watched(folder.stores()) else None
             manifest = folder.manifest()
             diagnosis = diagnose(store, manifest, now_ns=now_ns, stacks_dir=folder.stacks)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analyzers import straggler, thinned
+from analyzers import goodput, long_run, straggler, thinned
 from analyzers.diagnose import diagnose
-from analyzers.thinned import Thinned, changes
+from analyzers.long_run import look
+from analyzers.runfacts import run_facts
+from analyzers.thinned import changes
 from probes.store import Store
 from tests.factories import make_run
 
@@ -27,14 +29,16 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_short_run_is_its_own_source(store: Store) -> None:
-    assert thinned.thinned(store) is store
+    views = look(store)
+    assert views.whole is views.compared is views.sampled is views.histories is store
+    assert not views.looked_at
 
 
 def test_the_begin_of_a_slowdown_is_found_to_the_step(store: Store, small: None) -> None:
-    few = thinned.thinned(store, max_rows=1000)
-    assert isinstance(few, Thinned)
+    views = look(store, max_rows=1000)
+    few = views.compared
     ((rows,),) = few.rows("SELECT count(DISTINCT step) FROM steps")
-    assert rows == few.looked_at < 1000
+    assert rows == views.looked_at["steps"] < 1000
     (whole,), (part,) = straggler.analyze(store), straggler.analyze(few)
     assert part.ranks == whole.ranks == (2,)
     assert abs(part.first_step - 900) <= 2
@@ -45,10 +49,38 @@ def test_the_begin_of_a_slowdown_is_found_to_the_step(store: Store, small: None)
 def test_the_report_says_how_many_steps_were_compared(
     store: Store, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thinned.thinned, "__defaults__", (1000,))
+    monkeypatch.setattr(look, "__defaults__", (1000,))
     told = diagnose(store, {}).run["steps_compared"]
     assert told["of"] == 2000
     assert 300 <= told["steps"] < 1000
+
+
+def test_what_is_picked_has_every_begin_and_end(store: Store, small: None) -> None:
+    views = look(store, max_rows=1000)
+    ends = "SELECT attempt, rank, min(start_ns), max(start_ns + duration_ns) FROM steps GROUP BY ALL ORDER BY ALL"
+    assert views.sampled.rows(ends) == store.rows(ends)
+    ((picked,),) = views.sampled.rows("SELECT count(*) FROM steps")
+    ((compared,),) = views.compared.rows("SELECT count(*) FROM steps")
+    assert picked < compared < 4000
+
+
+def test_some_ranks_are_kept_whole(store: Store, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_run, "HISTORY_ROWS", 4000)
+    views = look(store, max_rows=1000)
+    rows = "SELECT rank, count(*) FROM steps GROUP BY rank ORDER BY rank"
+    assert views.histories.rows(rows) == [row for row in store.rows(rows) if row[0] % 2 == 0]
+
+
+def test_the_facts_and_the_account_of_what_was_picked_are_those_of_the_whole(store: Store, small: None) -> None:
+    views = look(store, max_rows=1000)
+    whole, part = run_facts(store, {}), run_facts(store, {}, views)
+    assert part["step_ms_median"] == pytest.approx(whole["step_ms_median"], rel=0.02)
+    assert {**part, "step_ms_median": None} == {**whole, "step_ms_median": None}
+    spent, picked = goodput.measure(store), goodput.measure(store, views=views)
+    assert spent is not None
+    assert picked is not None
+    assert picked.wall_s == spent.wall_s
+    assert picked.seconds == pytest.approx(spent.seconds, rel=0.05, abs=0.01 * spent.wall_s)
 
 
 def test_changes_of_one_row_against_the_others() -> None:
