@@ -56,8 +56,11 @@ def test_a_ring_of_one_group_is_the_same_to_the_last_field(tmp_path: Path) -> No
     assert replace(quick, modified_ns=0) == replace(slow, modified_ns=0)
 
 
-@pytest.mark.parametrize("change", ["an old call that never ended", "a coalesced batch", "gloo", "a group that is rare now",
-                                    "a field that tells more", "another protocol"])  # fmt: skip
+CHANGES = ("an old call that never ended", "a coalesced batch", "gloo", "a group that is rare now", "a group of old",
+           "a p2p call among them", "another protocol")  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_where_old_entries_may_matter_all_are_read(tmp_path: Path, change: str) -> None:
     made = job(oldest="started" if change == "an old call that never ended" else "completed")
     if change == "a coalesced batch":
@@ -68,7 +71,9 @@ def test_where_old_entries_may_matter_all_are_read(tmp_path: Path, change: str) 
         entries[3]["profiling_name"] = "gloo:all_reduce"
     if change == "a group that is rare now":
         entries[300]["process_group"] = ("1", "tp, but never again")
-    if change == "a field that tells more":
+    if change == "a group of old":
+        entries[700]["process_group"] = ("1", "tp, but never again")
+    if change == "a p2p call among them":
         entries[300]["is_p2p"] = True
     path = tmp_path / "nccl_trace_rank_0"
     path.write_bytes(pickle.dumps(dump, protocol=4 if change == "another protocol" else 2))
