@@ -35,7 +35,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing PyTorch (the longest part, a minute or so)"
 	@$(PIP_INSTALL) torch
 	@echo "Installing Rankscope, its dashboard and its checks"
-	@$(PIP_INSTALL) --editable '.[dev,dashboard,otel]'
+	@$(PIP_INSTALL) --editable '.[dev,train,dashboard,otel,stacks]'
 	@touch $@
 
 demo: $(VENV)/.installed ## Train a small GPT on four ranks with two faults, then say what went wrong

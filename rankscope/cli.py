@@ -8,9 +8,23 @@ Each command imports what it needs when it runs, so `rankscope analyze` starts w
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
-from rankscope.commands import analyze, compare, dashboard, drill, export, rebuild, report, train, version, watch
+from rankscope.commands import (
+    analyze,
+    compare,
+    dashboard,
+    doctor,
+    drill,
+    export,
+    rebuild,
+    report,
+    train,
+    version,
+    watch,
+)
 
 __all__ = ["app", "main"]
 
@@ -31,9 +45,21 @@ app.command(epilog=export.EPILOG)(export.export)
 app.command(epilog=compare.EPILOG)(compare.compare)
 app.command(epilog=rebuild.EPILOG)(rebuild.rebuild)
 app.command(epilog=watch.EPILOG)(watch.watch)
+app.command(epilog=doctor.EPILOG)(doctor.doctor)
 app.command()(version.version)
+
+
+_EXTRAS = {"torch": "train", "safetensors": "train"}
+"""Packages that only some commands need, and the extra that brings them."""
 
 
 def main() -> None:
     """Entry of the `rankscope` command."""
-    app()
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        sys.stderr.write(f"rankscope: this command needs {error.name}: pip install 'rankscope[{extra}]'\n")
+        sys.exit(2)

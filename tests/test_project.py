@@ -15,8 +15,9 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+OURS = ("dev", "train", "dashboard", "otel", "stacks")
 # What `make` installs. The extras hf and lightning are the user's own and follow his versions.
-INSTALLED = [*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS["dashboard"], *EXTRAS["otel"]]
+INSTALLED = [*PROJECT["dependencies"], *(line for extra in OURS for line in EXTRAS[extra])]
 
 
 def constraints() -> dict[str, str]:
@@ -31,6 +32,12 @@ def test_every_dependency_is_pinned_within_its_range(declared: str) -> None:
     pinned = constraints().get(canonicalize_name(requirement.name))
     assert pinned is not None, f"{requirement.name} is not in constraints.txt"
     assert requirement.specifier.contains(pinned), f"{pinned} is outside {declared}"
+
+
+def test_make_installs_the_extras_that_are_ours() -> None:
+    asked = re.search(r"--editable '\.\[([a-z,]+)\]'", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert asked is not None
+    assert set(asked[1].split(",")) == set(OURS)
 
 
 def test_constraints_name_no_build_of_one_machine() -> None:

@@ -1,0 +1,156 @@
+"""The recipes of `examples/launch`: shells parse and lint, YAML fits the schemas there are, and what they call exists.
+
+The models of Kubeflow Trainer's own API (kubeflow-trainer-api) check the TrainJob, and Kubernetes' pod in both.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubeflow_trainer_api import models
+from typer.testing import CliRunner
+
+from rankscope.cli import app
+from trainer.config import load_config
+
+LAUNCH = Path(__file__).parent.parent / "examples" / "launch"
+SHELLS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch")])
+POD_FILES = ("kubeflow-trainjob.yaml", "kubeflow-pytorchjob.yaml")
+
+
+def document(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((LAUNCH / name).read_text())
+    return loaded
+
+
+def pods() -> dict[str, dict[str, Any]]:
+    """{file and role: template of the pod} as written; the TrainJob's container is the trainer with its patch."""
+    replicas = document("kubeflow-pytorchjob.yaml")["spec"]["pytorchReplicaSpecs"]
+    return {role: specification["template"] for role, specification in replicas.items()}
+
+
+def programs() -> dict[str, str]:
+    """Every shell program of the recipes, those inside the YAML too."""
+    found = {path.name: path.read_text() for path in SHELLS}
+    found["trainjob"] = "#!/bin/bash\n" + document("kubeflow-trainjob.yaml")["spec"]["trainer"]["args"][0]
+    return found | {
+        role: "#!/bin/bash\n" + template["spec"]["containers"][0]["args"][0] for role, template in pods().items()
+    }
+
+
+def unknown(document: Any, understood: Any, place: str = "") -> list[str]:
+    """Where a document says what the model that read it does not know; the model may add its own defaults."""
+    if isinstance(document, dict):
+        if not isinstance(understood, dict):
+            return [place]
+        return [
+            missing
+            for key, value in document.items()
+            for missing in (
+                unknown(value, understood[key], f"{place}.{key}") if key in understood else [f"{place}.{key}"]
+            )
+        ]
+    if isinstance(document, list) and isinstance(understood, list) and len(document) == len(understood):
+        return [m for i, value in enumerate(document) for m in unknown(value, understood[i], f"{place}[{i}]")]
+    return [] if document == understood else [place]
+
+
+@pytest.mark.parametrize("name", list(programs()))
+def test_shells_parse_and_lint(name: str) -> None:
+    for command in (["bash", "-n"], ["shellcheck", "--shell=bash", "-"]):
+        done = subprocess.run(command, input=programs()[name], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", list(programs()))
+def test_commands_options_and_settings_exist(name: str) -> None:
+    """Options in arrays (`where=(--nnodes ...)`) count too: none is left to a cluster to refuse."""
+    text = re.sub(r"^\s*#.*$", "", programs()[name], flags=re.MULTILINE)
+    if name == "torchrun-two-nodes.sh":
+        text = text.partition("exec torchrun")[0]  # the rest is torchrun's
+    runner = CliRunner()
+    commands = set(re.findall(r"rankscope (train|doctor)\b", text))
+    assert commands
+    helped = "".join(
+        runner.invoke(app, [command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output for command in commands
+    )
+    of_srun = {"--nodes", "--ntasks", "--kill-on-bad-exit"}
+    asked = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - of_srun
+    assert {option for option in asked if option not in helped} == set()
+    for setting in re.findall(r"--set \"?([a-z_.]+)=", text):
+        value = "127.0.0.1:9400" if setting == "metrics.listen" else "x"
+        load_config(None, [f"{setting}={value}"])
+
+
+def test_the_trainjob_is_one() -> None:
+    job = document("kubeflow-trainjob.yaml")
+    assert unknown(job, models.TrainerV1alpha1TrainJob.from_dict(job).to_dict()) == []
+
+
+@pytest.mark.parametrize("role", ["Master", "Worker"])
+def test_the_pytorchjob_has_pods(role: str) -> None:
+    job, template = document("kubeflow-pytorchjob.yaml"), pods()[role]
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
+    assert unknown(template, models.IoK8sApiCoreV1PodTemplateSpec.from_dict(template).to_dict()) == []
+    (container,) = template["spec"]["containers"]
+    assert container["name"] == "pytorch", "the operator looks for this name"
+
+
+def test_a_mistake_in_a_pod_is_found() -> None:
+    template = {"spec": {"containers": [{"name": "pytorch", "volumeMount": []}]}}
+    understood = models.IoK8sApiCoreV1PodTemplateSpec.from_dict(template).to_dict()
+    assert unknown(template, understood) == [".spec.containers[0].volumeMount"]
+
+
+def test_the_podmonitor_finds_the_pods_and_their_secret() -> None:
+    monitor = document("podmonitor.yaml")["spec"]
+    wanted = monitor["selector"]["matchLabels"]
+    assert all(template["metadata"]["labels"].items() >= wanted.items() for template in pods().values())
+    node = document("kubeflow-trainjob.yaml")["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
+    patched = node["replicatedJobs"][0]["template"]["spec"]["template"]
+    assert patched["metadata"]["labels"].items() >= wanted.items()
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    for name in POD_FILES:
+        text = (LAUNCH / name).read_text()
+        assert f"metrics.listen=0.0.0.0:{endpoint['portNumber']}" in text
+        assert f"secretName: {endpoint['authorization']['credentials']['name']}" in text
+
+
+def test_slurm_tells_each_node_its_number(tmp_path: Path) -> None:
+    """The recipe run for real with an `srun` that starts two tasks here, and a `rankscope` that writes what it got."""
+    programs = {
+        "scontrol": "echo node-a; echo node-b",
+        "srun": 'while [ "${1#--}" != "$1" ]; do case $1 in --nodes|--ntasks) one=1; shift 2;; *) shift;; esac; done\n'
+        'SLURM_NODEID=0 "$@"; [ -n "${one:-}" ] || SLURM_NODEID=1 "$@"',
+        "rankscope": f'printf "%s\\n" "$*" >>{shlex.quote(str(tmp_path / "calls"))}',
+    }
+    for name, text in programs.items():
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/bash\n{text}\n")
+        path.chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "70123",
+        "SLURM_JOB_NODELIST": "node-[a-b]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_GPUS_ON_NODE": "4",
+    }
+    command = ["bash", str(LAUNCH / "slurm.sbatch"), "my.toml"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=60)
+    same = "--nnodes 2 --nproc-per-node 4 --rdzv-endpoint node-a:29623 --node-rank"
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "doctor --runs runs/70123",
+        f"train my.toml --set run.dir=runs/70123 {same} 0",
+        f"train my.toml --set run.dir=runs/70123 {same} 1",
+    ]
+    (tmp_path / "runs" / "70123" / "latest").mkdir(parents=True)
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=60)
+    assert f"train --resume runs/70123/latest {same} 1" in (tmp_path / "calls").read_text()

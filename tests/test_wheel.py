@@ -1,0 +1,96 @@
+"""The wheel in an environment of its own that holds what the wheel's metadata asks for, and nothing else: no torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.factories import make_run
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment with the wheel and its core dependencies (linked, not downloaded)."""
+    place = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(place)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=100)
+    (wheel,) = place.glob("*.whl")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "venv"], check=True, timeout=60)
+    (site,) = (place / "venv" / "lib").glob("python*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    (metadata,) = importlib.metadata.distributions(path=[str(site)])
+    for top_level in _needed(metadata.requires or []):
+        (site / top_level.name).symlink_to(top_level)
+    return place / "venv" / "bin" / "python"
+
+
+def _needed(requirements: list[str]) -> Iterator[Path]:
+    """What the distributions behind some requirements, and those behind theirs, put into site-packages."""
+    known: set[str] = set()
+    waiting = [Requirement(line) for line in requirements]
+    while waiting:
+        asked = waiting.pop()
+        name = canonicalize_name(asked.name)
+        if name in known or (asked.marker is not None and not asked.marker.evaluate({"extra": ""})):
+            continue
+        known.add(name)
+        found = importlib.metadata.distribution(name)
+        waiting += [Requirement(line) for line in found.requires or []]
+        tops = {file.parts[0] for file in found.files or [] if file.parts[0] not in ("..", "__pycache__")}
+        yield from (Path(str(found.locate_file(top))) for top in sorted(tops))
+
+
+def run(python: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PATH": os.defpath}
+    command = [str(python), "-m", "rankscope", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_analysis_on_a_laptop_without_torch(installed: Path, tmp_path: Path) -> None:
+    folder = make_run(tmp_path, slow={2: 1.5}).path
+    told = run(installed, "analyze", str(folder), "--format", "json", cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    fired = [finding for finding in json.loads(told.stdout)["findings"] if finding["status"] == "fired"]
+    assert [(finding["kind"], finding["ranks"]) for finding in fired] == [("straggler", [2])]
+    drawn = run(installed, "report", str(folder), "--html", "page.html", cwd=tmp_path)
+    assert drawn.returncode == 0, drawn.stderr
+    assert (tmp_path / "page.html").stat().st_size > 10_000
+
+
+def test_doctor_says_what_is_missing_and_how_to_get_it(installed: Path, tmp_path: Path) -> None:
+    told = run(installed, "doctor", "--format", "json", cwd=tmp_path)
+    assert told.returncode == 0, told.stdout + told.stderr
+    checks = {check["name"]: check for check in json.loads(told.stdout)["checks"]}
+    for name, extra in {"torch": "train", "streamlit": "dashboard", "py-spy": "stacks"}.items():
+        assert f"pip install 'rankscope[{extra}]'" in checks[name]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"), [(("export", "runs", "--out", "x"), "train"), (("dashboard", "."), "dashboard")]
+)
+def test_a_command_that_needs_more_says_so_in_one_line(
+    installed: Path, tmp_path: Path, arguments: tuple[str, ...], extra: str
+) -> None:
+    told = run(installed, *arguments, cwd=tmp_path)
+    assert told.returncode == 2
+    assert told.stderr.count("\n") == 1
+    assert f"pip install 'rankscope[{extra}]'" in told.stderr
+
+
+def test_the_wheel_brings_the_runbook_and_the_types(installed: Path) -> None:
+    (rooms,) = (installed.parent.parent / "lib").glob("python*/site-packages/rankscope/_rooms")
+    assert (rooms / "dashboard" / "runbook.md").is_file()
+    assert not list(rooms.rglob("__pycache__/*.so")), "pure Python"

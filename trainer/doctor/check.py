@@ -1,0 +1,38 @@
+"""What `rankscope doctor` says of one thing: how it stands, what was found, and how to get what is missing.
+
+Check(name="py-spy", status="note", found="not installed", remedy="pip install 'rankscope[stacks]'")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+__all__ = ["STATUSES", "Check", "Status", "to_json", "worst"]
+
+Status = Literal["ok", "note", "warning", "failed"]
+STATUSES: tuple[Status, ...] = ("ok", "note", "warning", "failed")
+"""From good to bad. note: something optional is not there; warning: it works, but worse or not for long; failed: what
+cannot work without it is named."""
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """`found` is what is there; `remedy` is what to do, empty where nothing is to be done."""
+
+    name: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+
+def worst(checks: Sequence[Check]) -> Status:
+    """The worst status of all."""
+    return STATUSES[max((STATUSES.index(check.status) for check in checks), default=0)]
+
+
+def to_json(checks: Sequence[Check]) -> dict[str, Any]:
+    """What `doctor --format json` prints."""
+    return {"schema_version": SCHEMA_VERSION, "worst": worst(checks), "checks": [asdict(check) for check in checks]}
