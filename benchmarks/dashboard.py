@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.scale import make_steps
 from dashboard.launch import DashboardServer
-from dashboard.screenshots import PAGES, SETTLED, browser_path
+from dashboard.screenshots import PAGES, PENDING, SETTLED, browser_path
 from probes.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ _WATCH = """() => { window.drawnAgain = new Promise(done => {
     if (state !== 'notRunning') seen = true;
     else if (seen) { watcher.disconnect(); requestAnimationFrame(() => done(performance.now() - begun)); }
   }).observe(app, {attributes: true}); }); }"""
-PENDING = "text=/Being computed|are looking at the|is being made/"
 
 
 def click(page: Page, name: str) -> float:

@@ -32,8 +32,10 @@ CATCH_UP_S = 4.0
 """Seconds between two looks at the tapes of a run that no watch follows."""
 WAIT_S = 3.0
 """Seconds that a reader waits for whoever holds the store."""
-FIRST_S, AGAIN_S = 20.0, 0.15
-"""Seconds that a page waits for its first answer, and for a newer one."""
+FIRST_S, AGAIN_S = 0.4, 0.1
+"""Seconds that a part of a page waits for its first answer, and for a newer one; then the other parts are drawn."""
+STATE_S = 20.0
+"""Seconds that a page waits for the run's state, without which there is nothing to draw."""
 
 
 class RunAccess:
@@ -80,6 +82,10 @@ class RunAccess:
                 return store
         return Store.open(self.run, catch_up=False, wait_s=WAIT_S, memory_bytes=memory_bytes)
 
+    def size_bytes(self) -> int:
+        """Bytes of its stores."""
+        return sum(path.stat().st_size for path in self.run.stores() if path.exists())
+
     def ask(self, load: Callable[..., Any], *parameters: Hashable, first_s: float = FIRST_S) -> Answer:
         """What `load(store, *parameters)` returns for the newest version of the run."""
 
@@ -102,9 +108,9 @@ class RunAccess:
 
         moment = int(time.monotonic()) if watched or self._may_grow() else 0
         version = (self.version(), watched, moment)
-        return self._answers.get(("state", str(self.run.path)), version, compute, patience_s=FIRST_S, again_s=0.5)
+        return self._answers.get(("state", str(self.run.path)), version, compute, patience_s=STATE_S, again_s=0.3)
 
-    def diagnosis(self, *, first_s: float = 0.5) -> Answer:
+    def diagnosis(self, *, first_s: float = FIRST_S) -> Answer:
         """The Diagnosis of the whole run, as `rankscope analyze` makes it; a long one comes at a later look."""
         watched = self.is_watched
 

@@ -3,6 +3,7 @@
     answers = Answers()
     answer = answers.get(("runs/demo", "loss"), version, lambda: load_loss(store), patience_s=2.0)
     answer.value, answer.is_fresh, answer.error
+    answer.coming                       # done when there is more to see; None: nothing is on its way
 
 A question is asked every two seconds by everybody who looks. It is computed once for all of them, in a thread, and
 again only when the store has changed. A page waits for `patience_s`; what takes longer comes at a later look, and until
@@ -38,6 +39,7 @@ class Answer:
     is_fresh: bool = False
     took_s: float = 0.0
     error: Exception | None = None
+    coming: Future[None] | None = None
 
 
 @dataclass(slots=True)
@@ -82,7 +84,9 @@ class Answers:
                 pass
         with self._lock:
             fresh = entry.version == version and entry.error is None and entry.has_value
-            return Answer(value=entry.value, is_fresh=fresh, took_s=entry.took_s, error=entry.error)
+            return Answer(
+                value=entry.value, is_fresh=fresh, took_s=entry.took_s, error=entry.error, coming=entry.running
+            )  # fmt: skip
 
     def close(self) -> None:
         """Wait for nothing more."""

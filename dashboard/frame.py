@@ -6,6 +6,8 @@
         ...
 
 The body is a fragment: while the run lives, or an answer is on its way, it runs every `POLL_S` seconds, and only it.
+Parts whose answer takes a while say so, the others are drawn at once; as soon as an answer has come, the page is drawn
+again, in which whatever has not changed costs next to nothing (`drawn`).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Hashable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +29,8 @@ from probes.tape_reader import TapeError
 
 from . import units
 from .access import RunAccess
-from .answers import Answers
+from .ahead import look_ahead
+from .answers import Answer, Answers
 from .runs_folder import RunsFolder
 from .show import nothing, said
 
@@ -85,6 +89,8 @@ class View:
     state: RunState
     is_pending: bool = False
     manifest: dict[str, Any] = field(default_factory=dict)
+    awaited: list[Future[None]] = field(default_factory=list)
+    """Answers that are on their way and without which a part of the page is empty."""
 
     @property
     def run_id(self) -> str:
@@ -101,16 +107,24 @@ class View:
             nothing(
                 "Being computed from the records…", "A run with many ranks and steps takes a moment the first time."
             )
-            self.is_pending = True
+            self.expect(answer)
         elif not answer.is_fresh:
             self.is_pending = True
         return answer.value
 
-    def diagnosis(self, *, patience_s: float = 0.5) -> Diagnosis | None:
+    def diagnosis(self) -> Diagnosis | None:
         """Everything that the analyzers say; None while the first diagnosis is being made."""
-        answer = self.access.diagnosis(first_s=patience_s)
+        answer = self.access.diagnosis()
+        if answer.value is None:
+            self.expect(answer)
         self.is_pending |= not answer.is_fresh
         return answer.value if isinstance(answer.value, Diagnosis) else None
+
+    def expect(self, answer: Answer) -> None:
+        """Draw the page again when this answer has come."""
+        self.is_pending = True
+        if answer.coming is not None:
+            self.awaited.append(answer.coming)
 
 
 def framed(title: str) -> Callable[[Callable[[View], None]], Callable[[], None]]:
@@ -150,12 +164,26 @@ def _page(title: str, body: Callable[[View], None]) -> None:
                 _cannot_read(error)
                 view.is_pending = True
             pending, live = view.is_pending, view.state.is_live
+            if _has_come(view.awaited):
+                st.rerun()
+            if not view.awaited:
+                look_ahead(access)
         if (pending or live) != polls:
             st.session_state["polls"] = pending or live
             st.rerun()
 
     # The key of the run in the name: another run is another fragment, with nothing left over of the former one.
     st.fragment(part, run_every=POLL_S if polls else IDLE_S, key=f"{title}-{run_id}")()
+
+
+def _has_come(awaited: list[Future[None]]) -> bool:
+    """Whether one of them comes before the next poll; what is drawn by then stands in the browser meanwhile."""
+    slot, until = st.empty(), time.monotonic() + POLL_S
+    while awaited and time.monotonic() < until:
+        if wait(awaited, timeout=0.1, return_when=FIRST_COMPLETED).done:
+            return True
+        slot.caption("More is on its way…")  # here a click that has come in between takes over
+    return False
 
 
 def _view(access: RunAccess) -> View | None:

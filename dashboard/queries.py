@@ -54,11 +54,11 @@ def last_steps(source: Source) -> dict[int, int]:
 
 
 def pulse(source: Source) -> dict[str, float | None]:
-    """The newest steps of the newest attempt: step, loss, grad_norm, lr, step_ms, tokens_per_s, memory_bytes (largest).
+    """The newest steps of the newest attempt: step, loss, grad_norm, lr, step_ms, tokens_per_s, memory_bytes and its rank.
 
-    Tokens count once, whatever the number of ranks that read the same text.
+    The memory is that of the fullest rank. Tokens count once, whatever the number of ranks that read the same text.
     """
-    names = ("step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "memory_bytes")
+    names = ("step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "memory_bytes", "memory_rank")
     newest = last_steps(source)
     if not newest:
         return dict.fromkeys(names)
@@ -73,7 +73,7 @@ def pulse(source: Source) -> dict[str, float | None]:
                (SELECT arg_max(lr, step) FROM recent WHERE lr IS NOT NULL),
                (SELECT median(took_ns) / 1e6 FROM each),
                (SELECT CAST(sum(tokens) AS DOUBLE) / nullif(sum(took_ns) / 1e9, 0) FROM each),
-               (SELECT max(memory_bytes) FROM recent)
+               (SELECT max(memory_bytes) FROM recent), (SELECT arg_max(rank, memory_bytes) FROM recent)
         """
     )
     result: dict[str, float | None] = dict(zip(names, found, strict=True))

@@ -23,7 +23,7 @@ from .launch import DashboardError, DashboardServer
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-__all__ = ["PAGES", "SETTLED", "browser_path", "main"]
+__all__ = ["PAGES", "PENDING", "SETTLED", "browser_path", "main"]
 
 PAGES = {
     "overview": "", "findings": "findings", "goodput": "goodput", "ranks": "ranks", "timeline": "timeline",
@@ -31,11 +31,13 @@ PAGES = {
     "health": "health", "recovery": "recovery", "compare": "compare-runs", "sql": "sql",
 }  # fmt: skip
 """Name of the picture -> path of the page."""
-WIDTHS = {"desktop": 1440, "narrow": 430}
+WIDTHS = {"desktop": 1440, "laptop": 1280, "narrow": 420}
 MAX_HEIGHT = 3_200
 COLOURS = 128
 SETTLED = '[data-testid="stApp"][data-test-script-state="notRunning"]'
-"""The page has been drawn and nothing is on its way."""
+"""The page's script has ended."""
+PENDING = "text=More is on its way…"
+"""What stands at the foot of a page as long as a part of it is computed."""
 
 
 def browser_path() -> str | None:
@@ -70,6 +72,8 @@ def _picture(page: Page, width: int) -> bytes:
     page.set_viewport_size({"width": width, "height": 900})
     page.wait_for_selector("h1", timeout=60_000)
     page.wait_for_selector(SETTLED, timeout=60_000)
+    if page.locator(PENDING).count():
+        page.wait_for_selector(PENDING, state="detached", timeout=120_000)
     page.wait_for_timeout(1_500)  # charts are drawn after their data have come
     height = page.evaluate("document.querySelector('[data-testid=stMainBlockContainer]').scrollHeight")
     page.set_viewport_size({"width": width, "height": int(min(MAX_HEIGHT, max(600, height + 24)))})
@@ -94,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     parser.add_argument("--pages", default=",".join(PAGES))
     parser.add_argument("--themes", default="light,dark")
-    parser.add_argument("--widths", default=",".join(WIDTHS))
+    parser.add_argument("--widths", default="desktop,narrow")
     options: Any = parser.parse_args(arguments)
     if browser_path() is None:
         sys.stderr.write("no chromium on this machine: apt-get install chromium\n")

@@ -1,6 +1,6 @@
 """What every page draws with: charts that keep their zoom, text that is shown and never obeyed, calm empty states.
 
-    chart(loss.draw(curve), key="loss", what="Loss over the steps")
+    chart(loss.draw, curve, key="loss", what="Loss over the steps")
     st.markdown(said(finding.summary))
     nothing("No collectives were recorded.", "They are, by default: see `probes` in the configuration.")
 
@@ -10,7 +10,7 @@ nothing on these pages allows HTML with text of a run in it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -18,11 +18,12 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from analyzers.finding import Finding
-from analyzers.report.figures.theme import themed
 from analyzers.report.markdown import escaped
 from analyzers.report.text import visible
 
-__all__ = ["SEVERITY_COLOURS", "chart", "figures_are_dark", "nothing", "said", "style", "table", "where"]
+from .drawn import drawn
+
+__all__ = ["SEVERITY_COLOURS", "chart", "figures_are_dark", "nothing", "said", "style", "table", "tiles", "where"]
 
 SEVERITY_COLOURS = {"critical": "red", "warning": "orange", "info": "blue"}
 MAX_TEXT = 600
@@ -42,7 +43,11 @@ _STYLE = """
 [data-testid="stHeader"] { background: transparent; }
 h1 { padding: 0.4rem 0 0.4rem 0 !important; }
 [data-testid="stMetricValue"], [data-testid="stDataFrame"] { font-variant-numeric: tabular-nums; }
-[data-testid="stMetric"] { padding: 0.45rem 0.7rem !important; }
+[data-testid="stMetric"] > div:first-child { padding: 0.55rem 0.75rem !important; }
+[data-testid="stMetricValue"] { font-size: 1.35rem; }
+@media (max-width: 640px) { [data-testid="stMainBlockContainer"] { padding: 2.6rem 0.9rem 2rem 0.9rem; } }
+[class*="st-key-tiles-"] { flex-wrap: wrap; }
+[class*="st-key-tiles-"] > div { flex: 1 1 7.6rem !important; width: auto !important; min-width: 0; max-width: 13rem; }
 [data-testid="stSidebarHeader"] { padding-bottom: 0; }
 [data-testid="stStatusWidget"] { visibility: hidden; }
 </style>
@@ -59,12 +64,22 @@ def figures_are_dark() -> bool:
     return getattr(st.context.theme, "type", None) == "dark"
 
 
-def chart(figure: go.Figure, key: str, *, what: str) -> None:
-    """A figure. With the same `key` at every refresh zoom and hidden lines stay; `what` is for those who cannot see."""
-    figure.update_layout(uirevision=key)
-    st.plotly_chart(
-        themed(figure, dark=figures_are_dark()), theme=None, width="stretch", key=key, config=_CHART, alt=what
-    )
+def chart(draw: Callable[..., go.Figure], *shown: Any, key: str, what: str, **options: Any) -> None:
+    """The figure `draw(*shown, **options)`, built anew only if one of `shown` is another than before.
+
+    With the same `key` at every refresh zoom and hidden lines stay; `what` is for those who cannot see.
+    """
+    figure = drawn((st.session_state.get("run_id"), key), draw, shown, options, dark=figures_are_dark())
+    st.plotly_chart(figure, theme=None, width="stretch", key=key, config=_CHART, alt=what)
+
+
+def tiles(shown: Sequence[tuple[str, str, str | None, str | None]], *, key: str) -> None:
+    """Numbers in a row of equal boxes, in as many rows as the window needs: name, value, what is beneath, help."""
+    with st.container(horizontal=True, gap="small", key=f"tiles-{key}"):
+        for name, value, beneath, more in shown:
+            st.metric(
+                name, value, beneath, delta_color="off", delta_arrow="off", border=True, height="stretch", help=more
+            )
 
 
 def said(text: object, limit: int = MAX_TEXT) -> str:

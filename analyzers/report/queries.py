@@ -94,6 +94,10 @@ class Piece:
     wait_ms: float = 0.0
     step: int | None = None
     detail: str = ""
+    stage: int | None = None
+    microbatch: int | None = None
+    pipeline: str = ""
+    """Where the rank is in the mesh apart from its stage: ranks of one pipeline share it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,18 +200,22 @@ def timeline(
     if source.has("spans"):
         parts.append(
             "SELECT rank, step, kind, false AS is_call, start_ns, end_ns, wait_ns, concat_ws(', ', 'stage ' || stage, "
-            "'microbatch ' || microbatch) AS detail FROM spans"
+            "'microbatch ' || microbatch) AS detail, stage, microbatch FROM spans"
         )
     if source.has("collectives"):
         parts.append(
             "SELECT rank, step, op AS kind, true AS is_call, issue_ns AS start_ns, end_ns, wait_ns, concat_ws(', ', "
-            "process_group || ' number ' || seq, bytes || ' bytes', 'peer ' || peer, caller) AS detail FROM collectives"
+            "process_group || ' number ' || seq, bytes || ' bytes', 'peer ' || peer, caller) AS detail, NULL AS stage, "
+            "NULL AS microbatch FROM collectives"
         )
     if not parts:
         return []
-    hosts = "SELECT rank, arg_max(host, wall_ns) AS host FROM ranks GROUP BY rank"
+    place = "concat_ws('.', dp_replicate, dp_shard, cp, tp, ep)"
+    hosts = (
+        f"SELECT rank, arg_max(host, wall_ns) AS host, arg_max({place}, wall_ns) AS pipeline FROM ranks GROUP BY rank"
+    )
     if not source.has("ranks"):
-        hosts = "SELECT -1 AS rank, '' AS host WHERE false"
+        hosts = "SELECT -1 AS rank, '' AS host, '' AS pipeline WHERE false"
     chosen = " UNION ALL BY NAME ".join(
         f"({part} WHERE attempt = ? AND step BETWEEN ? AND ? AND rank IN ({listed}) "
         f"ORDER BY end_ns IS NOT NULL, start_ns LIMIT {limit // len(parts)})"
@@ -215,7 +223,8 @@ def timeline(
     )
     rows = source.rows(
         f"""
-        SELECT p.rank, kind, is_call, start_ns - zero, end_ns - zero, wait_ns, step, detail FROM (
+        SELECT p.rank, kind, is_call, start_ns - zero, end_ns - zero, wait_ns, step, detail, stage, microbatch, pipeline
+        FROM (
             SELECT *, min(start_ns) OVER (PARTITION BY coalesce(host, '')) AS zero
             FROM ({chosen}) LEFT JOIN ({hosts}) USING (rank)) p
         ORDER BY start_ns
@@ -226,8 +235,9 @@ def timeline(
         Piece(
             rank=rank, kind=str(kind or "?"), is_call=is_call, start_ms=start / 1e6,
             end_ms=None if end is None else end / 1e6, wait_ms=(wait or 0) / 1e6, step=step, detail=str(detail or ""),
+            stage=stage, microbatch=microbatch, pipeline=str(pipeline or ""),
         )
-        for rank, kind, is_call, start, end, wait, step, detail in rows
+        for rank, kind, is_call, start, end, wait, step, detail, stage, microbatch, pipeline in rows
     ]  # fmt: skip
 
 

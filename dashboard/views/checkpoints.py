@@ -49,7 +49,8 @@ def checkpoints(view: View) -> None:
     if data["life"] is None:
         nothing("No step was recorded yet.")
         return
-    chart(recovery.draw(data["life"].phases, data["life"].moments), key="life", what="Phases of the run, by attempt")
+    life = data["life"]
+    chart(recovery.draw, life.phases, life.moments, key="life", what="Phases of the run, by attempt")
     _interval(view)
     st.subheader("Rollbacks", anchor=False)
     if data["rollbacks"]:

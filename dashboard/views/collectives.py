@@ -15,7 +15,7 @@ from analyzers.source import Source, floats, lacking
 
 from .. import queries, units
 from ..frame import View, framed
-from ..show import chart, nothing, table
+from ..show import chart, nothing, table, tiles
 
 __all__ = ["collectives"]
 
@@ -54,13 +54,13 @@ def collectives(view: View) -> None:
     if exposure:
         st.subheader("Exposed and hidden", anchor=False)
         chart(
-            exposed.draw(exposure["step"], *exposure["parts"]), key="collectives-exposed",
+            exposed.draw, exposure["step"], *exposure["parts"], key="collectives-exposed",
             what="Milliseconds of communication a step, exposed and hidden",
         )  # fmt: skip
     st.subheader("Waiting", anchor=False)
-    chart(figures.waits(calls), key="collectives-waits", what="Seconds waited by operation and group")
+    chart(figures.waits, calls, key="collectives-waits", what="Seconds waited by operation and group")
     st.subheader("Bandwidth", anchor=False)
-    chart(figures.draw(calls), key="collectives-bandwidth", what="Bus bandwidth by size of the call")
+    chart(figures.draw, calls, key="collectives-bandwidth", what="Bus bandwidth by size of the call")
     st.caption("The member with the shortest time came last: its time is the transfer. The area is the waiting.")
     with st.expander("All of them as a table", expanded=True):
         table(
@@ -81,14 +81,17 @@ def _exposed(view: View) -> None:
     if account is None or not account.wall_s:
         return
     share = {name: account.seconds[name] / account.wall_s for name in ("communication", "straggler", "training")}
-    with st.container(horizontal=True, gap="small"):
-        st.metric(
-            "Exposed communication", units.percent(share["communication"]), border=True, width=250,
-            help="Share of the wall time in which ranks stood still while data travelled; what was hidden behind "
-            "computation does not count.",
-        )  # fmt: skip
-        st.metric(
-            "Waiting for stragglers", units.percent(share["straggler"]), border=True, width=220,
-            help="Share of the wall time in which ranks waited in a collective for the last member to come.",
-        )  # fmt: skip
-        st.metric("Training", units.percent(share["training"]), border=True, width=220)
+    tiles(
+        [
+            (
+                "Exposed", units.percent(share["communication"]), "communication",
+                "Share of the wall time in which ranks stood still while data travelled; what was hidden behind "
+                "computation does not count.",
+            ),
+            (
+                "Late members", units.percent(share["straggler"]), "waiting for them",
+                "Share of the wall time in which ranks waited in a collective for the last member to come.",
+            ),
+            ("Training", units.percent(share["training"]), None, None),
+        ], key="collectives",
+    )  # fmt: skip

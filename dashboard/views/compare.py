@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import streamlit as st
+from plotly.graph_objects import Figure
 
 from analyzers.report.compare_text import sentence, tables
 from analyzers.report.figures import series
@@ -34,13 +35,13 @@ def compare(view: View) -> None:
         st.text(str(error)[:500])
         return
     answer = view.access.compared_with(other)
-    view.is_pending |= not answer.is_fresh and answer.error is None
     if answer.value is None:
         if answer.error is not None:
             nothing("The two runs cannot be compared.")
             st.text(str(answer.error)[:500])
         else:
             nothing("Both runs are being looked at…")
+            view.expect(answer)
         return
     comparison = answer.value["comparison"]
     st.markdown(f"**{said(sentence(comparison), 500)}**")
@@ -55,6 +56,13 @@ def compare(view: View) -> None:
 
 
 def _losses(run_b: str, run_a: str, found: dict[str, Any]) -> None:
+    if any(np.asarray(found[side]["kept"], dtype=bool).any() for side in ("loss_a", "loss_b")):
+        chart(_drawn, run_b, run_a, found, key=f"compare-loss-{run_a}", what="Loss of both runs over the steps")
+    else:
+        nothing("Neither run has recorded a loss.")
+
+
+def _drawn(run_b: str, run_a: str, found: dict[str, Any]) -> Figure:
     lines = []
     for name, curve, colour in ((run_a, found["loss_a"], SEQUENCE[7]), (run_b, found["loss_b"], SEQUENCE[0])):
         kept = np.asarray(curve["kept"], dtype=bool)
@@ -62,6 +70,4 @@ def _losses(run_b: str, run_a: str, found: dict[str, Any]) -> None:
             lines.append(
                 series.Series(name=name, x=ints(curve["step"])[kept], y=floats(curve["loss"])[kept], colour=colour)
             )
-    if lines:
-        figure = series.draw(lines, x="step", y="loss (nat)", height=340)
-        chart(figure, key=f"compare-loss-{run_a}", what="Loss of both runs over the steps")
+    return series.draw(lines, x="step", y="loss (nat)", height=340)

@@ -53,7 +53,7 @@ def findings(view: View) -> None:
     words = view.ask(load_said)
     if words is None:
         return
-    diagnosis = view.diagnosis(patience_s=5.0)
+    diagnosis = view.diagnosis()
     found = known_findings(diagnosis, words)
     advised = list(diagnosis.advised) if diagnosis is not None else []
     asked = st.query_params.get("finding")
@@ -132,7 +132,7 @@ def _one(view: View, found: list[Finding], asked: str, *, is_complete: bool) -> 
         import plotly.graph_objects as go
 
         st.subheader(said(heading, 160), anchor=False)
-        chart(go.Figure(figure, skip_invalid=True), key=f"evidence-{finding.id}-{number}", what=heading)
+        chart(go.Figure, figure, skip_invalid=True, key=f"evidence-{finding.id}-{number}", what=heading)
     left, right = st.columns([1, 1], gap="large")
     with left:
         st.subheader("Numbers", anchor=False)

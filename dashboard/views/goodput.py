@@ -9,7 +9,7 @@ from analyzers.report.figures import goodput as figures
 
 from .. import units
 from ..frame import View, framed
-from ..show import chart, nothing, table
+from ..show import chart, nothing, table, tiles
 
 __all__ = ["goodput"]
 
@@ -17,7 +17,7 @@ __all__ = ["goodput"]
 @framed("Goodput")
 def goodput(view: View) -> None:
     """The account of the whole run."""
-    diagnosis = view.diagnosis(patience_s=8.0)
+    diagnosis = view.diagnosis()
     if diagnosis is None:
         nothing("The account is being made…", "It looks at every step of every rank once.")
         return
@@ -25,19 +25,20 @@ def goodput(view: View) -> None:
     if account is None or account.wall_s <= 0:
         nothing("There is no account: no step was recorded yet.")
         return
-    tiles = [
-        ("Goodput", units.percent(account.goodput_ratio)), ("Wall time", units.duration(account.wall_s)),
-        ("Steps kept", f"{account.num_kept:,}"), ("Steps discarded", f"{account.num_discarded:,}"),
-    ]  # fmt: skip
-    with st.container(horizontal=True, gap="small"):
-        for name, value in tiles:
-            st.metric(name, value, border=True, width=170)
-    chart(figures.waterfall(account), key="waterfall", what="From the wall time down to training")
+    tiles(
+        [
+            ("Goodput", units.percent(account.goodput_ratio), None, "Share of the wall time that trained."),
+            ("Wall time", units.duration(account.wall_s), None, None),
+            ("Steps kept", f"{account.num_kept:,}", None, None),
+            ("Steps discarded", f"{account.num_discarded:,}", None, "Refused, rolled back or lost."),
+        ], key="goodput",
+    )  # fmt: skip
+    chart(figures.waterfall, account, key="waterfall", what="From the wall time down to training")
     if account.basis == "steps":
         st.caption("No collectives were recorded: waits are split step by step, which is coarser.")
     if len(account.by_rank) > 1:
         st.subheader("Rank by rank", anchor=False)
-        chart(figures.by_rank(account), key="goodput-ranks", what="Seconds of each rank by category")
+        chart(figures.by_rank, account, key="goodput-ranks", what="Seconds of each rank by category")
     with st.expander("As a table"):
         names = [name for name in CATEGORIES if account.seconds[name] > 0]
         table(

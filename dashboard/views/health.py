@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import streamlit as st
+from plotly.graph_objects import Figure
 
 from analyzers.report.figures import series
 from analyzers.source import Source, floats
@@ -51,21 +52,24 @@ def health(view: View) -> None:
             "`watch` reads GPUs through NVML and the host through /proc while a run trains.",
         )
         return
-    device = np.asarray(data["device"], dtype=object).astype(str)
-    node = np.asarray(data["node"], dtype=object).astype(str)
-    lines = sorted(set(zip(node.tolist(), device.tolist(), strict=True)))
     drawn = [name for name in _READINGS if name in data and np.isfinite(floats(data[name])).any()]
     for pair in range(0, len(drawn), 2):
         for column, name in zip(st.columns(2, gap="medium"), drawn[pair : pair + 2], strict=False):
-            heading, axis, factor = _READINGS[name]
-            values = factor * floats(data[name])
-            shown = []
-            for of in lines:
-                rows = (node == of[0]) & (device == of[1]) & np.isfinite(values)
-                if rows.any():
-                    text = of[0] if of[1] == "host" else f"{of[0]} {of[1][:12]}"
-                    shown.append(series.Series(name=text, x=floats(data["seconds"])[rows], y=values[rows]))
+            heading = _READINGS[name][0]
             with column:
                 st.subheader(heading, anchor=False)
-                figure = series.draw(shown, x="seconds", y=axis, height=240, from_zero=name != "temperature_celsius")
-                chart(figure, key=f"health-{name}", what=f"{heading} over time")
+                chart(_reading, data, name, key=f"health-{name}", what=f"{heading} over time")
+
+
+def _reading(data: queries.Columns, name: str) -> Figure:
+    """One reading over time, a line a device."""
+    _, axis, factor = _READINGS[name]
+    device = np.asarray(data["device"], dtype=object).astype(str)
+    node = np.asarray(data["node"], dtype=object).astype(str)
+    values, shown = factor * floats(data[name]), []
+    for of in sorted(set(zip(node.tolist(), device.tolist(), strict=True))):
+        rows = (node == of[0]) & (device == of[1]) & np.isfinite(values)
+        if rows.any():
+            text = of[0] if of[1] == "host" else f"{of[0]} {of[1][:12]}"
+            shown.append(series.Series(name=text, x=floats(data["seconds"])[rows], y=values[rows]))
+    return series.draw(shown, x="seconds", y=axis, height=240, from_zero=name != "temperature_celsius")

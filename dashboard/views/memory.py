@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import streamlit as st
+from plotly.graph_objects import Figure
 
 from analyzers.report import queries as shared
 from analyzers.report.figures import heatmap, series
@@ -36,14 +37,10 @@ def memory(view: View) -> None:
     if not len(curve["step"]):
         nothing("No memory was recorded yet.")
         return
-    low, middle, high = (floats(curve[name]) for name in ("low", "middle", "high"))
-    chart(
-        series.band(ints(curve["step"]), low, middle, high, x="step", y="memory (MiB)", height=340), key="memory-curve",
-        what="Memory of the least, the median and the fullest rank",
-    )  # fmt: skip
+    chart(_curve, curve, key="memory-curve", what="Memory of the least, the median and the fullest rank")
     st.caption("Of each rank's process, or of its device if it has one, at the end of the step.")
     st.subheader("Rank and step", anchor=False)
-    chart(heatmap.draw(data["matrix"]), key="memory-matrix", what="Memory by rank and step")
+    chart(heatmap.draw, data["matrix"], key="memory-matrix", what="Memory by rank and step")
     st.subheader("By rank", anchor=False)
     ranks = data["ranks"]
     first, largest, last = (floats(ranks[name]) for name in ("first_mib", "largest_mib", "last_mib"))
@@ -53,3 +50,8 @@ def memory(view: View) -> None:
             "at the last step (MiB)": np.round(last, 1), "growth (MiB)": np.round(last - first, 1),
         }, key="memory-table",
     )  # fmt: skip
+
+
+def _curve(curve: queries.Columns) -> Figure:
+    low, middle, high = (floats(curve[name]) for name in ("low", "middle", "high"))
+    return series.band(ints(curve["step"]), low, middle, high, x="step", y="memory (MiB)", height=340)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import streamlit as st
+from plotly.graph_objects import Figure
 
 from analyzers.eventlog import EventLog
 from analyzers.report import queries as shared
@@ -42,7 +43,7 @@ def numerics(view: View) -> None:
     diagnosis = view.diagnosis()
     if len(data["curve"]["loss"]):
         chart(
-            loss.draw(data["curve"], data["marks"], diagnosis.fired if diagnosis else (), height=460),
+            loss.draw, data["curve"], data["marks"], diagnosis.fired if diagnosis else (), height=460,
             key="numerics-loss", what="Loss and gradient norm over the steps",
         )  # fmt: skip
     else:
@@ -50,7 +51,7 @@ def numerics(view: View) -> None:
     table = data["gradients"]
     st.subheader("Gradient norm by parameter", anchor=False)
     if len(table["parameter"]):
-        chart(gradients.norms(table), key="numerics-norms", what="Gradient norm of each parameter over the steps")
+        chart(gradients.norms, table, key="numerics-norms", what="Gradient norm of each parameter over the steps")
         st.caption("Every measured step has a column; between them nothing was measured (`probes.gradient_interval`).")
     else:
         nothing(
@@ -59,28 +60,30 @@ def numerics(view: View) -> None:
         )
     st.subheader("Not finite", anchor=False)
     if (floats(table["nonfinite"]) > 0).any():
-        chart(gradients.nonfinite(table), key="numerics-nonfinite", what="Parameters with NaN or Inf by step")
+        chart(gradients.nonfinite, table, key="numerics-nonfinite", what="Parameters with NaN or Inf by step")
     else:
         nothing("No gradient that was looked at held a NaN or an Inf.")
     left, right = st.columns(2, gap="medium")
     with left:
         st.subheader("Learning rate", anchor=False)
         if len(data["rate"]["step"]):
-            line = series.Series(
-                name="rate", x=ints(data["rate"]["step"]), y=floats(data["rate"]["lr"]), colour=SEQUENCE[2]
-            )
-            figure = series.draw([line], x="step", y="learning rate", height=260, from_zero=True)
-            chart(figure, key="numerics-rate", what="Learning rate over the steps")
+            chart(_rate, data["rate"], key="numerics-rate", what="Learning rate over the steps")
         else:
             nothing("No learning rate was recorded.")
     with right:
         st.subheader("Loss scale", anchor=False)
         if data["scale"]:
-            steps, scales = zip(*data["scale"], strict=True)
-            line = series.Series(
-                name="scale", x=np.array(steps), y=np.array(scales, dtype=np.float64), colour=SEQUENCE[5]
-            )
-            figure = series.draw([line], x="step", y="scale after an overflow", height=260, log=True)
-            chart(figure, key="numerics-scale", what="Loss scale after each overflow")
+            chart(_scale, data["scale"], key="numerics-scale", what="Loss scale after each overflow")
         else:
             nothing("The loss scale never changed.", "It does in fp16 only, when gradients overflow.")
+
+
+def _rate(rate: queries.Columns) -> Figure:
+    line = series.Series(name="rate", x=ints(rate["step"]), y=floats(rate["lr"]), colour=SEQUENCE[2])
+    return series.draw([line], x="step", y="learning rate", height=260, from_zero=True)
+
+
+def _scale(changes: list[tuple[int, float]]) -> Figure:
+    steps, scales = zip(*changes, strict=True)
+    line = series.Series(name="scale", x=np.array(steps), y=np.array(scales, dtype=np.float64), colour=SEQUENCE[5])
+    return series.draw([line], x="step", y="scale after an overflow", height=260, log=True)

@@ -10,12 +10,15 @@ from analyzers.diagnose import Diagnosis
 from analyzers.finding import Finding
 from analyzers.report import queries as shared
 from analyzers.report.figures import goodput, loss, speed
+from analyzers.report.markdown import escaped
+from analyzers.report.text import visible
 from analyzers.source import Source
+from analyzers.utilisation import flops_per_token, mfu
 
 from .. import queries, units
 from ..frame import View, framed
 from ..known_findings import known_findings
-from ..show import chart, nothing, said
+from ..show import chart, nothing, said, tiles
 from .findings import card
 
 __all__ = ["overview"]
@@ -23,86 +26,94 @@ __all__ = ["overview"]
 MAX_CARDS = 4
 
 
-def load_overview(source: Source) -> dict[str, Any]:
-    """Everything but the diagnosis."""
-    return {
-        "pulse": queries.pulse(source),
-        "curve": shared.loss_curve(source),
-        "marks": shared.marks(source),
-        "speed": queries.speed(source),
-        "said": queries.findings_said(source),
-    }
+def load_pulse(source: Source) -> dict[str, Any]:
+    """What is quick however long the run is: the newest steps, and what `watch` has said."""
+    return {"pulse": queries.pulse(source), "said": queries.findings_said(source)}
+
+
+def load_lines(source: Source) -> dict[str, Any]:
+    """The curves over all steps."""
+    return {"curve": shared.loss_curve(source), "marks": shared.marks(source), "speed": queries.speed(source)}
 
 
 @framed("Overview")
 def overview(view: View) -> None:
     """State, pulse, open findings, loss, speed, goodput."""
-    data = view.ask(load_overview)
+    data = view.ask(load_pulse)
     if data is None:
         return
     diagnosis = view.diagnosis()
     found = known_findings(diagnosis, data["said"])
     _pulse(view, data["pulse"], diagnosis)
     _findings(view, found, diagnosis)
+    lines = view.ask(load_lines)
+    if lines is not None:
+        _lines(lines, found)
+    account = diagnosis.goodput if diagnosis is not None else None
+    if account is not None and account.wall_s > 0:
+        st.subheader("Where the time went", anchor=False)
+        chart(goodput.strip, account, key="overview-goodput", what="Shares of the wall time by category")
+
+
+def _lines(lines: dict[str, Any], found: list[Finding]) -> None:
     left, right = st.columns([3, 2], gap="medium")
     with left:
         st.subheader("Loss", anchor=False)
-        if len(data["curve"]["loss"]):
+        if len(lines["curve"]["loss"]):
             chart(
-                loss.draw(data["curve"], data["marks"], found), key="overview-loss",
+                loss.draw, lines["curve"], lines["marks"], found, key="overview-loss",
                 what="Loss and gradient norm over the steps, with findings, rollbacks and checkpoints",
             )  # fmt: skip
         else:
             nothing("No loss was recorded yet.")
     with right:
         st.subheader("Step time", anchor=False)
-        if len(data["speed"]["step"]):
+        if len(lines["speed"]["step"]):
             chart(
-                speed.draw(data["speed"]), key="overview-speed", what="Step time and tokens per second over the steps"
+                speed.draw, lines["speed"], key="overview-speed", what="Step time and tokens per second over the steps"
             )
         else:
             nothing("No step has ended yet.")
-    account = diagnosis.goodput if diagnosis is not None else None
-    if account is not None and account.wall_s > 0:
-        st.subheader("Where the time went", anchor=False)
-        chart(goodput.strip(account), key="overview-goodput", what="Shares of the wall time by category")
 
 
 def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | None) -> None:
     goodput_ratio = diagnosis.goodput.goodput_ratio if diagnosis is not None and diagnosis.goodput else None
-    step, planned = view.state.step, _planned_steps(view.manifest)
+    planned = _planned_steps(view.manifest)
+    step = max((number for number in (view.state.step, pulse["step"]) if number is not None), default=None)
     done = f"of {planned:,}" if planned else None
-    tiles = [
-        ("Step", units.amount(step) if step is None else f"{step:,}", done),
-        ("Loss", "–" if pulse["loss"] is None else f"{pulse['loss']:.4f}", None),
-        ("Tokens/s", units.amount(pulse["tokens_per_s"]), None),
-        ("Step time", units.duration(pulse["step_ms"] / 1e3 if pulse["step_ms"] is not None else None), None),
+    fullest = pulse["memory_rank"]
+    numbers = [
+        ("Step", units.amount(step) if step is None else f"{step:,.0f}", done, None),
+        ("Loss", "–" if pulse["loss"] is None else f"{pulse['loss']:.4f}", None, None),
+        ("Tokens/s", units.amount(pulse["tokens_per_s"]), None, "Of the whole run, over the newest steps."),
+        (
+            "Step time", units.duration(pulse["step_ms"] / 1e3 if pulse["step_ms"] is not None else None), None,
+            "Median over ranks and the newest steps.",
+        ),
         _work_rate(view.manifest, pulse["tokens_per_s"]),
-        ("Goodput", units.percent(goodput_ratio), None),
-        ("Memory", units.data_size(pulse["memory_bytes"], digits=0), "largest rank" if pulse["memory_bytes"] else None),
-    ]
-    with st.container(horizontal=True, gap="small", key="pulse"):
-        for name, value, beneath in tiles:
-            st.metric(
-                name, value, beneath, delta_color="off", delta_arrow="off", border=True, height="stretch", width=138
-            )
+        ("Goodput", units.percent(goodput_ratio), None, "Share of the wall time that trained, and was kept."),
+        (
+            "Memory", units.data_size(pulse["memory_bytes"], digits=0),
+            None if fullest is None else f"rank {fullest:.0f}", "Of the fullest rank.",
+        ),
+    ]  # fmt: skip
+    tiles(numbers, key="pulse")
     if planned and step is not None and view.state.is_live:
         st.progress(min(1.0, step / planned))
 
 
-def _work_rate(manifest: dict[str, Any], tokens_per_s: float | None) -> tuple[str, str, str | None]:
-    """MFU where the device's peak is known, else the model's floating-point operations a second."""
-    per_token, peak = manifest.get("flops_per_token"), manifest.get("peak_flops")
-    parameters = manifest.get("num_parameters")
-    if not isinstance(per_token, (int, float)):
-        per_token = 6 * parameters if isinstance(parameters, (int, float)) else None
+def _work_rate(manifest: dict[str, Any], tokens_per_s: float | None) -> tuple[str, str, str | None, str]:
+    """MFU, with the model's floating-point operations a second of all ranks beneath it."""
+    meant = "Model FLOPs utilisation: what of the devices' peak goes into the model."
+    per_token, size = flops_per_token(manifest), manifest.get("world_size")
     if per_token is None or tokens_per_s is None:
-        return "Model FLOP/s", "–", None
-    rate = per_token * tokens_per_s
-    world_size = manifest.get("world_size")
-    if isinstance(peak, (int, float)) and peak > 0 and isinstance(world_size, int) and world_size > 0:
-        return "MFU", units.percent(rate / (peak * world_size)), f"{units.amount(rate)}FLOP/s"
-    return "Model FLOP/s", units.amount(rate), "all ranks"
+        return "MFU", "–", None, meant
+    beneath = f"{units.amount(per_token * tokens_per_s)}FLOP/s"
+    ratio = mfu(manifest, tokens_per_s=tokens_per_s, num_devices=size) if isinstance(size, int) else None
+    if ratio is None:
+        device = visible(str(manifest.get("device_name") or "this processor"))[:60]
+        return "MFU", "not known", beneath, f"{meant} The peak of {escaped(device)} is not known."
+    return "MFU", units.percent(ratio), beneath, meant
 
 
 def _planned_steps(manifest: dict[str, Any]) -> int | None:

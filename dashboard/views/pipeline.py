@@ -15,7 +15,7 @@ from analyzers.wait_split import pipelines
 
 from .. import queries, units
 from ..frame import View, framed
-from ..show import chart, nothing, said
+from ..show import chart, nothing, said, tiles
 
 __all__ = ["pipeline"]
 
@@ -81,7 +81,7 @@ def pipeline(view: View) -> None:
         return
     st.subheader(f"Step {step} as it ran", anchor=False)
     if len(ints(pieces["stage"])):
-        chart(figures.draw(pieces, flow=flow), key="schedule", what="Forwards and backwards of each stage")
+        chart(figures.draw, pieces, flow=flow, key="schedule", what="Forwards and backwards of each stage")
         st.caption("Numbers are microbatches. Clocks of other hosts may differ: then stages are shifted to each other.")
     else:
         nothing(f"No span of a stage was recorded in step {step}.")
@@ -92,7 +92,7 @@ def pipeline(view: View) -> None:
             for rank, share in list(idle["ranks"].items())[:64]
         }
         expected = _expected(view, idle, len(members))
-        chart(figures.idle(named, expected=expected), key="bubble", what="Idle share of each rank of the pipeline")
+        chart(figures.idle, named, expected=expected, key="bubble", what="Idle share of each rank of the pipeline")
         st.caption(
             f"Median over {idle['num_steps']} steps. Bubble: idle share from the first forward to the last backward."
         )
@@ -112,11 +112,9 @@ def _schedule_name(view: View) -> str:
 
 def _numbers(view: View, idle: dict[str, Any], ranks: int) -> None:
     expected = _expected(view, idle, ranks)
-    tiles = [
+    numbers = [
         ("Schedule", said(_schedule_name(view), 24) or "–"), ("Stages", str(sum(map(len, idle["stages"].values())))),
         ("Microbatches", str(idle["microbatches"])), ("Bubble", units.percent(idle["all"])),
         ("Ideal bubble", units.percent(expected)), ("Pipeline's time", units.duration(idle["total_ms"] / 1e3)),
     ]  # fmt: skip
-    with st.container(horizontal=True, gap="small"):
-        for name, value in tiles:
-            st.metric(name, value, border=True, width=165)
+    tiles([(name, value, None, None) for name, value in numbers], key="pipeline")

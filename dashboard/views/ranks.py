@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import streamlit as st
+from plotly.graph_objects import Figure
 
 from analyzers.report import queries as shared
 from analyzers.report.figures import heatmap, mesh, series, straggler
@@ -51,7 +52,7 @@ def ranks(view: View) -> None:
     if matrix is None:
         return
     if matrix.values.size and np.isfinite(matrix.values).any():
-        chart(heatmap.draw(matrix), key=f"ranks-heatmap-{measure}", what=f"{measure} by rank and step")
+        chart(heatmap.draw, matrix, key=f"ranks-heatmap-{measure}", what=f"{measure} by rank and step")
         if matrix.is_reduced:
             st.caption(
                 f"A cell is the largest value of {matrix.ranks_per_cell} ranks and {matrix.steps_per_cell} steps."
@@ -66,7 +67,7 @@ def ranks(view: View) -> None:
     with left:
         st.subheader("Slowest first", anchor=False)
         if len(data["work"]["rank"]):
-            chart(straggler.ranking(data["work"], culprits), key="ranks-ranking", what="Own work of each rank by phase")
+            chart(straggler.ranking, data["work"], culprits, key="ranks-ranking", what="Own work of each rank by phase")
         else:
             nothing("No step has ended yet.")
     with right:
@@ -101,10 +102,8 @@ def _mesh(data: dict[str, Any]) -> None:
     others = [name for name in mesh.DIMENSIONS if name != columns]
     others.sort(key=lambda name: (name == "local_rank", name != "node_rank" or len(found) > 2, -sizes.get(name, 0)))
     rows = shown[1].selectbox("Down", others, key="mesh-down", format_func=lambda name: mesh.DIMENSIONS[name])
-    own = dict(zip(ints(ranking["rank"]).tolist(), floats(ranking["own_ms"]).tolist(), strict=True))
-    values = np.array([own.get(rank, np.nan) for rank in ints(places["rank"]).tolist()])
     chart(
-        mesh.draw(places, values, rows=rows, columns=columns, unit="ms"), key=f"mesh-{rows}-{columns}",
+        _placed, places, ranking, rows=rows, columns=columns, key=f"mesh-{rows}-{columns}",
         what="Own work of the ranks at their places in the mesh",
     )  # fmt: skip
     st.caption("Numbers are ranks; the colour is the median own work of a step.")
@@ -121,13 +120,22 @@ def _pair(view: View, known: list[int], measure: str) -> None:
     pair = view.ask(load_pair, a, b, measure)
     if pair is None:
         return
-    unit = shared.MEASURES[measure][1]
-    steps = ints(pair["step"])
+    chart(
+        _beside, pair, a, b, measure, key=f"pair-{a}-{b}-{measure}",
+        what=f"{measure} of rank {a} and rank {b} over the steps",
+    )  # fmt: skip
+
+
+def _placed(places: queries.Columns, ranking: queries.Columns, *, rows: str, columns: str) -> Figure:
+    own = dict(zip(ints(ranking["rank"]).tolist(), floats(ranking["own_ms"]).tolist(), strict=True))
+    values = np.array([own.get(rank, np.nan) for rank in ints(places["rank"]).tolist()])
+    return mesh.draw(places, values, rows=rows, columns=columns, unit="ms")
+
+
+def _beside(pair: queries.Columns, a: int, b: int, measure: str) -> Figure:
+    steps, unit = ints(pair["step"]), shared.MEASURES[measure][1]
     lines = [
         series.Series(name=f"rank {a}", x=steps, y=floats(pair["a"]), colour=SEQUENCE[1]),
         series.Series(name=f"rank {b}", x=steps, y=floats(pair["b"]), colour=SEQUENCE[0]),
     ]
-    chart(
-        series.draw(lines, x="step", y=f"{measure} ({unit})", from_zero=measure != "memory"),
-        key=f"pair-{a}-{b}-{measure}", what=f"{measure} of rank {a} and rank {b} over the steps",
-    )  # fmt: skip
+    return series.draw(lines, x="step", y=f"{measure} ({unit})", from_zero=measure != "memory")

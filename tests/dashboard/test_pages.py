@@ -18,7 +18,7 @@ EXPECTED = {
     "goodput": ("Goodput: ", "Steps kept: 24", "Rank by rank"),
     "ranks": ("Slowest first", "In the mesh", "Two ranks"),
     "timeline": ("Above: phases",),
-    "collectives": ("Exposed communication", "Waiting", "Bandwidth"),
+    "collectives": ("Exposed: ", "Waiting", "Bandwidth"),
     "pipeline": ("This run has no pipeline",),
     "numerics": ("Gradient norm by parameter", "Not finite", "Learning rate"),
     "memory": ("Rank and step", "By rank"),

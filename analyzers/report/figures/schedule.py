@@ -15,12 +15,12 @@ import numpy as np
 from plotly.graph_objects import Figure
 
 from ...source import floats, ints
-from .theme import PHASE, SEQUENCE, new_figure, tint
+from .flow import Stop, add_flow
+from .theme import PHASE, SEQUENCE, new_figure
 
 __all__ = ["draw", "idle"]
 
 MAX_NUMBERS = 400
-MAX_FLOWS = 600
 _SHOWN = {"forward": "F", "loss": "", "backward": "B", "weight": "W", "send": "", "recv": ""}
 
 
@@ -47,31 +47,18 @@ def draw(pieces: Mapping[str, Any], *, flow: bool = True) -> Figure:
             hovertemplate="stage %{y:.0f}, microbatch %{customdata}: " + name + " %{x:.3f} ms<extra></extra>",
         )  # fmt: skip
     if flow:
-        _flow(figure, stage, microbatch, kind, start, end)
+        stops = [
+            Stop(row=stage[i], key=int(microbatch[i]), stage=int(stage[i]), kind=kind[i], start_ms=start[i],
+                 end_ms=end[i])
+            for i in range(len(kind))
+        ]  # fmt: skip
+        add_flow(figure, stops, half=0.27)
     figure.update_yaxes(
         tickmode="array", tickvals=stages, ticktext=[f"stage {number}" for number in stages], autorange="reversed",
         showgrid=False,
     )  # fmt: skip
     figure.update_xaxes(ticksuffix=" ms", title={"text": ""})
     return figure
-
-
-def _flow(figure: Figure, stage: Any, microbatch: Any, kind: Any, start: Any, end: Any) -> None:
-    """Thin lines from a microbatch's end on one stage to its begin on the next."""
-    for name, way in (("forward", 1), ("backward", -1)):
-        place = {(int(stage[i]), int(microbatch[i])): i for i in np.flatnonzero(kind == name)}
-        xs: list[float | None] = []
-        ys: list[float | None] = []
-        for (at, number), i in list(place.items())[:MAX_FLOWS]:
-            j = place.get((at + way, number))
-            if j is not None and start[j] >= end[i] - 1.0:
-                xs += [float(end[i]), float(start[j]), None]
-                ys += [at + 0.27 * way, at + way - 0.27 * way, None]
-        if xs:
-            figure.add_scatter(
-                x=xs, y=ys, mode="lines", line={"width": 1, "color": tint(SEQUENCE[7], 0.55)}, hoverinfo="skip",
-                name="flow", legendgroup="flow", showlegend=name == "forward",
-            )  # fmt: skip
 
 
 def idle(ranks: Mapping[str, float], *, expected: float | None = None) -> Figure:

@@ -3,7 +3,7 @@
 figure = draw(queries.timeline(store, attempt=0, first_step=38, last_step=41, ranks=[0, 1, 2, 3]))
 
 Each rank has two lanes: its spans above, its collectives below. What had not ended when the records end is drawn to
-the right edge, hatched.
+the right edge, hatched. In a pipeline thin lines follow each microbatch from stage to stage.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import plotly.graph_objects as go
 
 from ..queries import Piece
+from .flow import Stop, add_flow
 from .theme import CALL, PHASE, SEQUENCE, label, new_figure
 
 __all__ = ["draw"]
@@ -50,6 +51,13 @@ def draw(pieces: list[Piece], *, ranks: list[int] | None = None) -> go.Figure:
             hovertext=[_told(piece) for piece in of_kind], hovertemplate="%{hovertext}<extra></extra>",
         )  # fmt: skip
         named.add(name)
+    stops = [
+        Stop(row=lane[p.rank] - 0.16, key=(p.pipeline, p.step, p.microbatch), stage=p.stage, kind=p.kind,
+             start_ms=p.start_ms, end_ms=p.end_ms)
+        for p in pieces
+        if p.stage is not None and p.microbatch is not None and p.end_ms is not None
+    ]  # fmt: skip
+    add_flow(figure, stops, half=0.23)
     figure.update_yaxes(
         tickmode="array", tickvals=list(lane.values()), ticktext=[f"rank {rank}" for rank in lane],
         range=[len(lane) - 0.4, -0.6], showgrid=False,

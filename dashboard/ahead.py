@@ -1,0 +1,49 @@
+"""A large run is looked at ahead: what its other pages will ask first is computed while somebody reads the first one.
+
+    look_ahead(access)              # once for each run; does nothing for a run whose pages are quick anyway
+
+One question at a time, so that those of the page that is open are never kept waiting for more than one of these.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .access import RunAccess
+
+__all__ = ["LARGE_BYTES", "look_ahead"]
+
+LARGE_BYTES = 256 << 20
+"""Size of a store from which a page takes a noticeable while."""
+PATIENCE_S = 120.0
+_looked: set[str] = set()
+
+
+def look_ahead(access: RunAccess) -> None:
+    """Begin to ask, if the run is large and nobody has begun."""
+    name = str(access.run.path)
+    if name in _looked or access.size_bytes() < LARGE_BYTES:
+        return
+    _looked.add(name)
+    threading.Thread(target=_ask_all, args=(access,), name="look-ahead", daemon=True).start()
+
+
+def _ask_all(access: RunAccess) -> None:
+    from .views import collectives, memory, numerics, overview, pipeline, ranks, timeline  # they import the frame
+
+    questions: tuple[tuple[Callable[..., Any], tuple[Hashable, ...]], ...] = (
+        (overview.load_lines, ()),
+        (ranks.load_matrix, ("own work",)),
+        (ranks.load_ranks, ()),
+        (memory.load_memory, ()),
+        (numerics.load_numerics, ()),
+        (timeline.load_extent, ()),
+        (collectives.load_calls, ()),
+        (pipeline.load_pipelines, ()),
+        (ranks.load_matrix, ("step time",)),
+    )
+    for load, parameters in questions:
+        access.ask(load, *parameters, first_s=PATIENCE_S)

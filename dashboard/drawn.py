@@ -1,0 +1,73 @@
+"""Charts that are built once: while what a chart shows is the same, its finished form is given again.
+
+    figure = drawn(("demo", "overview-loss"), loss.draw, (curve, marks, findings), {}, dark=False)
+    st.plotly_chart(figure)
+
+A page runs every two seconds, and most of its charts show what they showed before. Plotly takes 40 to 100 ms to build
+and check a figure, and Streamlit sends to the browser only what differs from what it sent before. So the finished form
+is kept with the answers that it was built from; answers are the same objects until the store has changed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.basedatatypes import BaseFigure
+
+from analyzers.report.figures.theme import template
+
+__all__ = ["Drawn", "drawn"]
+
+MAX_KEPT = 96
+"""Charts that are kept, those of the last pages; the largest, a heatmap, is 1 MB."""
+_PLAIN = (str, int, float, bool, tuple, list, dict)
+
+
+class Drawn(BaseFigure):
+    """A figure in its finished form, for `st.plotly_chart`: nothing is copied or checked again."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        object.__setattr__(self, "_spec", spec)
+
+    def to_dict(self) -> dict[str, Any]:
+        spec: dict[str, Any] = self.__dict__["_spec"]
+        return spec
+
+
+_kept: OrderedDict[Hashable, tuple[tuple[Any, ...], Drawn]] = OrderedDict()
+_lock = threading.Lock()
+
+
+def drawn(
+    name: Hashable, draw: Callable[..., go.Figure], shown: tuple[Any, ...], options: Mapping[str, Any], *, dark: bool
+) -> Drawn:
+    """`draw(*shown, **options)` in its theme, or what it gave before if all of `shown` are the same."""
+    asked = (*shown, *options.values())
+    with _lock:
+        former = _kept.get((name, dark))
+        if former is not None and len(former[0]) == len(asked) and all(map(_alike, former[0], asked)):
+            _kept.move_to_end((name, dark))
+            return former[1]
+    spec = draw(*shown, **options).to_dict()
+    spec["layout"]["template"] = template(dark=dark)
+    spec["layout"]["uirevision"] = str(name)
+    figure = Drawn(spec)
+    with _lock:
+        _kept[(name, dark)] = (asked, figure)
+        while len(_kept) > MAX_KEPT:
+            _kept.popitem(last=False)
+    return figure
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """The same object, or equal ones of a kind that can be compared at once; arrays are the former only."""
+    if a is b:
+        return True
+    try:
+        return type(a) is type(b) and isinstance(a, _PLAIN) and bool(a == b)
+    except ValueError:  # an array within
+        return False
