@@ -210,8 +210,9 @@ def _head(title: str, access: RunAccess, view: View | None) -> None:
             st.badge(said(word, 30), color=_STATE_COLOURS.get(word, "gray"), icon=_STATE_ICONS.get(word), help="State")
             st.markdown(f"**{said(access.run.run_id, 60)}**", width="content")
             st.markdown(_since(state), width="content")
+    reason = st.empty()
     if view is not None and view.state.reason and view.state.word not in ("finished", "training"):
-        st.caption(said(view.state.reason, 300))
+        reason.caption(said(view.state.reason, 300))
 
 
 def _since(state: RunState) -> str:

@@ -4,12 +4,14 @@
         server.url                  # http://127.0.0.1:8501
         server.wait()
 
-The server is Streamlit's own, as a process of its own, on the loopback address unless told otherwise.
+The server is Streamlit's own, as a process of its own (`serve`) that ends with this one, on the loopback address unless
+told otherwise.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import socket
 import subprocess
@@ -24,7 +26,6 @@ from probes.rundir import RunDir
 
 __all__ = ["DashboardError", "DashboardServer"]
 
-APP = Path(__file__).parent / "app.py"
 READY_S = 60.0
 LOOPBACK = "127.0.0.1"
 
@@ -42,9 +43,10 @@ class DashboardServer:
             raise DashboardError("streamlit is not installed: pip install 'rankscope[dashboard]'")
         port = _free_port(address, port)
         self.url = f"http://{address}:{port}"
-        command, environment = own_process("streamlit", "run", str(APP))
+        command, environment = own_process("dashboard.serve")
         command += ["--server.address", address, "--server.port", str(port), "--server.headless", "true"]
         environment |= {"RANKSCOPE_DASHBOARD_RUNS": str(folder), "RANKSCOPE_DASHBOARD_RUN": run_id}
+        environment["RANKSCOPE_DASHBOARD_PARENT"] = str(os.getpid())
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             self._await_ready()

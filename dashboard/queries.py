@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analyzers.report.queries import MEASURES
+from analyzers.report.sampled import sampled
 from analyzers.source import Source
 from probes.schema import TABLES
 
@@ -54,7 +55,7 @@ def last_steps(source: Source) -> dict[int, int]:
 
 
 def pulse(source: Source) -> dict[str, float | None]:
-    """The newest steps of the newest attempt: step, loss, grad_norm, lr, step_ms, tokens_per_s, memory_bytes and its rank.
+    """Of the newest steps: step, loss, grad_norm, lr, step_ms, tokens_per_s, memory_bytes, memory_rank.
 
     The memory is that of the fullest rank. Tokens count once, whatever the number of ranks that read the same text.
     """
@@ -148,21 +149,17 @@ def places(source: Source) -> Columns:
 
 
 def ranking(source: Source, first_step: int, last_step: int) -> Columns:
-    """Columns rank, own_ms, step_ms, waiting_ms (medians), num_steps, memory_mib; of some steps, every k-th of many."""
-    names = ("rank", "own_ms", "step_ms", "waiting_ms", "num_steps", "memory_mib")
-    span = step_range(source)
-    if span is None:
+    """Columns rank, own_ms, step_ms, waiting_ms (medians) and memory_mib; of long runs of some stretches of steps."""
+    names = ("rank", "own_ms", "step_ms", "waiting_ms", "memory_mib")
+    if step_range(source) is None:
         return _none(*names)
-    every = _every(span, first_step, last_step)
     return source.query(
         f"""
         SELECT rank, median({MEASURES["own work"][0]}) AS own_ms, median(duration_ns) / 1e6 AS step_ms,
-               median(collective_wait_ns) / 1e6 AS waiting_ms, count(*) * {every} AS num_steps,
-               max(memory_bytes) / 1048576.0 AS memory_mib
-        FROM steps WHERE rank >= 0 AND duration_ns IS NOT NULL AND step BETWEEN ? AND ? AND step % {every} = 0
+               median(collective_wait_ns) / 1e6 AS waiting_ms, max(memory_bytes) / 1048576.0 AS memory_mib
+        FROM steps WHERE rank >= 0 AND duration_ns IS NOT NULL AND {sampled(source, first_step, last_step)}
         GROUP BY rank ORDER BY own_ms DESC NULLS LAST, rank
-        """,
-        [first_step, last_step],
+        """
     )
 
 
@@ -294,10 +291,3 @@ def schedule(source: Source, attempt: int, step: int, members: tuple[int, ...]) 
         """,
         [attempt, step],
     )
-
-
-def _every(span: tuple[int, int, int], first_step: int, last_step: int) -> int:
-    """Every how many steps to look, so that about `MAX_SAMPLE` rows are."""
-    first, last, num = span
-    share = (min(last, last_step) - max(first, first_step) + 1) / max(1, last - first + 1)
-    return max(1, -(-int(num * max(0.0, share)) // MAX_SAMPLE))

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ..bandwidth import call_columns
 from ..eventlog import EventLog
 from ..source import Ints, Source, floats, ints
+from .sampled import sampled
 
 __all__ = [
     "MEASURES",
@@ -39,7 +40,6 @@ MAX_CELLS = 400
 """Rows and columns of a matrix."""
 MAX_PIECES = 5_000
 MAX_STEPS = 2_000
-MAX_ROWS = 1_000_000
 _OWN = " + ".join(
     f"(coalesce({p}_ns, 0) - coalesce({p}_wait_ns, 0))" for p in ("data", "forward", "backward", "optimizer")
 )
@@ -75,6 +75,8 @@ class Matrix:
     unit: str
     ranks_per_cell: int = 1
     steps_per_cell: int = 1
+    looked_at_every: int = 1
+    """Steps from one that was looked at to the next."""
 
     @property
     def is_reduced(self) -> bool:
@@ -159,19 +161,26 @@ def marks(source: Source) -> list[Mark]:
     return found
 
 
-def rank_step(source: Source, measure: str = "step time", *, max_cells: int = MAX_CELLS) -> Matrix:
-    """A measure of MEASURES over ranks and steps, each cell the largest of its part. Raises KeyError."""
+def rank_step(
+    source: Source, measure: str = "step time", *, max_cells: int = MAX_CELLS, max_rows: int | None = None
+) -> Matrix:
+    """A measure of MEASURES over ranks and steps, each cell the largest of its part. Raises KeyError.
+
+    With `max_rows`, of a longer run only every k-th step is looked at: a first look, in a fraction of the time.
+    """
     expression, unit = MEASURES[measure]
     nothing = Matrix(ranks=np.zeros(0, np.int64), steps=np.zeros(0, np.int64), values=np.zeros((0, 0)), unit=unit)
     if not source.has("steps"):
         return nothing
     finished = "duration_ns IS NOT NULL AND rank >= 0"
-    ((low, high, first, last),) = source.rows(
-        f"SELECT min(rank), max(rank), min(step), max(step) FROM steps WHERE {finished}"
+    ((low, high, first, last, num_rows),) = source.rows(
+        f"SELECT min(rank), max(rank), min(step), max(step), count(*) FROM steps WHERE {finished}"
     )
     if low is None or first is None:
         return nothing
     per_rank, per_step = -(-(high - low + 1) // max_cells), -(-(last - first + 1) // max_cells)
+    every = 1 if max_rows is None else max(1, min(int(per_step), -(-num_rows // max_rows)))
+    finished += f" AND (step - {first}) % {every} = 0" if every > 1 else ""
     table = source.query(
         f"""
         SELECT (rank - {low}) // {per_rank} AS i, (step - {first}) // {per_step} AS j,
@@ -184,7 +193,7 @@ def rank_step(source: Source, measure: str = "step time", *, max_cells: int = MA
     values[ints(table["i"]), ints(table["j"])] = floats(table["value"])
     return Matrix(
         ranks=low + per_rank * np.arange(shape[0]), steps=first + per_step * np.arange(shape[1]), values=values,
-        unit=unit, ranks_per_cell=int(per_rank), steps_per_cell=int(per_step),
+        unit=unit, ranks_per_cell=int(per_rank), steps_per_cell=int(per_step), looked_at_every=every,
     )  # fmt: skip
 
 
@@ -252,18 +261,15 @@ def collectives(source: Source, *, limit: int = 1_000) -> dict[str, npt.NDArray[
 def own_work(source: Source, *, first_step: int = 0, last_step: int = 1 << 60) -> dict[str, npt.NDArray[Any]]:
     """Columns rank, data, forward, backward, optimizer: median milliseconds of a step, without waits.
 
-    Of long runs every k-th step is looked at.
+    Of long runs some stretches of steps are looked at.
     """
     phases = ("data", "forward", "backward", "optimizer")
     if not source.has("steps"):
         return {name: np.zeros(0) for name in ("rank", *phases)}
     medians = ", ".join(f"median(coalesce({p}_ns, 0) - coalesce({p}_wait_ns, 0)) / 1e6 AS {p}" for p in phases)
-    ((num_rows,),) = source.rows("SELECT count(*) FROM steps WHERE step BETWEEN ? AND ?", [first_step, last_step])
-    every = max(1, -(-num_rows // MAX_ROWS))
     return source.query(
-        f"SELECT rank, {medians} FROM steps WHERE duration_ns IS NOT NULL AND rank >= 0 AND step BETWEEN ? AND ?"
-        f" AND step % {every} = 0 GROUP BY rank ORDER BY rank",
-        [first_step, last_step],
+        f"SELECT rank, {medians} FROM steps WHERE duration_ns IS NOT NULL AND rank >= 0"
+        f" AND {sampled(source, first_step, last_step)} GROUP BY rank ORDER BY rank"
     )
 
 

@@ -49,14 +49,12 @@ def collectives(view: View) -> None:
     if not len(calls["op"]):
         nothing("No collective was recorded in this run.", "The probes record them unless `probes.collectives` is off.")
         return
-    _exposed(view)
-    exposure = view.ask(load_exposure)
-    if exposure:
-        st.subheader("Exposed and hidden", anchor=False)
-        chart(
-            exposed.draw, exposure["step"], *exposure["parts"], key="collectives-exposed",
-            what="Milliseconds of communication a step, exposed and hidden",
-        )  # fmt: skip
+    with st.container(key="collectives-numbers"):
+        _exposed(view)
+    with st.container(key="collectives-shares"):
+        exposure = view.ask(load_exposure)
+        if exposure:
+            _shares(exposure)
     st.subheader("Waiting", anchor=False)
     chart(figures.waits, calls, key="collectives-waits", what="Seconds waited by operation and group")
     st.subheader("Bandwidth", anchor=False)
@@ -72,6 +70,14 @@ def collectives(view: View) -> None:
                 "waited (s)": np.round(floats(calls["wait_s"]), 3),
             }, key="collectives-table",
         )  # fmt: skip
+
+
+def _shares(exposure: dict[str, Any]) -> None:
+    st.subheader("Exposed and hidden", anchor=False)
+    chart(
+        exposed.draw, exposure["step"], *exposure["parts"], key="collectives-exposed",
+        what="Milliseconds of communication a step, exposed and hidden",
+    )  # fmt: skip
 
 
 def _exposed(view: View) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import streamlit as st
 
+from analyzers.diagnose import Diagnosis
 from analyzers.finding import SEVERITIES, Finding
 from analyzers.report.evidence import drawings
 from analyzers.report.explained import next_step, why
@@ -60,8 +61,14 @@ def findings(view: View) -> None:
     if asked:
         _one(view, found + advised, asked[:300], is_complete=diagnosis is not None and not view.is_pending)
         return
+    note, listed = st.empty(), st.container()
     if diagnosis is None:
-        st.caption("The analyzers are looking at the whole run; so far this is what watch has said.")
+        note.caption("The analyzers are looking at the whole run; so far this is what watch has said.")
+    with listed:
+        _all(view, found, diagnosis)
+
+
+def _all(view: View, found: list[Finding], diagnosis: Diagnosis | None) -> None:
     if not found:
         if diagnosis is not None:
             nothing("Nothing fired in this run.")

@@ -45,10 +45,12 @@ def overview(view: View) -> None:
     diagnosis = view.diagnosis()
     found = known_findings(diagnosis, data["said"])
     _pulse(view, data["pulse"], diagnosis)
-    _findings(view, found, diagnosis)
-    lines = view.ask(load_lines)
-    if lines is not None:
-        _lines(lines, found)
+    with st.container(key="overview-findings"):  # of its own, so that what is beneath stays the same element
+        _findings(view, found, diagnosis)
+    with st.container(key="overview-lines"):
+        lines = view.ask(load_lines)
+        if lines is not None:
+            _lines(lines, found)
     account = diagnosis.goodput if diagnosis is not None else None
     if account is not None and account.wall_s > 0:
         st.subheader("Where the time went", anchor=False)

@@ -14,15 +14,27 @@ from analyzers.report.figures.theme import SEQUENCE
 from analyzers.source import Source, floats, ints
 
 from .. import queries
+from ..ahead import LARGE_BYTES
 from ..frame import View, framed
 from ..show import chart, nothing, table
 
 __all__ = ["ranks"]
 
+GLANCE_ROWS = 5_000_000
+_COLUMNS = {
+    "rank": "rank", "own_ms": "own work (ms)", "step_ms": "step time (ms)", "waiting_ms": "waiting (ms)",
+    "memory_mib": "memory, largest (MiB)",
+}  # fmt: skip
+
 
 def load_matrix(source: Source, measure: str) -> Any:
     """Rank x step."""
     return shared.rank_step(source, measure)
+
+
+def load_glance(source: Source, measure: str) -> Any:
+    """The same from a few million rows, for the time until all have been looked at."""
+    return shared.rank_step(source, measure, max_rows=GLANCE_ROWS)
 
 
 def load_ranks(source: Source) -> dict[str, Any]:
@@ -48,14 +60,17 @@ def ranks(view: View) -> None:
         "Step time is about the same on all ranks, because they wait for one another.",
     )  # fmt: skip
     measure = measure or "own work"
-    matrix = view.ask(load_matrix, measure)
+    matrix = _matrix(view, measure)
     if matrix is None:
         return
     if matrix.values.size and np.isfinite(matrix.values).any():
         chart(heatmap.draw, matrix, key=f"ranks-heatmap-{measure}", what=f"{measure} by rank and step")
         if matrix.is_reduced:
+            every = matrix.looked_at_every
+            of_some = f" So far every {every}th of them has been looked at." if every > 1 else ""
             st.caption(
                 f"A cell is the largest value of {matrix.ranks_per_cell} ranks and {matrix.steps_per_cell} steps."
+                + of_some
             )
     else:
         nothing(f"Nothing was recorded of {measure} in this run.")
@@ -76,9 +91,20 @@ def ranks(view: View) -> None:
     _pair(view, ints(data["ranking"]["rank"]).tolist(), measure)
     with st.expander("All ranks as a table"):
         table(
-            {name: np.round(column, 2) if name not in ("rank", "num_steps") else column
-             for name, column in data["ranking"].items()}, key="ranks-table",
+            {_COLUMNS[name]: np.round(column, 2) for name, column in data["ranking"].items()}, key="ranks-table",
         )  # fmt: skip
+
+
+def _matrix(view: View, measure: str) -> Any:
+    """The matrix; of a large run one of some steps until the whole one has come."""
+    if view.access.size_bytes() < LARGE_BYTES:
+        return view.ask(load_matrix, measure)
+    whole = view.access.ask(load_matrix, measure)
+    if whole.value is not None:
+        view.is_pending |= not whole.is_fresh
+        return whole.value
+    view.expect(whole)
+    return view.ask(load_glance, measure)
 
 
 def _accused(view: View) -> list[int]:

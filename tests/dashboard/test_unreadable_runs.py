@@ -60,8 +60,8 @@ def test_a_store_that_somebody_holds_is_told_and_read_when_it_is_free(tmp_path: 
         assert holder.stdin is not None
         assert holder.stdout.readline() == "held\n"
         app = open_page(run.path.parent, "memory")
+        wait_for(lambda: "held open by another process" in shown(app.run()), "the complaint", deadline_s=30)
         assert not app.exception
-        assert "held open by another process" in shown(app)
         holder.stdin.close()
         holder.wait(10)
     wait_for(lambda: "held open" not in shown(app.run()), "a page without the complaint", deadline_s=20)

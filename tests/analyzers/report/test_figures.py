@@ -14,6 +14,7 @@ from analyzers.goodput import CATEGORIES, measure
 from analyzers.report import queries
 from analyzers.report.figures import collectives, goodput, heatmap, loss, straggler, theme, timeline, waitfor
 from analyzers.report.figures.reduce import MAX_POINTS, extremes
+from analyzers.report.sampled import sampled
 from analyzers.snapshot import SNAPSHOT_EVENTS, take_snapshot
 from analyzers.waitfor import find_culprits, waits_of
 from probes.store import Store
@@ -99,6 +100,45 @@ def test_a_timeline_leaves_open_what_never_ended(tmp_path: Path) -> None:
     assert [base + length for base, length in zip(in_flight.base, in_flight.x, strict=True)] == pytest.approx(
         [right] * 2
     )
+
+
+def test_a_timeline_follows_microbatches_within_each_pipeline() -> None:
+    store = MemoryStore()
+    store.add("ranks", [
+        {"attempt": 0, "rank": rank, "wall_ns": 1, "host": "a", "pp": rank // 2, "dp_shard": rank % 2}
+        for rank in range(4)
+    ])  # fmt: skip
+    ms = 1_000_000
+    store.add("spans", [
+        {"attempt": 0, "rank": rank, "step": 7, "kind": kind, "stage": rank // 2, "microbatch": microbatch,
+         "start_ns": begin * ms, "end_ns": (begin + 10) * ms}
+        for rank in range(4)
+        for microbatch in range(2)
+        for kind, begin in (
+            ("forward", 100 + 20 * (rank // 2) + 10 * microbatch),
+            ("backward", 200 - 20 * (rank // 2) + 10 * microbatch),
+        )
+    ])  # fmt: skip
+    pieces = queries.timeline(store, attempt=0, first_step=7, last_step=7, ranks=range(4))
+    down, up = (trace for trace in timeline.draw(pieces).data if trace.name == "flow")
+    assert sorted(zip(down.x[0::3], down.x[1::3], strict=True)) == [(10, 20), (10, 20), (20, 30), (20, 30)]
+    assert sorted(zip(up.x[0::3], up.x[1::3], strict=True)) == [(90, 100), (90, 100), (100, 110), (100, 110)]
+    rows = {(round(a), round(b)) for a, b in zip(down.y[0::3], down.y[1::3], strict=True)}
+    assert rows == {(0, 2), (1, 3)}, "shard 0 is ranks 0 and 2, shard 1 is ranks 1 and 3"
+
+
+def test_medians_of_a_long_run_come_from_stretches_of_its_steps() -> None:
+    store = big_store(40, 5_000)
+    assert sampled(store, 0, 1 << 60) == f"step BETWEEN 0 AND {1 << 60}"
+    condition = sampled(store, 1, 5_000, max_rows=20_000)
+    steps = [step for (step,) in store.rows(f"SELECT DISTINCT step FROM steps WHERE {condition} ORDER BY step")]
+    assert steps[0] == 1
+    assert steps[-1] == 5_000
+    assert 10_000 <= 40 * len(steps) <= 20_000
+    assert max(np.diff(steps)) < 5_000 / 12
+    work = queries.own_work(store)
+    assert work["rank"].tolist() == list(range(40))
+    assert set(work["forward"]) == {0.9}
 
 
 def test_the_wait_for_graph_points_at_the_culprit(tmp_path: Path) -> None:

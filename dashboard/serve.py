@@ -1,0 +1,36 @@
+"""The server's own process: Streamlit on our script, which ends when the command that started it does, however it ends.
+
+    RANKSCOPE_DASHBOARD_PARENT=4711 python -m dashboard.serve --server.port 8501
+
+A command that is killed hard cannot stop its server; the kernel does it (PR_SET_PDEATHSIG), and no server is left
+behind on the port.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+__all__ = ["end_with"]
+
+APP = Path(__file__).parent / "app.py"
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with(parent: int) -> None:
+    """From here on this process gets a SIGTERM when its parent ends; at once if it has ended already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    if sys.platform == "linux":
+        end_with(int(os.environ["RANKSCOPE_DASHBOARD_PARENT"]))
+    from streamlit.web import cli
+
+    sys.argv = ["streamlit", "run", str(APP), *sys.argv[1:]]
+    cli.main()

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import plotly.io
+import pytest
+from plotly.tools import return_figure_from_figure_or_data
+
+from dashboard.drawn import MAX_KEPT, drawn
+
+
+@pytest.fixture
+def counted() -> tuple[Callable[..., go.Figure], list[Any]]:
+    calls: list[Any] = []
+
+    def draw(values: Any, title: str = "") -> go.Figure:
+        calls.append(values)
+        return go.Figure(go.Scatter(y=values["y"])).update_layout(title={"text": title})
+
+    return draw, calls
+
+
+def test_a_chart_is_built_once_while_it_shows_the_same(counted: tuple[Callable[..., go.Figure], list[Any]]) -> None:
+    draw, calls = counted
+    values = {"y": np.arange(3.0)}
+    first = drawn("once", draw, (values,), {"title": "a"}, dark=False)
+    assert drawn("once", draw, ({"y": values["y"]},), {"title": "a"}, dark=False) is first  # the same array within
+    assert len(calls) == 1
+    assert drawn("once", draw, (values,), {"title": "b"}, dark=False) is not first
+    assert drawn("once", draw, ({"y": np.arange(3.0)},), {"title": "b"}, dark=False) is not first  # an array of its own
+    assert (
+        drawn("once", draw, (values,), {"title": "b"}, dark=True).to_dict()["layout"]["template"]
+        != (first.to_dict()["layout"]["template"])
+    )
+    assert len(calls) == 4
+
+
+def test_what_the_browser_gets_is_the_figure(counted: tuple[Callable[..., go.Figure], list[Any]]) -> None:
+    draw, _ = counted
+    values = {"y": np.arange(4.0)}
+    found = drawn(("run", "key"), draw, (values,), {}, dark=False)
+    spec = return_figure_from_figure_or_data(found, validate_figure=True)  # what `st.plotly_chart` does with it
+    sent = json.loads(plotly.io.to_json(spec, validate=False))
+    assert sent["data"] == json.loads(draw(values).to_json())["data"]
+    assert "key" in sent["layout"]["uirevision"]
+
+
+def test_the_number_of_charts_is_bounded(counted: tuple[Callable[..., go.Figure], list[Any]]) -> None:
+    draw, calls = counted
+    values = {"y": np.zeros(1)}
+    for number in (*range(MAX_KEPT + 1), 0):
+        drawn(("bounded", number), draw, (values,), {}, dark=False)
+    assert len(calls) == MAX_KEPT + 2, "the one that was asked for longest ago was given up"

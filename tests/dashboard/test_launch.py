@@ -1,0 +1,40 @@
+"""The command and its server: the address that it prints answers, and neither outlives the other."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import urllib.request
+from pathlib import Path
+
+from probes.own_process import own_process
+from tests.e2e.launched import wait_for
+
+
+def test_a_command_that_is_killed_hard_leaves_no_server_behind(tmp_path: Path) -> None:
+    command, environment = own_process("rankscope", "dashboard", str(tmp_path), "--port", "0")
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            lines: list[str] = []
+            wait_for(lambda: lines.append(process.stdout.readline()) or "http" in lines[-1], "the address")
+            url = re.findall(r"http://127\.0\.0\.1:\d+", lines[-1])[0]
+            with urllib.request.urlopen(f"{url}/_stcore/health", timeout=10) as answer:
+                assert answer.status == 200
+            (server,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            process.send_signal(signal.SIGKILL)
+            process.wait(10)
+            wait_for(lambda: is_gone(int(server)), "the end of the server", deadline_s=20)
+        finally:
+            process.kill()
+
+
+def is_gone(pid: int) -> bool:
+    """Whether it has ended; one that nobody has waited for yet counts."""
+    try:
+        os.kill(pid, 0)
+        return " Z " in Path(f"/proc/{pid}/stat").read_text()
+    except (ProcessLookupError, FileNotFoundError):
+        return True
