@@ -17,6 +17,7 @@ from typing import Any
 
 from .eventlog import EventLog
 from .source import Source
+from .step_ends import NEVER_NS, ends_of_steps
 
 __all__ = ["SNAPSHOT_EVENTS", "AttemptView", "Call", "RankView", "attempts", "first_end_ns", "take_snapshot"]
 
@@ -24,15 +25,11 @@ SNAPSHOT_EVENTS = (
     "rank_state", "rank_exit", "rank_closed", "exception", "run_ended", "culprit_killed", "stacks", "attempt_started",
 )  # fmt: skip
 RECENT_STEPS = 50
-MANY_ROWS = 1_000_000
-"""Rows of steps of one attempt above which the newest minutes of it are looked at first."""
-RECENT_NS = 120_000_000_000
 """Steps whose durations say what a normal step is."""
 ORDER_STEPS = 5
 """Steps before the newest ones that say in which order a group's collectives come."""
 P2P = ("send", "recv")
 KEPT_CALLS = 4
-NEVER_NS = 2**62
 SKEW_NS = 60 * 10**9
 """Records this long after the first end mean that the clocks of two nodes disagree: then nothing is cut off."""
 
@@ -193,7 +190,7 @@ def _identities(source: Source, attempt: int) -> dict[int, tuple[int, int]]:
 def _steps(source: Source, attempt: int, views: dict[int, RankView], cut_ns: int) -> tuple[int, int]:
     if not source.has("steps"):
         return 0, 0
-    rows = _ends_of_steps(source, attempt, views, cut_ns)
+    rows = ends_of_steps(source, attempt, views.keys(), cut_ns)
     for rank, step, is_open, finished, last_ns in rows:
         view = views.get(rank, RankView(rank=rank))
         views[rank] = replace(
@@ -212,31 +209,6 @@ def _steps(source: Source, attempt: int, views: dict[int, RankView], cut_ns: int
         [attempt, newest - RECENT_STEPS],
     )
     return int(median_ns or 0), int(longest_ns or 0)
-
-
-def _ends_of_steps(
-    source: Source, attempt: int, views: Mapping[int, RankView], cut_ns: int
-) -> list[tuple[int, int, bool, int, int]]:
-    """(rank, step, is open, number finished, last record) of each rank.
-
-    The newest minutes say it, at a small part of the cost, if every rank is known and has finished a step in them.
-    """
-    sql = """
-        SELECT rank, arg_max(step, start_ns), arg_max(end_ns IS NULL, start_ns), count(end_ns),
-               max(coalesce(end_ns, start_ns))
-        FROM (SELECT rank, step, start_ns,
-                     CASE WHEN start_ns + duration_ns <= ? THEN start_ns + duration_ns END AS end_ns
-              FROM steps WHERE attempt = ? AND start_ns <= ? AND start_ns > ?)
-        GROUP BY rank
-        """
-    ((newest_ns, num_rows),) = source.rows(
-        "SELECT max(start_ns), count(*) FROM steps WHERE attempt = ? AND start_ns <= ?", [attempt, cut_ns]
-    )
-    if num_rows > MANY_ROWS:
-        rows = source.rows(sql, [cut_ns, attempt, cut_ns, newest_ns - RECENT_NS])
-        if views and {row[0] for row in rows if row[3] > 0} >= views.keys():
-            return rows
-    return source.rows(sql, [cut_ns, attempt, cut_ns, -NEVER_NS])
 
 
 def _spans(source: Source, attempt: int, views: dict[int, RankView], since_step: int, cut_ns: int) -> None:

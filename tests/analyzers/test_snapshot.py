@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from analyzers import snapshot
+from analyzers import step_ends
 from analyzers.eventlog import EventLog
 from analyzers.snapshot import SNAPSHOT_EVENTS, AttemptView, take_snapshot
 from tests.analyzers.memory_store import MemoryStore
@@ -21,7 +21,7 @@ class Asked:
         self.whole = 0
 
     def rows(self, sql: str, params: list[object]) -> list[tuple[object, ...]]:
-        self.whole += "start_ns > ?" in sql and params[-1] == -snapshot.NEVER_NS
+        self.whole += "AND start_ns > ?" in sql and params[-1] == -step_ends.NEVER_NS
         return self.store.rows(sql, params)
 
     def query(self, sql: str, params: list[object]) -> dict[str, object]:
@@ -37,8 +37,8 @@ def both(world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[AttemptView, At
     log = EventLog.load(world.store, SNAPSHOT_EVENTS)
     whole = take_snapshot(asked, 0, log)  # type: ignore[arg-type]
     asked.whole = 0
-    monkeypatch.setattr(snapshot, "MANY_ROWS", 10)
-    monkeypatch.setattr(snapshot, "RECENT_NS", 3 * STEP_NS)
+    monkeypatch.setattr(step_ends, "MANY_ROWS", 10)
+    monkeypatch.setattr(step_ends, "RECENT_NS", 3 * STEP_NS)
     return whole, take_snapshot(asked, 0, log), asked.whole  # type: ignore[arg-type]
 
 
