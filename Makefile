@@ -34,8 +34,8 @@ $(BIN)/pip:
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing PyTorch (the longest part, a minute or so)"
 	@$(PIP_INSTALL) torch
-	@echo "Installing Rankscope, its dashboard and its checks"
-	@$(PIP_INSTALL) --editable '.[dev,train,dashboard,otel,stacks]'
+	@echo "Installing Rankscope, its dashboard, exports and checks"
+	@$(PIP_INSTALL) --editable '.[dev,train,dashboard,otel,trackers,lake,stacks]'
 	@touch $@
 
 demo: $(VENV)/.installed ## Train a small GPT on four ranks with two faults, then say what went wrong

@@ -2,14 +2,20 @@
 
     python -m benchmarks.scrape
     python -m benchmarks.scrape --ranks 8 1024 --steps 1000 --json scrape.json
-    python -m benchmarks.scrape --training 6        # the training's step time, scraped each second and not, in turns
+    python -m benchmarks.scrape --training 6        # the training's step time beside all that is exported, in turns
+    python -m benchmarks.scrape --training 6 --beside scraped dead
 
 A store of `--steps` steps a rank is made as by `benchmarks.scale`. "Measured" is `NodeMetrics.measure` with the account
 of the whole run in it (every 15 s) and without (each tick that somebody asks); "answered" is one GET over loopback.
 Each is the median of `--times`.
 
-`--training` runs the demo's model on four ranks: blocks of steps with one scrape a second and without, in turns, and
-gives the ratio of the median step times of neighbouring blocks. The same with an OTLP endpoint that does not answer.
+`--training` gives the ratio of the training's step time (demo's model, four ranks) with and without what runs beside
+it, in turns; the median of the pairs and the least and most of them:
+
+* scraped: blocks of 10 s within one run, in half of which /metrics is scraped each second,
+* dead: whole runs with an OTLP endpoint where nobody listens (all spans of all ranks), and without,
+* slow: the same with an endpoint that takes five seconds for each answer,
+* trackers: whole runs with TensorBoard and W&B (offline) beside them, and without.
 """
 
 from __future__ import annotations
@@ -17,7 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,7 +30,9 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +43,8 @@ from probes.rundir import RunDir
 from probes.store import Store
 
 BLOCK_S = 10.0
+SLOW_S = 5.0
+BESIDE = ("scraped", "dead", "slow", "trackers")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,11 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--times", type=int, default=9)
     parser.add_argument("--training", type=int, default=0, metavar="BLOCKS", help="pairs of blocks while training")
+    parser.add_argument("--beside", nargs="+", choices=BESIDE, default=BESIDE, help="what runs beside the training")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     found: dict[str, Any] = {"scrape": [], "training": {}}
     if options.training:
-        for what in ("scraped", "dead OTLP endpoint"):
+        for what in options.beside:
             found["training"][what] = training(what, options.training)
     else:
         print(f"{'ranks':>6} {'series':>7} {'kB':>6}   measured, whole / tick (ms)   answered (ms)")
@@ -108,16 +118,16 @@ def _get(url: str) -> bytes:
 
 
 def training(what: str, pairs: int) -> dict[str, Any]:
-    """Ratio of step times with and without: scraped or not within one run, or runs with and without an endpoint."""
+    """Ratio of step times with and without: blocks of one run, or runs in turns."""
     with tempfile.TemporaryDirectory(prefix="scrape-") as folder:
-        ratios = _scraped_in_turns(Path(folder), pairs) if what == "scraped" else _runs_in_turns(Path(folder), pairs)
+        ratios = _scraped_in_turns(Path(folder), pairs) if what == "scraped" else _runs_in_turns(what, folder, pairs)
     middle = statistics.median(ratios)
     print(f"{what}: {middle:.3f} of the step time without (pairs {min(ratios):.3f} to {max(ratios):.3f})", flush=True)
     return {"ratio": middle, "pairs": ratios}
 
 
-def _launch(runs: Path, steps: int, **environment: str) -> subprocess.Popen[bytes]:
-    settings = [f"run.dir={runs}", f"train.steps={steps}", "otel.group=all", "otel.ranks=all_ranks"]
+def _launch(runs: Path, steps: int, *more: str, **environment: str) -> subprocess.Popen[bytes]:
+    settings = [f"run.dir={runs}", f"train.steps={steps}", "otel.group=all", "otel.ranks=all_ranks", *more]
     options = [part for setting in settings for part in ("--set", setting)]
     command = [sys.executable, "-m", "rankscope", "train", "examples/gpt-demo.toml", *options]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, **environment})
@@ -132,23 +142,51 @@ def _scraped_in_turns(folder: Path, pairs: int) -> list[float]:
         process.wait(60)
 
 
-def _runs_in_turns(folder: Path, pairs: int) -> list[float]:
-    """Whole runs, one with an endpoint that takes connections and never answers, one without."""
+def _runs_in_turns(what: str, folder: str, pairs: int) -> list[float]:
+    """Whole runs, one with it and one without, the other first in each second pair."""
     ratios = []
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen(64)
-        endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+    with _endpoint(what) as url:
+        more = ["trackers.to=['tensorboard', 'wandb']"] if what == "trackers" else []
+        given = {"WANDB_MODE": "offline"} if what == "trackers" else {"OTEL_EXPORTER_OTLP_ENDPOINT": url}
         for pair in range(pairs):
             took = {}
             for is_on in (pair % 2 == 0, pair % 2 == 1):
-                runs = folder / f"{pair}-{is_on}"
-                if _launch(runs, 150, **(endpoint if is_on else {})).wait(300):
+                runs = Path(folder) / f"{pair}-{is_on}"
+                if _launch(runs, 150, *(more if is_on else []), **(given if is_on else {})).wait(300):
                     raise SystemExit("a run failed")
                 with Store.open(RunDir.open(runs / "latest")) as store:
                     ((took[is_on],),) = store.rows("SELECT median(duration_ns) FROM steps WHERE step > 20")
             ratios.append(took[True] / took[False])
     return ratios
+
+
+@contextmanager
+def _endpoint(what: str) -> Iterator[str]:
+    """An address where nobody listens, or one that answers late."""
+
+    class Late(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            time.sleep(SLOW_S)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Late)
+    server.daemon_threads = True
+    url = f"http://127.0.0.1:{server.server_port}"
+    if what == "slow":
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    else:
+        server.server_close()
+    try:
+        yield url
+    finally:
+        if what == "slow":
+            server.shutdown()
+            server.server_close()
 
 
 def _in_turns(runs: Path, pairs: int) -> list[float]:
@@ -180,7 +218,10 @@ def _in_turns(runs: Path, pairs: int) -> list[float]:
             )
             for is_on, first, last in bounds
         ]
-    return [(a[1] / b[1]) if a[0] else (b[1] / a[1]) for a, b in zip(medians[::2], medians[1::2], strict=True)]
+    both = [pair for pair in zip(medians[::2], medians[1::2], strict=True) if pair[0][1] and pair[1][1]]
+    if not both:
+        raise SystemExit("no pair of blocks has steps: the machine is too busy for this")
+    return [(a[1] / b[1]) if a[0] else (b[1] / a[1]) for a, b in both]
 
 
 def _scrape(url: str, stop: threading.Event) -> None:

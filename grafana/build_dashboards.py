@@ -1,10 +1,14 @@
-"""Writes the Grafana dashboards in `grafana/dashboards/` from the descriptions below.
+"""Writes the Grafana dashboards in `grafana/dashboards/` from the tables of panels in `grafana/pages/`.
 
-    python grafana/build_dashboards.py           # after a change here or in the catalogue of metrics
+    python grafana/build_dashboards.py           # after a change there or in the catalogue of metrics
 
-Classic dashboard JSON, which Grafana 10 to 13 import. Each panel names its data source by the variable `datasource`,
-has a title, a description (the metric's own help where none is given) and a unit. All times are those of the run's own
-records; annotations are the alerts that fired.
+A page is a TOML file of rows, a row a list of panels, a panel a line: `title`, and `query` or `queries` ({legend =
+PromQL}); `$run` in a query stands for the choice of runs. The rest has a meaning where it is left out: `kind` is
+timeseries, `unit` and `help` are those of the first metric of the query, `legend` the labels after its `by`, `width`
+(of 24) and `height` those of the kind. `limits` colour a number from there on, `most` is the end of the axis.
+
+The JSON is classic dashboard JSON, which Grafana 10 to 13 import. Each panel names its data source by the variable
+`datasource`. All times are those of the run's own records; annotations are the alerts that fired.
 """
 
 from __future__ import annotations
@@ -12,45 +16,71 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from probes.exporters.catalogue import METRICS  # noqa: E402
+from probes.exporters.catalogue import METRICS, Metric  # noqa: E402
 
 FOLDER = ROOT / "grafana" / "dashboards"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-ONE_RUN = 'run_id="$run_id"'
-_UNITS = {
-    "seconds": "s",
-    "bytes": "bytes",
-    "ratio": "percentunit",
-    "celsius": "celsius",
-    "watts": "watt",
-    "hertz": "hertz",
-}
+DASHBOARD = "http://127.0.0.1:8501"
+"""Where `rankscope dashboard` is reached; a variable of each page, so that a reader can put his own."""
+ONE_RUN, ALL_RUNS = 'run_id="$run_id"', 'run_id=~"$runs"'
+UNITS = {
+    "seconds": "s", "bytes": "bytes", "ratio": "percentunit", "celsius": "celsius", "watts": "watt", "hertz": "hertz",
+    "joules": "joule",
+}  # fmt: skip
 # The palette of the reports: told apart by people with any colour vision.
-OK, WARNING, CRITICAL = "#009E73", "#E69F00", "#D55E00"
+COLORS = {"ok": "#009E73", "warning": "#E69F00", "critical": "#D55E00"}
+_SIZES = {"stat": (4, 4)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One panel. `queries` are (PromQL, legend); `width` is of 24 columns; `limits` colour a number from there on."""
+    """One panel, as its line in the table says."""
 
     title: str
-    queries: Sequence[tuple[str, str]]
+    query: str = ""
+    queries: Mapping[str, str] = field(default_factory=dict)
+    legend: str | None = None
     kind: Literal["timeseries", "stat", "table", "state-timeline", "bargauge"] = "timeseries"
-    width: int = 12
-    height: int = 8
+    width: int = 0
+    height: int = 0
     unit: str = ""
     help: str = ""
     stacked: bool = False
     limits: Sequence[tuple[float, str]] = ()
     most: float | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height."""
+        width, height = _SIZES.get(self.kind, (12, 8))
+        return self.width or width, self.height or height
+
+    @property
+    def metric(self) -> Metric | None:
+        """The first metric that is asked for; none where only recording rules are."""
+        names = re.findall(r"(?<![:\w])rankscope_\w+", " ".join([self.query, *self.queries.values()]))
+        return METRICS[names[0]] if names else None
+
+    def legends(self) -> Mapping[str, str]:
+        """{legend: PromQL}."""
+        if self.queries:
+            return self.queries
+        labels = re.search(r"\bby \(([^)]+)\)", self.query)
+        legend = " ".join(f"{{{{{label.strip()}}}}}" for label in labels[1].split(",")) if labels else ""
+        if self.kind in ("stat", "table"):
+            legend = ""
+        elif not legend:
+            legend = self.title.lower()
+        return {legend if self.legend is None else self.legend: self.query}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,473 +90,31 @@ class Page:
     uid: str
     title: str
     help: str
-    rows: Sequence[tuple[str, Sequence[Panel]]]
+    row: Sequence[Mapping[str, Any]]
     one_run: bool = True
 
-
-def metric(name: str, by: str = "", *, how: str = "max", where: str = ONE_RUN) -> str:
-    """PromQL of one metric of the catalogue, over the nodes."""
-    METRICS[f"rankscope_{name}"]
-    grouped = f" by ({by})" if by else ""
-    return f"{how}{grouped} (rankscope_{name}{{{where}}})"
+    @property
+    def run(self) -> str:
+        """What chooses the runs in a query."""
+        return ONE_RUN if self.one_run else ALL_RUNS
 
 
-def line(name: str, by: str = "", *, title: str = "", legend: str = "", how: str = "max", **more: Any) -> Panel:
-    """A time series of one metric, with its own help and unit."""
-    described = METRICS[f"rankscope_{name}"]
-    return Panel(
-        title=title or name.replace("_", " "),
-        queries=[(metric(name, by, how=how), legend or (f"{{{{{by}}}}}" if by else name))],
-        unit=_UNITS.get(described.unit, "short"),
-        help=described.help,
-        **more,
-    )
-
-
-def number(title: str, query: str, unit: str = "short", help: str = "", **more: Any) -> Panel:
-    """A single number."""
-    return Panel(title=title, queries=[(query, "")], kind="stat", unit=unit, help=help, width=4, height=4, **more)
-
-
-STATES = (
-    ("training", OK),
-    ("starting", "#56B4E9"),
-    ("recovering", WARNING),
-    ("stalled", CRITICAL),
-    ("finished", "#999999"),
-    ("preempted", "#999999"),
-    ("interrupted", "#999999"),
-    ("fenced", "#999999"),
-    ("failed", CRITICAL),
-    ("given up", CRITICAL),
-    ("died", CRITICAL),
-    ("empty", "#999999"),
+PAGES = tuple(
+    Page(**tomllib.loads((ROOT / "grafana" / "pages" / f"{name}.toml").read_text(encoding="utf-8")))
+    for name in ("fleet", "run", "ranks", "health", "goodput")
 )
-
-FLEET = Page(
-    uid="rankscope-fleet",
-    title="Rankscope: all runs",
-    help="Which runs there are, which are in trouble, and how well the time is used.",
-    one_run=False,
-    rows=[
-        (
-            "Now",
-            [
-                Panel(
-                    title="State",
-                    kind="state-timeline",
-                    width=24,
-                    height=8,
-                    queries=[
-                        ('max by (run_id, state) (rankscope_run_state{run_id=~"$runs"}) == 1', "{{run_id}} {{state}}")
-                    ],
-                    help=METRICS["rankscope_run_state"].help,
-                ),
-                Panel(
-                    title="Runs",
-                    kind="table",
-                    width=24,
-                    queries=[
-                        ('max by (run_id, name, mesh, device, version) (rankscope_run_info{run_id=~"$runs"})', ""),
-                    ],
-                    help="What each run is.",
-                ),
-                Panel(
-                    title="Open findings",
-                    unit="short",
-                    queries=[
-                        (
-                            'sum by (run_id, kind, severity) (rankscope_findings{run_id=~"$runs"})',
-                            "{{run_id}} {{kind}} {{severity}}",
-                        ),
-                    ],
-                    help=METRICS["rankscope_findings"].help,
-                ),
-                Panel(
-                    title="Seconds since the last step",
-                    unit="s",
-                    queries=[
-                        ("run:rankscope_silence_seconds:max", "{{run_id}}"),
-                    ],
-                    help="Older than a few steps: look at the state.",
-                ),
-            ],
-        ),
-        (
-            "Use of the time",
-            [
-                Panel(
-                    title="Tokens a second",
-                    unit="short",
-                    queries=[("run:rankscope_tokens_per_second:sum", "{{run_id}}")],
-                    help="Over all nodes of a run.",
-                ),
-                Panel(
-                    title="Goodput",
-                    unit="percentunit",
-                    most=1,
-                    queries=[("run:rankscope_goodput_ratio:avg", "{{run_id}}")],
-                    help=METRICS["rankscope_goodput_ratio"].help,
-                ),
-                Panel(
-                    title="Step",
-                    unit="short",
-                    queries=[("run:rankscope_step:min", "{{run_id}}")],
-                    help=METRICS["rankscope_step"].help,
-                ),
-                Panel(
-                    title="Ranks down",
-                    unit="short",
-                    queries=[("run:rankscope_ranks_down:count", "{{run_id}}")],
-                    help="Ranks that have died and are not back.",
-                ),
-            ],
-        ),
-    ],
-)
-
-RUN = Page(
-    uid="rankscope-run",
-    title="Rankscope: one run",
-    help="Is it learning, at what speed, and what was done to keep it going.",
-    rows=[
-        (
-            "Now",
-            [
-                number("Step", metric("step", how="min"), help=METRICS["rankscope_step"].help),
-                number("Ranks", metric("world_size"), help=METRICS["rankscope_world_size"].help),
-                number(
-                    "Attempt", metric("attempt"), help=METRICS["rankscope_attempt"].help, limits=[(0, OK), (1, WARNING)]
-                ),
-                number(
-                    "Goodput",
-                    metric("goodput_ratio", how="avg"),
-                    "percentunit",
-                    METRICS["rankscope_goodput_ratio"].help,
-                    limits=[(0, CRITICAL), (0.5, WARNING), (0.8, OK)],
-                ),
-                number(
-                    "Since the last step",
-                    f"time() - {metric('last_step_timestamp_seconds')}",
-                    "s",
-                    "Against the limit from which the run counts as stalled.",
-                ),
-                number("Limit", metric("stall_limit_seconds"), "s", METRICS["rankscope_stall_limit_seconds"].help),
-                Panel(
-                    title="State",
-                    kind="state-timeline",
-                    width=24,
-                    height=4,
-                    queries=[(f"{metric('run_state', 'state')} == 1", "{{state}}")],
-                    help=METRICS["rankscope_run_state"].help,
-                ),
-            ],
-        ),
-        (
-            "Learning",
-            [
-                line("loss", title="Loss"),
-                line("grad_norm", title="Gradient norm"),
-                line("learning_rate", title="Learning rate"),
-                line("tokens_total", title="Tokens", how="sum"),
-            ],
-        ),
-        (
-            "Speed",
-            [
-                line("step_duration_seconds", "stat", title="Step time"),
-                Panel(
-                    title="Tokens a second",
-                    unit="short",
-                    help=METRICS["rankscope_tokens_per_second"].help,
-                    queries=[(metric("tokens_per_second", how="sum"), "tokens/s")],
-                ),
-                Panel(
-                    title="Where a step goes",
-                    unit="percentunit",
-                    help="Shares of the newest steps.",
-                    queries=[
-                        (metric("exposed_communication_ratio"), "exposed communication"),
-                        (metric("data_wait_ratio"), "waiting for data"),
-                        (metric("bubble_ratio"), "pipeline bubble (whole run)"),
-                    ],
-                ),
-                line("steps_total", title="Steps that counted"),
-            ],
-        ),
-        (
-            "Findings and recovery",
-            [
-                Panel(
-                    title="Open findings",
-                    unit="short",
-                    help=METRICS["rankscope_findings"].help,
-                    queries=[(metric("findings", "kind, severity", how="sum"), "{{kind}} {{severity}}")],
-                ),
-                Panel(
-                    title="Findings since the begin",
-                    unit="short",
-                    help=METRICS["rankscope_findings_total"].help,
-                    queries=[(metric("findings_total", "kind", how="sum"), "{{kind}}")],
-                ),
-                Panel(
-                    title="Seconds since a finding",
-                    unit="s",
-                    help=METRICS["rankscope_last_finding_timestamp_seconds"].help,
-                    queries=[(f"time() - {metric('last_finding_timestamp_seconds', 'kind')}", "{{kind}}")],
-                ),
-                Panel(
-                    title="What was done",
-                    unit="short",
-                    help="Counted since the run began.",
-                    queries=[
-                        (metric("rollbacks_total"), "rollbacks"),
-                        (metric("restarts_total"), "restarts"),
-                        (metric("batches_skipped_total"), "batches given up"),
-                        (metric("rank_deaths_total", how="sum"), "deaths"),
-                        (metric("steps_discarded_total"), "steps for nothing"),
-                    ],
-                ),
-                Panel(
-                    title="Last rollback",
-                    unit="s",
-                    help=METRICS["rankscope_last_rollback_timestamp_seconds"].help,
-                    queries=[(f"time() - {metric('last_rollback_timestamp_seconds')}", "ago")],
-                ),
-            ],
-        ),
-        (
-            "Checkpoints",
-            [
-                line("checkpoint_step", "tier", title="Newest checkpoint"),
-                Panel(
-                    title="Age",
-                    unit="s",
-                    help="Of the newest complete one of a tier, and of the newest good one.",
-                    queries=[
-                        (f"time() - {metric('checkpoint_timestamp_seconds', 'tier')}", "{{tier}}"),
-                        ('run:rankscope_checkpoint_age_seconds:min{run_id="$run_id"}', "good"),
-                    ],
-                ),
-                line("checkpoint_stall_seconds", "tier", title="Stall"),
-                line("checkpoint_bytes", "tier", title="Size"),
-                line("checkpoint_failures_total", title="Failed saves"),
-                line("checkpoint_interval_steps", title="Interval"),
-            ],
-        ),
-        (
-            "Telemetry",
-            [
-                line("telemetry_tick_seconds", "node", title="A tick of watch"),
-                Panel(
-                    title="Rows a second",
-                    unit="short",
-                    help=METRICS["rankscope_telemetry_rows_total"].help,
-                    queries=[
-                        (
-                            'sum by (node) (rate(rankscope_telemetry_rows_total{run_id="$run_id"}[$__rate_interval]))',
-                            "{{node}}",
-                        )
-                    ],
-                ),
-                Panel(
-                    title="Seconds since the last tick",
-                    unit="s",
-                    help=METRICS["rankscope_telemetry_last_tick_timestamp_seconds"].help,
-                    queries=[(f"time() - {metric('telemetry_last_tick_timestamp_seconds', 'node')}", "{{node}}")],
-                ),
-                Panel(
-                    title="Failures",
-                    unit="short",
-                    help="Of ticks, and of single analyzers.",
-                    queries=[
-                        (metric("telemetry_failed_ticks_total", "node"), "ticks, node {{node}}"),
-                        (metric("telemetry_analyzer_errors_total", "analyzer"), "{{analyzer}}"),
-                    ],
-                ),
-            ],
-        ),
-    ],
-)
-
-RANKS = Page(
-    uid="rankscope-ranks",
-    title="Rankscope: ranks",
-    help="Who is slow, who is behind, who is dead.",
-    rows=[
-        (
-            "Ranks",
-            [
-                Panel(
-                    title="Own work against the median rank",
-                    unit="percentunit",
-                    width=24,
-                    help="All ranks of a step take equally long; the slow one is whose own work is larger.",
-                    queries=[
-                        (
-                            f"topk(8, {metric('rank_own_seconds', 'rank')} / on () group_left () "
-                            f"quantile(0.5, {metric('rank_own_seconds', 'rank')}) - 1)",
-                            "rank {{rank}}",
-                        )
-                    ],
-                ),
-                line("straggler_excess_ratio", "rank, cause", title="Stragglers", legend="rank {{rank}} {{cause}}"),
-                Panel(
-                    title="Alive",
-                    kind="state-timeline",
-                    help=METRICS["rankscope_rank_up"].help,
-                    queries=[(metric("rank_up", "rank", how="min"), "rank {{rank}}")],
-                ),
-                line("rank_step_duration_seconds", "rank", title="Step time"),
-                line("rank_own_seconds", "rank", title="Own work"),
-                line("rank_memory_bytes", "rank", title="Memory"),
-                line("rank_step", "rank", title="Step"),
-                Panel(
-                    title="Seconds since the last step",
-                    unit="s",
-                    help=METRICS["rankscope_rank_last_record_timestamp_seconds"].help,
-                    queries=[(f"time() - {metric('rank_last_record_timestamp_seconds', 'rank')}", "rank {{rank}}")],
-                ),
-                Panel(
-                    title="Where they are",
-                    kind="table",
-                    help=METRICS["rankscope_rank_info"].help,
-                    queries=[(metric("rank_info", "rank, local_rank, host, gpu_uuid, node"), "")],
-                ),
-            ],
-        ),
-    ],
-)
-
-HEALTH = Page(
-    uid="rankscope-health",
-    title="Rankscope: devices and hosts",
-    help="What the hardware under a run does.",
-    rows=[
-        (
-            "Errors",
-            [
-                line("gpu_xid_total", "device, xid, class", title="XID errors", legend="{{device}} {{xid}} {{class}}"),
-                Panel(
-                    title="Seconds since an XID",
-                    unit="s",
-                    help=METRICS["rankscope_gpu_last_xid_timestamp_seconds"].help,
-                    queries=[
-                        (f"time() - {metric('gpu_last_xid_timestamp_seconds', 'device, xid')}", "{{device}} {{xid}}")
-                    ],
-                ),
-                line("gpu_ecc_corrected_total", "device", title="Corrected memory errors"),
-                line("gpu_ecc_uncorrected_total", "device", title="Uncorrected memory errors"),
-                line("gpu_remapped_rows_total", "device", title="Remapped rows"),
-                Panel(
-                    title="Remapping",
-                    unit="short",
-                    help="Waits for a reset, or has failed.",
-                    queries=[
-                        (metric("gpu_remap_pending", "device"), "{{device}} pending"),
-                        (metric("gpu_remap_failed", "device"), "{{device}} failed"),
-                    ],
-                ),
-                line("gpu_nvlink_errors_total", "device", title="NVLink errors"),
-                line("gpu_pcie_replays_total", "device", title="PCIe replays"),
-            ],
-        ),
-        (
-            "Devices",
-            [
-                line("gpu_throttled", "device, reason", title="Slowed down", legend="{{device}} {{reason}}"),
-                *(
-                    line(name, "device", title=title)
-                    for name, title in (
-                        ("gpu_sm_clock_hertz", "Clock"),
-                        ("gpu_temperature_celsius", "Temperature"),
-                        ("gpu_power_watts", "Power"),
-                        ("gpu_energy_joules_total", "Energy"),
-                        ("gpu_utilization_ratio", "Busy"),
-                        ("gpu_sm_active_ratio", "Multiprocessors with work"),
-                        ("gpu_tensor_active_ratio", "Tensor cores at work"),
-                        ("gpu_memory_bandwidth_ratio", "Memory bandwidth"),
-                        ("gpu_memory_used_bytes", "Memory in use"),
-                        ("gpu_memory_total_bytes", "Memory"),
-                    )
-                ),
-            ],
-        ),
-        (
-            "Hosts",
-            [
-                line(name, "node", title=title)
-                for name, title in (
-                    ("host_cpu_utilization_ratio", "CPU"),
-                    ("host_load", "Load"),
-                    ("host_memory_used_bytes", "Memory of the host in use"),
-                    ("host_memory_total_bytes", "Memory of the host"),
-                    ("host_swapped_pages_total", "Pages swapped"),
-                    ("host_network_errors_total", "Network errors"),
-                    ("disk_free_bytes", "Free space for the run"),
-                )
-            ],
-        ),
-    ],
-)
-
-GOODPUT = Page(
-    uid="rankscope-goodput",
-    title="Rankscope: goodput",
-    help="Where every second of a run went.",
-    rows=[
-        (
-            "Goodput",
-            [
-                number(
-                    "Goodput",
-                    metric("goodput_ratio", how="avg"),
-                    "percentunit",
-                    METRICS["rankscope_goodput_ratio"].help,
-                    limits=[(0, CRITICAL), (0.5, WARNING), (0.8, OK)],
-                ),
-                number(
-                    "Run for",
-                    f"time() - {metric('run_start_timestamp_seconds', how='min')}",
-                    "s",
-                    METRICS["rankscope_run_start_timestamp_seconds"].help,
-                ),
-                Panel(
-                    title="Where the time went",
-                    kind="bargauge",
-                    unit="s",
-                    width=16,
-                    height=10,
-                    help=METRICS["rankscope_time_seconds"].help,
-                    queries=[(f"sort_desc({metric('time_seconds', 'category', how='avg')})", "{{category}}")],
-                ),
-                Panel(
-                    title="Over the run",
-                    unit="s",
-                    width=24,
-                    stacked=True,
-                    help=METRICS["rankscope_time_seconds"].help,
-                    queries=[(metric("time_seconds", "category", how="avg"), "{{category}}")],
-                ),
-                line("goodput_ratio", title="Goodput over the run", how="avg", width=24, most=1),
-            ],
-        ),
-    ],
-)
-
-PAGES = (FLEET, RUN, RANKS, HEALTH, GOODPUT)
 
 
 def dashboard(page: Page) -> dict[str, Any]:
     """The page as Grafana's JSON."""
     panels: list[dict[str, Any]] = []
     top = 0
-    for heading, row in page.rows:
+    for row in page.row:
         panels.append(
             {
                 "id": len(panels) + 1,
                 "type": "row",
-                "title": heading,
+                "title": row["title"],
                 "collapsed": False,
                 "panels": [],
                 "gridPos": {"x": 0, "y": top, "w": 24, "h": 1},
@@ -534,11 +122,12 @@ def dashboard(page: Page) -> dict[str, Any]:
         )
         top += 1
         left = tallest = 0
-        for panel in row:
-            if left + panel.width > 24:
+        for panel in (Panel(**given) for given in row["panels"]):
+            width, height = panel.size
+            if left + width > 24:
                 top, left, tallest = top + tallest, 0, 0
-            panels.append(_panel(panel, len(panels) + 1, left, top))
-            left, tallest = left + panel.width, max(tallest, panel.height)
+            panels.append(_panel(page, panel, len(panels) + 1, left, top))
+            left, tallest = left + width, max(tallest, height)
         top += tallest
     return {
         "uid": page.uid,
@@ -560,60 +149,30 @@ def dashboard(page: Page) -> dict[str, Any]:
     }
 
 
-def _panel(panel: Panel, number: int, left: int, top: int) -> dict[str, Any]:
-    steps = [{"color": color, "value": None if i == 0 else value} for i, (value, color) in enumerate(panel.limits)]
-    defaults: dict[str, Any] = {
-        "unit": panel.unit or "short",
-        "min": 0 if panel.most is not None else None,
-        "max": panel.most,
-        "custom": {},
-        "mappings": [],
-        "thresholds": {"mode": "absolute", "steps": steps or [{"color": OK, "value": None}]},
-    }
-    options: dict[str, Any] = {}
-    if panel.kind == "timeseries":
-        defaults["color"] = {"mode": "palette-classic"}
-        defaults["custom"] = {
-            "lineWidth": 1,
-            "fillOpacity": 20 if panel.stacked else 0,
-            "showPoints": "never",
-            "stacking": {"mode": "normal" if panel.stacked else "none"},
-        }
-        options = {
-            "legend": {"displayMode": "list", "placement": "bottom"},
-            "tooltip": {"mode": "multi", "sort": "desc"},
-        }
-    elif panel.kind == "stat":
-        options = {
-            "reduceOptions": {"calcs": ["lastNotNull"]},
-            "graphMode": "none",
-            "colorMode": "value" if steps else "none",
-        }
-    elif panel.kind == "bargauge":
-        options = {"reduceOptions": {"calcs": ["lastNotNull"]}, "orientation": "horizontal", "displayMode": "basic"}
-    elif panel.kind == "state-timeline":
-        options = {"mergeValues": True, "showValue": "never", "legend": {"displayMode": "list", "placement": "bottom"}}
+def _panel(page: Page, panel: Panel, number: int, left: int, top: int) -> dict[str, Any]:
     is_table = panel.kind == "table"
+    width, height = panel.size
+    metric = panel.metric
     return {
         "id": number,
         "type": panel.kind,
         "title": panel.title,
-        "description": panel.help,
+        "description": panel.help or (metric.help if metric else ""),
         "datasource": SOURCE,
-        "gridPos": {"x": left, "y": top, "w": panel.width, "h": panel.height},
-        "fieldConfig": {"defaults": defaults, "overrides": []},
-        "options": options,
+        "gridPos": {"x": left, "y": top, "w": width, "h": height},
+        "fieldConfig": {"defaults": _defaults(panel), "overrides": []},
+        "options": _options(panel),
         "targets": [
             {
                 "refId": chr(65 + i),
                 "datasource": SOURCE,
-                "expr": query,
+                "expr": query.replace("$run}", f"{page.run}}}").replace("$run,", f"{page.run},"),
                 "legendFormat": legend or "__auto",
                 "instant": is_table or panel.kind in ("stat", "bargauge"),
                 "range": not is_table,
                 "format": "table" if is_table else "time_series",
             }
-            for i, (query, legend) in enumerate(panel.queries)
+            for i, (legend, query) in enumerate(panel.legends().items())
         ],
         "transformations": [{"id": "organize", "options": {"excludeByName": {"Time": True, "Value": True}}}]
         if is_table
@@ -621,8 +180,50 @@ def _panel(panel: Panel, number: int, left: int, top: int) -> dict[str, Any]:
     }
 
 
+def _defaults(panel: Panel) -> dict[str, Any]:
+    metric = panel.metric
+    steps = [{"color": COLORS[name], "value": value if i else None} for i, (value, name) in enumerate(panel.limits)]
+    found: dict[str, Any] = {
+        "unit": panel.unit or UNITS.get(metric.unit if metric else "", "short"),
+        "min": 0 if panel.most is not None else None,
+        "max": panel.most,
+        "custom": {},
+        "mappings": [],
+        "thresholds": {"mode": "absolute", "steps": steps or [{"color": COLORS["ok"], "value": None}]},
+    }
+    if panel.kind == "timeseries":
+        found["color"] = {"mode": "palette-classic"}
+        found["custom"] = {
+            "lineWidth": 1,
+            "fillOpacity": 20 if panel.stacked else 0,
+            "showPoints": "never",
+            "stacking": {"mode": "normal" if panel.stacked else "none"},
+        }
+    return found
+
+
+def _options(panel: Panel) -> dict[str, Any]:
+    legend = {"displayMode": "list", "placement": "bottom"}
+    last = {"calcs": ["lastNotNull"]}
+    return {
+        "timeseries": {"legend": legend, "tooltip": {"mode": "multi", "sort": "desc"}},
+        "stat": {"reduceOptions": last, "graphMode": "none", "colorMode": "value" if panel.limits else "none"},
+        "bargauge": {"reduceOptions": last, "orientation": "horizontal", "displayMode": "basic"},
+        "state-timeline": {"mergeValues": True, "showValue": "never", "legend": legend},
+        "table": {},
+    }[panel.kind]
+
+
 def _variables(page: Page) -> list[dict[str, Any]]:
     source = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "hide": 0}
+    ours: dict[str, Any] = {
+        "name": "dashboard",
+        "label": "rankscope dashboard",
+        "type": "textbox",
+        "query": DASHBOARD,
+        "hide": 0,
+    }
+    ours["current"] = {"text": DASHBOARD, "value": DASHBOARD}
     query = {
         "type": "query",
         "datasource": SOURCE,
@@ -633,30 +234,19 @@ def _variables(page: Page) -> list[dict[str, Any]]:
         "definition": "label_values(rankscope_run_info, run_id)",
     }
     if page.one_run:
-        return [source, query | {"name": "run_id", "label": "Run", "multi": False, "includeAll": False}]
-    return [
-        source,
-        query
-        | {
-            "name": "runs",
-            "label": "Runs",
-            "multi": True,
-            "includeAll": True,
-            "allValue": ".*",
-            "current": {"text": "All", "value": "$__all"},
-        },
-    ]
+        return [source, query | {"name": "run_id", "label": "Run", "multi": False, "includeAll": False}, ours]
+    many = {"multi": True, "includeAll": True, "allValue": ".*", "current": {"text": "All", "value": "$__all"}}
+    return [source, query | {"name": "runs", "label": "Runs", **many}, ours]
 
 
 def _alerts(page: Page) -> dict[str, Any]:
-    which = ', run_id="$run_id"' if page.one_run else ', run_id=~"$runs"'
     return {
         "name": "Alerts",
         "datasource": SOURCE,
         "enable": True,
-        "iconColor": CRITICAL,
+        "iconColor": COLORS["critical"],
         "useValueForTime": False,
-        "expr": f'ALERTS{{alertstate="firing", alertname=~"Rankscope.*"{which}}}',
+        "expr": f'ALERTS{{alertstate="firing", alertname=~"Rankscope.*", {page.run}}}',
         "step": "10s",
         "titleFormat": "{{alertname}}",
         "textFormat": "{{run_id}} rank {{rank}} {{cause}}",
@@ -675,8 +265,9 @@ def _links(page: Page) -> list[dict[str, Any]]:
         for other in PAGES
         if other is not page
     ]
-    runbook = {"title": "runbook", "type": "link", "url": "docs/runbook.md", "targetBlank": True}
-    return [*others, runbook]
+    address = "${dashboard}/findings?run=${run_id}" if page.one_run else "${dashboard}/"
+    ours = {"title": "findings and what to do", "type": "link", "url": address, "targetBlank": True}
+    return [*others, ours]
 
 
 def rendered(page: Page) -> str:

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-OURS = ("dev", "train", "dashboard", "otel", "stacks")
+OURS = ("dev", "train", "dashboard", "otel", "stacks", "trackers", "lake")
 # What `make` installs. The extras hf and lightning are the user's own and follow his versions.
 INSTALLED = [*PROJECT["dependencies"], *(line for extra in OURS for line in EXTRAS[extra])]
 

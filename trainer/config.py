@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, get_origin
 from pydantic import Field, ValidationError, model_validator
 
 from trainer.config_section import Section
-from trainer.export_config import AlertsConfig, MetricsConfig, OtelConfig
+from trainer.export_config import AlertsConfig, MetricsConfig, OtelConfig, TrackersConfig
 
 __all__ = ["Config", "ConfigError", "changed_config", "load_config"]
 
@@ -262,6 +262,7 @@ class Config(Section):
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
     alerts: AlertsConfig = Field(default_factory=AlertsConfig)
     otel: OtelConfig = Field(default_factory=OtelConfig)
+    trackers: TrackersConfig = Field(default_factory=TrackersConfig)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Config:

@@ -1,4 +1,4 @@
-"""Sections of the configuration that say who is told of a run: Prometheus, a webhook, an OpenTelemetry collector."""
+"""Sections of the configuration that say who is told of a run: Prometheus, a webhook, OpenTelemetry, trackers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from trainer.config_section import Section
 
-__all__ = ["AlertsConfig", "MetricsConfig", "OtelConfig"]
+__all__ = ["AlertsConfig", "MetricsConfig", "OtelConfig", "TrackersConfig"]
 
 
 class MetricsConfig(Section):
@@ -42,3 +42,21 @@ class OtelConfig(Section):
     group: Literal["default", "per_step", "all"] = "default"
     """Spans: of steps; of their phases too; of microbatches and collectives too."""
     ranks: Literal["single_rank", "first_rank_per_node", "sampled", "all_ranks"] = "single_rank"
+
+
+class TrackersConfig(Section):
+    """Experiment trackers that `watch` keeps up to date while the run lives."""
+
+    to: list[Literal["tensorboard", "wandb"]] = Field(default_factory=list)
+    """Which."""
+    ranks: Literal["none", "sampled", "all"] = "sampled"
+    """Ranks whose own values go there: none, at most eight, all."""
+    every_s: float = Field(default=5.0, ge=0.2)
+    """Pause between two looks at what is new."""
+    tensorboard_dir: str = ""
+    """Folder in which the run gets a folder for its event files; without it, `tensorboard/` in the run's own."""
+    wandb_project: str = "rankscope"
+    wandb_entity: str = ""
+    """Team or user; without it, W&B's default."""
+    wandb_mode: Literal["", "online", "offline"] = ""
+    """Without it WANDB_MODE, else online where W&B has a key and offline where it has none."""

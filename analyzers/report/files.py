@@ -16,7 +16,7 @@ from typing import Any
 from ..diagnose import Diagnosis
 from ..source import Source
 
-__all__ = ["ReportError", "step_range", "write_page", "write_reports"]
+__all__ = ["ReportError", "step_range", "write_page", "write_reports", "write_trace_file"]
 
 
 class ReportError(Exception):
@@ -59,12 +59,18 @@ def write_reports(
             fresh.write_bytes(to_markdown(diagnosis, manifest).encode("utf-8", "replace"))
         written.append(markdown)
     if chrome_trace is not None:
-        from .chrome_trace import write_trace
-
-        with _replacing(chrome_trace) as fresh:
-            write_trace(source, fresh, steps=steps, compressed=chrome_trace.suffix == ".gz")
+        write_trace_file(source, chrome_trace, steps=steps)
         written.append(chrome_trace)
     return [(path, path.stat().st_size) for path in written]
+
+
+def write_trace_file(source: Source, path: Path, *, steps: tuple[int, int] | None = None) -> tuple[int, int]:
+    """A Chrome trace, compressed if its name ends in .gz; its events and bytes. Raises ReportError."""
+    from .chrome_trace import write_trace
+
+    with _replacing(path) as fresh:
+        num_events = write_trace(source, fresh, steps=steps, compressed=path.suffix == ".gz")
+    return num_events, path.stat().st_size
 
 
 def write_page(path: Path, page: bytes) -> int:

@@ -18,17 +18,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-__all__ = ["GROUPS", "RANKS", "SpanRow", "StepSpans"]
+__all__ = ["GROUPS", "RANKS", "SpanRow", "StepSpans", "evenly"]
 
 GROUPS = ("default", "per_step", "all")
 RANKS = ("single_rank", "first_rank_per_node", "sampled", "all_ranks")
 Group = Literal["default", "per_step", "all"]
 _PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "evaluate")
-_SAMPLED = 8
 MAX_STEPS = 200
 """Steps of one call; what is older waits for the next one."""
 MAX_ROWS = 20_000
 """Spans or collectives of one call; beyond, the rest of those steps is left out and counted."""
+
+
+def evenly(ranks: Sequence[int], most: int = 8) -> list[int]:
+    """At most so many of the ranks, the first among them, evenly spread."""
+    return list(ranks) if len(ranks) <= most else [ranks[i * len(ranks) // most] for i in range(most)]
 
 
 class Rows(Protocol):
@@ -105,9 +109,7 @@ class StepSpans:
             return ranks[:1] if self._roots else []
         if self._strategy == "first_rank_per_node":
             return [min(rank for rank, at in rows if at == node) for node in dict.fromkeys(at for _, at in rows)]
-        if self._strategy == "sampled" and len(ranks) > _SAMPLED:
-            return sorted({ranks[i * len(ranks) // _SAMPLED] for i in range(_SAMPLED)})
-        return ranks
+        return evenly(ranks) if self._strategy == "sampled" else ranks
 
     def _of_ranks(
         self, source: Rows, attempt: int, ranks: Sequence[int], steps: Sequence[int], since_ns: int

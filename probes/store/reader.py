@@ -120,6 +120,16 @@ class Store:
         found: list[tuple[Any, ...]] = self._execute(sql, params, "fetchall")
         return found
 
+    def batches(self, sql: str, params: Params = None, *, batch_rows: int = 100_000) -> Any:
+        """The result as an iterator of pyarrow's record batches, for what is too large for the memory. Raises
+        StoreError; ImportError without pyarrow."""
+        import duckdb
+
+        try:  # a relation is computed as it is read; what `execute` returns would be in memory whole
+            return self._connection.sql(sql, params=params).to_arrow_reader(batch_rows)
+        except duckdb.Error as error:
+            raise translated(error, self._name) from error
+
     def typed(self, sql: str, *, max_rows: int = 1_000, limit_s: float = 15.0) -> ConsoleAnswer:
         """The answer to a statement that somebody typed: one, that reads, `max_rows` of it. Raises StoreError."""
         return run_console(self._connection, sql, max_rows=max_rows, limit_s=limit_s)

@@ -1,37 +1,164 @@
-"""`rankscope export`: a checkpoint's weights as safetensors."""
+"""`rankscope export`: a run in other formats: weights, an experiment tracker, Parquet, a trace."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rankscope.terminal import console, fail
 
+if TYPE_CHECKING:
+    from probes.rundir import RunDir
+
 __all__ = ["EPILOG", "export"]
 
 EPILOG = (
     "Examples:  rankscope export runs/latest --out model.safetensors   |   "
-    "rankscope export runs/latest/checkpoints/step-00000050 --out model.safetensors"
+    "rankscope export runs/latest --to tensorboard   |   "
+    "rankscope export runs/latest --to wandb --project llm   |   "
+    "rankscope export runs/latest --to parquet --out s3://lake/rankscope   |   "
+    "rankscope export runs/latest --to chrome-trace --out trace.json.gz --steps 38:42"
 )
+
+
+class Target(StrEnum):
+    """What a run can be written as."""
+
+    safetensors = "safetensors"
+    tensorboard = "tensorboard"
+    wandb = "wandb"
+    parquet = "parquet"
+    chrome_trace = "chrome-trace"
 
 
 def export(
     path: Annotated[Path, typer.Argument(help="A run's folder, or that of a checkpoint.", metavar="RUN|CHECKPOINT")],
-    out: Annotated[Path, typer.Option("--out", help="File to write, replaced if it is there.", metavar="FILE")],
-    step: Annotated[int | None, typer.Option("--step", help="Step; without it, the newest good one.")] = None,
+    to: Annotated[
+        Target, typer.Option("--to", help="The weights, an experiment tracker, the tables, or a trace for Perfetto.")
+    ] = Target.safetensors,
+    out: Annotated[
+        str,
+        typer.Option("--out", metavar="FILE|FOLDER|URL", help="Where; without it, in the run's folder."),
+    ] = "",
+    step: Annotated[
+        int | None, typer.Option("--step", help="Weights of this step, not of the newest good one.")
+    ] = None,
+    steps: Annotated[str, typer.Option("--steps", metavar="FIRST:LAST", help="Steps of the trace, not all.")] = "",
+    ranks: Annotated[
+        str, typer.Option("--ranks", help="Ranks whose own values a tracker gets: none, sampled (eight) or all.")
+    ] = "sampled",
+    project: Annotated[str, typer.Option("--project", help="W&B's project.")] = "rankscope",
+    mode: Annotated[str, typer.Option("--mode", help="W&B: online or offline; without it, as W&B is set up.")] = "",
 ) -> None:
-    """Write a checkpoint's whole weights into a safetensors file, after all its hashes were checked."""
+    """Write a run for other programs: weights as safetensors, a tracker's run, Parquet files, or a Chrome trace."""
+    if to is Target.safetensors:
+        _weights(path, out, step)
+        return
+    from probes.rundir import RunDir, RunError
+    from probes.store import StoreError
+    from probes.tape_reader import TapeError
+
+    try:
+        run = RunDir.open(path)
+        if to is Target.chrome_trace:
+            _trace(run, out, steps)
+        elif to is Target.parquet:
+            _tables(run, out)
+        else:
+            _tracker(run, to.value, out, ranks, project, mode)
+    except (RunError, StoreError, TapeError) as error:
+        fail(str(error))
+
+
+def _say(text: str) -> None:
+    console().print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _weights(path: Path, out: str, step: int | None) -> None:
+    """All hashes of the checkpoint are checked first."""
     from trainer.checkpoint.export import export as export_weights
     from trainer.checkpoint.export import find_checkpoint
     from trainer.checkpoint.manifest import CheckpointError
 
+    if not out:
+        fail("--out is missing: name the file for the weights, e.g. --out model.safetensors")
     try:
-        done = export_weights(find_checkpoint(path, step=step), out)
+        done = export_weights(find_checkpoint(path, step=step), Path(out))
     except CheckpointError as error:
         fail(str(error))
     except OSError as error:
         fail(f"{out}: cannot be written: {error.strerror}")
     what = f"{done.num_parameters:,} parameters in {done.num_tensors} tensors, {done.num_bytes / 1e6:.1f} MB"
-    console().print(f"{out}: step {done.step} of {done.folder}: {what}", highlight=False, soft_wrap=True)
+    _say(f"{out}: step {done.step} of {done.folder}: {what}")
+
+
+def _trace(run: RunDir, out: str, steps: str) -> None:
+    from analyzers.report.files import ReportError, step_range, write_trace_file
+    from probes.store import Store
+
+    file = Path(out) if out else run.reports / "trace.json.gz"
+    try:
+        chosen = step_range(steps)
+        with Store.open(run) as store:
+            num_events, num_bytes = write_trace_file(store, file, steps=chosen)
+    except ReportError as error:
+        fail(str(error))
+    _say(f"{file}: {num_events:,} events, {num_bytes / 1e6:.1f} MB; opens in ui.perfetto.dev")
+
+
+def _tables(run: RunDir, out: str) -> None:
+    from probes.exporters.parquet import ParquetError, write_tables
+    from probes.store import Store
+
+    place = out or str(run.path / "parquet")
+    manifest = run.manifest()
+    try:
+        with Store.open(run) as store:
+            created_ns = int(manifest.get("created_wall_ns", 0) or 0)
+            done = write_tables(store, place, run_id=run.run_id, created_ns=created_ns, manifest=manifest)
+    except ImportError as error:
+        fail(f"{error}: pip install pyarrow fsspec (and what fsspec needs for {place.partition('://')[0]}://)")
+    except ParquetError as error:
+        fail(str(error))
+    rows, num_bytes = sum(file.num_rows for file in done), sum(file.num_bytes for file in done)
+    _say(f"{place}: {rows:,} rows in {len(done)} files, {num_bytes / 1e6:.1f} MB")
+    _say(f"duckdb -c \"FROM read_parquet('{place}/table=steps/**/*.parquet', hive_partitioning = true)\"")
+
+
+def _tracker(run: RunDir, name: str, out: str, ranks: str, project: str, mode: str) -> None:
+    from analyzers.diagnose import diagnose
+    from analyzers.tracked_steps import RANKS
+    from probes.exporters.tracker import TrackerError
+    from probes.store import Store, is_watched
+    from trainer.recovery.tracking import MISSING, Tracking, open_tracker
+
+    if ranks not in RANKS:
+        fail(f"--ranks {ranks}: is one of {', '.join(RANKS)}")
+    if mode not in ("", "online", "offline"):
+        fail(f"--mode {mode}: is online or offline")
+    manifest = run.manifest()
+    section = manifest.get("config", {}).get("trackers", {}) if isinstance(manifest.get("config"), dict) else {}
+    if not out and name in section.get("to", ()) and is_watched(run.stores()):
+        fail(f"{run.path} is being written to {name} while it trains: wait for its end, or choose another --out")
+    try:
+        with Store.open(run) as store:
+            tracker = open_tracker(name, run, Path(out) if out else None, project=project, mode=mode)
+            tracking = Tracking(tracker, ranks=ranks)
+            num_steps = 0
+            while taken := tracking.steps(store, is_over=True):
+                num_steps += taken
+                tracker.flush()
+            diagnosis = diagnose(store, manifest, stacks_dir=run.stacks)
+            for finding in (*diagnosis.fired, *diagnosis.advised):
+                tracker.finding(finding.to_json(), tracking.ended_s(finding.first_step), is_news=False)
+            tracking.finish(store, verdict=diagnosis.verdict)
+    except ImportError as error:
+        fail(f"{error}: {MISSING}")
+    except TrackerError as error:
+        fail(str(error))
+    num = len(diagnosis.fired)
+    _say(f"{tracker.place}: {num_steps:,} steps, {num} finding{'s' * (num != 1)}")
+    _say(tracker.next_step)

@@ -41,6 +41,7 @@ from trainer.recovery.node_health import node_health
 from trainer.recovery.otel_export import OtelExport, otel_export
 from trainer.recovery.processes import ProcessTracker, is_alive, kill
 from trainer.recovery.stacks import take_stacks
+from trainer.recovery.trackers import TrackerProcesses, trackers
 
 __all__ = ["Watch", "main"]
 
@@ -74,6 +75,7 @@ class Watch:
         self.metrics: Metrics | None = None
         self.hook: FindingHook | None = None
         self.otel: OtelExport | None = None
+        self.trackers: TrackerProcesses | None = None
         self._rows = 0
         self._tick_s = 0.0
         self.failed_ticks = 0
@@ -110,6 +112,8 @@ class Watch:
         hangs = [finding for finding in fired if finding.attempt == attempt]
         if hangs and not self._ended:
             self._unstick(hangs, attempt, pids)
+        if self.trackers is not None:
+            self.trackers.look()
         self._tick_s = time.monotonic() - start
 
     def _facts(self) -> TickFacts:
@@ -225,6 +229,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.ExitStack() as serving:
             with _sole_writer(run, options.node_rank) as ingester:
                 watch = Watch(run, ingester, options.node_rank, options.launcher_pid)
+                serving.callback(watch.events.close)
+                watch.trackers = serving.enter_context(trackers(run, watch.node_rank, watch.events))
                 watch.metrics = serving.enter_context(
                     metrics_endpoint(run, watch.node_rank, stall=watch.live.stall, events=watch.events, listen=listen)
                 )
@@ -234,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     node_health(run, watch.node_rank, watch.events),
                 ):
                     _watch(watch)
-                watch.events.close()
+            watch.trackers.close()  # the store is let go: nobody waits for a tracker or for a last scrape
             watch.metrics.linger()
     except StoreLockedError as error:
         sys.stderr.write(f"rankscope watch: {error}\n")

@@ -1,0 +1,115 @@
+"""TensorBoard and Weights & Biases, written by `watch`'s side while a run trains, read back by their own libraries."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from probes.events import EventWriter, read_events
+from probes.rundir import NODE_RANK, RunDir
+from probes.store import Store
+from tests.e2e.launched import start, wait_for
+from tests.factories import make_run
+from tests.wandb_file import alerts, history, summary, wandb_file, wandb_records
+from trainer.recovery import trackers as tracker_processes
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Steps whose loss TensorBoard shows."""
+    if not list(folder.glob("events.*")):
+        return []
+    read = EventAccumulator(str(folder)).Reload()
+    return [event.step for event in read.Scalars("train/loss")] if "train/loss" in read.Tags()["scalars"] else []
+
+
+def test_both_are_written_while_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    settings = ["train.steps=100000", "trackers.to=['tensorboard', 'wandb']", "trackers.every_s=0.3"]
+    run = start(tmp_path, "two", faults=["nan_grad@step=12,rank=1"], settings=settings)
+    folder = run.run.path / "tensorboard"
+    wait_for(lambda: max(steps_in(folder), default=0) > 20, "steps in TensorBoard while it trains", run)
+    started = run.events("tracker_started")
+    assert [event["tracker"] for event in started] == ["tensorboard", "wandb"]
+    assert all(Path(f"/proc/{event['pid']}").exists() for event in started)
+    run.process.terminate()
+    run.finish(exit_code=143)
+    wait_for(lambda: len(run.events("tracker_finished")) == 2, "the end of both")
+    with Store.open(run.run) as store:
+        executions = store.rows(
+            "SELECT step FROM steps WHERE rank = 0 AND duration_ns IS NOT NULL ORDER BY attempt, start_ns"
+        )
+        ((fired,),) = store.rows("SELECT count(*) FROM findings WHERE finding_kind = 'non_finite' AND status = 'fired'")
+    trained = [step for (step,) in executions]
+    assert steps_in(folder) == sorted(set(trained))
+    assert EventAccumulator(str(folder)).Reload().Tensors("findings/non_finite")
+    records = wandb_records(wandb_file(run.run.path))  # one connection
+    assert [row["step"] for row in history(records) if "train/loss" in row] == trained
+    assert alerts(records).count(("WARN", "non_finite")) == fired == 1
+    assert summary(records)["last_step"] == trained[-1]
+    assert run.events("tracker_failed") == []
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> EventWriter:
+    return EventWriter(tmp_path / "told.jsonl", attempt=0, rank=NODE_RANK)
+
+
+def told(events: EventWriter, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(events.path)[0] if event["kind"] == kind]
+
+
+def recorded_run(tmp_path: Path, **section: Any) -> RunDir:
+    """With a store, and TensorBoard in its configuration."""
+    run = make_run(tmp_path, ranks=2, steps=30, config={"trackers": {"to": ["tensorboard"], "every_s": 0.2, **section}})
+    Store.open(run).close()
+    return run
+
+
+def test_one_that_dies_goes_on_and_one_that_hangs_is_left(
+    tmp_path: Path, events: EventWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracker_processes, "RETRY_S", (0.0,))
+    monkeypatch.setattr(tracker_processes, "CLOSE_S", 1.0)
+    run = recorded_run(tmp_path)
+    with tracker_processes.trackers(run, 0, events) as tracked:
+        wait_for(lambda: len(steps_in(run.path / "tensorboard")) == 30, "all steps")
+        wait_for(lambda: (run.path / "trackers" / "tensorboard.json").exists(), "its progress")
+        os.kill(told(events, "tracker_started")[0]["pid"], signal.SIGKILL)
+
+        def is_again() -> bool:
+            tracked.look()
+            return len(told(events, "tracker_started")) == 2
+
+        wait_for(is_again, "another one")
+        log = run.path / "tensorboard"
+        wait_for(lambda: len(list(log.glob("events.*"))) == 2, "its file")
+        os.kill(told(events, "tracker_started")[1]["pid"], signal.SIGSTOP)
+    reasons = [event["reason"] for event in told(events, "tracker_failed")]
+    assert reasons[0] == "exit code -9"
+    assert reasons[1].startswith("not finished 1 s after the run: rankscope export --to tensorboard")
+    assert steps_in(run.path / "tensorboard") == list(range(1, 31))  # none twice
+
+
+def test_one_that_cannot_write_says_so_once(tmp_path: Path, events: EventWriter) -> None:
+    run = recorded_run(tmp_path, tensorboard_dir="/dev/null/logs")
+    with tracker_processes.trackers(run, 0, events) as tracked:
+
+        def has_failed() -> bool:
+            tracked.look()
+            return bool(told(events, "tracker_failed"))
+
+        wait_for(has_failed, "its end")
+        tracked.look()
+    (event,) = told(events, "tracker_failed")
+    assert "/dev/null/logs" in event["reason"]
+    assert "cannot be written" in event["reason"]
+
+
+def test_only_the_first_node_has_any(tmp_path: Path, events: EventWriter) -> None:
+    with tracker_processes.trackers(recorded_run(tmp_path), 1, events):
+        assert told(events, "tracker_started") == []

@@ -1,0 +1,75 @@
+"""Reads the file that W&B writes offline: LevelDB's log format around W&B's own protobuf messages.
+
+records = wandb_records(folder / "run-demo.wandb")
+history(records)[0]["train/loss"]
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from wandb.proto.wandb_internal_pb2 import Record
+
+__all__ = ["alerts", "config", "history", "summary", "wandb_file", "wandb_records"]
+
+_BLOCK, _HEADER = 32768, struct.Struct("<IHB")
+
+
+def wandb_file(folder: Path) -> Path:
+    """The only one below a folder."""
+    (found,) = folder.rglob("offline-run-*/*.wandb")
+    return found
+
+
+def wandb_records(path: Path) -> list[Any]:
+    """All records; one that is cut by the end of a block is put together again."""
+    data, place, whole, found = path.read_bytes(), 7, b"", []
+    assert data[:4] == b":W&B"
+    while place + _HEADER.size <= len(data):
+        left = _BLOCK - place % _BLOCK
+        if left < _HEADER.size:
+            place += left
+            continue
+        _, length, kind = _HEADER.unpack_from(data, place)
+        begin = place + _HEADER.size
+        whole += data[begin : begin + length]
+        place = begin + length
+        if kind in (1, 4):  # whole, or the last piece
+            record = Record()
+            record.ParseFromString(whole)
+            found.append(record)
+            whole = b""
+    return found
+
+
+def history(records: list[Any]) -> list[dict[str, Any]]:
+    """Rows of the history, as they were logged."""
+    return [_items(record.history.item) for record in records if record.WhichOneof("record_type") == "history"]
+
+
+def summary(records: list[Any]) -> dict[str, Any]:
+    """What the summary is in the end."""
+    found: dict[str, Any] = {}
+    for record in records:
+        if record.WhichOneof("record_type") == "summary":
+            found |= _items(record.summary.update)
+    return found
+
+
+def config(records: list[Any]) -> dict[str, Any]:
+    """The run's configuration."""
+    (run,) = [record.run for record in records if record.WhichOneof("record_type") == "run"]
+    return _items(run.config.update)
+
+
+def alerts(records: list[Any]) -> list[tuple[str, str]]:
+    """(level, title) of each."""
+    found = [record.alert for record in records if record.WhichOneof("record_type") == "alert"]
+    return [(alert.level, alert.title) for alert in found]
+
+
+def _items(items: Any) -> dict[str, Any]:
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
