@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
+import shlex
+import shutil
 from pathlib import Path
 
 import duckdb
@@ -117,6 +120,23 @@ def test_a_chrome_trace_of_some_steps(run: RunDir, tmp_path: Path) -> None:
     events = json.loads(gzip.decompress(out.read_bytes()))["traceEvents"]
     assert {event["name"] for event in events if event.get("tid") == 0 and event["ph"] == "X"} == {
         "step 10", "step 11", "step 12"}  # fmt: skip
+
+
+def test_the_commands_of_the_page_work(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of docs/export.md that need no server, as they stand there, and what its SQL finds."""
+    page = (Path(__file__).parents[1] / "docs" / "export.md").read_text(encoding="utf-8")
+    commands = re.findall(r"(?m)^    rankscope ((?:export|report) runs/latest .*)$", page)
+    assert len(commands) == 5
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    shutil.copytree(run.path, tmp_path / "runs" / "latest")
+    for command in commands:
+        done = CliRunner().invoke(app, shlex.split(command))
+        assert done.exit_code == 0, f"{command}: {done.output}"
+    (sql,) = re.findall(r'(?m)^    duckdb -c "(.*)"$', page)
+    assert len(duckdb.execute(sql).fetchall()) == 3
+    made = {path.name for path in tmp_path.iterdir()}
+    assert made >= {"lake", "trace.json.gz", "report.html", "ticket.md"}
 
 
 @pytest.mark.parametrize(

@@ -79,12 +79,12 @@ def _say(text: str) -> None:
 
 def _weights(path: Path, out: str, step: int | None) -> None:
     """All hashes of the checkpoint are checked first."""
+    if not out:
+        fail("--out is missing: name the file for the weights, e.g. --out model.safetensors")
     from trainer.checkpoint.export import export as export_weights
     from trainer.checkpoint.export import find_checkpoint
     from trainer.checkpoint.manifest import CheckpointError
 
-    if not out:
-        fail("--out is missing: name the file for the weights, e.g. --out model.safetensors")
     try:
         done = export_weights(find_checkpoint(path, step=step), Path(out))
     except CheckpointError as error:

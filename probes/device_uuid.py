@@ -1,0 +1,28 @@
+"""The UUID of a rank's GPU, as NVML and dcgm-exporter name it: what joins a rank with its device's readings.
+
+    device_uuid("cuda:0")        # "GPU-1b7d8f2c-..."; "" on a CPU
+
+The ordinal of a device says nothing outside of the process: CUDA_VISIBLE_DEVICES renumbers devices, and CUDA orders them
+by speed where NVML orders them by their place on the bus.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["device_uuid", "nvml_name"]
+
+
+def device_uuid(device: str) -> str:
+    """Empty for a CPU, and where this torch does not tell."""
+    if not device.startswith("cuda"):
+        return ""
+    import torch
+
+    return nvml_name(getattr(torch.cuda.get_device_properties(device), "uuid", None))
+
+
+def nvml_name(uuid: Any) -> str:
+    """CUDA's UUID as NVML writes it."""
+    text = str(uuid or "")
+    return text if not text or text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
