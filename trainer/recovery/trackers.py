@@ -10,15 +10,13 @@ server of its own; whatever becomes of them, watch waits for nothing but their l
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from probes.events import EventWriter
+from probes.own_process import own_process
 from probes.rundir import RunDir
 
 __all__ = ["TrackerProcesses", "trackers"]
@@ -27,7 +25,6 @@ CLOSE_S = 30.0
 """How long a tracker may take for the end of a run, from the last record on."""
 RETRY_S = (5.0, 60.0, 600.0)
 """Pauses before one that died is started again; after the last it is given up."""
-_PROJECT = Path(__file__).resolve().parents[2]
 
 
 class _Process:
@@ -42,17 +39,12 @@ class _Process:
         self._start()
 
     def _start(self) -> None:
-        path = os.pathsep.join(filter(None, [str(_PROJECT), os.environ.get("PYTHONPATH")]))
-        command = [sys.executable, "-P", "-m", "trainer.recovery.tracking", str(self._run.path), "--to", self._name]
+        command, environment = own_process("trainer.recovery.tracking", str(self._run.path), "--to", self._name)
         try:
             self._log.parent.mkdir(exist_ok=True)
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    env={**os.environ, "PYTHONPATH": path},
+                    command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment
                 )
             self._events.write("tracker_started", tracker=self._name, pid=self._process.pid)
         except OSError as error:
@@ -69,6 +61,7 @@ class _Process:
 
     def _failed(self, reason: str, *, is_mistake: bool = False) -> None:
         """Told each time; what trying again cannot mend is not tried again."""
+        self.tell_end()
         self._process = None
         self._failures = len(RETRY_S) + 1 if is_mistake else self._failures + 1
         if self._failures <= len(RETRY_S):
