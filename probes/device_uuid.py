@@ -2,8 +2,8 @@
 
     device_uuid("cuda:0")        # "GPU-1b7d8f2c-..."; "" on a CPU
 
-The ordinal of a device says nothing outside of the process: CUDA_VISIBLE_DEVICES renumbers devices, and CUDA orders them
-by speed where NVML orders them by their place on the bus.
+The ordinal of a device says nothing outside of the process: CUDA_VISIBLE_DEVICES renumbers devices, and CUDA orders
+them by speed where NVML orders them by their place on the bus.
 """
 
 from __future__ import annotations

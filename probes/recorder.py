@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from .core_time import CoreTime
+from .device_uuid import device_uuid
 from .events import EventWriter
 from .failopen import error_counts, failing_open, record_error
 from .names import NameWriter
@@ -130,6 +131,9 @@ class Recorder:
             "device": device,
             "clock_offset_ns": time.time_ns() - time.monotonic_ns(),
         }
+        with failing_open("recorder.device_uuid"):
+            if uuid := device_uuid(device):
+                self._identity["device_uuid"] = uuid
         self._events.write("rank", **self._identity)
 
     @staticmethod
@@ -138,7 +142,7 @@ class Recorder:
         return _DisabledRecorder()
 
     def describe(self, **identity: Any) -> None:
-        """Add to what is known of this rank: mesh coordinates (pp, dp_replicate, dp_shard, tp, ...), device_uuid."""
+        """Add to what is known of this rank: mesh coordinates (pp, dp_replicate, dp_shard, tp, ...)."""
         self._identity.update(identity)
         self._events.write("rank", **self._identity)
 
