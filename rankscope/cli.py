@@ -19,6 +19,7 @@ from rankscope.commands import (
     doctor,
     drill,
     export,
+    plan,
     rebuild,
     report,
     train,
@@ -37,6 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(epilog=train.EPILOG)(train.train)
+app.command(epilog=plan.EPILOG)(plan.plan)
 app.command(epilog=analyze.EPILOG)(analyze.analyze)
 app.command(epilog=drill.EPILOG)(drill.drill)
 app.command(epilog=dashboard.EPILOG)(dashboard.dashboard)

@@ -1,0 +1,100 @@
+"""What forward keeps for backward, in bytes a token, operation by operation.
+
+    kept = kept_per_token(config, plan, device="cuda")
+    kept.block            # bytes of a block, one token, one rank
+    kept.recomputed       # of a block that recomputes: its input, and with `selective` the results of its products
+
+The count follows Korthikanti et al. 2022 (arXiv 2205.05198, section 4: 34 h bytes a token and layer for GPT in 16
+bits, without attention's square) for the layer that we have: RMSNorm, grouped queries, SwiGLU, no bias, attention that
+keeps its output and one logarithm a row instead of the square. torch on a CPU composes RMSNorm from parts and copies
+attention's result once more; a GPU does neither. A test holds the CPU's count against torch's own allocator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainer.config import Config
+from trainer.mesh_plan import Plan
+
+__all__ = ["Device", "Kept", "compute_bytes", "kept_per_token"]
+
+Device = Literal["cpu", "cuda"]
+
+FLOAT32_BYTES = 4
+_LABEL_BYTES = 8  # tokens and targets are int64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Bytes for one token on one rank."""
+
+    block: float
+    """Of a block that keeps everything."""
+    recomputed: float
+    """Of a block under activation checkpointing, as the configuration has it."""
+    embedding: float
+    head: float
+    """Last norm, logits and loss."""
+    boundary: float
+    """What passes from one block, or pipeline stage, to the next."""
+    loss_backward: float
+    """Lives only while backward goes through the loss: the gradients of the logits."""
+    block_backward: float
+    """Lives only while backward goes through a block: the gradients of gate, up and product, and of the stream."""
+
+    def of_layer(self, layer: int, config: Config) -> float:
+        kind = config.train.activation_checkpointing
+        keeps_all = kind == "none" or (kind == "every_n" and layer % config.train.checkpoint_every_n)
+        return self.block if keeps_all else self.recomputed
+
+
+def compute_bytes(config: Config) -> int:
+    """Of a number in the matrix products."""
+    return FLOAT32_BYTES if config.train.precision == "float32" else 2
+
+
+def kept_per_token(config: Config, plan: Plan, device: Device) -> Kept:
+    model, tp = config.model, plan.tp
+    low = compute_bytes(config)
+    # FSDP casts parameters, so everything is low precision; autocast leaves the residual stream float32.
+    stream = low if plan.data_parallel_kind in ("fsdp", "hsdp") else FLOAT32_BYTES
+    width = model.dim
+    own_width = width / tp if tp > 1 and config.parallel.sequence_parallel else width
+    queries = width / tp
+    keys = model.kv_heads * (width // model.num_heads) / tp
+    hidden, vocabulary = model.ffn_dim / tp, model.vocab_size / tp
+
+    # Autocast keeps a cast of its own for each of the matrices that read the same activation.
+    readers_of_attention_norm, readers_of_mlp_norm = (3, 2) if low < stream else (1, 1)
+    norm = own_width * stream + FLOAT32_BYTES  # its input, and the root of the mean square
+    if device == "cpu":
+        norm += own_width * FLOAT32_BYTES  # the input divided by that root
+    rows = FLOAT32_BYTES * model.num_heads / tp
+    attention = low * (2 * queries + 2 * keys) + rows + (low * queries if device == "cpu" else 0)
+    feed_forward = 4 * low * hidden  # gate, its silu, up, their product
+    boundary = own_width * stream
+    recomputed = boundary
+    if config.train.activation_checkpointing == "selective":
+        products = 2 * queries + 2 * keys + 2 * width + 2 * hidden
+        recomputed += low * products + rows + (2 * low * own_width if tp > 1 else 0)
+    logits = FLOAT32_BYTES * vocabulary  # the logarithms of the softmax
+    return Kept(
+        block=2 * norm
+        + (readers_of_attention_norm + readers_of_mlp_norm) * width * low
+        + attention
+        + feed_forward
+        + _dropout(config, own_width),
+        recomputed=recomputed,
+        embedding=_LABEL_BYTES,
+        head=norm + width * low + logits + _LABEL_BYTES,
+        boundary=boundary,
+        loss_backward=2 * FLOAT32_BYTES * vocabulary,
+        block_backward=3 * low * hidden + 2 * boundary,
+    )
+
+
+def _dropout(config: Config, own_width: float) -> float:
+    """Two masks of a byte."""
+    return 2 * own_width if config.model.dropout else 0.0

@@ -1,0 +1,86 @@
+"""What is known to go badly, said before the run: one line each, with the key to change.
+
+for warning in anti_patterns(expected, hardware): print(warning)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainer.plan.expected import HEADROOM, Expected
+from trainer.plan.hardware import Hardware
+
+__all__ = ["anti_patterns"]
+
+_MICROBATCHES_PER_STAGE = 4  # Huang et al. 2019 (GPipe): above it the bubble is "negligible", i.e. below 20 %
+_HIGHEST_SHARE = 0.2
+_FEWEST_TOKENS = 2048  # per rank and pass: below it the products of a large model no longer fill a device
+
+
+def anti_patterns(expected: Expected, hardware: Hardware) -> list[str]:
+    return [*_memory(expected, hardware), *_tensor_parallel(expected, hardware), *_pipeline(expected),
+            *_communication(expected, hardware), *_batch(expected)]  # fmt: skip
+
+
+def _memory(expected: Expected, hardware: Hardware) -> Iterator[str]:
+    need, have = expected.memory.peak, hardware.memory_bytes
+    if need > have:
+        yield f"needs {need / 1e9:.1f} GB on a device of {have / 1e9:.0f} GB: it will run out of memory"
+    elif not expected.fits:
+        yield (
+            f"needs {need / 1e9:.1f} of {have / 1e9:.0f} GB: more than {HEADROOM:.0%}, fragmentation may end it; "
+            "recompute activations (train.activation_checkpointing) or take a smaller train.micro_batch_size"
+        )
+
+
+def _tensor_parallel(expected: Expected, hardware: Hardware) -> Iterator[str]:
+    tp = expected.plan.tp
+    if hardware.spans_nodes(stride=1, size=tp):
+        yield (
+            f"parallel.tp = {tp} reaches over nodes of {hardware.gpus_per_node} devices: every layer waits for "
+            f"{hardware.between}; keep tp within a node and use dp_shard or pp across"
+        )
+    if tp > 1 and expected.config.model.dim / tp < 512:
+        yield f"parallel.tp = {tp} leaves {expected.config.model.dim // tp} columns a rank: products too small to fill a device"
+
+
+def _pipeline(expected: Expected) -> Iterator[str]:
+    plan = expected.plan
+    if plan.pp == 1:
+        return
+    if plan.num_microbatches < _MICROBATCHES_PER_STAGE * plan.pp:
+        yield (
+            f"{plan.num_microbatches} microbatches for {plan.pp} stages: fewer than {_MICROBATCHES_PER_STAGE} x stages; "
+            "raise train.global_batch_size or lower train.micro_batch_size"
+        )
+    if expected.bubble_share > _HIGHEST_SHARE:
+        yield (
+            f"bubble {expected.bubble_share:.0%} of the pipeline's time (schedule {plan.schedule}): more microbatches, "
+            "or parallel.schedule = 'interleaved_1f1b'"
+        )
+
+
+def _communication(expected: Expected, hardware: Hardware) -> Iterator[str]:
+    if expected.communication_share <= _HIGHEST_SHARE:
+        return
+    worst = max(expected.groups, key=lambda group: group.exposed_s)
+    link = hardware.between if worst.beyond_node else hardware.inside
+    yield (
+        f"exposed communication {expected.communication_share:.0%} of a step, most of it {worst.call.op} of "
+        f"{worst.call.what} in {worst.call.dimension} over {link}: a larger batch a rank, HSDP, or fewer ranks"
+    )
+
+
+def _batch(expected: Expected) -> Iterator[str]:
+    plan, config = expected.plan, expected.config
+    tokens = plan.micro_batch_size * config.data.seq_len
+    if tokens < _FEWEST_TOKENS:
+        yield (
+            f"{tokens} tokens a pass on a rank ({plan.micro_batch_size} sequences of {config.data.seq_len}): too few "
+            "to fill a device; raise train.micro_batch_size"
+        )
+    elif expected.flops_per_memory_byte < expected.ridge_flops_per_byte:
+        yield (
+            f"{expected.flops_per_memory_byte:.0f} operations for each byte moved, the device needs "
+            f"{expected.ridge_flops_per_byte:.0f}: memory is the limit; raise train.micro_batch_size or lower tp"
+        )

@@ -1,0 +1,185 @@
+"""What a layout costs: memory, the time of a step and what it is spent on, and how near the device's limits that is.
+
+    expected = expect(config, plan, hardware)
+    expected.memory.peak, expected.fits
+    expected.step_s, expected.communication_share, expected.bubble_share, expected.tokens_per_s
+
+The model of time is simple on purpose and says what it assumes: matrix products run at `EFFICIENCY` of the peak, rings
+at `LINK_EFFICIENCY` of the slowest link, and communication hides behind what it may overlap with but never behind
+more. It ranks layouts and finds what is out of proportion; it is no forecast to the percent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from analyzers.bubble import expected_idle
+from trainer.config import Config
+from trainer.mesh_plan import MESH_DIMS, Plan
+from trainer.model.size import flops_per_token, num_parameters
+from trainer.plan.activations import Device, compute_bytes
+from trainer.plan.hardware import Hardware
+from trainer.plan.memory import RankMemory, worst_rank_memory
+from trainer.plan.traffic import Call, rank_traffic
+
+__all__ = ["EFFICIENCY", "HEADROOM", "LINK_EFFICIENCY", "Expected", "GroupTime", "expect"]
+
+EFFICIENCY = 0.5
+"""Of the peak, in matrix products of a usual size: well-tuned trainings reach 0.4 to 0.55 MFU."""
+LINK_EFFICIENCY = 0.8
+"""Of a link's data sheet, for large messages."""
+HEADROOM = 0.92
+"""Of the device's memory: the rest is the allocator's fragmentation and what others hold."""
+_FORWARD_SHARE = 1 / 3  # of the operations of forward and backward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTime:
+    """One kind of collective."""
+
+    call: Call
+    beyond_node: bool
+    seconds: float
+    """Of a step, if nothing hid it."""
+    exposed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    config: Config
+    plan: Plan
+    memory: RankMemory
+    fits: bool
+    num_parameters: int
+    flops_per_token: int
+    compute_s: float
+    """Of the busiest rank, recomputation included."""
+    groups: tuple[GroupTime, ...]
+    bubble_share: float
+    """Idle share of the pipeline's time; of the zero-bubble schedules half of 1f1b's, which is their upper bound."""
+    step_s: float
+    tokens_per_s: float
+    mfu: float
+    flops_per_memory_byte: float
+    """Arithmetic intensity of the matrix products: operations for each byte that they move."""
+    ridge_flops_per_byte: float
+    """Below this intensity the device's memory is the limit, not its arithmetic."""
+
+    @property
+    def exposed_s(self) -> float:
+        return sum(group.exposed_s for group in self.groups)
+
+    @property
+    def communication_share(self) -> float:
+        """Exposed communication in the time of a step."""
+        return self.exposed_s / self.step_s
+
+    @property
+    def layout(self) -> str:
+        """Like `dp_shard 8 x tp 2`."""
+        used = [f"{dim} {size}" for dim, size in self.plan.sizes.items() if size > 1]
+        return " x ".join(used) or "one rank"
+
+
+def expect(config: Config, plan: Plan, hardware: Hardware, device: Device = "cuda") -> Expected:
+    memory = worst_rank_memory(config, plan, device)
+    tokens = config.train.global_batch_size * config.data.seq_len
+    per_token = flops_per_token(config.model, config.data.seq_len)
+    peak = hardware.flops_per_s[config.train.precision]
+    useful_s = tokens * per_token / plan.world_size / (peak * EFFICIENCY)
+    compute_s = useful_s * _imbalance(plan) * (1 + _recomputed_share(config) * _FORWARD_SHARE)
+    worst = max((rank_traffic(config, plan, pp_rank=rank) for rank in range(plan.pp)), key=_bus_bytes)
+    groups = _group_times(worst, plan, hardware, compute_s)
+    bubble = _bubble(plan)
+    step_s = (compute_s + sum(group.exposed_s for group in groups if group.call.dimension != "dp_replicate"
+                              and group.call.dimension != "dp_shard")) / (1 - bubble)  # fmt: skip
+    step_s += sum(group.exposed_s for group in groups if group.call.dimension in ("dp_replicate", "dp_shard"))
+    return Expected(
+        config=config,
+        plan=plan,
+        memory=memory,
+        fits=memory.peak <= HEADROOM * hardware.memory_bytes,
+        num_parameters=num_parameters(config.model),
+        flops_per_token=per_token,
+        compute_s=compute_s,
+        groups=tuple(groups),
+        bubble_share=bubble,
+        step_s=step_s,
+        tokens_per_s=tokens / step_s,
+        mfu=tokens * per_token / plan.world_size / step_s / peak,
+        flops_per_memory_byte=_intensity(config, plan),
+        ridge_flops_per_byte=peak / hardware.memory_bytes_per_s,
+    )
+
+
+def _bus_bytes(calls: list[Call]) -> float:
+    return sum(call.bus_bytes for call in calls)
+
+
+def _imbalance(plan: Plan) -> float:
+    """Work of the busiest pipeline rank over the mean, in layers."""
+    layers = [sum(len(plan.stages.layers[stage]) for stage in stages) for stages in plan.stages.of_rank]
+    return max(layers) * len(layers) / sum(layers)
+
+
+def _recomputed_share(config: Config) -> float:
+    """Of forward that is done twice; `selective` repeats only what costs little beside the products."""
+    kind = config.train.activation_checkpointing
+    return {"none": 0.0, "full": 1.0, "every_n": 1 / config.train.checkpoint_every_n, "selective": 0.05}[kind]
+
+
+def _bubble(plan: Plan) -> float:
+    if plan.pp == 1:
+        return 0.0
+    per_rank = len(plan.stages.of_rank[0])
+    idle = expected_idle(plan.schedule, ranks=plan.pp, microbatches=plan.num_microbatches, stages_per_rank=per_rank)
+    if idle is not None:
+        return idle
+    bound = expected_idle("1f1b", ranks=plan.pp, microbatches=plan.num_microbatches)
+    assert bound is not None
+    return bound / 2
+
+
+def _group_times(calls: list[Call], plan: Plan, hardware: Hardware, compute_s: float) -> list[GroupTime]:
+    """Each call's time; what hides does so in the order of the list, behind what of the compute time is left."""
+    room = {"backward": compute_s * (1 - _FORWARD_SHARE), "compute": compute_s * _FORWARD_SHARE}
+    found = []
+    for call in calls:
+        stride = _stride(plan, call.dimension)
+        size = 2 if call.op == "send" else call.size
+        link = hardware.bandwidth(stride=stride, size=size)
+        seconds = call.bus_bytes / (link * LINK_EFFICIENCY)
+        exposed = seconds
+        # Gathers run beside forward and backward, reductions beside backward only; the last bucket has nothing to
+        # hide behind, nor has the first gather.
+        kinds = {"backward": ("backward",), "compute": ("compute", "backward"), "": ()}[call.overlaps]
+        for kind in kinds:
+            hidden = min(room[kind], exposed * (1 - 1 / max(1, call.calls)))
+            room[kind] -= hidden
+            exposed -= hidden
+        found.append(
+            GroupTime(
+                call=call,
+                beyond_node=hardware.spans_nodes(stride=stride, size=size),
+                seconds=seconds,
+                exposed_s=exposed,
+            )
+        )
+    return found
+
+
+def _stride(plan: Plan, dimension: str) -> int:
+    """Distance between neighbours of a group: the sizes of the dimensions that are numbered faster."""
+    faster = MESH_DIMS[MESH_DIMS.index(dimension) + 1 :]
+    stride = 1
+    for dim in faster:
+        stride *= plan.sizes[dim]
+    return stride
+
+
+def _intensity(config: Config, plan: Plan) -> float:
+    """Of the feed-forward's product, the largest of a block: 2 m n k operations for (m k + k n + m n) numbers moved."""
+    tokens = plan.micro_batch_size * config.data.seq_len
+    width, hidden = config.model.dim, config.model.ffn_dim / plan.tp
+    moved = (tokens * width + width * hidden + tokens * hidden) * compute_bytes(config)
+    return 2 * tokens * width * hidden / moved

@@ -1,0 +1,155 @@
+"""Memory of a rank, part by part, and the largest sum that is alive at one time.
+
+    need = rank_memory(config, plan, pp_rank=0, device="cuda")
+    need.parameters, need.gradients, need.optimizer, need.gathered, need.activations     # bytes
+    need.peak                                                                            # bytes
+
+Adam in this trainer is float32 throughout: 4 bytes for a parameter, 4 for its gradient, 8 for its two moments, which
+is the same 16 bytes a parameter as 2 + 2 + 12 in the accounting of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054),
+where low-precision copies of parameters and gradients lie beside a float32 master. The low-precision copies that we
+make are counted as what they are: gathered, and freed again.
+
+The parts do not add up to the peak: when all gradients exist, the activations are gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.config import Config
+from trainer.mesh_plan import Plan
+from trainer.plan.activations import FLOAT32_BYTES, Device, Kept, compute_bytes, kept_per_token
+from trainer.plan.weights import Unit, rank_units
+
+__all__ = ["RankMemory", "in_flight", "rank_memory", "worst_rank_memory"]
+
+_CONTEXT_BYTES = {"cpu": 0, "cuda": 10**9}
+"""CUDA context, cuBLAS workspaces and NCCL's buffers: between 0.5 and 1.5 GB on today's devices; not measured here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Bytes on one rank."""
+
+    pp_rank: int
+    parameters: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    """Full parameters that FSDP has gathered, or autocast's low-precision copies, at their most."""
+    activations: int
+    """What forward keeps for backward, over all microbatches in flight."""
+    working: int
+    """Gradients of the logits; a block that is computed again; full gradients on their way into a reduction."""
+    context: int
+    peak: int
+    num_parameters: int
+    """Held by this rank."""
+
+    @property
+    def sum(self) -> int:
+        """Of all parts: what would be needed if nothing were ever freed."""
+        return (
+            self.parameters + self.gradients + self.optimizer + self.gathered + self.activations + self.working
+        ) + self.context
+
+
+def worst_rank_memory(config: Config, plan: Plan, device: Device) -> RankMemory:
+    """The rank that needs most: in a pipeline mostly the first (microbatches in flight) or the last (logits)."""
+    needs = [rank_memory(config, plan, pp_rank=rank, device=device) for rank in range(plan.pp)]
+    return max(needs, key=lambda need: need.peak)
+
+
+def in_flight(schedule: str, *, pp: int, pp_rank: int, microbatches: int, stages_per_rank: int) -> int:
+    """Forward passes (of one stage) whose activations a pipeline rank holds at the same time, at the most.
+
+    1f1b: as many as there are ranks from here to the end (Narayanan et al. 2019); interleaved: with v stages a rank
+    2 (p - r - 1) + (v - 1) p + 1 (Narayanan et al. 2021). The zero-bubble schedules with two stages a rank are held to
+    those of 1f1b with whole models on a rank: p x v (Qi et al. 2024).
+    """
+    if pp == 1:
+        return 1
+    every = microbatches * stages_per_rank
+    if schedule == "gpipe":
+        return every
+    if schedule == "1f1b":
+        return min(every, pp - pp_rank)
+    if schedule == "interleaved_1f1b":
+        return min(every, 2 * (pp - pp_rank - 1) + (stages_per_rank - 1) * pp + 1)
+    return min(every, pp * stages_per_rank)
+
+
+def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> RankMemory:
+    units = rank_units(config, plan, pp_rank)
+    shard = plan.dp_shard if plan.data_parallel_kind in ("fsdp", "hsdp") else 1
+    own = [FLOAT32_BYTES * unit.numel(plan.tp, shard) for unit in units]
+    full = [FLOAT32_BYTES * unit.numel(plan.tp) for unit in units]
+    held = sum(own)
+    sharded = shard > 1
+    kept = kept_per_token(config, plan, device)
+    gathered = _gathered(config, plan, units)
+    tokens = plan.micro_batch_size * config.data.seq_len
+    layers = [round(tokens * kept.of_layer(unit.layer, config)) for unit in units if unit.layer is not None]
+    stages = len(plan.stages.of_rank[pp_rank])
+    flights = in_flight(
+        plan.schedule, pp=plan.pp, pp_rank=pp_rank, microbatches=plan.num_microbatches, stages_per_rank=stages
+    )
+    ends = round(tokens * _ends(kept, plan, pp_rank))
+    # A flight is one stage's forward; the head's logits are used up at once, by the last stage's own backward.
+    activations = flights * sum(layers) // stages + ends * (flights if plan.pp > 1 and plan.schedule == "gpipe" else 1)
+    has_loss = plan.stages.count - 1 in plan.stages.of_rank[pp_rank]
+    loss = round(tokens * kept.loss_backward) if has_loss else 0
+    again = [round(tokens * (kept.block + kept.block_backward)) - layer for layer in layers]
+    largest = max(full[: len(layers)], default=0) if sharded else 0  # a block's gradients before their reduction
+    working = max(loss, max(again, default=0) + largest)
+    accumulates = plan.num_microbatches > 1
+    # FSDP keeps the gradients of all but the last microbatch unsharded: one reduction instead of many.
+    gradients = sum(full) if sharded and accumulates else held
+    if accumulates:
+        alive = activations + working + gradients
+    else:
+        alive = max(activations + loss, _backward_peak(layers, own, again) + largest)
+    peak = 3 * held + _CONTEXT_BYTES[device] + max(gathered + alive, held)
+    return RankMemory(
+        pp_rank=pp_rank,
+        parameters=held,
+        gradients=gradients,
+        optimizer=2 * held,
+        gathered=gathered,
+        activations=activations,
+        working=working,
+        context=_CONTEXT_BYTES[device],
+        peak=peak,
+        num_parameters=held // FLOAT32_BYTES,
+    )
+
+
+def _backward_peak(layers: list[int], own: list[int], again: list[int]) -> int:
+    """The largest sum of activations that are still there and gradients that are there already, block by block."""
+    gradients = sum(own[len(layers) :])  # of the root, whose head comes first
+    largest = gradients
+    for layer in reversed(range(len(layers))):
+        largest = max(largest, sum(layers[: layer + 1]) + again[layer] + gradients)
+        gradients += own[layer]
+    return largest
+
+
+def _ends(kept: Kept, plan: Plan, pp_rank: int) -> float:
+    """Bytes a token of what is not a block."""
+    own, last = plan.stages.of_rank[pp_rank], plan.stages.count - 1
+    sent = sum(kept.boundary for stage in own if stage != last) if plan.pp > 1 else 0.0
+    return (kept.embedding if 0 in own else 0.0) + (kept.head if last in own else 0.0) + sent
+
+
+def _gathered(config: Config, plan: Plan, units: list[Unit]) -> int:
+    low = compute_bytes(config)
+    sizes = [low * unit.numel(plan.tp) for unit in units]
+    blocks = [size for unit, size in zip(units, sizes, strict=True) if unit.layer is not None]
+    root = sum(sizes) - sum(blocks)
+    if plan.data_parallel_kind in ("fsdp", "hsdp") and plan.dp_shard > 1:
+        if plan.pp > 1 or not config.parallel.reshard_after_forward:
+            return root + sum(blocks)
+        # The block that computes, and those that are gathered ahead of it.
+        return root + sum(sorted(blocks)[-(1 + max(1, config.parallel.prefetch_blocks)) :])
+    # Autocast keeps what it has cast until backward has used it; norms and embedding stay as they are.
+    return sum(sizes) if low < FLOAT32_BYTES else 0

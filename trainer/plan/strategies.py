@@ -1,0 +1,104 @@
+"""The layouts that are worth trying on a number of devices, the simplest first, and the first that fits.
+
+    found = strategies(config, hardware, num_gpus=64)
+    found.simplest          # Strategy, or None: nothing fits
+    found.tried             # all of them, in the order of their complexity
+
+Simple before fast: each step up the ladder (DDP, ZeRO-2, FSDP, recomputation, HSDP, tensor parallel within a node, a
+pipeline, all three) costs communication, bubbles or somebody's time, and is taken only where the one before does not
+fit. The fastest of those that fit is named beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trainer.config import Config, ConfigError, changed_config
+from trainer.mesh_plan import resolve
+from trainer.plan.expected import Expected, expect
+from trainer.plan.hardware import Hardware
+
+__all__ = ["Strategies", "Strategy", "strategies"]
+
+_NOT_WORTH = 1.05
+"""A layout is called faster only if it is by more than the model of time can mean anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    name: str
+    overrides: tuple[str, ...]
+    """As `--set` takes them."""
+    expected: Expected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategies:
+    tried: tuple[Strategy, ...]
+    impossible: tuple[tuple[str, str], ...]
+    """Name and why not, one line, of those that the configuration cannot be laid out on."""
+
+    @property
+    def simplest(self) -> Strategy | None:
+        return next((strategy for strategy in self.tried if strategy.expected.fits), None)
+
+    @property
+    def fastest(self) -> Strategy | None:
+        """The fastest that fits, if that is worth the complexity; else None."""
+        fitting = [strategy for strategy in self.tried if strategy.expected.fits]
+        simplest = self.simplest
+        if simplest is None:
+            return None
+        best = min(fitting, key=lambda strategy: strategy.expected.step_s)
+        return best if best.expected.step_s * _NOT_WORTH < simplest.expected.step_s else None
+
+
+def strategies(config: Config, hardware: Hardware, num_gpus: int) -> Strategies:
+    tried, impossible = [], []
+    for name, overrides in _ladder(config, hardware, num_gpus):
+        try:
+            changed = changed_config(config.model_dump(mode="json"), overrides)
+            expected = expect(changed, resolve(changed, num_gpus), hardware)
+        except ConfigError as error:
+            impossible.append((name, str(error)))
+            continue
+        tried.append(Strategy(name=name, overrides=tuple(overrides), expected=expected))
+    return Strategies(tried=tuple(tried), impossible=tuple(impossible))
+
+
+def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple[str, list[str]]]:
+    node = min(num_gpus, hardware.gpus_per_node)
+    nodes = -(-num_gpus // node)
+
+    def mesh(replicate: int, shard: int, tp: int = 1, pp: int = 1, recompute: str = "none", **more: str) -> list[str]:
+        return [
+            f"parallel.dp_replicate={replicate}", f"parallel.dp_shard={shard}", f"parallel.tp={tp}",
+            f"parallel.pp={pp}", f"train.activation_checkpointing={recompute}", f"train.micro_batch_size={micro}",
+            *(f"parallel.{key}={value}" for key, value in more.items()),
+        ]  # fmt: skip
+
+    micro = 0
+    if num_gpus == 1:
+        yield "one device", mesh(1, 1)
+        yield "one device + recompute", mesh(1, 1, recompute="full")
+        return
+    yield "DDP", mesh(-1, 1)
+    yield "FSDP, parameters kept (ZeRO-2)", mesh(1, -1, reshard_after_forward="false")
+    yield "FSDP (ZeRO-3)", mesh(1, -1, reshard_after_forward="true")
+    if nodes > 1:
+        yield "HSDP (shards in a node, replicas across)", mesh(-1, node)
+    yield "FSDP + recompute", mesh(1, -1, recompute="full")
+    micro = 1
+    yield "FSDP + recompute, one sequence a pass", mesh(1, -1, recompute="full")
+    for tp in (2, 4, 8):
+        if tp <= node and num_gpus % tp == 0:
+            yield f"tp {tp} x FSDP + recompute", mesh(1, -1, tp=tp, recompute="full")
+    for pp in (2, 4, 8):
+        if pp <= nodes and num_gpus % (pp * node) == 0 and config.model.num_layers >= pp:
+            yield f"pp {pp} x FSDP + recompute", mesh(1, -1, pp=pp, recompute="full", schedule="1f1b")
+            for tp in (8, 4, 2):
+                if tp <= node and num_gpus % (pp * tp) == 0:
+                    options = mesh(1, -1, tp=tp, pp=pp, recompute="full", schedule="1f1b")
+                    yield f"pp {pp} x tp {tp} x FSDP + recompute (3-D)", options
+                    break

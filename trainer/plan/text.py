@@ -1,0 +1,137 @@
+"""A plan as a terminal shows it: what it needs, a picture of the memory, traffic, time, warnings, the ladder.
+
+render(expected, hardware, warnings, found, console)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from trainer.plan.expected import EFFICIENCY, LINK_EFFICIENCY, Expected
+from trainer.plan.hardware import Hardware
+from trainer.plan.memory import RankMemory
+from trainer.plan.strategies import Strategies, Strategy
+
+__all__ = ["render"]
+
+_BAR = 60
+_PARTS = (("parameters", "P"), ("gradients", "G"), ("optimizer", "O"), ("gathered", "g"), ("activations", "A"),
+          ("working", "w"), ("context", "c"))  # fmt: skip
+
+
+def render(
+    expected: Expected, hardware: Hardware, warnings: Sequence[str], found: Strategies | None, console: Console
+) -> None:
+    """Print everything; `found` None leaves the ladder out."""
+    plan, config = expected.plan, expected.config
+    count = expected.num_parameters
+    console.print(
+        f"{amount(count)} parameters, {amount(expected.flops_per_token)}FLOP a token, "
+        f"{config.train.global_batch_size * config.data.seq_len:,} tokens a step, {config.train.precision}",
+        highlight=False,
+    )
+    nodes = -(-plan.world_size // hardware.gpus_per_node)
+    console.print(
+        f"{plan.world_size} x {hardware.gpu} of {hardware.memory_bytes / 1e9:.0f} GB on {nodes} node{'s' * (nodes > 1)}"
+        f" ({hardware.inside} inside, {hardware.between} between)   layout: {expected.layout}\n",
+        highlight=False,
+    )
+    _memory(expected.memory, hardware, console)
+    _time(expected, hardware, console)
+    if warnings:
+        console.print("[bold]Warnings[/]")
+        for warning in warnings:
+            console.print(f"  ! {warning}", highlight=False, markup=False)
+        console.print()
+    if found is not None:
+        _ladder(found, console)
+
+
+def _memory(memory: RankMemory, hardware: Hardware, console: Console) -> None:
+    stage = f" (pipeline rank {memory.pp_rank})" if memory.pp_rank else ""
+    console.print(f"[bold]Memory[/] of the fullest rank{stage}, GB", highlight=False)
+    scale = max(memory.sum, hardware.memory_bytes) / _BAR
+    bar = "".join(letter * round(getattr(memory, name) / scale) for name, letter in _PARTS)
+    limit = min(_BAR, round(hardware.memory_bytes / scale))
+    picture = bar.ljust(_BAR, ".")
+    console.print(f"  {picture[:limit]}|{picture[limit:]}", highlight=False, markup=False)
+    legend = [f"{letter} {name} {getattr(memory, name) / 1e9:.2f}" for name, letter in _PARTS if getattr(memory, name)]
+    console.print(f"  {'   '.join(legend)}   | the device's {hardware.memory_bytes / 1e9:.0f}", highlight=False)
+    console.print(
+        f"  most at one time [bold]{memory.peak / 1e9:.2f}[/] (activations go as gradients come); "
+        f"{memory.num_parameters:,} parameters on this rank\n",
+        highlight=False,
+    )
+
+
+def _time(expected: Expected, hardware: Hardware, console: Console) -> None:
+    console.print(
+        f"[bold]A step[/] {seconds(expected.step_s)}, {amount(expected.tokens_per_s)}tokens/s, MFU {expected.mfu:.0%}"
+        f"   (assumes {EFFICIENCY:.0%} of the peak in products, {LINK_EFFICIENCY:.0%} of the links)",
+        highlight=False,
+    )
+    console.print(
+        f"  compute {seconds(expected.compute_s)}   exposed communication {seconds(expected.exposed_s)} "
+        f"({expected.communication_share:.1%})   bubble {expected.bubble_share:.1%}   "
+        f"roofline {expected.flops_per_memory_byte:.0f} of {expected.ridge_flops_per_byte:.0f} FLOP/byte",
+        highlight=False,
+    )
+    if expected.groups:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for title in ("  collective", "group", "calls", "bytes a rank", "time", "of it exposed", "over"):
+            justify = "right" if title in ("calls", "bytes a rank", "time", "of it exposed") else "left"
+            table.add_column(title, justify=justify)
+        for group in expected.groups:
+            call = group.call
+            table.add_row(
+                f"  {call.op} of {call.what}", f"{call.dimension} {call.size}", f"{call.calls}",
+                f"{amount(call.num_bytes)}B", seconds(group.seconds), seconds(group.exposed_s),
+                hardware.between if group.beyond_node else hardware.inside,
+            )  # fmt: skip
+        console.print(table)
+    console.print()
+
+
+def _ladder(found: Strategies, console: Console) -> None:
+    simplest, fastest = found.simplest, found.fastest
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title_justify="left")
+    for title in ("[bold]Layouts[/], the simplest first", "GB a rank", "fits", "step", "exposed", "bubble", "MFU"):
+        left = title.startswith("[bold]") or title == "fits"
+        table.add_column(title, justify="left" if left else "right", no_wrap=True)
+    table.add_column("")
+    for strategy in found.tried:
+        expected = strategy.expected
+        mark = "<- the simplest that fits" if strategy is simplest else "<- the fastest" if strategy is fastest else ""
+        table.add_row(
+            f"  {strategy.name}", f"{expected.memory.peak / 1e9:.1f}", "yes" if expected.fits else "no",
+            seconds(expected.step_s), f"{expected.communication_share:.0%}", f"{expected.bubble_share:.0%}",
+            f"{expected.mfu:.0%}", mark,
+        )  # fmt: skip
+    console.print(table)
+    for why in dict.fromkeys(why for _, why in found.impossible):
+        names = ", ".join(name for name, reason in found.impossible if reason == why)
+        console.print(f"  not possible: {names}: {why}", highlight=False, markup=False)
+    if simplest is None:
+        console.print("\nNothing fits: more or larger devices, shorter sequences, or a smaller model.", highlight=False)
+    for title, strategy in (("The simplest that fits", simplest), ("The fastest", fastest)):
+        if strategy is not None:
+            console.print(f"\n{title}: {_options(strategy)}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _options(strategy: Strategy) -> str:
+    return " ".join(f"--set {override}" for override in strategy.overrides)
+
+
+def amount(value: float) -> str:
+    """12_400_000 -> `12.4 M`."""
+    for unit, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:.0f} "
+
+
+def seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} us"
