@@ -14,6 +14,7 @@ from .checkpoint_interval import suggest
 from .eventlog import EventLog
 from .learning import loss_fall
 from .long_run import Views, unpicked
+from .planned import against_plan
 from .snapshot import attempts
 from .source import Source, every_kth
 from .utilisation import flops_per_token, mfu
@@ -65,6 +66,10 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
     ]
     interval = suggest(views.histories, manifest)
     facts["checkpoint_interval"] = None if interval is None else asdict(interval)
+    facts["against_plan"] = [
+        {"what": each.what, "planned_bytes": each.planned_bytes, "measured_bytes": each.measured_bytes}
+        for each in against_plan(source, manifest)
+    ]
     facts["probe_errors"], facts["dropped_records"] = _losses(log)
     facts["file_problems"] = _file_problems(source)
     return facts

@@ -45,6 +45,7 @@ from trainer.instrument import instrument
 from trainer.loop import Session, train
 from trainer.mesh_plan import Plan, resolve
 from trainer.model.transformer import Transformer
+from trainer.plan.manifest import planned
 from trainer.recovery import fence
 from trainer.recovery.guard import RunStopped
 from trainer.recovery.rollback import Recovery
@@ -251,7 +252,7 @@ def _manifest(config: Config, plan: Plan, faults: list[str]) -> dict[str, Any]:
 
 def _recorder(identity: Identity, config: Config, run: RunDir, attempt: int, device: torch.device) -> Recorder:
     if identity.rank == 0:
-        _complete_manifest(run, config)
+        _complete_manifest(run, config, identity.world_size)
     if not config.probes.enabled or probes_disabled():
         return Recorder.disabled()
     recorder = Recorder(
@@ -274,8 +275,8 @@ def _recorder(identity: Identity, config: Config, run: RunDir, attempt: int, dev
     return recorder
 
 
-def _complete_manifest(run: RunDir, config: Config) -> None:
-    """What only a rank knows: versions, and the size of the model."""
+def _complete_manifest(run: RunDir, config: Config, world_size: int) -> None:
+    """What only a rank knows: versions, the size of the model, and what the run should need by the plan."""
     with torch.device("meta"):
         model = Transformer(config.model)
     versions = {"python": platform.python_version(), "torch": torch.__version__}
@@ -284,7 +285,9 @@ def _complete_manifest(run: RunDir, config: Config) -> None:
     with contextlib.suppress(OSError):
         parameters = sum(parameter.numel() for parameter in model.parameters())
         facts: dict[str, Any] = {"num_parameters": parameters, "versions": versions}
-        if torch.cuda.is_available() and config.train.device != "cpu":
+        on_cuda = torch.cuda.is_available() and config.train.device != "cpu"
+        facts["planned"] = planned(config, resolve(config, world_size), rank=0, device="cuda" if on_cuda else "cpu")
+        if on_cuda:
             facts["device_name"] = torch.cuda.get_device_name()  # its peak is what the MFU is a share of
         run.write_manifest(run.manifest() | facts)
 

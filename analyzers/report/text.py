@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..diagnose import Diagnosis
 from ..finding import Finding
 from ..goodput import Account
+from ..planned import TOLERANCE
 from ..whatif import WhatIf
 from .account_lines import goodput_line, what_if_line
 from .explained import next_step, why
@@ -159,6 +160,15 @@ def _saves(interval: Mapping[str, Any]) -> str:
     )
 
 
+def _against_plan(plan: Sequence[Mapping[str, Any]]) -> str:
+    """What a step moved and a rank held against what was planned: where it differs, and where it does not."""
+    off = {each["what"]: each["measured_bytes"] / each["planned_bytes"] - 1 for each in plan}
+    differs = [f"{what} {ratio:+.0%}" for what, ratio in off.items() if abs(ratio) > TOLERANCE]
+    fits = [what for what, ratio in off.items() if abs(ratio) <= TOLERANCE]
+    told = [f"not as planned: {', '.join(differs)}"] if differs else []
+    return "; ".join([*told, *([f"{', '.join(fits)} within {TOLERANCE:.0%} of it"] if fits else [])])
+
+
 def _facts(
     facts: Mapping[str, Any], console: Console, account: Account | None = None, what_if: WhatIf | None = None
 ) -> None:
@@ -184,6 +194,8 @@ def _facts(
         rows.append(("What-if", what_if_line(what_if)))
     if interval := facts.get("checkpoint_interval"):
         rows.append(("Saves", _saves(interval)))
+    if plan := facts.get("against_plan"):
+        rows.append(("Plan", _against_plan(plan)))
     rows.append(("Ended", str(facts.get("ended") or "without a word")))
     for excluded in (facts.get("excluded") or [])[:20]:
         device, node = excluded.get("device"), f"node {excluded.get('node_rank')}"

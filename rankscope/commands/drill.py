@@ -21,7 +21,7 @@ EPILOG = (
 
 def drill(
     config_path: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="TOML file; without one, the defaults.")
+        Path | None, typer.Argument(metavar="CONFIG", help="TOML file or preset; without one, the defaults.")
     ] = None,
     faults: Annotated[
         str, typer.Option("--faults", metavar="all|F2,nan_grad,...", help="What to break; A+B breaks two in one run.")
@@ -55,9 +55,11 @@ def drill(
     from trainer.drills.command import run_drill
     from trainer.drills.execute import Base
     from trainer.drills.scenario import DrillError, plan_drill
+    from trainer.presets import config_path as preset_or_file
 
     changes = overrides or []
     try:
+        config_path = config_path and preset_or_file(config_path)
         config = load_config(config_path, changes)
         num_ranks = nproc_per_node or ranks_needed(config)
         plan = plan_drill(config, faults.split(","), meshes=mesh.split(","), seeds=seeds, num_ranks=num_ranks)

@@ -38,7 +38,7 @@ def plan(
     ladder: Annotated[bool, typer.Option(help="Also try every other layout, the simplest first.")] = True,
     output: Annotated[str, typer.Option("--format", help="text or json.", metavar="text|json")] = "text",
 ) -> None:
-    """Say what a run needs before it costs: memory, traffic, time, what will go badly, and the simplest layout that fits."""
+    """Say what a run needs before it costs: memory, traffic, time, what will go badly, and which layout fits."""
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
     from trainer.config import ConfigError, load_config

@@ -23,7 +23,8 @@ EPILOG = (
 
 def train(
     config_path: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="TOML file; without one, the defaults.")
+        Path | None,
+        typer.Argument(metavar="CONFIG", help="TOML file or preset (gpt2-124m, ...); else the defaults."),
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting; repeatable.")
@@ -66,11 +67,12 @@ def train(
         from trainer.begin import Options, begin
         from trainer.config import ConfigError
         from trainer.drills.faults import FaultError
+        from trainer.presets import config_path as preset_or_file
         from trainer.recovery.node import MeetingError
         from trainer.resume import ResumeError
 
     options = Options(
-        config_path=config_path,
+        config_path=config_path and preset_or_file(config_path),
         overrides=overrides or [],
         nproc=nproc_per_node,
         faults=faults or [],

@@ -1,31 +1,25 @@
-"""What a plan says of memory against torch's own allocator, and what it says of layouts against what is known of them."""
+"""What a plan says of memory against torch's own allocator, and of layouts against what is known of them."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from typing import Any
 
 import pytest
-import torch
-from torch.profiler import ProfilerActivity, profile
 from typer.testing import CliRunner
 
+from benchmarks.plan import measure
 from rankscope.cli import app
 from tests.trainer.layouts import tiny
 from trainer.config import Config, ConfigError, load_config
 from trainer.mesh_plan import resolve
-from trainer.model.checkpointing import apply_activation_checkpointing
 from trainer.model.size import num_parameters
-from trainer.model.transformer import Transformer, initialise
-from trainer.optimizer import build_optimizer
 from trainer.plan.anti_patterns import anti_patterns
 from trainer.plan.expected import expect
 from trainer.plan.hardware import Hardware, parse_bytes, parse_hardware
 from trainer.plan.memory import in_flight, rank_memory, worst_rank_memory
 from trainer.plan.strategies import strategies
 from trainer.presets import config_path, preset_names
-from trainer.training import token_loss
 
 MODEL = {"dim": 128, "num_layers": 4, "num_heads": 4, "num_kv_heads": 4, "hidden_dim": 352, "max_seq_len": 256}
 MEASURED: dict[str, dict[str, dict[str, Any]]] = {
@@ -48,50 +42,15 @@ def settings(sections: dict[str, dict[str, Any]]) -> Config:
     )
 
 
-def allocated(work: Any) -> tuple[int, int]:
-    """Bytes that `work` leaves allocated, and the most that it had at one time beyond what was there before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        kept = work()
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    now = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    del kept
-    return now, most
-
-
 @pytest.mark.parametrize("name", MEASURED)
 def test_memory_is_what_the_allocator_gives_out(name: str) -> None:
     config = settings(MEASURED[name])
-    model = Transformer(config.model)
-    initialise(model, config.model, seed=0)
-    apply_activation_checkpointing(model, config.train)
-    optimizer = build_optimizer([model], config.optim)
-    tokens = torch.randint(0, 256, (config.train.global_batch_size, config.data.seq_len))
-
-    def forward() -> torch.Tensor:
-        cast = config.train.precision == "bf16"
-        with torch.autocast("cpu", dtype=torch.bfloat16) if cast else contextlib.nullcontext():
-            return token_loss(model(tokens), tokens.clone())
-
-    def step() -> None:
-        forward().backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    step()  # the optimizer's state is made
-    kept_by_forward, _ = allocated(forward)
-    _, most = allocated(step)
-    state = sum(value.numel() * value.element_size() for value in model.parameters())
-    moments = sum(
-        value.numel() * value.element_size() for values in optimizer.state.values() for value in values.values()
-    )
+    real = measure(config)
     need = rank_memory(config, resolve(config, 1), pp_rank=0, device="cpu")
-    assert need.parameters == need.gradients == state
-    assert need.optimizer == pytest.approx(moments, rel=0.001)
-    assert need.activations + need.gathered == pytest.approx(kept_by_forward, rel=0.02)
-    assert need.peak == pytest.approx(state + moments + most, rel=0.1)
+    assert need.parameters == need.gradients == real.parameters
+    assert need.optimizer == pytest.approx(real.optimizer, rel=0.001)
+    assert need.activations + need.gathered == pytest.approx(real.kept_by_forward, rel=0.02)
+    assert need.peak == pytest.approx(real.peak, rel=0.1)
 
 
 def on(num_gpus: int, *overrides: str, preset: str = "llama-8b", **hardware: Any) -> tuple[Any, Hardware]:
@@ -106,10 +65,8 @@ def test_state_is_sixteen_bytes_a_parameter_over_the_ranks_that_share_it() -> No
     for preset, count in (("llama-8b", 8_030_261_248), ("llama-1b", 1_235_814_400)):
         config = load_config(config_path(preset))
         assert num_parameters(config.model) == count  # as the models' authors have published
-        whole = rank_memory(load_config(config_path(preset), ["parallel.dp_shard=1", "train.global_batch_size=1",
-                            "train.micro_batch_size=1"]),
-                            resolve(load_config(config_path(preset), ["train.global_batch_size=1",
-                            "train.micro_batch_size=1"]), 1), pp_rank=0, device="cuda")  # fmt: skip
+        single = load_config(config_path(preset), ["train.global_batch_size=1", "train.micro_batch_size=1"])
+        whole = rank_memory(single, resolve(single, 1), pp_rank=0, device="cuda")
         assert whole.parameters + whole.gradients + whole.optimizer == 16 * count
     sharded, _ = on(512)  # one pass a step: nothing accumulates
     memory = sharded.memory
@@ -130,10 +87,13 @@ def test_the_first_rank_of_a_pipeline_holds_most_microbatches() -> None:
 def test_the_simplest_layout_that_fits() -> None:
     machine = parse_hardware(gpu="h100", gpu_memory="", gpus_per_node=8, interconnect="nvlink,ib400")
     small = strategies(load_config(config_path("gpt2-124m")), machine, 8)
-    assert small.simplest is not None and small.simplest.name == "DDP"
+    assert small.simplest
+    assert small.simplest.name == "DDP"
     large = strategies(load_config(config_path("llama-8b")), machine, 64)
-    assert large.simplest is not None and large.simplest.name.startswith("FSDP")
-    assert large.simplest.expected.fits and not large.tried[0].expected.fits
+    assert large.simplest
+    assert large.simplest.name.startswith("FSDP")
+    assert large.simplest.expected.fits
+    assert not large.tried[0].expected.fits
     for strategy in large.tried:  # what it says can be set can be set
         load_config(config_path("llama-8b"), [*strategy.overrides])
     tiny_device = parse_hardware(gpu="h100", gpu_memory="1GB", gpus_per_node=8, interconnect="nvlink,ib400")

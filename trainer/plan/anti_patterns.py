@@ -41,7 +41,8 @@ def _tensor_parallel(expected: Expected, hardware: Hardware) -> Iterator[str]:
             f"{hardware.between}; keep tp within a node and use dp_shard or pp across"
         )
     if tp > 1 and expected.config.model.dim / tp < 512:
-        yield f"parallel.tp = {tp} leaves {expected.config.model.dim // tp} columns a rank: products too small to fill a device"
+        columns = expected.config.model.dim // tp
+        yield f"parallel.tp = {tp} leaves {columns} columns a rank: products too small to fill a device"
 
 
 def _pipeline(expected: Expected) -> Iterator[str]:
@@ -50,8 +51,8 @@ def _pipeline(expected: Expected) -> Iterator[str]:
         return
     if plan.num_microbatches < _MICROBATCHES_PER_STAGE * plan.pp:
         yield (
-            f"{plan.num_microbatches} microbatches for {plan.pp} stages: fewer than {_MICROBATCHES_PER_STAGE} x stages; "
-            "raise train.global_batch_size or lower train.micro_batch_size"
+            f"{plan.num_microbatches} microbatches for {plan.pp} stages: fewer than "
+            f"{_MICROBATCHES_PER_STAGE} x stages; raise train.global_batch_size or lower train.micro_batch_size"
         )
     if expected.bubble_share > _HIGHEST_SHARE:
         yield (

@@ -15,7 +15,7 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in Path(__file__).parent.glob("*.toml"))
 
 
-def config_path(name: str) -> Path:
+def config_path(name: str | Path) -> Path:
     """A file if there is one of this name, else the preset, else the name: whoever reads it says that it is missing."""
     path = Path(name)
     preset = Path(__file__).with_name(f"{name}.toml")

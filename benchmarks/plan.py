@@ -1,0 +1,181 @@
+"""`rankscope plan` against reality: memory that torch's allocator gives out, bytes that the probes record.
+
+    python -m benchmarks.plan               # both tables, about two minutes
+    python -m benchmarks.plan --memory      # without starting trainings
+
+Memory is that of one process on a CPU, step after step, from the allocator's own events; parameters, gradients and
+moments are counted as they are. Traffic is that of real trainings on two and four ranks over gloo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from probes.rundir import RunDir
+from probes.store import Store
+from trainer.config import Config, load_config
+from trainer.mesh_plan import resolve
+from trainer.model.checkpointing import apply_activation_checkpointing
+from trainer.model.transformer import Transformer, initialise
+from trainer.optimizer import build_optimizer
+from trainer.plan.memory import rank_memory
+from trainer.plan.traffic import rank_traffic
+from trainer.training import token_loss
+
+__all__ = ["Measured", "allocated", "measure"]
+
+_SMALL = ["data.seq_len=128", "train.global_batch_size=4", "model.hidden_dim=352"]
+_MEMORY = {
+    "4 layers of 128": [],
+    "2 layers of 256, 32 tokens": ["model.num_layers=2", "model.dim=256", "model.hidden_dim=704", "data.seq_len=32"],
+    "grouped queries": ["model.num_kv_heads=2"],
+    "tied embeddings": ["model.tie_embeddings=true"],
+    "bf16": ["train.precision=bf16"],
+    "recompute all": ["train.activation_checkpointing=full"],
+    "recompute every second": ["train.activation_checkpointing=every_n"],
+    "recompute selectively": ["train.activation_checkpointing=selective"],
+}
+_TRAFFIC = {
+    "DDP": (2, ["parallel.dp_replicate=2", "parallel.dp_shard=1"]),
+    "FSDP": (2, ["parallel.dp_shard=2"]),
+    "FSDP, 4 microbatches": (2, ["parallel.dp_shard=2", "train.micro_batch_size=2"]),
+    "FSDP, parameters kept": (2, ["parallel.dp_shard=2", "parallel.reshard_after_forward=false"]),
+    "FSDP bf16": (2, ["parallel.dp_shard=2", "train.precision=bf16"]),
+    "HSDP": (4, ["parallel.dp_shard=2", "parallel.dp_replicate=2"]),
+    "TP": (2, ["parallel.dp_shard=1", "parallel.tp=2"]),
+    "TP without sequence parallel": (2, ["parallel.dp_shard=1", "parallel.tp=2", "parallel.sequence_parallel=false"]),
+    "TP, recompute all": (2, ["parallel.dp_shard=1", "parallel.tp=2", "train.activation_checkpointing=full"]),
+    "pipeline": (2, ["parallel.dp_shard=1", "parallel.pp=2"]),
+}
+_SMALLEST_CALL_BYTES = 256
+"""Loss, norm and verdicts are smaller; a plan leaves them out."""
+_STEP = 3
+"""Looked at; the first steps have calls of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Bytes."""
+
+    parameters: int
+    optimizer: int
+    kept_by_forward: int
+    peak: int
+
+
+def allocated(work: Callable[[], object]) -> tuple[int, int]:
+    """Bytes that what `work` returns holds, and the most that was allocated while it ran beyond what was before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        kept = work()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    del kept
+    return now, most
+
+
+def measure(config: Config) -> Measured:
+    """A step of one process on the CPU."""
+    model = Transformer(config.model)
+    initialise(model, config.model, seed=0)
+    apply_activation_checkpointing(model, config.train)
+    optimizer = build_optimizer([model], config.optim)
+    tokens = torch.randint(0, config.model.vocab_size, (config.train.global_batch_size, config.data.seq_len))
+
+    def forward() -> torch.Tensor:
+        low = config.train.precision == "bf16"
+        with torch.autocast("cpu", dtype=torch.bfloat16) if low else contextlib.nullcontext():
+            return token_loss(model(tokens), tokens.clone())
+
+    def step() -> None:
+        forward().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    step()  # makes the optimizer's state
+    kept_by_forward, _ = allocated(forward)
+    _, most = allocated(step)
+    parameters = sum(value.numel() * value.element_size() for value in model.parameters())
+    moments = sum(each.numel() * each.element_size() for state in optimizer.state.values() for each in state.values())
+    return Measured(
+        parameters=parameters, optimizer=moments, kept_by_forward=kept_by_forward, peak=parameters + moments + most
+    )
+
+
+def _memory_table() -> None:
+    print(
+        "| memory, one process on a CPU | kept by forward, MB | planned | peak, MB | planned |\n|---|---|---|---|---|"
+    )
+    for name, overrides in _MEMORY.items():
+        config = load_config(None, [*_SMALL, *overrides])
+        real, need = measure(config), rank_memory(config, resolve(config, 1), pp_rank=0, device="cpu")
+        kept = need.activations + need.gathered
+        print(
+            f"| {name} | {real.kept_by_forward / 1e6:.2f} | {kept / real.kept_by_forward - 1:+.1%} "
+            f"| {real.peak / 1e6:.2f} | {need.peak / real.peak - 1:+.1%} |",
+            flush=True,
+        )
+
+
+def _traffic_table(folder: Path) -> None:
+    print("\n| traffic of rank 0 in a step | calls | planned | kB | planned |\n|---|---|---|---|---|")
+    for name, (num_ranks, overrides) in _TRAFFIC.items():
+        settings = [*overrides, "train.steps=5", "checkpoint.interval=0", "checkpoint.memory_interval=0"]
+        settings += ["model.dim=96", "data.seq_len=96", f"run.dir={folder}", "run.name=planned"]
+        config = load_config(None, settings)
+        command = [sys.executable, "-m", "rankscope", "train", "--nproc-per-node", str(num_ranks)]
+        for setting in settings:
+            command += ["--set", setting]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        calls, num_bytes = _recorded(RunDir.open(folder / "latest"))
+        planned = rank_traffic(config, resolve(config, num_ranks), pp_rank=0)
+        for op in dict.fromkeys(call.op for call in planned):
+            count = sum(call.calls for call in planned if call.op == op)
+            total = sum(call.num_bytes for call in planned if call.op == op)
+            print(
+                f"| {name}: {op} | {calls[op]} | {count} | {num_bytes[op] / 1e3:.1f} "
+                f"| {total / max(1, num_bytes[op]) - 1:+.1%} |",
+                flush=True,
+            )
+
+
+def _recorded(run: RunDir) -> tuple[Counter[str], Counter[str]]:
+    """Calls and bytes by operation of rank 0."""
+    calls: Counter[str] = Counter()
+    num_bytes: Counter[str] = Counter()
+    with Store.open(run) as store:
+        query = (
+            "SELECT op, count(*) AS calls, sum(bytes) AS num_bytes FROM collectives "
+            "WHERE rank = 0 AND step = ? AND bytes > ? GROUP BY op"
+        )
+        for op, count, total in store.rows(query, [_STEP, _SMALLEST_CALL_BYTES]):
+            calls[op], num_bytes[op] = count, int(total)
+    return calls, num_bytes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--memory", action="store_true", help="only the table of memory")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    _memory_table()
+    if not options.memory:
+        with tempfile.TemporaryDirectory() as folder:
+            _traffic_table(Path(folder))
+
+
+if __name__ == "__main__":
+    main()
