@@ -80,7 +80,7 @@ def locate(evidence: StepEvidence) -> Location:
     if flagged and not bad_loss and (_only_after_reduction(evidence, flagged) or _by_sharding(evidence, flagged)):
         return Location(ranks=(), phase="reduction", parameter=parameter, how="all_inputs_finite", others=others)
     if flagged:
-        ranks, first = _earliest(flagged)
+        ranks, first = _earliest(evidence, flagged)
         forward = bool(set(ranks) & set(bad_loss))
         if forward and first.phase != "forward" and set(ranks) <= set(bad_loss):
             ranks = bad_loss  # a loss is made before data ranks reduce anything: whose is bad made it so
@@ -119,7 +119,7 @@ def _only_after_reduction(evidence: StepEvidence, flagged: Sequence[Flag]) -> bo
 def _by_sharding(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
     """Whether what came out of a reduce-scatter was bad although everything that went into it was finite: with
     replicas of shards, the next reduction, over the replicas, is the first that sees it."""
-    ranks, first = _earliest(flagged)
+    ranks, first = _earliest(evidence, flagged)
     by_call: dict[tuple[str, int], list[Flag]] = {}
     for flag in evidence.flags:
         by_call.setdefault((flag.group, flag.seq), []).append(flag)
@@ -135,13 +135,25 @@ def _by_sharding(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
     return first.op == "all_reduce" and first.phase == "backward"
 
 
-def _earliest(flagged: Sequence[Flag]) -> tuple[tuple[int, ...], Flag]:
+def _earliest(evidence: StepEvidence, flagged: Sequence[Flag]) -> tuple[tuple[int, ...], Flag]:
     """The members with a bad input of the earliest flagged collective.
 
-    A later collective of the same group counts neither for nor against anybody: its inputs are made from the result
-    of the first. Groups that share no rank with it had no part in it either.
+    Earlier is what some rank did earlier: ranks begin a step apart, so their times since then say nothing of one another
+    (a late rank's first collective may come after the others' second by that clock). A collective that one of its
+    members entered after another flagged one counts neither for nor against anybody: its inputs may be made from the
+    result of that one. Of several that are nobody's fallout, in groups that share no rank, the soonest is taken.
     """
-    first = min(flagged, key=lambda flag: (flag.since_begin_ns, flag.seq, flag.rank))
+    calls = {(flag.group, flag.seq) for flag in flagged}
+    fallout = set()
+    by_rank: dict[int, list[Flag]] = {}
+    for flag in evidence.flags:
+        by_rank.setdefault(flag.rank, []).append(flag)
+    for own in by_rank.values():
+        own.sort(key=lambda flag: (flag.since_begin_ns, flag.seq))
+        made = [(flag.group, flag.seq) for flag in own if (flag.group, flag.seq) in calls]
+        fallout.update(call for call in made[1:] if call != made[0])
+    roots = [flag for flag in flagged if (flag.group, flag.seq) not in fallout] or flagged
+    first = min(roots, key=lambda flag: (flag.since_begin_ns, flag.seq, flag.rank))
     same = [flag for flag in flagged if (flag.group, flag.seq) == (first.group, first.seq)]
     return tuple(sorted({flag.rank for flag in same})), first
 

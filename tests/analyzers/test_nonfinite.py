@@ -42,6 +42,14 @@ def test_order_is_that_of_the_step_and_not_of_the_group() -> None:
     assert locate(StepEvidence(rows=rows(), flags=flags)).ranks == (1,)
 
 
+def test_a_rank_that_waited_long_before_its_first_collective_is_still_the_first() -> None:
+    """Rank 2 began its step before the others, and was late: by its own clock its first call is after their second."""
+    flags = [flag(rank, 5, False, since_ns=100) for rank in (0, 1, 3)] + [flag(2, 5, True, since_ns=900)]
+    flags += [flag(rank, 6, True, since_ns=200) for rank in (0, 1, 3)] + [flag(2, 6, True, since_ns=950)]
+    where = locate(StepEvidence(rows=rows(), flags=flags))
+    assert (where.ranks, where.seq) == ((2,), 5)
+
+
 def test_a_bad_local_loss_is_forward() -> None:
     where = locate(StepEvidence(rows=rows(3), flags=[flag(r, 1, r == 3) for r in range(4)]))
     assert (where.ranks, where.phase, where.parameter) == ((3,), "forward", "")
