@@ -138,10 +138,10 @@ def _by_sharding(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
 def _earliest(evidence: StepEvidence, flagged: Sequence[Flag]) -> tuple[tuple[int, ...], Flag]:
     """The members with a bad input of the earliest flagged collective.
 
-    Earlier is what some rank did earlier: ranks begin a step apart, so their times since then say nothing of one another
-    (a late rank's first collective may come after the others' second by that clock). A collective that one of its
-    members entered after another flagged one counts neither for nor against anybody: its inputs may be made from the
-    result of that one. Of several that are nobody's fallout, in groups that share no rank, the soonest is taken.
+    Earlier is what some rank did earlier: ranks begin a step apart, so their times since then say nothing of one
+    another (a late rank's first collective may come after the others' second by that clock). A collective that one of
+    its members entered after another flagged one counts neither for nor against anybody: its inputs may be made from
+    the result of that one. Of several that are nobody's fallout, in groups that share no rank, the soonest is taken.
     """
     calls = {(flag.group, flag.seq) for flag in flagged}
     fallout = set()

@@ -68,7 +68,7 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
     facts["checkpoint_interval"] = None if interval is None else asdict(interval)
     facts["against_plan"] = [
         {"what": each.what, "planned_bytes": each.planned_bytes, "measured_bytes": each.measured_bytes}
-        for each in against_plan(source, manifest)
+        for each in against_plan(views.histories, manifest)
     ]
     facts["probe_errors"], facts["dropped_records"] = _losses(log)
     facts["file_problems"] = _file_problems(source)

@@ -104,7 +104,7 @@ def _ladder(found: Strategies, console: Console) -> None:
     table.add_column("")
     for strategy in found.tried:
         expected = strategy.expected
-        mark = "<- the simplest that fits" if strategy is simplest else "<- the fastest" if strategy is fastest else ""
+        mark = "<- simplest" if strategy is simplest else "<- fastest" if strategy is fastest else ""
         table.add_row(
             f"  {strategy.name}", f"{expected.memory.peak / 1e9:.1f}", "yes" if expected.fits else "no",
             seconds(expected.step_s), f"{expected.communication_share:.0%}", f"{expected.bubble_share:.0%}",

@@ -66,8 +66,7 @@ def _data_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Call]:
         return []
     if kind == "ddp":
         total = FLOAT32_BYTES * sum(unit.numel(plan.tp) for unit in units)
-        # The first bucket, of 1 MiB, starts the reduction early.
-        buckets = 1 + math.ceil(max(0, total - _MIB) / (config.parallel.ddp_bucket_mb * _MIB))
+        buckets = math.ceil(total / (config.parallel.ddp_bucket_mb * _MIB))
         return [
             Call(dimension="dp_replicate", op="all_reduce", what="gradients", size=plan.dp_replicate, calls=buckets,
                  num_bytes=total, overlaps="backward")
