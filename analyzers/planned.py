@@ -49,7 +49,7 @@ def against_plan(source: Source, manifest: Mapping[str, Any]) -> list[Against]:
     rank = plan["rank"]
     found = []
     memory = plan.get("memory_bytes")
-    if plan.get("device") == "cuda" and _is_size(memory) and source.has("steps"):
+    if plan.get("device") == "cuda" and isinstance(memory, int) and memory > 0 and source.has("steps"):
         ((most,),) = source.rows("SELECT max(memory_bytes) FROM steps WHERE rank = ?", [rank])
         if most:
             found.append(Against(what="memory", planned_bytes=memory, measured_bytes=int(most)))

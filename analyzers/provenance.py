@@ -144,7 +144,7 @@ def _earliest(evidence: StepEvidence, flagged: Sequence[Flag]) -> tuple[tuple[in
     the result of that one. Of several that are nobody's fallout, in groups that share no rank, the soonest is taken.
     """
     calls = {(flag.group, flag.seq) for flag in flagged}
-    fallout = set()
+    fallout: set[tuple[str, int]] = set()
     by_rank: dict[int, list[Flag]] = {}
     for flag in evidence.flags:
         by_rank.setdefault(flag.rank, []).append(flag)
