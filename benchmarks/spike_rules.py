@@ -3,7 +3,9 @@
     rule = RULES["Lightning Fabric"]()
     rule(loss=5.9, grad_norm=31.0)        # True: it would have raised, skipped or clipped here
 
-Each has the defaults of its source. None of them is told of the fault, and none but ZClip sees the gradient norm.
+Each has the defaults of its source, and the file that it was read from is named. None of them is told of the fault,
+and none but ZClip sees the gradient norm. What a rule does after its verdict (raise, save the batches to skip, clip) is
+left out: the verdict counts.
 """
 
 from __future__ import annotations
@@ -20,30 +22,46 @@ Rule = Callable[[float, float], bool]
 
 
 def megatron() -> Rule:
-    """Megatron-LM's rerun state machine: ten times the largest of the first 100 losses (`--check-for-spiky-loss`)."""
-    seen, largest = 0, 0.0
+    """Megatron-LM's rerun state machine: at least ten times the largest of its first 100 losses.
+
+    `megatron/core/rerun_state_machine.py`, `is_unexpectedly_large`, with the factor of `pretrain_gpt.py`
+    (`--check-for-spiky-loss`). The first iteration is not validated and not counted, NaN and Inf are left to another
+    check, and the largest loss is never taken anew.
+    """
+    iteration, counted, largest = 0, 0, 0.0
 
     def rule(loss: float, grad_norm: float) -> bool:
-        nonlocal seen, largest
-        if seen < 100:
-            seen, largest = seen + 1, max(largest, abs(loss))
+        nonlocal iteration, counted, largest
+        iteration += 1
+        if iteration == 1 or not math.isfinite(loss):
             return False
-        return loss >= 10.0 * largest
+        if counted < 100:
+            counted, largest = counted + 1, max(largest, abs(loss))
+            return False
+        return abs(loss) >= 10.0 * largest
 
     return rule
 
 
 def llm_foundry() -> Rule:
-    """llm-foundry's KillLossSpike: twice the mean of the last 100 losses, more than 4 times in a row."""
+    """llm-foundry's KillLossSpike: at least twice the mean of the last 100 losses, five times in a row; or half of the
+    last 100 losses above the largest of the first 100 (at most 10), from step 200 on.
+
+    `llmfoundry/callbacks/kill_loss_spike_callback.py`. The window is 5 % of the run and at least 100 steps: 100 here.
+    Each loss is compared with the window before it joins it.
+    """
     window: deque[float] = deque(maxlen=100)
-    outliers = 0
+    step, outliers, cap = 0, 0, 10.0
 
     def rule(loss: float, grad_norm: float) -> bool:
-        nonlocal outliers
+        nonlocal step, outliers, cap
+        step += 1
         found = False
         if len(window) == 100:
+            if step == 101:
+                cap = min(cap, max(window))
             outliers = outliers + 1 if loss >= 2.0 * sum(window) / 100 else 0
-            found = outliers > 4
+            found = outliers > 4 or (step >= 200 and sum(value > cap for value in window) >= 50)
         window.append(loss)
         return found
 
@@ -51,7 +69,11 @@ def llm_foundry() -> Rule:
 
 
 def fabric() -> Rule:
-    """Lightning Fabric's SpikeDetection: off the mean of the last 10 by twice that mean, and worse than the last."""
+    """Lightning Fabric's SpikeDetection: off the mean of the last 10 by twice that mean, and worse than the last loss.
+
+    `src/lightning/fabric/utilities/spike.py`: window 10, warm-up 1 batch, no absolute tolerance, relative tolerance 2;
+    what is not finite counts as a spike, and a spike joins neither the mean nor the last loss.
+    """
     window: deque[float] = deque(maxlen=10)
     last = math.inf
 
@@ -68,7 +90,11 @@ def fabric() -> Rule:
 
 
 def zclip() -> Rule:
-    """ZClip: the gradient norm 2.5 deviations over its moving mean (alpha 0.97, 25 steps of warm-up)."""
+    """ZClip: the gradient norm 2.5 deviations over its moving mean (alpha 0.97, 25 steps of warm-up).
+
+    `zclip/zclip.py` of bluorion-com/ZClip, mode "zscore" with "adaptive_scaling": the moving mean and variance take in
+    what is left of the norm, the mean + 2.5 deviations divided by z / 2.5.
+    """
     warm: list[float] = []
     mean = variance = 0.0
 
@@ -79,9 +105,9 @@ def zclip() -> Rule:
             mean = sum(warm) / len(warm)
             variance = sum((value - mean) ** 2 for value in warm) / len(warm)
             return False
-        deviation = math.sqrt(variance) + 1e-6
-        z = (grad_norm - mean) / deviation
-        taken = mean + 2.5 / max(z, 1e-9) * 2.5 * deviation if z > 2.5 else grad_norm  # what is left after clipping
+        deviation = math.sqrt(variance)
+        z = (grad_norm - mean) / (deviation + 1e-6)
+        taken = mean + 2.5 * deviation / (z / 2.5) if z > 2.5 else grad_norm  # what is left after clipping
         mean = 0.97 * mean + 0.03 * taken
         variance = 0.97 * variance + 0.03 * (taken - mean) ** 2
         return z > 2.5

@@ -37,9 +37,10 @@ from .calls import Calls, GroupCalls
 from .failopen import failing_open, probes_disabled, record_error
 from .group_label import group_label
 from .recorder import Recorder
+from .unreduced import Unreduced
 from .work import RecordedWork
 
-__all__ = ["RecordedGroup", "install", "uninstall"]
+__all__ = ["RecordedGroup", "install", "uninstall", "unreduced_gradients"]
 
 _ProcessGroup: Any = dist.ProcessGroup
 _monotonic_ns = time.monotonic_ns
@@ -109,6 +110,11 @@ def uninstall() -> None:
         c10d.ProcessGroup = _ProcessGroup  # type: ignore[misc]
 
 
+def unreduced_gradients() -> Unreduced | None:
+    """What takes the norm of this rank's own gradients; None if nothing is recorded."""
+    return None if _probe is None else _probe.unreduced
+
+
 class _Probe:
     """What the groups of one recorder share."""
 
@@ -116,6 +122,7 @@ class _Probe:
         self.recorder = recorder
         self.calls = Calls(recorder, check_nonfinite=check_nonfinite)
         self.backward = BackwardWait(self.calls)
+        self.unreduced = Unreduced()
         self._unlabelled: list[weakref.ref[RecordedGroup]] = []
         self._labels: dict[str, int] = {}
 
@@ -235,7 +242,7 @@ class RecordedGroup(_ProcessGroup, metaclass=_SameAsProcessGroup):  # type: igno
 
 def _recorded(probe: _Probe, group: GroupCalls, real: Callable[..., Any], method: _Method) -> Callable[..., Any]:
     """`real`, with its call on the tape."""
-    calls, backward, recorder = probe.calls, probe.backward, probe.recorder
+    calls, backward, recorder, unreduced = probe.calls, probe.backward, probe.recorder, probe.unreduced
     input_index, reduces, peer_index = method.input, method.reduces, method.peer
     op = recorder.name(method.op)
     open_record, complete, is_training = calls.open, calls.complete, calls.is_training
@@ -259,6 +266,9 @@ def _recorded(probe: _Probe, group: GroupCalls, real: Callable[..., Any], method
                 tensors = args[input_index]
                 if type(tensors) is not list or len(tensors) != 1 or type(tensors[0]) is list:
                     tensors = _tensors(tensors)
+            if reduces and unreduced.is_on:
+                options = kwargs["opts"] if "opts" in kwargs else args[-1] if args else None
+                unreduced.add(method.op, tensors, getattr(options, "reduceOp", None), len(group.members))
             slot, issue_ns = open_record(group, op, tensors, peer, is_async, reduces)
             if not sync or (tensors and tensors[0].is_cuda):
                 call = calls.track(slot, issue_ns, tensors, reduces)

@@ -40,7 +40,17 @@ __all__ = ["PHASES", "Recorder"]
 PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "evaluate")
 _WAIT_PHASES = ("data", "forward", "backward", "optimizer")
 _STEP_COLUMNS = {column.name: i for i, column in enumerate(TABLES["steps"].columns)}
-_LATE = ("loss", "local_loss", "grad_norm", "lr", "tokens", "batch_index", "committed", "nonfinite_count")
+_LATE = (
+    "loss",
+    "local_loss",
+    "grad_norm",
+    "local_grad_norm",
+    "lr",
+    "tokens",
+    "batch_index",
+    "committed",
+    "nonfinite_count",
+)
 _NONE_I32 = int(UNSET["i32"])
 _NONE_I64 = int(UNSET["i64"])
 MAX_REMEMBERED = 4096  # kinds of spans: stages and microbatches are few

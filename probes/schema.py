@@ -133,6 +133,7 @@ _TAPE_TABLES = (
             _f64("loss", "nat", "mean loss over the global batch"),
             _f64("local_loss", "nat", "mean loss over this rank's part of the batch"),
             _f64("grad_norm", "1", "global gradient norm before clipping"),
+            _f64("local_grad_norm", "1", "norm of this rank's own gradient before it was reduced; NULL if not taken"),
             _f64("lr", "1", "learning rate of the step"),
             _i64("memory_bytes", "By", "resident memory of the process, or allocated on the device"),
             _i64("nonfinite_count", "1", "NaN and Inf among this rank's gradients; NULL if not counted"),

@@ -195,6 +195,8 @@ class ProbesConfig(Section):
     """Record every collective."""
     nonfinite_flags: bool = True
     """Look for NaN and Inf in each gradient buffer before it is reduced."""
+    local_norm_interval: int = Field(default=5, ge=0)
+    """Steps between norms of each rank's own gradient before reduction, which tell the gradient's noise; 0 = never."""
     fingerprint_interval: int = Field(default=50, ge=0)
     """Steps between comparisons of parameters and optimizer state over replicas, besides every copy; 0 = never."""
     chain_interval: int = Field(default=0, ge=0)

@@ -34,6 +34,14 @@ class GradientWatcher(Protocol):
     def after_backward(self, step: int) -> object: ...
 
 
+class UnreducedGradients(Protocol):
+    """What of `probes.unreduced.Unreduced` is used here."""
+
+    def begin(self, device: torch.device) -> None: ...
+
+    def end(self) -> Tensor: ...
+
+
 @dataclass(kw_only=True)
 class Session:
     """Everything that one rank's loop works with."""
@@ -42,6 +50,8 @@ class Session:
     recorder: Recorder
     recovery: Recovery
     gradients: GradientWatcher | None = None
+    unreduced: UnreducedGradients | None = None
+    """None where ranks' own gradients are not whole, or are not told apart from other reductions."""
     asked_to_stop: Callable[[], bool] = lambda: False
     prints_progress: bool = False
     _printed_at: float = field(default_factory=time.monotonic)
@@ -49,12 +59,15 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What a step came to. `own_loss` is this rank's (NaN if it has none), the rest is the same on all ranks."""
+    """What a step came to. `own_loss` and `own_norm` are this rank's (NaN if it has none), the rest is the same on all
+    ranks."""
 
     loss: float
     norm: float
     stop: bool
     own_loss: float
+    own_norm: float
+    """Of this rank's own gradient, before it was reduced; NaN in most steps."""
 
 
 def train(session: Session) -> str:
@@ -83,11 +96,17 @@ def _step(session: Session, position: Position) -> tuple[Position, bool]:
     batch = training.batch(batch_index)
     recorder.log(batch_index=batch_index, tokens=batch.inputs.numel())
 
+    unreduced = session.unreduced if _is_due(step, training.config.probes.local_norm_interval) else None
+    if unreduced is not None:
+        unreduced.begin(training.device)
     local_loss = training.forward_backward(batch)
+    own_square = unreduced.end() if unreduced is not None else None
     if session.gradients is not None:
         session.gradients.after_backward(step)
-    reading = _read(session, local_loss)
+    reading = _read(session, local_loss, own_square)
     own = {"local_loss": reading.own_loss} if training.has_loss else {}
+    if math.isfinite(reading.own_norm):
+        own["local_grad_norm"] = reading.own_norm
     recorder.log(loss=reading.loss, grad_norm=reading.norm, committed=False, **own)
 
     if training.absorb_overflow(reading.norm):
@@ -105,7 +124,11 @@ def _step(session: Session, position: Position) -> tuple[Position, bool]:
     return position, reading.stop
 
 
-def _read(session: Session, local_loss: Tensor) -> Reading:
+def _is_due(step: int, interval: int) -> bool:
+    return interval > 0 and step % interval == 0
+
+
+def _read(session: Session, local_loss: Tensor, own_square: Tensor | None) -> Reading:
     """Clip, and read what the verdict needs, by the step's one reduction besides the gradients'.
 
     The host waits for the device here, and nowhere else in a step that is taken: all numbers come back at once.
@@ -116,9 +139,17 @@ def _read(session: Session, local_loss: Tensor) -> Reading:
     share = own / (training.plan.data_size * training.plan.tp) if training.has_loss else torch.zeros_like(own)
     said = torch.tensor([float(session.asked_to_stop()), *recovery.votes()], dtype=torch.float64)
     said = said.to(own.device, non_blocking=True)
-    norm, loss, stops, *votes, own_loss = training.clip(share, said, beside=(own,))
+    square = (own.new_full((1,), math.nan),) if own_square is None else (own_square,)
+    norm, loss, stops, *votes, own_loss, square = training.clip(share, said, beside=(own, *square))
     recovery.counted(votes)
-    return Reading(loss=loss, norm=norm, stop=stops > 0, own_loss=own_loss if training.has_loss else math.nan)
+    scale = training.scaler.scale if training.scaler is not None else 1.0
+    return Reading(
+        loss=loss,
+        norm=norm,
+        stop=stops > 0,
+        own_loss=own_loss if training.has_loss else math.nan,
+        own_norm=math.sqrt(square) / scale,
+    )
 
 
 def _evaluate(session: Session, step: int) -> None:

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from pydantic import ValidationError
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from probes.collectives import install
+from probes.collectives import install, unreduced_gradients
 from probes.failopen import failing_open, probes_disabled
 from probes.recorder import Recorder
 from probes.rundir import RunDir, RunError
@@ -148,6 +148,7 @@ def _train(
         recorder=recorder,
         recovery=Recovery(training, recorder, run, gradients),
         gradients=gradients,
+        unreduced=unreduced_gradients() if plan.data_size > 1 and plan.tp == 1 else None,
         asked_to_stop=stop,
         prints_progress=identity.rank == 0 and "RANKSCOPE_RUN_DIR" not in os.environ,
     )

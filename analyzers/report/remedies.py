@@ -16,6 +16,7 @@ REMEDIES = {
     "exposed_communication": "larger buckets or prefetch, more work a rank, fewer ranks in a group",
     "gpu_memory_errors": "take the device out of the next run, reset and test it",
     "gpu_throttled": "look at the cooling and the power of the device named",
+    "gradient_noise": "try another batch size with the rate scaled to it, and compare loss by tokens",
     "host_pressure": "give the host room, or take load off it",
     "link_errors": "look at the device's links: cables, bridges, seating",
     "low_bandwidth": "lay the dimension with the most traffic over the fastest link",

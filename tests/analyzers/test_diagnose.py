@@ -43,7 +43,8 @@ def text_of(diagnosis: Diagnosis, width: int = 100) -> str:
 def clean_run() -> MemoryStore:
     store = stored(simulate(1, steps=60))
     store.connection.execute(
-        "UPDATE steps SET loss = 2.0 - step / 100.0, grad_norm = 1, committed = true, tokens = 512"
+        "UPDATE steps SET loss = 2.0 - step / 100.0, grad_norm = 1, committed = true, tokens = 512, "
+        "local_grad_norm = 1 + 0.3 * ((step + rank) % 3)"
     )
     store.connection.execute("UPDATE collectives SET bytes = 1 << 22, wait_ns = end_ns - issue_ns, phase = 'backward'")
     identity = [{"attempt": 0, "rank": r, "wall_ns": 1, "world_size": 4, "host": "a", "device": "cpu", "dp_shard": r}
@@ -189,6 +190,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "divergence",
         "vanishing-gradients",
         "exploding-gradients",
+        "gradient-noise",
         "loss-scale-collapse",
         "replica-mismatch",
         "fingerprint-chain-broken",

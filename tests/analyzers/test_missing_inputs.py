@@ -16,12 +16,13 @@ SAVING["config"]["checkpoint"] = {"interval": 20}
 
 UNJUDGED = {
     "steps": {"straggler", "throughput", "exposed_communication", "data_bound", "memory_growth", "checkpoint_age",
-              "slow_startup", "configuration", "goodput", "loss_spike", "non_finite", "rank_lost", "hang"},
+              "slow_startup", "configuration", "goodput", "loss_spike", "non_finite", "rank_lost", "hang",
+              "gradient_noise"},
     "spans": {"records"},
     "collectives": {"exposed_communication", "hang"},
     "fingerprints": {"replica_mismatch"},
     "health": {"health"},
-    "ranks": {"rank_lost", "slow_startup", "hang"},
+    "ranks": {"rank_lost", "slow_startup", "hang", "gradient_noise"},
     "checkpoints": {"checkpoint_age"},
     "events": {"rank_lost", "slow_startup", "goodput"},
 }  # fmt: skip
@@ -36,6 +37,7 @@ COLUMNS = {
         "step": "goodput", "start_ns": "slow_startup", "duration_ns": "straggler", "data_ns": "data_bound",
         "memory_bytes": "memory_growth", "loss": "records", "grad_norm": "records", "tokens": "records",
         "forward_ns": "records", "backward_ns": "records", "optimizer_ns": "records", "collective_wait_ns": "records",
+        "local_grad_norm": "gradient_noise",
     },
     "collectives": {
         "step": "exposed_communication", "seq": "records", "bytes": "exposed_communication", "phase": "records",
