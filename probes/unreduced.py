@@ -72,4 +72,5 @@ def _square(tensor: torch.Tensor) -> torch.Tensor:
         # A norm of many numbers takes half as long again as BLAS takes, and of bfloat16 a thousand times as long.
         flat = tensor.reshape(-1).float() if tensor.dtype != torch.float64 else tensor.reshape(-1)
         return torch.dot(flat, flat).double()
-    return torch.linalg.vector_norm(tensor, dtype=torch.float32).double().square()
+    norm: torch.Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float32)
+    return norm.double().square()

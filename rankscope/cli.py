@@ -21,6 +21,7 @@ from rankscope.commands import (
     export,
     plan,
     rebuild,
+    replay,
     report,
     train,
     version,
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.command(epilog=train.EPILOG)(train.train)
 app.command(epilog=plan.EPILOG)(plan.plan)
 app.command(epilog=analyze.EPILOG)(analyze.analyze)
+app.command(epilog=replay.EPILOG)(replay.replay)
 app.command(epilog=drill.EPILOG)(drill.drill)
 app.command(epilog=dashboard.EPILOG)(dashboard.dashboard)
 app.command(epilog=report.EPILOG)(report.report)

@@ -23,7 +23,7 @@ from trainer.config import Config, ConfigError, changed_config
 from trainer.recovery.fence import claims
 from trainer.recovery.processes import is_alive
 
-__all__ = ["ResumeError", "Resumed", "forgive", "living", "prepare"]
+__all__ = ["ResumeError", "Resumed", "forgive", "living", "prepare", "stand_where_it_began"]
 
 UNCHANGEABLE = {
     "model": "would make another model",
@@ -66,7 +66,7 @@ def prepare(path: Path, overrides: list[str], *, force: bool) -> Resumed:
     config = changed_config(before, overrides)
     _refuse_another_run(before, config)
     _face_the_guard(run, path, force=force)
-    _stand_where_it_began(config, manifest)
+    stand_where_it_began(config, manifest)
     world_size = manifest.get("world_size")
     return Resumed(run=run, config=config, world_size=world_size if isinstance(world_size, int) else 0)
 
@@ -115,7 +115,7 @@ def _face_the_guard(run: RunDir, path: Path, *, force: bool) -> None:
         raise ResumeError(f"{path} was given up by the guard ({ledger.stopped}); --force tries again")
 
 
-def _stand_where_it_began(config: Config, manifest: dict[str, Any]) -> None:
+def stand_where_it_began(config: Config, manifest: dict[str, Any]) -> None:
     """Relative paths of data mean what they meant to the first launch."""
     folder = manifest.get("cwd")
     if isinstance(folder, str) and any(not Path(path).is_absolute() for path in config.data.path):

@@ -1,0 +1,102 @@
+"""`rankscope replay`: compute one step of a run once more, with every operation looked at."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankscope.terminal import RunArgument, console, fail
+
+if TYPE_CHECKING:
+    from trainer.replay.session import Again
+
+__all__ = ["EPILOG", "replay"]
+
+EPILOG = (
+    "Examples:  rankscope replay runs/latest --step 40   |   rankscope replay runs/latest --step 40 --device cpu   |   "
+    "rankscope replay runs/latest --step 40 --format json"
+)
+DRIFT_RATIO = 1e-3
+"""Relative difference of a loss on the way from which the state is not quite that of the run."""
+
+
+def replay(
+    run: RunArgument,
+    step: Annotated[int, typer.Option("--step", min=1, metavar="N", help="The step, from 1.")],
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to compute.")] = "auto",
+    output: Annotated[str, typer.Option("--format", help="text or json.", metavar="text|json")] = "text",
+) -> None:
+    """Compute one step of a run once more from the newest good checkpoint before it, and say whether what went wrong
+    comes back: first module and operation, forward or backward, on which rank, with which inputs and samples.
+
+    Works on a dead or a live run and writes nothing into it. One process for replicas (DDP), else as many as it had.
+    Steps between the checkpoint and N are taken again. Faults that were injected are not injected again.
+    """
+    if output not in ("text", "json"):
+        fail(f"--format {output}: choose text or json")
+    if device not in ("auto", "cpu", "cuda"):
+        fail(f"--device {device}: choose auto, cpu or cuda")
+    from probes.rundir import RunError
+    from probes.store import StoreError
+    from trainer.checkpoint.manifest import CheckpointError
+    from trainer.config import ConfigError
+    from trainer.replay.session import replay_step
+    from trainer.replay.target import ReplayError
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    try:
+        again = replay_step(run, step, device=device, say=say)
+    except (RunError, StoreError, CheckpointError, ConfigError, ReplayError) as error:
+        fail(str(error))
+    if output == "json":
+        from analyzers.report.json import plain
+
+        typer.echo(json.dumps(plain(again.to_json()), indent=2))
+        return
+    from analyzers.report.replay_text import render
+
+    target = again.target
+    render(
+        again.found,
+        console(),
+        kind=target.kind,
+        ranks=target.ranks,
+        figures=_figures(again),
+        loss=again.loss,
+        recorded=target.loss,
+        doubts=_doubts(again),
+    )
+
+
+def _figures(again: Again) -> list[tuple[str, str]]:
+    target = again.target
+    state = f"checkpoint of step {target.state_step}" if target.checkpoint else "the initial state"
+    way = f", then {len(target.way)} step{'s' * (len(target.way) > 1)} taken again" if target.way else ""
+    processes = "1 process" if again.num_processes == 1 else f"{again.num_processes} processes"
+    return [
+        ("loss", f"{again.loss:.6g} (recorded {target.loss:.6g})"),
+        ("grad norm", f"{again.grad_norm:.6g} (recorded {target.grad_norm:.6g})"),
+        ("state", f"{state}{way}"),
+        ("batch", f"{target.batch_index}, {again.found.num_samples} samples"),
+        ("took", f"{again.duration_s:.1f} s in {processes}"),
+    ]
+
+
+def _doubts(again: Again) -> list[str]:
+    """Why the replayed state may not be that of the run."""
+    doubts = []
+    if again.data_differs:
+        doubts.append("the data set is not the one that the run trained on: batches and samples are other ones")
+    worst = again.worst_way_ratio
+    if worst is not None and (worst > DRIFT_RATIO or math.isnan(worst)):
+        doubts.append(
+            f"on the way a loss differed by {100 * worst:.2g} % from its record: the state is not quite the same"
+        )
+    if again.target.checkpoint and not again.target.is_good:
+        doubts.append(f"the checkpoint of step {again.target.state_step} was not known to be good")
+    return doubts

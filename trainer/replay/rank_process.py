@@ -1,0 +1,76 @@
+"""One rank of a replay that needs as many ranks as the run had: `python -m trainer.replay.rank_process FOLDER RANK`.
+
+FOLDER is the scratch folder that `trainer.replay.session` made: the request is there, ranks meet there through a file,
+and each leaves what it found in `rank-<r>.json`, or why it could not in `rank-<r>.error`, one line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from trainer.build import pick_backend, pick_device
+from trainer.checkpoint.manifest import CheckpointError
+from trainer.config import Config, ConfigError
+from trainer.mesh_plan import resolve
+from trainer.replay.again import replay_target
+from trainer.replay.session import REQUEST_NAME
+from trainer.replay.target import Target
+
+__all__ = ["main"]
+
+MEETING_S = 300.0
+
+
+def main(folder: Path, rank: int) -> int:
+    """The exit code: 0, or 2 with a line in `rank-<r>.error`."""
+    request = json.loads((folder / REQUEST_NAME).read_text())
+    try:
+        config = Config.model_validate(request["config"])
+        plan = resolve(config, request["world_size"])
+        device = pick_device(config, rank)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        else:
+            torch.set_num_threads(1)
+        store = dist.FileStore(str(folder / "meeting"), plan.world_size)
+        dist.init_process_group(
+            pick_backend(config, device), store=store, rank=rank, world_size=plan.world_size,
+            timeout=timedelta(seconds=MEETING_S),
+        )  # fmt: skip
+        losses = {int(step): loss for step, loss in request["losses"].items()}
+        told = replay_target(
+            config, plan, Target.from_json(request["target"]), device, losses=losses, say=_sayer(folder, rank)
+        )
+    except (ConfigError, CheckpointError) as error:
+        (folder / f"rank-{rank}.error").write_text(" ".join(str(error).split()) + "\n")
+        return 2
+    (folder / f"rank-{rank}.json").write_text(json.dumps(asdict(told)))
+    dist.barrier()  # nobody closes its connections while others still use them
+    return 0
+
+
+def _sayer(folder: Path, rank: int) -> Callable[[str], None]:
+    """Rank 0's words are passed on to the terminal."""
+
+    def say(line: str) -> None:
+        if rank == 0:
+            with (folder / "said.txt").open("a") as said:
+                said.write(line + "\n")
+
+    return say
+
+
+if __name__ == "__main__":
+    code = main(Path(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # the group is not destroyed: see `trainer.worker`

@@ -1,0 +1,199 @@
+"""`rankscope replay RUN --step N`: from a run's folder to what the replayed step says.
+
+    again = replay_step(Path("runs/latest"), 40, device="auto", say=print)
+    again.found.text(again.target.ranks)        # "replayed it came back in blocks.3.mlp.up (mm) forward on rank 2 ..."
+
+Where each rank had the whole model (DDP) this process does it alone; otherwise as many processes as the run had ranks,
+on this machine. They meet through a file, and find what to do in a scratch folder, never in the run's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from analyzers.eventlog import Event, EventLog
+from analyzers.replayed import Replayed, find_replay
+from analyzers.source import Source
+from probes.own_process import own_process
+from probes.rundir import RunDir
+from probes.store import Store
+from trainer.config import Config, changed_config
+from trainer.mesh_plan import Plan, resolve
+from trainer.replay.target import ReplayError, Target, find_target
+from trainer.resume import stand_where_it_began
+
+__all__ = ["REQUEST_NAME", "Again", "replay_step"]
+
+REQUEST_NAME = "request.json"
+DEADLINE_S = 3600.0
+"""For the ranks' processes together: a rank that hangs in its replay must not hang the terminal for ever."""
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """One step, replayed."""
+
+    target: Target
+    found: Replayed
+    loss: float
+    grad_norm: float
+    worst_way_ratio: float | None
+    """Largest relative difference of a loss on the way from its record."""
+    data_differs: bool
+    num_processes: int
+    duration_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "step": self.target.step,
+            "attempt": self.target.attempt,
+            "batch_index": self.target.batch_index,
+            "was": self.target.kind,
+            "loss_recorded": self.target.loss,
+            "grad_norm_recorded": self.target.grad_norm,
+            "loss": self.loss,
+            "grad_norm": self.grad_norm,
+            "state_step": self.target.state_step,
+            "steps_taken_again": len(self.target.way),
+            "worst_way_ratio": self.worst_way_ratio,
+            "data_differs": self.data_differs,
+            "num_processes": self.num_processes,
+            "duration_s": self.duration_s,
+            **self.found.evidence(),
+            "samples": [asdict(sample) for sample in self.found.samples],
+        }
+
+
+def replay_step(path: Path, step: int, *, device: str = "auto", say: Callable[[str], None]) -> Again:
+    """Raises ReplayError, RunError, ConfigError, CheckpointError or StoreError, one line each."""
+    start = time.monotonic()
+    run = RunDir.open(path)
+    manifest = run.manifest()
+    before, world_size = manifest.get("config"), manifest.get("world_size")
+    if not isinstance(before, dict) or not isinstance(world_size, int):
+        raise ReplayError(f"{path} cannot be replayed: its run.json holds no configuration of this trainer")
+    config = changed_config(before, [f"train.device={device}", "data.num_workers=0"])
+    plan = resolve(config, world_size)
+    with Store.open(run) as store:
+        target = find_target(store, run, step)
+        losses = _recorded_losses(store, target)
+    stand_where_it_began(config, manifest)
+    good = "good" if target.is_good else "not yet known to be good"
+    state = f"the checkpoint of step {target.state_step} ({good})" if target.checkpoint else "the initial state"
+    say(f"step {step} of attempt {target.attempt}, batch {target.batch_index}, from {state}")
+    told, count = _tell(config, plan, target, losses, say)
+    return Again(
+        target=target,
+        found=_put_together(told, target),
+        loss=told[0]["events"][0]["loss"],
+        grad_norm=told[0]["events"][0]["grad_norm"],
+        worst_way_ratio=told[0]["worst_way_ratio"],
+        data_differs=any(one["data_differs"] for one in told),
+        num_processes=count,
+        duration_s=time.monotonic() - start,
+    )
+
+
+def _recorded_losses(source: Source, target: Target) -> dict[int, float]:
+    rows = source.rows(
+        "SELECT step, arg_max(loss, start_ns) FROM steps WHERE rank >= 0 AND step > ? AND step < ? AND committed "
+        "AND loss IS NOT NULL GROUP BY step",
+        [target.state_step, target.step],
+    )
+    return {int(step): float(loss) for step, loss in rows}
+
+
+def _tell(
+    config: Config, plan: Plan, target: Target, losses: dict[int, float], say: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], int]:
+    """What each process found, and how many there were."""
+    import torch
+
+    from trainer.build import pick_device
+    from trainer.replay.again import replay_target, runs_in_one_process
+
+    if runs_in_one_process(plan):
+        device = pick_device(config, 0)
+        told = replay_target(config, plan, target, device, losses=losses, say=say)
+        return [json.loads(json.dumps(asdict(told)))], 1  # as it would come from another process
+    available = torch.cuda.device_count()
+    if config.train.device == "cuda" and available < plan.world_size:
+        raise ReplayError(
+            f"the run had {plan.world_size} ranks with one part of the model each, and this machine has {available} "
+            "GPUs; --device cpu replays it without"
+        )
+    with tempfile.TemporaryDirectory(prefix="rankscope-replay-") as folder:
+        request = {"config": config.model_dump(mode="json"), "target": target.to_json(), "losses": losses}
+        (Path(folder) / REQUEST_NAME).write_text(json.dumps(request | {"world_size": plan.world_size}))
+        return _on_ranks(Path(folder), plan.world_size, say), plan.world_size
+
+
+def _on_ranks(folder: Path, world_size: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Start the processes, pass on what rank 0 says, and read what they found."""
+    say(f"starting {world_size} processes")
+    processes = []
+    try:
+        for rank in range(world_size):
+            command, environment = own_process("trainer.replay.rank_process", str(folder), str(rank))
+            environment = {**(environment or os.environ), "RANKSCOPE_DISABLED": "1"}
+            with (folder / f"rank-{rank}.log").open("wb") as log:
+                processes.append(
+                    subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+                )
+        deadline, said = time.monotonic() + DEADLINE_S, 0
+        while (codes := [process.poll() for process in processes]).count(0) < world_size:
+            lines = _lines(folder / "said.txt")
+            for line in lines[said:]:
+                say(line)
+            said = len(lines)
+            if failed := [rank for rank, code in enumerate(codes) if code]:
+                time.sleep(5 * _LOOK_S)  # the first to fail takes the others with it: whose words are there by then
+                raise ReplayError(_why(folder, failed))
+            if time.monotonic() > deadline:
+                raise ReplayError(f"the ranks' processes did not come to an end within {DEADLINE_S:.0f} s")
+            time.sleep(_LOOK_S)
+        for line in _lines(folder / "said.txt")[said:]:
+            say(line)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(world_size)]
+
+
+def _lines(path: Path) -> list[str]:
+    """Whole lines only."""
+    text = path.read_text() if path.exists() else ""
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def _why(folder: Path, failed: Sequence[int]) -> str:
+    """One line: what a rank said before it failed, rather than what its log ends with."""
+    for rank in range(len(list(folder.glob("rank-*.log")))):
+        if told := _lines(folder / f"rank-{rank}.error"):
+            return told[0]
+    log = (folder / f"rank-{failed[0]}.log").read_text(errors="replace").strip().splitlines()
+    return f"the process of rank {failed[0]} failed: {log[-1] if log else 'it said nothing'}"
+
+
+def _put_together(told: Sequence[dict[str, Any]], target: Target) -> Replayed:
+    """The events of all ranks as the analyzer of replays reads them."""
+    events = [
+        Event(wall_ns=place, attempt=0, rank=detail["rank"], step=target.step, kind="replay", detail=detail)
+        for place, detail in enumerate(
+            sorted((detail for one in told for detail in one["events"]), key=lambda detail: detail["state"] != "same")
+        )
+    ]
+    found = find_replay(EventLog(events), attempt=0, step=target.step)
+    assert found is not None, "each rank has told of the step"
+    return found

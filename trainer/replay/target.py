@@ -1,0 +1,186 @@
+"""Which execution of a step is to be replayed, and the way there: from the run's records and its checkpoints.
+
+    target = find_target(store, run, step=40)
+    target.batch_index, target.kind         # 39, "non_finite"
+    target.state_step, target.way           # 32, the steps 33 to 39 as they were taken (batch, rate)
+
+A step runs again with the same number after a rollback or a restart. Wanted is the execution that went wrong: the first
+that was refused or not finite, else the last. The state is that of the newest checkpoint before it that the guard
+found good, else of the newest; without one it is the initial state, which follows from the seed. What was trained on
+between that state and the step is in the records, so the same updates can be taken again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from analyzers import nonfinite
+from analyzers.eventlog import EventLog
+from analyzers.source import Source
+from probes.rundir import RunDir
+from trainer.checkpoint.disk import checkpoint_steps
+from trainer.checkpoint.ledger import LEDGER_NAME, Ledger
+from trainer.checkpoint.manifest import CheckpointError, read_manifest
+from trainer.checkpoint.state import Values
+
+__all__ = ["ReplayError", "Target", "Update", "find_target"]
+
+LEVEL_STEPS = 20
+"""Steps before a spike whose median loss is what was usual, where no event says it."""
+
+
+class ReplayError(ValueError):
+    """The step cannot be replayed; one line that says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """A step that was taken: its batch and learning rate (None: that of the configuration)."""
+
+    step: int
+    batch_index: int
+    rate: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One execution of a step, and the state that it is replayed from."""
+
+    step: int
+    attempt: int
+    batch_index: int
+    kind: Literal["healthy", "non_finite", "spike"]
+    loss: float
+    grad_norm: float
+    loss_level: float
+    """Of a spike: what was usual before."""
+    ranks: tuple[int, ...]
+    """Whom the records name; of a step that was healthy nobody."""
+    checkpoint: str
+    """Folder of the state, empty for the initial one."""
+    state_step: int
+    is_good: bool
+    way: tuple[Update, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, loaded: dict[str, Any]) -> Target:
+        way = tuple(Update(**update) for update in loaded["way"])
+        return cls(**(loaded | {"way": way, "ranks": tuple(loaded["ranks"])}))
+
+
+def find_target(source: Source, run: RunDir, step: int) -> Target:
+    """Raises ReplayError if the step was not recorded, or what was trained on before it is not known."""
+    if not source.has("steps"):
+        raise ReplayError(f"{run.path}: no steps are recorded")
+    attempt, start_ns, batch_index, loss, norm, was_taken = _execution(source, run, step)
+    kind, level = _kind(source, attempt, step, loss, norm, was_taken)
+    checkpoint, state_step, is_good = _state(run, step, batch_index)
+    return Target(
+        step=step,
+        attempt=attempt,
+        batch_index=batch_index,
+        kind=kind,
+        loss=loss,
+        grad_norm=norm,
+        loss_level=level,
+        ranks=_named(source, attempt, step) if kind == "non_finite" else (),
+        checkpoint=str(checkpoint or ""),
+        state_step=state_step,
+        is_good=is_good,
+        way=_way(source, state_step, step, start_ns),
+    )
+
+
+def _execution(source: Source, run: RunDir, step: int) -> tuple[int, int, int, float, float, bool]:
+    """Attempt, begin, batch, loss, norm of the execution that went wrong, and whether its update was taken."""
+    rows = source.rows(
+        "SELECT attempt, start_ns, batch_index, coalesce(loss, 'nan'::DOUBLE), coalesce(grad_norm, 'nan'::DOUBLE), "
+        "committed IS NOT FALSE FROM steps WHERE step = ? AND rank >= 0 AND batch_index IS NOT NULL "
+        "AND duration_ns IS NOT NULL QUALIFY rank = min(rank) OVER (PARTITION BY attempt) ORDER BY start_ns",
+        [step],
+    )
+    if not rows:
+        ((first, last),) = source.rows("SELECT min(step), max(step) FROM steps WHERE duration_ns IS NOT NULL")
+        there = f"steps {first} to {last} are" if first is not None else "none is"
+        raise ReplayError(f"--step {step}: that step is not among the records of {run.path} ({there})")
+    bad = [row for row in rows if not (row[5] and math.isfinite(row[3]) and math.isfinite(row[4]))]
+    attempt, start_ns, batch_index, loss, norm, was_taken = (bad or rows[-1:])[0]
+    return int(attempt), int(start_ns), int(batch_index), float(loss), float(norm), bool(was_taken)
+
+
+def _kind(
+    source: Source, attempt: int, step: int, loss: float, norm: float, was_taken: bool
+) -> tuple[Literal["healthy", "non_finite", "spike"], float]:
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        return "non_finite", math.nan
+    log = EventLog.load(source, ("replay", "rollback", "batch_skipped"), attempt)
+    told = [event for event in log.of("replay", step=step) if event.text("verdict") == "spike"]
+    if told:
+        return "spike", told[0].number("loss_level") or math.nan
+    if was_taken:
+        return "healthy", math.nan
+    rows = source.rows(
+        "SELECT loss FROM steps WHERE attempt = ? AND step < ? AND committed AND isfinite(loss) AND rank >= 0 "
+        "ORDER BY step DESC, rank LIMIT ?",
+        [attempt, step, LEVEL_STEPS],
+    )
+    return "spike", median(float(value) for (value,) in rows) if rows else math.nan
+
+
+def _named(source: Source, attempt: int, step: int) -> tuple[int, ...]:
+    """Ranks that the records blame for what was not finite."""
+    for finding in nonfinite.analyze(source):
+        first, last = finding.first_step, finding.last_step
+        if finding.attempt in (None, attempt) and first is not None and first <= step <= (last or first):
+            return finding.ranks
+    return ()
+
+
+def _state(run: RunDir, step: int, batch_index: int) -> tuple[Path | None, int, bool]:
+    """Folder and step of the state to begin from, and whether enough healthy steps vouch for it."""
+    ledger, _ = Ledger.load(run.checkpoints / LEDGER_NAME)
+    good = ledger.good_step if ledger.good_step is not None else -1
+    usable: list[tuple[bool, int, Path]] = []
+    for saved in checkpoint_steps(run.checkpoints):
+        folder = run.checkpoints / f"step-{saved:08d}"
+        if saved >= step:
+            continue
+        try:
+            position = Values.from_json(read_manifest(folder)["values"]).position
+        except (CheckpointError, KeyError, TypeError, ValueError):
+            continue  # damaged: an older one has to do
+        if position.batch_index <= batch_index:  # or it was saved after a way back, and holds later batches
+            usable.append((saved <= good, saved, folder))
+    if not usable:
+        return None, 0, True
+    is_good, saved, folder = max(usable)
+    return folder, saved, is_good
+
+
+def _way(source: Source, state_step: int, step: int, start_ns: int) -> tuple[Update, ...]:
+    """The updates between the state and the step, as they were taken in the end."""
+    rows: Sequence[tuple[Any, ...]] = source.rows(
+        "SELECT step, arg_max(batch_index, start_ns), arg_max(lr, start_ns) FROM steps WHERE rank >= 0 "
+        "AND step > ? AND step < ? AND start_ns < ? AND committed IS NOT FALSE AND batch_index IS NOT NULL "
+        "AND duration_ns IS NOT NULL GROUP BY step ORDER BY step",
+        [state_step, step, start_ns],
+    )
+    found = {int(row[0]) for row in rows}
+    if lost := [number for number in range(state_step + 1, step) if number not in found]:
+        which = f"step {lost[0]}" if len(lost) == 1 else f"{len(lost)} steps from {lost[0]} on"
+        raise ReplayError(
+            f"--step {step}: the newest usable state is that of step {state_step}, and which batches were taken in "
+            f"{which} since is not recorded; choose a step right after a checkpoint"
+        )
+    return tuple(
+        Update(step=int(number), batch_index=int(batch), rate=None if rate is None else float(rate))
+        for number, batch, rate in rows
+    )
