@@ -7,7 +7,8 @@ first death (a kill by watch, a timeout of the others, the end of the launcher).
 2. `waitfor` names culprits apart from those who wait, from sequence numbers and calls in flight.
 3. A mismatch of operation, dtype or size counts even without silence when a rank aborted in it: gloo does so.
    It also counts where the records end without a word; so does a stopped process.
-4. Dead ranks are `rank_lost`; here are only processes that live and stand still.
+4. What the culprits' devices and hosts say about it is joined (`silent_device`).
+5. Dead ranks are `rank_lost`; here are only processes that live and stand still.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from .eventlog import EventLog
 from .finding import Finding
 from .rank_lost import find_deaths, restart
+from .silent_device import with_devices
 from .snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
 from .source import Source, missing_tables
 from .stacks import read_stack
@@ -45,7 +47,7 @@ def analyze(
         again = "" if is_last else restart(source, attempt, lives)
         found = explain(view, log, policy, is_last=is_last, now_ns=now_ns if is_last else None, again=again,
                         stacks_dir=stacks_dir)  # fmt: skip
-        findings += [found] if found else []
+        findings += [with_devices(source, found, view.last_ns)] if found else []
     return findings
 
 

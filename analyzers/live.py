@@ -32,6 +32,7 @@ from . import (
 )
 from .eventlog import EventLog
 from .finding import Finding
+from .silent_device import with_devices
 from .slow_rank import StragglerPolicy
 from .snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
 from .source import Source
@@ -131,7 +132,7 @@ def _standstill(source: Source, attempt: int, policy: StallPolicy, now_ns: int) 
     view = take_snapshot(source, attempt, log)
     lost = rank_lost.explain(view, log, policy, is_last=True, now_ns=now_ns)
     stuck = hang.explain(view, log, policy, is_last=True, now_ns=now_ns)
-    return [*lost, *([stuck] if stuck else [])]
+    return [*lost, *([with_devices(source, stuck, view.last_ns)] if stuck else [])]
 
 
 def _ended(source: Source, attempt: int, lives: Sequence[int], policy: StallPolicy) -> list[Finding]:
@@ -140,7 +141,8 @@ def _ended(source: Source, attempt: int, lives: Sequence[int], policy: StallPoli
     view = take_snapshot(source, attempt, log)
     again = rank_lost.restart(source, attempt, lives)
     stuck = hang.explain(view, log, policy, is_last=False, again=again)
-    return [*rank_lost.explain(view, log, policy, is_last=False, again=again), *([stuck] if stuck else [])]
+    lost = rank_lost.explain(view, log, policy, is_last=False, again=again)
+    return [*lost, *([with_devices(source, stuck, view.last_ns)] if stuck else [])]
 
 
 def _unsaid(state: LiveState, findings: list[Finding]) -> list[Finding]:
