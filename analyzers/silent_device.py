@@ -65,7 +65,7 @@ def _is_broken(said: Mapping[str, Any]) -> bool:
 
 def _gpu(
     source: Source, uuid: str | None, host: str | None, begin_ns: int, since_ns: int, end_ns: int
-) -> Mapping[str, Any]:
+) -> dict[str, Any]:
     if not uuid or missing_tables(source, "health"):
         return {}
     ((busy, hottest, newest_ns, uncorrected, links),) = source.rows(
