@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,6 +140,14 @@ def test_sizes_and_names_of_hardware() -> None:
         parse_hardware(gpu="h10", gpu_memory="", gpus_per_node=8, interconnect="")
     with pytest.raises(ConfigError, match="--interconnect ib4000"):
         parse_hardware(gpu="h100", gpu_memory="", gpus_per_node=8, interconnect="nvlink,ib4000")
+
+
+def test_a_file_of_ones_own_comes_before_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config_path("llama-8b").name == "llama-8b.toml"
+    assert config_path(tmp_path / "my.toml") == tmp_path / "my.toml"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "llama-8b").touch()
+    assert config_path("llama-8b") == Path("llama-8b")
 
 
 @pytest.mark.parametrize("preset", preset_names())
