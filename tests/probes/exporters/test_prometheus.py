@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from probes.exporters.catalogue import Sample
+from probes.exporters.catalogue import METRICS, Sample
 from probes.exporters.prometheus import Listen, ListenError, Snapshot, serve
 from probes.exporters.targets import TARGETS_FILE, announced
+from tests.programs import needs, program
 
 COMMON = {"run_id": "demo", "node": "0"}
 
@@ -58,6 +59,19 @@ def test_hostile_label_values_stay_inside_their_quotes() -> None:
     (family,) = text_string_to_metric_families(text)
     (sample,) = family.samples
     assert sample.labels["run_id"] == 'a"} 1\nrankscope_step 7'
+
+
+@needs("promtool")
+def test_promtool_finds_nothing_wrong_with_any_metric() -> None:
+    """Names, units, kinds and help of the whole catalogue, as a scrape shows them."""
+    board = Snapshot(COMMON)
+    board.show([Sample(metric.name, 1.0, dict.fromkeys(metric.labels, "x")) for metric in METRICS.values()])
+    with serve(board, Listen()) as endpoint:
+        _, text = get(endpoint.url)
+    assert text.count("# TYPE") == len(METRICS)
+    command = [program("promtool"), "check", "metrics"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_metric_that_the_catalogue_lacks_is_a_mistake() -> None:
