@@ -169,9 +169,10 @@ def test_modules_stay_short() -> None:
 
 
 def test_reading_side_starts_without_the_heavy_packages() -> None:
-    """The front door and all analyzers, imported together in a fresh process."""
+    """The front door, all analyzers and what plans a run, imported together in a fresh process."""
     paths = [path for path in (*modules_of("analyzers"), *modules_of(FRONT_DOOR)) if not path.stem.startswith("__")]
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+    names += [f"trainer.plan.{path.stem}" for path in (ROOT / "trainer" / "plan").glob("*.py")]
     program = (
         f"import sys, importlib\nfor name in {names!r}:\n"
         f"    importlib.import_module(name)\n"

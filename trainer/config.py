@@ -58,6 +58,8 @@ class ModelConfig(Section):
     """Added to the mean square in RMSNorm."""
     tie_embeddings: bool = False
     """The output layer uses the embedding's weights."""
+    weights: str = ""
+    """Begin with these: a folder or file of safetensors, in our or in Hugging Face's Llama naming; empty = drawn."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Probability with which a value of a block's two branches is dropped in training."""
 
@@ -73,7 +75,9 @@ class ModelConfig(Section):
 
 class DataConfig(Section):
     path: list[str] = Field(default_factory=list)
-    """Text files, folders of text, or one nanoGPT `.bin` with its `.json`; empty = the sources of Python's library."""
+    """Text, Parquet, `datasets` folders, or one nanoGPT `.bin` with its `.json`; empty = Python's own library."""
+    column: str = ""
+    """Of Parquet and `datasets`: text or lists of tokens; empty = input_ids, tokens, text or content."""
     seq_len: int = Field(default=256, ge=2)
     """Tokens of a sequence."""
     validation_ratio: float = Field(default=0.05, ge=0, lt=1)

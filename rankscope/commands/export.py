@@ -17,6 +17,7 @@ __all__ = ["EPILOG", "export"]
 
 EPILOG = (
     "Examples:  rankscope export runs/latest --out model.safetensors   |   "
+    "rankscope export runs/latest --to llama --out llama/   |   "
     "rankscope export runs/latest --to tensorboard   |   "
     "rankscope export runs/latest --to wandb --project llm   |   "
     "rankscope export runs/latest --to parquet --out s3://lake/rankscope   |   "
@@ -28,6 +29,7 @@ class Target(StrEnum):
     """What a run can be written as."""
 
     safetensors = "safetensors"
+    llama = "llama"
     tensorboard = "tensorboard"
     wandb = "wandb"
     parquet = "parquet"
@@ -37,7 +39,10 @@ class Target(StrEnum):
 def export(
     path: Annotated[Path, typer.Argument(help="A run's folder, or that of a checkpoint.", metavar="RUN|CHECKPOINT")],
     to: Annotated[
-        Target, typer.Option("--to", help="The weights, an experiment tracker, the tables, or a trace for Perfetto.")
+        Target,
+        typer.Option(
+            "--to", help="The weights (also as a Hugging Face Llama), a tracker, the tables, or a trace for Perfetto."
+        ),
     ] = Target.safetensors,
     out: Annotated[
         str,
@@ -54,8 +59,8 @@ def export(
     mode: Annotated[str, typer.Option("--mode", help="W&B: online or offline; without it, as W&B is set up.")] = "",
 ) -> None:
     """Write a run for other programs: weights as safetensors, a tracker's run, Parquet files, or a Chrome trace."""
-    if to is Target.safetensors:
-        _weights(path, out, step)
+    if to in (Target.safetensors, Target.llama):
+        _weights(path, out, step, as_llama=to is Target.llama)
         return
     from probes.rundir import RunDir, RunError
     from probes.store import StoreError
@@ -77,17 +82,25 @@ def _say(text: str) -> None:
     console().print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-def _weights(path: Path, out: str, step: int | None) -> None:
+def _weights(path: Path, out: str, step: int | None, *, as_llama: bool) -> None:
     """All hashes of the checkpoint are checked first."""
     if not out:
-        fail("--out is missing: name the file for the weights, e.g. --out model.safetensors")
+        example = "folder for the model, e.g. --out llama/" if as_llama else "file, e.g. --out model.safetensors"
+        fail(f"--out is missing: name the {example}")
+    from probes.rundir import RunDir, RunError
     from trainer.checkpoint.export import export as export_weights
-    from trainer.checkpoint.export import find_checkpoint
+    from trainer.checkpoint.export import export_llama, find_checkpoint
     from trainer.checkpoint.manifest import CheckpointError
+    from trainer.config import ConfigError, changed_config
 
     try:
-        done = export_weights(find_checkpoint(path, step=step), Path(out))
-    except CheckpointError as error:
+        folder = find_checkpoint(path, step=step)
+        if as_llama:
+            run = RunDir.open(folder.parent.parent)
+            done = export_llama(folder, Path(out), changed_config(run.manifest()["config"], []).model)
+        else:
+            done = export_weights(folder, Path(out))
+    except (CheckpointError, ConfigError, RunError) as error:
         fail(str(error))
     except OSError as error:
         fail(f"{out}: cannot be written: {error.strerror}")

@@ -14,10 +14,11 @@ import torch
 from tests.processes import run_ranks
 from tests.trainer.training_runs import run_loop, small, with_steps
 from trainer.build import build
-from trainer.checkpoint.export import export, find_checkpoint
+from trainer.checkpoint.export import export, export_llama, find_checkpoint
 from trainer.checkpoint.ledger import LEDGER_NAME, Ledger
 from trainer.checkpoint.manifest import CheckpointError
 from trainer.mesh_plan import resolve
+from trainer.model.llama_names import to_llama
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,3 +112,14 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
     assert missing.returncode == 2
     assert "has no checkpoint of step 7" in missing.stderr
     assert len(missing.stderr.strip().splitlines()) == 1
+
+
+def test_the_same_run_as_a_llama(run: Path, tmp_path: Path) -> None:
+    export(find_checkpoint(run, step=None), tmp_path / "ours.safetensors")
+    done = export_llama(find_checkpoint(run, step=None), tmp_path / "llama", small().model)
+    ours, _ = _read(tmp_path / "ours.safetensors")
+    theirs, _ = _read(tmp_path / "llama" / "model.safetensors")
+    assert done.num_tensors == len(ours) == len(theirs)
+    for name, value in ours.items():
+        assert np.array_equal(theirs[to_llama(name)], value)
+    assert json.loads((tmp_path / "llama" / "config.json").read_text())["hidden_size"] == small().model.dim

@@ -2,6 +2,7 @@
 
     result = export(find_checkpoint(Path("runs/latest"), step=None), Path("model.safetensors"))
     result.num_parameters, result.step
+    export_llama(folder, Path("llama/"), config.model)      # transformers' from_pretrained loads that folder
 
 All hashes are checked before torch opens any file. The file gets its name when it is whole and synced.
 """
@@ -12,6 +13,7 @@ import contextlib
 import json
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +26,10 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from trainer.checkpoint.disk import checkpoint_steps
 from trainer.checkpoint.ledger import LEDGER_NAME, Ledger
 from trainer.checkpoint.manifest import MANIFEST_NAME, CheckpointError, fsync_path, read_manifest, verify_files
+from trainer.config import ModelConfig
+from trainer.model.llama_names import llama_config, to_llama
 
-__all__ = ["Exported", "export", "find_checkpoint"]
+__all__ = ["Exported", "export", "export_llama", "find_checkpoint"]
 
 _PREFIX = "model."
 
@@ -62,11 +66,25 @@ def find_checkpoint(path: Path, *, step: int | None) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def export(folder: Path, out: Path) -> Exported:
+def export_llama(folder: Path, out: Path, model: ModelConfig) -> Exported:
+    """Write `model.safetensors` in Hugging Face's Llama naming with its `config.json` into the folder `out`.
+
+    Raises CheckpointError for a damaged checkpoint or a model that is no Llama, OSError.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        done = export(folder, out / "model.safetensors", rename=to_llama)
+    except KeyError as error:
+        raise CheckpointError(f"{folder}: {error.args[0]} has no place in a Llama: export it as safetensors") from None
+    (out / "config.json").write_text(json.dumps(llama_config(model), indent=2) + "\n", encoding="utf-8")
+    return done
+
+
+def export(folder: Path, out: Path, *, rename: Callable[[str], str] = str) -> Exported:
     """Write the full weights; replaces `out`. Raises CheckpointError for a damaged checkpoint, OSError."""
     manifest = read_manifest(folder)
     verify_files(folder, manifest, sorted(manifest["files"]))
-    tensors = _weights(folder)
+    tensors = {rename(name): tensor for name, tensor in _weights(folder).items()}
     if not tensors:
         raise CheckpointError(f"{folder}: holds no weights")
     fresh = out.with_name(f".{out.name}.{os.getpid()}.tmp")

@@ -1,4 +1,4 @@
-"""The tokens to train on: text as bytes, or a nanoGPT `.bin`, as one memory map.
+"""The tokens to train on: text as bytes, columns of tables, or a nanoGPT `.bin`, as one memory map.
 
     corpus = open_corpus(config.data, vocab_size=256)
     corpus.tokens[:10]                   # read-only numpy array, one integer a token
@@ -11,6 +11,7 @@ the cache folder, named by a hash of the files' contents, and mapped from there,
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from trainer.config import ConfigError, DataConfig
+from trainer.data.tables import table_files, token_blocks
 
 __all__ = ["Corpus", "open_corpus"]
 
@@ -62,6 +64,9 @@ def open_corpus(config: DataConfig, vocab_size: int) -> Corpus:
         if len(paths) > 1:
             raise ConfigError(f"data.path = {config.path}: a .bin must be the only path")
         return _open_bin(paths[0], vocab_size)
+    tables = [(path, file) for path in paths for file in table_files(path)]
+    if tables:
+        return _open_tables(tables, config, vocab_size)
     files = []
     for path in paths:
         below = _files_below(path, None) if path.is_dir() else [path]
@@ -127,6 +132,54 @@ def _cached(path: Path, parts: list[bytes], size: int) -> np.ndarray[Any, Any]:
         return np.memmap(path, dtype=np.uint8, mode="r")
     except OSError:
         return np.frombuffer(b"".join(parts), dtype=np.uint8)
+
+
+def _open_tables(tables: list[tuple[Path, Path]], config: DataConfig, vocab_size: int) -> Corpus:
+    """Tokens of all files one after the other; written once, by one of the ranks of a machine, while others wait."""
+    described = [[path.name, file.as_posix(), file.stat().st_size, file.stat().st_mtime_ns] for path, file in tables]
+    key = hashlib.sha256(json.dumps([described, config.column, config.separator]).encode()).hexdigest()[:32]
+    cache = _cache_dir(config)
+    place, about = cache / f"table-{key}.bin", cache / f"table-{key}.json"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / f"table-{key}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (place.exists() and about.exists()):
+                _write_tables(tables, config, place, about)
+    except OSError as error:
+        raise ConfigError(f"data.cache_dir = {str(cache)!r}: cannot be written ({error.strerror})") from error
+    told = json.loads(about.read_text(encoding="utf-8"))
+    if told["largest"] >= vocab_size:
+        raise ConfigError(f"model.vocab_size = {vocab_size}: the data has tokens up to {told['largest']}")
+    tokens = np.memmap(place, dtype=told["dtype"], mode="r")
+    return Corpus(tokens=tokens, digest=told["digest"], names=tuple(told["names"]), starts=tuple(told["starts"]))
+
+
+def _write_tables(tables: list[tuple[Path, Path]], config: DataConfig, place: Path, about: Path) -> None:
+    names, starts = [], []
+    size, largest, dtype = 0, 0, ""
+    digest = hashlib.sha256()
+    scratch = place.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        with scratch.open("wb") as out:
+            for path, file in tables:
+                names.append(file.name if path == file else file.relative_to(path.parent).as_posix())
+                starts.append(size)
+                for block in token_blocks(file, column=config.column, separator=config.separator):
+                    dtype = dtype or block.dtype.name
+                    if block.dtype.name != dtype:
+                        raise ConfigError(f"data.path: {file.name} holds {block.dtype}, the files before it {dtype}")
+                    size += len(block)
+                    largest = max(largest, int(block.max(initial=0)))
+                    digest.update(block.tobytes())
+                    out.write(block.tobytes())
+        if not size:
+            raise ConfigError("data.path: holds no tokens")
+        told = {"dtype": dtype, "digest": digest.hexdigest()[:32], "largest": largest, "names": names, "starts": starts}
+        os.replace(scratch, place)
+        about.write_text(json.dumps(told), encoding="utf-8")
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def _open_bin(path: Path, vocab_size: int) -> Corpus:

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.config import ModelConfig
 
-__all__ = ["Block", "Transformer", "initialise"]
+__all__ = ["Block", "Transformer", "initialise", "own_part"]
 
 
 def rotary_angles(head_dim: int, seq_len: int, theta: float) -> tuple[Tensor, Tensor]:
@@ -182,13 +182,13 @@ def initialise(model: Transformer, config: ModelConfig, seed: int) -> None:
         digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         deviation = residual if name.endswith(("attention.out.weight", "mlp.down.weight")) else 0.02
-        local.copy_(_own_part(torch.randn(parameter.shape, generator=generator) * deviation, parameter))
+        local.copy_(own_part(torch.randn(parameter.shape, generator=generator) * deviation, parameter))
     cos, sin = rotary_angles(config.dim // config.num_heads, config.max_seq_len, config.rope_theta)
     model.cos.copy_(cos)
     model.sin.copy_(sin)
 
 
-def _own_part(full: Tensor, parameter: Tensor) -> Tensor:
+def own_part(full: Tensor, parameter: Tensor) -> Tensor:
     """What this rank holds of the values of a parameter, without asking others.
 
     FSDP splits what tensor parallel has split already, though its dimension of the mesh comes first: DTensor calls

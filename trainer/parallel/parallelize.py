@@ -10,6 +10,7 @@ model.module                     # the Transformer; parameters by their own name
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.config import Config
 from trainer.mesh_plan import Plan
 from trainer.model.transformer import Transformer, initialise
+from trainer.model.weights import load_weights
 from trainer.parallel.ddp import apply_ddp
 from trainer.parallel.fsdp import apply_fsdp
 from trainer.parallel.mesh import submesh
@@ -84,6 +86,8 @@ def parallelize(
     model.to_empty(device=device)
     model.tie()  # what was one parameter has become two
     initialise(model, config.model, config.run.seed)
+    if config.model.weights:
+        load_weights(model, Path(config.model.weights).expanduser())
     forward_module: nn.Module = model
     if kind == "ddp":
         dp_mesh = submesh(mesh, "dp_replicate")

@@ -1,0 +1,80 @@
+"""Weights to begin with, from safetensors: a model in Hugging Face's Llama naming, or what `rankscope export` wrote.
+
+    load_weights(model, Path("Llama-3.2-1B"))        # a folder, or one .safetensors file
+
+Every rank reads the files of its own parts of the model, one tensor at a time, and keeps its shards.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from trainer.config import ConfigError
+from trainer.model.llama_names import from_llama
+from trainer.model.transformer import own_part
+
+__all__ = ["load_weights"]
+
+_INDEX = "model.safetensors.index.json"
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Fill every parameter of `model`, which may be a pipeline's part and sharded. Raises ConfigError, one line."""
+    where = _tensors(path)
+    opened: dict[Path, Any] = {}
+    for name, parameter in model.named_parameters():
+        found = where.get(name)
+        if found is None and name == "head.weight":
+            found = where.get("embed.weight")  # tied in the file
+        if found is None:
+            raise ConfigError(f"model.weights = {str(path)!r}: holds no {name}")
+        file, theirs = found
+        if file not in opened:
+            opened[file] = safe_open(file, framework="pt")
+        tensor = opened[file].get_tensor(theirs)
+        if tensor.shape != parameter.shape:
+            raise ConfigError(
+                f"model.weights = {str(path)!r}: {theirs} is {_sized(tensor.shape)}, "
+                f"the configuration's model has {_sized(parameter.shape)}"
+            )
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        local.copy_(own_part(tensor, parameter))
+
+
+def _tensors(path: Path) -> Mapping[str, tuple[Path, str]]:
+    """File and name in it of every parameter, by our name."""
+    try:
+        if path.is_dir() and (path / _INDEX).is_file():
+            listed = json.loads((path / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+            files = sorted({path / Path(name).name for name in listed.values()})
+        elif path.is_dir():
+            files = sorted(path.glob("*.safetensors"))
+        else:
+            files = [path]
+        found: dict[str, tuple[Path, str]] = {}
+        for file in files:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118  (no mapping)
+                    found[from_llama(name) or name] = (file, name)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"model.weights = {str(path)!r}: cannot be read ({_first_line(error)})") from None
+    if not found:
+        raise ConfigError(f"model.weights = {str(path)!r}: no safetensors there")
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _sized(shape: torch.Size) -> str:
+    return " x ".join(map(str, shape))
