@@ -1,7 +1,7 @@
 """How often the analyzers are right: labelled faulty and clean simulated runs, through the store and `diagnose`.
 
     python -m benchmarks.diagnosis --quick                       # one run a fault, under a minute
-    python -m benchmarks.diagnosis --faulty 500 --clean 500 --json diagnosis.json
+    python -m benchmarks.diagnosis --faulty 500 --clean 500 --keep outcomes.jsonl --json diagnosis.json
     python -m benchmarks.diagnosis --fault slow_compute_5 --runs 20 --ranks 64 --seed 7 --verbose
 
 Each run is simulated (`benchmarks.simulator`), written as tapes, ingested into a store and diagnosed as any run on
@@ -13,6 +13,9 @@ disk is. `benchmarks.labelled` says, for each fault, what the findings have to s
 | kind, rank, cause | runs in which a fired finding has the expected kind; and names the rank; and gives the cause |
 | wrong | fired findings that are not about the fault, or name another rank |
 | steps | steps from onset to detection: median and 90th percentile of the shortest prefix of the run that shows it |
+
+With `--keep` each outcome is a line of a file, and runs that are in it are not made again: stop and go on as you like.
+Whole runs are diagnosed in full; in their prefixes only the analyzer that a fault needs is asked.
 
 Intervals are Wilson's, 95 %. A fault whose analyzer is not there is listed as `not offered` and counts nowhere.
 """
@@ -159,10 +162,13 @@ def _steps_to_detection(
     last = recording.scenario.steps
     prefixes = [n for n in PREFIXES if onset + n - 1 < last]
 
+    analyze = importlib.import_module(f"analyzers.{expected.module}").analyze  # the one that says it in the whole run
+
     def is_seen(number: int) -> bool:
         path = folder / f"prefix-{number}"
-        write(recording, path, until_step=onset + prefixes[number] - 1)
-        findings, _ = _diagnosed(path)
+        run = write(recording, path, until_step=onset + prefixes[number] - 1)
+        with Store.open(run) as store:
+            findings = analyze(store)
         return any(f.status == "fired" and f.kind in expected.kinds and _names(expected, f, truth) for f in findings)
 
     low, high = 0, len(prefixes)
@@ -287,7 +293,17 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
         return [Case(fault=name, index=0, with_prefixes=False, **common) for name in (*chosen, *clean)]
     counts = {name: -(-options.faulty // len(faulty)) for name in faulty}
     counts |= {name: -(-options.clean // len(clean)) for name in clean}
-    return [Case(fault=name, index=i, **common) for name, count in counts.items() for i in range(count)]
+    cases = [Case(fault=name, index=i, **common) for name, count in counts.items() for i in range(count)]
+    return sorted(cases, key=lambda case: case.index)  # whatever part is made is a fair sample
+
+
+def kept(path: Path | None, cases: Sequence[Case]) -> list[Outcome]:
+    """Outcomes of these cases that a former call has left."""
+    if path is None or not path.exists():
+        return []
+    found = [Outcome(**json.loads(line)) for line in path.read_text().splitlines()]
+    wanted = {(case.fault, case.seed, case.index, case.ranks or None) for case in cases}
+    return [o for o in found if {(o.fault, o.seed, o.index, ranks) for ranks in (None, o.num_ranks)} & wanted]
 
 
 def judged(cases: Sequence[Case], jobs: int) -> Iterable[Outcome]:
@@ -312,14 +328,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of everything (0)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long, with what there is; 0: never")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="add outcomes to it; those there are not made again")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write counts and every outcome")
     parser.add_argument("--verbose", action="store_true", help="list the mistakes with the commands that repeat them")
     options = parser.parse_args(arguments)
     cases = cases_of(options)
     start = time.perf_counter()
-    outcomes = []
-    for outcome in judged(cases, options.jobs):
+    outcomes = kept(options.keep, cases)
+    known = {(outcome.fault, outcome.index) for outcome in outcomes}
+    for outcome in judged([case for case in cases if (case.fault, case.index) not in known], options.jobs):
         outcomes.append(outcome)
+        if options.keep:
+            with options.keep.open("a") as file:
+                file.write(json.dumps(asdict(outcome)) + "\n")
         if options.verbose:
             print_mistake(outcome)
         if options.seconds and time.perf_counter() - start > options.seconds:

@@ -8,10 +8,12 @@ frequent values are references to where they stood first (`BINGET`).
 
 1. The first entries are unpickled, which gives the number of each key and value in the memo.
 2. The tail is found by searching for the begin of an entry, and unpickled with that memo.
-3. What lies between is counted, not built: every entry there must be complete, no p2p call, and of a group that is in
-   the tail too; and the numbers of the entries before and behind must leave room for exactly as many.
+3. What lies between is counted, not built: the entries there must all be complete, or all be in flight, none of them a
+   p2p call, and each of a group that is in the tail too; and there must be as many as the numbers of the entries before
+   and behind leave room for.
 
-Where anything is otherwise (a call that never ended among them, a coalesced batch, a backend without events, a value
+Of complete calls only the newest matter, of those in flight the oldest too: those of the head. Where anything is
+otherwise (one call that never ended among others that did, a coalesced batch, a backend without events, a value
 that the tail refers to and the first entries do not have, another pickler's layout) the answer is None.
 """
 
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, Protocol
 
@@ -34,7 +37,7 @@ class Memo(Protocol):
 
 HEADS = (16, 320)
 """Entries that are built for the memo; the second if the tail refers to more, as to the calls of a whole step."""
-TAILS = (72, 400)
+TAILS = (32, 400)
 """Newest entries that are built; the second, if a group is too rare among them."""
 MIN_OF_GROUP = 4
 _BEGIN = re.compile(
@@ -46,7 +49,7 @@ Unpickle = Callable[[bytes, Memo | None], tuple[Any, Memo]]
 
 
 class Shortened(dict[str, Any]):
-    """A dump of which `num_left_out` entries, all complete, are not there."""
+    """A dump of which `num_left_out` entries, all complete or all in flight, are not there."""
 
     num_left_out = 0
 
@@ -81,39 +84,52 @@ def _shortened(blob: bytes, at: int, key: str, sizes: tuple[int, int], unpickle:
     top, memo = unpickle(blob[:head_end] + b"eu.", None)
     rest, _ = unpickle(_FRESH + blob[tail_begin:], memo)
     entries, newest = top["entries"], rest["entries"]
-    number = blob.count(mark, cut, tail)
-    if newest[0]["record_id"] - entries[-1]["record_id"] - 1 != number or len(entries) != sizes[0]:
+    number = newest[0]["record_id"] - entries[-1]["record_id"] - 1
+    between = _Between(blob, (cut, tail), _places(memo.copy()))
+    if len(entries) != sizes[0] or not between.is_plain(number, newest):
         return None
-    if not _is_settled(blob, (cut, tail), number, memo.copy(), newest):
-        return None
-    found = Shortened(top | rest | {"entries": [entries[0], *newest]})
-    found.num_left_out = len(entries) - 1 + number
+    states = [{"completed"}, {"scheduled", "started"}]
+    alike = next((kinds for kinds in states if between.count("state", *kinds) == number), set())
     groups = {entry["process_group"] for entry in newest}
-    settled = all(entry["state"] == "completed" and entry["is_p2p"] is False for entry in entries)
-    return found if settled and all(entry["process_group"] in groups for entry in entries) else None
+    for entry in entries:
+        if entry["state"] not in alike or entry["is_p2p"] is not False or entry["process_group"] not in groups:
+            return None
+    first = entries[:1] if "completed" in alike else entries  # the oldest that is open is what the rank waits in
+    found = Shortened(top | rest | {"entries": [*first, *newest]})
+    found.num_left_out = len(entries) - len(first) + number
+    return found
 
 
-def _is_settled(
-    blob: bytes, part: tuple[int, int], number: int, memo: dict[int, Any], newest: list[dict[str, Any]]
-) -> bool:
-    """Whether all entries between are complete collectives of groups that are not rare in the tail."""
-    places = _places(memo)
+@dataclass(frozen=True, slots=True)
+class _Between:
+    """The part of a dump that is not built. `places`: where texts, and pairs of them, stand in the memo."""
 
-    def count(key: str, values: Iterator[bytes] | list[bytes]) -> int:
-        listed = list(values)
-        return sum(blob.count(k + value, *part) for k in _gets(places, key) for value in listed)
+    blob: bytes
+    part: tuple[int, int]
+    places: Mapping[Any, list[int]]
 
-    if count("state", list(_gets(places, "completed"))) != number or count("is_p2p", [b"\x89"]) != number:
-        return False
-    of_groups = 0
-    for group in {entry["process_group"] for entry in newest}:
-        name, description = group
-        pairs = product(_gets(places, name), _gets(places, description))
-        there = count("process_group", [a + b + b"\x86" for a, b in pairs] + list(_gets(places, group)))
-        if there and sum(entry["process_group"] == group for entry in newest) < MIN_OF_GROUP:
+    def count(self, key: str, *values: Any) -> int:
+        """How often a key has one of these values."""
+        return sum(self._count(key, get) for value in values for get in _gets(self.places, value))
+
+    def is_plain(self, number: int, newest: list[dict[str, Any]]) -> bool:
+        """Whether these are `number` collectives of groups that are not rare in the tail."""
+        if self._count("is_p2p", b"\x89") != number:
             return False
-        of_groups += there
-    return of_groups == number
+        of_groups = 0
+        for group in {entry["process_group"] for entry in newest}:
+            name, description = group
+            there = self.count("process_group", group)
+            if there < number:  # a pair that is built anew each time
+                pairs = product(_gets(self.places, name), _gets(self.places, description))
+                there += sum(self._count("process_group", a + b + b"\x86") for a, b in pairs)
+            if there and sum(entry["process_group"] == group for entry in newest) < MIN_OF_GROUP:
+                return False
+            of_groups += there
+        return of_groups == number
+
+    def _count(self, key: str, value: bytes) -> int:
+        return sum(self.blob.count(get + value, *self.part) for get in _gets(self.places, key))
 
 
 def _places(memo: dict[int, Any]) -> Mapping[Any, list[int]]:

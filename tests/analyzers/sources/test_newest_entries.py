@@ -46,14 +46,27 @@ def test_what_is_left_out_is_missed_by_nobody(tmp_path: Path) -> None:
     assert list(quick.calls[rare])[-4:] == list(slow.calls[rare])[-4:]
 
 
-def test_a_ring_of_one_group_is_the_same_to_the_last_field(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", ["completed", "started"])
+def test_a_ring_of_one_group_says_the_same(tmp_path: Path, state: str) -> None:
+    """Also with all of its calls in flight: the oldest of them is what the rank waits in."""
     made = Job(3, ring=500)
-    made.steps(900)
+    made.steps(600)
+    for _ in range(400):
+        made.collective("all_reduce", state=state)
     made.collective("all_reduce", ranks=[0, 1])
     made.write(tmp_path)
     top, quick, slow = read_both(tmp_path / "nccl_trace_rank_0")
+    if state == "started":  # the first hundred are complete
+        assert not isinstance(top, Shortened)
+        made.entries[0] = made.entries[0][-400:]
+        made.write(tmp_path)
+        top, quick, slow = read_both(tmp_path / "nccl_trace_rank_0")
     assert isinstance(top, Shortened)
-    assert replace(quick, modified_ns=0) == replace(slow, modified_ns=0)
+    (group,) = slow.calls
+    opened = {seq: call for seq, call in slow.calls[group].items() if not call.done}
+    assert next(iter(opened.values())) == next(call for call in quick.calls[group].values() if not call.done)
+    assert list(quick.calls[group].values())[-30:] == list(slow.calls[group].values())[-30:]
+    assert replace(quick, modified_ns=0, calls={}) == replace(slow, modified_ns=0, calls={})
 
 
 CHANGES = ("an old call that never ended", "a coalesced batch", "gloo", "a group that is rare now", "a group of old",
