@@ -31,8 +31,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.simulator.introduction import introduction
 from benchmarks.simulator.layout import WORLD, Layout
-from benchmarks.simulator.scenario import Event, Scenario, introduction
+from benchmarks.simulator.recording import Event, Scenario
 from benchmarks.simulator.tapes import EPOCH_NS, Run
 from probes.store import Store
 from probes.store.database import connect_writer

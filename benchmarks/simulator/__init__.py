@@ -31,7 +31,8 @@ from .faults import Fault
 from .layout import Layout
 from .noise import OVERSUBSCRIBED, QUIET, SHARED_HOST, Noise, fit_noise
 from .program import Job
-from .scenario import Clock, Recording, Scenario, simulate
+from .recording import Clock, Recording, Scenario
+from .scenario import simulate
 from .tapes import write
 
 __all__ = [

@@ -18,7 +18,7 @@ from .faults import DEATHS, FREEZES
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .scenario import Recording
+    from .recording import Recording
 
 __all__ = ["tell_end"]
 
@@ -72,7 +72,7 @@ def tell_end(recording: Recording, engine: Engine) -> None:
 
 
 def _event(recording: Recording, rank: int, at: float, kind: str, step: int | None = None, **detail: Any) -> None:
-    from .scenario import Event
+    from .recording import Event
 
     recording.events.append(Event(rank, at, kind, step, detail))
 

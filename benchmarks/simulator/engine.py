@@ -21,77 +21,20 @@ is split; if nobody can go on, those who wait will wait for ever.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
-import numpy.typing as npt
 
-from probes.schema import UNSET
-
-from .layout import DIMS, WORLD, Ints, Layout
+from .calls import Calls
+from .layout import Layout
 from .noise import Noise
-from .program import Call, Job, Op, Recv, Send, SpanBegin, SpanEnd, StepBegin, Wait, Work
+from .program import Call, Job, Recv, Send, SpanBegin, SpanEnd, StepBegin, Wait, Work
 from .records import PHASES, CollectiveRow, Floats, Log, SpanRow, StepRow
-from .taints import REDUCES, Taints
+from .roles import Role, Stop, awaited, places_of
+from .taints import Taints
 from .transfers import Links
 
-__all__ = ["Engine", "Role", "Stop"]
+__all__ = ["Engine"]
 
 NS = 1e9
-_DIM_NUMBER = {dim: number for number, dim in enumerate((*DIMS, WORLD))}
-_UNSET_FLAG = int(UNSET["bool"])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
-    """A rank that never gets past a piece of work. `dies`: it writes no more, not even what was its turn."""
-
-    rank: int
-    step: int
-    what: str
-    microbatch: int = -1
-    block: int = -1
-    fraction: float = 0.5
-    dies: bool = False
-
-
-@dataclass(slots=True)
-class _Pending:
-    """One collective, or all p2p calls of one number between two stages: by rank."""
-
-    op: npt.NDArray[np.int64]
-    size: npt.NDArray[np.int64]
-    arrival: Floats
-    end: Floats
-    posted: npt.NDArray[np.bool_]
-    solved: npt.NDArray[np.bool_]
-    taint: npt.NDArray[np.bool_]
-    rows: list[CollectiveRow]
-
-
-@dataclass(slots=True)
-class Role:
-    """Ranks that do the same, from `pc` on; `steps` are the numbers of the steps in their program."""
-
-    lanes: Ints
-    ops: list[Op]
-    steps: list[int]
-    pc: int = 0
-    step: int = 0
-    begun: int = 0
-    waiting: tuple[str, object] | None = None
-    handles: dict[str, list[tuple[object, CollectiveRow]]] = field(default_factory=dict)
-    spans: list[SpanRow] = field(default_factory=list)
-    step_row: StepRow | None = None
-
-    def split(self, stay: npt.NDArray[np.bool_]) -> Role:
-        """Take the lanes that need not stay out into a role of their own."""
-        other = Role(
-            self.lanes[~stay], self.ops, self.steps, self.pc, self.step, self.begun, self.waiting,
-            {handle: list(parts) for handle, parts in self.handles.items()}, list(self.spans), self.step_row,
-        )  # fmt: skip
-        self.lanes = self.lanes[stay]
-        return other
 
 
 class Engine:
@@ -124,10 +67,7 @@ class Engine:
         self._cpu = np.zeros(count)
         self._gc = np.zeros(count)
         self._run_delay = np.zeros(count)
-        self._seq: dict[str, Ints] = {}
-        self._p2p_seq: dict[tuple[int, str], Ints] = {}
-        self._pending: dict[tuple[object, ...], _Pending] = {}
-        self._groups: dict[tuple[str, bytes], Ints | None] = {}
+        self.calls = Calls(layout, self.log, self.taints, self.links, self.now, call_s=noise.call_s)
         self._span_phase = {phase: number for number, phase in enumerate(PHASES)}
 
     def run(self, roles: list[Role]) -> None:
@@ -143,7 +83,7 @@ class Engine:
                 if active and not moved and not self._split(active):
                     for role in active:
                         self._give_up(role)
-        self._pending = {key: found for key, found in self._pending.items() if (found.posted & ~found.solved).any()}
+        self.calls.forget_ended()
 
     def _draw_step_noise(self) -> None:
         self.step_noise = float(np.exp(self.noise.step_ratio * self.rng.standard_normal()))
@@ -178,9 +118,9 @@ class Engine:
             elif kind is SpanEnd:
                 self._end_span(role)
             elif kind is Send:
-                self._p2p(role, op, "send")  # type: ignore[arg-type]
+                self._message(role, op, "send")  # type: ignore[arg-type]
             elif kind is Recv:
-                role.waiting = ("p2p", self._p2p(role, op, "recv"))  # type: ignore[arg-type]
+                role.waiting = ("p2p", self._message(role, op, "recv"))  # type: ignore[arg-type]
                 continue
             elif kind is StepBegin:
                 self._begin_step(role)
@@ -239,140 +179,25 @@ class Engine:
                 wall[at[0]] = np.inf
         return wall
 
-    # Collectives.
+    # Calls.
 
     def _call(self, role: Role, op: Call) -> bool:
         """Make the call; False if the role must wait for its end."""
-        lanes, names = role.lanes, self.log.names
-        seqs = self._seq.setdefault(op.dim, np.zeros(len(self.now), dtype=np.int64))
-        seq = int(seqs[lanes[0]])
-        seqs[lanes] += 1
-        self.now[lanes] += self.noise.call_s * NS
-        issue = self.now[lanes]
-        flag: npt.NDArray[np.int8] | int = _UNSET_FLAG
-        taint = self.taints.of(op.tensor)
-        if op.op in REDUCES and op.dtype != "int64":
-            flag = 0 if taint is None else taint[lanes].astype(np.int8)
-        row = CollectiveRow(
-            lanes, issue, np.full(len(lanes), np.inf), np.full(len(lanes), np.inf), flag,
-            (role.step, seq, op.num_bytes, names(op.op), names(op.dtype), names(op.shape), self._phase(role),
-             names(op.caller), int(bool(op.handle)), _DIM_NUMBER[op.dim], 0),
-        )  # fmt: skip
-        self.log.collectives.append(row)
-        groups = self._whole_groups(op.dim, lanes)
-        key: object
-        if groups is not None:
-            self._solve(op.dim, groups, self.now, op.op, op.num_bytes, seq, row)
-            self.taints.reduce(groups, op.tensor, op.op)
-            key = None
-        else:
-            key = ("call", op.dim, seq)
-            self._post(key, row, op)
-        if op.handle:
-            role.handles.setdefault(op.handle, []).append((key, row))
-            row.wait[:] = 0.0
-            return True
-        role.waiting = ("call", (key, row))
-        return False
+        part = self.calls.collective(role, op)
+        if not op.handle:
+            role.waiting = ("call", part)
+            return False
+        role.handles.setdefault(op.handle, []).append(part)
+        part[1].wait[:] = 0.0
+        return True
 
-    def _phase(self, role: Role) -> int:
-        return role.spans[-1].constants[3] if role.spans else 0
-
-    def _whole_groups(self, dim: str, lanes: Ints) -> Ints | None:
-        """The groups along a dimension if they lie wholly within these ranks, else None."""
-        key = (dim, lanes.tobytes())
-        if key not in self._groups:
-            groups = self.layout.members(dim)
-            inside = np.isin(groups, lanes)
-            touched = groups[inside.any(axis=1)]
-            self._groups[key] = touched if inside[inside.any(axis=1)].all() else None
-        return self._groups[key]
-
-    def _solve(self, dim: str, groups: Ints, arrival: Floats, op: str, size: int, seq: int, row: CollectiveRow) -> None:
-        end = self.links.collective(dim, groups, arrival[groups], op, size, first=seq == 0)
-        ends = np.empty(len(self.now))
-        ends[groups] = end
-        row.end[:] = ends[row.lanes]
-
-    def _post(self, key: tuple[object, ...], row: CollectiveRow, op: Call | Send | Recv) -> _Pending:
-        pending = self._pending.get(key)
-        if pending is None:
-            count = len(self.now)
-            pending = _Pending(
-                np.zeros(count, np.int64), np.zeros(count, np.int64), np.full(count, np.inf), np.full(count, np.nan),
-                np.zeros(count, bool), np.zeros(count, bool), np.zeros(count, bool), [],
-            )  # fmt: skip
-            self._pending[key] = pending
-        lanes = row.lanes
-        pending.op[lanes], pending.size[lanes] = row.constants[3] * 64 + row.constants[4], op.num_bytes
-        pending.arrival[lanes], pending.posted[lanes] = row.issue, True
-        taint = self.taints.of(op.tensor)
-        if taint is not None:
-            pending.taint[lanes] = taint[lanes]
-        pending.rows.append(row)
-        if isinstance(op, Call):
-            self._match(key, pending, op)
-        return pending
-
-    def _match(self, key: tuple[object, ...], pending: _Pending, op: Call) -> None:
-        groups = self.layout.members(op.dim)
-        ready = pending.posted[groups].all(axis=1) & ~pending.solved[groups].any(axis=1)
-        if not ready.any():
-            return
-        groups = groups[ready]
-        same = (pending.op[groups] == pending.op[groups][:, :1]).all(axis=1)
-        same &= (pending.size[groups] == pending.size[groups][:, :1]).all(axis=1)
-        end = self.links.collective(op.dim, groups, pending.arrival[groups], op.op, op.num_bytes, first=key[2] == 0)
-        end[~same] = np.inf
-        pending.end[groups], pending.solved[groups] = end, True
-        self.taints.reduce(groups, op.tensor, op.op, pending.taint)
-        self._fill(pending)
-
-    def _fill(self, pending: _Pending) -> None:
-        for row in pending.rows:
-            done = pending.solved[row.lanes]
-            row.end[done] = pending.end[row.lanes[done]]
-
-    # Point to point.
-
-    def _p2p(self, role: Role, op: Send | Recv, kind: str) -> tuple[object, CollectiveRow]:
-        """Make a p2p call; `op.distance` stages further. Returns what to wait for."""
-        lanes, names, width = role.lanes, self.log.names, self.layout.width
-        seqs = self._p2p_seq.setdefault((op.distance, kind), np.zeros(len(self.now), dtype=np.int64))
-        seq = int(seqs[lanes[0]])
-        seqs[lanes] += 1
-        self.now[lanes] += self.noise.call_s * NS
-        blank = np.full(len(lanes), np.inf)
-        row = CollectiveRow(
-            lanes, self.now[lanes], blank, blank.copy(), _UNSET_FLAG,
-            (role.step, seq, op.num_bytes, names(kind), names("bfloat16"), names(op.shape), self._phase(role),
-             names("trainer/parallel/pipeline.py:104 _call"), 1, _DIM_NUMBER["pp"], op.distance),
-        )  # fmt: skip
-        self.log.collectives.append(row)
-        stage = int(lanes[0]) // width
-        source, target = (stage, stage + op.distance) if kind == "send" else (stage + op.distance, stage)
-        key = ("p2p", source, target, seq)
-        pending = self._post(key, row, op)
-        self._pair(pending, source, target)
+    def _message(self, role: Role, op: Send | Recv, kind: str) -> tuple[object, CollectiveRow]:
+        """Send or receive; who sends goes on."""
+        part = self.calls.message(role, op, kind)
         if kind == "send":
-            row.wait[:] = 0.0
-            role.handles.setdefault("sends", []).append((key, row))
-        return (key, row)
-
-    def _pair(self, pending: _Pending, source: int, target: int) -> None:
-        width = self.layout.width
-        lower = np.arange(source * width, (source + 1) * width)
-        upper = lower + (target - source) * width
-        ready = pending.posted[lower] & pending.posted[upper] & ~pending.solved[lower]
-        if not ready.any():
-            return
-        lower, upper = lower[ready], upper[ready]
-        posted = np.maximum(pending.arrival[lower], pending.arrival[upper])
-        end = self.links.point_to_point(lower, upper, posted, pending.size[lower])
-        pending.end[lower] = pending.end[upper] = end
-        pending.solved[lower] = pending.solved[upper] = True
-        pending.taint[upper] = pending.taint[lower]
-        self._fill(pending)
+            part[1].wait[:] = 0.0
+            role.handles.setdefault("sends", []).append(part)
+        return part
 
     # Waiting.
 
@@ -380,11 +205,11 @@ class Engine:
         """Finish the wait of a role if everything that it waits for has an end (which may be never)."""
         assert role.waiting is not None
         kind, what = role.waiting
-        parts = _awaited(role)
-        if not all(self._ready(key, role.lanes).all() for key, _ in parts):
+        parts = awaited(role)
+        if not all(self.calls.is_ready(key, role.lanes).all() for key, _ in parts):
             return False
         for key, row in parts:
-            places = _places(row, role.lanes)
+            places = places_of(row, role.lanes)
             end, now = row.end[places], self.now[role.lanes]
             later = np.maximum(now, end)
             if kind == "handles":
@@ -404,21 +229,15 @@ class Engine:
         return True
 
     def _receive_taint(self, role: Role, key: object) -> None:
-        pending = self._pending[key]  # type: ignore[index]
         tensor = role.ops[role.pc].tensor  # type: ignore[union-attr]
-        self.taints.receive(role.lanes, tensor, pending.taint)
-
-    def _ready(self, key: object, lanes: Ints) -> npt.NDArray[np.bool_]:
-        if key is None:
-            return np.ones(len(lanes), dtype=bool)
-        return self._pending[key].solved[lanes]  # type: ignore[index]
+        self.taints.receive(role.lanes, tensor, self.calls.sent(key))
 
     def _split(self, active: list[Role]) -> bool:
         """Let those of a waiting role go on that can; whether any could."""
         for role in list(active):
             ready = np.ones(len(role.lanes), dtype=bool)
-            for key, _ in _awaited(role):
-                ready &= self._ready(key, role.lanes)
+            for key, _ in awaited(role):
+                ready &= self.calls.is_ready(key, role.lanes)
             if ready.any():
                 active.append(role.split(~ready))
                 return True
@@ -440,7 +259,7 @@ class Engine:
 
     def _end_span(self, role: Role) -> None:
         row = role.spans.pop()
-        places, lanes = _places(row, role.lanes), role.lanes
+        places, lanes = places_of(row, role.lanes), role.lanes
         row.end[places] = self.now[lanes]
         row.wait[places] += self._wait[lanes]
         phase = self._span_phase.get(self.log.names.texts[row.constants[3] - 1])
@@ -467,24 +286,10 @@ class Engine:
     def _end_step(self, role: Role) -> None:
         row, lanes = role.step_row, role.lanes
         assert row is not None
-        places = _places(row, lanes)
+        places = places_of(row, lanes)
         row.end[places] = self.now[lanes]
         row.phase_ns[places], row.wait_ns[places] = self._phase_ns[lanes], self._phase_wait[lanes]
         row.total_wait_ns[places] += self._wait[lanes]
         row.cpu_ns[places], row.gc_ns[places] = self._cpu[lanes], self._gc[lanes]
         row.run_delay_ns[places] = self._run_delay[lanes]
         self.now[lanes] += 20e-6 * NS  # what the loop does between two steps
-
-
-def _awaited(role: Role) -> list[tuple[object, CollectiveRow]]:
-    """The calls that a role waits for: (pending, its record)."""
-    assert role.waiting is not None
-    kind, what = role.waiting
-    if kind == "handles":
-        return [part for handle in what for part in role.handles.get(handle, [])]  # type: ignore[attr-defined]
-    return [what]  # type: ignore[list-item]
-
-
-def _places(row: CollectiveRow | SpanRow | StepRow, lanes: Ints) -> Ints | slice:
-    """Where these ranks are in a row that was written before their role was split."""
-    return slice(None) if len(row.lanes) == len(lanes) else np.searchsorted(row.lanes, lanes)

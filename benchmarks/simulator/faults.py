@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .engine import Engine, Role, Stop
+from .engine import Engine
 from .layout import WORLD, Layout
 from .program import Call, Job, Op, Recv, SpanBegin, SpanEnd
+from .roles import Role, Stop
 
 __all__ = ["CONTROL", "DEATHS", "FREEZES", "NUMERIC", "SLOW", "Fault", "condition", "roles_of", "stops_of"]
 

@@ -22,10 +22,11 @@ from probes.schema import TABLES, UNSET
 from probes.tape import COMPLETE, HEADER_BYTES
 
 from .curves import Curves
+from .introduction import introduction
 from .layout import Layout
 from .noise import QUIET, Noise
 from .program import Job
-from .scenario import Event, Scenario, introduction
+from .recording import Event, Scenario
 from .tapes import EPOCH_NS, Run, record_dtype, write_segments
 
 __all__ = ["LongRun", "write_long"]

@@ -26,9 +26,10 @@ from probes.schema import TABLES, UNSET
 from probes.tape import COMPLETE, HEADER_BYTES, OPEN
 
 from .faults import Fault
+from .introduction import introduction
 from .layout import WORLD, Layout
 from .program import Job
-from .scenario import Event, Scenario, introduction
+from .recording import Event, Scenario
 from .tapes import EPOCH_NS, Run, record_dtype, write_segments
 
 __all__ = ["Size", "write_big"]

@@ -8,7 +8,7 @@ The same scenario gives the same recording, and a shorter one the beginning of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,68 +16,15 @@ import numpy as np
 from .aftermath import tell_end
 from .curves import Curves, Reading
 from .engine import Engine
-from .faults import CONTROL, Fault, adapted, condition, roles_of, stops_of, taints_of
-from .layout import WORLD, Layout
-from .noise import QUIET, Noise
-from .program import PARAMETERS, Job, Op, step_program
-from .records import Log
+from .faults import CONTROL, adapted, condition, roles_of, stops_of, taints_of
+from .introduction import introduction
+from .program import PARAMETERS, Op, step_program
+from .recording import Event, Recording, Scenario
+from .samples import Samples, is_hit, parameter_name
 
-__all__ = ["Clock", "Event", "Recording", "Scenario", "introduction", "simulate"]
+__all__ = ["simulate"]
 
-NODE = -1
-GRADIENT_INTERVAL = 10
-FINGERPRINT_INTERVAL = 10
 MEMORY_COPY_INTERVAL = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
-    """What is wrong with the nodes' wall clocks: seconds of skew by node, and a step back on one of them."""
-
-    skew_s: tuple[float, ...] = ()
-    step_back_s: float = 0.0
-    step_back_node: int = 0
-    step_back_after_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """What to simulate. `recovers`: a bad step is refused, a good state restored, the batch left out."""
-
-    seed: int
-    layout: Layout
-    steps: int = 60
-    job: Job = field(default_factory=Job)
-    noise: Noise = QUIET
-    fault: Fault | None = None
-    clock: Clock = field(default_factory=Clock)
-    backend: str = "nccl"
-    recovers: bool = True
-    missing_tables: tuple[str, ...] = ()
-    missing_ranks: tuple[int, ...] = ()
-
-
-@dataclass(slots=True)
-class Event:
-    """One line of somebody's `events.jsonl`; `rank` -1: the node process."""
-
-    rank: int
-    time_ns: float
-    kind: str
-    step: int | None = None
-    detail: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Recording:
-    """Everything recorded, in ns since the run's begin."""
-
-    scenario: Scenario
-    log: Log
-    events: list[Event]
-    until: np.ndarray[Any, np.dtype[np.float64]]
-    closed: bool
-    stacks: dict[int, str] = field(default_factory=dict)
 
 
 def simulate(scenario: Scenario) -> Recording:
@@ -95,7 +42,7 @@ class _Simulation:
         self.engine = Engine(self.layout, self.job, scenario.noise, np.random.default_rng(seeds[1]))
         self.engine.stops = stops_of(self.fault)
         self.curves = Curves(np.random.default_rng(seeds[2]), scenario.noise, self.fault)
-        self.gradient_rng = np.random.default_rng(seeds[3])
+        self.samples = Samples(self.engine, self.job, scenario.seed, np.random.default_rng(seeds[3]))
         self.events = introduction(scenario)
         self.data_rank = np.arange(self.layout.num_ranks) % self.layout.width // self.layout.tp
         self.skipped: set[int] = set()
@@ -174,7 +121,7 @@ class _Simulation:
         for step in steps:
             reading = self.curves.reading(step, batch, self.bad_taken)
             bad = self._fill(step, batch, reading, [row for row in rows if row.step == step])
-            self._sample(step, reading, bad)
+            self.samples.take(step, reading, bad=bad, fault=self.fault)
             saves = self.job.checkpoint_interval and step % self.job.checkpoint_interval == 0
             if saves and not bad and np.isfinite(self.engine.now[0]):
                 self._tell_checkpoint(step)
@@ -262,72 +209,6 @@ class _Simulation:
             return batch == self.fault.step - 1 and self.fault.factor >= 0.15
         return self.fault.kind == "lr_spike" and step == self.fault.step + 1 and not self.bad_taken
 
-    def _sample(self, step: int, reading: Reading, bad: bool) -> None:
-        """Rows of gradients and fingerprints, at their intervals or where a step went wrong."""
-        layout, now = self.layout, self.engine.now.copy()
-        if step % GRADIENT_INTERVAL == 0 or bad:
-            stages = layout.coordinates()["pp"]
-            for stage in range(layout.pp):
-                ranks = np.flatnonzero((stages == stage) & np.isfinite(now))
-                if len(ranks):
-                    self._gradient_rows(ranks, step, stage, reading, now[ranks])
-        if step % FINGERPRINT_INTERVAL == 0 and layout.dp_replicate > 1:
-            self._fingerprint_rows(step, now)
-
-    def _gradient_rows(self, ranks: Any, step: int, stage: int, reading: Reading, now: Any) -> None:
-        engine, layout = self.engine, self.layout
-        share = reading.grad_norm / np.sqrt(layout.layers * layout.pp * len(PARAMETERS) * layout.dp_shard * layout.tp)
-        replicas = layout.coordinates()["dp_shard"][ranks] * layout.tp + layout.coordinates()["tp"][ranks]
-        for block in range(layout.layers):
-            bad = engine.taints.of(f"grad{block}")
-            for parameter in PARAMETERS:
-                name = self._parameter(stage, block, parameter)
-                number = engine.log.names(name)
-                # Replicas hold the same reduced gradient; shards hold parts of it.
-                scale = np.exp(0.3 * self.gradient_rng.standard_normal(layout.dp_shard * layout.tp))[replicas]
-                norm = share * scale
-                largest = norm * 0.05
-                count = np.zeros(len(ranks), dtype=np.int64)
-                if bad is not None and bad[ranks].any() and self._is_hit(parameter):
-                    hit = bad[ranks]
-                    each = (
-                        1 if engine.taints.one_element else self.job.block_bytes // 16 // layout.dp_shard // layout.tp
-                    )
-                    norm, largest = np.where(hit, np.nan, norm), np.where(hit, np.nan, largest)
-                    count = hit * np.int64(each)
-                engine.log.gradients.append((ranks, step, number, norm, largest, count, now))
-
-    def _is_hit(self, parameter: str) -> bool:
-        return not self.engine.taints.one_element or parameter == PARAMETERS[2]
-
-    def _parameter(self, stage: int, block: int, parameter: str) -> str:
-        return f"blocks.{stage * self.layout.layers + block}.{parameter}"
-
-    def _fingerprint_rows(self, step: int, now: Any) -> None:
-        layout, log, fault = self.layout, self.engine.log, self.fault
-        ranks = np.flatnonzero(np.isfinite(now))
-        at = layout.coordinates()
-        part = (at["pp"] * layout.dp_shard + at["dp_shard"]) * layout.tp + at["tp"]
-        for stage in range(layout.pp):
-            own = ranks[at["pp"][ranks] == stage]
-            for block in range(layout.layers):
-                for parameter in PARAMETERS:
-                    name = self._parameter(stage, block, parameter)
-                    for prefix in ("", "exp_avg."):
-                        hashes = _mix(
-                            part[own], step * 1_000_003 + log.names(prefix + name) * 7_919 + self.scenario.seed
-                        )
-                        if fault is not None and self._is_flipped(step, block, parameter, prefix):
-                            hashes = np.where(own == fault.rank, _mix(hashes, 77 + step), hashes)
-                        log.fingerprints.append((own, step, 1, log.names(prefix + name), hashes, now[own]))
-
-    def _is_flipped(self, step: int, block: int, parameter: str, prefix: str) -> bool:
-        """A flipped parameter stays another one, because all replicas add the same update; so does a moment."""
-        fault = self.fault
-        if fault is None or step < fault.step or block != fault.block or parameter != PARAMETERS[2]:
-            return False
-        return fault.kind == "bit_flip_optimizer" or (fault.kind == "bit_flip" and prefix == "")
-
     # Events.
 
     def _tell_checkpoint(self, step: int) -> None:
@@ -365,11 +246,11 @@ class _Simulation:
         stages = self.layout.coordinates()["pp"]
         for rank in range(self.layout.num_ranks):
             names = [
-                self._parameter(int(stages[rank]), block, parameter)
+                parameter_name(self.layout, int(stages[rank]), block, parameter)
                 for block in range(self.layout.layers)
                 if (bad := self.engine.taints.of(f"grad{block}")) is not None and bad[rank]
                 for parameter in PARAMETERS
-                if self._is_hit(parameter)
+                if is_hit(self.engine.taints, parameter)
             ]
             detail = {
                 "phase": "backward" if names else "",
@@ -378,37 +259,3 @@ class _Simulation:
                 "local_nonfinite_count": int(counts[rank]) if counts is not None else 0,
             }
             self.events.append(Event(rank, float(self.engine.now[rank]), "nonfinite", step, detail))
-
-
-def introduction(scenario: Scenario) -> list[Event]:
-    """What launcher, watch and ranks write before the first step."""
-    layout, at, nodes = scenario.layout, scenario.layout.coordinates(), scenario.layout.nodes()
-    launched = {"nproc_per_node": layout.ranks_per_node, "max_restarts": 0}
-    events = [
-        Event(NODE, -2.0e9, "run_started", None, launched),
-        Event(NODE, -1.9e9, "attempt_started", None, {"world_size": layout.num_ranks}),
-        Event(NODE, -1.8e9, "watch_started", None, {"pid": 999}),
-    ]
-    members = {dim: layout.members(dim).tolist() for dim in (*layout.used_dims(), WORLD)}
-    labels = {dim: layout.labels(dim) for dim in members}
-    group_of = {dim: {rank: group for group in groups for rank in group} for dim, groups in members.items()}
-    for rank in range(layout.num_ranks):
-        identity = {
-            "world_size": layout.num_ranks, "local_rank": rank % layout.ranks_per_node, "node_rank": int(nodes[rank]),
-            "host": f"node-{nodes[rank]}", "pid": 10_000 + rank,
-            "device": "cpu" if scenario.backend == "gloo" else f"cuda:{rank % layout.ranks_per_node}",
-            **{dim: int(at[dim][rank]) for dim in at},
-        }  # fmt: skip
-        events.append(Event(rank, -1.0e9, "rank", 0, identity))
-        for dim in members:
-            detail = {"process_group": labels[dim][rank], "description": layout.description(dim)}
-            events.append(Event(rank, -0.9e9, "process_group", 0, detail | {"members": group_of[dim][rank]}))
-    return events
-
-
-def _mix(values: Any, salt: int) -> Any:
-    """A 62-bit hash of each number."""
-    mixed = (np.asarray(values).astype(np.uint64) + np.uint64(salt % 2**63)) * np.uint64(0x9E3779B97F4A7C15)
-    mixed ^= mixed >> np.uint64(31)
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    return (mixed ^ (mixed >> np.uint64(27))).astype(np.uint64).view(np.int64) >> 1

@@ -22,8 +22,8 @@ from probes.rundir import NODE_RANK, RunDir
 from probes.schema import SCHEMA_VERSION, TABLES, Table
 from probes.tape import COMPLETE, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET, MAGIC, record_layout, segment_name
 
+from .recording import Event, Recording, Scenario
 from .records import Columns
-from .scenario import Event, Recording, Scenario
 
 __all__ = ["EPOCH_NS", "Run", "record_dtype", "segment_header", "write", "write_segments"]
 

@@ -14,7 +14,7 @@ from analyzers.report.json import to_json
 from analyzers.step_graph import load_graph
 from analyzers.whatif import WhatIf, measure, without
 from benchmarks.simulator import QUIET, SHARED_HOST, Fault, Layout, Scenario, simulate, write
-from benchmarks.simulator.scenario import Recording
+from benchmarks.simulator.recording import Recording
 from probes.store import Store
 
 ONSET = 12
