@@ -197,7 +197,8 @@ def measure(path: Path, kind: str, timeout_s: float) -> dict[str, Any]:
     )
     if done.returncode:
         return {"error": done.stderr.strip().splitlines()[-1][:300] if done.stderr else f"exit {done.returncode}"}
-    result: dict[str, Any] = json.loads(done.stdout)
+    # Before it, DuckDB may have drawn a bar: it takes `python -c` for somebody who sits there and waits.
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
