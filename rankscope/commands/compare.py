@@ -1,4 +1,4 @@
-"""`rankscope compare`: what changed between two runs."""
+"""`rankscope compare`: what changed between two runs, and how several scale."""
 
 from __future__ import annotations
 
@@ -14,61 +14,89 @@ __all__ = ["EPILOG", "compare"]
 EPILOG = (
     "Examples:  rankscope compare runs/before runs/after   |   "
     "rankscope compare runs/before runs/after --format json --fail-on warning   |   "
-    "rankscope compare runs/before runs/after --html compared.html"
+    "rankscope compare runs/before runs/after --html compared.html   |   "
+    "rankscope compare runs/on-1 runs/on-8 runs/on-64"
 )
 
 
 def compare(
-    run_a: Annotated[Path, typer.Argument(help="The run to compare with.", metavar="RUN_A")],
-    run_b: Annotated[Path, typer.Argument(help="The run that is compared.", metavar="RUN_B")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Two: what changed. More, or of other numbers of ranks: how they scale.", metavar="RUN RUN..."
+        ),
+    ],
     output: Annotated[str, typer.Option("--format", help="text or json.", metavar="text|json")] = "text",
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page, of two runs.")] = None,
     fail_on: Annotated[
-        str, typer.Option("--fail-on", metavar="warning", help="Exit 1 if RUN_B is slower beyond doubt.")
+        str,
+        typer.Option("--fail-on", metavar="warning", help="Exit 1 if the second of two is slower beyond doubt."),
     ] = "",
 ) -> None:
-    """Say what changed between two runs: settings, speed, phases, loss, findings, goodput."""
+    """Say what changed between two runs (settings, speed, phases, loss, findings, goodput), or how several scale."""
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
     if fail_on not in ("", "warning"):
         fail(f"--fail-on {fail_on}: choose warning")
+    if len(runs) < 2:
+        fail(f"{runs[0]}: name a second run to compare it with")
+    if len(runs) > 2 and (html is not None or fail_on):
+        fail("--html and --fail-on are for two runs")
     from contextlib import ExitStack
 
     from analyzers.compare import Side
     from analyzers.compare import compare as compare_sides
     from analyzers.diagnose import diagnose, reaches
     from analyzers.report.files import ReportError, write_page
+    from analyzers.scaling import ScalingError, scaling_of
     from probes.rundir import RunDir, RunError
     from probes.store import Store, StoreError
     from probes.tape_reader import TapeError
 
+    comparison, scaling = None, None
     try:
         with ExitStack() as stores:
             sides = []
-            for path in (run_a, run_b):
+            for path in runs:
                 folder = RunDir.open(path)
                 store = stores.enter_context(Store.open(folder))
                 diagnosis = diagnose(store, folder.manifest(), stacks_dir=folder.stacks)
                 sides.append(Side(source=store, manifest=folder.manifest(), diagnosis=diagnosis))
-            comparison = compare_sides(*sides)
-            if html is not None:
+            if len(sides) == 2:
+                comparison = compare_sides(*sides)
+            if len(sides) > 2 or len({side.diagnosis.run.get("num_ranks") for side in sides}) > 1:
+                try:
+                    scaling = scaling_of(sides)
+                except ScalingError:
+                    if comparison is None:
+                        raise
+            if html is not None and comparison is not None:
                 from analyzers.report.compare_html import render as render_page
                 from rankscope import __version__
 
                 written = write_page(html, render_page(comparison, *sides, version=__version__))
-    except (RunError, StoreError, TapeError, ReportError) as error:
+    except (RunError, StoreError, TapeError, ReportError, ScalingError) as error:
         fail(str(error))
     if output == "json":
         import json
 
         from analyzers.report.json import plain
 
-        typer.echo(json.dumps(plain(comparison.to_json()), indent=2, allow_nan=False))
+        told = comparison.to_json() if comparison is not None else {}
+        told |= {"scaling": scaling.to_json()} if scaling is not None else {}
+        typer.echo(json.dumps(plain(told), indent=2, allow_nan=False))
     else:
-        from analyzers.report.compare_text import render
+        if comparison is not None:
+            from analyzers.report.compare_text import render
 
-        render(comparison, console())
+            render(comparison, console())
+        if scaling is not None:
+            from analyzers.report.scaling_text import render as render_scaling
+
+            if comparison is not None:
+                typer.echo()
+            render_scaling(scaling, console())
     if html is not None and output == "text":
         typer.echo(f"\n{html}  {written / 1e6:.1f} MB")
-    if fail_on and reaches(comparison.findings, "warning"):
+    if fail_on and comparison is not None and reaches(comparison.findings, "warning"):
         raise typer.Exit(1)
