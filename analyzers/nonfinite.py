@@ -41,7 +41,9 @@ class NonFinitePolicy:
     since_step: int = 0
     """Only steps from here on (the live view)."""
     ended_only: bool = False
-    """Of the newest attempt only steps that have ended (the live view): what is done about a step is done before."""
+    """Of the newest attempt only steps that all its ranks have ended (the live view): what is done about a step is done
+    before that, and what one rank has written may be read a tick before what another has. Rank 0, which writes most
+    about a bad step, would often be missing, and the others be taken for the only ones whose loss is bad."""
 
 
 def analyze(source: Source, policy: NonFinitePolicy | None = None) -> list[Finding]:
@@ -77,22 +79,28 @@ def _episodes(source: Source, policy: NonFinitePolicy, log: EventLog) -> list[_E
         """
         WITH bad AS (SELECT unnest(?::INTEGER[]) AS attempt, unnest(?::BIGINT[]) AS step), turns AS (
             SELECT attempt, rank, step, start_ns,
-                   row_number() OVER (PARTITION BY attempt, rank, step ORDER BY start_ns) - 1 AS turn,
+                   row_number() OVER (PARTITION BY attempt, rank, step ORDER BY start_ns) - 1 AS turn, duration_ns,
                    coalesce(NOT isfinite(loss), false) OR coalesce(NOT isfinite(local_loss), false)
                    OR coalesce(NOT isfinite(grad_norm), false) OR coalesce(nonfinite_count > 0, false) AS is_bad
             FROM steps SEMI JOIN bad USING (attempt, step)
         )
-        SELECT attempt, step, turn, min(start_ns), bool_or(is_bad) FROM turns GROUP BY ALL ORDER BY attempt, 4
+        SELECT attempt, step, turn, min(start_ns), bool_or(is_bad), count(duration_ns)
+        FROM turns GROUP BY ALL ORDER BY attempt, 4
         """,
         [[attempt for attempt, _ in bad], [step for _, step in bad]],
     )
-    found = [(attempt, step, turn) for attempt, step, turn, _, is_bad in rows if is_bad]
+    ((newest,),) = source.rows("SELECT max(attempt) FROM steps")
+    least_ends = {newest: _num_ranks(source, newest)} if policy.ended_only else {}
+    found = [
+        (attempt, step, turn)
+        for attempt, step, turn, _, is_bad, num_ends in rows
+        if is_bad and num_ends >= least_ends.get(attempt, 0)
+    ]
     # fp16: a step that overflowed at its loss scale was dropped, the scale halved, and that was all.
     absorbed = {(event.attempt, event.step) for event in log.of("loss_scale")}
     absorbed -= {(event.attempt, event.step) for event in log.of("nonfinite")}
     found = [(attempt, step, turn) for attempt, step, turn in found if (attempt, step) not in absorbed]
     known = {(attempt, step) for attempt, step, _ in found}
-    ((newest,),) = source.rows("SELECT max(attempt) FROM steps")
     for event in log.of("nonfinite"):  # a step that never ended has its verdict only here
         if policy.ended_only and event.attempt == newest:
             continue
@@ -108,6 +116,13 @@ def _episodes(source: Source, policy: NonFinitePolicy, log: EventLog) -> list[_E
         else:
             episodes.append(_Episode(attempt, step, turn, step, 1))
     return episodes
+
+
+def _num_ranks(source: Source, attempt: int | None) -> int:
+    """A rank is known before its first step is."""
+    tables = [table for table in ("steps", "ranks") if source.has(table)]
+    counts = [source.rows(f"SELECT count(DISTINCT rank) FROM {table} WHERE attempt = ?", [attempt]) for table in tables]
+    return max(int(count) for ((count,),) in counts)
 
 
 def _refused(log: EventLog, attempt: int, step: int) -> bool:

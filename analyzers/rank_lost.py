@@ -118,6 +118,8 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
         code = event.integer("exit_code", 0)
         if rank in found or rank < 0 or (code == 0 and not name):
             continue
+        if not name and rank in view.ranks and view.ranks[rank].closed:
+            continue  # it ended in order: the code says what the run came to (given up), not what the rank died of
         exhausted = event.text("out_of_memory")
         cause = "out_of_memory" if exhausted else "signal" if name else "exit"
         message = f"killed by the kernel: {exhausted} exhausted" if exhausted else event.text("message")

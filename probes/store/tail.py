@@ -36,6 +36,7 @@ __all__ = ["EventsLook", "Folder", "ProblemLook", "SegmentLook", "Tail", "anchor
 WINDOW_BYTES = 1 << 16  # a stretch of a tape without a record in it: nothing comes after, the writer is not there yet
 FINAL_SEGMENTS = 3  # a writer completes records in its two newest segments; with one more, no race is left
 OLD_ATTEMPT_TICKS = 16  # tapes of an attempt that was followed by another are looked at once in so many ticks
+LAST_WORD_TICKS = 2  # but in so many more at once: a restart may be quicker than a tick
 FRESH_S = 2.0  # a folder changed so recently may change again within the same time stamp
 _SEGMENT_NAME = re.compile(r"([a-z_]+)\.(\d{5,9})\.tape")
 
@@ -104,6 +105,7 @@ class Tail:
     _listings: dict[str, tuple[int, list[tuple[str, int, str]]]] = field(default_factory=dict)
     _folders: list[Folder] = field(default_factory=list)
     _signature: tuple[int, ...] = ()
+    _newest: tuple[int, int] = (0, 0)  # attempt, and the tick in which it was first there
 
     def looks(self, state: ReadState, *, tick: int, thorough: bool) -> Iterator[SegmentLook | EventsLook | ProblemLook]:
         """Everything that differs from `state`.
@@ -115,9 +117,12 @@ class Tail:
             yield from self._odd_files(state)
         folders = self.folders()
         newest_attempt = max((folder.attempt for folder in folders), default=0)
+        if newest_attempt != self._newest[0]:
+            self._newest = (newest_attempt, tick)
+        resting = tick % OLD_ATTEMPT_TICKS != 0 and tick >= self._newest[1] + LAST_WORD_TICKS
         for folder in folders:
             old = not folder.is_node and folder.attempt < newest_attempt
-            rest = old and not thorough and tick % OLD_ATTEMPT_TICKS != 0
+            rest = old and resting and not thorough
             yield from self._segment_looks(folder, state, tick=tick, thorough=thorough, rest=rest)
             events = self._look_at_events(folder, state, thorough=thorough)
             if events is not None:
@@ -155,7 +160,8 @@ class Tail:
             match = _SEGMENT_NAME.fullmatch(path.name)
             if match and match[1] in TABLES:  # what is no plain file is told when it is opened
                 found.append((match[1], int(match[2]), f"{folder.name}/{path.name}"))
-        found.sort()
+        # Steps first: a step that is read as ended has all its other records in what is read next.
+        found.sort(key=lambda file: (file[0] != "steps", file))
         self._listings[folder.name] = (-1 if _is_fresh(changed) else changed, found)
         return found
 

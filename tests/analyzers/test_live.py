@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
@@ -101,6 +102,57 @@ def test_a_refused_step_is_told_once() -> None:
     store.add("ranks", [{"attempt": 0, "rank": rank, "wall_ns": 1, "world_size": 4} for rank in range(4)])
     assert told(store, state, now_ns) == [("non_finite", "fired", (2,))]
     assert told(store, state, now_ns) == []
+
+
+def all_batches_fail() -> MemoryStore:
+    """Every rank's loss is NaN in step 12; nobody alone is to blame."""
+    store = MemoryStore()
+    store.add("ranks", [{"attempt": 0, "rank": rank, "wall_ns": 1, "world_size": 4} for rank in range(4)])
+    for rank in range(4):
+        for step in range(1, 13):
+            loss = math.nan if step == 12 else 2.0
+            row = {
+                "attempt": 0,
+                "rank": rank,
+                "step": step,
+                "start_ns": step * S,
+                "duration_ns": S - 1,
+                "batch_index": step,
+            }
+            store.add("steps", [row | {"local_loss": loss, "loss": loss, "grad_norm": loss, "committed": step < 12}])
+            call = {"attempt": 0, "rank": rank, "step": step, "seq": step, "process_group": "dp[0,1,2,3]"}
+            call |= {"op": "all_reduce", "issue_ns": step * S + 9, "end_ns": step * S + 10, "phase": "backward"}
+            store.add("collectives", [call | {"nonfinite": step == 12}])
+    return store
+
+
+@pytest.mark.parametrize("missing", ["its end", "its row", "all of it"])
+def test_a_loss_that_is_bad_everywhere_is_not_told_while_one_rank_is_still_to_be_read(missing: str) -> None:
+    """Rank 0's records are read first, so those of the others may have what its own have not."""
+    store, whole, state = all_batches_fail(), all_batches_fail(), LiveState()
+    if missing == "its end":  # an open step has no loss yet
+        values = "duration_ns = NULL, local_loss = NULL, loss = NULL, grad_norm = NULL"
+        store.connection.execute(f"UPDATE steps SET {values} WHERE rank = 0 AND step = 12")
+    else:
+        store.connection.execute("DELETE FROM steps WHERE rank = 0 AND step = 12")
+    if missing == "all of it":
+        store.connection.execute("DELETE FROM collectives WHERE rank = 0 AND step = 12")
+    assert told(store, state, 13 * S) == []
+    assert told(whole, state, 14 * S) == [("non_finite", "fired", (0, 1, 2, 3))]
+
+
+def test_ranks_that_were_given_up_are_not_lost_while_rank_0_still_writes_the_report() -> None:
+    world, state = World(), LiveState()
+    for rank in (1, 2, 3):
+        world.event("rank_closed", 0.1, rank=rank)
+        world.event("rank_exit", 0.2, exit_rank=rank, exit_code=3, signal=None, pid=3, message="", blamed=False)
+        world.event("rank_state", 0.3, state_rank=rank, state="dead", os_state="")
+    assert told(world.store, state, world.after(0.4)) == []
+    assert told(world.store, state, world.after(2.5)) == []
+    world.event("run_stopped", 0.5, rank=0, reason="...")
+    world.event("rank_closed", 0.6, rank=0)
+    world.event("rank_exit", 0.7, exit_rank=0, exit_code=3, signal=None, pid=3, message="", blamed=False)
+    assert told(world.store, state, world.after(30)) == []
 
 
 def straggling(until: int, steps: int) -> tuple[MemoryStore, int]:

@@ -18,6 +18,8 @@ from probes.rundir import RunDir
 from probes.schema import TABLES
 from probes.store import Ingester, Store, StoreError, StoreLockedError, rebuild
 from probes.store import ingest as ingest_module
+from probes.store.positions import ReadState
+from probes.store.tail import SegmentLook, Tail
 from probes.tape import COMPLETE, HEADER_BYTES, OPEN
 from tests.factories import RankWriter, empty_run, make_run
 
@@ -192,6 +194,29 @@ def test_tapes_of_an_old_attempt_are_still_looked_at(tmp_path: Path) -> None:
         assert ingester.tick().rows["steps"] == 2
         old.append("steps", COMPLETE, step=2)
         assert sum(ingester.tick().rows.get("steps", 0) for _ in range(20)) == 1
+
+
+def test_an_attempt_has_its_last_word_though_the_next_began_within_a_tick(tmp_path: Path) -> None:
+    run = empty_run(tmp_path)
+    old = RankWriter(run, rank=0, attempt=0)
+    old.append("steps", COMPLETE, step=1)
+    with Ingester(run) as ingester:
+        for _ in range(3):
+            ingester.tick()
+        old.append("steps", COMPLETE, step=2)
+        RankWriter(run, rank=0, attempt=1).append("steps", COMPLETE, step=2)
+        assert ingester.tick().rows["steps"] == 2
+
+
+def test_a_step_is_read_before_what_was_written_in_it(tmp_path: Path) -> None:
+    """What is read is no moment of a rank's life: an analyzer must know in which order it was."""
+    run = empty_run(tmp_path)
+    writer = RankWriter(run, rank=0)
+    for table in ("spans", "collectives", "steps", "gradients"):
+        writer.append(table, COMPLETE, step=1)
+    looks = Tail(run, 0).looks(ReadState(), tick=1, thorough=False)
+    tables = [look.position.table for look in looks if isinstance(look, SegmentLook)]
+    assert tables == ["steps", "collectives", "gradients", "spans"]
 
 
 def test_only_one_writer(tmp_path: Path) -> None:
