@@ -9,7 +9,9 @@ to save changes from block to block within one run, so that whatever else the ma
 
 1. stall: a save at every 10th step, in the background and synchronously in turns. Told is what each save's event says:
    the time in which the training thread could not go on. The copy to host memory is told apart, since a save takes the
-   copy of the memory tier where there is one of its step.
+   copy of the memory tier where there is one of its step. Beside it stands where that time went, as the kernel counted
+   it for the training thread: it computed; it was ready and waited for a core, which other ranks or programs had; or it
+   was blocked, by the interpreter's lock that the writing thread held, or by the disk.
 2. cost: blocks of 50 steps with one save in the background, with a synchronous one, and with none. The ratio is that of
    the means of blocks next to each other, with a 95 % interval from resampling.
 """
@@ -17,6 +19,7 @@ to save changes from block to block within one run, so that whatever else the ma
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import tempfile
@@ -37,6 +40,7 @@ from probes.events import read_events
 from probes.recorder import Recorder
 from probes.rundir import RunDir
 from trainer.build import build
+from trainer.checkpoint.state import Position
 from trainer.config import Config, load_config
 from trainer.instrument import instrument
 from trainer.loop import Session, steps
@@ -55,13 +59,32 @@ WARM_UP_STEPS = 20
 GOAL_MS = 10.0
 
 
+class Accounted(Recovery):
+    """Notes where the time of each save's begin went: {step: [wall, computed, waited for a core], milliseconds}."""
+
+    def _begin_save(self, position: Position) -> None:
+        before = _thread_ns()
+        super()._begin_save(position)
+        self.spent[position.step] = [(b - a) / 1e6 for a, b in zip(before, _thread_ns(), strict=True)]
+
+    @functools.cached_property
+    def spent(self) -> dict[int, list[float]]:
+        return {}
+
+
+def _thread_ns() -> tuple[int, int, int]:
+    """Of the calling thread: wall clock, time on a core, time for which it was ready and had none."""
+    waited = Path("/proc/thread-self/schedstat").read_text().split()[1]
+    return time.monotonic_ns(), time.thread_time_ns(), int(waited)
+
+
 class Loop:
     """The real loop, whose way to save can be changed between two steps."""
 
     def __init__(self, config: Config, recorder: Recorder, run: RunDir) -> None:
         training = build(config, resolve(config, dist.get_world_size()), torch.device("cpu"), recorder=recorder)
         gradients = instrument(training, recorder)
-        self.recovery = Recovery(training, recorder, run, gradients)
+        self.recovery = Accounted(training, recorder, run, gradients)
         session = Session(training=training, recorder=recorder, recovery=self.recovery, gradients=gradients)
         self._steps = steps(session, self.recovery.start())
         self.step_number = 0
@@ -131,7 +154,8 @@ def _rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
             taken[way].append(loop.run(COST_INTERVAL))
     if rank == 0:
         model = num_parameters(config.model)
-        result = {"stall_ms": found, "step_s": taken, "num_parameters": model, "bytes": _bytes(run)}
+        spent = {way: [loop.recovery.spent[step] for step, own in way_of_step.items() if own == way] for way in WAYS}
+        result = {"stall_ms": found, "spent_ms": spent, "step_s": taken, "num_parameters": model, "bytes": _bytes(run)}
         Path(folder, "result.json").write_text(json.dumps(result))
     dist.barrier()
     os._exit(0)  # as a worker leaves: gloo's threads are not waited for
@@ -164,6 +188,12 @@ def summary(result: dict[str, Any]) -> dict[str, Any]:
     return {"stall": rows, "cost": ratios, "none_step_ms": 1e3 * float(np.median(result["step_s"]["none"]))}
 
 
+def longest(spent: list[list[float]]) -> dict[str, list[float]]:
+    """The saves that the tail and the middle of the stalls stand for, each as [wall, computed, waited for a core]."""
+    ordered = sorted(spent)
+    return {"longest": ordered[-1], "median": ordered[len(ordered) // 2]} if ordered else {}
+
+
 def show(result: dict[str, Any]) -> None:
     console, figures = Console(width=110), result["summary"]
     size = f"{result['num_parameters'] / 1e6:.2f} M parameters, {result['bytes'] / 1e6:.1f} MB, {result['ranks']} ranks"
@@ -176,6 +206,13 @@ def show(result: dict[str, Any]) -> None:
     console.print(table)
     verdict = "met" if figures["stall"]["background"]["p99_ms"] <= GOAL_MS else "missed"
     console.print(f"Goal: p99 in the background at most {GOAL_MS:.0f} ms: {verdict}")
+    for way in ("background", "synchronous"):
+        for name, (wall, computed, waited) in longest(result["spent_ms"][way]).items():
+            blocked = max(0.0, wall - computed - waited)
+            console.print(
+                f"{name} save, {way}: {wall:.2f} ms; computed {computed:.2f}, waited for a core {waited:.2f}, "
+                f"was blocked {blocked:.2f} (lock or disk)"
+            )
     if figures["cost"]:
         _show_cost(console, figures)
     console.print(f"load before {result['load_average_before']:.1f}, after {result['load_average_after']:.1f}")

@@ -8,16 +8,19 @@
 torch plans anew for every save: each rank sends its list of tensors to rank 0, which removes what is there twice and
 sends everybody the rest. The lists only depend on names and shapes, which do not change in a run, so the background has
 nothing to exchange. The files are those of torch.distributed.checkpoint, whose reader loads them.
+
+Nor is anything pickled for a save. What torch writes of a tensor is a head, which depends on its shape and type, and
+its bytes; the heads are kept (`trainer.checkpoint.frames`). To pickle them anew held the interpreter's lock for 14 ms
+a save of 160 small tensors, in each of which the training thread may have wanted it; to write them takes 0.5 ms.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import io
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +33,12 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
+from trainer.checkpoint.frames import HashedFile, Heads, bytes_of
 from trainer.checkpoint.manifest import CheckpointError, FileDigest
 
 __all__ = ["Layout", "SavePlan", "Shard", "layout_of"]
 
 Layout = dict[str, tuple[torch.Size, torch.dtype]]
-
-_FLUSH_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ class SavePlan:
     items: list[WriteItem]
     everybody: list[list[WriteItem]]
     metadata: Metadata | None
+    heads: Heads = field(default_factory=Heads)
 
     @classmethod
     def make(cls, tensors: Mapping[str, Tensor], *, rank: int) -> SavePlan:
@@ -101,28 +104,23 @@ class SavePlan:
     def write_shard(self, folder: Path, host: Mapping[str, Tensor]) -> Shard:
         """Write and sync this rank's file from tensors in host memory. Raises OSError."""
         name = f"__{self.rank}_0.distcp"
-        digest, size, places = hashlib.blake2b(digest_size=32), 0, []
-        buffer = io.BytesIO()
+        places = []
         with (folder / name).open("xb", buffering=0) as file:
-
-            def flush() -> None:
-                with buffer.getbuffer() as view:
-                    digest.update(view)
-                    _write_all(file, view)
-                buffer.seek(0)
-                buffer.truncate()
-
+            shard = HashedFile(file)
             for item in self.items:
-                start = buffer.tell()
-                torch.save(host[item.index.fqn], buffer)
-                length = buffer.tell() - start
-                places.append((size, length))
-                size += length
-                if buffer.tell() >= _FLUSH_BYTES:
-                    flush()
-            flush()
+                start, value = shard.size, host[item.index.fqn]
+                head = self.heads.of(value)
+                if head is None:
+                    buffer = io.BytesIO()
+                    torch.save(value, buffer)
+                    shard.write(buffer.getbuffer())
+                else:
+                    shard.write(head)
+                    shard.write(bytes_of(value))
+                places.append((start, shard.size - start))
+            shard.flush()
             os.fsync(file.fileno())
-        return Shard(name=name, places=places, digest=FileDigest(bytes=size, blake2b=digest.hexdigest()))
+        return Shard(name=name, places=places, digest=FileDigest(bytes=shard.size, blake2b=shard.digest.hexdigest()))
 
     def write_metadata(self, folder: Path, shards: Sequence[Shard]) -> None:
         """Write and sync torch's `.metadata`. Rank 0."""
@@ -139,13 +137,6 @@ class SavePlan:
             for items, shard in zip(self.everybody, shards, strict=True)
         ]
         FileSystemWriter(folder, sync_files=True).finish(dataclasses.replace(self.metadata), results)
-
-
-def _write_all(file: io.RawIOBase, view: memoryview) -> None:
-    """A raw file may take less than it is given, for instance the last bytes of a disk that is nearly full."""
-    done = 0
-    while done < len(view):
-        done += file.write(view[done:]) or 0
 
 
 def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
