@@ -20,6 +20,7 @@ from . import (
     data_wait,
     divergence,
     exclusion,
+    gradient_outlier,
     hang,
     health,
     loss_scale,
@@ -92,6 +93,7 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
         ),
         "loss_scale": lambda: _of(attempt, loss_scale.analyze(source)),
         "resume": lambda: _of(attempt, resume.analyze(source)),
+        "gradient_outlier": lambda: _of(attempt, gradient_outlier.analyze(source)),
         "exclusion": lambda: exclusion.analyze(source),
         "corruption": lambda: _of(
             attempt,

@@ -35,7 +35,7 @@ import torch
 
 from .caller import CallerNames
 from .device_calls import DeviceCalls
-from .finite import holds_nonfinite
+from .finite import holds_nonfinite, look_at
 from .recorder import Recorder
 from .schema import UNSET
 
@@ -70,10 +70,11 @@ class Call:
 class GroupCalls:
     """What the records of one process group share: its label and its sequence numbers."""
 
-    __slots__ = ("_peers", "coalesced", "label", "members", "next_seq")
+    __slots__ = ("_peers", "coalesced", "dimension", "label", "members", "next_seq")
 
     def __init__(self) -> None:
         self.label = 0  # until torch knows the members
+        self.dimension = ""  # of the mesh, where gradients are reduced over it
         self.members: Sequence[int] = ()
         self.coalesced: list[Call] | None = None  # calls that are being made as one
         self.next_seq = itertools.count().__next__
@@ -102,6 +103,9 @@ class Calls:
         self._sites: dict[tuple[Any, ...], list[tuple[int, CodeType, int, tuple[int, bytes]]]] = {}
         self._training_thread = get_ident()
         self._adrift: list[tuple[Call, Any]] = []
+        self._backward = recorder.name("backward")
+        self.gradient_peaks: dict[str, float] = {}
+        """Largest absolute value of what was reduced since they were last taken, by dimension of the mesh."""
         self.device = DeviceCalls(self.finish, self._flag)
         recorder.at_close.append(self.device.collect)
 
@@ -124,7 +128,12 @@ class Calls:
             self._settle()
         nonfinite = _NONE_BOOL
         if reduces and self._check_nonfinite:
-            nonfinite = holds_nonfinite(tensors)
+            if group.dimension and recorder.phase == self._backward:
+                nonfinite, peak = look_at(tensors)
+                before = self.gradient_peaks.get(group.dimension, 0.0)
+                self.gradient_peaks[group.dimension] = peak if peak > before or peak != peak else before
+            else:
+                nonfinite = holds_nonfinite(tensors)
         phase = recorder.phase if self.is_training() else 0
         kind = [(tensor.dtype, tensor.shape) for tensor in tensors]
         key = (op, group.label, phase, peer, is_async, nonfinite, *kind)

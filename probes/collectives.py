@@ -40,7 +40,7 @@ from .recorder import Recorder
 from .unreduced import Unreduced
 from .work import RecordedWork
 
-__all__ = ["RecordedGroup", "install", "uninstall", "unreduced_gradients"]
+__all__ = ["RecordedGroup", "install", "take_gradient_peaks", "uninstall", "unreduced_gradients"]
 
 _ProcessGroup: Any = dist.ProcessGroup
 _monotonic_ns = time.monotonic_ns
@@ -115,6 +115,15 @@ def unreduced_gradients() -> Unreduced | None:
     return None if _probe is None else _probe.unreduced
 
 
+def take_gradient_peaks() -> dict[str, float]:
+    """Largest absolute value of this rank's gradients before they were reduced, by mesh dimension, since the last call;
+    NaN where one was not finite."""
+    if _probe is None:
+        return {}
+    taken, _probe.calls.gradient_peaks = _probe.calls.gradient_peaks, {}
+    return taken
+
+
 class _Probe:
     """What the groups of one recorder share."""
 
@@ -153,6 +162,9 @@ class _Probe:
         if number > 1:
             label = f"{label}#{number}"
         group.calls.members = members
+        kind = label.partition(":")[0]
+        # A mesh of one dimension has the world's group: there only what the backward pass reduces is a gradient.
+        group.calls.dimension = kind if kind.startswith("dp_") or kind == "world" else ""
         group.calls.label = self.recorder.name(label)
         self.recorder.event("process_group", process_group=label, description=description, members=members)
 

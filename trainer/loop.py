@@ -104,6 +104,9 @@ def _step(session: Session, position: Position) -> tuple[Position, bool]:
     if session.gradients is not None:
         session.gradients.after_backward(step)
     reading = _read(session, local_loss, own_square)
+    if recovery.computes_again(position, batch_index):
+        recorder.log(committed=False)  # without its numbers: they are not the step's
+        return position, reading.stop
     own = {"local_loss": reading.own_loss} if training.has_loss else {}
     if math.isfinite(reading.own_norm):
         own["local_grad_norm"] = reading.own_norm

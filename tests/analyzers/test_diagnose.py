@@ -207,6 +207,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "checkpoint-cost",
         "slow-startup",
         "excluded",
+        "gradient-corrupted",
     }
     of_findings = {anchor for anchor in anchors if not anchor.startswith("alert-")}  # Prometheus sends people to those
     assert expected | without_cause | {"insufficient-data", "analyzer-failed"} == of_findings

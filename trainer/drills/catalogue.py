@@ -214,6 +214,15 @@ CATALOGUE: dict[str, Kind] = {
         keys=("step", "rank", "tensor", "bit"),
         settings=("probes.chain_interval=1",),
     ),
+    "bit_flip_gradient": Kind(
+        fault_id="F29",
+        what="one bit of a rank's gradient flips before it is reduced, and makes a large finite number",
+        expected=(Expected(("gradient_corrupted",), ("gradient",)),),
+        needs="data ranks",
+        keys=("step", "rank", "tensor", "bit"),
+        told=("gradient_outlier", ""),
+        first_step=14,  # the detector's warm-up
+    ),
     "skip_restore": Kind(
         fault_id="F31",
         what="a rank is killed, and when it comes back does not restore its random generators (or `where`)",

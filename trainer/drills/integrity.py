@@ -30,6 +30,8 @@ __all__ = ["ARM", "flip_bit"]
 
 DEFAULT_BIT = 22
 """The highest bit of a float32's fraction: a change by up to a half, which no loss curve shows."""
+HIGHEST_EXPONENT_BIT = 30
+"""It is zero in any gradient below 2, and makes of it a number of 10^30 and more: finite, and ruin if it is taken."""
 HIGHEST_BIT = 31
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -50,7 +52,8 @@ def _middle(words: Tensor, element: int) -> int:
 def _arm_bit_flip(trigger: Trigger, training: Training) -> None:
     """Prepare the flip. Raises FaultError for a tensor or bit that is not there."""
     fault = trigger.fault
-    bit = fault.bit if fault.bit >= 0 else DEFAULT_BIT
+    of_gradient = fault.kind == "bit_flip_gradient" or fault.where == "gradient"
+    bit = fault.bit if fault.bit >= 0 else HIGHEST_EXPONENT_BIT if of_gradient else DEFAULT_BIT
     if fault.where in ("rng", "data"):
         raise FaultError(f"--fault {fault.kind}: where = {fault.where!r}: must be parameter, optimizer, gradient")
     where = fault.where or ("optimizer" if fault.kind == "bit_flip_optimizer" else "parameter")
@@ -60,7 +63,7 @@ def _arm_bit_flip(trigger: Trigger, training: Training) -> None:
         raise FaultError(f"--fault {fault.kind}: bit = {bit}: must be from 0 to {HIGHEST_BIT}")
     if name not in parameters and (where != "optimizer" or name.rpartition(".")[0] not in parameters):
         raise FaultError(f"--fault {fault.kind}: tensor = {name!r}: not a parameter on rank {trigger.rank}")
-    if where == "gradient":
+    if of_gradient:
         _arm_gradient(trigger, training, name, bit)
         return
     state = f"{name}.exp_avg" if name in parameters else name
@@ -137,6 +140,7 @@ def _keep_from_loading(training: Training, where: str) -> None:
 ARM: Mapping[str, Callable[[Trigger, Training], None]] = {
     "bit_flip": _arm_bit_flip,
     "bit_flip_optimizer": _arm_bit_flip,
+    "bit_flip_gradient": _arm_bit_flip,
     "skip_restore": _arm_skip_restore,
 }
 """What prepares a rank for each kind."""

@@ -53,8 +53,9 @@ class Kind:
     """It strikes every rank unless one is given."""
     armed_everywhere: bool = False
     """Ranks besides the one that it strikes have a part in it."""
-    needs: Literal["", "ranks", "groups", "pipeline"] = ""
-    """Where it shows: with more than one rank, where several groups do the same beside one another, in a pipeline."""
+    needs: Literal["", "ranks", "data ranks", "groups", "pipeline"] = ""
+    """Where it shows: with more than one rank, with more than one that has data of its own, where several groups do the
+    same beside one another, in a pipeline."""
     drilled_rank: int = -1
     """The rank that a drill strikes; -1 = any, by seed."""
     settings: tuple[str, ...] = ()

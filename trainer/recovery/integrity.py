@@ -17,8 +17,8 @@ What is compared, at each state that is due:
 Only on a mismatch do ranks exchange checksums by tensor, and `analyzers.corruption.judge` names rank and tensor.
 
 What it cannot see: a flip in a shard without a replica between two states that are not due (`probes.chain_interval = 1`
-makes all of them due); a wrong result inside the optimizer's step, or in gradients before they are reduced, which
-reach all replicas alike; constants such as the rotary tables.
+makes all of them due); a wrong result inside the optimizer's step; gradients before they are reduced, which reach all
+replicas alike (`trainer.recovery.second_look` looks at those); constants such as the rotary tables.
 
 On a GPU the second reading is judged one step later, when its numbers have come back by themselves.
 """

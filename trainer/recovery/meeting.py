@@ -5,7 +5,7 @@
     meeting.handler                                     # for the agent
 
 The store lives in the launcher at the endpoint. If that node dies the others finish what they are in, but cannot meet
-again: choose a node that is not preempted, and see `--resume`.
+again: choose a node that is not preempted. `--resume` with another endpoint goes on (docs/operations.md).
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ from trainer.recovery import fence
 from trainer.recovery.guard import Decision, Guard, RunStopped, Verdict
 from trainer.recovery.integrity import NUM_VOTES, Integrity
 from trainer.recovery.ledger_file import LedgerFile
+from trainer.recovery.second_look import SecondLook
 from trainer.replay.triage import GradientExaminer, Triage
 from trainer.training import Training
 
@@ -66,6 +67,7 @@ class Recovery:
         self.ledger = self.ledger_file.ledger
         self.guard = Guard(self.ledger, max_rollbacks=config.recovery.max_rollbacks, enabled=config.recovery.enabled)
         self.integrity = Integrity(training, recorder)
+        self.second_look = SecondLook(training, recorder, self.ledger)
         self.triage = Triage(training, recorder, gradients, limit=config.recovery.max_replays)
         healthy = self.guard.policy.healthy_steps
         interval = config.checkpoint.memory_interval
@@ -124,10 +126,11 @@ class Recovery:
 
     def votes(self) -> list[float]:
         """This rank's part of what `counted` wants summed over all ranks: always as many numbers."""
-        return [*self.integrity.votes(), *self.disk.votes()]
+        return [*self.integrity.votes(), *self.disk.votes(), *self.second_look.votes()]
 
     def counted(self, sums: list[float]) -> None:
         """Once a step, with the sums of its reduction: go on with the save in the background, and look at the bits."""
+        self.second_look.counted(sums[len(sums) - self.second_look.num_votes :])
         found = self.integrity.counted(sums[:NUM_VOTES])
         if found is not None and self.config.recovery.enabled:
             self.guard.corruption = self.integrity.verdict(found)
@@ -152,6 +155,22 @@ class Recovery:
         """Save the last state, and leave nothing in memory unless that failed. The run needs no recovery any more."""
         if self.save(position):
             self.memory.remove()
+
+    def computes_again(self, position: Position, batch_index: int) -> bool:
+        """Whether the step is to be computed once more before it is judged; its gradients are dropped then. Raises
+        RunStopped when a device has changed gradients too often."""
+        if self.second_look.wanted(position.step + 1, batch_index):
+            self.training.discard()
+            return True
+        device, self.second_look.worn = self.second_look.worn, ""
+        if device:
+            times = self.ledger.corruptions[device]
+            self.ledger_file.save()
+            if times >= self.guard.policy.corruptions_per_device:
+                stopped = self.guard.give_up(f"state or gradients corrupted {times} times on {device}, take it out")
+                self._give_up(str(stopped), Verdict(step=position.step + 1, kind="corruption"))
+                raise stopped
+        return False
 
     def refuse(self, verdict: Verdict, position: Position, batch: Batch, local_loss: float | None) -> Position:
         """Drop a bad step's gradients, skip what caused it, go back. Raises RunStopped when enough is enough."""
