@@ -40,7 +40,14 @@ from .recorder import Recorder
 from .unreduced import Unreduced
 from .work import RecordedWork
 
-__all__ = ["RecordedGroup", "install", "take_gradient_peaks", "uninstall", "unreduced_gradients"]
+__all__ = [
+    "RecordedGroup",
+    "install",
+    "recorded_over",
+    "take_gradient_peaks",
+    "uninstall",
+    "unreduced_gradients",
+]
 
 _ProcessGroup: Any = dist.ProcessGroup
 _monotonic_ns = time.monotonic_ns
@@ -103,9 +110,11 @@ def install(recorder: Recorder, *, check_nonfinite: bool = True) -> None:
 
 
 def uninstall() -> None:
-    """Process groups that are made from now on are torch's own; those that are recorded stay so."""
+    """Process groups that are made from now on are torch's own; those that were recorded pass their calls on."""
     global _probe
     with _lock:
+        if _probe is not None:
+            _probe.release()
         _probe = None
         c10d.ProcessGroup = _ProcessGroup  # type: ignore[misc]
 
@@ -134,10 +143,21 @@ class _Probe:
         self.unreduced = Unreduced()
         self._unlabelled: list[weakref.ref[RecordedGroup]] = []
         self._labels: dict[str, int] = {}
+        self._made: list[weakref.ref[RecordedGroup]] = []
 
     def made(self, group: RecordedGroup) -> None:
         """Remember the order in which groups are made: it is the same on all their members."""
         self._unlabelled.append(weakref.ref(group))
+
+    def holds(self, group: RecordedGroup) -> None:
+        """Remember a group, to be released."""
+        self._made.append(weakref.ref(group))
+
+    def release(self) -> None:
+        """No group records from here on."""
+        for reference in self._made:
+            if (group := reference()) is not None:
+                group.pass_on()
 
     def label(self) -> None:
         """Give each group made so far its label, in the order in which they were made.
@@ -192,9 +212,16 @@ class RecordedGroup(_ProcessGroup, metaclass=_SameAsProcessGroup):  # type: igno
         if (probe := _probe) is not None:
             with failing_open("collectives.group"):
                 probe.made(self)
+                probe.holds(self)
                 # On the instance: one look-up, and no bound method for each call. They don't refer back to it.
                 for name, method in _METHODS.items():
                     self.__dict__[name] = _recorded(probe, self.calls, getattr(self._plain, name), method)
+
+    def pass_on(self) -> None:
+        """Record nothing any more."""
+        for name in _METHODS:
+            if name in self.__dict__:
+                self.__dict__[name] = _passed_on(getattr(self._plain, name))
 
     # What is set on the one must be known to the other.
 
@@ -229,10 +256,10 @@ class RecordedGroup(_ProcessGroup, metaclass=_SameAsProcessGroup):  # type: igno
     # Groups made from this one.
 
     def split_group(self, *args: Any, **kwargs: Any) -> Any:
-        return _around(super().split_group(*args, **kwargs))
+        return recorded_over(super().split_group(*args, **kwargs))
 
     def merge_remote_group(self, *args: Any, **kwargs: Any) -> Any:
-        return _around(super().merge_remote_group(*args, **kwargs))
+        return recorded_over(super().merge_remote_group(*args, **kwargs))
 
     # Calls that NCCL launches as one: their records are completed by the handle of the whole.
 
@@ -310,6 +337,11 @@ def _recorded(probe: _Probe, group: GroupCalls, real: Callable[..., Any], method
     return recorded
 
 
+def _passed_on(real: Callable[..., Any]) -> Callable[..., Any]:
+    """`real` as a function of Python: C++ remembers of a whole class that a built-in one stands for no method."""
+    return lambda *args, **kwargs: real(*args, **kwargs)
+
+
 def _is_async_p2p(caller: FrameType) -> bool:
     """Whether `send` or `recv` of a group was called for a handle: nothing in the arguments says so."""
     outer = caller.f_back
@@ -331,8 +363,8 @@ def _members(group: Any) -> list[int] | None:
     return None if ranks is None else sorted(ranks, key=ranks.__getitem__)
 
 
-def _around(made: Any) -> Any:
-    """A recorded group over the backends of `made`, a group that torch split off in C++."""
+def recorded_over(made: Any) -> Any:
+    """A recorded group over the backends of `made`, a plain group; `made` itself where nothing is recorded."""
     if made is None or _probe is None or type(made) is RecordedGroup:
         return made
     try:

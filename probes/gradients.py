@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from .failopen import failing_open
+from .late_values import read_back
 from .recorder import Recorder
 from .schema import UNSET
 from .tape import COMPLETE
@@ -79,7 +80,19 @@ class GradientProbe:
                 if device.type == "cpu":
                     self._write(step, indices, values, [gradient for _, gradient in gradients])
                 elif len(self._in_flight) < MAX_IN_FLIGHT:
-                    self._in_flight.append(_read_back(step, indices, values))
+                    self._in_flight.append(_Reading(step, indices, *read_back(values)))
+
+    @torch.no_grad()
+    def norm(self) -> tuple[Tensor | None, bool]:
+        """L2 norm of what this rank holds, and whether that is all of it: not where a parameter is sharded.
+
+        None without gradients, or with some on several devices.
+        """
+        gradients = [gradient for group in self._groups().values() for _, gradient in group]
+        if not gradients or len({gradient.device for gradient in gradients}) > 1:
+            return None, False
+        is_whole = not any(hasattr(parameter, "_local_tensor") for _, parameter in self._parameters)
+        return torch.nn.utils.get_total_norm(gradients), is_whole
 
     @torch.no_grad()
     def examine(self, step: int) -> list[tuple[str, int]]:
@@ -140,11 +153,3 @@ def _norms(gradients: list[Tensor]) -> Tensor:
     else:
         largest = list(torch._foreach_norm(gradients, math.inf, dtype=wide))
     return torch.stack((torch.stack(tuple(norms)), torch.stack(largest)))
-
-
-def _read_back(step: int, indices: list[int], values: Tensor) -> _Reading:
-    pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    pinned.copy_(values, non_blocking=True)
-    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record()
-    return _Reading(step, indices, pinned, arrived)

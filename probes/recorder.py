@@ -224,7 +224,8 @@ class Recorder:
         self._span_kinds[kind, microbatch, stage] = found
         return found
 
-    def _begin_step(self, number: int) -> None:
+    def begin_step(self, number: int, start_ns: int = 0) -> None:
+        """Begin step `number`, now or as of `start_ns`. Where a loop is not ours to be put into a `with`."""
         self.step_number = number
         self._row = row = self._empty_row.copy()
         row[_STEP] = number
@@ -232,12 +233,13 @@ class Recorder:
         self._gc_ns = 0
         self._step_wait_start_ns = self.wait_ns
         self._core_time.begin()
-        row[_START] = self._step_start_ns = _monotonic_ns()
+        row[_START] = self._step_start_ns = start_ns or _monotonic_ns()
         self._slot = self._open_step(self._empty_step, number, self._step_start_ns)
 
-    def _end_step(self) -> None:
+    def end_step(self, end_ns: int = 0) -> None:
+        """Complete the current step, now or as of `end_ns`."""
         row = self._row
-        now = _monotonic_ns()
+        now = end_ns or _monotonic_ns()
         row[_DURATION] = now - self._step_start_ns
         row[_CPU], row[_RUN_DELAY], row[_FAULTS] = self._core_time.end()
         row[_WAIT] = self.wait_ns - self._step_wait_start_ns
@@ -268,7 +270,7 @@ class _Step:
 
     def __enter__(self) -> None:
         try:
-            self._recorder._begin_step(self._number)
+            self._recorder.begin_step(self._number)
         except Exception as error:
             record_error("recorder.step", error)
 
@@ -277,7 +279,7 @@ class _Step:
     ) -> None:
         if kind is None:
             try:
-                self._recorder._end_step()
+                self._recorder.end_step()
             except Exception as failure:
                 record_error("recorder.step", failure)
 
@@ -355,6 +357,12 @@ class _DisabledRecorder(Recorder):
 
     def span(self, kind: str, *, microbatch: int = 0, stage: int = 0) -> Any:
         return contextlib.nullcontext()
+
+    def begin_step(self, number: int, start_ns: int = 0) -> None:
+        self.step_number = number
+
+    def end_step(self, end_ns: int = 0) -> None:
+        pass
 
     def log(self, **values: float) -> None:
         pass

@@ -51,14 +51,44 @@ class RunDir:
                 raise RunError(f"{reason}; choose another run.dir") from None
             break
         run = cls(path)
-        for folder in (run.tapes, run.checkpoints, run.stacks, run.reports):
-            folder.mkdir(exist_ok=True)
-        own = {"run_id": path.name, "schema_version": SCHEMA_VERSION, "created_wall_ns": time.time_ns()}
-        run.write_manifest(own | manifest)
-        link, fresh = runs_dir / "latest", runs_dir / f".latest-{os.getpid()}"
-        fresh.symlink_to(path.name)
-        fresh.replace(link)
+        run._make_folders()
+        run.begin_manifest(manifest)
+        _point_latest(runs_dir, path.name)
         return run
+
+    @classmethod
+    def join(cls, runs_dir: Path, job: str, name: str) -> tuple[RunDir, bool]:
+        """The run of a launch: the one that its first rank has named, or `name`; and whether we are the first.
+
+        Who is first has to write the manifest. Raises OSError where nothing can be written.
+        """
+        launches = runs_dir / ".launches"
+        launches.mkdir(parents=True, exist_ok=True)
+        stem = _safe(name)
+        for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
+            if not os.path.lexists(runs_dir / (stem + suffix)):
+                break
+        try:
+            (launches / job).symlink_to(Path("..") / (stem + suffix))
+        except FileExistsError:
+            return cls.adopt(runs_dir / Path(os.readlink(launches / job)).name)[0], False
+        run, _ = cls.adopt(runs_dir / (stem + suffix))
+        _point_latest(runs_dir, run.path.name)
+        return run, True
+
+    @classmethod
+    def adopt(cls, path: Path) -> tuple[RunDir, bool]:
+        """The run in this very folder, and whether there was none: its manifest is to be written then.
+
+        Raises RunError if the folder holds something else, OSError where it cannot be made.
+        """
+        is_new = not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
+        if not is_new and not cls.is_run(path):
+            raise RunError(f"{path} holds something that is no run: name a folder that is new or empty")
+        path.mkdir(parents=True, exist_ok=True)
+        run = cls(path.resolve())
+        run._make_folders()
+        return run, is_new
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
@@ -164,6 +194,10 @@ class RunDir:
                 found[(folder / name).relative_to(self.path).as_posix()] = file_problem(folder / name)
         return {path: problem for path, problem in sorted(found.items()) if problem}
 
+    def _make_folders(self) -> None:
+        for folder in (self.tapes, self.checkpoints, self.stacks, self.reports):
+            folder.mkdir(exist_ok=True)
+
     def manifest(self) -> dict[str, Any]:
         """`run.json`, or an empty dict where it is missing or damaged: a dead run must still be readable."""
         try:
@@ -172,11 +206,22 @@ class RunDir:
             return {}
         return loaded if isinstance(loaded, dict) else {}
 
+    def begin_manifest(self, manifest: dict[str, Any]) -> None:
+        """Write `run.json` of a new run: `manifest`, with what every run says of itself."""
+        own = {"run_id": self.run_id, "schema_version": SCHEMA_VERSION, "created_wall_ns": time.time_ns()}
+        self.write_manifest(own | manifest)
+
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Replace `run.json` in one step."""
         fresh = self.path / f".run.json.{os.getpid()}"
         fresh.write_text(json.dumps(manifest, indent=2, default=str) + "\n")
         fresh.replace(self.path / "run.json")
+
+
+def _point_latest(runs_dir: Path, name: str) -> None:
+    fresh = runs_dir / f".latest-{os.getpid()}"
+    fresh.symlink_to(name)
+    fresh.replace(runs_dir / "latest")
 
 
 def _safe(name: str) -> str:

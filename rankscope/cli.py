@@ -23,6 +23,7 @@ from rankscope.commands import (
     rebuild,
     replay,
     report,
+    run,
     train,
     version,
     watch,
@@ -39,6 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(epilog=train.EPILOG)(train.train)
+app.command(epilog=run.EPILOG, context_settings=run.CONTEXT)(run.run)
 app.command(epilog=plan.EPILOG)(plan.plan)
 app.command(epilog=analyze.EPILOG)(analyze.analyze)
 app.command(epilog=replay.EPILOG)(replay.replay)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from probes.events import EventWriter, read_events
 from probes.rundir import NODE_RANK, RunDir
 from probes.store import is_watched
+from probes.watch_process import start_watch
 from trainer.config import Config
 from trainer.exit_codes import EXIT_PREEMPTED
 from trainer.mesh_plan import Plan
 from trainer.progress import ProgressView
 from trainer.recovery.node import Node, Outcome
-from trainer.recovery.watch_process import start_watch
 from trainer.recovery.zygote import Zygote
 
 if TYPE_CHECKING:

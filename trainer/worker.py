@@ -16,13 +16,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.metadata
 import os
-import platform
 import signal
 import sys
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +30,12 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from probes.collectives import install, unreduced_gradients
 from probes.failopen import failing_open, probes_disabled
+from probes.identity import Identity
 from probes.recorder import Recorder
+from probes.run_facts import described, device_name, versions
 from probes.rundir import RunDir, RunError
+from probes.stack_file import register
+from probes.watch_process import start_watch
 from trainer.build import build, pick_backend, pick_device
 from trainer.checkpoint.manifest import CheckpointError
 from trainer.config import Config, ConfigError, load_config
@@ -49,37 +50,9 @@ from trainer.plan.manifest import planned
 from trainer.recovery import fence
 from trainer.recovery.guard import RunStopped
 from trainer.recovery.rollback import Recovery
-from trainer.recovery.stacks import register
 from trainer.recovery.stop_request import StopRequest
 
 __all__ = ["main", "run_and_leave"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """Which rank this process is, from the variables that torchrun sets."""
-
-    rank: int
-    local_rank: int
-    world_size: int
-    node_rank: int
-    restarts: int
-    attempt: int
-    """As `rankscope train` claimed it; -1 under another launcher."""
-
-    @classmethod
-    def from_environment(cls) -> Identity:
-        def number(name: str, default: int) -> int:
-            return int(os.environ.get(name, default))
-
-        return cls(
-            rank=number("RANK", 0),
-            local_rank=number("LOCAL_RANK", 0),
-            world_size=number("WORLD_SIZE", 1),
-            node_rank=number("RANKSCOPE_NODE_RANK", number("GROUP_RANK", 0)),
-            restarts=number("TORCHELASTIC_RESTART_COUNT", 0),
-            attempt=number("RANKSCOPE_ATTEMPT", -1),
-        )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -106,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _train(identity, config, plan, device, faults, stop, store, run, recorder)
     except (ConfigError, FaultError, CheckpointError) as error:
-        recorder.event("exception", **_described(error))
+        recorder.event("exception", **described(error))
         return _mistake(identity, error)
     except RunStopped as stopped:
         if identity.rank == 0:
@@ -118,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
         recorder.event("fenced", newest_attempt=fenced.newest)
         return EXIT_FENCED
     except BaseException as error:
-        recorder.event("exception", **_described(error))
+        recorder.event("exception", **described(error))
         raise
 
 
@@ -270,8 +243,6 @@ def _recorder(identity: Identity, config: Config, run: RunDir, attempt: int, dev
             recorder.event("attempt_started", world_size=identity.world_size)
         if identity.local_rank == 0:
             with failing_open("watch"):  # without it nothing is lost: the tapes are the source of truth
-                from trainer.recovery.watch_process import start_watch
-
                 start_watch(run.path, identity.node_rank)
     return recorder
 
@@ -280,25 +251,14 @@ def _complete_manifest(run: RunDir, config: Config, world_size: int) -> None:
     """What only a rank knows: versions, the size of the model, and what the run should need by the plan."""
     with torch.device("meta"):
         model = Transformer(config.model)
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        versions["rankscope"] = importlib.metadata.version("rankscope")
     with contextlib.suppress(OSError):
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        facts: dict[str, Any] = {"num_parameters": parameters, "versions": versions}
+        facts: dict[str, Any] = {"num_parameters": parameters, "versions": versions()}
         on_cuda = torch.cuda.is_available() and config.train.device != "cpu"
         facts["planned"] = planned(config, resolve(config, world_size), rank=0, device="cuda" if on_cuda else "cpu")
         if on_cuda:
-            facts["device_name"] = torch.cuda.get_device_name()  # its peak is what the MFU is a share of
+            facts |= device_name()
         run.write_manifest(run.manifest() | facts)
-
-
-def _described(error: BaseException) -> dict[str, str]:
-    return {
-        "type": type(error).__name__,
-        "message": str(error)[:4000],
-        "traceback": "".join(traceback.format_exception(error))[-20_000:],
-    }
 
 
 def _mistake(identity: Identity, error: Exception) -> int:

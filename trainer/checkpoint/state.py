@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from trainer.checkpoint.position import Position
 from trainer.training import Training
 
 __all__ = [
@@ -30,16 +31,6 @@ __all__ = [
     "rng_state",
     "training_tensors",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
-    """How far a training is. The two numbers part when a batch is skipped."""
-
-    step: int = 0
-    """Optimizer steps taken."""
-    batch_index: int = 0
-    """The batch to train on next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

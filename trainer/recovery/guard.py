@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from analyzers.spike import SpikeDetector
 from trainer.checkpoint.ledger import Ledger
-from trainer.checkpoint.state import Position
+from trainer.checkpoint.position import Position
 
 __all__ = ["Decision", "Guard", "GuardPolicy", "RunStopped", "Verdict"]
 

@@ -1,37 +1,21 @@
 """Python stacks of all ranks of a node, also of ranks that are blocked inside a collective.
 
-Every rank registers `faulthandler` on SIGUSR2 with a file of its own (`register`, called by the worker); watch sends
+Every rank registers `faulthandler` on SIGUSR2 with a file of its own (`probes.stack_file`); watch sends
 the signal and waits until the files have grown (`take_stacks`). A stopped process answers when it is continued or not
 at all, so the wait has a deadline.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import signal
 import time
-from pathlib import Path
 
 from probes.rundir import RunDir
+from probes.stack_file import STACK_SIGNAL, stack_path
 from trainer.recovery.processes import kill, os_state
 
-__all__ = ["register", "stack_path", "take_stacks"]
+__all__ = ["take_stacks"]
 
-STACK_SIGNAL = signal.SIGUSR2
 WAIT_S = 1.0
-
-
-def stack_path(run: RunDir, attempt: int, rank: int) -> Path:
-    """The file that a rank's stacks are appended to."""
-    return run.stacks / f"attempt-{attempt}-rank-{rank:05d}.txt"
-
-
-def register(run: RunDir, attempt: int, rank: int) -> None:
-    """Let this process write its stacks when watch asks. The file stays open for the life of the process."""
-    run.stacks.mkdir(exist_ok=True)
-    file = stack_path(run, attempt, rank).open("a")
-    faulthandler.register(STACK_SIGNAL, file=file, all_threads=True, chain=False)
-    faulthandler.enable(file=file, all_threads=True)
 
 
 def take_stacks(run: RunDir, attempt: int, pids: dict[int, int]) -> list[int]:

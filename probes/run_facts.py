@@ -1,0 +1,38 @@
+"""Facts of a run that only a rank knows: versions, the device, and the exception that ended it.
+
+recorder.event("exception", **described(error))
+run.write_manifest(run.manifest() | {"versions": versions()} | device_name())
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import platform
+import traceback
+
+import torch
+
+__all__ = ["described", "device_name", "versions"]
+
+
+def versions() -> dict[str, str]:
+    """Python, torch and ourselves, where installed."""
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found["rankscope"] = importlib.metadata.version("rankscope")
+    return found
+
+
+def device_name() -> dict[str, str]:
+    """`device_name` of the GPU, whose peak is what the MFU is a share of; empty without one."""
+    return {"device_name": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+
+
+def described(error: BaseException) -> dict[str, str]:
+    """What an `exception` event says."""
+    return {
+        "type": type(error).__name__,
+        "message": str(error)[:4000],
+        "traceback": "".join(traceback.format_exception(error))[-20_000:],
+    }

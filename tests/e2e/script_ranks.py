@@ -1,0 +1,109 @@
+"""Somebody's training script, run as so many ranks: forked from a process that has imported torch, as torchrun would
+set their variables.
+
+    ranks = ScriptRanks(script, "--steps", "50", cwd=tmp_path, world_size=4, run_dir=tmp_path / "run")
+    ranks.pids[2]
+    ranks.join()
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from probes.events import read_events
+from probes.rundir import RunDir
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "attach"
+_PRELOADED = ["torch", "torch.distributed.fsdp", "torch.nn.parallel", "torch.utils.data"]
+
+
+@functools.cache
+def _context() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*_PRELOADED, __name__])
+    return context
+
+
+def _run(script: str, arguments: list[str], cwd: str, environment: dict[str, str], unattended: bool) -> None:
+    os.chdir(cwd)
+    os.environ.update(environment)
+    with open(Path(cwd) / f"{Path(script).stem}-rank{environment['RANK']}.log", "w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).parent))
+    if unattended:
+        sys.path.insert(0, "")
+        from rankscope.unattended import main
+
+        main(sys.argv)
+    else:
+        runpy.run_path(script, run_name="__main__")
+
+
+class ScriptRanks:
+    """The processes; whatever of them is left at the end of a `with` is killed."""
+
+    def __init__(
+        self,
+        script: Path,
+        *arguments: str,
+        cwd: Path,
+        world_size: int = 2,
+        run_dir: Path | None = None,
+        unattended: bool = False,
+    ) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        common = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
+        common |= {"MASTER_PORT": str(port), "RANKSCOPE_FAIL_LOUD": "1", "OMP_NUM_THREADS": "1"}
+        common |= {"RANKSCOPE_RUN_DIR": str(run_dir)} if run_dir else {}
+        self.cwd, self.run_dir, self.script = cwd, run_dir, script
+        self.processes: list[BaseProcess] = []
+        for rank in range(world_size):
+            environment = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            process = _context().Process(
+                target=_run, args=(str(script), list(arguments), str(cwd), environment, unattended)
+            )
+            process.start()
+            self.processes.append(process)
+
+    def __enter__(self) -> ScriptRanks:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+            process.join(10)
+        if self.run_dir is not None:
+            for event in read_events(RunDir(self.run_dir).node_dir(0) / "events.jsonl")[0]:
+                if event["kind"] == "watch_started" and Path(f"/proc/{event['pid']}").exists():
+                    os.kill(event["pid"], signal.SIGTERM)
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid or 0 for process in self.processes]
+
+    def join(self, deadline_s: float = 100.0) -> ScriptRanks:
+        """Wait for the end of all of them; each must end well."""
+        deadline = time.monotonic() + deadline_s
+        for process in self.processes:
+            process.join(max(0.1, deadline - time.monotonic()))
+        assert [process.exitcode for process in self.processes] == [0] * len(self.processes), self.logs()
+        return self
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text()[-3000:] for path in sorted(self.cwd.glob(f"{self.script.stem}-rank*.log")))
