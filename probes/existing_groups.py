@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d as c10d
@@ -31,6 +32,7 @@ from .failopen import failing_open
 __all__ = ["record_existing"]
 
 logger = logging.getLogger("rankscope.probes")
+_names: Any = torch._C._distributed_c10d
 
 
 def record_existing(models: Iterable[nn.Module]) -> Callable[[], None]:
@@ -81,8 +83,8 @@ def _exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
         return
     new = {id(old): replacement for old, replacement in pairs}
     for old, replacement in pairs:
-        c10d._unregister_process_group(old.group_name)
-        c10d._register_process_group(old.group_name, replacement)
+        _names._unregister_process_group(old.group_name)
+        _names._register_process_group(old.group_name, replacement)
     for entries in c10d._world.tags_to_pg.values():
         entries[:] = [new.get(id(entry), entry) for entry in entries]
     default = c10d._world.default_pg

@@ -10,6 +10,7 @@ import contextlib
 import importlib.metadata
 import platform
 import traceback
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ def device_name() -> dict[str, str]:
     return {"device_name": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
 
 
-def described(error: BaseException) -> dict[str, str]:
+def described(error: BaseException) -> dict[str, Any]:
     """What an `exception` event says."""
     return {
         "type": type(error).__name__,

@@ -150,10 +150,11 @@ def test_a_nan_in_the_data_is_found_on_its_rank(tmp_path: Path) -> None:
 
 def test_a_rank_that_is_kept_from_its_core_is_named(tmp_path: Path, plain_ddp: Path) -> None:
     run_dir, script = tmp_path / "run", plain_ddp / "plain_ddp.py"
-    options = ("--steps", "120")
+    options = ("--steps", "80")
     with ScriptRanks(script, *options, cwd=tmp_path, run_dir=run_dir, world_size=3, unattended=True) as ranks:
         wait_for(lambda: any(run_dir.glob("tapes/attempt-0/rank-00002/steps.*")), "rank 2's first step")
         with throttled(ranks.pids[2], busy_s=0.005, still_s=0.08):
             ranks.join()
-    (found,) = findings(run_dir, "straggler")
-    assert found["ranks"] == [2]
+    found = findings(run_dir, "straggler")  # one a phase: it is stopped wherever it happens to be
+    assert found
+    assert {tuple(finding["ranks"]) for finding in found} == {(2,)}
