@@ -17,10 +17,12 @@ from torch import Tensor
 
 from .failopen import failing_open
 from .recorder import Recorder
+from .schema import TABLES
 
 __all__ = ["LateValues", "read_back"]
 
 MAX_IN_FLIGHT = 64
+_REAL = {column.name for column in TABLES["steps"].columns if column.type.startswith("f")}
 
 
 class _Reading(NamedTuple):
@@ -45,7 +47,7 @@ class LateValues:
             if isinstance(value, Tensor) and not value.is_cpu:
                 on_device[name] = value.detach().double().reshape(())
             else:
-                self._recorder.log(**{name: value.item() if isinstance(value, Tensor) else float(value)})
+                self._recorder.log(**{name: typed(name, value.item() if isinstance(value, Tensor) else value)})
         if on_device and len(self._in_flight) < MAX_IN_FLIGHT:
             copied, arrived = read_back(torch.stack(tuple(on_device.values())))
             self._recorder.defer()
@@ -61,7 +63,8 @@ class LateValues:
             while self._in_flight and self._in_flight[0].step == step:
                 reading = self._in_flight[0]
                 reading.arrived.synchronize()  # of one step: they come within moments of each other
-                found |= dict(zip(reading.names, reading.values.tolist(), strict=True))
+                numbers = zip(reading.names, reading.values.tolist(), strict=True)
+                found |= {name: typed(name, number) for name, number in numbers}
                 self._in_flight.popleft()
             self._recorder.log_late(step, **found)
 
@@ -70,6 +73,11 @@ class LateValues:
             if self._in_flight:
                 self._in_flight[-1].arrived.synchronize()
             self.flush()
+
+
+def typed(column: str, value: float) -> float:
+    """A number as the step's column takes it: a whole one where it counts something."""
+    return float(value) if column in _REAL else int(value)
 
 
 def read_back(values: Tensor) -> tuple[Tensor, Any]:
