@@ -40,7 +40,7 @@ from analyzers.node_metrics import NodeMetrics
 from benchmarks.scale import make_steps
 from probes.exporters.prometheus import Listen, Snapshot, serve
 from probes.rundir import RunDir
-from probes.store import Store
+from probes.store import Store, StoreError
 
 BLOCK_S = 10.0
 SLOW_S = 5.0
@@ -198,7 +198,11 @@ def _in_turns(runs: Path, pairs: int) -> list[float]:
     (target,) = json.loads((runs / "targets.json").read_text())
     url = f"http://{target['targets'][0]}/metrics"
     run = RunDir.open(runs / "latest")
-    time.sleep(15)  # past the start
+    while _newest(run) is None:
+        if time.monotonic() > deadline + 120:
+            raise SystemExit("the run did not begin to train")
+        time.sleep(1)
+    time.sleep(5)  # past its first steps
     bounds: list[tuple[bool, int, int]] = []
     for block in range(2 * pairs):
         is_on = (block + block // 2) % 2 == 0  # on off off on: a drift falls on both
@@ -210,6 +214,8 @@ def _in_turns(runs: Path, pairs: int) -> list[float]:
         time.sleep(BLOCK_S)
         stop.set()
         bounds.append((is_on, start, time.time_ns()))
+    while (_newest(run) or 0) < bounds[-1][2]:  # all of it is in the store
+        time.sleep(0.5)
     with Store.open(run) as store:
         medians = [
             (
@@ -222,6 +228,16 @@ def _in_turns(runs: Path, pairs: int) -> list[float]:
     if not both:
         raise SystemExit("no pair of blocks has steps: the machine is too busy for this")
     return [(a[1] / b[1]) if a[0] else (b[1] / a[1]) for a, b in both]
+
+
+def _newest(run: RunDir) -> int | None:
+    """When the newest step that is in the store began."""
+    try:
+        with Store.open(run, catch_up=False) as store:
+            ((newest,),) = store.rows("SELECT max(start_ns) FROM steps WHERE duration_ns IS NOT NULL")
+    except StoreError:
+        return None
+    return None if newest is None else int(newest)
 
 
 def _scrape(url: str, stop: threading.Event) -> None:

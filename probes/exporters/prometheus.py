@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import os
 import socket
 import ssl
 import threading
@@ -119,8 +120,9 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """`host:port` as Prometheus' targets have it."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        """`host:port` as Prometheus' targets have it; on all interfaces it is known by its machine's name."""
+        host = os.uname().nodename if self.host in ("0.0.0.0", "::") else self.host
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     @property
     def url(self) -> str:

@@ -31,6 +31,7 @@ def announced(runs_dir: Path, run_id: str, node_rank: int, address: str, *, is_t
         "targets": [address],
         "labels": {
             "__meta_rankscope_run": run_id,
+            "__meta_rankscope_node": str(node_rank),
             "__meta_rankscope_pid": str(os.getpid()),
             "__meta_rankscope_host": os.uname().nodename,
             "__scheme__": "https" if is_tls else "http",

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from probes.exporters.catalogue import METRICS, Sample
-from probes.exporters.prometheus import Listen, ListenError, Snapshot, serve
+from probes.exporters.prometheus import Endpoint, Listen, ListenError, Snapshot, serve
 from probes.exporters.targets import TARGETS_FILE, announced
 from tests.programs import needs, program
 
@@ -102,6 +102,19 @@ def test_beyond_loopback_certificate_and_token_are_needed(address: str) -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("127.0.0.1", "127.0.0.1:9400"),
+        ("::1", "[::1]:9400"),
+        ("0.0.0.0", f"{os.uname().nodename}:9400"),  # would be Prometheus' own machine
+        ("::", f"{os.uname().nodename}:9400"),
+    ],
+)
+def test_it_is_announced_as_others_reach_it(host: str, address: str) -> None:
+    assert Endpoint(host, 9400, True).address == address
+
+
 def test_a_port_that_is_taken_is_one_line() -> None:
     with serve(Snapshot(COMMON), Listen()) as endpoint:
         taken = Listen("127.0.0.1", endpoint.port)
@@ -135,6 +148,8 @@ def test_targets_are_there_while_a_node_serves(tmp_path: Path) -> None:
     with announced(tmp_path, "a", 0, "127.0.0.1:5"), announced(tmp_path, "b", 0, "127.0.0.1:6"):
         shown = [entry["targets"][0] for entry in json.loads(path.read_text())]
         assert shown == ["10.0.0.9:9400", "127.0.0.1:5", "127.0.0.1:6"]
+        labels = json.loads(path.read_text())[1]["labels"]
+        assert (labels["__meta_rankscope_run"], labels["__meta_rankscope_node"]) == ("a", "0")
     assert json.loads(path.read_text()) == [other]
 
 

@@ -1,0 +1,96 @@
+"""The example for Alertmanager, in a real one: who is told of what, and what a dead node silences."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.programs import needs, program
+
+CONFIG = Path(__file__).resolve().parents[2] / "grafana" / "alertmanager" / "alertmanager.yml"
+
+
+def asked(port: int, path: str, posted: Any = None) -> Any:
+    data = None if posted is None else json.dumps(posted).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/api/v2/{path}", data=data, headers={"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        text = answer.read()
+    return json.loads(text) if text else None
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Of an Alertmanager with the example's file."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number = int(probe.getsockname()[1])
+    folder = tmp_path_factory.mktemp("alertmanager")
+    process = subprocess.Popen(
+        [program("prometheus-alertmanager"), f"--config.file={CONFIG}", f"--storage.path={folder}",
+         f"--web.listen-address=127.0.0.1:{number}", "--cluster.listen-address="],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                asked(number, "status")
+                break
+            except (OSError, urllib.error.URLError):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        yield number
+    finally:
+        process.kill()
+        process.wait()
+
+
+def silenced(port: int, alerts: list[dict[str, str]]) -> set[tuple[str, str]]:
+    """(alert, rank) of those that nobody is told of."""
+    asked(port, "alerts", [{"labels": labels} for labels in alerts])
+    run = alerts[0]["run_id"]
+    deadline = time.monotonic() + 30
+    while True:
+        known = [alert for alert in asked(port, "alerts") if alert["labels"].get("run_id") == run]
+        states = {alert["status"]["state"] for alert in known}
+        if len(known) == len(alerts) and "unprocessed" not in states:
+            break
+        assert time.monotonic() < deadline, states
+        time.sleep(0.1)
+    found = [alert for alert in known if alert["status"]["inhibitedBy"]]
+    return {(alert["labels"]["alertname"], alert["labels"].get("rank", "")) for alert in found}
+
+
+@needs("prometheus-alertmanager")
+def test_a_dead_node_silences_its_ranks_and_no_others(port: int) -> None:
+    dead = {"alertname": "RankscopeRankDead", "run_id": "a", "severity": "critical"}
+    alerts = [
+        {"alertname": "RankscopeNodeDown", "run_id": "a", "node": "1", "severity": "critical"},
+        {**dead, "node": "1", "rank": "4"},
+        {**dead, "node": "1", "rank": "5"},
+        {**dead, "node": "0", "rank": "0"},
+        {"alertname": "RankscopeStraggler", "run_id": "a", "rank": "2", "severity": "warning"},
+    ]
+    assert silenced(port, alerts) == {
+        ("RankscopeRankDead", "4"), ("RankscopeRankDead", "5"), ("RankscopeStraggler", "2")}  # fmt: skip
+
+
+@needs("prometheus-alertmanager")
+def test_a_run_that_is_over_silences_its_parts(port: int) -> None:
+    alerts = [
+        {"alertname": "RankscopeRunDied", "run_id": "b", "severity": "critical"},
+        {"alertname": "RankscopeExporterDown", "run_id": "b", "node": "1", "severity": "critical"},
+        {"alertname": "RankscopeRankDead", "run_id": "b", "node": "0", "rank": "1", "severity": "critical"},
+    ]
+    assert silenced(port, alerts) == {("RankscopeExporterDown", ""), ("RankscopeRankDead", "1")}
