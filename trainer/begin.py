@@ -7,6 +7,7 @@ Nothing is started before everything that can be checked has been; a mistake is 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from dataclasses import dataclass, field, replace
@@ -62,6 +63,8 @@ def begin(options: Options, *, version: str, console: Console) -> int:
     elif node.rank == 0:  # other nodes are told by node 0
         resumed = prepare(options.resume, options.overrides, force=options.force)
         config = resumed.config
+    if config is not None:
+        _check_trackers(config)
     facts = {"rankscope_version": version, "command": sys.argv}
     if node.max_nodes > 1:
         return _on_nodes(config, resumed, node, options, facts, console)
@@ -69,6 +72,13 @@ def begin(options: Options, *, version: str, console: Console) -> int:
     plan = resolve(config, options.nproc or _usual_size(config, resumed, options.overrides))
     run = _run(config, plan, resumed, options, facts)
     return _train(run, config, plan, replace(node, nproc=plan.world_size), options, console)
+
+
+def _check_trackers(config: Config) -> None:
+    """They run beside `watch`, where nobody would see that one is not installed. Raises ConfigError."""
+    for name in config.trackers.to:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"trackers.to = {name}: is not installed here: pip install 'rankscope[trackers]'")
 
 
 def ranks_needed(config: Config) -> int:

@@ -346,7 +346,7 @@ def _parse_value(section: str, name: str, text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         # `data.path=a.txt,b.txt` is what people type for a list.
-        if field is not None and field.annotation == list[str]:
+        if field is not None and get_origin(field.annotation) is list:
             return [part.strip() for part in text.split(",") if part.strip()]
         return text
 

@@ -142,6 +142,8 @@ def _tables(run: RunDir, out: str) -> None:
 
 
 def _tracker(run: RunDir, name: str, out: str, ranks: str, project: str, mode: str) -> None:
+    import time
+
     from analyzers.diagnose import diagnose
     from analyzers.tracked_steps import RANKS
     from probes.exporters.tracker import TrackerError
@@ -164,7 +166,8 @@ def _tracker(run: RunDir, name: str, out: str, ranks: str, project: str, mode: s
             while taken := tracking.steps(store, is_over=True):
                 num_steps += taken
                 tracker.flush()
-            diagnosis = diagnose(store, manifest, stacks_dir=run.stacks)
+            now_ns = time.time_ns() if is_watched(run.stores()) else None
+            diagnosis = diagnose(store, manifest, now_ns=now_ns, stacks_dir=run.stacks)
             for finding in (*diagnosis.fired, *diagnosis.advised):
                 tracker.finding(finding.to_json(), tracking.ended_s(finding.first_step), is_news=False)
             tracking.finish(store, verdict=diagnosis.verdict)

@@ -137,3 +137,10 @@ def check_line(text: str, expected: list[str]) -> None:
     assert "\n" not in text
     for part in expected:
         assert part in text
+
+
+def test_a_list_can_be_typed_with_commas() -> None:
+    assert load_config(None, ["data.path=a.txt,b.txt"]).data.path == ["a.txt", "b.txt"]
+    assert load_config(None, ["trackers.to=tensorboard, wandb"]).trackers.to == ["tensorboard", "wandb"]
+    with pytest.raises(ConfigError, match=r"trackers\.to\.1 = 'mlflow': must be 'tensorboard' or 'wandb'"):
+        load_config(None, ["trackers.to=wandb,mlflow"])
