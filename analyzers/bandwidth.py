@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from .source import Source, every_kth
 
-__all__ = ["CallClass", "call_classes", "call_columns", "latency_ms"]
+__all__ = ["SIZE_OF_CALL", "CallClass", "call_classes", "call_columns", "latency_ms"]
 
 MAX_CALLS = 2_000_000
 """Rows of collectives looked at; more are thinned out by whole steps."""
@@ -28,6 +28,12 @@ MAX_STEPS = 2_000
 _FACTORS = {"all_reduce": "2.0 * (n - 1) / n", "all_gather": "(n - 1)", "reduce_scatter": "(n - 1.0) / n",
             "all_to_all": "(n - 1.0) / n"}  # fmt: skip
 """Bytes over each link of a ring / recorded bytes: the input of this rank, which for an all_gather is one part of N."""
+SIZE_OF_CALL = (
+    "CASE WHEN min(op) = 'all_to_all' THEN CAST(2 ** round(log2(greatest(max(bytes), 1))) AS BIGINT) "
+    "ELSE max(bytes) END"
+)
+"""SQL, over the members of a call. Tokens on their way to experts have another size in each call: by powers of two they
+are one class and not thousands."""
 _COLUMNS = ("op", "process_group", "bytes", "n", "num_calls", "transfer_ms", "bus_gb_per_s", "wait_s")
 
 
@@ -114,7 +120,7 @@ def call_columns(
                      median(took) / 1e6 AS transfer_ms, CAST(sum(waited) AS DOUBLE) * {every} / 1e9 AS wait_s
               FROM (SELECT attempt, step, op, process_group, bytes, max(n) AS n, count(*) AS calls, avg(took) AS took,
                            sum(waited) AS waited
-                    FROM (SELECT attempt, min(step) AS step, op, process_group, max(bytes) AS bytes, count(*) AS n,
+                    FROM (SELECT attempt, min(step) AS step, op, process_group, {SIZE_OF_CALL} AS bytes, count(*) AS n,
                                  min(own) AS took, sum(coalesce(wait_ns, 0)) AS waited
                           FROM (SELECT *, greatest(0, end_ns - greatest(issue_ns, coalesce(max(end_ns) OVER (
                                            PARTITION BY attempt, rank, process_group, peer, step ORDER BY issue_ns, seq

@@ -32,6 +32,8 @@ class ConfigurationPolicy:
     """Below, more than a third of 1f1b's time is bubble."""
     tokens_per_rank: int = 2048
     """Tokens of a step on one GPU below which kernels are too short to fill it."""
+    compression_error: float = 0.7
+    """Relative error of compressed gradients: from here on the step points more than 45 degrees (sine 0.7) away."""
     share_ratio: float = 0.1
     """Share of the time for data or evaluation that is worth a word."""
     interval_loss_ratio: float = 0.01
@@ -83,7 +85,7 @@ def _buckets(run: _Run) -> Told:
     size_mb, parameters = number(run.manifest, "parallel.ddp_bucket_mb"), run.manifest.get("num_parameters")
     sizes = run.manifest.get("mesh")
     mesh = sizes if isinstance(sizes, Mapping) else {}
-    is_ddp = mesh.get("dp_replicate", 1) > 1 and mesh.get("dp_shard", 1) == 1 and mesh.get("tp", 1) == 1
+    is_ddp = mesh.get("dp_replicate", 1) > 1 and all(mesh.get(dim, 1) == 1 for dim in ("dp_shard", "ep", "cp", "tp"))
     if not size_mb or not isinstance(parameters, int) or not is_ddp:
         return None
     gradients = 4 * parameters
@@ -165,6 +167,23 @@ def _fp16(run: _Run) -> Told:
     if scaling is not False:  # our trainer always scales; an attached loop says if it does not
         return None
     return "fp16 without a loss scale: gradients below 6e-8 become zero", {"precision": "fp16"}
+
+
+def _compression(run: _Run) -> Told:
+    """What compression leaves of the gradients points elsewhere."""
+    if lacking(run.source, steps=("compression_error",)):
+        return None
+    ((error, count),) = run.source.rows(
+        "SELECT median(compression_error), count(DISTINCT step) FROM steps WHERE compression_error IS NOT NULL"
+    )
+    if error is None or not error >= run.policy.compression_error:
+        return None
+    kind = setting(run.manifest, "parallel.gradient_compression")
+    return (
+        f"compressed gradients ({kind}) are {100 * error:.0f} % away from whole ones, in the median of {count} "
+        "measured steps",
+        {"compression_error_ratio": round(error, 4), "num_samples": count},
+    )
 
 
 def _interval(run: _Run) -> Told:
@@ -251,6 +270,7 @@ RULES: dict[str, Callable[[_Run], Told]] = {
     "tensor_parallel": _tensor_parallel,
     "batch": _batch,
     "fp16": _fp16,
+    "compression": _compression,
     "checkpoint_interval": _interval,
     "workers": _workers,
     "evaluation": _evaluation,

@@ -16,6 +16,7 @@ from typing import Any
 from probes.exporters.catalogue import Sample
 
 from .eventlog import EventLog
+from .expert_load import layer_loads
 from .goodput import measure
 from .node_health import health_samples
 from .run_state import LIVE_WORDS, RunState, run_state
@@ -27,6 +28,7 @@ __all__ = ["STATES", "NodeMetrics"]
 
 STATES = (*LIVE_WORDS, "finished", "preempted", "interrupted", "failed", "given up", "fenced", "died", "empty")
 WINDOW_STEPS = 50
+EXPERT_SAMPLES = 5
 SLOW_EVERY_S = 15.0
 OPEN_FOR_S = 300
 _NEWEST = "attempt = (SELECT max(attempt) FROM steps) AND rank >= 0 AND duration_ns IS NOT NULL"
@@ -52,6 +54,7 @@ class NodeMetrics:
         return [
             *self._run(source, log, state),
             *_steps(source),
+            *_experts(source),
             *self._slow,
             *_ranks(source, log),
             *_findings(source, attempts(source), now_ns),
@@ -158,6 +161,19 @@ def _steps(source: Source) -> Iterator[Sample]:
     for name, value in (("loss", loss), ("grad_norm", norm), ("learning_rate", rate)):
         if value is not None:
             yield Sample(f"rankscope_{name}", value)
+
+
+def _experts(source: Source) -> Iterator[Sample]:
+    """How evenly a mixture's experts were used in the newest samples."""
+    _, layers = layer_loads(source, EXPERT_SAMPLES)
+    if not layers:
+        return
+    yield Sample("rankscope_expert_load_ratio", min(float(layer.mean_load.min()) for layer in layers), {"stat": "min"})
+    yield Sample("rankscope_expert_load_ratio", max(float(layer.mean_load.max()) for layer in layers), {"stat": "max"})
+    chosen = sum(float(layer.tokens.sum()) for layer in layers)
+    yield Sample(
+        "rankscope_expert_dropped_ratio", sum(float(layer.dropped.sum()) for layer in layers) / max(1.0, chosen)
+    )
 
 
 def _account(source: Source, stall: StallPolicy, now_ns: int) -> Iterator[Sample]:

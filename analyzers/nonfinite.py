@@ -177,9 +177,9 @@ def _flags(source: Source, attempt: int, step: int, begins: dict[int, tuple[int,
 def _is_data_parallel(source: Source, attempt: int) -> bool:
     if not source.has("ranks"):
         return False
-    sql = "SELECT coalesce(max(dp_replicate), 0), coalesce(max(dp_shard), 0) FROM ranks WHERE attempt = ?"
-    ((replicate, shard),) = source.rows(sql, [attempt])
-    return bool(replicate or shard)
+    places = ", ".join(f"coalesce(max({dim}), 0)" for dim in ("dp_replicate", "dp_shard", "ep", "cp"))
+    (row,) = source.rows(f"SELECT {places} FROM ranks WHERE attempt = ?", [attempt])
+    return any(row)
 
 
 def _gradients(source: Source, attempt: int, step: int) -> list[tuple[int, str, int]]:

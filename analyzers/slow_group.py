@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from .bandwidth import SIZE_OF_CALL
 from .source import Floats, Source
 from .transfer_history import HistoryPolicy, core_wait_rise, find_slower
 
@@ -76,10 +77,10 @@ def slow_groups(
     policy = policy or SlowGroupPolicy()
     members = _members(source, attempt)
     rows = source.rows(
-        """
+        f"""
         SELECT process_group, op, bytes, step // ? AS part, median(transfer_ns) / 1e6, count(*), min(step), max(step)
         FROM (
-            SELECT process_group, min(op) AS op, max(bytes) AS bytes, min(step) AS step,
+            SELECT process_group, min(op) AS op, {SIZE_OF_CALL} AS bytes, min(step) AS step,
                    min(end_ns - issue_ns) AS transfer_ns
             FROM collectives
             WHERE attempt = ? AND step >= ? AND end_ns >= issue_ns AND op NOT IN ('send', 'recv')

@@ -210,15 +210,16 @@ def _ranks(source: Source, attempt: int, step: int, turn: int) -> tuple[RankShar
 
 
 def _data_ranks(source: Source, attempt: int) -> Mapping[int, Any]:
-    """{rank: its place among the ranks that read different rows}."""
+    """{rank: its place among the ranks that read different rows, or other parts of them}."""
     if not source.has("ranks"):
         return {}
     rows = source.rows(
-        "SELECT rank, coalesce(max(dp_replicate), 0), coalesce(max(dp_shard), 0) FROM ranks "
+        "SELECT rank, coalesce(max(dp_replicate), 0), coalesce(max(dp_shard), 0), coalesce(max(ep), 0), "
+        "coalesce(max(cp), 0) FROM ranks "
         "WHERE attempt = ? GROUP BY rank HAVING max(dp_replicate) IS NOT NULL OR max(dp_shard) IS NOT NULL",
         [attempt],
     )
-    return {rank: ("data", replicate, shard) for rank, replicate, shard in rows}
+    return {rank: ("data", *place) for rank, *place in rows}
 
 
 def _samples(replayed: Replayed, loss: float) -> tuple[SampleShare, ...]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from analyzers.report.queries import MEASURES
 from analyzers.report.sampled import sampled
-from analyzers.source import Source
+from analyzers.source import Source, lacking
 from probes.schema import TABLES
 
 __all__ = [
@@ -206,6 +206,30 @@ def rate(source: Source) -> Columns:
     return source.query(
         "SELECT step, lr FROM steps WHERE lr IS NOT NULL AND rank = (SELECT min(rank) FROM steps WHERE lr IS NOT NULL) "
         "ORDER BY attempt, start_ns"
+    )
+
+
+def compression_error(source: Source) -> Columns:
+    """Columns step, error: relative error of the reduced gradient, where it was compressed and measured."""
+    if lacking(source, steps=("compression_error",)):
+        return _none("step", "error")
+    return source.query(
+        "SELECT step, max(compression_error) AS error FROM steps WHERE compression_error IS NOT NULL "
+        "GROUP BY attempt, step ORDER BY attempt, step"
+    )
+
+
+def expert_load(source: Source) -> Columns:
+    """Columns step, high, low: load of the most and the least used expert of all layers, 1 is an even share."""
+    if not source.has("experts"):
+        return _none("step", "high", "low")
+    return source.query(
+        """
+        SELECT step, max(load) AS high, min(load) AS low FROM (
+            SELECT step, CAST(sum(tokens) * count(*) OVER own / sum(sum(tokens)) OVER own AS DOUBLE) AS load
+            FROM experts GROUP BY step, layer, expert WINDOW own AS (PARTITION BY step, layer))
+        GROUP BY step ORDER BY step
+        """
     )
 
 

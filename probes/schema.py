@@ -135,6 +135,7 @@ _TAPE_TABLES = (
             _f64("grad_norm", "1", "global gradient norm before clipping"),
             _f64("local_grad_norm", "1", "norm of this rank's own gradient before it was reduced; NULL if not taken"),
             _f64("lr", "1", "learning rate of the step"),
+            _f64("compression_error", "1", "relative L2 error of the reduced gradient by compression, where measured"),
             _i64("memory_bytes", "By", "resident memory of the process, or allocated on the device"),
             _i64("nonfinite_count", "1", "NaN and Inf among this rank's gradients; NULL if not counted"),
             Column("committed", "bool", "", "whether the optimizer step was taken"),
@@ -191,6 +192,18 @@ _TAPE_TABLES = (
             _f64("norm", "1", "L2 norm of the local gradient (of the local shard if sharded)"),
             _f64("max_abs", "1", "largest absolute value"),
             _i64("nonfinite_count", "1", "number of NaN and Inf elements"),
+        ),
+    ),
+    Table(
+        "experts",
+        "What the router of a mixture of experts chose, of one rank's tokens, since the rank's rows before.",
+        "tape",
+        (
+            _STEP,
+            _i64("tokens", "1", "times that the expert was chosen for a token"),
+            _i64("dropped", "1", "those of them that the expert's capacity had no room for"),
+            _i32("layer", "1", "number of the block"),
+            _i32("expert", "1", "number of the expert in its layer"),
         ),
     ),
     Table(

@@ -27,7 +27,8 @@ def test_snippet_resolves(snippet: str, tmp_path: Path) -> None:
 
 def test_each_kind_has_a_snippet() -> None:
     together = "\n".join(SNIPPETS)
-    for key in ("dp_replicate", "dp_shard", "tp", "pp", "schedule", "stage_costs", "precision"):
+    keys = "dp_replicate dp_shard tp cp ep pp schedule stage_costs precision zero1 cpu_offload gradient_compression"
+    for key in (*keys.split(), "num_experts", "compile"):
         assert re.search(rf"^{key} = ", together, flags=re.MULTILINE), key
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from probes.rundir import RunDir
 from trainer.config import Config, ConfigError, changed_config, load_config
 from trainer.drills.faults import parse_fault
-from trainer.mesh_plan import Plan, fitting_world, resolve
+from trainer.mesh_plan import MESH_DIMS, Plan, fitting_world, resolve
 from trainer.recovery.left_out import begin_to_count, count_failures, left_out_path, why_left_out
 from trainer.recovery.node import Node
 from trainer.resume import Resumed, forgive, prepare
@@ -83,7 +83,7 @@ def _check_trackers(config: Config) -> None:
 
 def ranks_needed(config: Config) -> int:
     """The ranks that a mesh without a free dimension needs; else one a GPU, or one."""
-    sizes = (config.parallel.pp, config.parallel.dp_replicate, config.parallel.dp_shard, config.parallel.tp)
+    sizes = [getattr(config.parallel, dim) for dim in MESH_DIMS]
     fixed = 1
     for size in sizes:
         fixed *= max(1, size)

@@ -26,8 +26,9 @@ from trainer.data.corpus import Corpus, open_corpus
 from trainer.data.prefetch import Prefetcher
 from trainer.mesh_plan import Plan
 from trainer.model.checkpointing import apply_activation_checkpointing
+from trainer.model.compiling import check_compiler, compile_blocks
 from trainer.optimizer import build_optimizer
-from trainer.parallel.mesh import build_mesh
+from trainer.parallel.mesh import build_mesh, submesh
 from trainer.parallel.parallelize import parallelize
 from trainer.parallel.pipeline import Pipeline, stage_modules
 from trainer.precision import LossScaler
@@ -42,6 +43,10 @@ def pick_device(config: Config, local_rank: int) -> torch.device:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("train.device = 'cuda': no CUDA device is available; allowed here: cpu, auto")
     if wanted == "cpu" or not torch.cuda.is_available():
+        if config.parallel.cpu_offload:
+            raise ConfigError(
+                "parallel.cpu_offload = true: needs train.device = 'cuda'; a CPU has everything in host memory already"
+            )
         return torch.device("cpu")
     if config.train.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise ConfigError("train.precision = 'bf16': this GPU has no bf16; allowed: float32, fp16")
@@ -80,7 +85,11 @@ def build(
         made = stage_modules(config, plan, pp_rank)
     for module in made:
         apply_activation_checkpointing(module, config.train)
+        if config.train.compile:
+            check_compiler(config.train.compile_backend, device)
+            compile_blocks(module, config.train.compile_backend)
         parts.append(parallelize(module, config, plan, mesh, device))
+    replicas = submesh(mesh, "dp_replicate") if plan.zero1 else None
     modules: list[nn.Module] = [part.module for part in parts]
     scaler = LossScaler() if config.train.precision == "fp16" else None
 
@@ -104,7 +113,7 @@ def build(
         rank=rank,
         mesh=mesh,
         parts=parts,
-        optimizer=build_optimizer(modules, config.optim),
+        optimizer=build_optimizer(modules, config.optim, shared_by=replicas.get_group() if replicas else None),
         stream=stream,
         loader=loader,
         validation=_stream(config, corpus, "validation") if config.data.validation_ratio else None,

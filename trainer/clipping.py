@@ -80,7 +80,7 @@ def gradient_norm(
     for copies, local in gradients:
         # float64: the sum over all ranks then rounds the same way whatever the layout is, to float32's last bit.
         norms = torch.stack(torch._foreach_norm(local)).double()
-        square = norms.dot(norms)
+        square = norms.dot(norms).to(device)  # offloaded gradients are on the host
         # Divided by a Python number, one group at a time: nothing is copied to the device and nothing waits for it.
         squares.append(square if copies == 1 else square / copies)
     total = sum(squares[1:], start=squares[0]) if squares else torch.zeros((), dtype=torch.float64, device=device)
@@ -105,6 +105,6 @@ def scale_gradients(gradients: Sequence[tuple[int, list[Tensor]]], factor: Tenso
     """Multiply all of them, in place."""
     if factor.is_cpu and factor.item() == 1.0:
         return  # a pass over all gradients for nothing; on a GPU, to ask would be to wait
-    factor = factor.float()
     for _, local in gradients:
-        torch._foreach_mul_(local, factor)
+        # Offloaded gradients are on the host: there it waits for the factor.
+        torch._foreach_mul_(local, factor.to(local[0].device, torch.float32))

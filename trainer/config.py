@@ -18,8 +18,10 @@ from pydantic import Field, ValidationError, model_validator
 
 from trainer.config_section import Section
 from trainer.export_config import AlertsConfig, MetricsConfig, OtelConfig, TrackersConfig
+from trainer.model_config import ModelConfig
+from trainer.parallel_config import ParallelConfig
 
-__all__ = ["Config", "ConfigError", "changed_config", "load_config"]
+__all__ = ["Config", "ConfigError", "ModelConfig", "ParallelConfig", "changed_config", "load_config"]
 
 
 class ConfigError(ValueError):
@@ -33,44 +35,6 @@ class RunConfig(Section):
     """Folder that holds all runs."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of the weights, the order of the data and dropout."""
-
-
-class ModelConfig(Section):
-    vocab_size: int = Field(default=256, ge=2)
-    """Number of tokens; 256 for bytes of text."""
-    dim: int = Field(default=128, ge=8)
-    """Width of the residual stream."""
-    num_layers: int = Field(default=4, ge=1)
-    """Transformer blocks."""
-    num_heads: int = Field(default=4, ge=1)
-    """Query heads; `dim` must be divisible by it, and the head's width must be even."""
-    num_kv_heads: int = Field(default=0, ge=0)
-    """Key / value heads (grouped-query attention); 0 = as many as `num_heads`."""
-    hidden_dim: int = Field(default=0, ge=0)
-    """Width of the feed-forward layer; 0 = 8/3 of `dim`, rounded up to `multiple_of`."""
-    multiple_of: int = Field(default=32, ge=1)
-    """Rounding of the derived feed-forward width."""
-    max_seq_len: int = Field(default=1024, ge=1)
-    """Longest sequence for which rotary angles are kept (tokens)."""
-    rope_theta: float = Field(default=10_000.0, gt=0)
-    """Base of the rotary angles."""
-    norm_eps: float = Field(default=1e-5, gt=0)
-    """Added to the mean square in RMSNorm."""
-    tie_embeddings: bool = False
-    """The output layer uses the embedding's weights."""
-    weights: str = ""
-    """Begin with these: a folder or file of safetensors, in our or in Hugging Face's Llama naming; empty = drawn."""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Probability with which a value of a block's two branches is dropped in training."""
-
-    @property
-    def kv_heads(self) -> int:
-        return self.num_kv_heads or self.num_heads
-
-    @property
-    def ffn_dim(self) -> int:
-        """Feed-forward width after the default is resolved."""
-        return self.hidden_dim or -(-(8 * self.dim // 3) // self.multiple_of) * self.multiple_of
 
 
 class DataConfig(Section):
@@ -96,44 +60,6 @@ class DataConfig(Section):
     """Page-locked host memory for batches (CUDA only)."""
 
 
-class ParallelConfig(Section):
-    dp_replicate: int = Field(default=1, ge=-1)
-    """Replicas: DDP, or HSDP together with `dp_shard`; -1 = as many as the ranks allow."""
-    dp_shard: int = Field(default=-1, ge=-1)
-    """Ranks that share one copy of parameters, gradients and optimizer state (FSDP2); -1 = as many as there are."""
-    tp: int = Field(default=1, ge=1)
-    """Ranks that share every layer (tensor parallel)."""
-    pp: int = Field(default=1, ge=1)
-    """Pipeline ranks; each holds some of the layers."""
-    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv_zero_bubble"] = "1f1b"
-    """Order of the pipeline's microbatches."""
-    stages_per_rank: int = Field(default=0, ge=0)
-    """Pipeline stages on a rank; 0 = 1, or 2 for the interleaved and ZBV schedules."""
-    stage_costs: list[float] = Field(default_factory=list)
-    """Cost of each layer (any unit) by which stages are balanced; empty = equal layers."""
-    reshard_after_forward: bool = True
-    """FSDP frees gathered parameters after forward (ZeRO-3); false keeps them until backward (ZeRO-2)."""
-    sequence_parallel: bool = True
-    """With tp: norms and residuals are split along the sequence."""
-    loss_parallel: bool = True
-    """With tp: logits stay split along the vocabulary in the loss."""
-    ddp_bucket_mb: float = Field(default=25.0, gt=0)
-    """Size of DDP's gradient buckets (MiB)."""
-    gradient_as_bucket_view: bool = True
-    """DDP's gradients are views into its buckets: one copy less."""
-    prefetch_blocks: int = Field(default=0, ge=0, le=8)
-    """Blocks that FSDP gathers ahead explicitly; 0 = its own implicit prefetch of one."""
-
-    @model_validator(mode="after")
-    def _one_free_dimension(self) -> ParallelConfig:
-        for key in ("dp_replicate", "dp_shard"):
-            if getattr(self, key) == 0:
-                raise ValueError(f"parallel.{key} = 0: must be 1 or more, or -1 to fill up")
-        if self.dp_replicate == -1 and self.dp_shard == -1:
-            raise ValueError("parallel.dp_replicate = -1: only one of dp_replicate and dp_shard can be -1")
-        return self
-
-
 class TrainConfig(Section):
     steps: int = Field(default=200, ge=1)
     """Optimizer steps."""
@@ -149,6 +75,10 @@ class TrainConfig(Section):
     """Computation; parameters, gradients' reduction and optimizer stay float32."""
     activation_checkpointing: Literal["none", "full", "every_n", "selective"] = "none"
     """What backward recomputes: nothing, every block, every n-th block, or all but matrix products and attention."""
+    compile: bool = False
+    """Each block goes through `torch.compile`."""
+    compile_backend: Literal["inductor", "aot_eager", "eager"] = "inductor"
+    """inductor writes kernels; the others only trace, where there is no C++ compiler or to look for a fault."""
     checkpoint_every_n: int = Field(default=2, ge=1)
     """With `every_n`: one of n blocks is recomputed."""
     log_interval: int = Field(default=1, ge=1)
@@ -195,6 +125,10 @@ class ProbesConfig(Section):
     """Record what every rank does."""
     gradient_interval: int = Field(default=10, ge=0)
     """Steps between per-parameter gradient statistics; 0 = only the global norm."""
+    expert_interval: int = Field(default=10, ge=0)
+    """Steps between rows of how experts are used, which cover all steps in between; 0 = never."""
+    compression_interval: int = Field(default=50, ge=0)
+    """Steps between measurements of what `parallel.gradient_compression` loses, for one more reduction; 0 = never."""
     collectives: bool = True
     """Record every collective."""
     nonfinite_flags: bool = True

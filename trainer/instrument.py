@@ -3,17 +3,29 @@
 install(recorder)                       # collectives: before any process group is made
 training = build(config, plan, device, recorder=recorder)
 gradients = instrument(training, recorder)
+experts = watch_experts(training, recorder)
 """
 
 from __future__ import annotations
 
+from probes.experts import ExpertProbe
 from probes.failopen import failing_open
 from probes.gradients import GradientProbe
 from probes.pipeline import record_schedule
 from probes.recorder import Recorder
 from trainer.training import Training
 
-__all__ = ["instrument"]
+__all__ = ["instrument", "watch_experts"]
+
+
+def watch_experts(training: Training, recorder: Recorder) -> ExpertProbe | None:
+    """The probe of the rank's mixtures of experts; None where there are none, or nothing is recorded."""
+    if not recorder.enabled or not training.expert_layers:
+        return None
+    with failing_open("experts"):
+        layers = {number: layer.take_load for number, layer in training.expert_layers.items()}
+        return ExpertProbe(recorder, layers, interval=training.config.probes.expert_interval)
+    return None
 
 
 def instrument(training: Training, recorder: Recorder) -> GradientProbe | None:

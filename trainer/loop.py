@@ -28,8 +28,8 @@ from trainer.training import Training
 __all__ = ["Session", "train"]
 
 
-class GradientWatcher(Protocol):
-    """What of `probes.gradients.GradientProbe` is used here."""
+class Watcher(Protocol):
+    """What of `probes.gradients.GradientProbe` and `probes.experts.ExpertProbe` is used here."""
 
     def after_backward(self, step: int) -> object: ...
 
@@ -49,7 +49,8 @@ class Session:
     training: Training
     recorder: Recorder
     recovery: Recovery
-    gradients: GradientWatcher | None = None
+    gradients: Watcher | None = None
+    experts: Watcher | None = None
     unreduced: UnreducedGradients | None = None
     """None where ranks' own gradients are not whole, or are not told apart from other reductions."""
     asked_to_stop: Callable[[], bool] = lambda: False
@@ -68,6 +69,8 @@ class Reading:
     own_loss: float
     own_norm: float
     """Of this rank's own gradient, before it was reduced; NaN in most steps."""
+    compression_error: float | None = None
+    """Of the reduced gradient, relative to the one without compression; None if it was not measured."""
 
 
 def train(session: Session) -> str:
@@ -92,17 +95,20 @@ def steps(session: Session, position: Position) -> Iterator[tuple[Position, bool
 def _step(session: Session, position: Position) -> tuple[Position, bool]:
     """One step; returns the position after it, which lies before it if the training went back."""
     training, recorder, recovery = session.training, session.recorder, session.recovery
-    step, batch_index = position.step + 1, position.batch_index
+    config, step, batch_index = training.config, position.step + 1, position.batch_index
     batch = training.batch(batch_index)
     recorder.log(batch_index=batch_index, tokens=batch.inputs.numel())
 
-    unreduced = session.unreduced if _is_due(step, training.config.probes.local_norm_interval) else None
+    sampled = config.probes.compression_interval if recorder.enabled else 0
+    training.sample_compression(_is_due(step, sampled))
+    unreduced = session.unreduced if _is_due(step, config.probes.local_norm_interval) else None
     if unreduced is not None:
         unreduced.begin(training.device)
     local_loss = training.forward_backward(batch)
     own_square = unreduced.end() if unreduced is not None else None
-    if session.gradients is not None:
-        session.gradients.after_backward(step)
+    for watcher in (session.gradients, session.experts):
+        if watcher is not None:
+            watcher.after_backward(step)
     reading = _read(session, local_loss, own_square)
     if recovery.computes_again(position, batch_index):
         recorder.log(committed=False)  # without its numbers: they are not the step's
@@ -110,6 +116,8 @@ def _step(session: Session, position: Position) -> tuple[Position, bool]:
     own = {"local_loss": reading.own_loss} if training.has_loss else {}
     if math.isfinite(reading.own_norm):
         own["local_grad_norm"] = reading.own_norm
+    if reading.compression_error is not None:
+        own["compression_error"] = reading.compression_error
     recorder.log(loss=reading.loss, grad_norm=reading.norm, committed=False, **own)
 
     if training.absorb_overflow(reading.norm):
@@ -139,11 +147,17 @@ def _read(session: Session, local_loss: Tensor, own_square: Tensor | None) -> Re
     training, recovery = session.training, session.recovery
     own = local_loss.double().view(1)
     # Tensor-parallel ranks each add the same loss; pipeline ranks without one add nothing.
-    share = own / (training.plan.data_size * training.plan.tp) if training.has_loss else torch.zeros_like(own)
+    share = own / training.plan.loss_copies if training.has_loss else torch.zeros_like(own)
     said = torch.tensor([float(session.asked_to_stop()), *recovery.votes()], dtype=torch.float64)
     said = said.to(own.device, non_blocking=True)
-    square = (own.new_full((1,), math.nan),) if own_square is None else (own_square,)
-    norm, loss, stops, *votes, own_loss, square = training.clip(share, said, beside=(own, *square))
+    square = own.new_full((1,), math.nan) if own_square is None else own_square
+    squares, error = training.compression_squares(), None
+    beside = (own, square) if squares is None else (own, square, squares)
+    norm, loss, stops, *rest = training.clip(share, said, beside=beside)
+    if squares is not None:
+        *rest, wrong, whole = rest
+        error = math.sqrt(wrong / whole) if whole > 0 else math.nan
+    *votes, own_loss, own_square_sum = rest
     recovery.counted(votes)
     scale = training.scaler.scale if training.scaler is not None else 1.0
     return Reading(
@@ -151,7 +165,8 @@ def _read(session: Session, local_loss: Tensor, own_square: Tensor | None) -> Re
         norm=norm,
         stop=stops > 0,
         own_loss=own_loss if training.has_loss else math.nan,
-        own_norm=math.sqrt(square) / scale,
+        own_norm=math.sqrt(own_square_sum) / scale,
+        compression_error=error,
     )
 
 

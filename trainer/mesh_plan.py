@@ -1,10 +1,11 @@
 """From a configuration and a number of ranks to the parallel layout, without torch and before any process group.
 
     plan = resolve(config, world_size=8)
-    plan.sizes            # {"pp": 1, "dp_replicate": 2, "dp_shard": 2, "tp": 2}
-    plan.coordinates(5)   # {"pp": 0, "dp_replicate": 1, "dp_shard": 0, "tp": 1}
+    plan.sizes            # {"pp": 1, "dp_replicate": 2, "dp_shard": 2, "ep": 1, "cp": 1, "tp": 2}
+    plan.coordinates(5)   # {"pp": 0, "dp_replicate": 1, "dp_shard": 0, "ep": 0, "cp": 0, "tp": 1}
 
-Ranks are numbered with `tp` fastest, then `dp_shard`, `dp_replicate`, `pp`: the groups that talk most lie closest.
+Ranks are numbered with `tp` fastest, then `cp`, `ep`, `dp_shard`, `dp_replicate`, `pp`: the groups that talk most lie
+closest.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainer.config import Config, ConfigError
+from trainer.products import CHECKS
 from trainer.stages import Stages, split_layers
 
 __all__ = ["MESH_DIMS", "Plan", "fitting_world", "resolve"]
 
-MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "tp")
+MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
 
 _STAGES_OF_SCHEDULE = {"gpipe": 1, "1f1b": 1, "interleaved_1f1b": 2, "interleaved_zero_bubble": 2, "zbv_zero_bubble": 2}
 
@@ -29,11 +31,14 @@ class Plan:
     pp: int
     dp_replicate: int
     dp_shard: int
+    ep: int
+    cp: int
     tp: int
     local_batch_size: int  # sequences of one step on one data rank
     micro_batch_size: int  # sequences of one forward pass
     stages: Stages
     schedule: str  # of the pipeline; no meaning where pp is 1
+    zero1: bool = False  # replicas share the optimizer's state
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -42,7 +47,12 @@ class Plan:
     @property
     def data_size(self) -> int:
         """Data ranks: groups of ranks that read different sequences."""
-        return self.dp_replicate * self.dp_shard
+        return self.dp_replicate * self.dp_shard * self.ep
+
+    @property
+    def loss_copies(self) -> int:
+        """What the losses of all ranks that have one must be divided by to add up to their mean."""
+        return self.world_size // self.pp
 
     @property
     def num_microbatches(self) -> int:
@@ -54,9 +64,9 @@ class Plan:
 
         DDP's C++ reducer takes no DTensors, and never hears of gradients that the zero-bubble schedules compute apart
         from backward. Replicas then go through FSDP2 with a shard dimension of one, whose gather and scatter are
-        no-ops: `hsdp`.
+        no-ops: `hsdp`. What is no expert is sharded over `dp_shard`, `ep` and `cp` together.
         """
-        if self.dp_shard > 1:
+        if self.dp_shard * self.ep * self.cp > 1:
             return "hsdp" if self.dp_replicate > 1 else "fsdp"
         if self.dp_replicate > 1:
             zero_bubble = self.pp > 1 and self.schedule.endswith("zero_bubble")
@@ -67,6 +77,7 @@ class Plan:
     def mesh_dims(self) -> tuple[tuple[str, int], ...]:
         """Names and sizes of the device mesh: the dimensions in use; empty for a single rank."""
         needed = {"dp_replicate", "dp_shard"} if self.data_parallel_kind == "hsdp" else set()
+        needed |= {"dp_shard"} if self.ep > 1 else set()
         return tuple((dim, size) for dim, size in self.sizes.items() if size > 1 or dim in needed)
 
     def coordinates(self, rank: int) -> dict[str, int]:
@@ -79,7 +90,7 @@ class Plan:
     def data_rank(self, rank: int) -> int:
         """Which share of the global batch `rank` reads."""
         at = self.coordinates(rank)
-        return at["dp_replicate"] * self.dp_shard + at["dp_shard"]
+        return (at["dp_replicate"] * self.dp_shard + at["dp_shard"]) * self.ep + at["ep"]
 
 
 def resolve(config: Config, world_size: int) -> Plan:
@@ -89,15 +100,19 @@ def resolve(config: Config, world_size: int) -> Plan:
     sizes = _mesh_sizes(config, world_size)
     _check_tensor_parallel(config, sizes["tp"])
     stages = _pipeline_stages(config, sizes["pp"])
-    local, micro = _batch_sizes(config, sizes["dp_replicate"] * sizes["dp_shard"], sizes["pp"], stages)
-    return Plan(
+    local, micro = _batch_sizes(config, sizes["dp_replicate"] * sizes["dp_shard"] * sizes["ep"], sizes["pp"], stages)
+    plan = Plan(
         world_size=world_size,
         **sizes,
         local_batch_size=local,
         micro_batch_size=micro,
         stages=stages,
         schedule=config.parallel.schedule,
+        zero1=config.parallel.zero1 and sizes["dp_replicate"] > 1,
     )
+    for check in CHECKS:
+        check(config, plan)
+    return plan
 
 
 def fitting_world(config: Config, num_ranks: int) -> int:

@@ -1,6 +1,8 @@
 """AdamW and the learning rate.
 
     optimizer = build_optimizer(modules, config.optim)
+    optimizer = build_optimizer(modules, config.optim, shared_by=replicas)     # ZeRO-1: a part of the state on each
+    optimizer_state(optimizer)                                                 # what this rank holds of it
     set_learning_rate(optimizer, learning_rate(step, config))
 
 The rate is a pure function of the step, so there is no scheduler to save, to restore or to rewind after a rollback.
@@ -9,15 +11,24 @@ The rate is a pure function of the step, so there is no scheduler to save, to re
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
+from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainer.config import Config, OptimConfig
 
-__all__ = ["build_optimizer", "learning_rate", "named_parameters", "set_learning_rate"]
+__all__ = [
+    "build_optimizer",
+    "learning_rate",
+    "named_parameters",
+    "optimizer_state",
+    "set_learning_rate",
+    "updated_here",
+]
 
 
 def learning_rate(step: int, config: Config) -> float:
@@ -55,8 +66,14 @@ def named_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Par
         yield from module.named_parameters()
 
 
-def build_optimizer(modules: list[nn.Module], config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over `modules`, sharded as their parameters are. Norms, biases and the embedding do not decay."""
+def build_optimizer(
+    modules: list[nn.Module], config: OptimConfig, *, shared_by: dist.ProcessGroup | None = None
+) -> torch.optim.Optimizer:
+    """AdamW over `modules`, sharded as their parameters are. Norms, biases and the embedding do not decay.
+
+    `shared_by`: replicas that each update some of the parameters and send them to the others (ZeRO-1). Whole
+    parameters are dealt out, the largest first, so that the shares are about equal.
+    """
     groups: dict[object, dict[str, object]] = {}
     for name, parameter in named_parameters(modules):
         decays = parameter.dim() >= 2 and not name.startswith("embed.")
@@ -68,6 +85,30 @@ def build_optimizer(modules: list[nn.Module], config: OptimConfig) -> torch.opti
         group["params"].append(parameter)  # type: ignore[attr-defined]
         group["names"].append(name)  # type: ignore[attr-defined]
     # With DTensors each operation costs a dispatch per parameter on the host: fused has one, "foreach" a dozen.
-    return torch.optim.AdamW(
-        list(groups.values()), lr=config.lr, betas=config.betas, eps=config.eps, fused=config.fused or None
-    )
+    settings = {"lr": config.lr, "betas": config.betas, "eps": config.eps, "fused": config.fused or None}
+    if shared_by is not None:
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # compiles TorchScript when it is imported
+
+        return ZeroRedundancyOptimizer(
+            list(groups.values()),
+            torch.optim.AdamW,
+            process_group=shared_by,
+            parameters_as_bucket_view=True,  # one broadcast a rank instead of one a parameter
+            **settings,
+        )
+    return torch.optim.AdamW(list(groups.values()), **settings)
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> MutableMapping[Tensor, dict[str, Any]]:
+    """The state that this rank holds, by parameter; live."""
+    return _own_optimizer(optimizer).state
+
+
+def updated_here(optimizer: torch.optim.Optimizer) -> set[Tensor]:
+    """The parameters that this rank updates: all, but for ZeRO-1."""
+    return {parameter for group in _own_optimizer(optimizer).param_groups for parameter in group["params"]}
+
+
+def _own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """ZeroRedundancyOptimizer keeps the AdamW of its rank's share in `optim`."""
+    return getattr(optimizer, "optim", optimizer)

@@ -27,8 +27,10 @@ from trainer.config import Config, ConfigError
 from trainer.data.batches import Batch, BatchStream
 from trainer.data.prefetch import Prefetcher
 from trainer.mesh_plan import Plan
+from trainer.model.experts import MixtureOfExperts
 from trainer.model.transformer import Transformer
 from trainer.optimizer import learning_rate, named_parameters, set_learning_rate
+from trainer.parallel.compression import GradientCompression
 from trainer.parallel.parallelize import COMPUTE_DTYPES, ParallelModel
 from trainer.parallel.pipeline import Pipeline
 from trainer.precision import LossScaler
@@ -69,7 +71,7 @@ class Training:
     rank: int
     mesh: DeviceMesh | None
     parts: list[ParallelModel]
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
     stream: BatchStream
     loader: Prefetcher  # of this rank's batches of `stream`
     validation: BatchStream | None
@@ -98,7 +100,7 @@ class Training:
     def batch(self, batch_index: int) -> Batch:
         """This rank's share of global batch `batch_index`, on the device."""
         with self.recorder.span("data"):
-            return self.loader.batch(batch_index).to(self.device)
+            return self.own_piece(self.loader.batch(batch_index)).to(self.device)
 
     def forward_backward(self, batch: Batch) -> Tensor:
         """Accumulate the gradients of the rank's rows of `batch`; returns its mean loss, a detached float32 scalar.
@@ -111,6 +113,7 @@ class Training:
         for module in self.modules:
             if not module.training:  # after an evaluation; setting it walks through every module
                 module.train()
+        self._scale_router_losses()
         if self.pipeline is not None:
             with self._loss_context(), self._autocast():
                 loss = self.pipeline.run(batch.inputs, batch.targets)
@@ -129,6 +132,18 @@ class Training:
             losses.append(loss.detach())
         return losses[0] if count == 1 else torch.stack(losses).sum()
 
+    def _scale_router_losses(self) -> None:
+        """Routers' losses enter in backward, beside a loss that is divided by microbatches and scaled in fp16."""
+        scale = 1.0 if self.scaler is None else self.scaler.scale
+        for layer in self.expert_layers.values():
+            layer.loss_scale = scale / self.plan.num_microbatches
+
+    @functools.cached_property
+    def expert_layers(self) -> dict[int, MixtureOfExperts]:
+        """Mixtures of experts on this rank, by their block's number; empty for other models."""
+        blocks = {int(number): block for module in self.modules for number, block in module.blocks.items()}
+        return {number: block.mlp for number, block in blocks.items() if isinstance(block.mlp, MixtureOfExperts)}
+
     @torch.no_grad()
     def evaluate(self, num_batches: int | None = None) -> Tensor:
         """Mean loss over the first `num_batches` (default `train.eval_batches`) validation batches, on every rank.
@@ -142,7 +157,7 @@ class Training:
         for module in self.modules:
             module.eval()
         for index in range(num_batches):
-            batch = self.validation.batch(index, self.data_rank, self.plan.data_size).to(self.device)
+            batch = self.own_piece(self.validation.batch(index, self.data_rank, self.plan.data_size)).to(self.device)
             with self._loss_context(), self._autocast():
                 total += self._batch_loss(batch)
         for part in self.parts:
@@ -157,6 +172,10 @@ class Training:
         losses = [token_loss(part.module(batch.inputs[rows]), batch.targets[rows]) for rows in self._microbatches()]
         return torch.stack(losses).mean()
 
+    def own_piece(self, batch: Batch) -> Batch:
+        """Under context parallel a rank has a part of each sequence."""
+        return batch.piece(self.plan.coordinates(self.rank)["cp"], self.plan.cp)
+
     def _microbatches(self) -> Iterator[slice]:
         size = self.plan.micro_batch_size
         return (slice(start, start + size) for start in range(0, self.plan.local_batch_size, size))
@@ -166,7 +185,7 @@ class Training:
         if not dist.is_initialized() or self.plan.world_size == 1:
             return loss
         # Each tensor-parallel rank adds the same loss; pipeline ranks without one add nothing.
-        copies = self.plan.data_size * self.plan.tp
+        copies = self.plan.loss_copies
         total = loss / copies if self.has_loss else torch.zeros_like(loss)
         dist.all_reduce(total)
         return total
@@ -225,6 +244,40 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         for part in self.parts:
             part.reshard()
+        for compression in self.compressions:
+            compression.forget()
+
+    @functools.cached_property
+    def compressions(self) -> list[GradientCompression]:
+        """What compresses the gradients of this rank's model parts; empty where nothing does."""
+        return [part.compression for part in self.parts if part.compression is not None]
+
+    def sample_compression(self, wanted: bool) -> None:
+        """Whether the next backward measures what compression loses."""
+        for compression in self.compressions:
+            compression.sample = wanted
+
+    def compression_squares(self) -> Tensor | None:
+        """(squared error, square) of the reduced gradient, (2,) float64; None if that was not sampled."""
+        found = [squares for part in self.compressions if (squares := part.squares()) is not None]
+        return torch.stack(found).sum(0) if found else None
+
+    @contextlib.contextmanager
+    def looked_at_only(self) -> Iterator[None]:
+        """A step of this time is no training: gradients are reduced whole, compression keeps nothing of them, the
+        load of experts is not counted."""
+
+        def trains(does: bool) -> None:
+            for compression in self.compressions:
+                compression.active = does
+            for layer in self.expert_layers.values():
+                layer.counts_load = does
+
+        trains(False)
+        try:
+            yield
+        finally:
+            trains(True)
 
     def close(self) -> None:
         """End the data workers. Harmless to call twice, or never."""
@@ -249,6 +302,7 @@ class Training:
         Ranks of a tp group agree, unless each has its own part of the sequence.
         """
         if self.config.model.dropout:
-            shard = self.plan.coordinates(self.rank)["tp"] if self.config.parallel.sequence_parallel else 0
+            at = self.plan.coordinates(self.rank)
+            shard = at["cp"] * self.plan.tp + (at["tp"] if self.config.parallel.sequence_parallel else 0)
             key = np.random.SeedSequence([self.config.run.seed, batch_index, self.data_rank, shard])
             torch.manual_seed(int(key.generate_state(1, dtype=np.uint64)[0] >> 1))

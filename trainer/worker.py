@@ -42,7 +42,7 @@ from trainer.config import Config, ConfigError, load_config
 from trainer.drills.faults import Fault, FaultError, parse_fault
 from trainer.drills.inject import arm, distort_clock
 from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_MISTAKE, EXIT_PREEMPTED
-from trainer.instrument import instrument
+from trainer.instrument import instrument, watch_experts
 from trainer.loop import Session, train
 from trainer.mesh_plan import Plan, resolve
 from trainer.model.transformer import Transformer
@@ -121,7 +121,8 @@ def _train(
         recorder=recorder,
         recovery=Recovery(training, recorder, run, gradients),
         gradients=gradients,
-        unreduced=unreduced_gradients() if plan.data_size > 1 and plan.tp == 1 else None,
+        unreduced=unreduced_gradients() if _reduces_whole_gradients(config, plan) else None,
+        experts=watch_experts(training, recorder),
         asked_to_stop=stop,
         prints_progress=identity.rank == 0 and "RANKSCOPE_RUN_DIR" not in os.environ,
     )
@@ -139,6 +140,12 @@ def _train(
     # The group is not destroyed: DDP's reducer may hold its last reference, and torch then joins gloo's threads under
     # the GIL that they wait for (seen as a rank that never ends). `run_and_leave` ends the process as it is.
     return EXIT_PREEMPTED if outcome == "stopped" and identity.attempt >= 0 else 0
+
+
+def _reduces_whole_gradients(config: Config, plan: Plan) -> bool:
+    """Whether what a rank hands to reductions in a step are its own gradients, as they are, and nothing else."""
+    alone = plan.tp == plan.ep == plan.cp == 1 and config.parallel.gradient_compression == "none"
+    return plan.data_size > 1 and alone
 
 
 def _name(number: int) -> str | None:

@@ -135,6 +135,11 @@ def next_step(finding: Finding) -> str:
         "stage_imbalance": "give that stage fewer layers (parallel.stage_costs)",
         "vanishing_gradients": "look at the initialisation, the norms and the residual branches of the blocks named",
         "exploding_gradients": "lower the rate or clip harder; look at the blocks named",
+        "expert_imbalance": {
+            "hot": "raise model.balance_loss, or give a capacity (model.capacity_factor)",
+            "dead": "raise model.balance_loss, or take fewer experts",
+            "dropped": "raise model.capacity_factor or model.balance_loss",
+        }.get(finding.cause, "look at the load of the experts"),
         "loss_scale_collapse": "train in bf16, or find the layer whose activations overflow",
         "resume_differs": "if it is not meant (other data, another seed), do not trust the run from there on",
         "throughput": "look for what changed for all ranks at that step: clocks, a shared disk, the network, the data",

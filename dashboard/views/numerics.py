@@ -30,7 +30,8 @@ def load_numerics(source: Source) -> dict[str, Any]:
     ]
     return {
         "curve": shared.loss_curve(source), "marks": shared.marks(source), "rate": queries.rate(source),
-        "gradients": queries.gradient_table(source), "scale": scale,
+        "gradients": queries.gradient_table(source), "scale": scale, "compression": queries.compression_error(source),
+        "experts": queries.expert_load(source),
     }  # fmt: skip
 
 
@@ -76,6 +77,16 @@ def numerics(view: View) -> None:
             chart(_scale, data["scale"], key="numerics-scale", what="Loss scale after each overflow")
         else:
             nothing("The loss scale never changed.", "It does in fp16 only, when gradients overflow.")
+    if len(data["compression"]["step"]):
+        st.subheader("Error of compressed gradients", anchor=False)
+        chart(
+            _compression, data["compression"], key="numerics-compression", what="Relative error of compressed gradients"
+        )
+        st.caption("Against the gradient without compression, in each measured step (`probes.compression_interval`).")
+    if len(data["experts"]["step"]):
+        st.subheader("Load of experts", anchor=False)
+        chart(_experts, data["experts"], key="numerics-experts", what="Load of the most and the least used expert")
+        st.caption("Of all layers, over all ranks; 1 is an even share. Table `experts` has each of them.")
 
 
 def _rate(rate: queries.Columns) -> Figure:
@@ -87,3 +98,16 @@ def _scale(changes: list[tuple[int, float]]) -> Figure:
     steps, scales = zip(*changes, strict=True)
     line = series.Series(name="scale", x=np.array(steps), y=np.array(scales, dtype=np.float64), colour=SEQUENCE[5])
     return series.draw([line], x="step", y="scale after an overflow", height=260, log=True)
+
+
+def _compression(errors: queries.Columns) -> Figure:
+    line = series.Series(name="error", x=ints(errors["step"]), y=floats(errors["error"]), colour=SEQUENCE[3])
+    return series.draw([line], x="step", y="relative error", height=260, from_zero=True)
+
+
+def _experts(load: queries.Columns) -> Figure:
+    lines = [
+        series.Series(name=name, x=ints(load["step"]), y=floats(load[column]), colour=colour)
+        for name, column, colour in (("most used", "high", SEQUENCE[5]), ("least used", "low", SEQUENCE[2]))
+    ]
+    return series.draw(lines, x="step", y="times an even share", height=260, from_zero=True)

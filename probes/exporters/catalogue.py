@@ -91,6 +91,9 @@ _ALL: tuple[Metric, ...] = (
         ("loss", "gauge", "", (), "Loss of the newest step, in nats."),
         ("grad_norm", "gauge", "", (), "Global gradient norm of the newest step, before clipping."),
         ("learning_rate", "gauge", "", (), "Learning rate of the newest step."),
+        ("expert_load_ratio", "gauge", "ratio", ("stat",),
+         "Load of this node's tokens on an expert, 1 is an even share, over all layers; stat: min, max."),
+        ("expert_dropped_ratio", "gauge", "ratio", (), "Share of choices of experts that found no room."),
     ),
     *_group(
         "Time",

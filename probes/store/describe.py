@@ -50,6 +50,16 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "ORDER BY attempt, step, rank\n"
         "LIMIT 10",
     ),
+    "experts": (
+        "How unevenly is a mixture of experts used?",
+        "SELECT step, layer, expert, sum(tokens) AS tokens, sum(dropped) AS dropped,\n"
+        "       sum(tokens) * count(*) OVER (PARTITION BY step, layer)\n"
+        "       / sum(sum(tokens)) OVER (PARTITION BY step, layer) AS load\n"
+        "FROM experts\n"
+        "GROUP BY step, layer, expert\n"
+        "ORDER BY load DESC\n"
+        "LIMIT 10",
+    ),
     "fingerprints": (
         "Which replicas disagree?",
         "SELECT attempt, step, replica_group, tensor, count(DISTINCT hash) AS num_hashes\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analyzers.bandwidth import call_classes
+from analyzers.bandwidth import call_classes, call_columns
 from analyzers.communication import analyze
 from analyzers.exposure import measure
 from analyzers.finding import Finding
@@ -155,3 +155,21 @@ def test_exposed_communication_is_what_torchs_profiler_says_on_the_same_steps(tm
         assert np.median(ratios) == pytest.approx(1.0, abs=0.05), (ours.exposed_ms[own], theirs["exposed"])
         # There is something to tell apart: part of the communication is hidden, and part is not.
         assert 0.2 < np.sum(ours.exposed_ms[own]) / np.sum(ours.busy_ms[own]) < 0.95
+
+
+def test_uneven_exchanges_of_about_a_size_are_one_class() -> None:
+    """Tokens on their way to experts: each call has a size of its own, which must not make thousands of classes."""
+    store = MemoryStore()
+    call = {"attempt": 0, "op": "all_to_all", "process_group": "ep:0-1", "wait_ns": 10**6}
+    store.add(
+        "collectives",
+        [
+            call | {"rank": rank, "step": seq, "seq": seq, "bytes": 60_000 + 131 * seq + rank, "issue_ns": seq * 10**7,
+                    "end_ns": seq * 10**7 + 10**6}
+            for seq in range(1, 40)
+            for rank in range(2)
+        ],
+    )  # fmt: skip
+    table = call_columns(store)
+    assert table["bytes"].tolist() == [1 << 16]
+    assert table["num_calls"].tolist() == [39.0]

@@ -179,6 +179,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "gpu-memory-errors": {"uncorrected", "corrected", "remapped", "remap_failed"},
         "gpu-throttled": {cause for cause, _ in THROTTLE_BITS.values()},
         "link-errors": {"nvlink", "pcie"},
+        "expert-imbalance": {"hot", "dead", "dropped"},
         "host-pressure": {"disk", "run_queue"},
         "hang": {"stopped", "data", "checkpoint", "evaluate", "not_entered", "p2p_unmatched", "mismatch_operation",
                  "mismatch_dtype", "mismatch_size", "skipped", "order_inversion", "all_entered", "busy", "finished"},

@@ -13,7 +13,7 @@ from trainer.mesh_plan import resolve
 def test_defaults_are_a_configuration() -> None:
     config = load_config(None)
     assert config == Config()
-    assert resolve(config, 4).sizes == {"pp": 1, "dp_replicate": 1, "dp_shard": 4, "tp": 1}
+    assert resolve(config, 4).sizes == {"pp": 1, "dp_replicate": 1, "dp_shard": 4, "ep": 1, "cp": 1, "tp": 1}
 
 
 def test_file_then_overrides(tmp_path: Path) -> None:
@@ -43,6 +43,8 @@ def test_file_then_overrides(tmp_path: Path) -> None:
         ("model.num_kv_heads=3", ["model.num_kv_heads = 3", "divide model.num_heads = 4"]),
         ("model.vocab_size=100", ["model.vocab_size = 100", "at least 256"]),
         ("data.seq_len=4096", ["data.seq_len = 4096", "model.max_seq_len = 1024"]),
+        ("model.num_experts=1", ["model.num_experts = 1", "2 or more"]),
+        ("model.experts_per_token=0", ["model.experts_per_token = 0"]),
         ("run.name=../up", ["run.name = '../up'"]),
         ("parallel.dp_shard=0", ["parallel.dp_shard = 0", "-1 to fill up"]),
         ("parallel.dp_replicate=-1", ["parallel.dp_replicate = -1", "only one"]),
@@ -80,6 +82,42 @@ def test_mistake_in_a_value(override: str, expected: list[str]) -> None:
             2,
             ["train.activation_checkpointing = 'selective'", "allowed: none, full, every_n"],
         ),
+        (["parallel.dp_replicate=2", "parallel.zero1=true"], 4, ["parallel.zero1 = true", "needs DDP", "hsdp"]),
+        (
+            ["parallel.dp_replicate=-1", "parallel.dp_shard=1", "parallel.zero1=true", "train.global_batch_size=64"],
+            64,
+            ["parallel.zero1 = true", "64 replicas", "36", "use dp_shard"],
+        ),
+        (["parallel.dp_replicate=4", "parallel.cpu_offload=true"], 4, ["parallel.cpu_offload = true", "needs FSDP"]),
+        (["parallel.gradient_compression=fp16"], 4, ["parallel.gradient_compression = 'fp16'", "needs DDP", "fsdp"]),
+        (
+            [
+                "parallel.dp_replicate=2",
+                "parallel.dp_shard=1",
+                "parallel.pp=2",
+                "parallel.gradient_compression=powersgd",
+            ],
+            4,
+            ["parallel.gradient_compression = 'powersgd'", "needs parallel.pp = 1"],
+        ),
+        (["train.compile=true", "train.activation_checkpointing=selective"], 2, ["train.compile = true", "full"]),
+        (
+            ["train.compile=true", "parallel.pp=2", "parallel.schedule=zbv_zero_bubble"],
+            2,
+            ["train.compile = true", "in two parts", "interleaved_1f1b"],
+        ),
+        (["train.compile=true", "parallel.tp=2"], 2, ["train.compile = true", "parallel.tp = 1"]),
+        (["parallel.ep=2"], 4, ["parallel.ep = 2", "model.num_experts"]),
+        (["parallel.ep=4", "model.num_experts=6"], 4, ["model.num_experts = 6", "parallel.ep = 4"]),
+        (["parallel.tp=2", "model.num_experts=4"], 2, ["model.num_experts = 4", "parallel.tp = 2", "ep"]),
+        (
+            ["parallel.ep=2", "parallel.dp_shard=3", "model.num_experts=4", "train.global_batch_size=12"],
+            6,
+            ["model.dim = 128", "parallel.dp_shard = 3"],
+        ),
+        (["parallel.cp=4", "data.seq_len=18"], 4, ["data.seq_len = 18", "parallel.cp = 4"]),
+        (["parallel.cp=2", "data.document_mask=true"], 2, ["data.document_mask = true", "parallel.cp = 1"]),
+        (["parallel.cp=2", "model.num_experts=4"], 2, ["model.num_experts = 4", "parallel.cp = 1"]),
         ([], 0, ["world size = 0"]),
     ],
 )
@@ -120,7 +158,7 @@ def test_ranks_are_numbered_with_tp_fastest() -> None:
     plan = resolve(
         load_config(None, ["parallel.dp_replicate=2", "parallel.dp_shard=2", "parallel.tp=2", "parallel.pp=2"]), 16
     )
-    assert plan.coordinates(5) == {"pp": 0, "dp_replicate": 1, "dp_shard": 0, "tp": 1}
+    assert plan.coordinates(5) == {"pp": 0, "dp_replicate": 1, "dp_shard": 0, "ep": 0, "cp": 0, "tp": 1}
     assert [plan.data_rank(rank) for rank in range(16)] == [0, 0, 1, 1, 2, 2, 3, 3] * 2
     assert plan.mesh_dims == (("pp", 2), ("dp_replicate", 2), ("dp_shard", 2), ("tp", 2))
 

@@ -20,8 +20,15 @@ PARAMETER_TOLERANCE = 5e-4
 Sections = dict[str, dict[str, Any]]
 
 
+EXPERTS = {"num_experts": 4, "expert_dim": 64, "capacity_factor": 1.25}
+
+
 def layout(train: dict[str, Any] | None = None, **parallel: Any) -> Sections:
     return {"parallel": {"dp_shard": 1, **parallel}, **({"train": train} if train else {})}
+
+
+def experts(**sections: Any) -> Sections:
+    return {**layout(**sections), "model": EXPERTS}
 
 
 TWO_RANKS: dict[str, Sections] = {
@@ -38,6 +45,11 @@ FOUR_RANKS: dict[str, Sections] = {
     "fsdp x tp": layout(dp_shard=2, tp=2),
     "ddp x tp": layout(dp_replicate=2, tp=2),
     "hsdp": layout(dp_replicate=2, dp_shard=2),
+    "cp x tp": layout(cp=2, tp=2),
+    "ddp x cp": layout(dp_replicate=2, cp=2),
+    "fsdp x ep": experts(dp_shard=2, ep=2),
+    "ddp x ep, two microbatches": experts(dp_replicate=2, ep=2, train={"micro_batch_size": 1}),
+    "pp x ep": experts(pp=2, ep=2, train={"micro_batch_size": 2}),
     "hsdp, zero-2, two microbatches": layout(
         dp_replicate=2, dp_shard=2, reshard_after_forward=False, train={"micro_batch_size": 1}
     ),
@@ -47,6 +59,12 @@ FOUR_RANKS: dict[str, Sections] = {
 @pytest.fixture(scope="module")
 def single() -> Outcome:
     return train_alone(tiny(), STEPS)
+
+
+@pytest.fixture(scope="module")
+def mixture() -> Outcome:
+    """Of a model with experts."""
+    return train_alone(tiny(model=EXPERTS), STEPS)
 
 
 def outcomes_of(layouts: dict[str, Sections], world_size: int) -> list[dict[str, Outcome]]:
@@ -75,5 +93,6 @@ def test_two_ranks(name: str, single: Outcome, two_ranks: list[dict[str, Outcome
 
 
 @pytest.mark.parametrize("name", FOUR_RANKS)
-def test_four_ranks(name: str, single: Outcome, four_ranks: list[dict[str, Outcome]]) -> None:
-    compare(single, [rank[name] for rank in four_ranks], loss=LOSS_TOLERANCE, parameter=PARAMETER_TOLERANCE)
+def test_four_ranks(name: str, single: Outcome, mixture: Outcome, four_ranks: list[dict[str, Outcome]]) -> None:
+    expected = mixture if "model" in FOUR_RANKS[name] else single
+    compare(expected, [rank[name] for rank in four_ranks], loss=LOSS_TOLERANCE, parameter=PARAMETER_TOLERANCE)

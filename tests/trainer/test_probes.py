@@ -26,35 +26,39 @@ from tests.trainer.layouts import tiny
 from trainer.build import build
 from trainer.checkpoint.state import local_tensors, training_tensors
 from trainer.config import Config
-from trainer.instrument import instrument
+from trainer.instrument import instrument, watch_experts
 from trainer.loop import Session, train
 from trainer.mesh_plan import resolve
+from trainer.plan.covered import uncovered
 from trainer.plan.traffic import rank_traffic
 from trainer.recovery.rollback import Recovery
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 STEPS = 4
 Sections = dict[str, dict[str, Any]]
 
 
-def layout(num_layers: int = 2, micro_batch_size: int = 0, **parallel: Any) -> Sections:
+def layout(num_layers: int = 2, micro_batch_size: int = 0, num_experts: int = 0, **parallel: Any) -> Sections:
     return {
-        "model": {"num_layers": num_layers, "dim": 32, "hidden_dim": 64},
+        "model": {"num_layers": num_layers, "dim": 32, "hidden_dim": 64, "num_experts": num_experts},
         "data": {"seq_len": 16},
         "train": {"steps": STEPS, "micro_batch_size": micro_batch_size},
         "parallel": {"dp_shard": 1, **parallel},
         "optim": {"lr": 3e-3, "warmup_steps": 2},
-        "probes": {"gradient_interval": 2},
+        "probes": {"gradient_interval": 2, "expert_interval": 2, "compression_interval": 2},
     }
 
 
 LAYOUTS: dict[str, Sections] = {
     "ddp": layout(dp_replicate=4),
     "ddp, two microbatches": layout(dp_replicate=4, micro_batch_size=1),
+    "ddp, zero-1, compressed": layout(dp_replicate=4, zero1=True, gradient_compression="bf16"),
     "fsdp": layout(dp_shard=4),
     "tp": layout(tp=4),
     "fsdp x tp": layout(dp_shard=2, tp=2),
+    "fsdp x ep": layout(dp_shard=2, ep=2, num_experts=4, micro_batch_size=1),
+    "fsdp x cp": layout(dp_shard=2, cp=2),
     "hsdp": layout(dp_replicate=2, dp_shard=2),
     "1f1b": layout(pp=4, num_layers=4, micro_batch_size=1),
     "interleaved": layout(pp=4, num_layers=8, micro_batch_size=1, schedule="interleaved_1f1b"),
@@ -79,7 +83,15 @@ def run(config: Config, folder: Path, rank: int, world_size: int, *, probed: boo
         real = recorder.log  # a disabled recorder is asked to log too
         recorder.log = lambda **values: (read.append(values), real(**values))[1]  # type: ignore[method-assign]
         recovery = Recovery(training, recorder, RunDir(folder), gradients)
-        train(Session(training=training, recorder=recorder, recovery=recovery, gradients=gradients))
+        train(
+            Session(
+                training=training,
+                recorder=recorder,
+                recovery=recovery,
+                gradients=gradients,
+                experts=watch_experts(training, recorder),
+            )
+        )
         training.close()
         tensors = {name: value.clone() for name, value in local_tensors(training_tensors(training)).items()}
         # Through the store: who leaves a barrier of gloo first and closes its connections may break it for the others.
@@ -94,7 +106,7 @@ def run(config: Config, folder: Path, rank: int, world_size: int, *, probed: boo
     found: dict[str, Any] = {"logged": read, "tensors": tensors}
     if probed:
         recorder.close()
-        found |= {table: rows(folder / f"rank-{rank}", table) for table in ("steps", "spans", "collectives")}
+        found |= {table: rows(folder / f"rank-{rank}", table) for table in ("steps", "spans", "collectives", "experts")}
     return found
 
 
@@ -116,14 +128,16 @@ def with_and_without(rank: int, world_size: int, layouts: dict[str, Sections], f
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = str(tmp_path_factory.mktemp("probes"))
-    return run_ranks(with_and_without, world_size=4, args=(LAYOUTS, folder), deadline_s=150)
+    return run_ranks(with_and_without, world_size=4, args=(LAYOUTS, folder), deadline_s=240)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_same_bits_with_and_without_probes(name: str, ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         without, probed = rank[name]["without"], rank[name]["with"]
-        assert repr(probed["logged"]) == repr(without["logged"])
+        # The error of compression is a probe's own: it costs a reduction, and nothing reads it.
+        logged = [{key: value for key, value in row.items() if key != "compression_error"} for row in probed["logged"]]
+        assert repr(logged) == repr(without["logged"])
         assert sum("loss" in values for values in probed["logged"]) == STEPS
         assert probed["tensors"].keys() == without["tensors"].keys()
         for tensor, value in without["tensors"].items():
@@ -182,6 +196,8 @@ GROUPS: dict[str, set[str]] = {
     "ddp": set(),  # the only dimension of a mesh is the world itself: torch makes no second group for it
     "fsdp": set(),
     "fsdp x tp": {"dp_shard:0,2", "tp:0-1"},
+    "fsdp x ep": {"dp_shard:0,2", "ep:0-1"},
+    "fsdp x cp": {"cp:0-1"},
     "hsdp": {"dp_replicate:0,2", "dp_shard:0-1"},
     "pp x fsdp": {"pp:0,2", "dp_shard:0-1"},
     "pp x tp": {"pp:0,2", "tp:0-1"},
@@ -205,7 +221,10 @@ def test_reductions_of_a_pipeline_with_fsdp_belong_to_backward(ranks: list[dict[
 TOO_SMALL_TO_PLAN = 256  # bytes: loss, norm and verdicts
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+PLANNED = [name for name, sections in LAYOUTS.items() if not uncovered(config := tiny(**sections), resolve(config, 4))]
+
+
+@pytest.mark.parametrize("name", PLANNED)
 def test_a_plan_knows_what_will_be_sent(name: str, ranks: list[dict[str, Any]]) -> None:
     config = tiny(**LAYOUTS[name])
     plan = resolve(config, 4)
@@ -226,3 +245,23 @@ def test_a_plan_knows_what_will_be_sent(name: str, ranks: list[dict[str, Any]]) 
             assert recorded[op] == pytest.approx(num_bytes, rel=0.1), (number, op)
             if op not in ("all_reduce", "send"):  # several p2p messages may travel in one call, DDP decides on buckets
                 assert made[op] == calls[op], (number, op)
+
+
+def test_the_load_of_experts_is_counted(ranks: list[dict[str, Any]]) -> None:
+    """Two choices a token, of all tokens of the steps since the rows before, in each layer."""
+    for rank in ranks:
+        found = rank["fsdp x ep"]["with"]["experts"]
+        seen: Counter[tuple[int, int]] = Counter()
+        for row in found:
+            seen[row["step"], row["layer"]] += row["tokens"]
+        choices = 2 * sum(step["tokens"] for step in rank["fsdp x ep"]["with"]["steps"][:2])
+        assert seen == dict.fromkeys(((step, layer) for step in (2, 4) for layer in (0, 1)), choices)
+        assert {row["expert"] for row in found} == {0, 1, 2, 3}
+        assert not any(row["dropped"] for row in found)
+
+
+def test_the_error_of_compression_is_a_column_of_the_sampled_steps(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        errors = [step["compression_error"] for step in rank["ddp, zero-1, compressed"]["with"]["steps"]]
+        assert errors[0] is errors[2] is None
+        assert all(2**-11 < error < 2**-7 for error in (errors[1], errors[3]))

@@ -20,6 +20,19 @@ from trainer.recovery.rollback import Recovery
 STEPS = 20
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "ddp": (2, {"dp_replicate": 2, "dp_shard": 1}),
+    "ddp, zero-1": (2, {"dp_replicate": 2, "dp_shard": 1, "zero1": True}),
+    # What PowerSGD could not send is part of the state.
+    "ddp, powersgd": (
+        2,
+        {
+            "dp_replicate": 2,
+            "dp_shard": 1,
+            "gradient_compression": "powersgd",
+            "powersgd_rank": 2,
+            "powersgd_start": 3,
+            "ddp_bucket_mb": 0.02,
+        },
+    ),
     "fsdp": (2, {"dp_shard": 2}),
     "fsdp x tp": (4, {"dp_shard": 2, "tp": 2}),
 }

@@ -20,6 +20,12 @@ def layout(train: dict[str, Any] | None = None, **parallel: Any) -> Sections:
     return {"parallel": {"dp_shard": 1, **parallel}, "train": {"steps": STEPS, **(train or {})}}
 
 
+# What inductor makes of it is tried in `test_compile`: here it would compile for each layout.
+COMPILED = {"compile": True, "compile_backend": "aot_eager"}
+
+EXPERTS = {"model": {"num_experts": 4, "expert_dim": 64}}
+CAPACITY = {"model": {"num_experts": 4, "expert_dim": 64, "capacity_factor": 1.0}}
+
 VARIANTS: dict[str, Sections] = {
     "tp, no sequence or loss parallel": layout(tp=2, sequence_parallel=False, loss_parallel=False),
     "tp, document mask": {**layout(tp=2), "data": {"document_mask": True, "separator": 10}},
@@ -35,6 +41,22 @@ VARIANTS: dict[str, Sections] = {
     "fsdp, every second block": layout(dp_shard=2, train={"activation_checkpointing": "every_n"}),
     "fsdp, selective": layout(dp_shard=2, train={"activation_checkpointing": "selective"}),
     "ddp, full recomputation": layout(dp_replicate=2, train={"activation_checkpointing": "full"}),
+    "ddp, compiled": layout(dp_replicate=2, train=COMPILED),
+    "fsdp, compiled, full recomputation": layout(
+        dp_shard=2, train={**COMPILED, "activation_checkpointing": "full", "micro_batch_size": 2}
+    ),
+    "ep": {**layout(ep=2), **EXPERTS},
+    "ep, capacity, two microbatches, recomputation": {
+        **layout(ep=2, train={"micro_batch_size": 2, "activation_checkpointing": "full"}),
+        **CAPACITY,
+    },
+    "cp": layout(cp=2),
+    "cp, two microbatches, compiled": layout(cp=2, train={**COMPILED, "micro_batch_size": 4}),
+    "experts under ddp": {**layout(dp_replicate=2), **EXPERTS},
+    "experts under fsdp, compiled": {**layout(dp_shard=2, train=COMPILED), **CAPACITY},
+    # On a CPU nothing moves and no launch accepts it, but the policy and all that follows from it are the same.
+    "fsdp, cpu offload": layout(dp_shard=2, cpu_offload=True),
+    "ddp, zero-1": layout(dp_replicate=2, zero1=True),
     "tp, selective": layout(tp=2, train={"activation_checkpointing": "selective"}),
 }
 

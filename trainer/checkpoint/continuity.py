@@ -21,7 +21,7 @@ from trainer.data.batches import BatchStream
 
 __all__ = ["PARTS", "differing", "order_signature", "signature"]
 
-PARTS = {"parameters": "model.", "optimizer": "optimizer.", "rng": ""}
+PARTS: dict[str, tuple[str, ...]] = {"parameters": ("model.",), "optimizer": ("optimizer.", "compression."), "rng": ()}
 """Parts of a state and what the names of their tensors begin with."""
 
 

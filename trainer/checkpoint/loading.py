@@ -69,8 +69,14 @@ def _read(folder: Path, training: Training) -> None:
     allocate_optimizer_state(training, names)
     prefix = f"rng.{training.rank}."
     rng = {prefix + name: value for name, value in rng_state(training.device).items() if prefix + name in names}
+    # Compression that was switched on since begins with nothing kept.
+    tensors = {
+        name: t
+        for name, t in training_tensors(training).items()
+        if name in names or not name.startswith("compression.")
+    }
     with _quiet():
-        dcp_load(training_tensors(training) | rng, storage_reader=reader, no_dist=not dist.is_initialized())
+        dcp_load(tensors | rng, storage_reader=reader, no_dist=not dist.is_initialized())
     if rng:
         restore_rng({name.removeprefix(prefix): value for name, value in rng.items()}, training.device)
 

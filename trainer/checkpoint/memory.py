@@ -166,7 +166,13 @@ class MemoryCopies:
     def mesh(self) -> dict[str, Any]:
         """What must be the same for another process to take a copy over."""
         training = self.training
-        return {"sizes": dict(training.plan.sizes), "rank": training.rank, "model": training.config.model.model_dump()}
+        return {
+            "sizes": dict(training.plan.sizes),
+            "rank": training.rank,
+            "model": training.config.model.model_dump(),
+            "zero1": training.config.parallel.zero1,
+            "compression": training.config.parallel.gradient_compression,
+        }
 
     # Pieces of the above.
 

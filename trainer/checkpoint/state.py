@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from trainer.checkpoint.position import Position
+from trainer.optimizer import optimizer_state, updated_here
 from trainer.training import Training
 
 __all__ = [
@@ -52,14 +53,20 @@ class Values:
 
 
 def training_tensors(training: Training) -> dict[str, Tensor]:
-    """Parameters and optimizer state of this rank, live, in an order that is the same each time."""
+    """Parameters and optimizer state of this rank, live, in an order that is the same each time.
+
+    Under ZeRO-1 ranks differ in what they hold of the optimizer's state; all parameters come before it.
+    """
     tensors: dict[str, Tensor] = {}
     parameters = list(training.named_parameters())  # a walk through all modules
     for name, parameter in parameters:
         tensors[f"model.{name}"] = parameter.detach()
+    state = optimizer_state(training.optimizer)
     for name, parameter in parameters:
-        for key, value in sorted(training.optimizer.state.get(parameter, {}).items()):
+        for key, value in sorted(state.get(parameter, {}).items()):
             tensors[f"optimizer.{name}.{key}"] = value
+    for compression in training.compressions:
+        tensors |= compression.tensors()
     return tensors
 
 
@@ -69,20 +76,28 @@ def local_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def allocate_optimizer_state(training: Training, saved: Mapping[str, Any]) -> None:
-    """Give the optimizer exactly the state tensors whose names are in `saved`, to be filled by whoever loads them."""
-    training.optimizer.state.clear()
+    """Give the optimizer those state tensors whose names are in `saved`, to be filled by whoever loads them.
+
+    Under ZeRO-1 only what this rank updates.
+    """
+    for compression in training.compressions:
+        compression.allocate(saved)
+    state, own = optimizer_state(training.optimizer), updated_here(training.optimizer)
+    state.clear()
     for name, parameter in training.named_parameters():
+        if parameter not in own:
+            continue
         keys = [key for key in ("exp_avg", "exp_avg_sq", "step") if f"optimizer.{name}.{key}" in saved]
         for key in keys:
             # Shaped, placed and sharded as AdamW makes them; the fused kernel counts steps on the device.
-            training.optimizer.state[parameter][key] = (
-                _step_counter(training) if key == "step" else torch.zeros_like(parameter.detach())
+            state[parameter][key] = (
+                _step_counter(training, parameter) if key == "step" else torch.zeros_like(parameter.detach())
             )
 
 
-def _step_counter(training: Training) -> Tensor:
+def _step_counter(training: Training, parameter: Tensor) -> Tensor:
     fused = any(group.get("fused") or group.get("capturable") for group in training.optimizer.param_groups)
-    return torch.zeros((), dtype=torch.float32, device=training.device if fused else "cpu")
+    return torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu")
 
 
 def rng_state(device: torch.device) -> dict[str, Tensor]:

@@ -42,6 +42,14 @@ class Batch:
         """The same batch in page-locked memory (CUDA only); torch's DataLoader looks for this method."""
         return replace(self, inputs=self.inputs.pin_memory(), targets=self.targets.pin_memory())
 
+    def piece(self, number: int, count: int) -> Batch:
+        """A part of every row, of `count` equal ones."""
+        if count == 1:
+            return self
+        size = self.inputs.shape[1] // count
+        part = slice(number * size, (number + 1) * size)
+        return replace(self, inputs=self.inputs[:, part].contiguous(), targets=self.targets[:, part].contiguous())
+
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`; asynchronous from pinned memory."""
         if device.type == "cpu":

@@ -17,6 +17,7 @@ from trainer.config import Config
 from trainer.drills.catalogue import CATALOGUE, MESHES
 from trainer.drills.faults import Fault, parse_fault
 from trainer.drills.kind import Expected, Kind, Recovery
+from trainer.mesh_plan import MESH_DIMS
 
 __all__ = ["CLEAN", "DrillError", "DrillPlan", "Scenario", "choose_faults", "plan_drill"]
 
@@ -150,8 +151,7 @@ def _cannot(name: str, mesh: str, config: Config, num_ranks: int) -> str:
     pipeline = mesh.startswith("pp") or (mesh == "config" and config.parallel.pp > 1)
     if any(kind.needs == "pipeline" for kind in kinds) and not pipeline:
         return "needs a pipeline (--mesh pp or pp*fsdp)"
-    parallel = config.parallel
-    sizes = (parallel.pp, parallel.dp_replicate, parallel.dp_shard, parallel.tp)
+    sizes = [getattr(config.parallel, dim) for dim in MESH_DIMS]
     beside = "*" in mesh or mesh == "hsdp" or (mesh == "config" and sum(size != 1 for size in sizes) > 1)
     if any(kind.needs == "groups" for kind in kinds) and not beside:
         return "one group alone has none beside it to be compared with (--mesh hsdp or fsdp*tp)"

@@ -192,8 +192,8 @@ def _peers(source: Source, rank: int) -> frozenset[int]:
     """The rank's tensor-parallel group: the ranks that differ from it in no other coordinate."""
     rows = source.rows(
         """
-        WITH places AS (SELECT rank, (arg_max(pp, wall_ns), arg_max(dp_replicate, wall_ns), arg_max(dp_shard, wall_ns))
-                               AS place FROM ranks GROUP BY rank)
+        WITH places AS (SELECT rank, (arg_max(pp, wall_ns), arg_max(dp_replicate, wall_ns), arg_max(dp_shard, wall_ns),
+                                      arg_max(ep, wall_ns), arg_max(cp, wall_ns)) AS place FROM ranks GROUP BY rank)
         SELECT rank FROM places WHERE place = (SELECT place FROM places WHERE rank = ?)
         """,
         [rank],

@@ -19,16 +19,27 @@ def num_parameters(config: ModelConfig) -> int:
     """Distinct weights; tied embeddings count once."""
     embedding = config.vocab_size * config.dim
     norms = (2 * config.num_layers + 1) * config.dim
-    return _matrix_weights(config) + norms + (0 if config.tie_embeddings else embedding)
+    experts = config.num_layers * (config.num_experts or 1) * _expert_weights(config)
+    return _shared_weights(config) + experts + norms + (0 if config.tie_embeddings else embedding)
 
 
 def flops_per_token(config: ModelConfig, seq_len: int) -> int:
-    """Floating-point operations of forward and backward for one token of a sequence of `seq_len`."""
-    return 6 * _matrix_weights(config) + 12 * config.num_layers * config.dim * seq_len
+    """Floating-point operations of forward and backward for one token of a sequence of `seq_len`.
+
+    Of a mixture of experts those of the experts that a token is sent to.
+    """
+    experts = config.num_layers * (config.experts_per_token if config.num_experts else 1) * _expert_weights(config)
+    return 6 * (_shared_weights(config) + experts) + 12 * config.num_layers * config.dim * seq_len
 
 
-def _matrix_weights(config: ModelConfig) -> int:
-    """Weights that multiply each token: all matrices with the head, without the embedding, which is only looked up."""
+def _shared_weights(config: ModelConfig) -> int:
+    """Weights that multiply each token: all matrices but the feed-forward layers', with the head and the routers,
+    without the embedding, which is only looked up."""
     key_value = 2 * config.kv_heads * (config.dim // config.num_heads)
-    layer = config.dim * (2 * config.dim + key_value + 3 * config.ffn_dim)
+    layer = config.dim * (2 * config.dim + key_value + config.num_experts)
     return config.num_layers * layer + config.vocab_size * config.dim
+
+
+def _expert_weights(config: ModelConfig) -> int:
+    """Of one feed-forward layer."""
+    return 3 * config.dim * (config.expert_ffn_dim if config.num_experts else config.ffn_dim)

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from trainer.config import ModelConfig
+from trainer.model.experts import MixtureOfExperts
 
 __all__ = ["Block", "Transformer", "initialise", "own_part"]
 
@@ -62,6 +63,8 @@ class Attention(nn.Module):
         self.key = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=False)
         self.value = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=False)
         self.out = nn.Linear(config.num_heads * self.head_dim, config.dim, bias=False)
+        self.gather: Callable[[Tensor], Tensor] | None = None
+        """Context parallel: keys and values of this piece of the sequence -> those of the whole."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         batch, seq, _ = x.shape
@@ -71,6 +74,8 @@ class Attention(nn.Module):
             for part in (self.query(x), self.key(x), self.value(x))
         )
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        if self.gather is not None:
+            key, value = self.gather(torch.stack((key, value))).unbind()
         mixed = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=self.grouped
         )
@@ -102,17 +107,20 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.attention = Attention(config)
         self.mlp_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.mlp = FeedForward(config)
+        self.mlp = MixtureOfExperts(config) if config.num_experts else FeedForward(config)
         self.dropout = config.dropout
         self.recompute: Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]] | None = None
+        self.compiled: Callable[..., Tensor] | None = None
+        """`layer` through torch.compile."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+        layer = self.compiled or self.layer
         if self.recompute is None or not torch.is_grad_enabled():
-            return self._layer(x, cos, sin, mask)
-        out: Tensor = checkpoint(self._layer, x, cos, sin, mask, use_reentrant=False, context_fn=self.recompute)
+            return layer(x, cos, sin, mask)
+        out: Tensor = checkpoint(layer, x, cos, sin, mask, use_reentrant=False, context_fn=self.recompute)
         return out
 
-    def _layer(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+    def layer(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         x = x + F.dropout(self.attention(self.attention_norm(x), cos, sin, mask), self.dropout, self.training)
         return x + F.dropout(self.mlp(self.mlp_norm(x)), self.dropout, self.training)
 
@@ -136,6 +144,8 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.separator = separator
+        self.piece, self.num_pieces = 0, 1
+        """Context parallel: which piece of each sequence comes in, of how many."""
         self.embed = nn.Embedding(config.vocab_size, config.dim) if first else None
         numbers = range(config.num_layers) if layers is None else layers
         self.blocks = nn.ModuleDict({str(number): Block(config) for number in numbers})
@@ -156,20 +166,29 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         mask = document_mask(x, self.separator) if self.separator is not None else None
+        cos, sin = self.cos, self.sin
+        if self.num_pieces > 1:
+            cos, sin, mask = self._of_piece(x.shape[1])
         if self.embed is not None:
             x = self.embed(x)
         for block in self.blocks.values():
-            x = block(x, self.cos, self.sin, mask)
+            x = block(x, cos, sin, mask)
         if self.norm is not None and self.head is not None:
             x = self.head(self.norm(x))
         return x
+
+    def _of_piece(self, length: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Angles of a piece's positions, and who of them sees whom of the whole sequence: (1, 1, length, seq)."""
+        start = self.piece * length
+        seen = torch.ones(length, self.num_pieces * length, dtype=torch.bool, device=self.cos.device)
+        return self.cos[start : start + length], self.sin[start : start + length], seen.tril(start)[None, None]
 
 
 @torch.no_grad()
 def initialise(model: Transformer, config: ModelConfig, seed: int) -> None:
     """Draw every parameter from a generator seeded by (seed, its name): the same values in every parallel layout.
 
-    Normal with deviation 0.02, scaled by 1 / sqrt(2 layers) for the two projections that write into the residual
+    Normal with deviation 0.02, scaled by 1 / sqrt(2 layers) for the projections that write into the residual
     stream (GPT-2's rule); norms are ones. Also fills the buffers. Of a sharded parameter the rank draws the whole on
     the host, one at a time, and keeps its part: no rank ever holds more than its share and one parameter.
     """
@@ -181,7 +200,7 @@ def initialise(model: Transformer, config: ModelConfig, seed: int) -> None:
             continue
         digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-        deviation = residual if name.endswith(("attention.out.weight", "mlp.down.weight")) else 0.02
+        deviation = residual if name.endswith(("attention.out.weight", "mlp.down.weight", "experts.down")) else 0.02
         local.copy_(own_part(torch.randn(parameter.shape, generator=generator) * deviation, parameter))
     cos, sin = rotary_angles(config.dim // config.num_heads, config.max_seq_len, config.rope_theta)
     model.cos.copy_(cos)

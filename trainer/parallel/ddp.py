@@ -15,7 +15,9 @@ from trainer.config import ParallelConfig
 __all__ = ["apply_ddp"]
 
 
-def apply_ddp(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig, device: torch.device) -> nn.Module:
+def apply_ddp(
+    model: nn.Module, mesh: DeviceMesh, config: ParallelConfig, device: torch.device
+) -> DistributedDataParallel:
     """Wrap `model`, already on `device`; `mesh` is the one-dimensional mesh of the replicas.
 
     The wrapper is what forward must go through; parameters keep their names in `model` itself.

@@ -1,13 +1,15 @@
 """Sharded parameters, gradients and optimizer state with torch's FSDP2 (`fully_shard`), HSDP on a 2-D mesh.
 
-Each block is one communication unit; what is left (embedding, last norm, head) belongs to the root.
+Each block is one communication unit, under expert parallel its experts another; what is left (embedding, last norm,
+head) belongs to the root.
 """
 
 from __future__ import annotations
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 from trainer.config import ParallelConfig
 from trainer.model.transformer import Transformer
@@ -22,11 +24,13 @@ def apply_fsdp(
     *,
     compute_dtype: torch.dtype,
     pipelined: bool,
+    expert_mesh: DeviceMesh | None = None,
 ) -> None:
     """Shard `model` in place over `mesh`: (dp_shard), or (dp_replicate, dp_shard) for HSDP.
 
     Gradients are reduced in float32 whatever `compute_dtype` is. In a pipeline parameters stay gathered between
-    microbatches, because gathering them again for each would cost more than the memory is worth.
+    microbatches, because gathering them again for each would cost more than the memory is worth. With
+    `config.cpu_offload` the shards are to be filled in host memory, whatever the device is.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=compute_dtype if compute_dtype != torch.float32 else None,
@@ -35,11 +39,22 @@ def apply_fsdp(
         cast_forward_inputs=True,
         output_dtype=None,
     )
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if config.cpu_offload else OffloadPolicy()
     reshard = config.reshard_after_forward and not pipelined
     for block in model.blocks.values():
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+        if expert_mesh is not None:
+            fully_shard(
+                block.mlp.experts,
+                mesh=expert_mesh,
+                mp_policy=policy,
+                offload_policy=offload,
+                reshard_after_forward=reshard,
+                # The first dimension is split by expert.
+                shard_placement_fn=lambda _: Shard(1),
+            )
+        fully_shard(block, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=reshard)
     # The root's parameters are needed again at once by backward: torch's default keeps them gathered.
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=False)
     if config.prefetch_blocks:
         _prefetch(list(model.blocks.values()), config.prefetch_blocks)
 

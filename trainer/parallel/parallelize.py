@@ -1,4 +1,4 @@
-"""Apply a plan to a model, in the order in which the pieces compose: tensor parallel, then FSDP or DDP around it.
+"""Apply a plan to a model, in the order in which the pieces compose: tensor or expert parallel, FSDP or DDP around it.
 
 with torch.device("meta"):
     module = Transformer(config.model)           # shapes without memory
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
@@ -22,9 +23,12 @@ from trainer.config import Config
 from trainer.mesh_plan import Plan
 from trainer.model.transformer import Transformer, initialise
 from trainer.model.weights import load_weights
+from trainer.parallel.compression import GradientCompression
+from trainer.parallel.context import apply_context_parallel
 from trainer.parallel.ddp import apply_ddp
+from trainer.parallel.expert import apply_expert_parallel
 from trainer.parallel.fsdp import apply_fsdp
-from trainer.parallel.mesh import submesh
+from trainer.parallel.mesh import dense_mesh, submesh
 from trainer.parallel.tensor import apply_tensor_parallel
 
 __all__ = ["COMPUTE_DTYPES", "ParallelModel", "activation_dtype", "parallelize"]
@@ -43,6 +47,8 @@ class ParallelModel:
 
     module: Transformer
     forward_module: nn.Module
+    compression: GradientCompression | None = None
+    """Of DDP's gradients."""
     _synchronises: bool = True
 
     def synchronise_gradients(self, wanted: bool) -> None:
@@ -77,20 +83,37 @@ def parallelize(
     tp_mesh = submesh(mesh, "tp")
     if tp_mesh is not None:
         apply_tensor_parallel(model, tp_mesh, config.parallel)
+    cp_mesh = submesh(mesh, "cp")
+    if cp_mesh is not None:
+        apply_context_parallel(model, cp_mesh)
+    ep_mesh = submesh(mesh, "ep")
+    if ep_mesh is not None:
+        apply_expert_parallel(model, ep_mesh)
     kind = plan.data_parallel_kind
     if kind in ("fsdp", "hsdp"):
-        dp_mesh = submesh(mesh, "dp_replicate", "dp_shard")
-        assert dp_mesh is not None
-        dtype = COMPUTE_DTYPES[config.train.precision]
-        apply_fsdp(model, dp_mesh, config.parallel, compute_dtype=dtype, pipelined=plan.pp > 1)
-    model.to_empty(device=device)
+        apply_fsdp(
+            model,
+            dense_mesh(mesh, plan),
+            config.parallel,
+            compute_dtype=COMPUTE_DTYPES[config.train.precision],
+            pipelined=plan.pp > 1,
+            expert_mesh=submesh(mesh, "dp_replicate", "dp_shard") if ep_mesh is not None else None,
+        )
+    model.to_empty(device="cpu" if config.parallel.cpu_offload else device)
+    if config.parallel.cpu_offload:  # the parameters only
+        model.cos, model.sin = model.cos.to(device), model.sin.to(device)
     model.tie()  # what was one parameter has become two
     initialise(model, config.model, config.run.seed)
     if config.model.weights:
         load_weights(model, Path(config.model.weights).expanduser())
     forward_module: nn.Module = model
+    compression = None
     if kind == "ddp":
         dp_mesh = submesh(mesh, "dp_replicate")
         assert dp_mesh is not None
         forward_module = apply_ddp(model, dp_mesh, config.parallel, device)
-    return ParallelModel(module=model, forward_module=forward_module)
+        if config.parallel.gradient_compression != "none":
+            group, rank = dp_mesh.get_group(), dist.get_rank()
+            compression = GradientCompression(model, config.parallel, group, rank=rank, seed=config.run.seed)
+            compression.attach(forward_module)
+    return ParallelModel(module=model, forward_module=forward_module, compression=compression)

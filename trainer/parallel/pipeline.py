@@ -142,16 +142,16 @@ class Pipeline:
 
 
 def _tokens(config: Config, plan: Plan) -> Tensor:
-    return torch.empty(plan.micro_batch_size, config.data.seq_len, dtype=torch.long, device="meta")
+    return torch.empty(plan.micro_batch_size, config.data.seq_len // plan.cp, dtype=torch.long, device="meta")
 
 
 def _hidden(config: Config, plan: Plan) -> Tensor:
-    seq = config.data.seq_len // (plan.tp if config.parallel.sequence_parallel else 1)
+    seq = config.data.seq_len // plan.cp // (plan.tp if config.parallel.sequence_parallel else 1)
     shape = (plan.micro_batch_size, seq, config.model.dim)
     dtype = activation_dtype(config, plan)
     return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
 
 def _logits(config: Config, plan: Plan) -> Tensor:
-    shape = (plan.micro_batch_size, config.data.seq_len, config.model.vocab_size)
+    shape = (plan.micro_batch_size, config.data.seq_len // plan.cp, config.model.vocab_size)
     return torch.empty(shape, dtype=activation_dtype(config, plan), device="meta", requires_grad=True)

@@ -14,10 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from analyzers.bubble import expected_idle
-from trainer.config import Config
+from trainer.config import Config, ConfigError
 from trainer.mesh_plan import MESH_DIMS, Plan
 from trainer.model.size import flops_per_token, num_parameters
 from trainer.plan.activations import Device, compute_bytes
+from trainer.plan.covered import uncovered
 from trainer.plan.hardware import Hardware
 from trainer.plan.memory import RankMemory, worst_rank_memory
 from trainer.plan.traffic import Call, rank_traffic
@@ -82,6 +83,9 @@ class Expected:
 
 
 def expect(config: Config, plan: Plan, hardware: Hardware, device: Device = "cuda") -> Expected:
+    """Raises ConfigError for a configuration that is not covered."""
+    if setting := uncovered(config, plan):
+        raise ConfigError(f"{setting}: is not planned for yet; the run itself knows it")
     memory = worst_rank_memory(config, plan, device)
     tokens = config.train.global_batch_size * config.data.seq_len
     per_token = flops_per_token(config.model, config.data.seq_len)

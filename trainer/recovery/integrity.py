@@ -72,7 +72,8 @@ def replica_group(plan: Plan, rank: int, tensor: Tensor) -> ReplicaGroup:
         names = tensor.device_mesh.mesh_dim_names or ()
         # What is neither whole nor added up is split, in whatever way.
         placements = zip(names, tensor.placements, strict=True)
-        split |= {name for name, placement in placements if not placement.is_replicate()}
+        joined = (name for name, placement in placements if not placement.is_replicate())
+        split |= {dim for name in joined for dim in name.split("+")}
     at = plan.coordinates(rank)
     members = tuple(
         other
@@ -232,6 +233,8 @@ class Integrity:
 
     def _read(self, *, chained_only: bool = False) -> Reading:
         tensors = training_tensors(self.training)
+        # What a compression of gradients keeps is written in backward, not by the optimizer's step.
+        tensors = {name: value for name, value in tensors.items() if not name.startswith("compression.")}
         for name in tensors.keys() - self._groups.keys():
             self._groups[name] = self._group_of(name, tensors)
         if chained_only:
@@ -239,8 +242,14 @@ class Integrity:
         return self._reader.read(local_tensors(tensors))
 
     def _group_of(self, name: str, tensors: dict[str, Tensor]) -> ReplicaGroup:
-        """That of the parameter, also for its optimizer state: the count of steps has no placement of its own."""
+        """That of the parameter, also for its optimizer state: the count of steps has no placement of its own.
+
+        Nobody else has that under ZeRO-1.
+        """
         kind, _, rest = name.partition(".")
+        if kind == "optimizer" and self.training.plan.zero1:
+            rank = self.training.rank
+            return ReplicaGroup(group_label("shard", (rank,)), (rank,), 0)
         parameter = name if kind == "model" else f"model.{rest.rpartition('.')[0]}"
         return replica_group(self.training.plan, self.training.rank, tensors[parameter])
 

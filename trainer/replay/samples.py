@@ -93,7 +93,7 @@ def excerpt(tokens: Tensor) -> str:
 
 def differing_rows(training: Training, batch: Batch) -> list[int]:
     """Sample ids of rows that are not what the data set says when it is read once more: changed on their way."""
-    again = training.stream.batch(batch.index, training.data_rank, training.plan.data_size)
+    again = training.own_piece(training.stream.batch(batch.index, training.data_rank, training.plan.data_size))
     if again.sample_ids != batch.sample_ids:
         return list(batch.sample_ids)
     same = (again.inputs == batch.inputs.cpu()).all(1) & (again.targets == batch.targets.cpu()).all(1)

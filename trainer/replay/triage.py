@@ -18,6 +18,7 @@ What was found is an event `replay` of each rank; `analyzers.replay` puts them t
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from probes.failopen import failing_open
 from probes.recorder import Recorder
 from trainer.checkpoint.state import restore_rng, rng_state
 from trainer.data.batches import Batch
+from trainer.model.compiling import uncompiled
 from trainer.recovery.guard import Verdict
 from trainer.replay.origin import Origin, OriginWatch
 from trainer.replay.samples import SampleLosses, describe, differing_rows
@@ -146,11 +148,16 @@ def replay(training: Training, batch: Batch, gradients: GradientExaminer | None,
     generators = rng_state(training.device)
     recorder, training.recorder = training.recorder, NoRecorder()  # its phases are not those of the step
     try:
-        with SampleLosses(training, batch) as losses, OriginWatch(training.modules) as watch:
+        with (
+            training.looked_at_only(),
+            uncompiled() if training.config.train.compile else contextlib.nullcontext(),
+            SampleLosses(training, batch) as losses,
+            OriginWatch(training.modules) as watch,
+        ):
             own = training.forward_backward(batch).double().view(1)
         if gradients is not None:
             gradients.examine(step)
-        share = own / (training.plan.data_size * training.plan.tp) if training.has_loss else torch.zeros_like(own)
+        share = own / training.plan.loss_copies if training.has_loss else torch.zeros_like(own)
         norm, loss, own_loss = training.clip(share, beside=(own,))
     finally:
         training.recorder = recorder
@@ -184,7 +191,7 @@ def _rows(training: Training, origin: Origin) -> list[int]:
     this rank's part of them).
     """
     size = training.plan.micro_batch_size
-    seq = training.config.data.seq_len
+    seq = training.config.data.seq_len // training.plan.cp
     per_row = origin.num_rows // size
     if not per_row or origin.num_rows % size or per_row not in (1, seq, max(1, seq // training.plan.tp)):
         return []

@@ -1,0 +1,47 @@
+"""`torch.compile`, block by block: what is compiled once serves all of them, and what hooks a module stays outside.
+
+    compile_blocks(model, "inductor")
+    with uncompiled(): model(tokens)        # every operation on its own, for whoever looks at each
+
+Inside the compiled part are a block's layers only. FSDP's gathers, activation checkpointing, DDP's reducer and the
+probes are around it, in Python, as they are without it; so names and checkpoints do not change either.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from trainer.config import ConfigError
+from trainer.model.transformer import Block, Transformer
+
+__all__ = ["check_compiler", "compile_blocks", "uncompiled"]
+
+
+def check_compiler(backend: str, device: torch.device) -> None:
+    """Raises ConfigError where inductor would look for a C++ compiler in vain, in the first step."""
+    if backend != "inductor" or device.type != "cpu":
+        return
+    compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
+    if not any(name and shutil.which(name) for name in compilers):
+        raise ConfigError(
+            "train.compile = true: inductor needs a C++ compiler on a CPU and finds none (g++, clang++ or $CXX); "
+            "install one, or set train.compile_backend = 'aot_eager'"
+        )
+
+
+def compile_blocks(model: Transformer, backend: str) -> None:
+    """Have each block of `model` compiled when it first runs."""
+    for block in model.blocks.values():
+        assert isinstance(block, Block)
+        block.compiled = torch.compile(block.layer, backend=backend, dynamic=False)
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Compiled blocks run as they are written meanwhile."""
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")  # type: ignore[no-untyped-call]
+    return stance

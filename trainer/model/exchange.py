@@ -1,0 +1,108 @@
+"""Rows on their way to the ranks that have their experts, and back.
+
+    route = Route.make(expert, num_experts, group)      # who sends how many rows to whom; collective
+    rows = exchange(rows, route, group)                 # sorted by expert here -> sorted by own expert there
+    rows = exchange(rows, route.back, group)
+
+How many rows go where is known only when the router has chosen, and the host must know it to cut the buffers: it waits
+for the device once a layer, as every exchange of uneven parts does. Without a group the rows stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["Route", "exchange", "scaled_gradient"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """Rows that this rank sends to each rank of the group and gets from it, and how they are sorted."""
+
+    num_sent: int
+    """Rows to send: those of this rank that go to any expert."""
+    counts: list[int]
+    """Rows of each expert of this rank, after the exchange."""
+    sends: list[int]
+    receives: list[int]
+    before: Tensor | None = None
+    """Order in which rows are put before they are sent; None: as they are."""
+    after: Tensor | None = None
+    """Order in which rows are put that have come."""
+
+    @classmethod
+    def make(cls, expert: Tensor, num_experts: int, group: dist.ProcessGroup | None) -> Route:
+        """From the expert of each row, (rows,); `num_experts` itself stands for none."""
+        counts = torch.bincount(expert, minlength=num_experts + 1)[:num_experts]
+        if group is None:
+            own = counts.tolist()
+            return cls(num_sent=sum(own), counts=own, sends=[], receives=[])
+        size = group.size()
+        coming = torch.empty_like(counts)
+        dist.all_to_all_single(coming, counts, group=group)
+        going, came = torch.stack((counts, coming)).view(2, size, -1).tolist()  # the host waits here
+        sends, receives = [sum(row) for row in going], [sum(row) for row in came]
+        # What comes is sorted by rank, then by expert; an expert wants its rows together.
+        number = torch.arange(num_experts // size, device=expert.device).repeat(size)
+        after = number.repeat_interleave(coming, output_size=sum(receives)).argsort(stable=True)
+        own = [sum(column) for column in zip(*came, strict=True)]
+        return cls(num_sent=sum(sends), counts=own, sends=sends, receives=receives, after=after)
+
+    @property
+    def back(self) -> Route:
+        before = None if self.after is None else self.after.argsort()
+        return Route(num_sent=0, counts=[], sends=self.receives, receives=self.sends, before=before)
+
+
+def exchange(rows: Tensor, route: Route, group: dist.ProcessGroup | None) -> Tensor:
+    """Send rows (n, dim) along a route; backward sends the gradients back. All ranks of the group."""
+    if group is None:
+        return rows
+    if route.before is not None:
+        rows = rows[route.before]
+    rows = _AllToAll.apply(rows, route.sends, route.receives, group)
+    return rows if route.after is None else rows[route.after]
+
+
+def scaled_gradient(tensor: Tensor, scale: float) -> Tensor:
+    """The tensor as it is; its gradient times `scale`.
+
+    Ranks of a group each compute the mean loss of their own sequences; an expert that they share adds up the gradients
+    of all and has to divide, as the reduction of other parameters does.
+    """
+    scaled: Tensor = tensor if scale == 1.0 else _ScaledGradient.apply(tensor, scale)
+    return scaled
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup) -> Tensor:
+        ctx.route = sends, receives, group
+        return _sent(rows, sends, receives, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        sends, receives, group = ctx.route
+        return _sent(grads[0], receives, sends, group), None, None, None
+
+
+class _ScaledGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] * ctx.scale, None
+
+
+def _sent(rows: Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup) -> Tensor:
+    came = rows.new_empty(sum(receives), *rows.shape[1:])
+    dist.all_to_all_single(came, rows.contiguous(), receives, sends, group=group)
+    return came

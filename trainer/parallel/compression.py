@@ -1,0 +1,193 @@
+"""Compression of DDP's gradients on their way, with torch's own hooks: halves of the bits, or PowerSGD's low rank.
+
+    compression = GradientCompression(module, config.parallel, group, rank=rank, seed=seed)
+    compression.attach(ddp)
+    compression.sample = True          # the next backward also reduces the gradients as they are, to compare with
+    ...backward...
+    errors = compression.squares()     # (sum of squared errors, sum of squares) of the mean gradient, or None
+
+fp16 and bf16 keep nothing from one step to the next. PowerSGD (Vogels et al. 2019) does: what it could not send in a
+step is added to the next gradient, on each rank its own, and its matrices start from those before. torch keeps both by
+bucket, and DDP cuts its buckets anew after the first step of a process; so they are handed out by parameter here
+(`tensors`), go through copies, rollbacks and checkpoints like the optimizer's state, and are put together again for
+whatever buckets there are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Container, Iterator
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.parallel_config import ParallelConfig
+
+__all__ = ["GradientCompression"]
+
+_CASTS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+MIN_COMPRESSION = 2
+"""A matrix goes as it is unless its two factors have fewer than half of its numbers (torch's default)."""
+
+
+class GradientCompression:
+    """The hook of one DDP module, and what it keeps between steps."""
+
+    def __init__(
+        self, module: nn.Module, config: ParallelConfig, group: dist.ProcessGroup, *, rank: int, seed: int
+    ) -> None:
+        self.kind = config.gradient_compression
+        self.active = True
+        """False: gradients are reduced as they are and nothing is kept, for a step that is only looked at."""
+        self.sample = False
+        """Whether the next backward measures the error, for one more reduction."""
+        self._names = {parameter: name for name, parameter in module.named_parameters()}
+        self._group, self._rank, self._seed = group, rank, seed
+        self._exact: list[tuple[list[Tensor], Tensor, dist.Work]] = []
+        self._count = torch.zeros((), dtype=torch.int64)
+        self._layouts: dict[int, list[Tensor]] = {}
+        self._kept: dict[str, Tensor] = {}
+        self._rank_of_matrices = config.powersgd_rank
+        self._power = PowerSGDState(
+            group,
+            matrix_approximation_rank=config.powersgd_rank,
+            start_powerSGD_iter=config.powersgd_start,
+            min_compression_rate=MIN_COMPRESSION,
+            # Columns of zeros would be divided by zero.
+            orthogonalization_epsilon=1e-8,
+        )
+
+    def attach(self, ddp: DistributedDataParallel) -> None:
+        ddp.register_comm_hook(self, _hook)
+
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """Called by DDP's reducer for each bucket that is ready."""
+        if not self.active:
+            return default_hooks.allreduce_hook(self._group, bucket)
+        if self.sample:
+            exact = bucket.buffer().div(self._group.size())
+            work = dist.all_reduce(exact, group=self._group, async_op=True)
+            self._exact.append((bucket.parameters(), exact, work))
+        if self.kind in _CASTS:
+            return _CASTS[self.kind](self._group, bucket)
+        self._power.iter = int(self._count)
+        if self._power.iter >= self._power.start_powerSGD_iter:
+            self._assemble(bucket)
+        future = powerSGD_hook(self._power, bucket)
+        if not bucket.buffer().is_cuda:
+            # torch reduces the factors in callbacks. On a GPU those run at once; gloo's run in other threads, between
+            # the calls of the next bucket, in another order on each rank.
+            future.wait()
+        if bucket.is_last():
+            self._count += 1
+        return future
+
+    def squares(self) -> Tensor | None:
+        """(2,) float64 on the device: squared error of the mean gradient that the last backward left, and its square.
+
+        The same on all replicas; None if that backward was not sampled.
+        """
+        sampled, self._exact = self._exact, []
+        sums = []
+        for parameters, exact, work in sampled:
+            work.wait()
+            reduced = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
+            sums.append(torch.stack(((reduced - exact).double().square().sum(), exact.double().square().sum())))
+        return torch.stack(sums).sum(0) if sums else None
+
+    # What PowerSGD keeps.
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By name, live. Errors are this rank's own, the rest is the same on all replicas."""
+        if self.kind != "powersgd":
+            return {}
+        found = {"compression.count": self._count, **self._kept}
+        for index, parameters in self._layouts.items():
+            errors = self._power.error_dict[index].split([p.numel() for p in parameters])
+            found |= {self._error_name(p): part for p, part in zip(parameters, errors, strict=True)}
+            matrices = list(_compressed(parameters, self._rank_of_matrices))
+            parts = self._power.q_memory_dict[index].split([size for _, size in matrices])
+            found |= {self._matrix_name(p): part for (p, _), part in zip(matrices, parts, strict=True)}
+        return dict(sorted(found.items()))
+
+    def allocate(self, saved: Container[str]) -> None:
+        """Make room for what of `saved` belongs here, to be filled by whoever loads it."""
+        self.forget()
+        for parameter in self._names:
+            if (name := self._error_name(parameter)) in saved:
+                self._kept[name] = torch.zeros_like(parameter).flatten()
+        for parameter, size in _compressed(list(self._names), self._rank_of_matrices):
+            if (name := self._matrix_name(parameter)) in saved:
+                self._kept[name] = parameter.new_zeros(size)
+
+    def forget(self) -> None:
+        """Drop errors and matrices: those of a step with NaN would stay in every gradient to come."""
+        self._exact.clear()
+        self._kept, self._layouts = {}, {}
+        for held in (self._power.error_dict, self._power.p_memory_dict, self._power.q_memory_dict):
+            held.clear()
+
+    def _assemble(self, bucket: dist.GradBucket) -> None:
+        """Give torch the errors and matrices of a bucket whose parameters are others than last time."""
+        index, parameters, power = bucket.index(), bucket.parameters(), self._power
+        before = self._layouts.get(index, [])
+        if [id(p) for p in before] == [id(p) for p in parameters]:
+            return
+        kept = self.tensors()
+        self._kept = {name: value for name, value in kept.items() if name != "compression.count"}
+        self._layouts[index] = parameters
+        zeros = (torch.zeros_like(p).flatten() for p in parameters)
+        errors = [self._kept.pop(self._error_name(p), zero) for p, zero in zip(parameters, zeros, strict=True)]
+        power.error_dict[index] = torch.cat(errors)
+        names = [self._matrix_name(p) for p, _ in _compressed(parameters, self._rank_of_matrices)]
+        power.p_memory_dict.pop(index, None)
+        # Drawn anew by torch, on all replicas alike whatever happened before.
+        power.rng = np.random.RandomState((self._seed, int(self._count), index))
+        if all(name in self._kept for name in names):
+            numbers = [self._kept.pop(name) for name in names]
+            power.q_memory_dict[index] = torch.cat(numbers) if numbers else errors[0].new_zeros(0)
+            power.p_memory_dict[index] = _left_factors(parameters, self._rank_of_matrices)
+
+    def _error_name(self, parameter: Tensor) -> str:
+        return f"compression.error.{self._rank}.{self._names[parameter]}"  # type: ignore[index]
+
+    def _matrix_name(self, parameter: Tensor) -> str:
+        return f"compression.q{self._rank_of_matrices}.{self._names[parameter]}"  # type: ignore[index]
+
+
+def _hook(state: GradientCompression, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return state.reduce(bucket)
+
+
+# DDP looks at them and wants types, not texts.
+_hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
+
+
+def _matrix(tensor: Tensor, rank: int) -> tuple[int, int, int]:
+    """Rows, columns and rank as PowerSGD takes a parameter; rank 0: it is sent as it is."""
+    rows, columns = tensor.shape[0], math.prod(tensor.shape[1:])
+    rank = min(rows, columns, rank)
+    pays = (rows + columns) * rank * MIN_COMPRESSION < rows * columns
+    return rows, columns, rank if pays else 0
+
+
+def _compressed(parameters: list[Tensor], rank: int) -> Iterator[tuple[Tensor, int]]:
+    """The parameters that are compressed and the numbers of their right factors, in the order of torch's memory: those
+    of one shape together, shapes in the order in which they come."""
+    by_shape: dict[tuple[int, int], list[tuple[Tensor, int]]] = {}
+    for parameter in parameters:
+        rows, columns, own = _matrix(parameter, rank)
+        if own:
+            by_shape.setdefault((rows, columns), []).append((parameter, columns * own))
+    return itertools.chain.from_iterable(by_shape.values())
+
+
+def _left_factors(parameters: list[Tensor], rank: int) -> Tensor:
+    sizes = [rows * own for rows, _, own in (_matrix(parameter, rank) for parameter in parameters)]
+    return parameters[0].new_empty(sum(sizes))

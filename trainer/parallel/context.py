@@ -1,0 +1,62 @@
+"""Context parallelism: each rank of a `cp` group has a piece of every sequence, and attends to the pieces of all.
+
+All that a block does but attention is done token by token, so it needs the rank's piece only: activations shrink by the
+size of the group. Attention gathers the keys and values of the whole sequence, as Llama 3 was trained (Llama Team 2024,
+section 3.3.2), and masks what is later than the rank's own queries; backward adds up the gradients of all ranks and
+scatters them. With grouped-query attention keys and values are a fraction of the activations, so little is sent.
+
+torch's own ring attention (`torch.distributed.tensor.experimental.context_parallel`) passes the pieces around instead.
+It knows CUDA's flash and efficient kernels only (torch 2.13), so there is nothing on a CPU to compare it with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from trainer.model.transformer import Attention, Transformer
+
+__all__ = ["apply_context_parallel"]
+
+# torch 2.13 has new names for them.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def apply_context_parallel(model: Transformer, mesh: DeviceMesh) -> None:
+    """Let `model` work on this rank's piece of each sequence; `mesh` is the one-dimensional mesh of the pieces."""
+    group = mesh.get_group()
+    model.piece, model.num_pieces = mesh.get_local_rank(), mesh.size()
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.gather = lambda pieces: _gathered(pieces, group)
+
+
+@torch.compiler.disable
+def _gathered(pieces: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """(..., piece, head_dim) of this rank -> (..., seq, head_dim)."""
+    whole: Tensor = _Gather.apply(pieces, group)
+    return whole
+
+
+class _Gather(torch.autograd.Function):
+    """All pieces along the last dimension but one; the gradient of a piece is the sum over all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, piece: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        first = piece.movedim(-2, 0).contiguous()
+        whole = first.new_empty(first.shape[0] * group.size(), *first.shape[1:])
+        _all_gather(whole, first, group=group)
+        return whole.movedim(0, -2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        whole = grads[0].movedim(-2, 0).contiguous()
+        piece = whole.new_empty(whole.shape[0] // ctx.group.size(), *whole.shape[1:])
+        _reduce_scatter(piece, whole, group=ctx.group)
+        return piece.movedim(0, -2), None
