@@ -157,7 +157,9 @@ def _cannot(name: str, mesh: str, config: Config, num_ranks: int) -> str:
         return "one group alone has none beside it to be compared with (--mesh hsdp or fsdp*tp)"
     if any(kind.needs == "ranks" for kind in kinds) and num_ranks < 2:
         return "needs more than one rank"
-    alone = mesh in ("tp", "pp") or (mesh == "config" and parallel.dp_replicate * parallel.dp_shard == 1)
+    alone = mesh in ("tp", "pp") or (
+        mesh == "config" and config.parallel.dp_replicate * config.parallel.dp_shard * config.parallel.ep == 1
+    )
     if any(kind.needs == "data ranks" for kind in kinds) and (num_ranks < 2 or alone):
         return "needs more than one data rank (--mesh ddp or fsdp)"
     return ""
