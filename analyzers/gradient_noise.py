@@ -12,7 +12,8 @@ twice the batch buys nearly nothing.
    tr(S) = (|g_local|^2 - |g_global|^2) / (1/b - 1/B), |G|^2 = (B |g_global|^2 - b |g_local|^2) / (B - b), with
    |g_local|^2 the mean over the data ranks. A pipeline's stages of one data rank are added.
 3. A step's |G|^2 is mostly noise, and a ratio of noise has no mean: numerator and denominator are averaged separately,
-   over the newest `window_samples`. The interval is that of their ratio (both errors and their covariance).
+   over the newest third of the run's samples, at most `window_samples`. The interval is that of their ratio (both
+   errors and their covariance).
 
 The norms are `steps.local_grad_norm` (`probes.unreduced`) and `steps.grad_norm`, both before clipping.
 """
@@ -36,7 +37,8 @@ class GradientNoisePolicy:
     """What is enough to say something, and when the batch is worth a word."""
 
     window_samples: int = 200
-    """Newest samples that are averaged; the scale grows while a model learns."""
+    """Newest samples that are averaged, at most: the scale grows while a model learns, in its first hundred steps by
+    a factor of ten."""
     min_samples: int = 20
     """Samples from which an average of them means something."""
     far_ratio: float = 10.0
@@ -167,7 +169,7 @@ def _ratio_interval(top: float, bottom: float, errors: Floats, sigmas: float) ->
 
 def _judged(found: Samples, attempt: int, policy: GradientNoisePolicy) -> Finding:
     batch = found.batch_tokens
-    newest = slice(-policy.window_samples, None)
+    newest = slice(-min(policy.window_samples, max(policy.min_samples, len(found.step) // 3)), None)
     ratio = float(np.mean(found.local_square[newest]) / np.mean(found.global_square[newest]))
     if not 0.99 <= ratio <= 2.0 * found.num_data_ranks:
         why = f"local norms are {ratio:.3g} times the global one: the gradients were scaled in a way that is not known"

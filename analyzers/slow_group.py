@@ -9,6 +9,8 @@
 3. Groups that are slow in most windows from an onset on are slow links. Ranks that all slow groups of several
    dimensions share are named; else the members of the slow group: its link.
 
+Messages between two ranks say which link it is (`slow_pair`).
+
 One group alone in its dimension has nothing beside it: it is compared with itself before (`transfer_history`), and the
 ranks named are all of its members.
 """
@@ -21,8 +23,11 @@ from typing import Any
 import numpy as np
 
 from .bandwidth import SIZE_OF_CALL
+from .slow_pair import Windows, join_pairs, pair_windows, slow_before
 from .source import Floats, Source
 from .transfer_history import HistoryPolicy, core_wait_rise, find_slower
+
+SHOWN_RANKS = 8
 
 __all__ = ["SlowGroupPolicy", "SlowLink", "find_slow", "slow_groups"]
 
@@ -41,6 +46,11 @@ class SlowGroupPolicy:
     """Smallest excess of interest (ms per step)."""
     min_step_share_ratio: float = 0.05
     """Smallest excess as a share of the step: ranks that share cores are late for each other by a few percent."""
+    clear_factor: float = 3.0
+    """Transfer / that of the groups or pairs beside it from which no lateness explains it: a link at a third of its
+    speed is told of although it costs little yet."""
+    min_clear_share_ratio: float = 0.005
+    """Smallest excess of such a one as a share of the step."""
     min_windows: int = 2
     """Slow windows in a row: the 10 steps to detection."""
     min_windows_pair: int = 4
@@ -68,6 +78,29 @@ class SlowLink:
     ongoing: bool
     alone: bool = False
     """Compared with its own past, since no group is beside it; then `others_ms` is what it took before."""
+
+    def is_worth_telling(self, step_ms: float, policy: SlowGroupPolicy) -> bool:
+        """Whether it costs enough of the step, for how clear it is."""
+        is_clear = not self.alone and self.factor >= policy.clear_factor
+        least = policy.min_clear_share_ratio if is_clear else policy.min_step_share_ratio
+        return self.excess_ms >= least * step_ms
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether it was seen in messages from rank to rank: `groups` are pairs then."""
+        return " -> " in self.groups[0]
+
+    @property
+    def text(self) -> str:
+        """Who is meant, as people say it."""
+        if len(self.ranks) == 1:
+            return f"rank {self.ranks[0]}"
+        if self.is_pair:
+            return (
+                f"the link {self.groups[0] if len(self.groups) == 1 else ' <-> '.join(f'rank {r}' for r in self.ranks)}"
+            )
+        listed = ", ".join(map(str, self.ranks[:SHOWN_RANKS])) + ("..." if len(self.ranks) > SHOWN_RANKS else "")
+        return f"{'a' if self.alone else 'the'} link of ranks {listed}"
 
 
 def slow_groups(
@@ -100,9 +133,74 @@ def slow_groups(
             found += _find(op, num_bytes, groups, members, policy)
         else:
             alone += _find_alone(op, num_bytes, groups, members, policy)
+    pairs = _pairs(source, attempt, policy, since_step)
     # A link that slows one group beside others slows the groups of everybody, too.
     links = _joined(found) or _joined(alone)[:1]
+    links = _with_pairs(links, pairs)
     return [link for link in links if not _is_host(source, attempt, link, since_step)]
+
+
+def _pairs(source: Source, attempt: int, policy: SlowGroupPolicy, since_step: int) -> list[SlowLink]:
+    """Slow links between two ranks, from their messages."""
+    classes, members = pair_windows(source, attempt, policy.window_steps, since_step)
+    found: dict[str, SlowLink] = {}
+    for (num_bytes, _), windows in classes.items():
+        beside = _find("send", num_bytes, dict(windows), members, policy) if len(windows) > 2 else []
+        for link in beside or _slower_pairs(num_bytes, windows, members, policy):
+            (name,) = link.groups
+            if name not in found or link.excess_ms > found[name].excess_ms:
+                found[name] = link
+    neighbours: dict[int, set[int]] = {}
+    for one, other in members.values():
+        neighbours.setdefault(one, set()).add(other)
+        neighbours.setdefault(other, set()).add(one)
+    return join_pairs(list(found.values()), {rank: len(others) for rank, others in neighbours.items()})
+
+
+def _slower_pairs(
+    num_bytes: int, windows: Windows, members: dict[str, tuple[int, ...]], policy: SlowGroupPolicy
+) -> list[SlowLink]:
+    """Pairs against their own past."""
+    found = []
+    for name, (part, factor, before_ms, after_ms) in slow_before(windows, policy).items():
+        after = [window for number, window in sorted(windows[name].items()) if number >= part]
+        per_step = float(np.median([count for _, count, _, _ in after])) / policy.window_steps
+        excess = (after_ms - before_ms) * max(1.0, per_step)
+        if excess >= policy.min_excess_ms:
+            found.append(
+                SlowLink(
+                    ranks=members[name],
+                    groups=(name,),
+                    op="send",
+                    num_bytes=num_bytes,
+                    factor=factor,
+                    excess_ms=excess,
+                    transfer_ms=after_ms,
+                    others_ms=before_ms,
+                    first_step=after[0][2],
+                    last_step=after[-1][3],
+                    ongoing=True,
+                    alone=True,
+                )
+            )
+    return found
+
+
+def _with_pairs(links: list[SlowLink], pairs: list[SlowLink]) -> list[SlowLink]:
+    """A group that is slow together with links of one of its members is slow because of that rank; what costs more
+    tells of it."""
+    kept, told = [], set()
+    for link in links:
+        common = {rank for pair in pairs for rank in pair.ranks if rank in link.ranks}
+        if len(common) != 1:
+            kept.append(link)
+            continue
+        beside = [pair for pair in pairs if common <= set(pair.ranks)]
+        told |= set(beside)
+        worst, *others = sorted([link, *beside], key=lambda one: -one.excess_ms)
+        groups = [*worst.groups, *(group for other in others for group in other.groups)]
+        kept.append(replace(worst, ranks=tuple(common), groups=tuple(groups)))
+    return [*kept, *(pair for pair in pairs if pair not in told)]
 
 
 def _find_alone(

@@ -179,26 +179,23 @@ def _communication(
     if missing_tables(source, "collectives") or len(timings.steps) < policy.persistence.min_length:
         return []
     slow = slow_groups(source, timings.attempt, policy.slow_group, since_step=int(timings.steps.min()))
-    least_ms = policy.slow_group.min_step_share_ratio * float(np.nanmedian(timings.duration))
+    step_ms = float(np.nanmedian(timings.duration))
     findings = []
     for link in slow:
-        if link.excess_ms < least_ms:
+        if not link.is_worth_telling(step_ms, policy.slow_group):
             continue
         if set(link.ranks) & {straggler.rank for straggler in stragglers}:
             continue  # its lateness is explained already
-        one = len(link.ranks) == 1
-        listed = ", ".join(map(str, link.ranks[:SHOWN_RANKS])) + ("..." if len(link.ranks) > SHOWN_RANKS else "")
-        who = f"rank {link.ranks[0]}" if one else f"{'a' if link.alone else 'the'} link of ranks {listed}"
-        beside = "before" if link.alone else "in the groups beside it"
+        beside = "before" if link.alone else "between the others" if link.is_pair else "in the groups beside it"
         when = f"since step {link.first_step}" if link.ongoing else f"from step {link.first_step} to {link.last_step}"
-        cost = cost_of_link(source, timings, link)
+        cost = None if link.is_pair else cost_of_link(source, timings, link)
         findings.append(
             Finding(
                 analyzer="straggler",
                 kind="straggler",
                 severity="warning",
                 status="fired",
-                summary=f"{who} is slow in communication {when}: {link.op} in {', '.join(link.groups)} takes "
+                summary=f"{link.text} is slow in communication {when}: {_what(link)} takes "
                 f"{link.factor:.1f}x as long as {beside} (+{link.excess_ms:.3g} ms per step)",
                 ranks=link.ranks,
                 first_step=link.first_step,
@@ -224,9 +221,10 @@ def _communication(
     return findings
 
 
-def _excess_s(link: SlowLink) -> float:
-    """What it costs if nothing hides the transfers."""
-    return link.excess_ms * (link.last_step - link.first_step + 1) / 1e3
+def _what(link: SlowLink) -> str:
+    if link.is_pair:
+        return f"a message of {link.num_bytes / 2**10:,.0f} KiB"
+    return f"{link.op} in {', '.join(link.groups)}"
 
 
 def _insufficient(why: str) -> Finding:

@@ -112,7 +112,10 @@ EXPECTED: dict[str, Expected] = {
     "bit_flip_optimizer": Expected(
         ids="F29", module="corruption", kinds=("corruption", "replica_mismatch"), layouts=("ddp", "hsdp"),
     ),
-    # Nothing is wrong, or nothing that is a rank's fault.
+    "bit_flip_shard": Expected(
+        ids="F28", module="corruption", kinds=("fingerprint_chain_broken",), layouts=("fsdp", "fsdp_tp", "pp_fsdp"),
+    ),
+    # Nothing is wrong, or nothing that is a rank's fault. Replicas are compared and shards chained in these as well.
     "clean": Expected(ids="-", module=""),
     "clean_quiet": Expected(ids="-", module=""),
     "clean_busy": Expected(ids="-", module=""),
@@ -272,7 +275,7 @@ def _with_fault(name: str, scenario: Scenario, rng: np.random.Generator) -> tupl
         case "divergence":
             factor = float(rng.uniform(0.003, 0.008))
             return replace(long, steps=step + 210, fault=Fault(kind=name, step=step, factor=factor)), everyone
-        case "bit_flip" | "bit_flip_optimizer":
+        case "bit_flip" | "bit_flip_optimizer" | "bit_flip_shard":
             return replace(long, fault=Fault(kind=name, **at)), [rank]
         case "exception" | "kill" | "segfault" | "out_of_memory" | "stop" | "gil" | "hang":
             where = "forward" if name == "out_of_memory" else what

@@ -285,6 +285,8 @@ def test_every_fault_of_the_benchmark_can_be_made(fault: str) -> None:
 def test_a_case_is_judged_from_its_files() -> None:
     killed = judge(Case(fault="kill", seed=0, index=0, ranks=8))
     assert (killed.error, killed.kind, killed.rank, killed.cause) == ("", True, True, True)
+    flipped = judge(Case(fault="bit_flip_shard", seed=0, index=0, ranks=8))
+    assert (flipped.error, flipped.rank, flipped.wrong) == ("", True, 0)
     clean = judge(Case(fault="clean", seed=0, index=0, ranks=8))
     assert (clean.error, clean.seen, clean.wrong) == ("", False, 0)
 

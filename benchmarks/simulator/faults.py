@@ -33,6 +33,7 @@ CONTROL = ("mismatch_op", "mismatch_size", "skip_collective", "order_inversion",
 """A rank's program is another than its peers'."""
 NUMERIC = (
     "nan_grad", "inf_activation", "overflow", "bad_batch", "lr_spike", "divergence", "bit_flip", "bit_flip_optimizer",
+    "bit_flip_shard",
 )  # fmt: skip
 """Numbers go wrong."""
 

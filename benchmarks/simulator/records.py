@@ -96,8 +96,9 @@ class Log:
         self.steps: list[StepRow] = []
         self.gradients: list[tuple[Ints, int, int, Floats, Floats, Ints, Floats]] = []
         """(ranks, step, name, norm, max_abs, nonfinite_count, time)"""
-        self.fingerprints: list[tuple[Ints, int, int, int, Ints, Floats]] = []
-        """(ranks, step, dimension of the replica group, tensor name, hash, time)"""
+        self.fingerprints: list[tuple[Ints, int, int, int, Ints, Floats, Ints | None]] = []
+        """(ranks, step, dimension of the replica group (-1: a shard that nobody else holds), tensor name, hash, time,
+        hash after the last optimizer step)"""
         self._labels = {dim: np.array([self.names(text) for text in layout.labels(dim)]) for dim in layout.used_dims()}
         if layout.num_ranks > 1:
             self._labels[WORLD] = np.array([self.names(text) for text in layout.labels(WORLD)])
@@ -218,13 +219,20 @@ class Log:
         columns = {
             "step": np.repeat([row[1] for row in rows], lengths),
             "taken_ns": _finite(time),
-            "expected_hash": np.full(len(rank), _NONE_I64),
-            "replica_group": np.concatenate([self._labels[_DIMS[row[2]]][row[0]] for row in rows]),
+            "expected_hash": np.concatenate(
+                [np.full(len(row[0]), _NONE_I64) if row[6] is None else row[6] for row in rows]
+            ),
+            "replica_group": np.concatenate([self._replica_group(row[2], row[0]) for row in rows]),
             "tensor": np.repeat([row[3] for row in rows], lengths),
             "hash": np.concatenate([row[4] for row in rows]),
         }
         keep = time < until[rank]
         return _ordered(columns, rank, time, keep, keep)
+
+    def _replica_group(self, number: int, ranks: Ints) -> Ints:
+        if number >= 0:
+            return self._labels[_DIMS[number]][ranks]
+        return np.array([self.names(f"shard:{rank}") for rank in ranks.tolist()])
 
 
 def _finite(values: Floats) -> npt.NDArray[np.int64]:

@@ -50,6 +50,8 @@ class Samples:
                     self._gradient_rows(ranks, step, stage, reading, now[ranks])
         if step % FINGERPRINT_INTERVAL == 0 and layout.dp_replicate > 1:
             self._fingerprint_rows(step, now, fault)
+        elif step % FINGERPRINT_INTERVAL == 0:
+            self._chain_rows(step, now, fault)
 
     def _gradient_rows(self, ranks: Any, step: int, stage: int, reading: Reading, now: Any) -> None:
         engine, layout = self._engine, self._layout
@@ -88,7 +90,26 @@ class Samples:
                         hashes = _mix(part[own], step * 1_000_003 + log.names(prefix + name) * 7_919 + self._seed)
                         if fault is not None and _is_flipped(fault, step, block, parameter, prefix):
                             hashes = np.where(own == fault.rank, _mix(hashes, 77 + step), hashes)
-                        log.fingerprints.append((own, step, 1, log.names(prefix + name), hashes, now[own]))
+                        log.fingerprints.append((own, step, 1, log.names(prefix + name), hashes, now[own], None))
+
+    def _chain_rows(self, step: int, now: Any, fault: Fault | None) -> None:
+        """Shards that nobody else holds: read after the optimizer's step and again before the next. One row for all
+        of a rank's tensors, and one for the tensor that is another then."""
+        layout, log = self._layout, self._engine.log
+        ranks = np.flatnonzero(np.isfinite(now))
+        expected = _mix(ranks, step * 1_000_003 + self._seed)
+        hashes = expected.copy()
+        if fault is not None and fault.kind == "bit_flip_shard":
+            first = -(-fault.step // FINGERPRINT_INTERVAL) * FINGERPRINT_INTERVAL
+            # The next update starts from what the flip left: from there on before and after agree again.
+            own = ranks[(ranks == fault.rank) & (step == first)]
+            if len(own):
+                hashes = np.where(ranks == fault.rank, _mix(hashes, 77 + step), hashes)
+                stage = int(layout.coordinates()["pp"][fault.rank])
+                name = log.names("model." + parameter_name(layout, stage, fault.block, PARAMETERS[2]))
+                before = _mix(own, step * 7_919 + self._seed)
+                log.fingerprints.append((own, step, -1, name, _mix(before, 77), now[own], before))
+        log.fingerprints.append((ranks, step, -1, log.names("(all)"), hashes, now[ranks], expected))
 
 
 def _is_flipped(fault: Fault, step: int, block: int, parameter: str, prefix: str) -> bool:
