@@ -46,7 +46,7 @@ from . import (
     whatif,
 )
 from .finding import SEVERITIES, Finding, Severity
-from .long_run import look
+from .long_run import Views, look, unpicked
 from .runfacts import run_facts
 from .source import Source
 from .stall import StallPolicy
@@ -135,7 +135,16 @@ def diagnose(
 ) -> Diagnosis:
     """Run every analyzer. `now_ns` (epoch nanoseconds) only if the run is alive: else its end is read as a death."""
     policy = stall_policy(manifest)
-    views = cache(lambda: look(source))
+    findings: list[Finding] = []
+
+    @cache
+    def views() -> Views:
+        try:
+            return look(source)
+        except Exception as error:  # no room for copies: the whole run is asked, which takes longer
+            findings.append(_failed("long_run", "records", error))
+            return unpicked(source)
+
     analyzers: list[tuple[str, str, Callable[[], list[Finding]]]] = [
         ("rank_lost", "rank_lost", lambda: rank_lost.analyze(views().sampled, policy, now_ns)),
         ("hang", "hang", lambda: hang.analyze(views().sampled, policy, now_ns, stacks_dir)),
@@ -163,7 +172,6 @@ def diagnose(
         ("health", "health", lambda: health.analyze(source)),
         ("goodput", "goodput", lambda: goodput.analyze(source)),
     ]
-    findings: list[Finding] = []
     for name, kind, run in analyzers:
         try:
             findings += run()

@@ -30,6 +30,15 @@ def test_all_wait_for_the_slowest() -> None:
     np.testing.assert_array_equal(step_ends(graph, graph.work_ms, graph.transfer_ms), [[16, 30], [16, 30]])
 
 
+def test_meetings_are_added_up_without_going_through_the_programs() -> None:
+    dice = np.random.default_rng(0)
+    graph = meeting(dice.uniform(5, 20, (6, 4)).tolist())
+    other = dice.uniform(5, 20, 24)
+    one_by_one = replay(graph), replay(graph, other)
+    graph.meetings = np.arange(24).reshape(6, 4)
+    assert (replay(graph), replay(graph, other)) == pytest.approx(one_by_one)
+
+
 def test_who_posts_goes_on_and_an_early_call_is_hidden() -> None:
     graph = Graph()
     call = graph.new_call(("dp", "all_reduce", 4), 5.0)

@@ -55,6 +55,17 @@ def test_the_report_says_how_many_steps_were_compared(
     assert 300 <= told["steps"] < 1000
 
 
+def test_without_room_for_copies_the_whole_run_is_asked(
+    store: Store, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look, "__defaults__", (1000,))
+    monkeypatch.setattr(long_run, "_PICKED", "no such schema.steps")
+    found = diagnose(store, {})
+    assert [finding.ranks for finding in found.fired] == [(2,)]
+    assert "steps_compared" not in found.run
+    assert [finding.kind for finding in found.not_judged if finding.analyzer == "long_run"] == ["records"]
+
+
 def test_what_is_picked_has_every_begin_and_end(store: Store, small: None) -> None:
     views = look(store, max_rows=1000)
     ends = "SELECT attempt, rank, min(start_ns), max(start_ns + duration_ns) FROM steps GROUP BY ALL ORDER BY ALL"
