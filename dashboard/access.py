@@ -24,7 +24,7 @@ from analyzers.run_state import RunState, run_state
 from probes.rundir import RunDir
 from probes.store import Store, is_watched
 
-from .answers import Answer, Answers
+from .answers import OFTEN_REST_FACTOR, REST_FACTOR, Answer, Answers
 
 __all__ = ["RunAccess"]
 
@@ -86,15 +86,25 @@ class RunAccess:
         """Bytes of its stores."""
         return sum(path.stat().st_size for path in self.run.stores() if path.exists())
 
-    def ask(self, load: Callable[..., Any], *parameters: Hashable, first_s: float = FIRST_S) -> Answer:
-        """What `load(store, *parameters)` returns for the newest version of the run."""
+    def ask(
+        self, load: Callable[..., Any], *parameters: Hashable, first_s: float = FIRST_S, often: bool = False
+    ) -> Answer:
+        """What `load(store, *parameters)` returns for the newest version of the run; `often`: it says what is now."""
 
         def compute() -> Any:
             with self.open() as store:
                 return load(store, *parameters)
 
         key = (str(self.run.path), f"{load.__module__}.{load.__qualname__}", parameters)
-        return self._answers.get(key, self.version(), compute, patience_s=first_s, again_s=AGAIN_S)
+        rest = OFTEN_REST_FACTOR if often else REST_FACTOR
+        return self._answers.get(
+            key,
+            self.version(),
+            compute,
+            patience_s=first_s,
+            again_s=2 * AGAIN_S if often else AGAIN_S,
+            rest_factor=rest,
+        )
 
     def state(self) -> Answer:
         """The RunState; looked at again every second while the run may go on, also if nothing was written."""
@@ -108,7 +118,10 @@ class RunAccess:
 
         moment = int(time.monotonic()) if watched or self._may_grow() else 0
         version = (self.version(), watched, moment)
-        return self._answers.get(("state", str(self.run.path)), version, compute, patience_s=STATE_S, again_s=0.3)
+        return self._answers.get(
+            ("state", str(self.run.path)), version, compute, patience_s=STATE_S, again_s=2 * AGAIN_S,
+            rest_factor=OFTEN_REST_FACTOR,
+        )  # fmt: skip
 
     def diagnosis(self, *, first_s: float = FIRST_S) -> Answer:
         """The Diagnosis of the whole run, as `rankscope analyze` makes it; a long one comes at a later look."""

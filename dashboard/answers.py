@@ -24,8 +24,8 @@ from typing import Any
 __all__ = ["Answer", "Answers"]
 
 MAX_ENTRIES = 256
-REST_FACTOR = 10.0
-"""Times as long as it took, a question rests before it is computed again."""
+REST_FACTOR, OFTEN_REST_FACTOR = 10.0, 1.0
+"""Times as long as it took, a question rests before it is computed again; one that says what happens now, less long."""
 AFTER_ERROR_S = 1.0
 QUICK_S = 0.25
 """What takes less is computed whenever the store has changed."""
@@ -64,7 +64,14 @@ class Answers:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="answers")
 
     def get(
-        self, key: Hashable, version: Hashable, compute: Callable[[], Any], *, patience_s: float, again_s: float = 0.1
+        self,
+        key: Hashable,
+        version: Hashable,
+        compute: Callable[[], Any],
+        *,
+        patience_s: float,
+        again_s: float = 0.1,
+        rest_factor: float = REST_FACTOR,
     ) -> Answer:
         """The newest answer; waits `patience_s` if there is none yet, `again_s` if there is a former one."""
         with self._lock:
@@ -73,7 +80,7 @@ class Answers:
             while len(self._entries) > self._max_entries:
                 self._entries.popitem(last=False)
             settled = entry.version == version and entry.has_value and entry.error is None
-            if not settled and entry.running is None and self._is_due(entry, version):
+            if not settled and entry.running is None and self._is_due(entry, rest_factor):
                 entry.asked = version
                 entry.running = self._pool.submit(self._compute, entry, version, compute)
             running = None if settled else entry.running
@@ -92,10 +99,10 @@ class Answers:
         """Wait for nothing more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _is_due(self, entry: _Entry, version: Hashable) -> bool:
+    def _is_due(self, entry: _Entry, rest_factor: float) -> bool:
         if not entry.has_value and entry.error is None:
             return True
-        rest_s = REST_FACTOR * entry.took_s if entry.took_s > QUICK_S else 0.0
+        rest_s = rest_factor * entry.took_s if entry.took_s > QUICK_S else 0.0
         if entry.error is not None:  # most often somebody held the store, and has let go of it since
             rest_s = AFTER_ERROR_S
         return time.monotonic() - entry.done_at >= rest_s

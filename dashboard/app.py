@@ -20,16 +20,15 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _H
 if str(_HERE.parent) not in sys.path:
     sys.path.append(str(_HERE.parent))
 
-from dashboard import frame, navigation, show  # noqa: E402
+from dashboard import chart_in_place, frame, navigation, show  # noqa: E402
 from dashboard.runs_folder import RunsFolder  # noqa: E402
-from dashboard.stable_charts import keep_charts  # noqa: E402
 
 
 def main() -> None:
     """One run of the script."""
     st.set_page_config(page_title="Rankscope", page_icon=str(_HERE / "icon.png"), layout="wide")
     show.style()
-    keep_charts()
+    chart_in_place.prepare()
     folder = RunsFolder(Path(os.environ.get("RANKSCOPE_DASHBOARD_RUNS", "runs")))
     st.session_state["runs_folder"] = folder
     names = folder.run_ids()

@@ -1,10 +1,9 @@
 """Charts that are built once: while what a chart shows is the same, its finished form is given again.
 
-    figure = drawn(("demo", "overview-loss"), loss.draw, (curve, marks, findings), {}, dark=False)
-    st.plotly_chart(figure)
+    figure_json = drawn(("demo", "overview-loss"), loss.draw, (curve, marks, findings), {}, dark=False)
 
 A page runs every two seconds, and most of its charts show what they showed before. Plotly takes 40 to 100 ms to build
-and check a figure, and Streamlit sends to the browser only what differs from what it sent before. So the finished form
+and check a figure, and Streamlit sends to the browser only what differs from what it sent before. So the finished JSON
 is kept with the answers that it was built from; answers are the same objects until the store has changed.
 """
 
@@ -16,36 +15,25 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import plotly.graph_objects as go
-from plotly.basedatatypes import BaseFigure
+import plotly.io
 
 from analyzers.report.figures.theme import template
 
-__all__ = ["Drawn", "drawn"]
+__all__ = ["drawn"]
 
 MAX_KEPT = 96
 """Charts that are kept, those of the last pages; the largest, a heatmap, is 1 MB."""
 _PLAIN = (str, int, float, bool, tuple, list, dict)
 
 
-class Drawn(BaseFigure):
-    """A figure in its finished form, for `st.plotly_chart`: nothing is copied or checked again."""
-
-    def __init__(self, spec: dict[str, Any]) -> None:
-        object.__setattr__(self, "_spec", spec)
-
-    def to_dict(self) -> dict[str, Any]:
-        spec: dict[str, Any] = self.__dict__["_spec"]
-        return spec
-
-
-_kept: OrderedDict[Hashable, tuple[tuple[Any, ...], Drawn]] = OrderedDict()
+_kept: OrderedDict[Hashable, tuple[tuple[Any, ...], str]] = OrderedDict()
 _lock = threading.Lock()
 
 
 def drawn(
     name: Hashable, draw: Callable[..., go.Figure], shown: tuple[Any, ...], options: Mapping[str, Any], *, dark: bool
-) -> Drawn:
-    """`draw(*shown, **options)` in its theme, or what it gave before if all of `shown` are the same."""
+) -> str:
+    """The JSON of `draw(*shown, **options)` in its theme, or what it was before if all of `shown` are the same."""
     asked = (*shown, *options.values())
     with _lock:
         former = _kept.get((name, dark))
@@ -55,7 +43,7 @@ def drawn(
     spec = draw(*shown, **options).to_dict()
     spec["layout"]["template"] = template(dark=dark)
     spec["layout"]["uirevision"] = str(name)
-    figure = Drawn(spec)
+    figure: str = plotly.io.to_json(spec, validate=False)
     with _lock:
         _kept[(name, dark)] = (asked, figure)
         while len(_kept) > MAX_KEPT:

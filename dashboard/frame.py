@@ -97,9 +97,12 @@ class View:
         """The run's name."""
         return self.access.run.run_id
 
-    def ask(self, load: Callable[..., Any], *parameters: Hashable) -> Any:
-        """`load(store, *parameters)` of the run, or None after saying why there is nothing yet."""
-        answer = self.access.ask(load, *parameters)
+    def ask(self, load: Callable[..., Any], *parameters: Hashable, often: bool = False) -> Any:
+        """`load(store, *parameters)` of the run, or None after saying why there is nothing yet.
+
+        `often`: it says what happens now, and is quick; of all else the former answer stands for a while.
+        """
+        answer = self.access.ask(load, *parameters, often=often)
         if answer.error is not None:
             _cannot_read(answer.error, has_former=answer.value is not None)
             self.is_pending = True

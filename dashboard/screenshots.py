@@ -36,7 +36,7 @@ MAX_HEIGHT = 3_200
 COLOURS = 128
 SETTLED = '[data-testid="stApp"][data-test-script-state="notRunning"]'
 """The page's script has ended."""
-PENDING = "text=More is on its way…"
+PENDING = "[data-testid=stCaptionContainer]:has-text('More is on its way')"
 """What stands at the foot of a page as long as a part of it is computed."""
 
 
@@ -71,10 +71,10 @@ def take(url: str, out: Path, *, pages: list[str], themes: list[str], widths: li
 def _picture(page: Page, width: int) -> bytes:
     page.set_viewport_size({"width": width, "height": 900})
     page.wait_for_selector("h1", timeout=60_000)
-    page.wait_for_selector(SETTLED, timeout=60_000)
-    if page.locator(PENDING).count():
+    for _ in range(2):  # between two parts of a page it may look as if all were there
+        page.wait_for_selector(SETTLED, timeout=60_000)
         page.wait_for_selector(PENDING, state="detached", timeout=120_000)
-    page.wait_for_timeout(1_500)  # charts are drawn after their data have come
+        page.wait_for_timeout(800)  # charts are drawn after their data have come
     height = page.evaluate("document.querySelector('[data-testid=stMainBlockContainer]').scrollHeight")
     page.set_viewport_size({"width": width, "height": int(min(MAX_HEIGHT, max(600, height + 24)))})
     page.wait_for_timeout(1_500)

@@ -21,6 +21,7 @@ from analyzers.finding import Finding
 from analyzers.report.markdown import escaped
 from analyzers.report.text import visible
 
+from .chart_in_place import show_in_place
 from .drawn import drawn
 
 __all__ = ["SEVERITY_COLOURS", "chart", "figures_are_dark", "nothing", "said", "style", "table", "tiles", "where"]
@@ -43,10 +44,11 @@ _STYLE = """
 [data-testid="stHeader"] { background: transparent; }
 h1 { padding: 0.4rem 0 0.4rem 0 !important; }
 [data-testid="stMetricValue"], [data-testid="stDataFrame"] { font-variant-numeric: tabular-nums; }
-[data-testid="stMetric"] > div:first-child { padding: 0.55rem 0.75rem !important; }
-[data-testid="stMetricValue"] { font-size: 1.35rem; }
+[data-testid="stMetric"] > div:first-child { padding: 0.5rem 0.6rem !important; }
+[data-testid="stMetricValue"] { font-size: 1.2rem; font-weight: 500; }
+[data-testid="stMetricDelta"] { font-size: 0.72rem; padding: 0.1rem 0.35rem; }
 @media (max-width: 640px) { [data-testid="stMainBlockContainer"] { padding: 2.6rem 0.9rem 2rem 0.9rem; } }
-[class*="st-key-tiles-"] { flex-wrap: wrap; }
+[class*="st-key-tiles-"] { flex-wrap: wrap; gap: 0.6rem; }
 [class*="st-key-tiles-"] > div { flex: 1 1 7.6rem !important; width: auto !important; min-width: 0; max-width: 13rem; }
 [data-testid="stSidebarHeader"] { padding-bottom: 0; }
 [data-testid="stStatusWidget"] { visibility: hidden; }
@@ -70,7 +72,7 @@ def chart(draw: Callable[..., go.Figure], *shown: Any, key: str, what: str, **op
     With the same `key` at every refresh zoom and hidden lines stay; `what` is for those who cannot see.
     """
     figure = drawn((st.session_state.get("run_id"), key), draw, shown, options, dark=figures_are_dark())
-    st.plotly_chart(figure, theme=None, width="stretch", key=key, config=_CHART, alt=what)
+    show_in_place(figure, key=key, config=_CHART, what=what)
 
 
 def tiles(shown: Sequence[tuple[str, str, str | None, str | None]], *, key: str) -> None:

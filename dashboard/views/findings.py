@@ -51,7 +51,7 @@ def card(run_id: str, finding: Finding, number: int, *, has_button: bool = True)
 @framed("Findings")
 def findings(view: View) -> None:
     """The list, or the one that the address names."""
-    words = view.ask(load_said)
+    words = view.ask(load_said, often=True)
     if words is None:
         return
     diagnosis = view.diagnosis()

@@ -39,7 +39,7 @@ def load_lines(source: Source) -> dict[str, Any]:
 @framed("Overview")
 def overview(view: View) -> None:
     """State, pulse, open findings, loss, speed, goodput."""
-    data = view.ask(load_pulse)
+    data = view.ask(load_pulse, often=True)
     if data is None:
         return
     diagnosis = view.diagnosis()

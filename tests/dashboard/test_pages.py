@@ -61,7 +61,7 @@ def test_a_link_opens_the_finding_with_its_evidence_response_and_runbook(runs: P
         "In the backward pass",
     ):
         assert words in text, (words, text)
-    assert len(app.get("plotly_chart")) == 1
+    assert len(app.get("bidi_component")) == 1
 
 
 def test_the_short_link_leads_to_the_same_finding(runs: Path, finished_run: LaunchedRun) -> None:
@@ -81,10 +81,10 @@ def test_findings_are_filtered_by_kind_and_rank(runs: Path) -> None:
 
 def test_the_measure_of_the_heatmap_can_be_chosen(runs: Path) -> None:
     app = open_page(runs, "ranks")
-    before = len(app.get("plotly_chart"))
+    before = len(app.get("bidi_component"))
     app.segmented_control(key="measure").set_value("memory").run()
     assert not app.exception
-    assert len(app.get("plotly_chart")) == before >= 3
+    assert len(app.get("bidi_component")) == before >= 3
 
 
 def test_a_name_of_a_run_that_is_not_there_shows_the_newest(runs: Path, finished_run: LaunchedRun) -> None:

@@ -1,0 +1,71 @@
+"""A chart that is changed in place: new data move its lines, while the reader's zoom and hidden lines stay.
+
+    prepare()                                    # once in each run of the script
+    show_in_place(figure_json, key="loss", config={...}, what="Loss over the steps")
+
+Streamlit's own Plotly chart draws a new element from nothing when its data are new, so that the zoom is gone at each
+refresh; and while its id is the same it keeps the figure that it was given first. Here the element is known by its key,
+and each new figure goes to `Plotly.react`, which keeps what the reader has changed as long as `uirevision` is the same.
+plotly.js is the one that the Python package brings, served from there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import plotly
+from streamlit.components import v1, v2
+
+__all__ = ["prepare", "show_in_place"]
+
+_NAME = "rankscope_chart"
+_PACKAGE_DATA = Path(plotly.__file__).parent / "package_data"
+_JS = """
+function library(url) {
+  window.rankscopePlotly ??= new Promise((done, failed) => {
+    const script = document.createElement("script");
+    script.src = url;
+    script.onload = done;
+    script.onerror = () => failed(new Error("plotly.js did not load from " + url));
+    document.head.append(script);
+  });
+  return window.rankscopePlotly;
+}
+
+export default function ({ data, parentElement }) {
+  const host = parentElement.querySelector(".rankscope-chart");
+  const { figure, config, alt, url } = JSON.parse(new TextDecoder().decode(data));
+  host.setAttribute("aria-label", alt);
+  host.style.height = figure.layout.height + "px";
+  host.newest = figure;
+  library(url).then(() => {
+    if (host.newest !== figure || !host.isConnected) return;
+    window.Plotly.react(host, figure.data, figure.layout, config);
+    if (!host.sized) {
+      host.sized = new ResizeObserver(() => host.isConnected && window.Plotly.Plots.resize(host));
+      host.sized.observe(host);
+    }
+  });
+  return () => setTimeout(() => {
+    if (host.isConnected) return;
+    host.sized?.disconnect();
+    window.Plotly?.purge(host);
+  });
+}
+"""
+
+
+_chart = v2.component(_NAME, html='<div class="rankscope-chart" role="figure"></div>', js=_JS, isolate_styles=False)
+
+
+def prepare() -> None:
+    """Let the server give plotly.js to the page."""
+    v1.declare_component("plotly", path=str(_PACKAGE_DATA))
+
+
+def show_in_place(figure_json: str, *, key: str, config: dict[str, Any], what: str) -> None:
+    """The figure (Plotly's JSON, with its height); `what` is for those who cannot see."""
+    rest = json.dumps({"config": config, "alt": what, "url": f"component/{__name__}.plotly/plotly.min.js"})
+    _chart(key=key, data=f'{{"figure": {figure_json}, {rest[1:]}'.encode())
