@@ -38,6 +38,10 @@ export default function ({ data, parentElement }) {
   const host = parentElement.querySelector(".rankscope-chart");
   const { figure, config, alt, url } = JSON.parse(new TextDecoder().decode(data));
   host.setAttribute("aria-label", alt);
+  // On a narrow screen the legend takes more rows: the picture grows by them, and its plot stays.
+  const named = figure.data.filter((trace) => trace.name && trace.showlegend !== false).length;
+  if (parentElement.clientWidth < 600 && figure.layout.showlegend !== false && named > 3)
+    figure.layout.height += 14 * (named - 3);
   host.style.height = figure.layout.height + "px";
   host.newest = figure;
   library(url).then(() => {

@@ -34,12 +34,16 @@ def waterfall(account: Account) -> go.Figure:
     figure.add_bar(
         y=names, x=lengths, base=[*starts, 0.0], orientation="h", width=0.68,
         marker={"color": [SEQUENCE[7], *(CATEGORY[name] for name in lost), CATEGORY["training"]], "line": {"width": 0}},
-        text=[f"{length:.3g} s · {100 * length / wall:.1f} %" for length in lengths], textposition="outside",
+        text=[_told(length, wall) for length in lengths], textposition="outside",
         cliponaxis=False, hovertemplate="%{y}: %{text}<extra></extra>",
     )  # fmt: skip
-    figure.update_xaxes(range=[0, 1.22 * account.wall_s], ticksuffix=" s")
+    figure.update_xaxes(range=[0, 1.34 * account.wall_s], ticksuffix=" s")
     figure.update_yaxes(autorange="reversed", showgrid=False)
     return figure
+
+
+def _told(seconds: float, wall: float) -> str:
+    return f"{seconds:.3g} s · {100 * seconds / wall:.2g} %" if seconds < wall else f"{seconds:.3g} s"
 
 
 def by_rank(account: Account) -> go.Figure:

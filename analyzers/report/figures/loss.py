@@ -70,7 +70,7 @@ def _bands(figure: go.Figure, findings: Sequence[Finding]) -> None:
             line={"width": 0}, fillcolor=tint(colour, 0.13 if last > finding.first_step else 0.3),
         )  # fmt: skip
         figure.add_annotation(
-            x=finding.first_step, y=1, xref="x", yref="paper", yanchor="bottom", xanchor="left", showarrow=False,
+            x=finding.first_step, y=1, xref="x", yref="paper", yanchor="top", xanchor="left", showarrow=False,
             text=f"{number}", font={"color": colour, "size": 12}, hovertext=label(finding.summary, 160),
         )  # fmt: skip
 

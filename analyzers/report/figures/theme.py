@@ -100,7 +100,7 @@ def template(*, dark: bool) -> dict[str, Any]:
                 "bgcolor": "#1b222c" if dark else "#ffffff", "bordercolor": line,
                 "font": {"color": text, "family": FONT, "size": 12}, "align": "left",
             },
-            "legend": {"font": {"size": 11}, "bgcolor": "rgba(0,0,0,0)"},
+            "legend": {"font": {"size": 11}, "bgcolor": "rgba(0,0,0,0)", "maxheight": 0.9},
             "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": line, "activecolor": text},
             "annotationdefaults": {"font": {"color": text, "size": 11}, "arrowcolor": line},
         }
