@@ -1,7 +1,7 @@
 """How figures look: colours, the light and the dark template, and text that a figure shows and never obeys.
 
     figure = new_figure(height=320, x="step", y="loss (nat)")
-    themed(figure, dark=True)                   # for whoever draws it at once; a page sets the template itself
+    figure.update_layout(template=template(dark=True))
 
 The colours are Okabe and Ito's, which people who see fewer colours can tell apart, moved a little so that they stand
 on white and on near-black.
@@ -25,7 +25,6 @@ __all__ = [
     "label",
     "new_figure",
     "template",
-    "themed",
     "tint",
 ]
 
@@ -105,9 +104,3 @@ def template(*, dark: bool) -> dict[str, Any]:
             "annotationdefaults": {"font": {"color": text, "size": 11}, "arrowcolor": line},
         }
     }  # fmt: skip
-
-
-def themed(figure: go.Figure, *, dark: bool) -> go.Figure:
-    """The figure with its template, for a page that shows it as it is."""
-    figure.update_layout(template=template(dark=dark))
-    return figure

@@ -178,6 +178,7 @@ def test_a_figure_has_a_template_only_when_it_is_shown(dark: bool) -> None:
     figure = theme.new_figure(x="step")
     plain: Any = figure.to_plotly_json()
     assert not plain["layout"].get("template", {}).get("layout")
-    assert theme.themed(figure, dark=dark).layout.template.layout.font.color
+    figure.update_layout(template=theme.template(dark=dark))
+    assert figure.layout.template.layout.font.color
     assert theme.label(SCRIPT + "\u202e\x1b").startswith("&lt;/script&gt;")
     assert len(theme.label("x" * 10_000)) == theme.MAX_LABEL
