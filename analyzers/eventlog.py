@@ -92,6 +92,10 @@ class EventLog:
             for wall_ns, found, rank, step, kind, detail in rows
         )
 
+    def all(self) -> list[Event]:
+        """Every event, of one kind after the other."""
+        return [event for events in self._by_kind.values() for event in events]
+
     def of(self, kind: str, *, attempt: int | None = None, step: int | None = None) -> list[Event]:
         """Events of a kind, of one attempt and one step if those are given."""
         return [

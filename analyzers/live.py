@@ -29,8 +29,10 @@ from . import (
     nonfinite,
     rank_lost,
     resume,
+    silent_node,
     straggler,
 )
+from .digest import Digest, joined, joined_log
 from .eventlog import EventLog
 from .finding import Finding
 from .silent_device import with_devices
@@ -65,6 +67,10 @@ class LiveState:
     manifest: Mapping[str, Any] = field(default_factory=dict)
     said: dict[tuple[object, ...], Finding] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
+    digests: Sequence[Digest] = ()
+    """What the other nodes' ranks do, where this one leads."""
+    clock_offsets_ns: Mapping[int, int] = field(default_factory=dict)
+    """How far the other nodes' clocks are ahead."""
     ticks: int = 0
     attempt: int | None = None
     """The newest attempt before which everything is said."""
@@ -83,7 +89,7 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
     found: list[Finding] = []
     looked: set[str] = set()
     looks: dict[str, Callable[[], list[Finding]]] = {
-        "standstill": lambda: _standstill(source, attempt, state.stall, now_ns),
+        "standstill": lambda: _standstill(source, attempt, state, now_ns),
         "nonfinite": lambda: nonfinite.analyze(
             source, nonfinite.NonFinitePolicy(since_step=since_step, ended_only=True)
         ),
@@ -95,6 +101,7 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
         "resume": lambda: _of(attempt, resume.analyze(source)),
         "gradient_outlier": lambda: _of(attempt, gradient_outlier.analyze(source)),
         "exclusion": lambda: exclusion.analyze(source),
+        "silent_node": lambda: silent_node.analyze(source, ongoing_only=True),
         "corruption": lambda: _of(
             attempt,
             corruption.analyze(source, corruption.CorruptionPolicy(since_step=since_step, settled_only=True)),
@@ -129,9 +136,12 @@ def _since(source: Source, attempt: int, window_steps: int) -> int:
     return max(0, (newest or 0) - window_steps)
 
 
-def _standstill(source: Source, attempt: int, policy: StallPolicy, now_ns: int) -> list[Finding]:
-    log = EventLog.load(source, SNAPSHOT_EVENTS)
+def _standstill(source: Source, attempt: int, state: LiveState, now_ns: int) -> list[Finding]:
+    log, policy = EventLog.load(source, SNAPSHOT_EVENTS), state.stall
     view = take_snapshot(source, attempt, log)
+    if state.digests:
+        view = joined(view, state.digests, state.clock_offsets_ns)
+        log = joined_log(log, state.digests, state.clock_offsets_ns)
     lost = rank_lost.explain(view, log, policy, is_last=True, now_ns=now_ns)
     stuck = hang.explain(view, log, policy, is_last=True, now_ns=now_ns)
     return [*lost, *([with_devices(source, stuck, view.last_ns)] if stuck else [])]
@@ -177,6 +187,7 @@ _PASSING = {
     "data_bound": "data_wait",
     "memory_growth": "memory",
     "checkpoint_age": "checkpoints",
+    "node_silent": "silent_node",
 }
 """Kinds that can be over, and the look that would still see them."""
 
@@ -192,6 +203,8 @@ def _key(finding: Finding) -> tuple[object, ...]:
     if finding.analyzer == "health":
         of = finding.evidence
         return (finding.kind, finding.cause, of.get("node"), of.get("device"), of.get("xid"))
+    if finding.kind == "node_silent":
+        return (finding.kind, finding.evidence.get("node_rank"))
     return (finding.kind, finding.attempt, finding.first_step)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .eventlog import EventLog
 from .source import Source
 
-__all__ = ["has_ended", "ranks_on_node", "stale_ranks"]
+__all__ = ["has_ended", "placed_on_node", "ranks_on_node", "stale_ranks"]
 
 
 def ranks_on_node(source: Source, node_rank: int) -> tuple[int, dict[int, int]]:
@@ -20,6 +20,14 @@ def ranks_on_node(source: Source, node_rank: int) -> tuple[int, dict[int, int]]:
         [node_rank],
     )
     return (int(rows[0][0]) if rows else 0), {int(rank): int(pid) for _, rank, pid in rows}
+
+
+def placed_on_node(source: Source, node_rank: int, attempt: int) -> list[int]:
+    """The ranks of an attempt on this node, those that have closed too."""
+    rows = source.rows(
+        "SELECT DISTINCT rank FROM ranks WHERE node_rank = ? AND attempt = ? ORDER BY rank", [node_rank, attempt]
+    )
+    return [int(rank) for (rank,) in rows]
 
 
 def stale_ranks(source: Source, node_rank: int) -> list[tuple[int, int, int, int]]:

@@ -14,6 +14,7 @@ import typer
 
 from rankscope.commands import (
     analyze,
+    collect,
     compare,
     dashboard,
     doctor,
@@ -50,6 +51,7 @@ app.command(epilog=report.EPILOG)(report.report)
 app.command(epilog=export.EPILOG)(export.export)
 app.command(epilog=compare.EPILOG)(compare.compare)
 app.command(epilog=rebuild.EPILOG)(rebuild.rebuild)
+app.command(epilog=collect.EPILOG)(collect.collect)
 app.command(epilog=watch.EPILOG)(watch.watch)
 app.command(epilog=doctor.EPILOG)(doctor.doctor)
 app.command()(version.version)

@@ -151,6 +151,7 @@ def make_run(
     first_step: int = 1,
     end: str = "finished",
     seed: int = 0,
+    identities: Mapping[int, Mapping[str, Any]] | None = None,
     **manifest: Any,
 ) -> RunDir:
     """Write a run.
@@ -162,6 +163,7 @@ def make_run(
     kill            {rank: step} in which it dies before its first collective; its peers wait for ever
     gradients_every one row a parameter in each so many steps
     run, attempt    go on in a run that is there, e.g. after a restart
+    identities      {rank: columns of table `ranks`}, e.g. another node_rank
     end             reason of `run_ended`; "": none was written (nor is one after a hang or a kill)
     """
     slow, spikes, nan, hang, kill = slow or {}, spikes or {}, nan or {}, hang or {}, kill or {}
@@ -171,8 +173,10 @@ def make_run(
     group = group_label("default_pg", list(range(ranks)))
     begin = time.monotonic_ns() - int(steps * step_ms * 1.5 * MS)
     everybody = [
-        _Rank(RankWriter(run, rank, attempt=attempt, ranks=ranks, now_ns=begin, identity={"dp_replicate": rank}))
-        for rank in range(ranks)
+        _Rank(RankWriter(run, rank, attempt=attempt, ranks=ranks, now_ns=begin, identity=identity))
+        for rank, identity in (
+            (rank, {"dp_replicate": rank, **(identities or {}).get(rank, {})}) for rank in range(ranks)
+        )
     ]
     node = _node_events(run)
     wall = everybody[0].writer.wall_minus_mono_ns

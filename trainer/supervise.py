@@ -38,15 +38,17 @@ WATCH_RESTART_S = 2.0
 class _WatchKeeper:
     """Keeps a watch process running: it can be killed at any moment and loses nothing."""
 
-    def __init__(self, run: RunDir, node_rank: int) -> None:
+    def __init__(self, run: RunDir, node: Node) -> None:
         self.run = run
-        self.node_rank = node_rank
+        self.node = node
+        self.node_rank = node.rank
         self.process: subprocess.Popen[bytes] = self._start()
         self.ending = False
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._started_at = time.monotonic()
-        return start_watch(self.run.path, self.node_rank, os.getpid())
+        of_job = {"num_nodes": self.node.max_nodes, "digests": self.node.endpoint}
+        return start_watch(self.run.path, self.node_rank, os.getpid(), **of_job)
 
     def look(self) -> None:
         if self.ending or self.process.poll() is None or time.monotonic() - self._started_at < WATCH_RESTART_S:
@@ -121,7 +123,7 @@ def supervise(
         max_restarts=config.recovery.max_restarts,
         launcher_pid=os.getpid(),
     )
-    keeper = _WatchKeeper(run, node.rank)  # first: it begins while torch is imported
+    keeper = _WatchKeeper(run, node)  # first: it begins while torch is imported
     zygote = None
     try:
         if console.is_terminal:

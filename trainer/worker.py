@@ -35,7 +35,7 @@ from probes.recorder import Recorder
 from probes.run_facts import described, device_name, versions
 from probes.rundir import RunDir, RunError
 from probes.stack_file import register
-from probes.watch_process import start_watch
+from probes.watch_process import meeting_point, start_watch
 from trainer.build import build, pick_backend, pick_device
 from trainer.checkpoint.manifest import CheckpointError
 from trainer.config import Config, ConfigError, load_config
@@ -250,7 +250,8 @@ def _recorder(identity: Identity, config: Config, run: RunDir, attempt: int, dev
             recorder.event("attempt_started", world_size=identity.world_size)
         if identity.local_rank == 0:
             with failing_open("watch"):  # without it nothing is lost: the tapes are the source of truth
-                start_watch(run.path, identity.node_rank)
+                num_nodes, digests = meeting_point()
+                start_watch(run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
     return recorder
 
 

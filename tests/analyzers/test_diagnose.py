@@ -209,6 +209,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "slow-startup",
         "excluded",
         "gradient-corrupted",
+        "node-silent",
     }
     of_findings = {anchor for anchor in anchors if not anchor.startswith("alert-")}  # Prometheus sends people to those
     assert expected | without_cause | {"insufficient-data", "analyzer-failed"} == of_findings

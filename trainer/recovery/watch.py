@@ -9,6 +9,9 @@ Once a tick:
 3. run the live analyzers over the store and write new findings as events,
 4. on a hang: take all ranks' stacks, let the analyzers look again, kill the culprit so that torch elastic restarts.
 
+With several nodes each watch also sends a digest of its ranks to that of node 0, which judges the whole job
+(`trainer.recovery.job_watch`); each acts on the ranks of its own node only.
+
 It ends when the run has ended, or when every process of the run is gone. It takes no part in any collective and holds
 no lock that a rank could wait for: it can die at any moment and be started again.
 """
@@ -29,13 +32,15 @@ from types import FrameType
 from analyzers.diagnose import stall_policy
 from analyzers.finding import Finding
 from analyzers.live import LiveState, live_findings
-from analyzers.running import has_ended, ranks_on_node, stale_ranks
+from analyzers.running import has_ended, placed_on_node, ranks_on_node, stale_ranks
 from probes.events import EventWriter
 from probes.exporters.prometheus import ListenError
 from probes.rundir import NODE_RANK, RunDir, RunError
 from probes.store import Ingester, Store, StoreError, StoreLockedError
 from trainer.checkpoint.shared_folder import remove_shared
+from trainer.recovery.digest_link import DigestLink, Verdict
 from trainer.recovery.finding_hook import FindingHook, finding_hook
+from trainer.recovery.job_watch import JobWatch
 from trainer.recovery.metrics_endpoint import Metrics, TickFacts, listen_address, metrics_endpoint
 from trainer.recovery.node_health import node_health
 from trainer.recovery.otel_export import OtelExport, otel_export
@@ -51,6 +56,10 @@ READER_PATIENCE_S = 10.0
 CLOSE_TRIES = 3
 ORPHAN_GRACE_S = 10.0
 """How long a run with no living process and no `run_ended` is waited for: between attempts all ranks are gone."""
+
+
+OTHERS_S = 15.0
+"""How long a hang whose culprit is on another node is left to that node's watch."""
 
 
 class Watch:
@@ -72,10 +81,13 @@ class Watch:
         self._closing = False
         self._ended = False
         self._pids: dict[int, int] = {}
+        self._placed: set[int] = set()  # ranks of this node, those that have closed too
         self.metrics: Metrics | None = None
         self.hook: FindingHook | None = None
         self.otel: OtelExport | None = None
         self.trackers: TrackerProcesses | None = None
+        self.job: JobWatch | None = None
+        self._left_to_others: tuple[int, float] | None = None  # attempt, and since when (monotonic)
         self._rows = 0
         self._tick_s = 0.0
         self.failed_ticks = 0
@@ -87,10 +99,14 @@ class Watch:
         findings = None
         with Store.open(self.run, catch_up=False) as store:
             attempt, pids = ranks_on_node(store, self.node_rank)
+            self._placed = set(placed_on_node(store, self.node_rank, attempt))
             self._ended = has_ended(store, self.node_rank)
             stale = stale_ranks(store, self.node_rank)
             self._pids = pids
             self.events.attempt = attempt
+            if self.job is not None:
+                self.job.exchange(store, attempt, self._placed)
+                self.live.digests, self.live.clock_offsets_ns = self.job.digests, self.job.offsets_ns
             changes = self.tracker.look(pids)
             if not changes:  # nearly always: what was opened is what there is to judge, and to open costs as much
                 findings = live_findings(store, self.live, time.time_ns())
@@ -110,8 +126,12 @@ class Watch:
         # How a former attempt ended may be told only now; nobody of this one is to be killed for it.
         fired = [finding for finding in findings if finding.kind == "hang" and finding.status == "fired"]
         hangs = [finding for finding in fired if finding.attempt == attempt]
-        if hangs and not self._ended:
-            self._unstick(hangs, attempt, pids)
+        verdicts = [Verdict(attempt=attempt, ranks=hang.ranks, summary=hang.summary) for hang in hangs]
+        if self.job is not None:
+            self.job.tell(hangs, attempt)
+            verdicts += [told] if (told := self.job.told(attempt)) is not None else []
+        if not self._ended:
+            self._unstick(verdicts, attempt, pids)
         if self.trackers is not None:
             self.trackers.look()
         self._tick_s = time.monotonic() - start
@@ -126,6 +146,8 @@ class Watch:
         if not self._closing:
             self.events.write("watch_stopped", pid=os.getpid())
             self._closing = True
+            if self.job is not None:
+                self.job.close()
         self.ingester.tick(thorough=True)
         with Store.open(self.run, catch_up=False) as store:
             self._kill_stale(stale_ranks(store, self.node_rank))
@@ -155,20 +177,43 @@ class Watch:
             if start_ticks and is_alive(pid, start_ticks) and kill(pid, signal.SIGKILL):
                 self.events.write("stale_killed", killed_rank=rank, pid=pid, killed_attempt=attempt)
 
-    def _unstick(self, hangs: Sequence[Finding], attempt: int, pids: dict[int, int]) -> None:
-        culprits = {rank for finding in hangs for rank in finding.ranks} & pids.keys() or set(pids)
+    def _unstick(self, verdicts: Sequence[Verdict], attempt: int, pids: dict[int, int]) -> None:
+        """Take stacks and kill who keeps the others waiting, if it is here; else its own node's watch does."""
+        named = {rank for verdict in verdicts for rank in verdict.ranks}
+        culprits = named & pids.keys()
+        if not culprits and named - self._placed:
+            self._left_to_others = self._left_to_others or (attempt, time.monotonic())
+            if (attempt, NODE_RANK) not in self._handled:
+                self._handled.add((attempt, NODE_RANK))
+                self._take_stacks(attempt, pids)
+        elif not culprits and verdicts:
+            culprits = set(pids)
+        if self._is_overdue(attempt):
+            culprits = culprits or set(pids)
         culprits = {rank for rank in culprits if (attempt, rank) not in self._handled}
         if not culprits:
             return
+        self._take_stacks(attempt, pids)
+        self._handled |= {(attempt, rank) for rank in culprits}
+        reason = verdicts[0].summary if verdicts else "a rank hangs on another node, and nobody acts there"
+        for rank in sorted(culprits) if self.recover else ():
+            if kill(pids[rank], signal.SIGKILL):
+                self.events.write("culprit_killed", killed_rank=rank, pid=pids[rank], reason=reason)
+
+    def _take_stacks(self, attempt: int, pids: dict[int, int]) -> None:
         taken = take_stacks(self.run, attempt, pids)
         self.events.write("stacks", path=str(self.run.stacks.relative_to(self.run.path)), ranks=taken)
-        if not self.recover:
-            self._handled |= {(attempt, rank) for rank in culprits}
-            return
-        for rank in sorted(culprits):
-            self._handled.add((attempt, rank))
-            if kill(pids[rank], signal.SIGKILL):
-                self.events.write("culprit_killed", killed_rank=rank, pid=pids[rank], reason=hangs[0].summary)
+
+    def _is_overdue(self, attempt: int) -> bool:
+        """Whether a hang of this attempt was left to another node that has done nothing about it since."""
+        if self._left_to_others is None:
+            return False
+        of_attempt, since_s = self._left_to_others
+        stands = any(said.kind == "hang" and said.status == "fired" for said in self.live.said.values())
+        if of_attempt != attempt or not stands:
+            self._left_to_others = None
+            return False
+        return time.monotonic() - since_s > OTHERS_S
 
     def is_needed(self) -> bool:
         """Whether there is anything left to watch, by what the last good tick saw."""
@@ -210,6 +255,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="the run's folder, e.g. runs/latest")
     parser.add_argument("--node-rank", type=int, default=0, help="index of this node (0)")
     parser.add_argument("--launcher-pid", type=int, default=0, help="process that starts ranks here (run.json's)")
+    parser.add_argument("--num-nodes", type=int, default=1, help="nodes of the job at most (1)")
+    parser.add_argument("--digests", default="", help="HOST:PORT of the store over which the nodes' watches talk")
     parser.add_argument("--listen", default="", help="HOST:PORT of /metrics (the configuration's)")
     parser.add_argument("--tls-cert", default="", help="PEM file, to listen beyond this machine")
     parser.add_argument("--tls-key", default="", help="PEM file with its key")
@@ -239,6 +286,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     otel_export(run, watch.node_rank, watch.events) as watch.otel,
                     node_health(run, watch.node_rank, watch.events),
                 ):
+                    if options.digests and options.num_nodes > 1:
+                        link = DigestLink(options.digests, node=options.node_rank, num_nodes=options.num_nodes)
+                        serving.enter_context(link)
+                        watch.job = JobWatch(link, node_rank=options.node_rank, events=watch.events)
                     _watch(watch)
             watch.trackers.close()  # the store is let go: nobody waits for a tracker or for a last scrape
             watch.metrics.linger()

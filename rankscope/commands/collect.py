@@ -1,0 +1,41 @@
+"""`rankscope collect`: the run folders of several nodes as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankscope.terminal import console, fail
+
+__all__ = ["EPILOG", "collect"]
+
+EPILOG = (
+    "Examples:  rankscope collect node-0/runs/demo node-1/runs/demo --into runs/demo   |   "
+    "rankscope collect /mnt/*/runs/demo --into runs/demo"
+)
+
+
+def collect(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The run's folder of each node.")],
+    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="New folder, or one that collect made.")],
+    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Copy checkpoints too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="They are of one job although their names differ.")] = False,
+) -> None:
+    """Put the folders of a run whose nodes wrote to their own disks together, for analyze, report and dashboard.
+
+    Copies tapes, events, stacks, logs and stores; changes nothing in the folders that it reads. Done again, it copies
+    what has grown.
+    """
+    from probes.collect import collect as collect_runs
+    from probes.rundir import RunError
+
+    try:
+        done = collect_runs(runs, into, checkpoints=checkpoints, force=force)
+    except RunError as error:
+        fail(str(error))
+    for path in done.left_out:
+        typer.echo(f"rankscope: left out: {path}", err=True)
+    what = f"{len(done.ranks)} ranks of {len(done.nodes)} nodes, {done.num_files} files, {done.num_bytes / 1e6:.1f} MB"
+    console().print(f"{into}: {what}. Now: rankscope analyze {into}", highlight=False, soft_wrap=True)
