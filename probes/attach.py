@@ -48,7 +48,7 @@ from .run_facts import described, device_name, versions
 from .rundir import RunDir, RunError
 from .schema import TABLES
 from .stack_file import register
-from .watch_process import leave_watch
+from .watch_process import leave_watch, meeting_point
 
 __all__ = ["Attached", "attach", "current", "detach", "log"]
 
@@ -337,7 +337,8 @@ def _attach(
     attached._begin(identity, models, optimizers, run=run, gradient_interval=gradient_interval)
     if watch and identity.local_rank == 0:
         with failing_open("attach.watch"):
-            leave_watch(run.path, identity.node_rank)
+            num_nodes, digests = meeting_point()
+            leave_watch(run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
     if identity.rank == 0:
         logger.info("rankscope records to %s", run.path)
     return attached

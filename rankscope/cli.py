@@ -25,6 +25,7 @@ from rankscope.commands import (
     replay,
     report,
     run,
+    stacks,
     train,
     version,
     watch,
@@ -53,6 +54,7 @@ app.command(epilog=compare.EPILOG)(compare.compare)
 app.command(epilog=rebuild.EPILOG)(rebuild.rebuild)
 app.command(epilog=collect.EPILOG)(collect.collect)
 app.command(epilog=watch.EPILOG)(watch.watch)
+app.command(epilog=stacks.EPILOG)(stacks.stacks)
 app.command(epilog=doctor.EPILOG)(doctor.doctor)
 app.command()(version.version)
 

@@ -19,9 +19,9 @@ from torch.distributed import TCPStore
 
 from probes.events import read_events
 from probes.rundir import RunDir
+from probes.watch_process import start_watch
 from tests.e2e.launched import rankscope
 from tests.factories import make_run
-from probes.watch_process import start_watch
 
 CULPRIT = 3
 

@@ -1,0 +1,67 @@
+"""`rankscope stacks`: what the processes of a hung job do now, grouped; for jobs that were never recorded."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rankscope.terminal import fail
+
+__all__ = ["EPILOG", "stacks"]
+
+EPILOG = (
+    "Examples:  rankscope stacks   |   rankscope stacks 4711 4712 4713 4714   |   "
+    "srun --overlap --ntasks-per-node 1 rankscope stacks"
+)
+SHOWN_FRAMES = 12
+
+
+def stacks(
+    pids: Annotated[
+        list[int] | None, typer.Argument(metavar="[PID]...", help="Processes; without any, all that have a RANK here.")
+    ] = None,
+) -> None:
+    """Take Python stacks of running processes and say who does something else than the others.
+
+    Needs py-spy (`pip install 'rankscope[stacks]'`) and the right to look into the processes. Changes nothing in them.
+    Exit codes: 0 stacks were taken, 2 of no process.
+    """
+    from analyzers.stack_groups import group, odd_ones
+    from trainer.recovery.live_stacks import StacksError, ranks_here, take
+
+    chosen = pids or ranks_here()
+    if not chosen:
+        fail("no process on this machine has a RANK in its environment: name the processes, e.g. rankscope stacks 4711")
+    try:
+        taken = [take(pid) for pid in chosen]
+    except StacksError as error:
+        fail(str(error))
+    groups = group(taken)
+    odd = odd_ones(groups)
+    for found in groups:
+        first = found.members[0]
+        who = ", ".join(
+            stack.name if stack.rank is None else f"{stack.name} (pid {stack.pid})" for stack in found.members
+        )
+        state = "  stopped" if first.is_stopped else ""
+        typer.echo(f"{who}{state}{'  <- odd one out' if first in odd else ''}")
+        for frame in found.frames[:SHOWN_FRAMES]:
+            typer.echo(f"    {frame}")
+        if len(found.frames) > SHOWN_FRAMES:
+            typer.echo(f"    ... and {len(found.frames) - SHOWN_FRAMES} more")
+        if first.problem:
+            typer.echo(f"    {first.problem}")
+        typer.echo("")
+    typer.echo(_verdict(len(taken), [stack.name for stack in odd], any(stack.is_stopped for stack in odd)))
+    raise typer.Exit(0 if any(stack.frames for stack in taken) else 2)
+
+
+def _verdict(num: int, odd: list[str], are_stopped: bool) -> str:
+    if not odd:
+        return f"{num} processes, nobody stands out: all wait in one place, or each is somewhere else"
+    many = len(odd) > 1
+    names = ", ".join(odd[:8]) + (f" and {len(odd) - 8} more" if len(odd) > 8 else "")
+    if are_stopped:
+        return f"look at {names} first: {'they are' if many else 'it is'} stopped (kill -CONT lets it go on)"
+    return f"look at {names} first: {'they do' if many else 'it does'} something else than the other {num - len(odd)}"
