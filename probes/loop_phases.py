@@ -98,7 +98,7 @@ class LoopPhases:
         if not isinstance(inner, torch.optim.Optimizer):
             self._wrap_step(inner)
             return
-        self._undo.append(inner.register_step_pre_hook(self.before_update).remove)
+        self._undo.append(inner.register_step_pre_hook(self._before_step).remove)
         self._undo.append(inner.register_step_post_hook(self.after_update).remove)
 
     def _is_known(self, watched: object) -> bool:
@@ -277,6 +277,24 @@ class LoopPhases:
         if type(norm) is Tensor:  # of shards it is a part of the whole, which only a collective would tell
             self._norm = norm.detach()
         return norm
+
+    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A closure computes the gradients inside `step`, as Lightning and L-BFGS do: the update begins after it."""
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if not callable(closure):
+            self.before_update(optimizer)
+            return None
+
+        def before_the_update(*its: Any, **named: Any) -> Any:
+            if "optimizer" in self._open:  # it is called more than once
+                self._leave("optimizer")
+            result = closure(*its, **named)
+            self.before_update(optimizer)
+            return result
+
+        if len(args) > 1:
+            return (args[0], before_the_update, *args[2:]), kwargs
+        return args, {**kwargs, "closure": before_the_update}
 
     def before_update(self, optimizer: Any, *unused: Any) -> None:
         """An optimizer's step begins."""

@@ -26,9 +26,9 @@ __all__ = ["attach_to_whatever_trains"]
 MAX_MODELS = 8
 
 
-def attach_to_whatever_trains() -> Attached:
-    """Attach now, and hook what the script makes."""
-    attached = attach(name=os.environ.get("RANKSCOPE_RUN_NAME", ""))
+def attach_to_whatever_trains(*, name: str = "", **options: Any) -> Attached:
+    """Attach now, and hook what the script makes. Options are those of `attach`."""
+    attached = attach(name=name or os.environ.get("RANKSCOPE_RUN_NAME", ""), **options)
     if attached.run_dir is not None:
         with failing_open("attach.unattended"):
             _Search(attached)
@@ -61,5 +61,6 @@ class _Search:
     def _steps(self, optimizer: Any, *unused: Any) -> None:
         """An optimizer steps, whose own hooks come after this one. The first to do so ends the loop's steps."""
         if get_ident() == self._thread:
-            self._module_hook.remove()
+            if self._models:  # else a closure calls the model inside the step
+                self._module_hook.remove()
             self._attached.watch([], [optimizer], leads=False)

@@ -1,0 +1,60 @@
+"""Lightning, on a small regression.
+
+python examples/frameworks/train_lightning.py
+rankscope analyze runs/latest
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import lightning
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from rankscope.frameworks.lightning import RankscopeCallback
+
+
+class Regression(lightning.LightningModule):
+    """Learns the sum of its inputs."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.Sequential(nn.Linear(32, width), nn.ReLU(), nn.Linear(width, 1))
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        return nn.functional.mse_loss(self.net(x), y)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--save", default="", help="where the final parameters go")
+    args = parser.parse_args()
+    lightning.seed_everything(0)
+    x = torch.randn(2048, 32)
+    loader = DataLoader(TensorDataset(x, x.sum(dim=1, keepdim=True)), batch_size=16, shuffle=True)
+    trainer = lightning.Trainer(
+        max_steps=args.steps,
+        devices=args.devices,
+        accelerator="auto",
+        callbacks=[RankscopeCallback()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    module = Regression()
+    trainer.fit(module, loader)
+    if args.save and trainer.is_global_zero:
+        torch.save(module.state_dict(), args.save)
+
+
+if __name__ == "__main__":
+    main()

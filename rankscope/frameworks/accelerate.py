@@ -1,0 +1,55 @@
+"""A tracker for Hugging Face Accelerate.
+
+accelerator = Accelerator(log_with=RankscopeTracker())
+accelerator.init_trackers("my-project", config={"lr": 1e-3})
+...
+accelerator.log({"loss": loss.item()})
+accelerator.end_training()
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from accelerate.tracking import GeneralTracker
+
+from rankscope._rooms.probes.attach import LOGGED, Attached
+from rankscope._rooms.probes.unattended import attach_to_whatever_trains
+
+__all__ = ["RankscopeTracker"]
+
+
+class RankscopeTracker(GeneralTracker):  # type: ignore[misc]  # accelerate is not typed
+    """Records what an Accelerator trains, on every rank. Arguments as `rankscope.attach` takes them.
+
+    Make it before the Accelerator, as `log_with` asks for anyway: process groups and models are recorded from their
+    first use on.
+    """
+
+    name = "rankscope"
+    requires_logging_directory = False
+    main_process_only = False
+
+    def __init__(
+        self, *, name: str = "", run_dir: str | os.PathLike[str] | None = None, gradient_interval: int = 50
+    ) -> None:
+        super().__init__()
+        self._attached = attach_to_whatever_trains(name=name, run_dir=run_dir, gradient_interval=gradient_interval)
+
+    @property
+    def tracker(self) -> Attached:
+        """What `rankscope.attach` returns."""
+        return self._attached
+
+    def store_init_configuration(self, values: Mapping[str, Any]) -> None:
+        if self._attached.recorder.rank == 0:
+            self._attached.event("settings", **{str(name): value for name, value in values.items()})
+
+    def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Those that are columns of a step (loss, grad_norm, lr, tokens, ...); the others are for other trackers."""
+        self._attached.log(**{name: value for name, value in values.items() if name in LOGGED})
+
+    def finish(self) -> None:
+        self._attached.detach()

@@ -1,0 +1,58 @@
+"""A callback for Hugging Face's Trainer.
+
+trainer = Trainer(model, args, train_dataset=data, callbacks=[RankscopeCallback()])
+trainer.train()
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from transformers import TrainerCallback
+
+from rankscope._rooms.probes.attach import Attached
+from rankscope._rooms.probes.unattended import attach_to_whatever_trains
+
+__all__ = ["RankscopeCallback"]
+
+
+class RankscopeCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
+    """Records a Trainer's training on every rank. Arguments as `rankscope.attach` takes them."""
+
+    def __init__(
+        self, *, name: str = "", run_dir: str | os.PathLike[str] | None = None, gradient_interval: int = 50
+    ) -> None:
+        self._options: dict[str, Any] = {"name": name, "run_dir": run_dir, "gradient_interval": gradient_interval}
+        self._attached: Attached | None = None
+        self._tokens_before = 0
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """With several ranks the process group is recorded before the Trainer wraps the model with it."""
+        if args.world_size > 1:
+            self._attach(args)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._attach(args)
+        self._tokens_before = state.num_input_tokens_seen
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After the update: tokens, where `include_num_input_tokens_seen` has the Trainer count them."""
+        tokens = state.num_input_tokens_seen - self._tokens_before
+        if self._attached is not None and tokens > 0:
+            self._tokens_before = state.num_input_tokens_seen
+            self._attached.log(tokens=round(tokens / args.world_size))
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._attached is not None and state.is_world_process_zero:
+            self._attached.event("saved", step=state.global_step, folder=str(args.output_dir))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._attached is not None:
+            self._attached.detach()
+            self._attached = None
+
+    def _attach(self, args: Any) -> None:
+        if self._attached is None:
+            settings = {key: value for key, value in args.to_sanitized_dict().items() if value is not None}
+            self._attached = attach_to_whatever_trains(config={"huggingface": settings}, **self._options)

@@ -1,0 +1,55 @@
+"""A callback for Lightning's Trainer.
+
+trainer = lightning.Trainer(callbacks=[RankscopeCallback()])
+trainer.fit(module, loader)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import Callback
+
+from rankscope._rooms.probes.attach import Attached
+from rankscope._rooms.probes.unattended import attach_to_whatever_trains
+
+__all__ = ["RankscopeCallback"]
+
+
+class RankscopeCallback(Callback):
+    """Records a Trainer's `fit` on every rank. Arguments as `rankscope.attach` takes them."""
+
+    def __init__(
+        self, *, name: str = "", run_dir: str | os.PathLike[str] | None = None, gradient_interval: int = 50
+    ) -> None:
+        self._options: dict[str, Any] = {"name": name, "run_dir": run_dir, "gradient_interval": gradient_interval}
+        self._attached: Attached | None = None
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """After the process group is made, before the strategy wraps the module with it."""
+        if stage == "fit" and self._attached is None:
+            settings = {name: value for name, value in dict(pl_module.hparams).items() if _is_plain(value)}
+            about = {"strategy": type(trainer.strategy).__name__, "precision": str(trainer.precision), "hparams": settings}
+            self._attached = attach_to_whatever_trains(config={"lightning": about}, **self._options)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """The loss that `training_step` returned; what `backward` saw is divided by the accumulated batches."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if self._attached is not None and loss is not None and trainer.accumulate_grad_batches == 1:
+            self._attached.log(loss=loss.detach() if hasattr(loss, "detach") else loss)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Lightning ends some exceptions itself; then nobody else would say that there was one."""
+        if self._attached is not None and not isinstance(exception, KeyboardInterrupt):
+            self._attached.event("exception", type=type(exception).__name__, message=str(exception)[:4000])
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if self._attached is not None:
+            self._attached.detach()
+            self._attached = None
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
