@@ -20,15 +20,19 @@ from rankscope.frameworks.accelerate import RankscopeTracker
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--poison", type=int, default=-1, help="row of the data that is NaN")
     parser.add_argument("--save", default="", help="where the final parameters go")
     args = parser.parse_args()
     accelerator = Accelerator(log_with=RankscopeTracker(), cpu=not torch.cuda.is_available())
     accelerator.init_trackers("sums", config={"lr": 1e-3})
     torch.manual_seed(0)
     x = torch.randn(2048, 32)
+    y = x.sum(dim=1, keepdim=True)
+    if args.poison >= 0:
+        x[args.poison] = float("nan")
     model: nn.Module = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loader = DataLoader(TensorDataset(x, x.sum(dim=1, keepdim=True)), batch_size=16, shuffle=True)
+    loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=False)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     step = 0
     while step < args.steps:

@@ -17,19 +17,25 @@ from rankscope.frameworks.huggingface import RankscopeCallback
 
 
 class Counting(Dataset):
-    """Sequences that count upwards."""
+    """Sequences that count upwards, as vectors; one of them may be NaN."""
+
+    def __init__(self, poison: int) -> None:
+        self.vectors = torch.randn(64, 32, generator=torch.Generator().manual_seed(1))
+        self.poison = poison
 
     def __len__(self) -> int:
-        return 512
+        return 128
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         tokens = (torch.arange(32) + index) % 64
-        return {"input_ids": tokens, "labels": tokens}
+        scale = float("nan") if index == self.poison else 1.0
+        return {"inputs_embeds": self.vectors[tokens] * scale, "labels": tokens}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--poison", type=int, default=-1, help="sequence that is NaN")
     parser.add_argument("--save", default="", help="where the final parameters go")
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -49,7 +55,7 @@ def main() -> None:
         include_num_input_tokens_seen=True,
     )
     callbacks = [RankscopeCallback()]
-    trainer = Trainer(LlamaForCausalLM(settings), arguments, train_dataset=Counting(), callbacks=callbacks)
+    trainer = Trainer(LlamaForCausalLM(settings), arguments, train_dataset=Counting(args.poison), callbacks=callbacks)
     trainer.train()
     if args.save and trainer.is_world_process_zero():
         torch.save(trainer.model.state_dict(), args.save)

@@ -36,11 +36,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--poison", type=int, default=-1, help="row of the data that is NaN")
     parser.add_argument("--save", default="", help="where the final parameters go")
     args = parser.parse_args()
     lightning.seed_everything(0)
     x = torch.randn(2048, 32)
-    loader = DataLoader(TensorDataset(x, x.sum(dim=1, keepdim=True)), batch_size=16, shuffle=True)
+    y = x.sum(dim=1, keepdim=True)
+    if args.poison >= 0:
+        x[args.poison] = float("nan")
+    loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=False)
     trainer = lightning.Trainer(
         max_steps=args.steps,
         devices=args.devices,

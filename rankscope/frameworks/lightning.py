@@ -31,7 +31,11 @@ class RankscopeCallback(Callback):
         """After the process group is made, before the strategy wraps the module with it."""
         if stage == "fit" and self._attached is None:
             settings = {name: value for name, value in dict(pl_module.hparams).items() if _is_plain(value)}
-            about = {"strategy": type(trainer.strategy).__name__, "precision": str(trainer.precision), "hparams": settings}
+            about = {
+                "strategy": type(trainer.strategy).__name__,
+                "precision": str(trainer.precision),
+                "hparams": settings,
+            }
             self._attached = attach_to_whatever_trains(config={"lightning": about}, **self._options)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

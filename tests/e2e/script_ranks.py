@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -63,6 +64,7 @@ class ScriptRanks:
         world_size: int = 2,
         run_dir: Path | None = None,
         unattended: bool = False,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -70,6 +72,7 @@ class ScriptRanks:
         common = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
         common |= {"MASTER_PORT": str(port), "RANKSCOPE_FAIL_LOUD": "1", "OMP_NUM_THREADS": "1"}
         common |= {"RANKSCOPE_RUN_DIR": str(run_dir)} if run_dir else {}
+        common |= variables or {}
         self.cwd, self.run_dir, self.script = cwd, run_dir, script
         self.processes: list[BaseProcess] = []
         for rank in range(world_size):
