@@ -35,7 +35,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing PyTorch (the longest part, a minute or so)"
 	@$(PIP_INSTALL) torch
 	@echo "Installing Rankscope, its dashboard, exports and checks"
-	@$(PIP_INSTALL) --editable '.[dev,train,dashboard,otel,trackers,lake,stacks]'
+	@$(PIP_INSTALL) --editable '.[dev,train,dashboard,otel,trackers,lake,stacks,hf,lightning]'
 	@touch $@
 
 demo: $(VENV)/.installed ## Train a small GPT on four ranks with two faults, then say what went wrong
