@@ -17,6 +17,7 @@ _LEAKING_NAMES = frozenset(
     {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 )
 _E2E_TIMEOUT_S = 300
+_LONG_FIRST = {folder: place for place, folder in enumerate(("e2e", "trainer", "dashboard", "hostile"))}
 
 hypothesis.settings.register_profile("rankscope", deadline=None)
 hypothesis.settings.load_profile("rankscope")
@@ -24,6 +25,10 @@ hypothesis.settings.load_profile("rankscope")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     e2e_folder = Path(__file__).parent / "e2e"
+    # Several workers take a file at a time: the long ones first, or one worker ends with them alone.
+    items.sort(
+        key=lambda item: _LONG_FIRST.get(item.path.relative_to(Path(__file__).parent).parts[0], len(_LONG_FIRST))
+    )
     for item in items:
         if e2e_folder in item.path.parents:
             item.add_marker(pytest.mark.e2e)
