@@ -148,6 +148,17 @@ def test_a_nan_in_the_data_is_found_on_its_rank(tmp_path: Path) -> None:
     assert (found["ranks"], found["first_step"]) == ([1], 9)
 
 
+def test_a_guarded_loop_refuses_a_poisoned_batch_and_goes_back(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with ScriptRanks(EXAMPLES / "guarded.py", "--poison-step", "20", cwd=tmp_path, run_dir=run_dir) as ranks:
+        ranks.join()  # it checks that the parameters are finite
+    (found,) = findings(run_dir, "non_finite")
+    assert (found["ranks"], found["first_step"]) == ([1], 21)
+    told = read_events(run_dir / "tapes" / "attempt-0" / "rank-00000" / "events.jsonl")[0]
+    (back,) = [event for event in told if event["kind"] == "rollback"]
+    assert (back["to_step"], back["tier"], back["verdict"]) == (10, "memory", "non_finite")
+
+
 def test_a_rank_that_is_kept_from_its_core_is_named(tmp_path: Path, plain_ddp: Path) -> None:
     run_dir, script = tmp_path / "run", plain_ddp / "plain_ddp.py"
     options = ("--steps", "80")
