@@ -22,7 +22,8 @@ _WORK = {
 }
 
 
-_HEADINGS = ("ranks", "mesh", "tokens", "ms", "tokens/s", "speed-up", "efficiency", "serial", "lost most to")
+_LEAST_SHARE = 0.005
+_HEADINGS = ("ranks", "mesh", "ms", "tokens/s", "speed-up", "efficiency", "serial", "lost most to")
 
 
 def render(scaling: Scaling, console: Console) -> None:
@@ -31,31 +32,21 @@ def render(scaling: Scaling, console: Console) -> None:
     from rich.text import Text
 
     console.print(Text(visible(sentence(scaling)), style="bold"))
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("run", overflow="ellipsis", no_wrap=True)
-    for heading in (
-        "ranks",
-        "mesh",
-        "tokens a step",
-        "ms",
-        "tokens/s",
-        "speed-up",
-        "efficiency",
-        "serial",
-        "lost most to",
-    ):
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("run", overflow="ellipsis", no_wrap=True, max_width=18)
+    for heading in _HEADINGS:
         table.add_column(heading, justify="left" if heading in ("mesh", "lost most to") else "right", no_wrap=True)
     for point in scaling.points:
         mesh = " x ".join(f"{name} {size}" for name, size in point.mesh.items()) or "1"
         certain = "base" if point is scaling.points[0] else (
-            f"{point.efficiency_ratio:.3f} ({point.low:.2f}..{point.high:.2f})"
+            f"{point.efficiency_ratio:.3f} ({point.low:.2f}-{point.high:.2f})"
         )  # fmt: skip
         lost = max((share for name, share in point.shares.items() if name != "training"), default=0.0)
         table.add_row(
-            visible(point.run), str(point.num_ranks), mesh, f"{point.tokens_per_step:,.0f}", f"{point.step_ms:.1f}",
+            visible(point.run), str(point.num_ranks), mesh, f"{point.step_ms:.1f}",
             f"{point.tokens_per_s:,.0f}", f"{point.speedup:.2f}", certain,
             "" if point.serial_ratio is None else f"{point.serial_ratio:.1%}",
-            f"{point.lost_to} {lost:.0%}" if point.lost_to else "",
+            f"{point.lost_to.split()[-1]} {lost:.0%}" if lost >= _LEAST_SHARE else "",
         )  # fmt: skip
     console.print()
     console.print(table)
