@@ -64,6 +64,16 @@ def test_caches_that_fill_up_and_single_jumps_are_no_leak() -> None:
     assert fired(plain_run()) == []
 
 
+def test_steps_that_come_again_count_as_often_as_they_were_taken() -> None:
+    """Seven rollbacks of twenty steps each: the last ones are taken again and again, and memory grows all the while."""
+    taken = np.arange(240.0)
+    step = np.where(taken < 100, taken, 80 + (taken - 100) % 20)
+    with np.errstate(all="raise"):
+        leak = growth(step, GIB + 2e6 * taken, MemoryPolicy())
+    assert leak is not None
+    assert leak.a_step == pytest.approx(2e6, rel=0.01)
+
+
 def test_a_device_near_its_limit() -> None:
     store = plain_run()
     store.connection.execute("UPDATE ranks SET device_uuid = 'GPU-' || rank")
