@@ -89,6 +89,8 @@ def _every_panel_is_drawn(port: int, run_id: str) -> None:
         *(("health", title) for title in _of_gpus()),  # there is no GPU
         ("ranks", "Stragglers"), ("run", "Open findings"), ("fleet", "Open findings"),  # the hang is over
         ("run", "Last rollback"), ("run", "Failures"),  # there was none
+        ("run", "Load of experts, 100 % is even"),  # the model has none
+        ("run", "Choices that experts had no room for"),
     }, empty  # fmt: skip
 
 
