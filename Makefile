@@ -49,7 +49,7 @@ demo: $(VENV)/.installed ## Train a small GPT on four ranks with two faults, the
 	@touch $@
 
 test: lint .programs/.fetched ## Everything that must pass: lint, format, types, all tests
-	$(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n auto --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 
 lint: $(VENV)/.installed ## Lint, format and types only
 	$(BIN)/ruff check .

@@ -24,21 +24,26 @@ hypothesis.settings.load_profile("rankscope")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    e2e_folder = Path(__file__).parent / "e2e"
-    # Several workers take a file at a time: the long ones first, or one worker ends with them alone.
-    items.sort(
-        key=lambda item: _LONG_FIRST.get(item.path.relative_to(Path(__file__).parent).parts[0], len(_LONG_FIRST))
-    )
+    # Several workers take a file at a time, the long ones first, or one ends with them alone. All of e2e is one piece:
+    # two trainings at once on two cores would tell of each other.
+    items.sort(key=lambda item: _LONG_FIRST.get(_folder(item), len(_LONG_FIRST)))
     for item in items:
-        if e2e_folder in item.path.parents:
-            item.add_marker(pytest.mark.e2e)
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(_E2E_TIMEOUT_S))
+        if _folder(item) != "e2e":
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+            continue
+        item.add_marker(pytest.mark.xdist_group("e2e"))
+        item.add_marker(pytest.mark.e2e)
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_E2E_TIMEOUT_S))
 
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_items and not _has_cuda():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
 
 
 def _has_cuda() -> bool:
