@@ -91,7 +91,7 @@ def growth(step: Floats, memory: Floats, policy: MemoryPolicy) -> Growth | None:
     if len(step) < (1 - policy.skip_ratio) * policy.min_steps or len(np.unique(memory)) < policy.min_samples:
         return None
     if not (np.diff(step) > 0).all():  # after a rollback steps come again: what counts is how many were taken
-        step = np.arange(len(step)) * max(1.0, float(np.median(np.abs(np.diff(step)))))
+        step = np.arange(float(len(step))) * max(1.0, float(np.median(np.abs(np.diff(step)))))
     cuts = [int(len(step) * k / 6) for k in range(7)]
     # Medians of six parts: three for each slope, so that a single jump moves at most one of them.
     level = np.array([np.median(memory[a:b]) for a, b in pairwise(cuts)])
