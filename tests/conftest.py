@@ -23,6 +23,7 @@ hypothesis.settings.register_profile("rankscope", deadline=None)
 hypothesis.settings.load_profile("rankscope")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Several workers take a file at a time, the long ones first, or one ends with them alone. All of e2e is one piece:
     # two trainings at once on two cores would tell of each other.
