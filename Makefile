@@ -49,7 +49,8 @@ demo: $(VENV)/.installed ## Train a small GPT on four ranks with two faults, the
 	@touch $@
 
 test: lint .programs/.fetched ## Everything that must pass: lint, format, types, all tests
-	$(BIN)/pytest -n auto --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/pytest -m 'not e2e' -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m e2e  # one at a time: two trainings on two cores would tell of each other
 
 lint: $(VENV)/.installed ## Lint, format and types only
 	$(BIN)/ruff check .

@@ -23,19 +23,14 @@ hypothesis.settings.register_profile("rankscope", deadline=None)
 hypothesis.settings.load_profile("rankscope")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Several workers take a file at a time, the long ones first, or one ends with them alone. All of e2e is one piece:
-    # two trainings at once on two cores would tell of each other.
+    # Several workers take a file at a time: the long ones first, or one worker ends with them alone.
     items.sort(key=lambda item: _LONG_FIRST.get(_folder(item), len(_LONG_FIRST)))
     for item in items:
-        if _folder(item) != "e2e":
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
-            continue
-        item.add_marker(pytest.mark.xdist_group("e2e"))
-        item.add_marker(pytest.mark.e2e)
-        if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(_E2E_TIMEOUT_S))
+        if _folder(item) == "e2e":
+            item.add_marker(pytest.mark.e2e)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(_E2E_TIMEOUT_S))
 
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_items and not _has_cuda():
