@@ -70,7 +70,7 @@ class Told:
 
 def runs_in_one_process(plan: Plan) -> bool:
     """Whether each data rank has the whole model."""
-    return plan.pp == 1 and plan.tp == 1 and plan.dp_shard == 1
+    return plan.world_size == plan.dp_replicate  # replicas, and nothing else
 
 
 def replay_target(
@@ -89,7 +89,7 @@ def replay_target(
     else:
         one = _Share(
             **{name: getattr(plan, name) for name in ("local_batch_size", "micro_batch_size", "stages", "schedule")},
-            world_size=1, pp=1, dp_replicate=1, dp_shard=1, tp=1, of=plan.data_size,
+            world_size=1, pp=1, dp_replicate=1, dp_shard=1, ep=1, cp=1, tp=1, of=plan.data_size,
         )  # fmt: skip
         training, ranks = build(config, one, device), list(range(plan.data_size))
     with _closing(training):
