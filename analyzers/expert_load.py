@@ -112,7 +112,10 @@ def analyze(
     chosen = number(manifest or {}, "model.experts_per_token") or 1.0
     attempt, layers = layer_loads(source, policy.window_samples)
     if attempt is None:
-        return []
+        if not number(manifest or {}, "model.num_experts"):
+            return []
+        why = "the use of experts is not judged: nothing in experts (probes.expert_interval)"
+        return [Finding.insufficient("expert_load", "expert_imbalance", why)]
     if max(len(layer.steps) for layer in layers) < policy.min_samples:
         return [
             Finding.insufficient(

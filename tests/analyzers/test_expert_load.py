@@ -58,6 +58,12 @@ def test_even_use_is_silent() -> None:
     assert analyze(MemoryStore()) == []
 
 
+def test_a_model_with_experts_and_without_records_of_them_is_not_judged() -> None:
+    (finding,) = analyze(MemoryStore(), {"config": {"model": {"num_experts": EXPERTS}}})
+    assert (finding.kind, finding.status) == ("expert_imbalance", "insufficient_data")
+    assert "nothing in experts" in finding.summary
+
+
 def test_a_hot_expert_is_named_with_the_ranks_that_have_it() -> None:
     finding = only(routed({5: 8.0}, ep=2))
     assert (finding.cause, finding.ranks) == ("hot", (1, 3)), "experts 4 to 7 are on the second rank of each group"
