@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ def unknown(document: Any, understood: Any, place: str = "") -> list[str]:
 
 @pytest.mark.parametrize("name", list(programs()))
 def test_shells_parse_and_lint(name: str) -> None:
-    for command in (["bash", "-n"], ["shellcheck", "--shell=bash", "-"]):
+    shellcheck = str(Path(sys.executable).with_name("shellcheck"))  # of the environment, on the path or not
+    for command in (["bash", "-n"], [shellcheck, "--shell=bash", "-"]):
         done = subprocess.run(command, input=programs()[name], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
