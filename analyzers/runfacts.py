@@ -67,7 +67,12 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
     interval = suggest(views.histories, manifest)
     facts["checkpoint_interval"] = None if interval is None else asdict(interval)
     facts["against_plan"] = [
-        {"what": each.what, "planned_bytes": each.planned_bytes, "measured_bytes": each.measured_bytes}
+        {
+            "what": each.what,
+            "planned_bytes": each.planned_bytes,
+            "measured_bytes": each.measured_bytes,
+            "as_planned": each.as_planned,
+        }
         for each in against_plan(views.histories, manifest)
     ]
     facts["probe_errors"], facts["dropped_records"] = _losses(log)

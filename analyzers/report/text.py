@@ -162,9 +162,12 @@ def _saves(interval: Mapping[str, Any]) -> str:
 
 def _against_plan(plan: Sequence[Mapping[str, Any]]) -> str:
     """What a step moved and a rank held against what was planned: where it differs, and where it does not."""
-    off = {each["what"]: each["measured_bytes"] / each["planned_bytes"] - 1 for each in plan}
-    differs = [f"{what} {ratio:+.0%}" for what, ratio in off.items() if abs(ratio) > TOLERANCE]
-    fits = [what for what, ratio in off.items() if abs(ratio) <= TOLERANCE]
+    differs = [
+        f"{each['what']} {each['measured_bytes'] / each['planned_bytes'] - 1:+.0%}"
+        for each in plan
+        if not each["as_planned"]
+    ]
+    fits = [each["what"] for each in plan if each["as_planned"]]
     told = [f"not as planned: {', '.join(differs)}"] if differs else []
     return "; ".join([*told, *([f"{', '.join(fits)} within {TOLERANCE:.0%} of it"] if fits else [])])
 
