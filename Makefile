@@ -34,7 +34,13 @@ $(BIN)/pip:
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing PyTorch (the longest part, a minute or so)"
 	@$(PIP_INSTALL) torch
-	@echo "Installing Rankscope, its dashboard, exports and checks"
+	@echo "Installing Rankscope and its dashboard"
+	@$(PIP_INSTALL) --editable '.[train,dashboard]'
+	@touch $@
+
+# What only the checks need: linters, trackers, and the frameworks whose examples the tests run.
+$(VENV)/.checks: $(VENV)/.installed
+	@echo "Installing what the checks need"
 	@$(PIP_INSTALL) --editable '.[dev,train,dashboard,otel,trackers,lake,stacks,hf,lightning]'
 	@touch $@
 
@@ -52,16 +58,16 @@ test: lint .programs/.fetched ## Everything that must pass: lint, format, types,
 	$(BIN)/pytest -m 'not e2e' -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 	$(BIN)/pytest -m e2e  # one at a time: two trainings on two cores would tell of each other
 
-lint: $(VENV)/.installed ## Lint, format and types only
+lint: $(VENV)/.checks ## Lint, format and types only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(VENV)/.installed ## Rewrite the code in the project's format and fix what lint can fix
+format: $(VENV)/.checks ## Rewrite the code in the project's format and fix what lint can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs-check: $(VENV)/.installed ## Check links, anchors and commands in the documents
+docs-check: $(VENV)/.checks ## Check links, anchors and commands in the documents
 	$(BIN)/pytest tests/test_docs.py
 
 clean: ## Remove caches and build products; keeps .venv and runs
