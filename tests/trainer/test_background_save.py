@@ -63,9 +63,15 @@ def test_training_goes_on_while_a_slow_disk_syncs(tmp_path: Path, monkeypatch: p
     """The save of step 4 hangs until step 18: later ones wait, none is lost for good, and the bits are the same."""
     disk = SlowDisk(monkeypatch)
     config = with_steps(small(checkpoint={"interval": 4}), 24)
-    slow = run_loop(
-        config, tmp_path / "slow", rank=0, world_size=1, change=lambda s: _after_step(s, 18, disk.release.set)
-    )
+
+
+    def free_the_disk(session: Session) -> None:
+        """From step 18 on the disk is as fast as the training: each step waits for what is done in the background."""
+        _after_step(session, 18, disk.release.set)
+        for step in range(18, 24):
+            _after_step(session, step, lambda: session.recovery.disk.background.submit(bool).result())
+
+    slow = run_loop(config, tmp_path / "slow", rank=0, world_size=1, change=free_the_disk)
     assert disk.waiting.is_set()
     states = _states(tmp_path / "slow")
     assert states[:4] == [(4, "writing"), (8, "delayed"), (12, "delayed"), (16, "delayed")]
