@@ -2,7 +2,7 @@
 
     python -m benchmarks.checkpoint --quick                 # two minutes
     python -m benchmarks.checkpoint --json checkpoint.json
-    python -m benchmarks.checkpoint --config my.toml --ranks 2
+    python -m benchmarks.checkpoint --config my.toml --ranks 2 --set data.seq_len=128
 
 The demo's model and mesh, trained by `trainer.loop` in real ranks with the copies in memory that it asks for. The way
 to save changes from block to block within one run, so that whatever else the machine does falls on all ways:
@@ -127,9 +127,8 @@ def _rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
     install(recorder, check_nonfinite=True)
     store = dist.FileStore(f"{folder}/rendezvous", options.ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=options.ranks)
-    config = load_config(
-        options.config, ["train.steps=1000000", "optim.schedule=constant", "train.device=cpu", "parallel.dp_shard=-1"]
-    )
+    fixed = ["train.steps=1000000", "optim.schedule=constant", "train.device=cpu", "parallel.dp_shard=-1"]
+    config = load_config(options.config, [*options.set, *fixed])
     loop = Loop(config, recorder, run)
     loop.save_like("none", STALL_INTERVAL)
     loop.run(WARM_UP_STEPS)
@@ -232,6 +231,7 @@ def _show_cost(console: Console, figures: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.checkpoint", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", type=Path, default=ROOT / "examples" / "gpt-demo.toml")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the configuration")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--saves", type=int, help="saves of each way for the stall (default 100, quick 20)")
     parser.add_argument("--blocks", type=int, help="blocks of each way for the cost (default 12, quick 3; 0: none)")

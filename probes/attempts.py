@@ -18,13 +18,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .plain_file import open_plain
 from .recorder import start_ticks
 from .rundir import RunDir
 
-__all__ = ["claim", "claims", "newest"]
+__all__ = ["all_closed", "claim", "claims", "newest"]
 
 _CLAIM = re.compile(r"(\d{5,9})\.json")
 MAX_BYTES = 1 << 20
+_LAST_BYTES = 1 << 14
 
 
 def claim(run: RunDir, *, launch: str = "", **detail: Any) -> int:
@@ -78,6 +80,23 @@ def claims(run: RunDir) -> dict[int, dict[str, Any]]:
 def newest(run: RunDir, default: int) -> int:
     """The newest attempt's number; a folder that cannot be read tells of none."""
     return max(_numbers(_folder(run)), default=default)
+
+
+def all_closed(run: RunDir) -> bool:
+    """Whether every rank of the newest attempt has ended by itself and closed its tapes."""
+    folders = list(run.rank_dirs())
+    last = max((attempt for attempt, _, _ in folders), default=-1)
+    return last >= 0 and all(_is_closed(folder / "events.jsonl") for attempt, _, folder in folders if attempt == last)
+
+
+def _is_closed(events: Path) -> bool:
+    """A rank's last event says so; one file is read from its end, whatever it holds."""
+    try:
+        with open(open_plain(events), "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+            return b'"kind":"rank_closed"' in file.read(_LAST_BYTES)
+    except OSError:
+        return False
 
 
 def _folder(run: RunDir) -> Path:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..attempts import all_closed
 from ..plain_file import file_problem
 from ..rundir import RunDir
 from ..schema import TABLES, Table
@@ -35,6 +36,7 @@ from .database import (
     StoreLockedError,
     connect_attached,
     connect_foreign,
+    is_watched,
     lock_down,
     translated,
 )
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["Store"]
 
 WAIT_S = 10.0
+LAST_WORD_S = 5.0
 Params = Sequence[Any] | Mapping[str, Any] | None
 
 
@@ -81,7 +84,7 @@ class Store:
         """The store of a run, live or dead.
 
         With `catch_up`, what is on the tapes and not in the store is ingested first, unless a `watch` lives, whose
-        job that is. Where the run's folder cannot be written, it goes into a temporary copy. `memory_bytes` bounds what
+        job that is; if all ranks have ended, its last word is waited for, for `LAST_WORD_S` at most. Where the run's folder cannot be written, it goes into a temporary copy. `memory_bytes` bounds what
         queries may take; with `spills` they go on in a temporary folder beyond it. Raises StoreError.
         """
         with contextlib.ExitStack() as scratch:
@@ -272,6 +275,7 @@ def _caught_up(run: RunDir, scratch: contextlib.ExitStack, wait_s: float) -> lis
         try:
             paths[path] = _catch_up_node(run, node, wait_s)
         except StoreLockedError:
+            _await_last_word(run, path)
             if not path.exists() and not _appears(path, wait_s):
                 raise
             paths[path] = path
@@ -286,6 +290,13 @@ def _catch_up_node(run: RunDir, node: int, wait_s: float) -> Path:
     with Ingester(run, node, role=READER, threads=2, wait_s=wait_s) as ingester:
         ingester.catch_up()
         return ingester.path
+
+
+def _await_last_word(run: RunDir, path: Path) -> None:
+    """Ranks that have just ended left records that `watch` is reading: half of them would be half a verdict."""
+    deadline = time.monotonic() + LAST_WORD_S
+    while is_watched([path]) and all_closed(run) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
 
 
 def _scratch_copy(run: RunDir, node: int, scratch: contextlib.ExitStack) -> Path:

@@ -64,7 +64,6 @@ def test_training_goes_on_while_a_slow_disk_syncs(tmp_path: Path, monkeypatch: p
     disk = SlowDisk(monkeypatch)
     config = with_steps(small(checkpoint={"interval": 4}), 24)
 
-
     def free_the_disk(session: Session) -> None:
         """From step 18 on the disk is as fast as the training: each step waits for what is done in the background."""
         _after_step(session, 18, disk.release.set)
