@@ -10,7 +10,7 @@
    the median of its peers' (itself excluded), over the peers' whole own time; for compute (forward, backward,
    optimizer) and for data.
 3. `persistence` finds who stands out, from which step to which, against the noise of this run; `change_point` who
-   became slower than it was, by less.
+   became slower than it was, by less; `pauses` who stops again and again and is as fast as the others in between.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 
 from .change_point import ChangePolicy, find_changes
+from .pauses import PausePolicy, find_pauses
 from .persistence import PersistencePolicy, Segment, find_segments
 from .slow_group import SlowGroupPolicy
 from .source import Ints
@@ -29,6 +30,8 @@ from .timings import COMPUTE_PHASES, OWN_PHASES, Matrix, Timings, others_median
 __all__ = ["Straggler", "StragglerPolicy", "find_stragglers"]
 
 Cause = Literal["compute", "data"]
+MOSTLY = 0.7
+"""Share of what a rank loses by pauses from which it lost it waiting for data, or in a time in which it was slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,7 @@ class StragglerPolicy:
 
     persistence: PersistencePolicy = field(default_factory=PersistencePolicy)
     change: ChangePolicy = field(default_factory=ChangePolicy)
+    pauses: PausePolicy = field(default_factory=PausePolicy)
     slow_group: SlowGroupPolicy = field(default_factory=SlowGroupPolicy)
     warm_up_steps: int = 5
     """First observations of an attempt that are left out (steps): compilation, allocators, caches, autotuning."""
@@ -55,7 +59,8 @@ class StragglerPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """One slow rank with one cause: numbers for the finding. Times in ms per step, medians over its segments."""
+    """One slow rank with one cause: numbers for the finding. Times in ms per step, medians over its segments; means if
+    it pauses."""
 
     rank: int
     cause: Cause
@@ -71,6 +76,8 @@ class Straggler:
     peers_wait_more_ms: float
     num_steps: int
     ongoing: bool
+    paused_ratio: float = 0.0
+    """Share of the steps in which it pauses, being as fast as the others in between; 0: it is slow in most of them."""
 
 
 def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> list[Straggler]:
@@ -96,13 +103,37 @@ def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> 
                 by_row.setdefault(segment.row, [segment])
             for row, segments in by_row.items():
                 straggler = _measure(timings, peers, row, cause, segments, excess_ms)
-                share = straggler.excess_ms / max(straggler.step_ms, 1e-6)
-                if straggler.excess_ms >= policy.min_excess_ms and share >= policy.min_step_share_ratio:
+                if _is_worth_telling(straggler, policy):
                     ranks.setdefault(row, []).append(straggler)
+        excess_ms = together - others_median(together)
+        for segment in find_pauses(excess_ms / whole, policy.pauses):
+            if _explained(segment, excess_ms[segment.row], ranks.get(segment.row, [])):
+                continue
+            # What stops a rank does so wherever it is: one finding, of where it mostly was.
+            in_data = own["data"][segment.row] - others_median(own["data"])[segment.row]
+            in_all = excess_ms[segment.row, segment.begin : segment.end].mean()
+            cause = "data" if in_data[segment.begin : segment.end].mean() > MOSTLY * in_all else "compute"
+            straggler = _measure(timings, peers, segment.row, cause, [segment], excess_ms, segment.agreement)
+            if _is_worth_telling(straggler, policy):
+                ranks[segment.row] = [straggler]
         for stragglers in ranks.values():
             largest = max(s.excess_ms for s in stragglers)
             found += [s for s in stragglers if s.excess_ms >= policy.second_cause_ratio * largest]
     return sorted(found, key=lambda straggler: -straggler.excess_ms)
+
+
+def _explained(pauses: Segment, excess_ms: Matrix, steady: list[Straggler]) -> bool:
+    """Whether most of what a rank loses by pauses lies where it is slow in most steps anyway."""
+    slow = np.zeros(len(excess_ms), dtype=bool)
+    for segment in (segment for straggler in steady for segment in straggler.segments):
+        slow[segment.begin : segment.end] = True
+    lost = excess_ms[pauses.begin : pauses.end]
+    return bool(lost[slow[pauses.begin : pauses.end]].sum() >= MOSTLY * lost.sum())
+
+
+def _is_worth_telling(straggler: Straggler, policy: StragglerPolicy) -> bool:
+    share = straggler.excess_ms / max(straggler.step_ms, 1e-6)
+    return straggler.excess_ms >= policy.min_excess_ms and share >= policy.min_step_share_ratio
 
 
 def _steps_of(steps: Ints, segment: Segment) -> int:
@@ -125,8 +156,15 @@ def _complete(values: Matrix) -> Matrix:
 
 
 def _measure(
-    timings: Timings, peers: Ints, row: int, cause: Cause, segments: list[Segment], excess_ms: Matrix
+    timings: Timings,
+    peers: Ints,
+    row: int,
+    cause: Cause,
+    segments: list[Segment],
+    excess_ms: Matrix,
+    paused_ratio: float = 0.0,
 ) -> Straggler:
+    typical = np.mean if paused_ratio else np.median
     segments = sorted(segments, key=lambda segment: segment.begin)
     index = np.concatenate([np.arange(segment.begin, segment.end) for segment in segments])
     phases = COMPUTE_PHASES if cause == "compute" else ("data",)
@@ -134,15 +172,15 @@ def _measure(
     for phase in OWN_PHASES:
         values = _complete(timings.own[phase][np.ix_(peers, index)])
         baseline = others_median(values)[row]
-        mine, theirs = float(np.median(values[row])), float(np.median(baseline))
-        excesses[phase] = float(np.median(values[row] - baseline))
+        mine, theirs = float(typical(values[row])), float(typical(baseline))
+        excesses[phase] = float(typical(values[row] - baseline))
         factors[phase] = mine / theirs if theirs > 1e-3 else float("inf") if mine > 1e-3 else 1.0
     whole = _complete(sum(timings.own[phase][np.ix_(peers, index)] for phase in OWN_PHASES))
     baseline = others_median(whole)[row]
-    per_rank = np.median(excess_ms[:, index], axis=1)
+    per_rank = typical(excess_ms[:, index], axis=1)
     excess = float(per_rank[row])
     next_slowest = float(np.max(np.delete(per_rank, row), initial=0.0))
-    step_ms = float(np.median(np.nanmedian(_complete(timings.duration[np.ix_(peers, index)]), axis=0)))
+    step_ms = float(typical(np.nanmedian(_complete(timings.duration[np.ix_(peers, index)]), axis=0)))
     gain = max(0.0, excess - max(0.0, next_slowest))
     waits = _complete(timings.wait[np.ix_(peers, index)])
     return Straggler(
@@ -151,13 +189,14 @@ def _measure(
         segments=tuple(segments),
         first_step=int(timings.steps[segments[0].begin]),
         last_step=int(timings.steps[segments[-1].end - 1]),
-        factor=float(np.median(whole[row] / np.maximum(baseline, 1e-3))),
+        factor=float(typical(whole[row] / np.maximum(baseline, 1e-3))),
         excess_ms=excess,
         step_ms=step_ms,
         step_without_ms=max(step_ms - gain, step_ms * 0.01),
         phase_factors={phase: factors[phase] for phase in (*phases, *(p for p in OWN_PHASES if p not in phases))},
         phase_excess_ms=excesses,
-        peers_wait_more_ms=float(np.median(others_median(waits)[row] - waits[row])),
+        peers_wait_more_ms=float(typical(others_median(waits)[row] - waits[row])),
         num_steps=sum(_steps_of(timings.steps, segment) for segment in segments),
         ongoing=segments[-1].ongoing,
+        paused_ratio=paused_ratio,
     )

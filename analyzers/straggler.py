@@ -69,8 +69,9 @@ def _witnesses(source: Source, timings: Timings, stragglers: Sequence[Straggler]
     for straggler in stragglers:
         peers = _peers_of(timings, straggler.rank)
         found[straggler.rank, straggler.cause] = load_witness(
-            source, timings.attempt, straggler.rank, peers, straggler.first_step, straggler.last_step
-        )
+            source, timings.attempt, straggler.rank, peers, straggler.first_step, straggler.last_step,
+            means=straggler.paused_ratio > 0,
+        )  # fmt: skip
     return found
 
 
@@ -163,6 +164,7 @@ def _summary(suspect: Suspect) -> str:
         "since": f"since step {suspect.first_step}",
         "transient": f"from step {suspect.first_step} to {suspect.last_step}, then over",
         "intermittent": f"again and again in {steps} ({len(worst.segments)} times)",
+        "pauses": f"in {100 * worst.paused_ratio:.0f} % of {steps}, in which it pauses",
         "rotating": f"in {steps}",
     }[suspect.pattern]
     reason = f": {suspect.why}" if suspect.why else ""

@@ -72,7 +72,8 @@ def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
     else:
         peers = _peers(timings)
         step_ms, basis, error = found.measured_ms, found.basis, found.error_ratio
-        without_ms = min(step_ms, without(found, suspect.ranks, peers, share=_share(worst)))
+        pauses = worst.paused_ratio > 0
+        without_ms = min(step_ms, without(found, suspect.ranks, peers, share=_share(worst), pauses=pauses))
     saved_s = (step_ms - without_ms) * worst.num_steps / 1e3
     return Cost(
         step_ms=step_ms, step_without_ms=without_ms, saved_s=saved_s, run_s=run_s, basis=basis, error_ratio=error

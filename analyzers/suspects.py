@@ -24,7 +24,7 @@ from .witness import REASONS, Verdict, Witness, judge
 
 __all__ = ["GPU_CLOCK", "Pattern", "Suspect", "pattern_of", "suspects", "with_device"]
 
-Pattern = Literal["chronic", "since", "transient", "intermittent", "rotating"]
+Pattern = Literal["chronic", "since", "transient", "intermittent", "pauses", "rotating"]
 GPU_CLOCK = "gpu_clock"
 """Cause of a rank that computes slowly because its device's clock is low."""
 NODE_SHARE = 0.6
@@ -123,6 +123,8 @@ def with_device(suspect: Suspect, device: DeviceBeside | None) -> Suspect:
 
 def pattern_of(straggler: Straggler, first_step: int) -> Pattern:
     """How one rank's slowness lies in time; `first_step`: the first that was judged."""
+    if straggler.paused_ratio:
+        return "pauses"
     if len(straggler.segments) >= NUM_EPISODES:
         return "intermittent"
     if not straggler.ongoing:

@@ -16,7 +16,7 @@ The definitions are those of Lin et al., "Understanding Stragglers in Large Mode
 | M_S | share that goes if the last stage is made alike |
 
 For one rank less is assumed: what it takes longer than its peers, in the median over the steps at that place of the step,
-is taken off; its noise stays.
+is taken off; its noise stays. Of a rank that pauses now and then, what it takes longer in each single step is.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -154,12 +154,14 @@ def without(
     peers: Mapping[int, Collection[int]],
     *,
     share: float = 1.0,
+    pauses: bool = False,
     faster_calls: Mapping[str, float] | None = None,
 ) -> float:
     """Milliseconds a step without the slowness of some ranks. Pure.
 
     `peers`: of each of them the ranks with the same work. `share`: part of the excess that is taken off (one cause of
-    several). `faster_calls`: {dimension of groups: factor on their transfers}, for a slow link.
+    several). `pauses`: they are slow in some steps only. `faster_calls`: {dimension of groups: factor on their
+    transfers}, for a slow link.
     """
     graph = found.graph
     totals = _totals(graph)
@@ -171,15 +173,18 @@ def without(
         ]
         excess: dict[Key, list[float]] = {}
         own = {key: total for key, total in totals.items() if key[0] == rank}
+        typical: dict[Key, float] = {}
         for (_, step, place), (total, number) in own.items():
             there = [totals[peer, step, place] for peer in beside if (peer, step, place) in totals]
             same = [other for other, count in there if count == number]
             if same:
-                excess.setdefault((number, place), []).append(total - float(np.median(same)))
+                typical[step, place] = float(np.median(same))
+                excess.setdefault((number, place), []).append(total - typical[step, place])
         for (_, step, place), (total, number) in own.items():
             found_here = excess.get((number, place))
             if found_here and total > 0:
-                less = max(0.0, total - share * float(np.median(found_here)))
+                more = max(0.0, total - typical.get((step, place), total)) if pauses else float(np.median(found_here))
+                less = max(0.0, total - share * more)
                 scale[rank, step, place] = less / total
     for number, at in enumerate(graph.work_at):
         work[number] *= scale.get(at, 1.0)

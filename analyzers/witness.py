@@ -3,7 +3,8 @@
     witness = load_witness(source, attempt=0, rank=3, peers=[0, 1, 2], first_step=40, last_step=90)
     judge(witness, cause="compute", excess_ms=12.0)      # Verdict(cause="host", reason="core", ...)
 
-Compared are medians over the same steps, of the rank against the median of its peers, in milliseconds a step:
+Compared are medians over the same steps (means, of a rank that pauses now and then), of the rank against the median of
+its peers, in milliseconds a step:
 
 1. Garbage collections explain the excess: host.
 2. The time for which the rank's thread was ready to run and waited for a core explains it: host.
@@ -16,7 +17,7 @@ Compared are medians over the same steps, of the rank against the median of its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -57,7 +58,7 @@ class WitnessPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness:
-    """Excess of a rank over its peers, medians a step; None where it was not recorded."""
+    """Excess of a rank over its peers, medians or means a step; None where it was not recorded."""
 
     cpu_ms: float | None = None
     run_delay_ms: float | None = None
@@ -113,9 +114,17 @@ def judge(
 
 
 def load_witness(
-    source: Source, attempt: int, rank: int, peers: Sequence[int], first_step: int, last_step: int
+    source: Source,
+    attempt: int,
+    rank: int,
+    peers: Sequence[int],
+    first_step: int,
+    last_step: int,
+    *,
+    means: bool = False,
 ) -> Witness:
     """Read the rank's and its peers' newest steps of the range; an empty witness where nothing is recorded."""
+    typical = np.nanmean if means else np.nanmedian
     peers = [peer for peer in peers if peer != rank]
     every = -(-len(peers) // MAX_PEERS) if peers else 1
     ranks = [rank, *peers[::every]]
@@ -134,9 +143,9 @@ def load_witness(
     ratio: float | None = None
     for name in _COLUMNS:
         values = floats(table[name])
-        medians = [_median(values[of_row == peer]) for peer in ranks[1:]]
-        theirs = [value for value in medians if value is not None]
-        mine = _median(values[own])
+        each = [_typical(values[of_row == peer], typical) for peer in ranks[1:]]
+        theirs = [value for value in each if value is not None]
+        mine = _typical(values[own], typical)
         ratio = mine / float(np.median(theirs)) - 1 if name == "tokens" and mine and theirs and min(theirs) else ratio
         excess[name] = mine - float(np.median(theirs)) if mine is not None and theirs else None
     return Witness(
@@ -150,9 +159,8 @@ def load_witness(
     )
 
 
-def _median(values: Any) -> float | None:
-    known = values[~np.isnan(values)]
-    return float(np.median(known)) if len(known) else None
+def _typical(values: Any, typical: Callable[[Any], Any]) -> float | None:
+    return None if np.isnan(values).all() else float(typical(values))
 
 
 def _ms(value_ns: float | None) -> float | None:

@@ -22,13 +22,16 @@ TRANSFER_MS = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow:
-    """A fault: `rank` takes `factor` times as long from `step` on (to `until`), in compute or in data."""
+    """A fault: `rank` takes `factor` times as long from `step` on (to `until`), in compute or in data; or stops for
+    `pause_ms` in a part `share` of the steps, wherever it is."""
 
     rank: int
     step: int
     factor: float = 1.5
     until: int = 10**9
     cause: str = "compute"
+    pause_ms: float = 0.0
+    share: float = 0.0
 
 
 def noise(rng: np.random.Generator, machine: str, shape: tuple[int, int]) -> Array:
@@ -73,11 +76,18 @@ def simulate(
             values += (rng.random(shape) < 0.01) * rng.uniform(20, 60, shape)
         for fault in faults:
             hit = (numbers >= fault.step) & (numbers <= fault.until)
+            if fault.share:
+                continue
             if fault.cause == "compute" and phase in ("forward", "backward"):
                 values[fault.rank, hit] *= fault.factor
             if fault.cause == "data" and phase == "data":
                 values[fault.rank, hit] += (fault.factor - 1) * sum(PHASE_MS.values())
         own[phase] = values
+    for fault in faults:
+        stops = (numbers >= fault.step) & (numbers <= fault.until) & (rng.random(len(numbers)) < fault.share)
+        where = rng.choice(list(OWN_PHASES), size=len(numbers))
+        for phase in OWN_PHASES:
+            own[phase][fault.rank] += stops * (where == phase) * fault.pause_ms
     work = sum(own.values())
     slowest = work.max(axis=0)
     wait = slowest - work + TRANSFER_MS * noise(rng, machine, (1, len(numbers)))
