@@ -77,6 +77,7 @@ class Store:
         run: RunDir,
         *,
         catch_up: bool = True,
+        node: int | None = None,
         wait_s: float = WAIT_S,
         memory_bytes: int | None = None,
         spills: bool = False,
@@ -84,11 +85,14 @@ class Store:
         """The store of a run, live or dead.
 
         With `catch_up`, what is on the tapes and not in the store is ingested first, unless a `watch` lives, whose
-        job that is; if all ranks have ended, its last word is waited for, for `LAST_WORD_S` at most. Where the run's folder cannot be written, it goes into a temporary copy. `memory_bytes` bounds what
-        queries may take; with `spills` they go on in a temporary folder beyond it. Raises StoreError.
+        job that is; if all ranks have ended, its last word is waited for, for `LAST_WORD_S` at most. Where the run's
+        folder cannot be written, it goes into a temporary copy. Without it, `node` reads the store of one node alone,
+        so that nobody else's writer waits. `memory_bytes` bounds what queries may take; with `spills` they go on in a
+        temporary folder beyond it. Raises StoreError.
         """
         with contextlib.ExitStack() as scratch:
             paths = _caught_up(run, scratch, wait_s) if catch_up else run.stores()
+            paths = paths if node is None or catch_up else [path for path in paths if path == run.store(node)]
             if not paths:
                 raise StoreError(f"{run.path} has no store yet: neither a watch nor a reader made one from its tapes")
             connection = connect_attached({f"n{i}": path for i, path in enumerate(paths)}, wait_s=wait_s)

@@ -4,15 +4,18 @@
         Popen([*network.on(1), "rankscope", "train", ..., "--rdzv-endpoint", f"{network.address(0)}:29500"])
         network.cut(1)      # the cable of node 1 is pulled: nothing arrives and nobody is told
         network.mend(1)
+        network.kill(1)     # every process of the node, as when its power fails
 
 Disks, clocks and process numbers are shared, as they are between machines with a network disk. Needs root and `ip`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
+import signal
 import subprocess
 from types import TracebackType
 
@@ -59,6 +62,13 @@ class Network:
 
     def mend(self, node: int) -> None:
         _ip("-n", self._switch, "link", "set", f"port{node}", "up")
+
+    def kill(self, node: int) -> None:
+        """SIGKILL to every process of a node."""
+        listed = subprocess.run(["ip", "netns", "pids", self.name(node)], capture_output=True, text=True, check=True)
+        for pid in map(int, listed.stdout.split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     @property
     def _switch(self) -> str:

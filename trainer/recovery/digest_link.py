@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import socket
 import threading
@@ -36,6 +37,8 @@ PERIOD_S = 0.5
 STORE_S = 5.0
 AGAIN_S = 2.0
 LEAVE_S = 3.0
+ANSWERS_S = 3.0
+"""Without a word of the store for so long, the way to it is taken for lost: it is asked twice a second."""
 MAX_VERDICT_BYTES = 16 << 10
 _VERDICT = "rankscope/verdict"
 
@@ -74,6 +77,7 @@ class DigestLink:
         self.errors_ns: dict[int, int] = {}
         self.verdict: Verdict | None = None
         self.is_connected = False
+        self._answered_s = -math.inf
         self._address = host, int(port)
         self._clock = clock
         self._others = [other for other in range(num_nodes) if other != node]
@@ -109,6 +113,11 @@ class DigestLink:
         """The leader's word to all nodes."""
         self._told = json.dumps(asdict(verdict)).encode()[:MAX_VERDICT_BYTES]
         self._wake.set()
+
+    @property
+    def answers(self) -> bool:
+        """Whether the store, and so the leader's node, is there at the moment."""
+        return self.is_connected and time.monotonic() - self._answered_s < ANSWERS_S
 
     def received(self) -> list[Digest]:
         """The newest digest of each other node, `received_ns` by our clock."""
@@ -150,6 +159,7 @@ class DigestLink:
                 self._gather(store)
                 asking.ask_some()
                 self.offsets_ns, self.errors_ns = asking.offsets_ns, asking.errors_ns
+            self._answered_s = time.monotonic()
             if is_last:
                 return
             self._wake.wait(PERIOD_S)

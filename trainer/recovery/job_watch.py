@@ -45,13 +45,23 @@ class JobWatch:
         self._last: Digest | None = None
 
     @property
+    def leads(self) -> bool:
+        """Whether this node's watch judges the whole job."""
+        return self.node_rank == LEADER
+
+    @property
+    def is_led(self) -> bool:
+        """Whether another node's watch judges this node's ranks: there is a way to it."""
+        return not self.leads and self.link.answers
+
+    @property
     def offsets_ns(self) -> dict[int, int]:
         """How far the other nodes' clocks are ahead of ours; only the leader knows."""
         return self.link.offsets_ns
 
     def exchange(self, source: Source, attempt: int, own: Set[int]) -> None:
         """Send what this node's ranks do; the leader takes up what came from the others."""
-        if self.node_rank == LEADER:
+        if self.leads:
             self.digests = self.link.received()
             self._tell_silence()
             self._tell_clocks()
@@ -65,7 +75,7 @@ class JobWatch:
 
     def tell(self, hangs: Sequence[Finding], attempt: int) -> None:
         """The leader's verdict to the node whose rank it is."""
-        if self.node_rank == LEADER and hangs:
+        if self.leads and hangs:
             ranks = tuple(sorted({rank for finding in hangs for rank in finding.ranks}))
             self.link.tell(Verdict(attempt=attempt, ranks=ranks, summary=hangs[0].summary))
 

@@ -16,11 +16,12 @@ from typing import NoReturn
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from probes.events import EventWriter
 from probes.rundir import RunDir
 from trainer.config import Config
-from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_LEFT_OUT, EXIT_PREEMPTED
+from trainer.exit_codes import EXIT_FAILED, EXIT_FENCED, EXIT_GIVEN_UP, EXIT_LEFT_OUT, EXIT_PREEMPTED
 from trainer.recovery.agent import Agent
 from trainer.recovery.devices import Devices
 from trainer.recovery.meeting import Meeting
@@ -86,6 +87,9 @@ def _outcome(agent: Agent) -> Outcome:
             restarts=_restarts(agent),
             message=f"{name} received: the ranks finished their step and saved a checkpoint",
         )
+    except RendezvousConnectionError as error:
+        message = f"{agent.failure or 'a rank failed'}; {error}: resume at another --rdzv-endpoint"
+        return Outcome(reason="failed", exit_code=EXIT_FAILED, restarts=_restarts(agent), message=message)
     finally:
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # the last word is short, and comes without anybody's help

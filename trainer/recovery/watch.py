@@ -33,6 +33,7 @@ from analyzers.diagnose import stall_policy
 from analyzers.finding import Finding
 from analyzers.live import LiveState, live_findings
 from analyzers.running import has_ended, placed_on_node, ranks_on_node, stale_ranks
+from probes.attempts import newest as newest_attempt
 from probes.events import EventWriter
 from probes.exporters.prometheus import ListenError
 from probes.rundir import NODE_RANK, RunDir, RunError
@@ -89,15 +90,18 @@ class Watch:
         self.job: JobWatch | None = None
         self._left_to_others: tuple[int, float] | None = None  # attempt, and since when (monotonic)
         self._rows = 0
+        self._read_ns = time.time_ns()
+        """Until when the store holds what was written: who reads it may keep us from that, and no rank is silent for
+        it."""
         self._tick_s = 0.0
         self.failed_ticks = 0
 
     def tick(self) -> None:
         """One round. Raises StoreError if the store cannot be read or written at the moment."""
         start = time.monotonic()
-        self._rows += sum(self.ingester.tick().rows.values())
+        self._read()
         findings = None
-        with Store.open(self.run, catch_up=False) as store:
+        with self._open() as store:
             attempt, pids = ranks_on_node(store, self.node_rank)
             self._placed = set(placed_on_node(store, self.node_rank, attempt))
             self._ended = has_ended(store, self.node_rank)
@@ -109,7 +113,7 @@ class Watch:
                 self.live.digests, self.live.clock_offsets_ns = self.job.digests, self.job.offsets_ns
             changes = self.tracker.look(pids)
             if not changes:  # nearly always: what was opened is what there is to judge, and to open costs as much
-                findings = live_findings(store, self.live, time.time_ns())
+                findings = live_findings(store, self.live, self._read_ns)
             if self.metrics is not None:
                 self.metrics.tick(store, time.time_ns(), self._facts(), anyway=bool(findings))
             if self.otel is not None:
@@ -120,7 +124,7 @@ class Watch:
                 "rank_state", state_rank=change.rank, pid=change.pid, state=change.state, os_state=change.os_state
             )
         if findings is None:
-            self.ingester.tick()
+            self._read()
             findings = self._judge()
         self._say(findings)
         # How a former attempt ended may be told only now; nobody of this one is to be killed for it.
@@ -136,6 +140,21 @@ class Watch:
             self.trackers.look()
         self._tick_s = time.monotonic() - start
 
+    def _read(self, *, thorough: bool = False) -> None:
+        """Take what is on the tapes into the store."""
+        now_ns = time.time_ns()
+        result = self.ingester.tick(thorough=thorough)
+        self._rows += result.num_rows
+        if not result.lag:
+            self._read_ns = now_ns
+
+    def _open(self) -> Store:
+        """What this watch judges: all that it can see; its own node alone while another watch leads, unless the others
+        train on in an attempt without this node."""
+        is_led = self.job is not None and self.job.is_led
+        own = is_led and newest_attempt(self.run, default=0) <= self.events.attempt
+        return Store.open(self.run, catch_up=False, node=self.node_rank if own else None)
+
     def _facts(self) -> TickFacts:
         return TickFacts(
             tick_s=self._tick_s, rows=self._rows, failed_ticks=self.failed_ticks, analyzer_errors=self.live.errors
@@ -148,19 +167,19 @@ class Watch:
             self._closing = True
             if self.job is not None:
                 self.job.close()
-        self.ingester.tick(thorough=True)
-        with Store.open(self.run, catch_up=False) as store:
+        self._read(thorough=True)
+        with self._open() as store:
             self._kill_stale(stale_ranks(store, self.node_rank))
         for _ in range(2):  # how an attempt ended is told at the second look that sees the next one
             self._say(self._judge())
-        self.ingester.tick()
+        self._read()
         if self.metrics is not None:
-            with Store.open(self.run, catch_up=False) as store:
+            with self._open() as store:
                 self.metrics.tick(store, time.time_ns(), self._facts(), anyway=True)
 
     def _judge(self) -> list[Finding]:
-        with Store.open(self.run, catch_up=False) as store:
-            return live_findings(store, self.live, time.time_ns())
+        with self._open() as store:
+            return live_findings(store, self.live, self._read_ns)
 
     def _say(self, findings: Sequence[Finding]) -> None:
         for finding in findings:
@@ -169,7 +188,7 @@ class Watch:
             if listener is not None:
                 listener.tell(findings)
         if findings:
-            self.ingester.tick()
+            self._read()
 
     def _kill_stale(self, stale: Sequence[tuple[int, int, int, int]]) -> None:
         """Who still lives from an older attempt is fenced already, but it keeps memory and a device."""

@@ -1,0 +1,164 @@
+"""Two nodes with a network of their own each: a cable is pulled and put back, the leader dies, both come back.
+
+The nodes are network namespaces, so that what is sent between them really stops, and that no name of this machine leads
+from one to the other. They share a disk, as nodes with NFS do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probes.events import read_events
+from probes.rundir import RunDir
+from probes.store import Store
+from tests.e2e.launched import LAYOUTS, SOURCE, TINY, kill, wait_for
+from tests.e2e.namespaces import Network, why_not
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+ROOT = Path(__file__).parents[2]
+PORT = 29500
+
+
+class Cluster:
+    """`rankscope train` on each node of a network, one rank a node."""
+
+    def __init__(self, network: Network, folder: Path) -> None:
+        self.network, self.folder = network, folder
+        self.launchers: dict[int, subprocess.Popen[bytes]] = {}
+        (folder / "text.txt").write_text(SOURCE * 4)
+
+    def train(self, node: int, *, port: int = PORT, resume: bool = False) -> None:
+        """Start a node's launcher; its output goes into a file."""
+        if resume:
+            what = ["--resume", str(self.folder / "runs" / "latest")]
+        else:
+            settings = (
+                *TINY, *LAYOUTS["elastic"], f"run.dir={self.folder / 'runs'}",
+                f"data.path=['{self.folder / 'text.txt'}']", "train.steps=100000", "checkpoint.interval=20",
+            )  # fmt: skip
+            what = [part for setting in settings for part in ("--set", setting)]
+        nodes = ["--nnodes", str(len(self.network.nodes)), "--node-rank", str(node), "--nproc-per-node", "1"]
+        where = ["--rdzv-endpoint", f"{self.network.address(0)}:{port}"]
+        environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
+        with open(self.folder / f"node-{node}.log", "ab") as log:
+            self.launchers[node] = subprocess.Popen(
+                [*self.network.on(node), sys.executable, "-m", "rankscope", "train", *what, *nodes, *where],
+                cwd=ROOT,
+                env=environment | {"RANKSCOPE_FAIL_LOUD": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def run(self) -> RunDir:
+        return RunDir.open(self.folder / "runs" / "latest")
+
+    def events(self, kind: str, node: int | None = None) -> list[dict[str, Any]]:
+        """Of a node's watch and launcher, or of all ranks."""
+        if not (self.folder / "runs" / "latest").exists():
+            return []
+        folders = [self.run.node_dir(node)] if node is not None else [d for _, _, d in self.run.rank_dirs()]
+        found = [event for folder in folders for event in read_events(folder / "events.jsonl")[0]]
+        return [event for event in found if event["kind"] == kind]
+
+    def findings(self, kind: str, node: int) -> list[dict[str, Any]]:
+        return [event for event in self.events("finding", node) if event["finding_kind"] == kind]
+
+    def trains(self, attempt: int, num_steps: int) -> bool:
+        """Whether every rank of an attempt has taken so many steps, as the nodes' stores know it."""
+        if len([e for e in self.events("rank") if e["attempt"] == attempt]) < len(self.network.nodes):
+            return False
+        with Store.open(self.run, catch_up=False) as store:
+            sql = "SELECT rank FROM steps WHERE attempt = ? AND committed GROUP BY rank HAVING count(*) >= ?"
+            return len(store.rows(sql, [attempt, num_steps])) == len(self.network.nodes)
+
+    def await_training(self, attempt: int, num_steps: int = 5) -> None:
+        wait_for(lambda: self.trains(attempt, num_steps), f"{num_steps} steps of attempt {attempt}\n{self}", None, 120)
+
+    def stop(self) -> list[int]:
+        """Tell the launchers to end, as a scheduler does; their exit codes."""
+        for launcher in self.launchers.values():
+            launcher.send_signal(signal.SIGTERM)
+        return [launcher.wait(90) for launcher in self.launchers.values()]
+
+    def __str__(self) -> str:
+        return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in self.folder.glob("node-*.log"))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Network(2) as network:
+        cluster = Cluster(network, tmp_path)
+        yield cluster
+        for node in network.nodes:
+            network.kill(node)
+        for launcher in cluster.launchers.values():
+            launcher.wait(10)
+
+
+def test_a_pulled_cable_is_named_and_the_training_goes_on_when_it_is_back(cluster: Cluster) -> None:
+    for node in (0, 1):
+        cluster.train(node)
+    cluster.await_training(attempt=0)
+
+    cluster.network.cut(1)
+    (silent,) = wait_for(lambda: cluster.events("node_silent", 0), f"word of the silent node\n{cluster}", None, 60)
+    assert (silent["node_rank"], silent["ranks"]) == (1, [1])
+    for node in (0, 1):  # each of them sees its own rank stand still, and frees it
+        killed = wait_for(lambda node=node: cluster.events("culprit_killed", node), f"end of rank {node}\n{cluster}")
+        assert {event["killed_rank"] for event in killed} == {node}
+        assert cluster.findings("hang", node)
+
+    cluster.network.mend(1)
+    cluster.await_training(attempt=1)
+    wait_for(lambda: cluster.events("node_heard", 0), "word that the node is heard again")
+    wait_for(lambda: cluster.findings("node_silent", 0)[-1]["status"] == "ok", "the end of the silence")
+    told = [len(cluster.findings("hang", node)) for node in (0, 1)]
+    assert cluster.stop() == [143, 143], str(cluster)
+    hangs = [[e["summary"] for e in cluster.findings("hang", node)][told[node] :] for node in (0, 1)]
+    assert all(text.startswith("over:") for texts in hangs for text in texts), "an end is no standstill"
+    with Store.open(cluster.run) as store:
+        rows = store.rows("SELECT step, count(DISTINCT loss) FROM steps WHERE committed AND rank = 0 GROUP BY step")
+    assert sorted(step for step, _ in rows) == list(range(1, len(rows) + 1))
+    assert all(losses == 1 for _, losses in rows), "what was trained again has the same bits"
+
+
+def test_the_leader_dies_the_other_records_on_and_both_resume(cluster: Cluster) -> None:
+    for node in (0, 1):
+        cluster.train(node)
+    cluster.await_training(attempt=0, num_steps=45)  # two checkpoints
+    watch = cluster.events("watch_started", 1)[-1]["pid"]
+
+    cluster.network.kill(0)
+    cluster.network.cut(0)  # a machine without power answers nothing, not even with a reset
+    said = wait_for(
+        lambda: [e for kind in ("hang", "rank_lost") for e in cluster.findings(kind, 1)],
+        f"a finding\n{cluster}",
+        None,
+        60,
+    )
+    assert said[0]["status"] == "fired"
+    assert Path(f"/proc/{watch}").exists(), "it still watches"
+    cluster.launchers[1].send_signal(signal.SIGTERM)
+    cluster.launchers[1].wait(90)
+    kill(watch)
+
+    cluster.network.mend(0)
+    for node in (0, 1):
+        cluster.train(node, port=PORT + 1, resume=True)
+    wait_for(lambda: cluster.events("attempt_started", 0)[-1]["attempt"] > 0, f"a new attempt\n{cluster}", None, 90)
+    attempt = cluster.events("attempt_started", 0)[-1]["attempt"]
+    cluster.await_training(attempt)
+    loaded = [e for e in cluster.events("checkpoint") if e["attempt"] == attempt and e["state"] == "loaded"]
+    assert {event["step"] for event in loaded} <= set(range(20, 10_000)), "not from the beginning"
+    assert loaded
+    assert cluster.stop() == [143, 143], str(cluster)
