@@ -99,7 +99,7 @@ class PatientHandler(RendezvousHandler):
 
     def _is_lost(self) -> bool:
         now_s = time.monotonic()
-        if now_s - self._probed_s >= PROBE_S:
+        if now_s - self._probed_s >= min(PROBE_S, self._lost_s / 4):
             self._probed_s = now_s
             try:
                 with socket.create_connection(self._address, PROBE_S):
