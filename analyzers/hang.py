@@ -137,8 +137,9 @@ def _summary(
 ) -> str:
     who = f"rank{'s' if len(blame.culprits) > 1 else ''} {_listed(blame.culprits)}"
     call = f" {blame.call.text}" if blame.call else " a collective"
-    doing = view.ranks[blame.culprits[0]].doing if blame.culprits and blame.culprits[0] in view.ranks else ""
-    state = view.ranks[blame.culprits[0]].os_state if doing else ""
+    first = view.ranks.get(blame.culprits[0]) if blame.culprits else None
+    doing = first.doing if first is not None else "nothing is recorded of it here"
+    state = first.os_state if first is not None else ""
     frame = next((f" at {lines[0]}" for lines in stacks.values() if lines), "")
     waits = (
         f"rank{'s' if len(blame.waiting) > 1 else ''} {_listed(blame.waiting)} wait{'s' * (len(blame.waiting) == 1)}"

@@ -84,6 +84,7 @@ def run(faults: list[Fault], steps: int, base: Base, folder: Path, limit_s: floa
     """One `rankscope train` with these faults, ended after `limit_s`."""
     settings = (
         f"train.steps={steps}", "recovery.max_restarts=100000", "recovery.max_rollbacks=100000",
+        "recovery.max_corruptions_per_device=100000",
         "checkpoint.interval=50", "checkpoint.memory_interval=10",
         *sorted({setting for fault in faults for setting in CATALOGUE[fault.kind].settings}),
     )  # fmt: skip

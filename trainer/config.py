@@ -185,6 +185,9 @@ class RecoveryConfig(Section):
     """Deaths by a signal, hangs included, before a device is left out; 0 = never, -1 = 3 on GPUs and never on CPUs."""
     max_failures_per_node: int = Field(default=-1, ge=-1)
     """The same over all devices of a node, and losses of the node itself; 0 = never, -1 = 6 on GPUs, never on CPUs."""
+    max_corruptions_per_device: int = Field(default=2, ge=1)
+    """Changes of state or gradients by one device that end the run: cosmic rays do not strike twice, a broken device
+    does."""
 
 
 class Config(Section):

@@ -8,8 +8,7 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,9 @@ from probes.rundir import RunDir
 from probes.watch_process import start_watch
 from tests.e2e.launched import rankscope
 from tests.factories import make_run
+from tests.waiting import wait_for
 
 CULPRIT = 3
-
-
-def wait_for(condition: Callable[[], Any], what: str, deadline_s: float = 60.0) -> Any:
-    deadline = time.monotonic() + deadline_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"no {what} in {deadline_s} s"
-        time.sleep(0.05)
-    return value
 
 
 def said(run: RunDir, node: int, kind: str) -> list[dict[str, Any]]:

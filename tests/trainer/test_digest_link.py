@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from analyzers.snapshot import AttemptView, RankView
 from probes.events import EventWriter, read_events
 from probes.rundir import NODE_RANK
 from tests.analyzers.memory_store import MemoryStore
+from tests.waiting import wait_for
 from trainer.recovery import job_watch
 from trainer.recovery.clock_offsets import Trip, best
 from trainer.recovery.digest_link import DigestLink, Verdict
@@ -38,14 +39,6 @@ def endpoint() -> Iterator[str]:
 
 def ahead() -> int:
     return time.time_ns() + AHEAD_NS
-
-
-def wait_for(condition: Callable[[], Any], what: str, deadline_s: float = 30.0) -> Any:
-    deadline = time.monotonic() + deadline_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"no {what} in {deadline_s} s"
-        time.sleep(0.01)
-    return value
 
 
 def digest(node: int, step: int = 1) -> Digest:

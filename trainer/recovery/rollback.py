@@ -38,7 +38,7 @@ from trainer.checkpoint.state import Position, Values, local_tensors, rng_state,
 from trainer.checkpoint.survivors import remove_unused
 from trainer.data.batches import Batch
 from trainer.recovery import fence
-from trainer.recovery.guard import Decision, Guard, RunStopped, Verdict
+from trainer.recovery.guard import Decision, Guard, GuardPolicy, RunStopped, Verdict
 from trainer.recovery.integrity import NUM_VOTES, Integrity
 from trainer.recovery.ledger_file import LedgerFile
 from trainer.recovery.second_look import SecondLook
@@ -65,7 +65,9 @@ class Recovery:
             sweep_stale()
         self.ledger_file = LedgerFile(run.checkpoints, recorder, is_chief=self.is_chief)
         self.ledger = self.ledger_file.ledger
-        self.guard = Guard(self.ledger, max_rollbacks=config.recovery.max_rollbacks, enabled=config.recovery.enabled)
+        recovery = config.recovery
+        policy = GuardPolicy(corruptions_per_device=recovery.max_corruptions_per_device)
+        self.guard = Guard(self.ledger, max_rollbacks=recovery.max_rollbacks, enabled=recovery.enabled, policy=policy)
         self.integrity = Integrity(training, recorder)
         self.second_look = SecondLook(training, recorder, self.ledger)
         self.triage = Triage(training, recorder, gradients, limit=config.recovery.max_replays)
