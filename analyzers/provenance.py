@@ -82,8 +82,10 @@ def locate(evidence: StepEvidence) -> Location:
     if flagged:
         ranks, first = _earliest(evidence, flagged)
         forward = bool(set(ranks) & set(bad_loss))
-        if forward and first.phase != "forward" and set(ranks) <= set(bad_loss):
-            ranks = bad_loss  # a loss is made before data ranks reduce anything: whose is bad made it so
+        if forward and set(ranks) <= set(bad_loss):
+            # A loss is made before data ranks reduce anything: whose is bad made it so. Within the forward pass, groups
+            # of one sample (tensor parallel) reduce apart from each other, and none of them is another's fallout.
+            ranks = bad_loss if first.phase != "forward" else _apart(evidence, flagged, bad_loss)
         return Location(
             ranks=ranks,
             phase="forward" if forward else "backward",
@@ -136,12 +138,27 @@ def _by_sharding(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
 
 
 def _earliest(evidence: StepEvidence, flagged: Sequence[Flag]) -> tuple[tuple[int, ...], Flag]:
-    """The members with a bad input of the earliest flagged collective.
+    """The members with a bad input of the earliest flagged collective; of several in groups that share no rank, of the
+    soonest."""
+    roots = _roots(evidence, flagged)
+    first = min(roots, key=lambda flag: (flag.since_begin_ns, flag.seq, flag.rank))
+    same = [flag for flag in flagged if (flag.group, flag.seq) == (first.group, first.seq)]
+    return tuple(sorted({flag.rank for flag in same})), first
+
+
+def _apart(evidence: StepEvidence, flagged: Sequence[Flag], bad_loss: Sequence[int]) -> tuple[int, ...]:
+    """The members with a bad input of all earliest collectives of the forward pass."""
+    roots = [flag for flag in _roots(evidence, flagged) if flag.phase == "forward"]
+    return tuple(sorted({flag.rank for flag in roots} & set(bad_loss)))
+
+
+def _roots(evidence: StepEvidence, flagged: Sequence[Flag]) -> Sequence[Flag]:
+    """Flags of the collectives that are nobody's fallout.
 
     Earlier is what some rank did earlier: ranks begin a step apart, so their times since then say nothing of one
     another (a late rank's first collective may come after the others' second by that clock). A collective that one of
     its members entered after another flagged one counts neither for nor against anybody: its inputs may be made from
-    the result of that one. Of several that are nobody's fallout, in groups that share no rank, the soonest is taken.
+    the result of that one.
     """
     calls = {(flag.group, flag.seq) for flag in flagged}
     fallout: set[tuple[str, int]] = set()
@@ -152,10 +169,7 @@ def _earliest(evidence: StepEvidence, flagged: Sequence[Flag]) -> tuple[tuple[in
         own.sort(key=lambda flag: (flag.since_begin_ns, flag.seq))
         made = [(flag.group, flag.seq) for flag in own if (flag.group, flag.seq) in calls]
         fallout.update(call for call in made[1:] if call != made[0])
-    roots = [flag for flag in flagged if (flag.group, flag.seq) not in fallout] or flagged
-    first = min(roots, key=lambda flag: (flag.since_begin_ns, flag.seq, flag.rank))
-    same = [flag for flag in flagged if (flag.group, flag.seq) == (first.group, first.seq)]
-    return tuple(sorted({flag.rank for flag in same})), first
+    return [flag for flag in flagged if (flag.group, flag.seq) not in fallout] or flagged
 
 
 def _parameter(evidence: StepEvidence) -> tuple[str, tuple[str, ...]]:

@@ -56,6 +56,25 @@ def test_a_bad_local_loss_is_forward() -> None:
     assert locate(StepEvidence(rows=rows(3))).ranks == (3,)
 
 
+def test_a_batch_that_is_bad_for_all_names_all_tensor_parallel_groups() -> None:
+    """Each group of one sample sees its own NaN in the forward pass; which of them was sooner says nothing."""
+
+    def found(*bad: int) -> tuple[int, ...]:
+        flags = [
+            replace(flag(rank, seq, rank in bad, group=group, since_ns=100 * seq + 10 * rank), phase="forward")
+            for group, members in (("tp:0-1", (0, 1)), ("tp:2-3", (2, 3)))
+            for rank in members
+            for seq in (1, 2)
+        ]
+        flags += [replace(flag(rank, 3, rank in bad, since_ns=900), phase="backward") for rank in range(4)]
+        where = locate(StepEvidence(rows=rows(*bad), flags=flags))
+        assert where.phase == "forward"
+        return where.ranks
+
+    assert found(0, 1, 2, 3) == (0, 1, 2, 3)
+    assert found(2, 3) == (2, 3)
+
+
 def test_finite_inputs_and_a_bad_result_is_the_reduction() -> None:
     where = locate(StepEvidence(rows=rows(), flags=[flag(r, 1, False) for r in range(4)]))
     assert (where.ranks, where.phase) == ((), "reduction")
