@@ -23,7 +23,6 @@ from tests.e2e.launched import LAYOUTS, SOURCE, TINY, kill
 from tests.e2e.namespaces import Network, why_not
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 ROOT = Path(__file__).parents[2]
 PORT = 29500
 
@@ -97,6 +96,8 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    if reason := why_not():
+        pytest.skip(reason)
     with Network(2) as network:
         cluster = Cluster(network, tmp_path)
         yield cluster
