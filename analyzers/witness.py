@@ -7,12 +7,14 @@ Compared are medians over the same steps (means, of a rank that pauses now and t
 its peers, in milliseconds a step:
 
 1. Garbage collections explain the excess: host.
-2. The time for which the rank's thread was ready to run and waited for a core explains it: host.
-3. The rank trains on more tokens than its peers, by as much: its sequences are longer, and no machine is bad.
-4. On a CPU the excess of CPU time must be there if the rank computes more. If it is not, the rank was kept from
+2. On a CPU the rank's CPU time is above its peers' by about the same factor as its wall time: it computes more. On a
+   crowded host who computes more also waits for a core more, by as much again.
+3. The time for which the rank's thread was ready to run and waited for a core explains it: host.
+4. The rank trains on more tokens than its peers, by as much: its sequences are longer, and no machine is bad.
+5. On a CPU the excess of CPU time must be there if the rank computes more. If it is not, the rank was kept from
    running: by the disk (pages that had to be read), or by a lock or a call that blocks. On a GPU the host's CPU time
    says nothing of the device, and a loader may well wait for a disk without using a core: there this is not asked.
-5. What was not recorded decides nothing.
+6. What was not recorded decides nothing.
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ class WitnessPolicy:
     worked_ratio: float = 0.5
     """Excess in CPU time from which it is the rank's own work. A neighbour that takes half of the core's time also
     takes a part of the caches, so that CPU time grows as well, by less."""
+    same_factor_ratio: float = 0.5
+    """Growth of CPU time over growth of wall time, both over those of the peers, from which the rank computes more."""
     paging_faults: float = 1.0
     """Pages read from a disk a step, over the peers, from which a rank that does not run is said to be paging."""
 
@@ -61,6 +65,8 @@ class Witness:
     """Excess of a rank over its peers, medians or means a step; None where it was not recorded."""
 
     cpu_ms: float | None = None
+    cpu_ratio: float | None = None
+    """CPU time of a step over that of the peers, less one."""
     run_delay_ms: float | None = None
     gc_ms: float | None = None
     major_faults: float | None = None
@@ -100,9 +106,12 @@ def judge(
     enough = policy.explained_ratio * max(excess_ms, 1e-9)
     if witness.gc_ms is not None and witness.gc_ms >= enough:
         return Verdict(cause="host", reason="gc", confirmed=True)
+    computes_more = (witness.cpu_ratio or 0.0) >= policy.same_factor_ratio * max(factor - 1, 1e-9)
+    if cause != "data" and witness.on_cpu and computes_more and not _has_more_tokens(witness, factor, policy):
+        return Verdict(cause=cause, confirmed=True)
     if witness.run_delay_ms is not None and witness.run_delay_ms >= enough:
         return Verdict(cause="host", reason="core", confirmed=True)
-    if factor > 1 and (witness.tokens_ratio or 0.0) >= policy.explained_ratio * (factor - 1):
+    if _has_more_tokens(witness, factor, policy):
         return Verdict(cause="sequence_length", confirmed=True)
     if cause != "compute" or not witness.on_cpu or witness.cpu_ms is None:
         return Verdict(cause=cause)
@@ -111,6 +120,10 @@ def judge(
     if witness.major_faults is not None and witness.major_faults >= policy.paging_faults:
         return Verdict(cause="host", reason="paging", confirmed=True)
     return Verdict(cause="host", reason="kept" if witness.run_delay_ms is None else "blocked", confirmed=True)
+
+
+def _has_more_tokens(witness: Witness, factor: float, policy: WitnessPolicy) -> bool:
+    return factor > 1 and (witness.tokens_ratio or 0.0) >= policy.explained_ratio * (factor - 1)
 
 
 def load_witness(
@@ -140,20 +153,21 @@ def load_witness(
     if not own.any() or own.all():
         return Witness()
     excess: dict[str, float | None] = {}
-    ratio: float | None = None
+    ratios: dict[str, float | None] = {}
     for name in _COLUMNS:
         values = floats(table[name])
         each = [_typical(values[of_row == peer], typical) for peer in ranks[1:]]
         theirs = [value for value in each if value is not None]
         mine = _typical(values[own], typical)
-        ratio = mine / float(np.median(theirs)) - 1 if name == "tokens" and mine and theirs and min(theirs) else ratio
+        ratios[name] = mine / float(np.median(theirs)) - 1 if mine and theirs and min(theirs) else None
         excess[name] = mine - float(np.median(theirs)) if mine is not None and theirs else None
     return Witness(
         cpu_ms=_ms(excess["cpu_ns"]),
+        cpu_ratio=ratios["cpu_ns"],
         run_delay_ms=_ms(excess["run_delay_ns"]),
         gc_ms=_ms(excess["gc_ns"]),
         major_faults=excess["major_faults"],
-        tokens_ratio=ratio,
+        tokens_ratio=ratios["tokens"],
         on_cpu=_on_cpu(source, attempt, rank),
         num_steps=int(own.sum()),
     )

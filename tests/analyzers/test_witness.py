@@ -23,6 +23,11 @@ def verdict(cause: str = "compute", **witness: float | bool | None) -> tuple[str
         ({"cpu_ms": 9.5, "on_cpu": True, "run_delay_ms": 0.1}, ("compute", "")),
         ({"cpu_ms": 1.0, "on_cpu": True, "run_delay_ms": 8.0}, ("host", "core")),
         ({"cpu_ms": 3.0, "on_cpu": True, "run_delay_ms": 6.0}, ("host", "core")),  # caches are shared as well
+        # Twice the work on a crowded host waits for a core twice as long.
+        ({"cpu_ms": 3.0, "cpu_ratio": 0.45, "on_cpu": True, "run_delay_ms": 7.0}, ("compute", "")),
+        ({"cpu_ms": 1.0, "cpu_ratio": 0.15, "on_cpu": True, "run_delay_ms": 7.0}, ("host", "core")),  # caches
+        ({"cpu_ms": 9.0, "cpu_ratio": 0.5, "on_cpu": True, "gc_ms": 8.0}, ("host", "gc")),
+        ({"cpu_ms": 9.0, "cpu_ratio": 0.5, "on_cpu": True, "tokens_ratio": 0.5}, ("sequence_length", "")),
         ({"cpu_ms": 10.0, "on_cpu": True, "gc_ms": 9.0}, ("host", "gc")),  # which is CPU time, too
         ({"cpu_ms": 0.2, "on_cpu": True, "run_delay_ms": 0.1, "major_faults": 40.0}, ("host", "paging")),
         ({"cpu_ms": 0.2, "on_cpu": True, "run_delay_ms": 0.1, "major_faults": 0.0}, ("host", "blocked")),
