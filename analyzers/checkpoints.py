@@ -114,7 +114,6 @@ def _age(source: Source, newest_step: int, interval: Any, policy: CheckpointPoli
         "WHERE step > ? AND duration_ns IS NOT NULL AND rank % ? = 0 GROUP BY step)",
         [last, every_kth_rank(source, "steps")],
     )
-    since = f"at step {last}" if last else "never written"
     return Finding(
         analyzer="checkpoints",
         kind="checkpoint_age",
@@ -123,7 +122,7 @@ def _age(source: Source, newest_step: int, interval: Any, policy: CheckpointPoli
         first_step=last,
         last_step=newest_step,
         cause="old",
-        summary=f"the last good checkpoint is from {since}, {age} steps ago, where one is due every {usual}: "
+        summary=f"the last good checkpoint is of step {last}, {age} steps ago, where one is due every {usual}: "
         f"a failure now costs {lost_s or 0:.3g} s of training"
         if last
         else f"no good checkpoint in {age} steps, where one is due every {usual}: "

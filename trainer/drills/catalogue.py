@@ -326,6 +326,7 @@ CATALOGUE: dict[str, Kind] = {
         expected=(Expected(("checkpoint_failed",), ("failed",), "nobody"),),
         keys=("step", "rank", "until"),
         settings=("checkpoint.interval=5",),
+        allowed=("checkpoint_age",),
         told=("checkpoint", "failed"),
         steps_after=24,
     ),
