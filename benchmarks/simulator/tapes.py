@@ -41,9 +41,10 @@ def write(recording: Recording, path: Path, *, until_step: int | None = None) ->
         ends = [row.end.max() for row in log.steps if row.step == until_step]
         cut_ns = float(max(ends)) + 1.0 if ends else np.inf
     run = Run(scenario, path)
-    for table in _TAPES:
-        if table not in scenario.missing_tables:
-            run.write_tape(table, log.columns(table, np.minimum(recording.until, cut_ns)), len(log.names.texts))
+    until = np.minimum(recording.until, cut_ns)
+    columns = {table: log.columns(table, until) for table in _TAPES if table not in scenario.missing_tables}
+    for table, of_table in columns.items():  # all names are known by now: a rank's numbers go round them
+        run.write_tape(table, of_table, len(log.names.texts))
     run.write_names(log.names.texts)
     run.write_events(recording.events if until_step is None else _cut(recording.events, cut_ns, run.ranks, until_step))
     for rank, text in recording.stacks.items():
