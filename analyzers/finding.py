@@ -8,7 +8,7 @@ Finding(analyzer="straggler", kind="straggler", severity="warning", status="fire
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 __all__ = ["SEVERITIES", "Finding", "Severity", "Status"]
@@ -70,6 +70,33 @@ class Finding:
         """What could go better where nothing is broken."""
         more.setdefault("advice", kind.replace("_", "-"))
         return cls(analyzer=analyzer, kind=kind, severity="info", status="advice", summary=summary, **more)
+
+    @classmethod
+    def of_event(cls, event: Mapping[str, Any]) -> Finding | None:
+        """The finding that a `finding` event tells of; None if the event does not hold one.
+
+        An event has an attempt even if its finding is about the whole run: the id says which it is.
+        """
+        try:
+            found = cls(
+                analyzer=str(event["analyzer"]),
+                kind=str(event["finding_kind"]),
+                severity=event["severity"],
+                status=event["status"],
+                summary=str(event["summary"]),
+                ranks=tuple(int(rank) for rank in event["finding_ranks"] or ()),
+                first_step=event["first_step"],
+                last_step=event["last_step"],
+                cause=str(event["cause"] or ""),
+                evidence=dict(event["evidence"] or {}),
+                advice=str(event["advice"] or ""),
+                attempt=event["attempt"],
+                cost_s=event["cost_s"],
+            )
+        except (KeyError, TypeError, ValueError):
+            return None
+        whole = replace(found, attempt=None)
+        return next((one for one in (found, whole) if one.id == event.get("id")), None)
 
     def to_json(self) -> dict[str, Any]:
         """The finding as plain JSON values, in the order in which people read it."""

@@ -10,7 +10,7 @@ and once more with status `ok` when it is over. A straggler is looked for less o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,7 +41,7 @@ from .snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
 from .source import Source
 from .stall import StallPolicy
 
-__all__ = ["LivePolicy", "LiveState", "live_findings"]
+__all__ = ["LivePolicy", "LiveState", "live_findings", "remembered"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +129,15 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
     if "ended" in looked or not ended:
         state.attempt = attempt
     return _news(state, [f for f in found if f.status in ("fired", "suspect")], looked, attempt)
+
+
+def remembered(events: Iterable[Mapping[str, Any]]) -> dict[tuple[object, ...], Finding]:
+    """What a watch has said already, from its events: for the `said` of one that takes its place.
+
+    Not hangs: what is said is acted upon, and the other may have been killed in between.
+    """
+    told = (Finding.of_event(event) for event in events if event.get("kind") == "finding")
+    return {_key(finding): finding for finding in told if finding is not None and finding.kind != "hang"}
 
 
 def _since(source: Source, attempt: int, window_steps: int) -> int:

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import json
 import math
 import time
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from analyzers.live import LivePolicy, LiveState, live_findings
+from analyzers.finding import Finding
+from analyzers.live import LivePolicy, LiveState, live_findings, remembered
 from analyzers.stall import StallPolicy
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.plain_run import BEGIN_NS, S, plain_run, save
@@ -54,6 +58,40 @@ def test_a_killed_rank_is_told_within_two_seconds() -> None:
     (finding,) = live_findings(world.store, state, world.after(0.6))
     assert (finding.kind, finding.ranks, finding.cause) == ("rank_lost", (1,), "signal")
     assert told(world.store, state, world.after(60)) == []
+
+
+def as_event(finding: Finding) -> dict[str, Any]:
+    """As `watch` writes it; every event has an attempt."""
+    columns = json.loads(json.dumps(finding.to_json()))
+    of = {"finding_kind": columns.pop("kind"), "finding_ranks": columns.pop("ranks"), "kind": "finding"}
+    return columns | of | ({"attempt": 7} if finding.attempt is None else {})
+
+
+@pytest.mark.parametrize("attempt", [0, None])
+def test_what_an_event_tells_is_the_finding(attempt: int | None) -> None:
+    (said,) = live_findings(run_with_nan(), LiveState(), 10**12)
+    said = replace(said, attempt=attempt)
+    assert Finding.of_event(as_event(said)) == said
+
+
+@pytest.mark.parametrize("damage", [{"id": "another"}, {"finding_ranks": "x"}, {"evidence": 3}, {"first_step": "x"}])
+def test_an_event_that_tells_of_none_is_left_out(damage: dict[str, Any]) -> None:
+    (said,) = live_findings(run_with_nan(), LiveState(), 10**12)
+    event = as_event(said)
+    assert remembered([event]) != {}
+    assert remembered([event | damage, {"kind": "rank_state"}, {"kind": "finding"}, {}]) == {}
+
+
+def test_a_watch_in_the_place_of_another_says_nothing_twice_and_still_acts_on_a_hang() -> None:
+    store, state = run_with_nan(), LiveState()
+    said = live_findings(store, state, 10**12)
+    assert said
+    again = LiveState(said=remembered(as_event(finding) for finding in said))
+    assert told(store, again, 10**12) == []
+    world, state = waiting_world(), LiveState()
+    hang = live_findings(world.store, state, world.after(6))
+    again = LiveState(said=remembered(as_event(finding) for finding in hang))
+    assert told(world.store, again, world.after(7)) == [("hang", "fired", (1,))]
 
 
 def test_a_hang_that_watch_ended_is_not_told_as_a_death() -> None:

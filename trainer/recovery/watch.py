@@ -31,10 +31,10 @@ from types import FrameType
 
 from analyzers.diagnose import stall_policy
 from analyzers.finding import Finding
-from analyzers.live import LiveState, live_findings
+from analyzers.live import LiveState, live_findings, remembered
 from analyzers.running import has_ended, placed_on_node, ranks_on_node, stale_ranks
 from probes.attempts import newest as newest_attempt
-from probes.events import EventWriter
+from probes.events import EventWriter, read_events
 from probes.exporters.prometheus import ListenError
 from probes.rundir import NODE_RANK, RunDir, RunError
 from probes.store import Ingester, Store, StoreError, StoreLockedError
@@ -72,10 +72,12 @@ class Watch:
         self.node_rank = node_rank
         directory = run.node_dir(node_rank)
         directory.mkdir(parents=True, exist_ok=True)
+        before, _, _ = read_events(directory / "events.jsonl") if (directory / "events.jsonl").exists() else ([], 0, 0)
         self.events = EventWriter(directory / "events.jsonl", attempt=0, rank=NODE_RANK)
         self.ingester = ingester
         self.tracker = ProcessTracker()
         self.live = LiveState(stall=stall_policy(run.manifest()), manifest=run.manifest())
+        self.live.said = remembered(before)  # of a watch that was killed: nobody is alarmed twice
         self.recover = bool(run.manifest().get("config", {}).get("recovery", {}).get("enabled", True))
         self._handled: set[tuple[int, int]] = set()  # (attempt, rank) whose hang was acted upon
         self._gone_since: float | None = None
