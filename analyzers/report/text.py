@@ -169,7 +169,7 @@ def _against_plan(plan: Sequence[Mapping[str, Any]]) -> str:
     ]
     fits = [each["what"] for each in plan if each["as_planned"]]
     told = [f"not as planned: {', '.join(differs)}"] if differs else []
-    return "; ".join([*told, *([f"{', '.join(fits)} within {TOLERANCE:.0%} of it"] if fits else [])])
+    return "; ".join([*told, *([f"{', '.join(fits)} within {100 * TOLERANCE:.0f} % of it"] if fits else [])])
 
 
 def _facts(
