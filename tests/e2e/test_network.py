@@ -143,10 +143,8 @@ def test_the_leader_dies_the_other_records_on_and_both_resume(cluster: Cluster) 
     cluster.network.kill(0)
     cluster.network.cut(0)  # a machine without power answers nothing, not even with a reset
     said = wait_for(
-        lambda: [e for kind in ("hang", "rank_lost") for e in cluster.findings(kind, 1)],
-        f"a finding\n{cluster}",
-        None,
-        60,
+        lambda: [event for kind in ("hang", "rank_lost") for event in cluster.findings(kind, 1)],
+        f"finding of node 1\n{cluster}",
     )
     assert said[0]["status"] == "fired"
     assert Path(f"/proc/{watch}").exists(), "it still watches"
