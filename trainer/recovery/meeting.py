@@ -66,7 +66,7 @@ class Meeting:
             **here,
         )
         try:
-            backend, self._store = _connected(parameters)
+            backend, self._store = _connected(parameters, may_follow=not shared)
         except (RendezvousError, ValueError) as error:
             raise MeetingError(f"--rdzv-endpoint {node.endpoint}: {' '.join(str(error).split())[:200]}") from None
         handler = create_handler(self._store, backend, parameters)
@@ -86,12 +86,12 @@ class Meeting:
         return path
 
 
-def _connected(parameters: RendezvousParameters) -> tuple[C10dRendezvousBackend, Store]:
+def _connected(parameters: RendezvousParameters, *, may_follow: bool) -> tuple[C10dRendezvousBackend, Store]:
     """Keep the store, or connect to it; of several launchers at the endpoint's address one can keep it."""
     try:
         return create_backend(parameters)
     except RendezvousError:
-        if parameters.endpoint.startswith(("localhost", "127.0.0.1")) or not parameters.get_as_bool("is_host"):
+        if not may_follow or not parameters.get_as_bool("is_host"):
             raise
     parameters.config["is_host"] = "False"
     return create_backend(parameters)

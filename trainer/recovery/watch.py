@@ -72,12 +72,12 @@ class Watch:
         self.node_rank = node_rank
         directory = run.node_dir(node_rank)
         directory.mkdir(parents=True, exist_ok=True)
-        before, _, _ = read_events(directory / "events.jsonl") if (directory / "events.jsonl").exists() else ([], 0, 0)
-        self.events = EventWriter(directory / "events.jsonl", attempt=0, rank=NODE_RANK)
+        path = directory / "events.jsonl"
+        said = remembered(read_events(path)[0]) if path.exists() else {}  # by a watch that was killed: not said again
+        self.events = EventWriter(path, attempt=0, rank=NODE_RANK)
         self.ingester = ingester
         self.tracker = ProcessTracker()
-        self.live = LiveState(stall=stall_policy(run.manifest()), manifest=run.manifest())
-        self.live.said = remembered(before)  # of a watch that was killed: nobody is alarmed twice
+        self.live = LiveState(stall=stall_policy(run.manifest()), manifest=run.manifest(), said=said)
         self.recover = bool(run.manifest().get("config", {}).get("recovery", {}).get("enabled", True))
         self._handled: set[tuple[int, int]] = set()  # (attempt, rank) whose hang was acted upon
         self._gone_since: float | None = None
