@@ -30,8 +30,8 @@ from trainer.checkpoint.shared_folder import remove_shared
 
 _STOPS = ("preempted", "interrupted")
 STEPS = 20
-BAD_STEP = 14
-FAULT = f"nan_grad@step={BAD_STEP},rank=0"
+BAD_BATCH = 13
+FAULT = f"failing_batch@batch={BAD_BATCH}"  # bad whenever it is trained, so also when the blow came before it
 STRIKES: dict[str, tuple[signal.Signals, ...]] = {
     "in a rollback": (signal.SIGTERM, signal.SIGINT, signal.SIGKILL),
     "after a rollback's decision": (signal.SIGTERM, signal.SIGKILL),
@@ -143,7 +143,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[int, floa
     folder = _made(tmp_path_factory.mktemp("struck") / "whole")
     assert _run(folder, 0) == 0, (folder / "rank.log").read_text()
     taken = _taken(folder)
-    assert [batch for batch, _ in taken.values()] == [batch for batch in range(STEPS + 1) if batch != BAD_STEP - 1]
+    assert [batch for batch, _ in taken.values()] == [batch for batch in range(STEPS + 1) if batch != BAD_BATCH]
     return taken
 
 
