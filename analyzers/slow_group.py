@@ -7,7 +7,8 @@
 2. Groups beside one another are those of the same mesh dimension doing the same operation with the same size. In each
    window of steps a group is slow if its median transfer is well above the median of the others.
 3. Groups that are slow in most windows from an onset on are slow links. Ranks that all slow groups of several
-   dimensions share are named; else the members of the slow group: its link.
+   dimensions share are named; else the members of the slow group: its link. A group of another dimension that became
+   slower with it, if by less than it takes to be told of, is enough to say which member it is.
 
 Messages between two ranks say which link it is (`slow_pair`).
 
@@ -18,7 +19,6 @@ ranks named are all of its members.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -28,6 +28,10 @@ from .source import Floats, Source
 from .transfer_history import HistoryPolicy, core_wait_rise, find_slower
 
 SHOWN_RANKS = 8
+Groups = dict[str, dict[int, tuple[float, int, int, int]]]
+"""By group and window: transfer (ms), calls, first and last step."""
+Classes = dict[tuple[str, str, int], Groups]
+"""By dimension, operation and bytes."""
 
 __all__ = ["SlowGroupPolicy", "SlowLink", "find_slow", "slow_groups"]
 
@@ -57,6 +61,9 @@ class SlowGroupPolicy:
     """The same with a single group beside it: which of the two is the unusual one shows only in time."""
     agreement_ratio: float = 0.8
     """Share of slow windows from the onset to the end."""
+    crossing_factor: float = 1.3
+    """Transfer / that of the groups beside it of a group that crosses a slow one: which of its members is slow is then
+    asked, no longer whether one is."""
     history: HistoryPolicy = field(default_factory=HistoryPolicy)
     """Of a group with nothing beside it."""
 
@@ -122,7 +129,7 @@ def slow_groups(
         """,
         [policy.window_steps, attempt, since_step],
     )
-    classes: dict[tuple[str, str, int], dict[str, dict[int, tuple[float, int, int, int]]]] = {}
+    classes: Classes = {}
     for group, op, num_bytes, part, transfer_ms, count, first, last in rows:
         key = ((group or "").partition(":")[0], op or "", num_bytes or 0)
         classes.setdefault(key, {}).setdefault(group or "", {})[part] = (transfer_ms, count, first, last)
@@ -135,7 +142,7 @@ def slow_groups(
             alone += _find_alone(op, num_bytes, groups, members, policy)
     pairs = _pairs(source, attempt, policy, since_step)
     # A link that slows one group beside others slows the groups of everybody, too.
-    links = _joined(found) or _joined(alone)[:1]
+    links = [_narrowed(link, classes, members, policy) for link in _joined(found)] or _joined(alone)[:1]
     links = _with_pairs(links, pairs)
     return [link for link in links if not _is_host(source, attempt, link, since_step)]
 
@@ -206,7 +213,7 @@ def _with_pairs(links: list[SlowLink], pairs: list[SlowLink]) -> list[SlowLink]:
 def _find_alone(
     op: str,
     num_bytes: int,
-    groups: dict[str, dict[int, Any]],
+    groups: Groups,
     members: dict[str, tuple[int, ...]],
     policy: SlowGroupPolicy,
 ) -> list[SlowLink]:
@@ -269,12 +276,12 @@ def find_slow(transfers_ms: Floats, policy: SlowGroupPolicy) -> list[tuple[int, 
 def _find(
     op: str,
     num_bytes: int,
-    groups: dict[str, dict[int, Any]],
+    groups: Groups,
     members: dict[str, tuple[int, ...]],
     policy: SlowGroupPolicy,
 ) -> list[SlowLink]:
     names = sorted(groups)
-    parts = sorted(set.intersection(*(set(windows) for windows in groups.values())))
+    parts = _shared_parts(groups)
     if len(names) < 2 or len(parts) < policy.min_windows:
         return []
     transfers = np.array([[groups[name][part][0] for part in parts] for name in names])
@@ -324,6 +331,52 @@ def _joined(found: list[SlowLink]) -> list[SlowLink]:
         else:
             joined.append(link)
     return joined
+
+
+def _narrowed(
+    link: SlowLink, classes: Classes, members: dict[str, tuple[int, ...]], policy: SlowGroupPolicy
+) -> SlowLink:
+    """The link of the one member whose other group is slower, too, since then; the link as it is, if that is not one.
+
+    Two groups of two that cross are not slow in the same measure: what costs the one 4 times costs the other, with
+    smaller messages, 1.5 times, which takes longer to be sure of by itself.
+    """
+    if len(link.ranks) < 2:
+        return link
+    told = {group.partition(":")[0] for group in link.groups}
+    found: list[tuple[str, int]] = []
+    for dimension in {dimension for dimension, _, _ in classes} - told:
+        # Of what a dimension does, that which moves most says most about its links.
+        moved = {key: key[2] * _calls(groups) for key, groups in classes.items() if key[0] == dimension}
+        groups = classes[max(moved, key=lambda key: moved[key])]
+        parts = [part for part in _shared_parts(groups) if _overlaps(groups, part, link)]
+        if len(groups) < 2 or len(parts) < policy.min_windows:
+            continue
+        transfers = np.array([[windows[part][0] for part in parts] for windows in groups.values()])
+        for row, name in enumerate(groups):
+            factors = transfers[row] / np.maximum(np.median(np.delete(transfers, row, axis=0), axis=0), 1e-6)
+            agreement = np.mean(factors >= (1 + policy.crossing_factor) / 2)
+            is_slower = agreement >= policy.agreement_ratio and np.median(factors) >= policy.crossing_factor
+            common = set(link.ranks) & set(members.get(name, ()))
+            if is_slower and len(common) == 1:
+                found.append((name, common.pop()))
+    if len({rank for _, rank in found}) != 1:
+        return link
+    return replace(link, ranks=(found[0][1],), groups=(*link.groups, *(name for name, _ in found)))
+
+
+def _calls(groups: Groups) -> int:
+    return sum(calls for windows in groups.values() for _, calls, _, _ in windows.values())
+
+
+def _shared_parts(groups: Groups) -> list[int]:
+    """The windows that all groups have."""
+    return sorted(set.intersection(*(set(windows) for windows in groups.values())))
+
+
+def _overlaps(groups: Groups, part: int, link: SlowLink) -> bool:
+    _, _, first, last = next(iter(groups.values()))[part]
+    return last >= link.first_step and first <= link.last_step
 
 
 def _members(source: Source, attempt: int) -> dict[str, tuple[int, ...]]:

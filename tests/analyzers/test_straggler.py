@@ -207,8 +207,11 @@ def test_without_peers_or_steps_nothing_is_claimed() -> None:
     assert "caused_wait_ratio" not in finding.evidence
 
 
-def slow_link(num_groups_slow: bool, *, steps: int = 45, seed: int = 0, jitter: float = 0.1) -> MemoryStore:
-    """A 2 x 4 mesh, fsdp in rows and dp in columns: from step 20 on rank 5's link is four times as slow."""
+def slow_link(
+    slow_groups: bool, *, steps: int = 45, seed: int = 0, jitter: float = 0.1, in_columns: float = 4.0
+) -> MemoryStore:
+    """A 2 x 4 mesh, fsdp in rows and dp in columns: from step 20 on rank 5's link is four times as slow, in its column
+    `in_columns` times."""
     rng = np.random.default_rng(seed)
     groups = {"fsdp:0-3": (0, 1, 2, 3), "fsdp:4-7": (4, 5, 6, 7)} | {f"dp:{r},{r + 4}": (r, r + 4) for r in range(4)}
     store = stored(simulate(seed, ranks=8, steps=steps))
@@ -220,8 +223,9 @@ def slow_link(num_groups_slow: bool, *, steps: int = 45, seed: int = 0, jitter: 
         )
         for step in range(1, steps + 1):
             base = 4e6 if group.startswith("fsdp") else 2e6
-            slow = num_groups_slow and step >= 20 and 5 in members
-            transfer = base * (4 if slow else 1) * np.exp(jitter * rng.standard_normal())
+            slow = slow_groups and step >= 20 and 5 in members
+            factor = (4 if group.startswith("fsdp") else in_columns) if slow else 1
+            transfer = base * factor * np.exp(jitter * rng.standard_normal())
             late = rng.exponential(1e6, len(members))
             for rank, wait in zip(members, late - late.min(), strict=True):
                 call = {"attempt": 0, "rank": rank, "step": step, "seq": step, "process_group": group, "bytes": 4096}
@@ -237,3 +241,11 @@ def test_a_slow_link_is_named_by_the_groups_that_share_it() -> None:
     assert set(finding.evidence["process_groups"]) == {"fsdp:4-7", "dp:1,5"}
     for seed in range(3):
         assert analyze(slow_link(False, seed=seed, jitter=0.3)) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_group_that_is_a_little_slower_says_which_member_of_a_slow_one_it_is(seed: int) -> None:
+    (finding,) = analyze(slow_link(True, seed=seed, in_columns=1.4))
+    assert finding.ranks == (5,)
+    (finding,) = analyze(slow_link(True, seed=seed, in_columns=1.0))
+    assert finding.ranks == (4, 5, 6, 7), "no other group says which of them"
