@@ -27,7 +27,7 @@ from probes.store import Store
 from trainer.config import Config, load_config
 from trainer.mesh_plan import resolve
 from trainer.model.checkpointing import apply_activation_checkpointing
-from trainer.model.transformer import Transformer, initialise
+from trainer.model.transformer import Attention, Transformer, initialise
 from trainer.optimizer import build_optimizer
 from trainer.plan.memory import rank_memory
 from trainer.plan.traffic import rank_traffic
@@ -36,6 +36,7 @@ from trainer.training import token_loss
 __all__ = ["Measured", "allocated", "measure"]
 
 _SMALL = ["data.seq_len=128", "train.global_batch_size=4", "model.hidden_dim=352"]
+_EXPERTS = ["model.num_experts=8", "model.expert_dim=128"]
 _MEMORY = {
     "4 layers of 128": [],
     "2 layers of 256, 32 tokens": ["model.num_layers=2", "model.dim=256", "model.hidden_dim=704", "data.seq_len=32"],
@@ -45,7 +46,18 @@ _MEMORY = {
     "recompute all": ["train.activation_checkpointing=full"],
     "recompute every second": ["train.activation_checkpointing=every_n"],
     "recompute selectively": ["train.activation_checkpointing=selective"],
+    "8 experts, 2 for a token": [*_EXPERTS],
+    "experts with a capacity, bf16": [*_EXPERTS, "model.capacity_factor=1.25", "train.precision=bf16"],
+    "experts, recompute all": [*_EXPERTS, "train.activation_checkpointing=full"],
+    "experts, recompute selectively": [*_EXPERTS, "train.activation_checkpointing=selective"],
 }
+_PIECES = {
+    "half of each sequence": (2, []),
+    "a quarter, grouped queries": (4, ["model.num_kv_heads=2"]),
+    "half, recompute all": (2, ["train.activation_checkpointing=full"]),
+}
+"""Ranks of a `cp` group, and settings."""
+_DDP = ["parallel.dp_replicate=2", "parallel.dp_shard=1"]
 _TRAFFIC = {
     "DDP": (2, ["parallel.dp_replicate=2", "parallel.dp_shard=1"]),
     "FSDP": (2, ["parallel.dp_shard=2"]),
@@ -57,10 +69,24 @@ _TRAFFIC = {
     "TP without sequence parallel": (2, ["parallel.dp_shard=1", "parallel.tp=2", "parallel.sequence_parallel=false"]),
     "TP, recompute all": (2, ["parallel.dp_shard=1", "parallel.tp=2", "train.activation_checkpointing=full"]),
     "pipeline": (2, ["parallel.dp_shard=1", "parallel.pp=2"]),
+    "DDP, ZeRO-1": (2, ["parallel.dp_replicate=2", "parallel.dp_shard=1", "parallel.zero1=true"]),
+    "DDP, bf16 gradients": (2, [*_DDP, "parallel.gradient_compression=bf16"]),
+    "DDP, PowerSGD": (2, [*_DDP, "parallel.gradient_compression=powersgd", "parallel.powersgd_start=2"]),
+    "context parallel": (2, ["parallel.dp_shard=1", "parallel.cp=2"]),
+    "context parallel x FSDP, recompute all": (
+        4,
+        ["parallel.dp_shard=2", "parallel.cp=2", "train.activation_checkpointing=full"],
+    ),
+    "experts, FSDP": (2, ["parallel.dp_shard=2", *_EXPERTS]),
+    "expert parallel": (2, ["parallel.dp_shard=1", "parallel.ep=2", *_EXPERTS]),
+    "expert parallel x FSDP, recompute all": (
+        4,
+        ["parallel.dp_shard=2", "parallel.ep=2", *_EXPERTS, "train.activation_checkpointing=full"],
+    ),
 }
 _SMALLEST_CALL_BYTES = 256
 """Loss, norm and verdicts are smaller; a plan leaves them out."""
-_STEP = 3
+_STEP = 4
 """Looked at; the first steps have calls of their own."""
 
 
@@ -87,13 +113,20 @@ def allocated(work: Callable[[], object]) -> tuple[int, int]:
     return now, most
 
 
-def measure(config: Config) -> Measured:
-    """A step of one process on the CPU."""
+def measure(config: Config, *, num_pieces: int = 1) -> Measured:
+    """A step of one process on the CPU; of one that has the first of `num_pieces` pieces of each sequence, and sees
+    copies of it where the others would be."""
     model = Transformer(config.model)
     initialise(model, config.model, seed=0)
+    model.num_pieces = num_pieces
+    for module in model.modules() if num_pieces > 1 else ():
+        if isinstance(module, Attention):
+            module.gather = lambda piece: torch.cat([piece] * num_pieces, dim=-2)
     apply_activation_checkpointing(model, config.train)
     optimizer = build_optimizer([model], config.optim)
-    tokens = torch.randint(0, config.model.vocab_size, (config.train.global_batch_size, config.data.seq_len))
+    tokens = torch.randint(
+        0, config.model.vocab_size, (config.train.global_batch_size, config.data.seq_len // num_pieces)
+    )
 
     def forward() -> torch.Tensor:
         low = config.train.precision == "bf16"
@@ -128,6 +161,12 @@ def _memory_table() -> None:
             f"| {real.peak / 1e6:.2f} | {need.peak / real.peak - 1:+.1%} |",
             flush=True,
         )
+    for name, (num_pieces, overrides) in _PIECES.items():
+        config = load_config(None, [*_SMALL, *overrides, f"parallel.cp={num_pieces}"])
+        real = measure(config, num_pieces=num_pieces)
+        kept = rank_memory(config, resolve(config, num_pieces), pp_rank=0, device="cpu").activations
+        off = kept / real.kept_by_forward - 1
+        print(f"| context parallel: {name} | {real.kept_by_forward / 1e6:.2f} | {off:+.1%} | - | - |", flush=True)
 
 
 def _traffic_table(folder: Path) -> None:

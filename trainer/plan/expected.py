@@ -14,11 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from analyzers.bubble import expected_idle
-from trainer.config import Config, ConfigError
+from trainer.config import Config
 from trainer.mesh_plan import MESH_DIMS, Plan
 from trainer.model.size import flops_per_token, num_parameters
 from trainer.plan.activations import Device, compute_bytes
-from trainer.plan.covered import uncovered
 from trainer.plan.hardware import Hardware
 from trainer.plan.memory import RankMemory, worst_rank_memory
 from trainer.plan.traffic import Call, rank_traffic
@@ -83,9 +82,6 @@ class Expected:
 
 
 def expect(config: Config, plan: Plan, hardware: Hardware, device: Device = "cuda") -> Expected:
-    """Raises ConfigError for a configuration that is not covered."""
-    if setting := uncovered(config, plan):
-        raise ConfigError(f"{setting}: is not planned for yet; the run itself knows it")
     memory = worst_rank_memory(config, plan, device)
     tokens = config.train.global_batch_size * config.data.seq_len
     per_token = flops_per_token(config.model, config.data.seq_len)
@@ -95,9 +91,9 @@ def expect(config: Config, plan: Plan, hardware: Hardware, device: Device = "cud
     worst = max((rank_traffic(config, plan, pp_rank=rank) for rank in range(plan.pp)), key=_bus_bytes)
     groups = _group_times(worst, plan, hardware, compute_s)
     bubble = _bubble(plan)
-    step_s = (compute_s + sum(group.exposed_s for group in groups if group.call.dimension != "dp_replicate"
-                              and group.call.dimension != "dp_shard")) / (1 - bubble)  # fmt: skip
-    step_s += sum(group.exposed_s for group in groups if group.call.dimension in ("dp_replicate", "dp_shard"))
+    # What a microbatch waits for is in the pipeline's time; what data ranks send, before and after it.
+    inside = sum(group.exposed_s for group in groups if group.call.dimension in ("ep", "cp", "tp", "pp"))
+    step_s = (compute_s + inside) / (1 - bubble) + sum(group.exposed_s for group in groups) - inside
     return Expected(
         config=config,
         plan=plan,
@@ -151,7 +147,8 @@ def _group_times(calls: list[Call], plan: Plan, hardware: Hardware, compute_s: f
     for call in calls:
         stride = _stride(plan, call.dimension)
         size = 2 if call.op == "send" else call.size
-        link = hardware.bandwidth(stride=stride, size=size)
+        to_host = call.dimension == "host"
+        link = hardware.host_bytes_per_s if to_host else hardware.bandwidth(stride=stride, size=size)
         seconds = call.bus_bytes / (link * LINK_EFFICIENCY)
         exposed = seconds
         # Gathers run beside forward and backward, reductions beside backward only; the last bucket has nothing to
@@ -174,7 +171,9 @@ def _group_times(calls: list[Call], plan: Plan, hardware: Hardware, compute_s: f
 
 def _stride(plan: Plan, dimension: str) -> int:
     """Distance between neighbours of a group: the sizes of the dimensions that are numbered faster."""
-    faster = MESH_DIMS[MESH_DIMS.index(dimension) + 1 :]
+    if dimension == "host":
+        return 1
+    faster = MESH_DIMS[MESH_DIMS.index(dimension.rpartition("+")[2]) + 1 :]
     stride = 1
     for dim in faster:
         stride *= plan.sizes[dim]

@@ -32,6 +32,8 @@ class Hardware:
     flops_per_s: Mapping[str, float]
     """Dense peak by precision of the matrix products: float32, bf16, fp16."""
     memory_bytes_per_s: float
+    host_bytes_per_s: float
+    """Of the bus between a device and its host, in one direction."""
     gpus_per_node: int
     inside: str
     inside_bytes_per_s: float
@@ -69,6 +71,7 @@ def parse_hardware(*, gpu: str, gpu_memory: str, gpus_per_node: int, interconnec
             "fp16": facts["bf16_tflops"] * 1e12,
         },
         memory_bytes_per_s=facts["memory_tb_per_s"] * 1e12,
+        host_bytes_per_s=_entry(known["link"], facts["host_link"], "host_link")["gb_per_s"] * 1e9,
         gpus_per_node=gpus_per_node,
         inside=inside,
         inside_bytes_per_s=_entry(known["link"], inside, "--interconnect")["gb_per_s"] * 1e9,

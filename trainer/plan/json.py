@@ -42,7 +42,8 @@ def as_json(
 def expected_json(expected: Expected) -> dict[str, Any]:
     """What a run's manifest keeps too, so that what was planned can be compared with what came."""
     memory = expected.memory
-    parts = ("parameters", "gradients", "optimizer", "gathered", "activations", "working", "context", "sum", "peak")
+    parts = ("parameters", "gradients", "optimizer", "gathered", "activations", "working", "compression", "context",
+             "host", "sum", "peak")  # fmt: skip
     return {
         "world_size": expected.plan.world_size,
         "mesh": expected.plan.sizes,

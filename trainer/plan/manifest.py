@@ -10,7 +10,6 @@ from typing import Any
 from trainer.config import Config
 from trainer.mesh_plan import Plan
 from trainer.plan.activations import Device
-from trainer.plan.covered import uncovered
 from trainer.plan.memory import rank_memory
 from trainer.plan.traffic import rank_traffic
 
@@ -18,12 +17,12 @@ __all__ = ["planned"]
 
 
 def planned(config: Config, plan: Plan, *, rank: int, device: Device) -> dict[str, Any]:
-    """Memory, and the bytes of a step by operation, of one rank; empty where the plan does not cover the settings."""
-    if uncovered(config, plan):
-        return {}
+    """Memory, and the bytes of a step by operation, of one rank."""
     pp_rank = plan.coordinates(rank)["pp"]
     num_bytes: dict[str, int] = {}
     for call in rank_traffic(config, plan, pp_rank=pp_rank):
+        if call.op == "copy":  # no collective
+            continue
         num_bytes[call.op] = num_bytes.get(call.op, 0) + call.num_bytes
     memory = rank_memory(config, plan, pp_rank=pp_rank, device=device)
     return {

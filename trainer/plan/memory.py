@@ -14,12 +14,13 @@ The parts do not add up to the peak: when all gradients exist, the activations a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainer.config import Config
 from trainer.mesh_plan import Plan
 from trainer.plan.activations import FLOAT32_BYTES, Device, Kept, compute_bytes, kept_per_token
-from trainer.plan.weights import Unit, rank_units
+from trainer.plan.weights import Unit, largest_share, power_sgd_numel, rank_units
 
 __all__ = ["RankMemory", "in_flight", "rank_memory", "worst_rank_memory"]
 
@@ -41,7 +42,11 @@ class RankMemory:
     """What forward keeps for backward, over all microbatches in flight."""
     working: int
     """Gradients of the logits; a block that is computed again; full gradients on their way into a reduction."""
+    compression: int
+    """What compressed gradients need besides."""
     context: int
+    host: int
+    """Parameters, gradients and moments in the host's memory, with `parallel.cpu_offload`; on no device."""
     peak: int
     num_parameters: int
     """Held by this rank."""
@@ -49,9 +54,8 @@ class RankMemory:
     @property
     def sum(self) -> int:
         """Of all parts: what would be needed if nothing were ever freed."""
-        return (
-            self.parameters + self.gradients + self.optimizer + self.gathered + self.activations + self.working
-        ) + self.context
+        parts = (self.parameters, self.gradients, self.optimizer, self.gathered, self.activations, self.working)
+        return sum(parts) + self.compression + self.context
 
 
 def worst_rank_memory(config: Config, plan: Plan, device: Device) -> RankMemory:
@@ -81,15 +85,13 @@ def in_flight(schedule: str, *, pp: int, pp_rank: int, microbatches: int, stages
 
 def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> RankMemory:
     units = rank_units(config, plan, pp_rank)
-    shard = plan.dp_shard if plan.data_parallel_kind in ("fsdp", "hsdp") else 1
-    own = [FLOAT32_BYTES * unit.numel(plan.tp, shard) for unit in units]
-    full = [FLOAT32_BYTES * unit.numel(plan.tp) for unit in units]
-    held = sum(own)
-    sharded = shard > 1
+    own, full = _by_layer(units, lambda unit: unit.own), _by_layer(units, lambda unit: unit.whole)
+    held = FLOAT32_BYTES * sum(own.values())
+    sharded = any(unit.shards > 1 for unit in units)
     kept = kept_per_token(config, plan, device)
     gathered = _gathered(config, plan, units)
-    tokens = plan.micro_batch_size * config.data.seq_len
-    layers = [round(tokens * kept.of_layer(unit.layer, config)) for unit in units if unit.layer is not None]
+    tokens = plan.micro_batch_size * config.data.seq_len // plan.cp
+    layers = [round(tokens * kept.of_layer(layer, config)) for layer in own if layer is not None]
     stages = len(plan.stages.of_rank[pp_rank])
     flights = in_flight(
         plan.schedule, pp=plan.pp, pp_rank=pp_rank, microbatches=plan.num_microbatches, stages_per_rank=stages
@@ -100,28 +102,61 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
     has_loss = plan.stages.count - 1 in plan.stages.of_rank[pp_rank]
     loss = round(tokens * kept.loss_backward) if has_loss else 0
     again = [round(tokens * (kept.block + kept.block_backward)) - layer for layer in layers]
-    largest = max(full[: len(layers)], default=0) if sharded else 0  # a block's gradients before their reduction
+    # A block's gradients before their reduction.
+    blocks = [FLOAT32_BYTES * numel for layer, numel in full.items() if layer is not None]
+    largest = max(blocks, default=0) if sharded else 0
     working = max(loss, max(again, default=0) + largest)
     accumulates = plan.num_microbatches > 1
     # FSDP keeps the gradients of all but the last microbatch unsharded: one reduction instead of many.
-    gradients = sum(full) if sharded and accumulates else held
+    gradients = FLOAT32_BYTES * sum(full.values()) if sharded and accumulates else held
+    offloaded = config.parallel.cpu_offload and device == "cuda"
     if accumulates:
         alive = activations + working + gradients
     else:
-        alive = max(activations + loss, _backward_peak(layers, own, again) + largest)
-    peak = 3 * held + _CONTEXT_BYTES[device] + max(gathered + alive, held)
+        coming = [0 if offloaded else FLOAT32_BYTES * numel for numel in own.values()]
+        alive = max(activations + loss, _backward_peak(layers, coming, again) + largest)
+    optimizer = 2 * held
+    if plan.zero1:
+        optimizer = 2 * FLOAT32_BYTES * largest_share(units, plan.dp_replicate)
+    compression = _compression(config, plan, units)
+    state = held + optimizer
+    if offloaded:
+        # A block's shard is on the device while it is gathered, and its part of the gradients until they are copied.
+        state = 2 * max((FLOAT32_BYTES * numel for layer, numel in own.items() if layer is not None), default=0)
+    peak = state + compression + _CONTEXT_BYTES[device] + max(gathered + alive, 0 if offloaded else held)
     return RankMemory(
         pp_rank=pp_rank,
-        parameters=held,
-        gradients=gradients,
-        optimizer=2 * held,
+        parameters=0 if offloaded else held,
+        gradients=0 if offloaded and not accumulates else gradients,
+        optimizer=0 if offloaded else optimizer,
         gathered=gathered,
         activations=activations,
         working=working,
+        compression=compression,
         context=_CONTEXT_BYTES[device],
+        host=held + held + optimizer if offloaded else 0,
         peak=peak,
         num_parameters=held // FLOAT32_BYTES,
     )
+
+
+def _by_layer(units: list[Unit], numel: Callable[[Unit], int]) -> dict[int | None, int]:
+    """Elements of a block and its experts together; the root, None, last as in `units`."""
+    found: dict[int | None, int] = {}
+    for unit in units:
+        found[unit.layer] = found.get(unit.layer, 0) + numel(unit)
+    return found
+
+
+def _compression(config: Config, plan: Plan, units: list[Unit]) -> int:
+    """What DDP's hook holds: the cast of a bucket on its way, or PowerSGD's errors and factors."""
+    kind = config.parallel.gradient_compression
+    if plan.data_parallel_kind != "ddp" or kind == "none":
+        return 0
+    numel = sum(unit.whole for unit in units)
+    if kind == "powersgd":
+        return FLOAT32_BYTES * (numel + sum(power_sgd_numel(units, config.parallel.powersgd_rank)))
+    return 2 * min(numel, int(config.parallel.ddp_bucket_mb * 2**20) // FLOAT32_BYTES)
 
 
 def _backward_peak(layers: list[int], own: list[int], again: list[int]) -> int:
@@ -143,13 +178,13 @@ def _ends(kept: Kept, plan: Plan, pp_rank: int) -> float:
 
 def _gathered(config: Config, plan: Plan, units: list[Unit]) -> int:
     low = compute_bytes(config)
-    sizes = [low * unit.numel(plan.tp) for unit in units]
-    blocks = [size for unit, size in zip(units, sizes, strict=True) if unit.layer is not None]
-    root = sum(sizes) - sum(blocks)
-    if plan.data_parallel_kind in ("fsdp", "hsdp") and plan.dp_shard > 1:
+    sizes = {layer: low * numel for layer, numel in _by_layer(units, lambda unit: unit.whole).items()}
+    blocks = [size for layer, size in sizes.items() if layer is not None]
+    root = sum(sizes.values()) - sum(blocks)
+    if any(unit.shards > 1 for unit in units):
         if plan.pp > 1 or not config.parallel.reshard_after_forward:
             return root + sum(blocks)
         # The block that computes, and those that are gathered ahead of it.
         return root + sum(sorted(blocks)[-(1 + max(1, config.parallel.prefetch_blocks)) :])
     # Autocast keeps what it has cast until backward has used it; norms and embedding stay as they are.
-    return sum(sizes) if low < FLOAT32_BYTES else 0
+    return root + sum(blocks) if low < FLOAT32_BYTES else 0

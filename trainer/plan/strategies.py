@@ -4,9 +4,10 @@
     found.simplest          # Strategy, or None: nothing fits
     found.tried             # all of them, in the order of their complexity
 
-Simple before fast: each step up the ladder (DDP, ZeRO-2, FSDP, recomputation, HSDP, tensor parallel within a node, a
-pipeline, all three) costs communication, bubbles or somebody's time, and is taken only where the one before does not
-fit. The fastest of those that fit is named beside it.
+Simple before fast: each step up the ladder (DDP, ZeRO-1, ZeRO-2, FSDP, recomputation, HSDP, tensor parallel within a
+node, a pipeline, all three; experts and long sequences over ranks; the host's memory at last) costs communication,
+bubbles or somebody's time, and is taken only where the one before does not fit. The fastest of those that fit is named
+beside it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from trainer.plan.hardware import Hardware
 
 __all__ = ["Strategies", "Strategy", "strategies"]
 
+_LONG_SEQUENCE = 16_384
+"""Tokens from which sharing a sequence is tried."""
 _NOT_WORTH = 1.05
 """A layout is called faster only if it is by more than the model of time can mean anything."""
 
@@ -46,9 +49,10 @@ class Strategies:
     @property
     def fastest(self) -> Strategy | None:
         """The fastest that fits, if that is worth the complexity; else None."""
-        fitting = [strategy for strategy in self.tried if strategy.expected.fits]
+        # The time of an optimizer on the host is not known, so that is never called fast.
+        fitting = [each for each in self.tried if each.expected.fits and not each.expected.memory.host]
         simplest = self.simplest
-        if simplest is None:
+        if simplest is None or not fitting:
             return None
         best = min(fitting, key=lambda strategy: strategy.expected.step_s)
         return best if best.expected.step_s * _NOT_WORTH < simplest.expected.step_s else None
@@ -70,13 +74,20 @@ def strategies(config: Config, hardware: Hardware, num_gpus: int) -> Strategies:
 def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple[str, list[str]]]:
     node = min(num_gpus, hardware.gpus_per_node)
     nodes = -(-num_gpus // node)
+    model = config.model
+    sizes = [size for size in (2, 4, 8) if size <= node and num_gpus % size == 0]
 
     def mesh(replicate: int, shard: int, tp: int = 1, pp: int = 1, recompute: str = "none", **more: str) -> list[str]:
         return [
             f"parallel.dp_replicate={replicate}", f"parallel.dp_shard={shard}", f"parallel.tp={tp}",
             f"parallel.pp={pp}", f"train.activation_checkpointing={recompute}", f"train.micro_batch_size={micro}",
-            *(f"parallel.{key}={value}" for key, value in more.items()),
+            *(f"parallel.{key}={value}" for key, value in {**plain, **more}.items()),
         ]  # fmt: skip
+
+    # What the configuration has of them belongs to one layout, and others refuse it.
+    own, default = config.parallel, type(config.parallel)()
+    optional = {"ep": 1, "zero1": "false", "cpu_offload": "false", "gradient_compression": "none"}
+    plain = {key: str(value) for key, value in optional.items() if getattr(own, key) != getattr(default, key)}
 
     micro = 0
     if num_gpus == 1:
@@ -84,6 +95,7 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
         yield "one device + recompute", mesh(1, 1, recompute="full")
         return
     yield "DDP", mesh(-1, 1)
+    yield "DDP, ZeRO-1", mesh(-1, 1, zero1="true")
     yield "FSDP, parameters kept (ZeRO-2)", mesh(1, -1, reshard_after_forward="false")
     yield "FSDP (ZeRO-3)", mesh(1, -1, reshard_after_forward="true")
     if nodes > 1:
@@ -91,14 +103,18 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
     yield "FSDP + recompute", mesh(1, -1, recompute="full")
     micro = 1
     yield "FSDP + recompute, one sequence a pass", mesh(1, -1, recompute="full")
-    for tp in (2, 4, 8):
-        if tp <= node and num_gpus % tp == 0:
-            yield f"tp {tp} x FSDP + recompute", mesh(1, -1, tp=tp, recompute="full")
+    for ep in (ep for ep in sizes if model.num_experts and model.num_experts % ep == 0):
+        yield f"ep {ep} x FSDP + recompute", mesh(1, -1, recompute="full", ep=str(ep))
+    for tp in sizes if not model.num_experts else ():
+        yield f"tp {tp} x FSDP + recompute", mesh(1, -1, tp=tp, recompute="full")
+    for cp in sizes if config.data.seq_len >= _LONG_SEQUENCE and not model.num_experts else ():
+        yield f"cp {cp} x FSDP + recompute", mesh(1, -1, recompute="full", cp=str(cp))
     for pp in (2, 4, 8):
-        if pp <= nodes and num_gpus % (pp * node) == 0 and config.model.num_layers >= pp:
+        if pp <= nodes and num_gpus % (pp * node) == 0 and model.num_layers >= pp:
             yield f"pp {pp} x FSDP + recompute", mesh(1, -1, pp=pp, recompute="full", schedule="1f1b")
-            for tp in (8, 4, 2):
-                if tp <= node and num_gpus % (pp * tp) == 0:
+            for tp in reversed(sizes) if not model.num_experts else ():
+                if num_gpus % (pp * tp) == 0:
                     options = mesh(1, -1, tp=tp, pp=pp, recompute="full", schedule="1f1b")
                     yield f"pp {pp} x tp {tp} x FSDP + recompute (3-D)", options
                     break
+    yield "FSDP + recompute, all state on the host", mesh(1, -1, recompute="full", cpu_offload="true")

@@ -19,7 +19,7 @@ __all__ = ["render"]
 
 _BAR = 60
 _PARTS = (("parameters", "P"), ("gradients", "G"), ("optimizer", "O"), ("gathered", "g"), ("activations", "A"),
-          ("working", "w"), ("context", "c"))  # fmt: skip
+          ("working", "w"), ("compression", "k"), ("context", "c"))  # fmt: skip
 
 
 def render(
@@ -62,7 +62,13 @@ def _memory(memory: RankMemory, hardware: Hardware, console: Console) -> None:
     console.print(f"  {'   '.join(legend)}   | the device's {hardware.memory_bytes / 1e9:.0f}", highlight=False)
     console.print(
         f"  most at one time [bold]{memory.peak / 1e9:.2f}[/] (activations go as gradients come); "
-        f"{memory.num_parameters:,} parameters on this rank\n",
+        f"{memory.num_parameters:,} parameters on this rank\n"
+        + (
+            f"  in the host's memory {memory.host / 1e9:.2f} a rank: parameters, gradients, optimizer; the time of its "
+            "step there is in nothing below\n"
+            if memory.host
+            else ""
+        ),
         highlight=False,
     )
 
@@ -89,7 +95,7 @@ def _time(expected: Expected, hardware: Hardware, console: Console) -> None:
             table.add_row(
                 f"  {call.op} of {call.what}", f"{call.dimension} {call.size}", f"{call.calls}",
                 f"{amount(call.num_bytes)}B", seconds(group.seconds), seconds(group.exposed_s),
-                hardware.between if group.beyond_node else hardware.inside,
+                "the bus" if call.dimension == "host" else hardware.between if group.beyond_node else hardware.inside,
             )  # fmt: skip
         console.print(table)
     console.print()

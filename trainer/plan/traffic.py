@@ -5,7 +5,8 @@
         call.bus_bytes                                           # what a ring sends over each link
 
 Recorded bytes are a rank's input: for an all_gather its own part, for a reduce_scatter and an all_reduce the whole.
-Calls of some bytes each (loss, norm, verdicts) are left out: they cost latency, no bandwidth.
+Calls of some bytes each (loss, norm, verdicts) are left out: they cost latency, no bandwidth. What goes to experts is
+what a rank sends and gets where all experts are used alike.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from trainer.config import Config
 from trainer.mesh_plan import Plan
 from trainer.plan.activations import FLOAT32_BYTES, compute_bytes
-from trainer.plan.weights import rank_units
+from trainer.plan.weights import Unit, is_factored, power_sgd_numel, rank_units
 
 __all__ = ["Call", "rank_traffic"]
 
@@ -28,9 +29,9 @@ class Call:
     """One kind of collective in one step of one rank."""
 
     dimension: str
-    """Of the mesh: dp_replicate, dp_shard, tp, pp."""
+    """Of the mesh: dp_replicate, dp_shard, ep, cp, tp, pp, or several as one, like dp_shard+ep; host: the bus to it."""
     op: str
-    """all_reduce | all_gather | reduce_scatter | send."""
+    """all_reduce | all_gather | reduce_scatter | broadcast | all_to_all | send | copy."""
     what: str
     size: int
     """Members of the group."""
@@ -49,50 +50,89 @@ class Call:
             "all_gather": n - 1,
             "reduce_scatter": (n - 1) / n,
             "all_to_all": (n - 1) / n,
+            "broadcast": 1.0,
             "send": 1.0,
+            "copy": 1.0,
         }[self.op]
         return factor * self.num_bytes
 
 
 def rank_traffic(config: Config, plan: Plan, *, pp_rank: int) -> list[Call]:
     """Of one training step without evaluation, checkpoints and probes."""
-    calls = [*_data_parallel(config, plan, pp_rank), *_tensor_parallel(config, plan, pp_rank)]
-    return [call for call in [*calls, *_pipeline(config, plan, pp_rank)] if call.num_bytes]
+    units = rank_units(config, plan, pp_rank)
+    calls = [
+        *_data_parallel(config, plan, units),
+        *_tensor_parallel(config, plan, pp_rank),
+        *_context_parallel(config, plan, pp_rank),
+        *_expert_parallel(config, plan, pp_rank),
+        *_pipeline(config, plan, pp_rank),
+    ]
+    return [call for call in calls if call.num_bytes]
 
 
-def _data_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Call]:
-    units, kind = rank_units(config, plan, pp_rank), plan.data_parallel_kind
-    if kind == "none":
-        return []
+def _data_parallel(config: Config, plan: Plan, units: list[Unit]) -> list[Call]:
+    kind = plan.data_parallel_kind
     if kind == "ddp":
-        total = FLOAT32_BYTES * sum(unit.numel(plan.tp) for unit in units)
-        buckets = math.ceil(total / (config.parallel.ddp_bucket_mb * _MIB))
-        return [
-            Call(dimension="dp_replicate", op="all_reduce", what="gradients", size=plan.dp_replicate, calls=buckets,
-                 num_bytes=total, overlaps="backward")
-        ]  # fmt: skip
-    shard, low = plan.dp_shard, compute_bytes(config)
-    calls = []
-    if shard > 1:
-        parts = [unit.numel(plan.tp, shard) for unit in units]
-        keeps = plan.pp > 1 or not config.parallel.reshard_after_forward
-        # The root stays gathered between forward and backward; a pipeline's parameters also between microbatches.
-        passes = 1 if plan.pp > 1 else plan.num_microbatches
-        gathers = [passes if keeps or unit.layer is None else 2 * passes for unit in units]
+        return _replicas(config, plan, units)
+    calls: list[Call] = []
+    for dimension in dict.fromkeys(unit.dimension for unit in units) if kind != "none" else ():
+        calls += _shards(config, plan, dimension, [unit for unit in units if unit.dimension == dimension])
+    if kind == "hsdp":
         calls.append(
-            Call(dimension="dp_shard", op="all_gather", what="parameters", size=shard, calls=sum(gathers),
-                 num_bytes=low * sum(part * count for part, count in zip(parts, gathers, strict=True)),
+            Call(dimension="dp_replicate", op="all_reduce", what="gradients' shards", size=plan.dp_replicate,
+                 calls=len(units), num_bytes=FLOAT32_BYTES * sum(unit.own for unit in units), overlaps="backward")
+        )  # fmt: skip
+    return calls
+
+
+def _replicas(config: Config, plan: Plan, units: list[Unit]) -> list[Call]:
+    """DDP's buckets, and what ZeRO-1 sends back."""
+    parallel, size = config.parallel, plan.dp_replicate
+    numel = sum(unit.whole for unit in units)
+    buckets = math.ceil(FLOAT32_BYTES * numel / (parallel.ddp_bucket_mb * _MIB))
+    num_calls, num_bytes, what = buckets, FLOAT32_BYTES * numel, "gradients"
+    if parallel.gradient_compression in ("fp16", "bf16"):
+        num_bytes, what = 2 * numel, f"gradients in {parallel.gradient_compression}"
+    elif parallel.gradient_compression == "powersgd":
+        left, right = power_sgd_numel(units, parallel.powersgd_rank)
+        whole = sum(weight.numel() for unit in units for weight in unit.weights
+                    if not is_factored(weight, parallel.powersgd_rank))  # fmt: skip
+        num_calls, num_bytes, what = 3 * buckets, FLOAT32_BYTES * (left + right + whole), "gradients' factors"
+    calls = [
+        Call(dimension="dp_replicate", op="all_reduce", what=what, size=size, calls=num_calls, num_bytes=num_bytes,
+             overlaps="backward")
+    ]  # fmt: skip
+    if plan.zero1:
+        calls.append(
+            Call(dimension="dp_replicate", op="broadcast", what="updated parameters", size=size, calls=size,
+                 num_bytes=FLOAT32_BYTES * numel)
+        )  # fmt: skip
+    return calls
+
+
+def _shards(config: Config, plan: Plan, dimension: str, units: list[Unit]) -> list[Call]:
+    """FSDP's gathers and reductions over one dimension of the mesh, and the way to the host."""
+    shards, low = units[0].shards, compute_bytes(config)
+    keeps = plan.pp > 1 or not config.parallel.reshard_after_forward
+    # The root stays gathered between forward and backward; a pipeline's parameters also between microbatches.
+    passes = 1 if plan.pp > 1 else plan.num_microbatches
+    gathers = [passes if keeps or unit.layer is None else 2 * passes for unit in units]
+    calls = []
+    if shards > 1:
+        calls.append(
+            Call(dimension=dimension, op="all_gather", what="parameters", size=shards, calls=sum(gathers),
+                 num_bytes=low * sum(unit.own * count for unit, count in zip(units, gathers, strict=True)),
                  overlaps="compute")
         )  # fmt: skip
         calls.append(
-            Call(dimension="dp_shard", op="reduce_scatter", what="gradients", size=shard, calls=len(units),
-                 num_bytes=FLOAT32_BYTES * shard * sum(parts), overlaps="backward")
+            Call(dimension=dimension, op="reduce_scatter", what="gradients", size=shards, calls=len(units),
+                 num_bytes=FLOAT32_BYTES * shards * sum(unit.own for unit in units), overlaps="backward")
         )  # fmt: skip
-    if plan.dp_replicate > 1:
+    if config.parallel.cpu_offload:
+        copied = [unit.own * (count + 1) for unit, count in zip(units, gathers, strict=True)]
         calls.append(
-            Call(dimension="dp_replicate", op="all_reduce", what="gradients' shards", size=plan.dp_replicate,
-                 calls=len(units), num_bytes=FLOAT32_BYTES * sum(unit.numel(plan.tp, shard) for unit in units),
-                 overlaps="backward")
+            Call(dimension="host", op="copy", what="parameters and gradients", size=1, calls=sum(gathers) + len(units),
+                 num_bytes=FLOAT32_BYTES * sum(copied), overlaps="compute")
         )  # fmt: skip
     return calls
 
@@ -101,10 +141,10 @@ def _tensor_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Call]:
     if plan.tp == 1:
         return []
     own, last = plan.stages.of_rank[pp_rank], plan.stages.count - 1
-    layers = sum(len(plan.stages.layers[stage]) for stage in own)
+    layers = _num_layers(plan, pp_rank)
     low = compute_bytes(config)
     # One activation of the residual stream, whole, of all microbatches of a step.
-    whole = plan.local_batch_size * config.data.seq_len * config.model.dim * low
+    whole = plan.local_batch_size * config.data.seq_len // plan.cp * config.model.dim * low
     count = plan.num_microbatches
     # The embedding's partial sums are reduced once, and the head reads the residual stream once. What is computed again
     # ends before the block's last reduction: nothing in backward needs its result.
@@ -127,6 +167,41 @@ def _tensor_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Call]:
     ]  # fmt: skip
 
 
+def _context_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Call]:
+    """Keys and values of the whole sequence in each layer, and their gradients back."""
+    if plan.cp == 1:
+        return []
+    model = config.model
+    layers, count = _num_layers(plan, pp_rank), plan.num_microbatches
+    # What is computed again needs the keys and values of all again.
+    gathers = layers + _recomputed_layers(config, plan, pp_rank)
+    width = 2 * model.kv_heads * (model.dim // model.num_heads) // plan.tp
+    whole = plan.local_batch_size * config.data.seq_len * width * compute_bytes(config)
+    return [
+        Call(dimension="cp", op="all_gather", what="keys and values", size=plan.cp, calls=gathers * count,
+             num_bytes=gathers * whole // plan.cp),
+        Call(dimension="cp", op="reduce_scatter", what="their gradients", size=plan.cp, calls=layers * count,
+             num_bytes=layers * whole),
+    ]  # fmt: skip
+
+
+def _expert_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Call]:
+    """Tokens to their experts and back, in forward and in backward."""
+    if plan.ep == 1:
+        return []
+    model = config.model
+    ways = 4 * _num_layers(plan, pp_rank) + 2 * _recomputed_layers(config, plan, pp_rank)
+    rows = plan.local_batch_size * config.data.seq_len * model.experts_per_token * min(1.0, model.capacity_factor or 1)
+    return [
+        Call(dimension="ep", op="all_to_all", what="tokens", size=plan.ep, calls=ways * plan.num_microbatches,
+             num_bytes=round(ways * rows * model.dim * compute_bytes(config)))
+    ]  # fmt: skip
+
+
+def _num_layers(plan: Plan, pp_rank: int) -> int:
+    return sum(len(plan.stages.layers[stage]) for stage in plan.stages.of_rank[pp_rank])
+
+
 def _recomputed_layers(config: Config, plan: Plan, pp_rank: int) -> int:
     kind, every = config.train.activation_checkpointing, config.train.checkpoint_every_n
     own = [layer for stage in plan.stages.of_rank[pp_rank] for layer in plan.stages.layers[stage]]
@@ -142,7 +217,7 @@ def _pipeline(config: Config, plan: Plan, pp_rank: int) -> list[Call]:
     number = {stage: rank for rank, stages in enumerate(plan.stages.of_rank) for stage in stages}
     low = compute_bytes(config) if plan.data_parallel_kind in ("fsdp", "hsdp") else FLOAT32_BYTES
     split = plan.tp if config.parallel.sequence_parallel else 1
-    message = plan.micro_batch_size * (config.data.seq_len // split) * config.model.dim * low
+    message = plan.micro_batch_size * (config.data.seq_len // (split * plan.cp)) * config.model.dim * low
     sends = 0
     for stage in plan.stages.of_rank[pp_rank]:
         sends += stage + 1 in number and number[stage + 1] != pp_rank

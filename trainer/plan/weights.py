@@ -1,19 +1,23 @@
 """Which weights a rank holds: the model's parameters by communication unit, from the configuration alone.
 
     units = rank_units(config, plan, pp_rank=0)     # the blocks of the rank's stages, then the root
-    sum(unit.numel(tp=plan.tp) for unit in units)   # parameters that its tensor-parallel share has
+    sum(unit.whole for unit in units)               # parameters of its tensor- and expert-parallel share
+    sum(unit.own for unit in units)                 # of that what it keeps
+    largest_share(units, num_ranks=4)               # of the optimizer's state under ZeRO-1
 
-A unit is what FSDP gathers and reduces in one call: a block, or the root with embedding, last norm and head.
+A unit is what FSDP gathers and reduces in one call: a block, under expert parallel its experts apart, or the root with
+embedding, last norm and head.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.config import Config, ModelConfig
 from trainer.mesh_plan import Plan
 
-__all__ = ["Unit", "Weight", "block_weights", "rank_units"]
+__all__ = ["Unit", "Weight", "is_factored", "largest_share", "power_sgd_numel", "rank_units"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +28,8 @@ class Weight:
     row_numel: int
     split: str = ""
     """What tensor parallelism splits: rows | columns | nothing."""
+    decays: bool = True
+    """Norms and the embedding do not; the optimizer keeps them in a group of their own."""
 
     def numel(self, tp: int = 1, shard: int = 1) -> int:
         """Elements on one rank. FSDP splits rows, and its first ranks have the larger parts: this is theirs."""
@@ -42,35 +48,108 @@ class Unit:
     layer: int | None
     """Number of the block; None: the root."""
     weights: tuple[Weight, ...]
+    tp: int
+    shards: int
+    """Ranks that share them under FSDP."""
+    dimension: str
+    """Of the mesh, of those ranks."""
 
-    def numel(self, tp: int = 1, shard: int = 1) -> int:
-        return sum(weight.numel(tp, shard) for weight in self.weights)
+    @property
+    def whole(self) -> int:
+        """Elements when they are gathered."""
+        return sum(weight.numel(self.tp) for weight in self.weights)
 
-
-def block_weights(model: ModelConfig) -> tuple[Weight, ...]:
-    """Of one transformer block."""
-    head_dim = model.dim // model.num_heads
-    columns = [model.num_heads * head_dim, model.kv_heads * head_dim, model.kv_heads * head_dim]
-    return (
-        *(Weight(rows=rows, row_numel=model.dim, split="rows") for rows in columns),
-        Weight(rows=model.dim, row_numel=model.num_heads * head_dim, split="columns"),
-        *(Weight(rows=model.ffn_dim, row_numel=model.dim, split="rows") for _ in ("gate", "up")),
-        Weight(rows=model.dim, row_numel=model.ffn_dim, split="columns"),
-        *(Weight(rows=model.dim, row_numel=1) for _ in ("attention_norm", "mlp_norm")),
-    )
+    @property
+    def own(self) -> int:
+        """Elements that stay on the rank."""
+        return sum(weight.numel(self.tp, self.shards) for weight in self.weights)
 
 
 def rank_units(config: Config, plan: Plan, pp_rank: int) -> list[Unit]:
     """Of all stages of the pipeline rank, in the order of forward; the root comes last."""
     model, stages = config.model, plan.stages
     own = stages.of_rank[pp_rank]
-    units = [Unit(layer=layer, weights=block_weights(model)) for stage in own for layer in stages.layers[stage]]
-    vocabulary = Weight(rows=model.vocab_size, row_numel=model.dim, split="rows")
+    sharded = plan.data_parallel_kind in ("fsdp", "hsdp")
+    dense = {dim: plan.sizes[dim] for dim in ("dp_shard", "ep", "cp") if plan.sizes[dim] > 1}
+    shards = plan.dp_shard * plan.ep * plan.cp if sharded else 1
+
+    def unit(layer: int | None, weights: Sequence[Weight]) -> Unit:
+        return Unit(
+            layer=layer, weights=tuple(weights), tp=plan.tp, shards=shards, dimension="+".join(dense) or "dp_shard"
+        )
+
+    units = []
+    for layer in (layer for stage in own for layer in stages.layers[stage]):
+        apart = plan.ep > 1  # then experts are shared by fewer ranks than the rest
+        units.append(unit(layer, [*_block(model), *([] if apart else _experts(model, 1, sharded=False))]))
+        if apart:
+            experts = tuple(_experts(model, plan.ep, sharded=True))
+            units.append(Unit(layer=layer, weights=experts, tp=1, shards=plan.dp_shard, dimension="dp_shard"))
+    embedding = Weight(rows=model.vocab_size, row_numel=model.dim, split="rows", decays=False)
     root: list[Weight] = []
     if 0 in own:
-        root.append(vocabulary)
+        root.append(embedding)
     if stages.count - 1 in own:
-        root.append(Weight(rows=model.dim, row_numel=1))
+        root.append(_norm(model))
         if not (model.tie_embeddings and 0 in own):
-            root.append(vocabulary)
-    return [*units, Unit(layer=None, weights=tuple(root))] if root else units
+            root.append(Weight(rows=model.vocab_size, row_numel=model.dim, split="rows"))
+    return [*units, unit(None, root)] if root else units
+
+
+def largest_share(units: Sequence[Unit], num_ranks: int) -> int:
+    """Elements whose state the fullest of `num_ranks` replicas keeps: torch deals whole parameters out, group after
+    group, the largest first, each to the rank that has least."""
+    sizes = [0] * num_ranks
+    for decays in (False, True):
+        own = [weight.numel(unit.tp) for unit in units for weight in unit.weights if weight.decays == decays]
+        for numel in sorted(own, reverse=True):
+            sizes[sizes.index(min(sizes))] += numel
+    return max(sizes)
+
+
+def power_sgd_numel(units: Sequence[Unit], rank: int) -> tuple[int, int]:
+    """(left, right) elements of the factors of all matrices that PowerSGD takes apart: those of which both factors
+    have fewer than half of the numbers."""
+    left = right = 0
+    for matrix in (weight for unit in units for weight in unit.weights):
+        if is_factored(matrix, rank):
+            left += matrix.rows * min(matrix.rows, matrix.row_numel, rank)
+            right += matrix.row_numel * min(matrix.rows, matrix.row_numel, rank)
+    return left, right
+
+
+def is_factored(weight: Weight, rank: int) -> bool:
+    """Whether PowerSGD sends a parameter as two factors."""
+    rank = min(weight.rows, weight.row_numel, rank)
+    return 2 * rank * (weight.rows + weight.row_numel) < weight.rows * weight.row_numel
+
+
+def _block(model: ModelConfig) -> list[Weight]:
+    """Of one transformer block, but its experts."""
+    head_dim = model.dim // model.num_heads
+    columns = [model.num_heads * head_dim, model.kv_heads * head_dim, model.kv_heads * head_dim]
+    attention = [Weight(rows=rows, row_numel=model.dim, split="rows") for rows in columns]
+    attention.append(Weight(rows=model.dim, row_numel=model.num_heads * head_dim, split="columns"))
+    if model.num_experts:
+        feed_forward = [Weight(rows=model.num_experts, row_numel=model.dim)]  # the router
+    else:
+        feed_forward = [Weight(rows=model.ffn_dim, row_numel=model.dim, split="rows") for _ in ("gate", "up")]
+        feed_forward.append(Weight(rows=model.dim, row_numel=model.ffn_dim, split="columns"))
+    return [*attention, *feed_forward, _norm(model), _norm(model)]
+
+
+def _experts(model: ModelConfig, ep: int, *, sharded: bool) -> list[Weight]:
+    """The stacked weights of a block's experts. FSDP splits the stack, or, where expert parallel has split that, what
+    comes after it."""
+    count, hidden, dim = model.num_experts // ep, model.expert_ffn_dim, model.dim
+    if not count:
+        return []
+    if sharded:
+        shapes = [(hidden, count * dim), (hidden, count * dim), (dim, count * hidden)]
+    else:
+        shapes = [(count, hidden * dim)] * 3
+    return [Weight(rows=rows, row_numel=row_numel) for rows, row_numel in shapes]
+
+
+def _norm(model: ModelConfig) -> Weight:
+    return Weight(rows=model.dim, row_numel=1, decays=False)
