@@ -1,4 +1,4 @@
-"""Two nodes with a network of their own each: a cable is pulled and put back, the leader dies, both come back.
+"""Nodes with a network of their own each: a cable is pulled and put back, the leader dies, one of four is replaced.
 
 The nodes are network namespaces, so that what is sent between them really stops, and that no name of this machine leads
 from one to the other. They share a disk, as nodes with NFS do.
@@ -95,10 +95,15 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def num_nodes() -> int:
+    return 2
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, num_nodes: int) -> Iterator[Cluster]:
     if reason := why_not():
         pytest.skip(reason)
-    with Network(2) as network:
+    with Network(num_nodes) as network:
         cluster = Cluster(network, tmp_path)
         yield cluster
         for node in network.nodes:
@@ -162,3 +167,31 @@ def test_the_leader_dies_the_other_records_on_and_both_resume(cluster: Cluster) 
     assert {event["step"] for event in loaded} <= set(range(20, 10_000)), "not from the beginning"
     assert loaded
     assert cluster.stop() == [143, 143], str(cluster)
+
+
+@pytest.mark.parametrize("num_nodes", [4])
+def test_one_of_four_nodes_loses_its_power_and_another_takes_its_place(cluster: Cluster) -> None:
+    lost = 2
+    for node in cluster.network.nodes:
+        cluster.train(node)
+    cluster.await_training(attempt=0, num_steps=25)  # a checkpoint
+
+    cluster.network.kill(lost)
+    cluster.network.cut(lost)
+    (silent,) = wait_for(lambda: cluster.events("node_silent", 0), f"word of the silent node\n{cluster}", 60)
+    assert (silent["node_rank"], silent["ranks"]) == (lost, [lost])
+    named = [event["finding_ranks"] for kind in ("hang", "rank_lost") for event in cluster.findings(kind, 0)]
+    assert all(ranks == [lost] for ranks in named), f"nobody else is blamed: {named}"
+    for node in set(cluster.network.nodes) - {lost}:
+        wait_for(
+            lambda node=node: cluster.events("culprit_killed", node) or cluster.events("rank_exit", node),
+            f"the end of node {node}'s rank, which waits\n{cluster}", 60,
+        )  # fmt: skip
+
+    cluster.network.mend(lost)
+    cluster.train(lost)
+    cluster.await_training(attempt=1)
+    loaded = [e for e in cluster.events("checkpoint") if e["attempt"] == 1 and e["state"] == "loaded"]
+    assert loaded
+    assert all(event["step"] >= 20 for event in loaded), "not from the beginning"
+    assert set(cluster.stop()) == {143}, str(cluster)

@@ -71,10 +71,14 @@ def test_digests_clocks_and_verdicts_go_over_the_store(endpoint: str, tmp_path: 
         job.exchange(MemoryStore(), 0, set())
         assert {event["node_rank"] for event in read_events(tmp_path / "events.jsonl")[0]} == {1, 2}
         finding = Finding(analyzer="hang", kind="hang", severity="critical", status="fired", summary="x", ranks=(1,))
-        job.tell([finding], 4)
+        job.tell([finding], 4, stands=True)
         other = JobWatch(two, node_rank=2, events=events)
         wait_for(lambda: other.told(4), "second verdict")
         assert other.told(3) is None, "of an attempt that is over"
+        job.tell([], 4, stands=True)
+        assert other.told(4), "it stands"
+        job.tell([], 4, stands=False)
+        wait_for(lambda: other.told(4) is None, "word that it is over")
 
 
 def test_a_node_that_falls_silent_is_told_once_and_again_when_it_is_heard(

@@ -29,6 +29,8 @@ SILENT_S = 8.0
 """A watch that was killed is started again within 2 s and imports torch before its first digest."""
 MOVED_NS = 5_000_000
 """A clock that was found to be another by so much is told again."""
+OVER = Verdict(attempt=-1, ranks=(), summary="over")
+"""Of no attempt: takes back what was said before."""
 _SUBJECTS = ("exit_rank", "state_rank", "killed_rank")
 
 
@@ -43,6 +45,7 @@ class JobWatch:
         self._silent: set[int] = set()
         self._offsets_ns: dict[int, int] = {}
         self._last: Digest | None = None
+        self._has_told = False
 
     @property
     def leads(self) -> bool:
@@ -73,14 +76,18 @@ class JobWatch:
         self._last = Digest(node=self.node_rank, sent_ns=time.time_ns(), view=view, events=newest)
         self.link.publish(self._last)
 
-    def tell(self, hangs: Sequence[Finding], attempt: int) -> None:
-        """The leader's verdict to the node whose rank it is."""
+    def tell(self, hangs: Sequence[Finding], attempt: int, *, stands: bool) -> None:
+        """The leader's verdict to the node whose rank it is; and that it is over, once no hang `stands` any more."""
         if self.leads and hangs:
             ranks = tuple(sorted({rank for finding in hangs for rank in finding.ranks}))
             self.link.tell(Verdict(attempt=attempt, ranks=ranks, summary=hangs[0].summary))
+            self._has_told = True
+        elif self._has_told and not stands:
+            self.link.tell(OVER)
+            self._has_told = False
 
     def told(self, attempt: int) -> Verdict | None:
-        """What the leader has said of this attempt."""
+        """What the leader has said of this attempt, as long as it stands."""
         verdict = self.link.verdict
         return verdict if verdict is not None and verdict.attempt == attempt else None
 

@@ -133,11 +133,14 @@ class Watch:
         fired = [finding for finding in findings if finding.kind == "hang" and finding.status == "fired"]
         hangs = [finding for finding in fired if finding.attempt == attempt]
         verdicts = [Verdict(attempt=attempt, ranks=hang.ranks, summary=hang.summary) for hang in hangs]
+        stands = any(said.kind == "hang" and said.status == "fired" for said in self.live.said.values())
         if self.job is not None:
-            self.job.tell(hangs, attempt)
-            verdicts += [told] if (told := self.job.told(attempt)) is not None else []
+            self.job.tell(hangs, attempt, stands=stands)
+            told = self.job.told(attempt)
+            verdicts += [told] if told is not None else []
+            stands |= told is not None
         if not self._ended:
-            self._unstick(verdicts, attempt, pids)
+            self._unstick(verdicts, attempt, pids, stands=stands)
         if self.trackers is not None:
             self.trackers.look()
         self._tick_s = time.monotonic() - start
@@ -198,8 +201,9 @@ class Watch:
             if start_ticks and is_alive(pid, start_ticks) and kill(pid, signal.SIGKILL):
                 self.events.write("stale_killed", killed_rank=rank, pid=pid, killed_attempt=attempt)
 
-    def _unstick(self, verdicts: Sequence[Verdict], attempt: int, pids: dict[int, int]) -> None:
-        """Take stacks and kill who keeps the others waiting, if it is here; else its own node's watch does."""
+    def _unstick(self, verdicts: Sequence[Verdict], attempt: int, pids: dict[int, int], *, stands: bool) -> None:
+        """Take stacks and kill who keeps the others waiting, if it is here; else its own node's watch does, or, as long
+        as the hang `stands`, this one after a while with the ranks that it has."""
         named = {rank for verdict in verdicts for rank in verdict.ranks}
         culprits = named & pids.keys()
         if not culprits and named - self._placed:
@@ -209,7 +213,7 @@ class Watch:
                 self._take_stacks(attempt, pids)
         elif not culprits and verdicts:
             culprits = set(pids)
-        if self._is_overdue(attempt):
+        if self._is_overdue(attempt, stands=stands):
             culprits = culprits or set(pids)
         culprits = {rank for rank in culprits if (attempt, rank) not in self._handled}
         if not culprits:
@@ -225,12 +229,11 @@ class Watch:
         taken = take_stacks(self.run, attempt, pids)
         self.events.write("stacks", path=str(self.run.stacks.relative_to(self.run.path)), ranks=taken)
 
-    def _is_overdue(self, attempt: int) -> bool:
+    def _is_overdue(self, attempt: int, *, stands: bool) -> bool:
         """Whether a hang of this attempt was left to another node that has done nothing about it since."""
         if self._left_to_others is None:
             return False
         of_attempt, since_s = self._left_to_others
-        stands = any(said.kind == "hang" and said.status == "fired" for said in self.live.said.values())
         if of_attempt != attempt or not stands:
             self._left_to_others = None
             return False
