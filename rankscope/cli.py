@@ -19,6 +19,7 @@ from rankscope.commands import (
     dashboard,
     doctor,
     drill,
+    dumps,
     export,
     plan,
     rebuild,
@@ -55,6 +56,7 @@ app.command(epilog=rebuild.EPILOG)(rebuild.rebuild)
 app.command(epilog=collect.EPILOG)(collect.collect)
 app.command(epilog=watch.EPILOG)(watch.watch)
 app.command(epilog=stacks.EPILOG)(stacks.stacks)
+app.command(epilog=dumps.EPILOG)(dumps.dumps)
 app.command(epilog=doctor.EPILOG)(doctor.doctor)
 app.command()(version.version)
 

@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import runpy
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from probes.events import read_events
 from probes.rundir import RunDir
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "attach"
@@ -66,9 +66,7 @@ class ScriptRanks:
         unattended: bool = False,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         common = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
         common |= {"MASTER_PORT": str(port), "RANKSCOPE_FAIL_LOUD": "1", "OMP_NUM_THREADS": "1"}
         common |= {"RANKSCOPE_RUN_DIR": str(run_dir)} if run_dir else {}

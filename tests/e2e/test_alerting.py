@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import queue
 import shutil
-import socket
 import subprocess
 import threading
 import urllib.parse
@@ -19,15 +18,10 @@ from typing import Any
 import pytest
 
 from tests.e2e.launched import start, wait_for
+from tests.ports import free_port
 from tests.programs import needs, program
 
 GRAFANA = Path(__file__).resolve().parents[2] / "grafana"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import time
 import urllib.error
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
 from tests.programs import needs, program
 
 CONFIG = Path(__file__).resolve().parents[2] / "grafana" / "alertmanager" / "alertmanager.yml"
@@ -32,9 +32,7 @@ def asked(port: int, path: str, posted: Any = None) -> Any:
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Of an Alertmanager with the example's file."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number = int(probe.getsockname()[1])
+    number = free_port()
     folder = tmp_path_factory.mktemp("alertmanager")
     process = subprocess.Popen(
         [program("prometheus-alertmanager"), f"--config.file={CONFIG}", f"--storage.path={folder}",

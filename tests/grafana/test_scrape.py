@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -15,6 +14,7 @@ from typing import Any
 from probes.exporters.catalogue import Sample
 from probes.exporters.prometheus import Listen, Snapshot, serve
 from probes.exporters.targets import announced
+from tests.ports import free_port
 from tests.programs import needs, program
 
 GRAFANA = Path(__file__).resolve().parents[2] / "grafana"
@@ -43,9 +43,7 @@ def test_run_and_node_are_those_of_the_metrics_and_of_up(tmp_path: Path) -> None
     config = tmp_path / "grafana" / "prometheus" / "prometheus.yml"
     config.write_text(config.read_text().replace("5s", "1s"))
     (tmp_path / "runs").mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     process = subprocess.Popen(
         [program("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}",
          f"--web.listen-address=127.0.0.1:{port}"],
