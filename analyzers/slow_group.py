@@ -10,7 +10,8 @@
    dimensions share are named; else the members of the slow group: its link. A group of another dimension that became
    slower with it, if by less than it takes to be told of, is enough to say which member it is.
 
-Messages between two ranks say which link it is (`slow_pair`).
+Messages between two ranks say which link it is (`slow_pair`). Where ranks wait for cores, transfers differ without any
+link being slow; then only what is clear is told.
 
 One group alone in its dimension has nothing beside it: it is compared with itself before (`transfer_history`), and the
 ranks named are all of its members.
@@ -18,96 +19,18 @@ ranks named are all of its members.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from .bandwidth import SIZE_OF_CALL
+from .slow_crossing import narrowed
+from .slow_link import Classes, Groups, SlowGroupPolicy, SlowLink, shared_parts
 from .slow_pair import Windows, join_pairs, pair_windows, slow_before
 from .source import Floats, Source
-from .transfer_history import HistoryPolicy, core_wait_rise, find_slower
+from .transfer_history import core_wait, core_wait_rise, find_slower
 
-SHOWN_RANKS = 8
-Groups = dict[str, dict[int, tuple[float, int, int, int]]]
-"""By group and window: transfer (ms), calls, first and last step."""
-Classes = dict[tuple[str, str, int], Groups]
-"""By dimension, operation and bytes."""
-
-__all__ = ["SlowGroupPolicy", "SlowLink", "find_slow", "slow_groups"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowGroupPolicy:
-    """Thresholds of a slow link."""
-
-    window_steps: int = 5
-    """Steps whose median transfer is compared."""
-    min_factor: float = 1.5
-    """Transfer / median transfer of at least two groups beside it; ring collectives vary by 10 to 20 %."""
-    min_factor_pair: float = 2.0
-    """The same with a single group beside it."""
-    min_excess_ms: float = 0.5
-    """Smallest excess of interest (ms per step)."""
-    min_step_share_ratio: float = 0.05
-    """Smallest excess as a share of the step: ranks that share cores are late for each other by a few percent."""
-    clear_factor: float = 3.0
-    """Transfer / that of the groups or pairs beside it from which no lateness explains it: a link at a third of its
-    speed is told of although it costs little yet."""
-    min_clear_share_ratio: float = 0.005
-    """Smallest excess of such a one as a share of the step."""
-    min_windows: int = 2
-    """Slow windows in a row: the 10 steps to detection."""
-    min_windows_pair: int = 4
-    """The same with a single group beside it: which of the two is the unusual one shows only in time."""
-    agreement_ratio: float = 0.8
-    """Share of slow windows from the onset to the end."""
-    crossing_factor: float = 1.3
-    """Transfer / that of the groups beside it of a group that crosses a slow one: which of its members is slow is then
-    asked, no longer whether one is."""
-    history: HistoryPolicy = field(default_factory=HistoryPolicy)
-    """Of a group with nothing beside it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowLink:
-    """Ranks between which transfers are slow; ms per step."""
-
-    ranks: tuple[int, ...]
-    groups: tuple[str, ...]
-    op: str
-    num_bytes: int
-    factor: float
-    excess_ms: float
-    transfer_ms: float
-    others_ms: float
-    first_step: int
-    last_step: int
-    ongoing: bool
-    alone: bool = False
-    """Compared with its own past, since no group is beside it; then `others_ms` is what it took before."""
-
-    def is_worth_telling(self, step_ms: float, policy: SlowGroupPolicy) -> bool:
-        """Whether it costs enough of the step, for how clear it is."""
-        is_clear = not self.alone and self.factor >= policy.clear_factor
-        least = policy.min_clear_share_ratio if is_clear else policy.min_step_share_ratio
-        return self.excess_ms >= least * step_ms
-
-    @property
-    def is_pair(self) -> bool:
-        """Whether it was seen in messages from rank to rank: `groups` are pairs then."""
-        return " -> " in self.groups[0]
-
-    @property
-    def text(self) -> str:
-        """Who is meant, as people say it."""
-        if len(self.ranks) == 1:
-            return f"rank {self.ranks[0]}"
-        if self.is_pair:
-            return (
-                f"the link {self.groups[0] if len(self.groups) == 1 else ' <-> '.join(f'rank {r}' for r in self.ranks)}"
-            )
-        listed = ", ".join(map(str, self.ranks[:SHOWN_RANKS])) + ("..." if len(self.ranks) > SHOWN_RANKS else "")
-        return f"{'a' if self.alone else 'the'} link of ranks {listed}"
+__all__ = ["find_slow", "slow_groups"]
 
 
 def slow_groups(
@@ -142,9 +65,9 @@ def slow_groups(
             alone += _find_alone(op, num_bytes, groups, members, policy)
     pairs = _pairs(source, attempt, policy, since_step)
     # A link that slows one group beside others slows the groups of everybody, too.
-    links = [_narrowed(link, classes, members, policy) for link in _joined(found)] or _joined(alone)[:1]
+    links = [narrowed(link, classes, members, policy) for link in _joined(found)] or _joined(alone)[:1]
     links = _with_pairs(links, pairs)
-    return [link for link in links if not _is_host(source, attempt, link, since_step)]
+    return [link for link in links if not _is_host(source, attempt, link, since_step, policy)]
 
 
 def _pairs(source: Source, attempt: int, policy: SlowGroupPolicy, since_step: int) -> list[SlowLink]:
@@ -246,12 +169,16 @@ def _find_alone(
     ]
 
 
-def _is_host(source: Source, attempt: int, link: SlowLink, since_step: int) -> bool:
-    """Whether its ranks wait for cores since then: that slows transfers as well, and no link is bad."""
-    if not link.alone:
+def _is_host(source: Source, attempt: int, link: SlowLink, since_step: int, policy: SlowGroupPolicy) -> bool:
+    """Whether its ranks waiting for cores explains it: that slows transfers as well, and no link is bad."""
+    if link.alone:
+        rise = core_wait_rise(source, attempt, link.ranks, link.first_step, since_step)
+        return rise is not None and rise >= 0.5 * link.excess_ms
+    waited = core_wait(source, attempt, link.ranks, link.first_step, link.last_step)
+    if waited is None or waited < 0.5 * link.excess_ms:
         return False
-    rise = core_wait_rise(source, attempt, link.ranks, link.first_step, since_step)
-    return rise is not None and rise >= 0.5 * link.excess_ms
+    num_windows = (link.last_step - link.first_step + 1) // policy.window_steps
+    return link.factor < policy.clear_factor or num_windows < policy.min_windows_crowded
 
 
 def find_slow(transfers_ms: Floats, policy: SlowGroupPolicy) -> list[tuple[int, int, int, float]]:
@@ -281,13 +208,15 @@ def _find(
     policy: SlowGroupPolicy,
 ) -> list[SlowLink]:
     names = sorted(groups)
-    parts = _shared_parts(groups)
+    parts = shared_parts(groups)
     if len(names) < 2 or len(parts) < policy.min_windows:
         return []
     transfers = np.array([[groups[name][part][0] for part in parts] for name in names])
     found = []
     for row, begin, end, factor in find_slow(transfers, policy):
         window = [groups[names[row]][part] for part in parts[begin:end]]
+        if end < len(parts) and end - begin < policy.min_windows_ended:
+            continue
         others = np.median(np.delete(transfers, row, axis=0)[:, begin:end])
         per_step = float(np.median([count for _, count, _, _ in window])) / policy.window_steps
         transfer = float(np.median(transfers[row, begin:end]))
@@ -331,52 +260,6 @@ def _joined(found: list[SlowLink]) -> list[SlowLink]:
         else:
             joined.append(link)
     return joined
-
-
-def _narrowed(
-    link: SlowLink, classes: Classes, members: dict[str, tuple[int, ...]], policy: SlowGroupPolicy
-) -> SlowLink:
-    """The link of the one member whose other group is slower, too, since then; the link as it is, if that is not one.
-
-    Two groups of two that cross are not slow in the same measure: what costs the one 4 times costs the other, with
-    smaller messages, 1.5 times, which takes longer to be sure of by itself.
-    """
-    if len(link.ranks) < 2:
-        return link
-    told = {group.partition(":")[0] for group in link.groups}
-    found: list[tuple[str, int]] = []
-    for dimension in {dimension for dimension, _, _ in classes} - told:
-        # Of what a dimension does, that which moves most says most about its links.
-        moved = {key: key[2] * _calls(groups) for key, groups in classes.items() if key[0] == dimension}
-        groups = classes[max(moved, key=lambda key: moved[key])]
-        parts = [part for part in _shared_parts(groups) if _overlaps(groups, part, link)]
-        if len(groups) < 2 or len(parts) < policy.min_windows:
-            continue
-        transfers = np.array([[windows[part][0] for part in parts] for windows in groups.values()])
-        for row, name in enumerate(groups):
-            factors = transfers[row] / np.maximum(np.median(np.delete(transfers, row, axis=0), axis=0), 1e-6)
-            agreement = np.mean(factors >= (1 + policy.crossing_factor) / 2)
-            is_slower = agreement >= policy.agreement_ratio and np.median(factors) >= policy.crossing_factor
-            common = set(link.ranks) & set(members.get(name, ()))
-            if is_slower and len(common) == 1:
-                found.append((name, common.pop()))
-    if len({rank for _, rank in found}) != 1:
-        return link
-    return replace(link, ranks=(found[0][1],), groups=(*link.groups, *(name for name, _ in found)))
-
-
-def _calls(groups: Groups) -> int:
-    return sum(calls for windows in groups.values() for _, calls, _, _ in windows.values())
-
-
-def _shared_parts(groups: Groups) -> list[int]:
-    """The windows that all groups have."""
-    return sorted(set.intersection(*(set(windows) for windows in groups.values())))
-
-
-def _overlaps(groups: Groups, part: int, link: SlowLink) -> bool:
-    _, _, first, last = next(iter(groups.values()))[part]
-    return last >= link.first_step and first <= link.last_step
 
 
 def _members(source: Source, attempt: int) -> dict[str, tuple[int, ...]]:

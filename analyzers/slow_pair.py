@@ -27,7 +27,7 @@ from .source import Source
 from .transfer_history import find_slower
 
 if TYPE_CHECKING:
-    from .slow_group import SlowGroupPolicy, SlowLink
+    from .slow_link import SlowGroupPolicy, SlowLink
 
 __all__ = ["join_pairs", "pair_windows", "slow_before"]
 

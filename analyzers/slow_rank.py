@@ -23,7 +23,7 @@ import numpy as np
 from .change_point import ChangePolicy, find_changes
 from .pauses import PausePolicy, find_pauses
 from .persistence import PersistencePolicy, Segment, find_segments
-from .slow_group import SlowGroupPolicy
+from .slow_link import SlowGroupPolicy
 from .source import Ints
 from .timings import COMPUTE_PHASES, OWN_PHASES, Matrix, Timings, others_median
 

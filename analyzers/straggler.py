@@ -23,7 +23,8 @@ import numpy as np
 from .arrivals import load_arrivals
 from .device_beside import load_device
 from .finding import Finding
-from .slow_group import SlowLink, slow_groups
+from .slow_group import slow_groups
+from .slow_link import SlowLink
 from .slow_rank import Straggler, StragglerPolicy, find_stragglers
 from .snapshot import attempts
 from .source import Source, missing_tables

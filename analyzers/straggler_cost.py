@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .slow_group import SlowLink
+from .slow_link import SlowLink
 from .slow_rank import Straggler
 from .source import Source
 from .step_graph import StepGraph, load_graph

@@ -18,7 +18,7 @@ import numpy as np
 
 from .source import Floats, Source, floats, ints
 
-__all__ = ["HistoryPolicy", "Slower", "core_wait_rise", "find_slower"]
+__all__ = ["HistoryPolicy", "Slower", "core_wait", "core_wait_rise", "find_slower"]
 
 _MAD_TO_SIGMA = 1.4826
 
@@ -77,6 +77,18 @@ def find_slower(transfers_ms: Floats, policy: HistoryPolicy | None = None) -> Sl
     if now < policy.precedent_factor * float(before.max()):
         return None
     return Slower(begin=begin, factor=factor, before_ms=middle, after_ms=now)
+
+
+def core_wait(source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int) -> float | None:
+    """Milliseconds a step that the ranks waited for a core in these steps; None if not recorded."""
+    if not ranks:
+        return None
+    ((waited,),) = source.rows(
+        "SELECT median(run_delay_ns) / 1e6 FROM steps WHERE attempt = ? AND step BETWEEN ? AND ? "
+        f"AND run_delay_ns IS NOT NULL AND rank IN ({', '.join(map(str, ranks))})",
+        [attempt, first_step, last_step],
+    )
+    return None if waited is None else float(waited)
 
 
 def core_wait_rise(source: Source, attempt: int, ranks: Sequence[int], onset: int, since_step: int) -> float | None:

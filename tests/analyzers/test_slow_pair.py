@@ -105,3 +105,26 @@ def test_noise_names_nobody(seed: int) -> None:
 
 def test_a_link_that_costs_next_to_nothing_is_not_told_of() -> None:
     assert fired(pipeline(lambda a, b: 6.0 if (a, b) == (2, 3) else 1.0, transfer_ms=0.02)) == []
+
+
+@pytest.mark.parametrize(("factor", "named"), [(2.5, False), (6.0, True)])
+def test_where_ranks_wait_for_cores_only_a_clear_link_is_named(factor: float, named: bool) -> None:
+    def slow(a: int, b: int) -> float:
+        return factor if (a, b) == (2, 3) else 1.0
+
+    store = pipeline(slow)
+    assert [finding.ranks for finding in fired(store)] == [(2, 3)]
+    store.connection.execute("UPDATE steps SET run_delay_ns = 150e6")
+    assert [finding.ranks for finding in fired(store)] == [(2, 3)] * named
+
+
+def test_a_burst_that_is_over_names_no_link() -> None:
+    store = pipeline(lambda a, b: 6.0 if (a, b) == (2, 3) else 1.0)
+    store.connection.execute("DELETE FROM collectives WHERE step BETWEEN 30 AND 34")
+    store.connection.execute(
+        "UPDATE collectives SET end_ns = issue_ns + 2e6 WHERE step >= 35 AND op = 'recv' AND rank = 3 AND peer = 2"
+    )
+    store.connection.execute(
+        "UPDATE collectives SET end_ns = issue_ns + 2e6 WHERE step >= 35 AND op = 'send' AND rank = 2 AND peer = 3"
+    )
+    assert fired(store) == []
