@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .slow_link import Classes, Groups, SlowGroupPolicy, SlowLink, shared_parts
+from .slow_link import Classes, Groups, SlowGroupPolicy, SlowLink, Window, shared_parts
 
 __all__ = ["narrowed"]
 
@@ -31,7 +31,11 @@ def narrowed(
         # Of what a dimension does, that which moves most says most about its links.
         moved = {key: key[2] * _calls(groups) for key, groups in classes.items() if key[0] == dimension}
         groups = classes[max(moved, key=lambda key: moved[key])]
-        parts = [part for part in shared_parts(groups) if _overlaps(groups, part, link)]
+        # The newest window has seen few calls yet, and the onset is uncertain by some windows.
+        windows = next(iter(groups.values()))
+        usual = np.median([calls for _, calls, _, _ in windows.values()])
+        parts = [p for p in shared_parts(groups) if _overlaps(windows[p], link) and 2 * windows[p][1] >= usual]
+        parts = parts[-max(3, len(parts) // 2) :]
         if len(groups) < 2 or len(parts) < policy.min_windows:
             continue
         transfers = np.array([[windows[part][0] for part in parts] for windows in groups.values()])
@@ -51,6 +55,6 @@ def _calls(groups: Groups) -> int:
     return sum(calls for windows in groups.values() for _, calls, _, _ in windows.values())
 
 
-def _overlaps(groups: Groups, part: int, link: SlowLink) -> bool:
-    _, _, first, last = next(iter(groups.values()))[part]
+def _overlaps(window: Window, link: SlowLink) -> bool:
+    _, _, first, last = window
     return last >= link.first_step and first <= link.last_step

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from .transfer_history import HistoryPolicy
 
 SHOWN_RANKS = 8
-Groups = dict[str, dict[int, tuple[float, int, int, int]]]
-"""By group and window: transfer (ms), calls, first and last step."""
+Window = tuple[float, int, int, int]
+"""Transfer (ms), calls, first and last step."""
+Groups = dict[str, dict[int, Window]]
+"""By group and number of the window."""
 Classes = dict[tuple[str, str, int], Groups]
 """By dimension, operation and bytes."""
 
-__all__ = ["Classes", "Groups", "SlowGroupPolicy", "SlowLink", "shared_parts"]
+__all__ = ["Classes", "Groups", "SlowGroupPolicy", "SlowLink", "Window", "shared_parts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

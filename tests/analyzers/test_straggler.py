@@ -208,10 +208,16 @@ def test_without_peers_or_steps_nothing_is_claimed() -> None:
 
 
 def slow_link(
-    slow_groups: bool, *, steps: int = 45, seed: int = 0, jitter: float = 0.1, in_columns: float = 4.0
+    slow_groups: bool,
+    *,
+    steps: int = 45,
+    seed: int = 0,
+    jitter: float = 0.1,
+    in_columns: float = 4.0,
+    before: int = 0,
 ) -> MemoryStore:
     """A 2 x 4 mesh, fsdp in rows and dp in columns: from step 20 on rank 5's link is four times as slow, in its column
-    `in_columns` times."""
+    `in_columns` times; in its row already so many steps `before`."""
     rng = np.random.default_rng(seed)
     groups = {"fsdp:0-3": (0, 1, 2, 3), "fsdp:4-7": (4, 5, 6, 7)} | {f"dp:{r},{r + 4}": (r, r + 4) for r in range(4)}
     store = stored(simulate(seed, ranks=8, steps=steps))
@@ -223,8 +229,9 @@ def slow_link(
         )
         for step in range(1, steps + 1):
             base = 4e6 if group.startswith("fsdp") else 2e6
-            slow = slow_groups and step >= 20 and 5 in members
-            factor = (4 if group.startswith("fsdp") else in_columns) if slow else 1
+            in_row = group.startswith("fsdp")
+            slow = slow_groups and step >= 20 - before * in_row and 5 in members
+            factor = (4 if in_row else in_columns) if slow else 1
             transfer = base * factor * np.exp(jitter * rng.standard_normal())
             late = rng.exponential(1e6, len(members))
             for rank, wait in zip(members, late - late.min(), strict=True):
@@ -245,7 +252,9 @@ def test_a_slow_link_is_named_by_the_groups_that_share_it() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_group_that_is_a_little_slower_says_which_member_of_a_slow_one_it_is(seed: int) -> None:
-    (finding,) = analyze(slow_link(True, seed=seed, in_columns=1.4))
+    (finding,) = analyze(slow_link(True, seed=seed, in_columns=1.45))
     assert finding.ranks == (5,)
+    (finding,) = analyze(slow_link(True, seed=seed, in_columns=1.45, before=10))
+    assert finding.ranks == (5,), "although its row seemed slow before the column was"
     (finding,) = analyze(slow_link(True, seed=seed, in_columns=1.0))
     assert finding.ranks == (4, 5, 6, 7), "no other group says which of them"
