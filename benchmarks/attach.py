@@ -44,6 +44,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from probes.events import read_events
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "attach"
 KINDS = ("bare", "rankscope", "run", "tensorboard", "wandb", "profiler")
 SCRIPTS = {"ddp": ("ddp.py", ["--width", "512"]), "fsdp2": ("fsdp2.py", ["--dim", "128"])}
@@ -125,7 +127,9 @@ def _await_watch(run: Path) -> None:
     """The node process has ended before the next kind begins, or the folder is taken from it."""
     deadline = time.monotonic() + 20
     events = run / "tapes" / "node-00000" / "events.jsonl"
-    while events.exists() and "watch_stopped" not in events.read_text() and time.monotonic() < deadline:
+    found = read_events(events)[0] if events.exists() else []
+    pids = [event["pid"] for event in found if event["kind"] == "watch_started"]
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.1)
 
 
