@@ -79,7 +79,10 @@ _NO_EXTENSIONS: dict[str, str | bool | int | float | list[str]] = {
 _CLOSED = _NO_EXTENSIONS | {"enable_external_access": "false", "lock_configuration": "true"}
 _MIN_BYTES = 3 * 4096  # a DuckDB file begins with three headers
 _NO_ROOM = ("No space left", "Disk quota exceeded", "File too large")
-_DAMAGED = ("Corrupt database", "not a valid DuckDB", "Could not read enough bytes", "Failed to load metadata")
+_DAMAGED = (
+    "Corrupt database", "not a valid DuckDB", "Could not read enough bytes", "Failed to load metadata",
+    "This WAL ", "WAL does not match",  # killed between a checkpoint and the removal of the log that it made useless
+)  # fmt: skip
 _STORAGE_VERSION = "v1.4.0"  # the oldest DuckDB that should open our file
 
 

@@ -18,6 +18,7 @@ from probes.rundir import RunDir
 from probes.schema import TABLES
 from probes.store import Ingester, Store, StoreError, StoreLockedError, rebuild
 from probes.store import ingest as ingest_module
+from probes.store.database import log_of
 from probes.store.positions import ReadState
 from probes.store.tail import SegmentLook, Tail
 from probes.tape import COMPLETE, OPEN
@@ -274,7 +275,7 @@ def test_a_store_held_by_a_reader_is_written_later(tmp_path: Path) -> None:
         assert ingester.tick().rows["steps"] == 20
 
 
-@pytest.mark.parametrize("damage", ["garbage", "truncated", "flipped", "empty", "foreign", "older"])
+@pytest.mark.parametrize("damage", ["garbage", "truncated", "flipped", "empty", "foreign", "older", "old log"])
 def test_a_store_that_cannot_be_used_is_set_aside_and_made_anew(tmp_path: Path, damage: str) -> None:
     run = make_run(tmp_path, steps=10)
     with Ingester(run) as ingester:
@@ -285,6 +286,12 @@ def test_a_store_that_cannot_be_used_is_set_aside_and_made_anew(tmp_path: Path, 
     if damage == "foreign":
         path.unlink()
         duckdb.connect(str(path)).execute("CREATE TABLE steps (a INTEGER)").close()
+    elif damage == "old log":  # as SIGKILL leaves it between a checkpoint and the removal of the log
+        with duckdb.connect(str(path)) as connection:
+            connection.execute("CREATE TABLE other (a INTEGER)")
+            log = log_of(path).read_bytes()
+            connection.execute("CHECKPOINT")
+        log_of(path).write_bytes(log)
     elif damage == "older":
         duckdb.connect(str(path)).execute("UPDATE ingest_meta SET fingerprint = 'another'").close()
     else:
