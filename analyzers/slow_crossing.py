@@ -31,11 +31,11 @@ def narrowed(
         # Of what a dimension does, that which moves most says most about its links.
         moved = {key: key[2] * _calls(groups) for key, groups in classes.items() if key[0] == dimension}
         groups = classes[max(moved, key=lambda key: moved[key])]
-        # The newest window has seen few calls yet, and the onset is uncertain by some windows.
+        # A newest window that is not half full says little.
         windows = next(iter(groups.values()))
         usual = np.median([calls for _, calls, _, _ in windows.values()])
         parts = [p for p in shared_parts(groups) if _overlaps(windows[p], link) and 2 * windows[p][1] >= usual]
-        parts = parts[-max(3, len(parts) // 2) :]
+        parts = parts[-max(policy.min_windows_crossing, len(parts) // 2) :]
         if len(groups) < 2 or len(parts) < policy.min_windows:
             continue
         transfers = np.array([[windows[part][0] for part in parts] for windows in groups.values()])

@@ -173,9 +173,9 @@ def _is_host(source: Source, attempt: int, link: SlowLink, since_step: int, poli
     """Whether its ranks waiting for cores explains it: that slows transfers as well, and no link is bad."""
     if link.alone:
         rise = core_wait_rise(source, attempt, link.ranks, link.first_step, since_step)
-        return rise is not None and rise >= 0.5 * link.excess_ms
+        return rise is not None and rise >= policy.host_share_ratio * link.excess_ms
     waited = core_wait(source, attempt, link.ranks, link.first_step, link.last_step)
-    if waited is None or waited < 0.5 * link.excess_ms:
+    if waited is None or waited < policy.host_share_ratio * link.excess_ms:
         return False
     num_windows = (link.last_step - link.first_step + 1) // policy.window_steps
     return link.factor < policy.clear_factor or num_windows < policy.min_windows_crowded

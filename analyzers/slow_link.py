@@ -51,11 +51,15 @@ class SlowGroupPolicy:
     min_windows_crowded: int = 4
     """Slow windows where ranks wait for a core for so long that this alone may slow their transfers; the factor must
     then be `clear_factor`."""
+    host_share_ratio: float = 0.5
+    """Waiting for cores as a share of the excess from which it explains it."""
     agreement_ratio: float = 0.8
     """Share of slow windows from the onset to the end."""
     crossing_factor: float = 1.3
     """Transfer / that of the groups beside it of a group that crosses a slow one: which of its members is slow is then
     asked, no longer whether one is."""
+    min_windows_crossing: int = 3
+    """Newest windows of a crossing group that are looked at, or the newer half: the onset is uncertain by some."""
     history: HistoryPolicy = field(default_factory=HistoryPolicy)
     """Of a group with nothing beside it."""
 

@@ -77,17 +77,17 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
     model = config.model
     sizes = [size for size in (2, 4, 8) if size <= node and num_gpus % size == 0]
 
+    # What the configuration has of them belongs to one layout, and others refuse it.
+    own, default = config.parallel, type(config.parallel)()
+    optional = {"ep": 1, "zero1": "false", "cpu_offload": "false", "gradient_compression": "none"}
+    plain = {key: str(value) for key, value in optional.items() if getattr(own, key) != getattr(default, key)}
+
     def mesh(replicate: int, shard: int, tp: int = 1, pp: int = 1, recompute: str = "none", **more: str) -> list[str]:
         return [
             f"parallel.dp_replicate={replicate}", f"parallel.dp_shard={shard}", f"parallel.tp={tp}",
             f"parallel.pp={pp}", f"train.activation_checkpointing={recompute}", f"train.micro_batch_size={micro}",
             *(f"parallel.{key}={value}" for key, value in {**plain, **more}.items()),
         ]  # fmt: skip
-
-    # What the configuration has of them belongs to one layout, and others refuse it.
-    own, default = config.parallel, type(config.parallel)()
-    optional = {"ep": 1, "zero1": "false", "cpu_offload": "false", "gradient_compression": "none"}
-    plain = {key: str(value) for key, value in optional.items() if getattr(own, key) != getattr(default, key)}
 
     micro = 0
     if num_gpus == 1:

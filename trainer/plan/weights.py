@@ -80,11 +80,12 @@ def rank_units(config: Config, plan: Plan, pp_rank: int) -> list[Unit]:
 
     units = []
     for layer in (layer for stage in own for layer in stages.layers[stage]):
-        apart = plan.ep > 1  # then experts are shared by fewer ranks than the rest
-        units.append(unit(layer, [*_block(model), *([] if apart else _experts(model, 1, sharded=False))]))
-        if apart:
-            experts = tuple(_experts(model, plan.ep, sharded=True))
-            units.append(Unit(layer=layer, weights=experts, tp=1, shards=plan.dp_shard, dimension="dp_shard"))
+        experts = _experts(model, plan.ep)
+        if plan.ep == 1:
+            units.append(unit(layer, [*_block(model), *experts]))
+        else:  # experts are shared by fewer ranks than the rest
+            units.append(unit(layer, _block(model)))
+            units.append(Unit(layer=layer, weights=tuple(experts), tp=1, shards=plan.dp_shard, dimension="dp_shard"))
     embedding = Weight(rows=model.vocab_size, row_numel=model.dim, split="rows", decays=False)
     root: list[Weight] = []
     if 0 in own:
@@ -138,13 +139,13 @@ def _block(model: ModelConfig) -> list[Weight]:
     return [*attention, *feed_forward, _norm(model), _norm(model)]
 
 
-def _experts(model: ModelConfig, ep: int, *, sharded: bool) -> list[Weight]:
+def _experts(model: ModelConfig, ep: int) -> list[Weight]:
     """The stacked weights of a block's experts. FSDP splits the stack, or, where expert parallel has split that, what
     comes after it."""
     count, hidden, dim = model.num_experts // ep, model.expert_ffn_dim, model.dim
     if not count:
         return []
-    if sharded:
+    if ep > 1:
         shapes = [(hidden, count * dim), (hidden, count * dim), (dim, count * hidden)]
     else:
         shapes = [(count, hidden * dim)] * 3
