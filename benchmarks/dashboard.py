@@ -4,7 +4,7 @@
     python -m benchmarks.dashboard --ranks 64 --steps 10000 --refreshes 100
     python -m benchmarks.dashboard --run runs/huge --refreshes 0    # a run that is there already
 
-The run is a store of finished steps (`benchmarks.scale`), opened in a real Chromium. Measured for each page:
+The run has something on every page (`benchmarks.full_run`) and is opened in a real Chromium. Measured for each page:
 
 | column | from the click on the page's link, or from the hot key that draws it again |
 |---|---|
@@ -30,7 +30,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.scale import make_steps
+from benchmarks.full_run import make_full_run
 from dashboard.frame import POLL_S
 from dashboard.launch import DashboardServer
 from dashboard.screenshots import PAGES, PENDING, SETTLED, browser_path
@@ -45,6 +45,8 @@ TITLES = {
 }  # fmt: skip
 HOUR = int(3600 / POLL_S)
 """Refreshes of a page that is left open for an hour."""
+COMPARED_RANKS = 64
+"""Ranks of the run that the huge one is compared with, which has a tenth of its steps."""
 HOUR_RANKS, HOUR_STEPS = 64, 2_000
 """Size of the run that grows for an hour."""
 HOUR_PAGES = ("overview", "ranks", "memory")
@@ -153,11 +155,12 @@ def open_page(stack: ExitStack, run: Path) -> tuple[Page, DashboardServer]:
 def made(path: Path, ranks: int, steps: int) -> RunDir:
     """A run of finished steps."""
     begun = time.perf_counter()
-    size = make_steps(path, ranks, steps)
+    run = make_full_run(path, ranks, steps)
+    size = run.store().stat().st_size
     print(
         f"{ranks} ranks x {steps} steps: {size / 1e9:.2f} GB, made in {time.perf_counter() - begun:.0f} s", flush=True
     )
-    return RunDir.open(path)
+    return run
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -173,6 +176,8 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="rankscope-dashboard-") as folder:
         if not options.no_pages:
             run = options.run or made(Path(folder) / "runs" / "huge", options.ranks, options.steps).path
+            if not options.run:
+                make_full_run(run.parent / "another", COMPARED_RANKS, options.steps // 10)
             with ExitStack() as stack:
                 found["pages"] = time_pages(*open_page(stack, run))
         if options.refreshes:

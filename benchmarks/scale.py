@@ -73,26 +73,37 @@ print(json.dumps({"seconds": time.perf_counter() - began, "peak_kib": max(peak, 
 """
 
 
-def make_run(path: Path, ranks: int, *, hang: bool) -> Run:
+def make_run(
+    path: Path,
+    ranks: int,
+    *,
+    hang: bool,
+    steps: int = 0,
+    layout: Layout | None = None,
+    more_events: Sequence[Event] = (),
+) -> Run:
     """A run's folder with everybody's events and no tapes; its store knows the ranks."""
-    scenario = Scenario(seed=0, layout=Layout(dp_replicate=ranks, ranks_per_node=ranks), steps=1)
+    layout = layout or Layout(dp_replicate=ranks, ranks_per_node=ranks)
+    scenario = Scenario(seed=0, layout=layout, steps=1)
     run = Run(scenario, path)
-    end_ns = 10**15
+    end_ns = 10**15 if hang else (steps + 2) * 10**8
     if hang:
         ends = [Event(-1, end_ns, "run_ended", None, {"reason": "interrupted", "exit_code": 130, "message": ""})]
     else:
         closed: dict[str, Any] = {"probe_errors": {}, "dropped_records": {}}
         ends = [Event(rank, end_ns, "rank_closed", None, closed) for rank in range(ranks)]
         ends.append(Event(-1, end_ns, "run_ended", None, {"reason": "finished", "exit_code": 0, "message": ""}))
-    run.write_events(introduction(scenario) + ends)
+    run.write_events([*introduction(scenario), *more_events, *ends])
     with Store.open(run.run):
         pass
     return run
 
 
-def make_steps(path: Path, ranks: int, steps: int) -> int:
+def make_steps(
+    path: Path, ranks: int, steps: int, *, layout: Layout | None = None, more_events: Sequence[Event] = ()
+) -> int:
     """Fill the store; returns its bytes. In the order of ingestion: some steps of all ranks, then the next."""
-    run = make_run(path, ranks, hang=False).run
+    run = make_run(path, ranks, hang=False, steps=steps, layout=layout, more_events=more_events).run
     connection = connect_writer(run.store(), wait_s=10, threads=2)
     slow_rank, onset, drawn = ranks // 3, steps // 2, min(steps, DRAWN_STEPS)
     connection.execute(
