@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .bubble import COMPUTATIONS, PipelineSpans, measure_idle
-from .source import Source, every_kth, ints
+from .source import Ints, Source, every_kth, ints
 
 __all__ = ["WaitSplit", "pipelines", "split_waits"]
 
@@ -28,7 +28,7 @@ MAX_CALLS = 4_000_000
 """Rows of collectives looked at; more are thinned out by whole steps."""
 MAX_STEPS = 2_000
 MAX_PIPELINE_STEPS = 200
-MAX_SPANS = 1_000_000
+MAX_SPANS = 400_000
 
 Places = Mapping[tuple[int, int], float]
 """A number for each (attempt, rank)."""
@@ -95,25 +95,38 @@ def _pipelines(source: Source) -> dict[tuple[int, int], float]:
     if not num_spans:
         return {}
     every = max(1, -(-num_steps // MAX_PIPELINE_STEPS), -(-num_spans // MAX_SPANS))
-    kinds = ", ".join(f"'{kind}'" for kind in COMPUTATIONS)
+    known = pipelines(source)
+    table = source.query(
+        f"""
+        SELECT attempt, rank, step, stage, coalesce(microbatch, -1) AS microbatch, kind, start_ns,
+               coalesce(end_ns, -1) AS end_ns
+        FROM spans WHERE stage IS NOT NULL AND kind IN ({", ".join(f"'{kind}'" for kind in COMPUTATIONS)})
+          AND step % ? = 0 ORDER BY attempt, rank, start_ns
+        """,
+        [every],
+    )
+    rows_of = _rows_by_rank(ints(table["attempt"]), ints(table["rank"]))
+    columns = {name: ints(table[name]) for name in ("rank", "step", "stage", "microbatch", "start_ns", "end_ns")}
     idle: dict[tuple[int, int], float] = {}
-    for attempt, members in pipelines(source):
-        table = source.query(
-            f"""
-            SELECT rank, step, stage, coalesce(microbatch, -1) AS microbatch, kind, start_ns, coalesce(end_ns, -1) AS end_ns
-            FROM spans WHERE attempt = ? AND stage IS NOT NULL AND kind IN ({kinds}) AND step % ? = 0
-              AND rank IN ({", ".join(map(str, members))}) ORDER BY rank, start_ns
-            """,  # noqa: E501
-            [attempt, every],
-        )
-        spans = PipelineSpans(
-            **{name: ints(table[name]) for name in ("rank", "step", "stage", "microbatch", "start_ns", "end_ns")},
-            kind=table["kind"],
-        )
+    for attempt, members in known:
+        rows = np.concatenate([rows_of.get((attempt, rank), np.zeros(0, np.int64)) for rank in members])
+        spans = PipelineSpans(**{name: of[rows] for name, of in columns.items()}, kind=table["kind"][rows])
         steps = measure_idle(spans, members)
         for rank in members if steps else ():
             idle[attempt, rank] = float(np.mean([step.total_ns - step.ranks[rank].busy_ns for step in steps]))
     return idle
+
+
+def _rows_by_rank(attempt: Ints, rank: Ints) -> dict[tuple[int, int], Ints]:
+    """{(attempt, rank): its rows} of columns in that order: one question for all pipelines, then slices of it."""
+    if not len(rank):
+        return {}
+    begins = np.flatnonzero(np.r_[True, (np.diff(attempt) != 0) | (np.diff(rank) != 0)])
+    ends = np.r_[begins[1:], len(rank)]
+    return {
+        (int(attempt[begin]), int(rank[begin])): np.arange(begin, end)
+        for begin, end in zip(begins, ends, strict=True)
+    }  # fmt: skip
 
 
 def pipelines(source: Source) -> list[tuple[int, list[int]]]:
