@@ -21,6 +21,7 @@ import logging
 import time
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -41,7 +42,7 @@ from .database import (
 from .ddl import create_statements, fingerprint
 from .naming import Dictionary, NameBook
 from .positions import ReadState, load, save
-from .tail import EventsLook, ProblemLook, SegmentLook, Tail, anchor_of
+from .tail import EventsLook, Folder, ProblemLook, SegmentLook, Tail, anchor_of
 from .transfer import Transfer
 
 if TYPE_CHECKING:
@@ -92,14 +93,18 @@ class Ingester:
         threads: int = 1,
         wait_s: float = 1.0,
         store_path: Path | None = None,
+        folders: Sequence[Folder] | None = None,
     ) -> None:
-        """`store_path` writes elsewhere than to the run's folder; then nobody is asked for the right to write."""
+        """`store_path` writes elsewhere than to the run's folder; then nobody is asked for the right to write.
+
+        `folders` are the node's, if they are known (`folders_by_node`) and no more will come.
+        """
         self.run = run
         self.path = store_path or run.store(node_rank)
         self._lock = None if store_path else WriterLock(self.path, role=role)
         self._threads = threads
         self._wait_s = wait_s
-        self._tail = Tail(run, node_rank)
+        self._tail = Tail(run, node_rank, given=folders)
         self._state = ReadState()
         self._identity: tuple[int, ...] | None = None  # of the file as we left it
         self._ticks = -1

@@ -42,7 +42,7 @@ from .database import (
 )
 from .ddl import SQL_TYPES, fingerprint, grown_table, quoted, store_columns
 from .ingest import Ingester
-from .tail import nodes_of
+from .tail import Folder, folders_by_node
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -274,10 +274,10 @@ def _common(table: Table, there: dict[tuple[str, str], set[str]], number: int) -
 def _caught_up(run: RunDir, scratch: contextlib.ExitStack, wait_s: float) -> list[Path]:
     """Bring every node's store up to date; returns the files to read."""
     paths: dict[Path, Path] = {path: path for path in run.stores()}
-    for node in nodes_of(run):
+    for node, folders in folders_by_node(run).items():
         path = run.store(node)
         try:
-            paths[path] = _catch_up_node(run, node, wait_s)
+            paths[path] = _catch_up_node(run, node, folders, wait_s)
         except StoreLockedError:
             _await_last_word(run, path)
             if not path.exists() and not _appears(path, wait_s):
@@ -286,12 +286,12 @@ def _caught_up(run: RunDir, scratch: contextlib.ExitStack, wait_s: float) -> lis
         except StoreCorruptError:
             raise
         except StoreError:  # the folder cannot be written, or readers never let go of the file
-            paths[path] = _scratch_copy(run, node, scratch)
+            paths[path] = _scratch_copy(run, node, folders, scratch)
     return [paths[path] for path in sorted(paths, key=lambda path: (len(path.name), path.name))]
 
 
-def _catch_up_node(run: RunDir, node: int, wait_s: float) -> Path:
-    with Ingester(run, node, role=READER, threads=2, wait_s=wait_s) as ingester:
+def _catch_up_node(run: RunDir, node: int, folders: Sequence[Folder], wait_s: float) -> Path:
+    with Ingester(run, node, role=READER, threads=2, wait_s=wait_s, folders=folders) as ingester:
         ingester.catch_up()
         return ingester.path
 
@@ -303,14 +303,14 @@ def _await_last_word(run: RunDir, path: Path) -> None:
         time.sleep(POLL_S)
 
 
-def _scratch_copy(run: RunDir, node: int, scratch: contextlib.ExitStack) -> Path:
+def _scratch_copy(run: RunDir, node: int, folders: Sequence[Folder], scratch: contextlib.ExitStack) -> Path:
     folder = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-")))
     original, copy = run.store(node), folder / run.store(node).name
     for suffix in ("", ".wal"):
         source = original.with_name(original.name + suffix)
         if source.exists() and not file_problem(source):
             shutil.copyfile(source, copy.with_name(copy.name + suffix))
-    with Ingester(run, node, threads=2, store_path=copy) as ingester:
+    with Ingester(run, node, threads=2, store_path=copy, folders=folders) as ingester:
         ingester.catch_up()
     return copy
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from ..rundir import RunDir
 from .database import WriterLock, log_of
 from .ingest import Ingester
-from .tail import nodes_of
+from .tail import folders_by_node
 
 __all__ = ["RebuildResult", "rebuild"]
 
@@ -42,14 +42,15 @@ def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None) -> 
         tape.stat().st_size for _, _, folder in run.rank_dirs() for tape in folder.glob("*.tape") if tape.is_file()
     )
     done = 0
-    for node in nodes_of(run):
+    for node, folders in folders_by_node(run).items():
         store = run.store(node)
         with WriterLock(store, role="rebuild"):
             for left_over in store.parent.glob(f".{store.name}.rebuild-*"):
                 left_over.unlink()
             fresh = store.with_name(f".{store.name}.rebuild-{os.getpid()}")
             try:
-                with Ingester(run, node, threads=max(1, min(4, os.cpu_count() or 1)), store_path=fresh) as ingester:
+                threads = max(1, min(4, os.cpu_count() or 1))
+                with Ingester(run, node, threads=threads, store_path=fresh, folders=folders) as ingester:
                     lag = True
                     while lag:
                         result = ingester.tick(thorough=True)

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from ..tape import HEADER_BYTES, OPEN
 from ..tape_reader import MAX_SEGMENT_BYTES, Header, Segment, TapeError, read_header, read_segment
 from .positions import EventPosition, ReadState, SegmentPosition
 
-__all__ = ["EventsLook", "Folder", "ProblemLook", "SegmentLook", "Tail", "anchor_of", "node_of", "nodes_of"]
+__all__ = ["EventsLook", "Folder", "ProblemLook", "SegmentLook", "Tail", "anchor_of", "folders_by_node", "node_of"]
 
 WINDOW_BYTES = 1 << 16  # a stretch of a tape without a record in it: nothing comes after, the writer is not there yet
 FINAL_SEGMENTS = 3  # a writer completes records in its two newest segments; with one more, no race is left
@@ -100,6 +100,8 @@ class Tail:
 
     run: RunDir
     node_rank: int
+    given: Sequence[Folder] | None = None
+    """The node's folders, from whoever has looked through all of them; they stay the same for as long as this lives."""
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _owned: dict[str, bool] = field(default_factory=dict)
     _listings: dict[str, tuple[int, list[tuple[str, int, str]]]] = field(default_factory=dict)
@@ -140,6 +142,8 @@ class Tail:
 
     def folders(self) -> list[Folder]:
         """The folders of this node, ranks first."""
+        if self.given is not None:
+            return list(self.given)
         signature = self._tree_signature()
         if signature != self._signature or _is_fresh(max(signature, default=0)):
             self._signature = signature
@@ -274,10 +278,17 @@ class Tail:
             return ()
 
 
-def nodes_of(run: RunDir) -> list[int]:
-    """The nodes that wrote to this run's folder, 0 always among them."""
-    nodes = {node_of(folder) for folder in _all_folders(run)}
-    return sorted({0, *(node for node in nodes if node is not None)})
+def folders_by_node(run: RunDir) -> dict[int, list[Folder]]:
+    """The folders of every node that wrote to this run's folder, ranks first; node 0 is always among them.
+
+    For whoever reads all nodes at once: each for itself would look through the folders of all the others.
+    """
+    found: dict[int, list[Folder]] = {0: []}
+    for folder in _all_folders(run):
+        node = node_of(folder)
+        if node is not None:
+            found.setdefault(node, []).append(folder)
+    return dict(sorted(found.items()))
 
 
 def node_of(folder: Folder) -> int | None:

@@ -15,10 +15,11 @@ import duckdb
 import numpy as np
 import pytest
 
-import probes.store
+import probes.store.tail
 from probes.rundir import RunDir
 from probes.schema import TABLES
 from probes.store import Ingester, Store, StoreCorruptError, StoreError
+from probes.tape import COMPLETE
 from tests.factories import RankWriter, empty_run, make_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -323,3 +324,20 @@ def test_paths_with_quotes(tmp_path: Path) -> None:
     with Store.open(run) as store:
         assert store.rows("SELECT count(*) FROM steps") == [(2,)]
     assert isinstance(run, RunDir)
+
+
+def test_each_folder_is_looked_into_once_however_many_nodes_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """128 nodes that each looked through the folders of 1,024 ranks took 13 s before the first question."""
+    run = empty_run(tmp_path)
+    for rank in range(12):
+        RankWriter(run, rank=rank, node_rank=rank // 2).append("steps", COMPLETE, step=1)
+    asked: list[str] = []
+    before = probes.store.tail.node_of
+    monkeypatch.setattr(probes.store.tail, "node_of", lambda folder: asked.append(folder.name) or before(folder))
+    with Store.open(run) as store:
+        assert store.rows("SELECT count(DISTINCT rank) FROM steps") == [(12,)]
+    assert len(run.stores()) == 6
+    assert sorted(asked) == sorted(set(asked))
+    assert len(asked) >= 12
