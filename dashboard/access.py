@@ -25,9 +25,12 @@ from probes.rundir import RunDir
 from probes.store import Store, is_watched
 
 from .answers import OFTEN_REST_FACTOR, REST_FACTOR, Answer, Answers
+from .beside import diagnosed_beside
 
-__all__ = ["RunAccess"]
+__all__ = ["LARGE_BYTES", "RunAccess"]
 
+LARGE_BYTES = 256 << 20
+"""Size of a store from which a page takes a noticeable while."""
 CATCH_UP_S = 4.0
 """Seconds between two looks at the tapes of a run that no watch follows."""
 WAIT_S = 3.0
@@ -47,6 +50,7 @@ class RunAccess:
         self._lock = threading.Lock()
         self._caught_up_at = float("-inf")
         self._last_state = RunState(word="")
+        self._last_diagnosis: tuple[Hashable, Diagnosis] | None = None
 
     @property
     def is_watched(self) -> bool:
@@ -127,31 +131,40 @@ class RunAccess:
         """The Diagnosis of the whole run, as `rankscope analyze` makes it; a long one comes at a later look."""
         watched = self.is_watched
 
-        def compute() -> Diagnosis:
-            now_ns = time.time_ns() if watched else None
-            with self.open() as store:
-                return diagnose(store, self.manifest(), now_ns=now_ns, stacks_dir=self.run.stacks)
-
         version = (self.version(), watched)
-        return self._answers.get(("diagnosis", str(self.run.path)), version, compute, patience_s=first_s)
+        key = ("diagnosis", str(self.run.path))
+        return self._answers.get(key, version, lambda: self._diagnosed(version), patience_s=first_s)
 
     def compared_with(self, other: RunAccess) -> Answer:
         """The Comparison of this run (B) with another one (A), and both loss curves."""
 
         def compute() -> dict[str, Any]:
+            found_a, found_b = (one._diagnosed((one.version(), one.is_watched)) for one in (other, self))
             with other.open() as store_a, self.open() as store_b:
-                side_a, side_b = other._side(store_a), self._side(store_b)
+                side_a, side_b = other._side(store_a, found_a), self._side(store_b, found_b)
                 found = {"comparison": compare(side_a, side_b)}
                 return found | {"loss_a": loss_curve(store_a), "loss_b": loss_curve(store_b)}
 
         key = ("compare", str(self.run.path), str(other.run.path))
         return self._answers.get(key, (self.version(), other.version()), compute, patience_s=FIRST_S)
 
-    def _side(self, store: Store) -> Side:
-        manifest = self.manifest()
+    def _side(self, store: Store, diagnosis: Diagnosis) -> Side:
+        return Side(source=store, manifest=self.manifest(), diagnosis=diagnosis)
+
+    def _diagnosed(self, version: Hashable) -> Diagnosis:
+        """The diagnosis of this version of the run, made once: beside the server where it takes long."""
+        known = self._last_diagnosis
+        if known is not None and known[0] == version:
+            return known[1]
         now_ns = time.time_ns() if self.is_watched else None
-        diagnosis = diagnose(store, manifest, now_ns=now_ns, stacks_dir=self.run.stacks)
-        return Side(source=store, manifest=manifest, diagnosis=diagnosis)
+        if self.size_bytes() >= LARGE_BYTES:
+            self.open().close()  # what stands on the tapes of a run that nobody watches is taken in
+            found = diagnosed_beside(self.run, now_ns=now_ns)
+        else:
+            with self.open() as store:
+                found = diagnose(store, self.manifest(), now_ns=now_ns, stacks_dir=self.run.stacks)
+        self._last_diagnosis = (version, found)
+        return found
 
     def _may_grow(self) -> bool:
         return self._last_state.word == "" or self._last_state.is_live

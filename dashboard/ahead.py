@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .access import RunAccess
+from .access import LARGE_BYTES, RunAccess
 
-__all__ = ["LARGE_BYTES", "look_ahead"]
+__all__ = ["look_ahead"]
 
-LARGE_BYTES = 256 << 20
-"""Size of a store from which a page takes a noticeable while."""
 PATIENCE_S = 120.0
 _looked: set[str] = set()
 

@@ -14,7 +14,7 @@ from analyzers.report.figures.theme import SEQUENCE
 from analyzers.source import Source, floats, ints
 
 from .. import queries
-from ..ahead import LARGE_BYTES
+from ..access import LARGE_BYTES
 from ..frame import View, framed
 from ..show import chart, nothing, table
 
