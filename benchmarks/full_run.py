@@ -28,16 +28,17 @@ from probes.store.database import connect_writer
 
 __all__ = ["layout_of", "make_full_run"]
 
-STAGES, MICROBATCHES, TP = 4, 4, 8
+STAGES, MICROBATCHES, TP, DEVICES = 4, 4, 8, 8
 STEP_NS, FORWARD_NS, BACKWARD_NS = 100_000_000, 4_000_000, 8_000_000
 DETAILED_STEPS, LOOKS, PARAMETERS = 200, 100, 24
 
 
 def layout_of(ranks: int) -> Layout:
-    """Four stages of eight-way tensor parallelism, the rest sharded; `ranks` is a multiple of 32."""
+    """Four stages of eight-way tensor parallelism, the rest sharded, in one store; `ranks` is a multiple of 32."""
     return Layout(
-        pp=STAGES, dp_shard=ranks // (STAGES * TP), tp=TP, schedule="gpipe", microbatches=MICROBATCHES, ranks_per_node=8
-    )
+        pp=STAGES, dp_shard=ranks // (STAGES * TP), tp=TP, schedule="gpipe", microbatches=MICROBATCHES,
+        ranks_per_node=ranks,
+    )  # fmt: skip
 
 
 def make_full_run(path: Path, ranks: int, steps: int) -> RunDir:
@@ -103,7 +104,7 @@ def _gradients(connection: duckdb.DuckDBPyConnection, steps: int) -> None:
 
 def _health(connection: duckdb.DuckDBPyConnection, layout: Layout, steps: int) -> None:
     """A reading a second: eight devices and the host of each node; the last device is hot in the last tenth."""
-    seconds, nodes = max(1, steps * STEP_NS // 10**9), layout.num_ranks // layout.ranks_per_node
+    seconds, nodes = max(1, steps * STEP_NS // 10**9), layout.num_ranks // DEVICES
     hot = f"node = {nodes - 1} AND device = 7 AND second > {seconds * 9 // 10}"
     connection.execute(
         f"""
