@@ -21,6 +21,7 @@ from probes.schema import TABLES
 
 __all__ = [
     "MAX_BUCKETS", "Columns", "checkpoints", "findings_said", "gradient_table", "health", "last_steps",
+    "last_finished_steps",
     "memory_by_rank", "memory_curve", "newest_attempt", "places", "pulse", "ranking", "rate", "schedule",
     "speed", "step_range", "two_ranks",
 ]  # fmt: skip
@@ -315,3 +316,13 @@ def schedule(source: Source, attempt: int, step: int, members: tuple[int, ...]) 
         """,
         [attempt, step],
     )
+
+
+def last_finished_steps(source: Source) -> dict[int, int]:
+    """{attempt: its newest step that a rank has finished}."""
+    if not source.has("steps"):
+        return {}
+    rows = source.rows(
+        "SELECT attempt, max(step) FROM steps WHERE duration_ns IS NOT NULL AND rank >= 0 GROUP BY attempt"
+    )
+    return {int(attempt): int(step) for attempt, step in rows if step is not None}
