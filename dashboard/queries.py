@@ -20,10 +20,9 @@ from analyzers.source import Source, lacking
 from probes.schema import TABLES
 
 __all__ = [
-    "MAX_BUCKETS", "Columns", "checkpoints", "findings_said", "gradient_table", "health", "last_steps",
-    "last_finished_steps",
-    "memory_by_rank", "memory_curve", "newest_attempt", "places", "pulse", "ranking", "rate", "schedule",
-    "speed", "step_range", "two_ranks",
+    "MAX_BUCKETS", "Columns", "checkpoints", "findings_said", "gradient_table", "health",
+    "last_finished_steps", "last_steps", "memory_by_rank", "memory_curve", "newest_attempt", "places", "pulse",
+    "ranking", "rate", "speed", "step_range", "two_ranks",
 ]  # fmt: skip
 
 MAX_BUCKETS = 1_000
@@ -297,24 +296,6 @@ def checkpoints(source: Source) -> Columns:
                coalesce(string_agg(DISTINCT reason, '; ') FILTER (reason <> ''), '') AS reason
         FROM checkpoints GROUP BY attempt, step, tier ORDER BY attempt DESC, step DESC, tier LIMIT 500
         """
-    )
-
-
-def schedule(source: Source, attempt: int, step: int, members: tuple[int, ...]) -> Columns:
-    """Columns rank, stage, microbatch, kind, start_ms, end_ms: what the ranks of one pipeline did in a step."""
-    names = ("rank", "stage", "microbatch", "kind", "start_ms", "end_ms")
-    if not source.has("spans") or not members:
-        return _none(*names)
-    listed = ", ".join(str(int(rank)) for rank in members)
-    return source.query(
-        f"""
-        SELECT rank, stage, coalesce(microbatch, -1) AS microbatch, kind,
-               (start_ns - min(start_ns) OVER ()) / 1e6 AS start_ms,
-               (end_ns - min(start_ns) OVER ()) / 1e6 AS end_ms
-        FROM spans WHERE attempt = ? AND step = ? AND stage IS NOT NULL AND end_ns IS NOT NULL AND rank IN ({listed})
-        ORDER BY start_ns LIMIT 5000
-        """,
-        [attempt, step],
     )
 
 
