@@ -166,12 +166,14 @@ def without(
     share: float = 1.0,
     pauses: bool = False,
     faster_calls: Mapping[str, float] | None = None,
+    faster_ranks: Mapping[int, float] | None = None,
 ) -> float:
     """Milliseconds a step without the slowness of some ranks. Pure.
 
     `peers`: of each of them the ranks with the same work. `share`: part of the excess that is taken off (one cause of
     several). `pauses`: they are slow in some steps only. `faster_calls`: {dimension of groups: factor on their
-    transfers}, for a slow link.
+    transfers}, for a slow link. `faster_ranks`: {rank: factor on all its work}, for one without peers whose past is
+    known.
     """
     graph = found.graph
     totals = _totals(graph)
@@ -197,7 +199,7 @@ def without(
                 less = max(0.0, total - share * more)
                 scale[rank, step, place] = less / total
     for number, at in enumerate(graph.work_at):
-        work[number] *= scale.get(at, 1.0)
+        work[number] *= scale.get(at, 1.0) * (faster_ranks or {}).get(at[0], 1.0)
     transfer = np.array(graph.transfer_ms)
     for number, alike in enumerate(graph.call_of):
         transfer[number] *= (faster_calls or {}).get(str(alike[0]), 1.0)
