@@ -57,8 +57,8 @@ def find_slower_alone(timings: Timings, policy: StragglerPolicy | None = None) -
 
 def _grown(values: Matrix, begin: int) -> Matrix:
     """By how much each row's median is larger from `begin` on."""
-    grown: Matrix = np.median(values[:, begin:], axis=1) - np.median(values[:, :begin], axis=1)
-    return grown
+    after, before = np.median(values[:, begin:], axis=1), np.median(values[:, :begin], axis=1)
+    return (after - before).astype(np.float32)
 
 
 def _is_its_own(ratios: Matrix, segment: Segment, policy: StragglerPolicy) -> bool:

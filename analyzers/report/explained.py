@@ -159,8 +159,8 @@ def next_step(finding: Finding) -> str:
 def _gain(finding: Finding) -> str:
     """What the run would gain, where that is more than the replay that says so is off by."""
     gain, error = finding.evidence.get("speedup_without_it_ratio"), finding.evidence.get("replay_error_ratio")
-    if not is_number(gain):
+    if not isinstance(gain, (int, float)):
         return ""
-    if not is_number(error):
+    if not isinstance(error, (int, float)):  # nothing was replayed
         return f"; without it: {gain:.2f}x faster"
     return f"; without it: {gain:.2f}x faster (replay error {100 * error:.1f} %)" if exceeds_error(gain, error) else ""
