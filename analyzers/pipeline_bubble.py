@@ -183,7 +183,8 @@ def summarise(found: Sequence[Pipeline], schedule: str = "") -> Bubble | None:
     place, over_ms, over_ratio = _heaviest(kept)
     stages = sorted(by_rank[first.ranks[place]].busy_ns_by_stage)
     imbalance = fmean(split.imbalance_ratio for split in splits)
-    is_heavy = over_ratio >= MIN_LIGHTEN_RATIO and imbalance > 0
+    always = _is_always_heaviest([pipeline for pipeline, _ in kept], place)
+    is_heavy = over_ratio >= MIN_LIGHTEN_RATIO and imbalance > 0 and always
     listed = [(rank, own) for pipeline, own in kept for rank in pipeline.ranks][:MAX_SHOWN]
     return Bubble(
         schedule=schedule,
@@ -230,12 +231,24 @@ def _work_by_stage(splits: Sequence[StepSplit]) -> dict[int, float]:
     return {stage: fmean(found[stage]) for stage in sorted(found)}
 
 
-def _heaviest(kept: Sequence[tuple[Pipeline, list[StepSplit]]]) -> tuple[int, float, float]:
+def _heaviest(splits: Sequence[tuple[Pipeline, Sequence[StepSplit]]]) -> tuple[int, float, float]:
     """(coordinate with the most work, milliseconds a step over the mean of all, that as a share of its work)."""
     work = [
-        fmean(split.idle.ranks[pipeline.ranks[place]].busy_ns for pipeline, own in kept for split in own) / 1e6
-        for place in range(min(len(pipeline.ranks) for pipeline, _ in kept))
+        fmean(split.idle.ranks[pipeline.ranks[place]].busy_ns for pipeline, own in splits for split in own) / 1e6
+        for place in range(min(len(pipeline.ranks) for pipeline, _ in splits))
     ]
     place = max(range(len(work)), key=work.__getitem__)
     over_ms = work[place] - fmean(work)
     return place, over_ms, over_ms / work[place] if work[place] else 0.0
+
+
+def _is_always_heaviest(found: Sequence[Pipeline], place: int) -> bool:
+    """Whether that coordinate has too much work in the first third of the steps as in the last: else it is a rank that
+    became slow, of which moving layers would make a heavy stage of another."""
+    first, last = [], []
+    for pipeline in found:
+        third = max(1, len(pipeline.splits) // 3)
+        first.append((pipeline, pipeline.splits[:third]))
+        last.append((pipeline, pipeline.splits[-third:]))
+    of_parts = [_heaviest(part) for part in (first, last)]
+    return all(heaviest == place and over_ratio >= MIN_LIGHTEN_RATIO for heaviest, _, over_ratio in of_parts)

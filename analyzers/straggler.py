@@ -159,7 +159,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
         evidence["reason"] = suspect.why
     evidence |= suspect.witness.evidence() | (suspect.device.evidence() if suspect.device else {})
     arrivals = load_arrivals(source, timings.attempt, worst.rank, worst.first_step, worst.last_step)
-    if arrivals.num_checked:
+    if arrivals.num_checked and not worst.alone:  # a stage keeps others waiting for its messages
         caused = arrivals.caused_wait_ratio
         evidence["arrives_last_ratio"] = round(arrivals.num_last / arrivals.num_checked, 3)
         evidence["caused_wait_ratio"] = None if caused is None else round(caused, 3)

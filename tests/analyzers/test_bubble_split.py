@@ -124,6 +124,20 @@ def test_which_stage_to_lighten_and_by_how_much() -> None:
     assert "points over it" not in bubble.text
 
 
+def test_a_rank_that_becomes_slow_is_no_stage_to_lighten() -> None:
+    spans: list[Span] = []
+    for step in range(12):
+        spans += gpipe(RANKS, MICROBATCHES, step=step, start=step * 10**12, slow=2 if step >= 5 else -1, factor=2)
+    splits = split_idle(whole_steps(columns(spans), range(RANKS)), range(RANKS))
+    pipeline = Pipeline(
+        ranks=range(RANKS), steps=[split.idle for split in splits], splits=splits, num_microbatches=MICROBATCHES
+    )
+    bubble = summarise([pipeline], "gpipe")
+    assert bubble is not None
+    assert bubble.imbalance_ratio > 0.05
+    assert (bubble.heaviest_stage, bubble.lighten_ms) == (None, 0.0)
+
+
 def test_a_pause_is_in_no_typical_step() -> None:
     spans = [gpipe(RANKS, MICROBATCHES, step=step, start=step * 10**12) for step in range(8)]
     spans[3] = [(*span[:5], span[5], span[6] + (10**10 if span[3:5] == (7, "backward") else 0)) for span in spans[3]]

@@ -82,6 +82,7 @@ def test_the_finding_says_against_what() -> None:
     assert "x what it took before) in compute" in finding.summary
     assert finding.evidence["compared_with"] == "its own past"
     assert finding.evidence["pattern"] == "since"
+    assert "caused_wait_ratio" not in finding.evidence, "of a pipeline hardly anybody waits in collectives"
     assert finding.evidence["speedup_without_it_ratio"] > 1.1
     assert analyze(pipeline_run(3)) == []  # type: ignore[arg-type]
 
