@@ -23,7 +23,9 @@ import numpy.typing as npt
 
 from analyzers.source import Ints
 
-__all__ = ["COMPUTATIONS", "PipelineSpans", "RankIdle", "StepIdle", "expected_idle", "measure_idle"]
+__all__ = [
+    "COMPUTATIONS", "PipelineSpans", "RankIdle", "StepIdle", "expected_idle", "idle_of", "measure_idle", "whole_steps",
+]  # fmt: skip
 
 COMPUTATIONS = ("forward", "loss", "backward", "weight")
 """Kinds of spans in which a stage computes. What it waits for inside one (tensor parallel, FSDP) counts as work: other
@@ -62,30 +64,51 @@ class StepIdle:
     ranks: Mapping[int, RankIdle]
 
 
-def expected_idle(schedule: str, *, ranks: int, microbatches: int, stages_per_rank: int = 1) -> float | None:
+def expected_idle(
+    schedule: str,
+    *,
+    ranks: int,
+    microbatches: int,
+    stages_per_rank: int = 1,
+    times: tuple[float, float, float] | None = None,
+) -> float | None:
     """Idle share of the total with equal stages and free communication; None for schedules without a closed form.
 
     gpipe, 1f1b: (p - 1) / (m + p - 1) (Huang et al. 2019). interleaved_1f1b: (p - 1) / (v m + p - 1) with v stages a
-    rank (Narayanan et al. 2021, there as (p - 1) / (v m) of the ideal time).
+    rank (Narayanan et al. 2021, there as (p - 1) / (v m) of the ideal time). interleaved_zero_bubble, with `times` of a
+    forward F, a backward of inputs B and one of weights W of a stage (any unit): idle for (p - 1) (F + B - W) beside
+    v m (F + B + W) of work (ZB-H1 of Qi et al. 2023, "Zero Bubble Pipeline Parallelism", which torch calls ZB1P); it
+    holds up to W = F. zbv_zero_bubble is free of idle time at F = B = W and has no closed form beside it.
     """
     if schedule in ("gpipe", "1f1b"):
         return (ranks - 1) / (microbatches + ranks - 1)
     if schedule == "interleaved_1f1b":
         return (ranks - 1) / (stages_per_rank * microbatches + ranks - 1)
+    if schedule == "interleaved_zero_bubble" and times is not None:
+        forward, backward, weight = times
+        if 0 < weight <= forward:
+            idle = (ranks - 1) * (forward + backward - weight)
+            return idle / (stages_per_rank * microbatches * (forward + backward + weight) + idle)
     return None
 
 
 def measure_idle(spans: PipelineSpans, ranks: Sequence[int]) -> list[StepIdle]:
     """Idle time of the pipeline that `ranks` form, in each step that all of them have finished, in the order run.
 
-    1. Keep closed spans of computations that have a stage. A step that ran again after a rollback is told apart by
-       how often its rank has computed the same microbatch of the same stage before.
-    2. The pipeline's time is the longest of the ranks' own, from the start of its first span to the end of its last:
-       the rank with the first stage begins first, and its last backward is the last of all.
-    3. A rank's busy time is the sum of its spans, which never overlap on one rank; the rest is idle.
+    1. Of each execution of a step (`whole_steps`) the pipeline's time is the longest of the ranks' own, from the start
+       of its first span to the end of its last: the rank with the first stage begins first, and its last backward is
+       the last of all.
+    2. A rank's busy time is the sum of its spans, which never overlap on one rank; the rest is idle.
+    """
+    return [idle_of(one, ranks) for one in whole_steps(spans, ranks)]
 
-    A step that a rank lacks, or in which not every microbatch went forward and back on every rank (it was cut off, or
-    records were dropped), is left out.
+
+def whole_steps(spans: PipelineSpans, ranks: Sequence[int]) -> list[PipelineSpans]:
+    """The closed computations of each execution of a step that all `ranks` have finished, in the order run.
+
+    A step that ran again after a rollback is told apart by how often its rank has computed the same microbatch of the
+    same stage before. A step that a rank lacks, or in which not every microbatch went forward and back on every rank
+    (it was cut off, or records were dropped), is left out.
     """
     kinds = np.asarray(spans.kind, dtype=object)
     keep = np.isin(kinds.astype(str), COMPUTATIONS) & (spans.stage >= 0) & (spans.end_ns >= spans.start_ns)
@@ -99,17 +122,33 @@ def measure_idle(spans: PipelineSpans, ranks: Sequence[int]) -> list[StepIdle]:
 
     order = np.lexsort((start, turn, step))
     bounds = np.flatnonzero((np.diff(step[order]) != 0) | (np.diff(turn[order]) != 0)) + 1
-    found: list[tuple[int, StepIdle]] = []
+    found: list[tuple[int, PipelineSpans]] = []
     for rows in np.split(order, bounds):
-        own = {r: rows[rank[rows] == r] for r in ranks}
-        if not _is_whole([Counter(zip(kind[of], microbatch[of], strict=True)) for of in own.values()]):
+        own = [rows[rank[rows] == r] for r in ranks]
+        if not _is_whole([Counter(zip(kind[of], microbatch[of], strict=True)) for of in own]):
             continue
-        total = max(int(end[of].max() - start[of].min()) for of in own.values())
-        by_rank = {r: _rank_idle(of, total, stage, start, end) for r, of in own.items()}
-        mean = sum(one.idle_ratio for one in by_rank.values()) / len(by_rank)
-        idle = StepIdle(step=int(step[rows[0]]), total_ns=total, idle_ratio=mean, ranks=by_rank)
-        found.append((int(start[own[ranks[0]]].min()), idle))
-    return [idle for _, idle in sorted(found, key=lambda pair: pair[0])]
+        one = PipelineSpans(
+            rank=rank[rows], step=step[rows], stage=stage[rows], microbatch=microbatch[rows], kind=kind[rows],
+            start_ns=start[rows], end_ns=end[rows],
+        )  # fmt: skip
+        found.append((int(start[own[0]].min()), one))
+    return [one for _, one in sorted(found, key=lambda pair: pair[0])]
+
+
+def idle_of(one: PipelineSpans, ranks: Sequence[int], loading_ns: Mapping[int, int] | None = None) -> StepIdle:
+    """Idle time of one execution of a step, an element of `whole_steps`.
+
+    `loading_ns`: how long each rank loaded its batch. The pipeline's time then begins where the rank of the first stage
+    begins to load: nobody can compute before it has.
+    """
+    own = {rank: np.flatnonzero(one.rank == rank) for rank in ranks}
+    first = int(one.rank[np.argmin(one.stage)])
+    windows = {r: int(one.end_ns[of].max() - one.start_ns[of].min()) for r, of in own.items()}
+    windows[first] += (loading_ns or {}).get(first, 0)
+    total = max(windows.values())
+    by_rank = {r: _rank_idle(of, total, one.stage, one.start_ns, one.end_ns) for r, of in own.items()}
+    mean = sum(rank.idle_ratio for rank in by_rank.values()) / len(by_rank)
+    return StepIdle(step=int(one.step[0]), total_ns=total, idle_ratio=mean, ranks=by_rank)
 
 
 def _is_whole(done: list[Counter[tuple[str, int]]]) -> bool:

@@ -6,9 +6,10 @@
 1. A rank's own time of a phase is the phase without waits in collectives (`timings`): ranks leave a collective
    together, so whoever waits long is a victim. Checkpoints, evaluation and logging are left out: one rank may do those
    for all. Clocks are compared nowhere.
-2. Peers have the same work: the same pipeline stage. For each observation the excess of a rank is its own time minus
-   the median of its peers' (itself excluded), over the peers' whole own time; for compute (forward, backward,
-   optimizer) and for data.
+2. Peers have the same work: the same pipeline stage, and for loading also the same place in their tensor- and
+   context-parallel groups, of which often the first alone loads. For each observation the excess of a rank is its own
+   time minus the median of its peers' (itself excluded), over the peers' whole own time; for compute (forward,
+   backward, optimizer) and for data. Ranks without peers are the business of `slow_alone`.
 3. `persistence` finds who stands out, from which step to which, against the noise of this run; `change_point` who
    became slower than it was, by less; `pauses` who stops again and again and is as fast as the others in between.
 """
@@ -27,7 +28,9 @@ from .slow_link import SlowGroupPolicy
 from .source import Ints
 from .timings import COMPUTE_PHASES, OWN_PHASES, Matrix, Timings, others_median
 
-__all__ = ["Straggler", "StragglerPolicy", "find_stragglers"]
+__all__ = [
+    "Cause", "Straggler", "StragglerPolicy", "complete", "find_stragglers", "is_worth_telling", "steps_of",
+]  # fmt: skip
 
 Cause = Literal["compute", "data"]
 MOSTLY = 0.7
@@ -55,6 +58,10 @@ class StragglerPolicy:
     """Step time with / without the rank from which the finding is critical."""
     since_step: int = 0
     """Only steps from here on (the live view)."""
+    alone_effect_ratio: float = 0.10
+    """Smallest growth over its own past of a rank without peers: as with one peer only, no spread is known."""
+    alone_others_factor: float = 2.0
+    """Its growth over the largest of another rank in the same observations, which do other work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +85,8 @@ class Straggler:
     ongoing: bool
     paused_ratio: float = 0.0
     """Share of the steps in which it pauses, being as fast as the others in between; 0: it is slow in most of them."""
+    alone: bool = False
+    """Compared with its own past, since no rank has the same work."""
 
 
 def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> list[Straggler]:
@@ -87,34 +96,39 @@ def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> 
     for peers in timings.peers:
         if len(peers) < 2 or len(timings.steps) < policy.persistence.min_length:
             continue
-        own: dict[Cause, Matrix] = {
-            "compute": _complete(timings.compute[peers]),
-            "data": _complete(timings.own["data"][peers]),
-        }
-        together = own["compute"] + own["data"]
+        compute, data = complete(timings.compute[peers]), complete(timings.own["data"][peers])
+        together = compute + data
         whole: Matrix = np.maximum(others_median(together), 1e-3).astype(np.float32)
+        in_data = np.zeros_like(data)  # of a rank that nobody loads like: unknown, which is nothing
+        everybody = np.arange(len(peers))
+        kinds: list[tuple[Cause, Ints, Matrix]] = [("compute", everybody, compute)]
+        for loaders in (np.flatnonzero(np.isin(peers, group)) for group in timings.data_peers):
+            if len(loaders) > 1:
+                in_data[loaders] = data[loaders] - others_median(data[loaders])
+                kinds.append(("data", loaders, data[loaders]))
         ranks: dict[int, list[Straggler]] = {}
-        for cause, values in own.items():
+        for cause, rows, values in kinds:
             excess_ms = values - others_median(values)
             by_row: dict[int, list[Segment]] = {}
-            for segment in find_segments(excess_ms / whole, policy.persistence):
+            for segment in find_segments(excess_ms / whole[rows], policy.persistence):
                 by_row.setdefault(segment.row, []).append(segment)
-            for segment in find_changes(excess_ms / whole, values, together, policy.change):
+            for segment in find_changes(excess_ms / whole[rows], values, together[rows], policy.change):
                 by_row.setdefault(segment.row, [segment])
             for row, segments in by_row.items():
-                straggler = _measure(timings, peers, row, cause, segments, excess_ms)
-                if _is_worth_telling(straggler, policy):
-                    ranks.setdefault(row, []).append(straggler)
-        excess_ms = together - others_median(together)
+                straggler = _measure(timings, peers[rows], row, cause, segments, excess_ms)
+                if is_worth_telling(straggler, policy):
+                    ranks.setdefault(int(rows[row]), []).append(straggler)
+        alike = any(len(rows) == len(peers) for cause, rows, _ in kinds if cause == "data")
+        excess_ms = together - others_median(together) if alike else compute - others_median(compute) + in_data
         for segment in find_pauses(excess_ms / whole, policy.pauses):
             if _explained(segment, excess_ms[segment.row], ranks.get(segment.row, [])):
                 continue
             # What stops a rank does so wherever it is: one finding, of where it mostly was.
-            in_data = own["data"][segment.row] - others_median(own["data"])[segment.row]
-            in_all = excess_ms[segment.row, segment.begin : segment.end].mean()
-            cause = "data" if in_data[segment.begin : segment.end].mean() > MOSTLY * in_all else "compute"
+            at = slice(segment.begin, segment.end)
+            mostly_data = in_data[segment.row, at].mean() > MOSTLY * excess_ms[segment.row, at].mean()
+            cause = "data" if mostly_data else "compute"
             straggler = _measure(timings, peers, segment.row, cause, [segment], excess_ms, segment.agreement)
-            if _is_worth_telling(straggler, policy):
+            if is_worth_telling(straggler, policy):
                 ranks[segment.row] = [straggler]
         for stragglers in ranks.values():
             largest = max(s.excess_ms for s in stragglers)
@@ -131,18 +145,19 @@ def _explained(pauses: Segment, excess_ms: Matrix, steady: list[Straggler]) -> b
     return bool(lost[slow[pauses.begin : pauses.end]].sum() >= MOSTLY * lost.sum())
 
 
-def _is_worth_telling(straggler: Straggler, policy: StragglerPolicy) -> bool:
+def is_worth_telling(straggler: Straggler, policy: StragglerPolicy) -> bool:
+    """Whether it costs enough of a step."""
     share = straggler.excess_ms / max(straggler.step_ms, 1e-6)
     return straggler.excess_ms >= policy.min_excess_ms and share >= policy.min_step_share_ratio
 
 
-def _steps_of(steps: Ints, segment: Segment) -> int:
+def steps_of(steps: Ints, segment: Segment) -> int:
     """Steps that a segment's observations stand for: of a very long run not every one is looked at (`thinned`)."""
     own = steps[segment.begin : segment.end]
     return 1 + int(np.maximum(np.diff(own), 1).sum())
 
 
-def _complete(values: Matrix) -> Matrix:
+def complete(values: Matrix) -> Matrix:
     """Holes (a rank without a row of the observation) as the median of the others, which says nothing of the rank."""
     holes = np.isnan(values)
     if not holes.any():
@@ -170,19 +185,19 @@ def _measure(
     phases = COMPUTE_PHASES if cause == "compute" else ("data",)
     factors, excesses = {}, {}
     for phase in OWN_PHASES:
-        values = _complete(timings.own[phase][np.ix_(peers, index)])
+        values = complete(timings.own[phase][np.ix_(peers, index)])
         baseline = others_median(values)[row]
         mine, theirs = float(typical(values[row])), float(typical(baseline))
         excesses[phase] = float(typical(values[row] - baseline))
         factors[phase] = mine / theirs if theirs > 1e-3 else float("inf") if mine > 1e-3 else 1.0
-    whole = _complete(sum(timings.own[phase][np.ix_(peers, index)] for phase in OWN_PHASES))
+    whole = complete(sum(timings.own[phase][np.ix_(peers, index)] for phase in OWN_PHASES))
     baseline = others_median(whole)[row]
     per_rank = typical(excess_ms[:, index], axis=1)
     excess = float(per_rank[row])
     next_slowest = float(np.max(np.delete(per_rank, row), initial=0.0))
-    step_ms = float(typical(np.nanmedian(_complete(timings.duration[np.ix_(peers, index)]), axis=0)))
+    step_ms = float(typical(np.nanmedian(complete(timings.duration[np.ix_(peers, index)]), axis=0)))
     gain = max(0.0, excess - max(0.0, next_slowest))
-    waits = _complete(timings.wait[np.ix_(peers, index)])
+    waits = complete(timings.wait[np.ix_(peers, index)])
     return Straggler(
         rank=int(timings.ranks[peers[row]]),
         cause=cause,
@@ -196,7 +211,7 @@ def _measure(
         phase_factors={phase: factors[phase] for phase in (*phases, *(p for p in OWN_PHASES if p not in phases))},
         phase_excess_ms=excesses,
         peers_wait_more_ms=float(typical(others_median(waits)[row] - waits[row])),
-        num_steps=sum(_steps_of(timings.steps, segment) for segment in segments),
+        num_steps=sum(steps_of(timings.steps, segment) for segment in segments),
         ongoing=segments[-1].ongoing,
         paused_ratio=paused_ratio,
     )

@@ -2,7 +2,8 @@
 
     findings = analyze(store, schedule="1f1b")      # kinds bubble (a measurement) and stage_imbalance
 
-1. Idle share of each step of each pipeline (`analyzers.bubble`), beside what the schedule has with equal stages.
+1. Idle share of each step of each pipeline, beside what the schedule has with equal stages; what is over it, split into
+   imbalance, communication and waiting for data; and the stage to lighten (`pipeline_bubble`).
 2. Work of a pipeline coordinate: the median over steps and pipelines of what its ranks computed in a step.
 3. Imbalance: the one coordinate with the most work is over the median of the others by `excess_ratio`, on every
    pipeline, in the first third of the steps as in the last. A rank that is slow by itself is slow on one pipeline or
@@ -18,12 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from .bubble import COMPUTATIONS, PipelineSpans, StepIdle, expected_idle, measure_idle
+from .bubble import StepIdle
 from .finding import Finding
-from .source import Source, ints, missing_tables
+from .pipeline_bubble import Bubble, Pipeline, load_pipeline, summarise
+from .source import Source, missing_tables
 from .wait_split import pipelines
 
-__all__ = ["StageBalancePolicy", "analyze", "heaviest", "measured_steps"]
+__all__ = ["StageBalancePolicy", "analyze", "heaviest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +54,20 @@ def analyze(source: Source, schedule: str = "", policy: StageBalancePolicy | Non
         return []
     attempt = max(number for number, _ in found)
     members = [ranks for number, ranks in found if number == attempt][: policy.max_pipelines]
-    measured = [(ranks, steps) for ranks in members if (steps := measured_steps(source, attempt, ranks, policy))]
-    if not measured:
+    loaded = (
+        load_pipeline(source, attempt, ranks, first_steps=policy.warm_up_steps, max_steps=policy.max_steps)
+        for ranks in members
+    )
+    measured = [one for one in loaded if one is not None and len(one.steps) >= policy.min_steps]
+    bubble = summarise(measured, schedule)
+    if bubble is None:
         return [_insufficient(attempt)]
     everybody = [ranks for number, ranks in found if number == attempt]
-    bubble = _bubble(source, attempt, measured, schedule)
-    heavy = heaviest([[_work(steps, ranks) for steps in _thirds(steps)] for ranks, steps in measured], policy)
+    told = _bubble(attempt, bubble, measured)
+    heavy = heaviest([[_work(steps, one.ranks) for steps in _thirds(one.steps)] for one in measured], policy)
     if heavy is None:
-        return [bubble]
-    return [bubble, _imbalance(attempt, heavy, [ranks[heavy] for ranks in everybody], measured)]
+        return [told]
+    return [told, _imbalance(attempt, heavy, [ranks[heavy] for ranks in everybody], measured)]
 
 
 def heaviest(work: Sequence[Sequence[Sequence[float]]], policy: StageBalancePolicy) -> int | None:
@@ -78,33 +85,7 @@ def heaviest(work: Sequence[Sequence[Sequence[float]]], policy: StageBalancePoli
     return heavy
 
 
-def measured_steps(source: Source, attempt: int, ranks: Sequence[int], policy: StageBalancePolicy) -> list[StepIdle]:
-    """Busy and idle time of the pipeline of `ranks`, over at most `max_steps` steps; empty below `min_steps`."""
-    marks = ", ".join(map(str, ranks))
-    kinds = ", ".join(f"'{kind}'" for kind in COMPUTATIONS)
-    ((first, last),) = source.rows(
-        f"SELECT min(step), max(step) FROM spans WHERE attempt = ? AND stage IS NOT NULL AND rank IN ({marks})",
-        [attempt],
-    )
-    if first is None:
-        return []
-    every = max(1, (last - first + 1) // policy.max_steps)
-    table = source.query(
-        f"""
-        SELECT rank, step, stage, coalesce(microbatch, -1) AS microbatch, kind, start_ns, coalesce(end_ns, -1) AS end_ns
-        FROM spans WHERE attempt = ? AND stage IS NOT NULL AND kind IN ({kinds}) AND rank IN ({marks})
-          AND step >= ? AND step % ? = 0
-        ORDER BY rank, start_ns
-        """,
-        [attempt, first + policy.warm_up_steps, every],
-    )
-    columns = ("rank", "step", "stage", "microbatch", "start_ns", "end_ns")
-    spans = PipelineSpans(**{name: ints(table[name]) for name in columns}, kind=table["kind"])
-    steps = measure_idle(spans, ranks)
-    return steps if len(steps) >= policy.min_steps else []
-
-
-def _thirds(steps: list[StepIdle]) -> list[list[StepIdle]]:
+def _thirds(steps: Sequence[StepIdle]) -> list[Sequence[StepIdle]]:
     third = len(steps) // 3
     return [steps[:third], steps[-third:]]
 
@@ -114,40 +95,25 @@ def _work(steps: Sequence[StepIdle], ranks: Sequence[int]) -> list[float]:
     return [median(step.ranks[rank].busy_ns for step in steps) for rank in ranks]
 
 
-def _bubble(
-    source: Source, attempt: int, measured: Sequence[tuple[list[int], list[StepIdle]]], schedule: str
-) -> Finding:
-    ranks, steps = measured[0]
-    idle = median(step.idle_ratio for _, own in measured for step in own)
-    stages = max(len(step.ranks[rank].busy_ns_by_stage) for step in steps[:1] for rank in ranks)
-    ((microbatches,),) = source.rows("SELECT max(microbatch) + 1 FROM spans WHERE attempt = ?", [attempt])
-    expected = expected_idle(schedule, ranks=len(ranks), microbatches=int(microbatches or 1), stages_per_rank=stages)
-    beside = "" if expected is None else f"; {schedule} with equal stages has {100 * expected:.1f} %"
+def _bubble(attempt: int, bubble: Bubble, measured: Sequence[Pipeline]) -> Finding:
     return Finding(
         analyzer="stage_balance",
         kind="bubble",
         severity="info",
         status="ok",
-        first_step=steps[0].step,
-        last_step=steps[-1].step,
-        summary=f"the pipeline's ranks have nothing to do for {100 * idle:.1f} % of its time{beside}",
-        evidence={
-            "idle_ratio": round(idle, 4),
-            "idle_expected_ratio": None if expected is None else round(expected, 4),
-            "num_microbatches": microbatches,
-            "num_pipelines_measured": len(measured),
-        },
+        first_step=measured[0].steps[0].step,
+        last_step=measured[0].steps[-1].step,
+        summary=bubble.text,
+        evidence=bubble.evidence(),
         advice="bubble",
         attempt=attempt,
     )
 
 
-def _imbalance(
-    attempt: int, heavy: int, ranks: Sequence[int], measured: Sequence[tuple[list[int], list[StepIdle]]]
-) -> Finding:
+def _imbalance(attempt: int, heavy: int, ranks: Sequence[int], measured: Sequence[Pipeline]) -> Finding:
     by_coordinate: Mapping[int, float] = {
-        place: median(step.ranks[members[place]].busy_ns for members, steps in measured for step in steps)
-        for place in range(len(measured[0][0]))
+        place: median(step.ranks[one.ranks[place]].busy_ns for one in measured for step in one.steps)
+        for place in range(len(measured[0].ranks))
     }
     mean = sum(by_coordinate.values()) / len(by_coordinate)
     others = median(value for place, value in by_coordinate.items() if place != heavy)
@@ -159,8 +125,8 @@ def _imbalance(
         severity="info",
         status="fired",
         ranks=tuple(sorted(ranks)),
-        first_step=measured[0][1][0].step,
-        last_step=measured[0][1][-1].step,
+        first_step=measured[0].steps[0].step,
+        last_step=measured[0].steps[-1].step,
         cause="imbalance",
         summary=(
             f"pipeline coordinate {heavy} ({who}) has {by_coordinate[heavy] / others:.2f}x the work of the others: "

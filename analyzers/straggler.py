@@ -3,19 +3,22 @@
     for finding in analyze(store):
         finding.ranks, finding.cause, finding.first_step, finding.evidence["pattern"]
 
-1. `slow_rank` finds ranks that are persistently slower than their peers, in computing or in data.
+1. `slow_rank` finds ranks that are persistently slower than their peers, in computing or in data; `slow_alone` those
+   that became slower than they were, where no other rank has the same work (one rank a stage).
 2. `witness` hears CPU time, the kernel's count of waits for a core, garbage collections and tokens: a rank whose core
    was taken (`host`) or whose sequences are longer (`sequence_length`) is no slow device. `device_beside` joins the
    readings of its GPU: a clock below those of its peers is the cause (`gpu_clock`).
 3. `suspects` joins ranks of one node and ranks that are slow in turn, and says how the slowness lies in time.
 4. `slow_group`: groups that do the same collective with the same size take the same time; a group whose transfers are
-   persistently slow points to a link or, with several meshes, to a rank.
+   persistently slow points to a link or, with several meshes, to a rank; unless a rank of it is slow meanwhile, for a
+   cause that explains it.
 5. Evidence: excess per phase, how often the rank arrived last in its collectives, step and run without it (`whatif`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,7 @@ import numpy as np
 from .arrivals import load_arrivals
 from .device_beside import load_device
 from .finding import Finding
+from .slow_alone import find_slower_alone
 from .slow_group import slow_groups
 from .slow_link import SlowLink
 from .slow_rank import Straggler, StragglerPolicy, find_stragglers
@@ -36,6 +40,10 @@ from .witness import Witness, load_witness
 __all__ = ["analyze"]
 
 SHOWN_RANKS = 8
+SLOWS_TRANSFERS = ("compute", "host")
+"""Causes of a slow rank that also slow its transfers."""
+EXPLAINED_SHARE = 0.5
+"""Share of a slow link's steps in which its rank is slow from which that explains it."""
 
 
 def analyze(source: Source, policy: StragglerPolicy | None = None) -> list[Finding]:
@@ -49,44 +57,66 @@ def analyze(source: Source, policy: StragglerPolicy | None = None) -> list[Findi
         timings = load_timings(source, attempt, since_step=policy.since_step, skip_first=policy.warm_up_steps)
         if timings is None or len(timings.ranks) < 2:
             continue
-        judged |= len(timings.steps) >= policy.persistence.min_length and any(len(p) > 1 for p in timings.peers)
-        stragglers = find_stragglers(timings, policy)
+        judged |= _can_judge(timings, policy)
+        stragglers = _main_causes([*find_stragglers(timings, policy), *find_slower_alone(timings, policy)], policy)
+        found: list[Suspect] = []
         if stragglers:
             found = suspects(
                 stragglers, _witnesses(source, timings, stragglers), _nodes(source, attempt), int(timings.steps.min())
             )
             findings += [_finding(source, timings, _seen(source, timings, suspect), policy) for suspect in found]
-        findings += _communication(source, timings, policy, stragglers)
+        findings += _communication(source, timings, policy, found)
     if not judged and not findings:
         ((world_size,),) = source.rows("SELECT count(DISTINCT rank) FROM steps")
         if world_size > 1:
-            needed = policy.warm_up_steps + policy.persistence.min_length
-            return [_insufficient(f"it takes two ranks with the same work and {needed} steps")]
+            with_peers = policy.warm_up_steps + policy.persistence.min_length
+            by_itself = policy.warm_up_steps + policy.change.min_before + policy.change.min_length
+            why = f"it takes {with_peers} steps of ranks with the same work, {by_itself} of one against its own past"
+            return [_insufficient(why)]
     return findings
+
+
+def _main_causes(stragglers: Sequence[Straggler], policy: StragglerPolicy) -> list[Straggler]:
+    """Without what is but a side effect of a rank's larger cause, whichever way each of them was found."""
+    largest: dict[int, float] = {}
+    for straggler in stragglers:
+        largest[straggler.rank] = max(straggler.excess_ms, largest.get(straggler.rank, 0.0))
+    return [s for s in stragglers if s.excess_ms >= policy.second_cause_ratio * largest[s.rank]]
+
+
+def _can_judge(timings: Timings, policy: StragglerPolicy) -> bool:
+    """Whether there are enough steps to compare a rank with its peers, or with its own past if it has none."""
+    num_steps, has_peers = len(timings.steps), any(len(peers) > 1 for peers in timings.peers)
+    least = policy.persistence.min_length if has_peers else policy.change.min_before + policy.change.min_length
+    return num_steps >= least
 
 
 def _witnesses(source: Source, timings: Timings, stragglers: Sequence[Straggler]) -> dict[tuple[int, str], Witness]:
     found: dict[tuple[int, str], Witness] = {}
     for straggler in stragglers:
-        peers = _peers_of(timings, straggler.rank)
-        found[straggler.rank, straggler.cause] = load_witness(
+        peers = timings.ranks.tolist() if straggler.alone else _peers_of(timings, straggler)
+        heard = load_witness(
             source, timings.attempt, straggler.rank, peers, straggler.first_step, straggler.last_step,
             means=straggler.paused_ratio > 0,
         )  # fmt: skip
+        if straggler.alone:  # others do other work, but wait for a core, page and collect garbage as little
+            heard = replace(heard, cpu_ms=None, cpu_ratio=None, tokens_ratio=None)
+        found[straggler.rank, straggler.cause] = heard
     return found
 
 
 def _seen(source: Source, timings: Timings, suspect: Suspect) -> Suspect:
     """The suspect with what was read of its device meanwhile."""
     worst = suspect.worst
-    peers = [rank for rank in _peers_of(timings, worst.rank) if rank not in suspect.ranks]
+    peers = [rank for rank in _peers_of(timings, worst) if rank not in suspect.ranks]
     device = load_device(source, timings.attempt, worst.rank, peers, worst.first_step, worst.last_step)
     return with_device(suspect, device)
 
 
-def _peers_of(timings: Timings, rank: int) -> list[int]:
+def _peers_of(timings: Timings, straggler: Straggler) -> list[int]:
     """The ranks with the same work, itself included."""
-    return next([int(r) for r in timings.ranks[rows]] for rows in timings.peers if rank in timings.ranks[rows])
+    groups = timings.data_peers if straggler.cause == "data" else timings.peers
+    return next([int(r) for r in timings.ranks[rows]] for rows in groups if straggler.rank in timings.ranks[rows])
 
 
 def _nodes(source: Source, attempt: int) -> dict[int, str]:
@@ -121,13 +151,15 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
         "episodes": sum(len(member.segments) for member in suspect.members),
         "ongoing": suspect.ongoing,
     }
+    if worst.alone:
+        evidence["compared_with"] = "its own past"
     if suspect.node:
         evidence["node"] = suspect.node
     if suspect.why:
         evidence["reason"] = suspect.why
     evidence |= suspect.witness.evidence() | (suspect.device.evidence() if suspect.device else {})
     arrivals = load_arrivals(source, timings.attempt, worst.rank, worst.first_step, worst.last_step)
-    if arrivals.num_checked:
+    if arrivals.num_checked and not worst.alone:  # a stage keeps others waiting for its messages
         caused = arrivals.caused_wait_ratio
         evidence["arrives_last_ratio"] = round(arrivals.num_last / arrivals.num_checked, 3)
         evidence["caused_wait_ratio"] = None if caused is None else round(caused, 3)
@@ -152,7 +184,8 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
 def _summary(suspect: Suspect) -> str:
     worst = suspect.worst
     listed = ", ".join(map(str, suspect.ranks[:SHOWN_RANKS])) + (", ..." if len(suspect.ranks) > SHOWN_RANKS else "")
-    excess = f"+{worst.excess_ms:.3g} ms per step ({worst.factor:.2f}x the median rank)"
+    measure = "what it took before" if worst.alone else "the median rank"
+    excess = f"+{worst.excess_ms:.3g} ms per step ({worst.factor:.2f}x {measure})"
     steps = f"steps {suspect.first_step} to {suspect.last_step}"
     if suspect.node:
         who, amount = f"{suspect.node}, ranks {listed}, is slow", f"up to {excess}"
@@ -177,7 +210,7 @@ def _json_number(value: float) -> float | None:
 
 
 def _communication(
-    source: Source, timings: Timings, policy: StragglerPolicy, stragglers: Sequence[Straggler]
+    source: Source, timings: Timings, policy: StragglerPolicy, found: Sequence[Suspect]
 ) -> list[Finding]:
     if missing_tables(source, "collectives") or len(timings.steps) < policy.persistence.min_length:
         return []
@@ -187,8 +220,8 @@ def _communication(
     for link in slow:
         if not link.is_worth_telling(step_ms, policy.slow_group):
             continue
-        if set(link.ranks) & {straggler.rank for straggler in stragglers}:
-            continue  # its lateness is explained already
+        if any(_explains(suspect, link, timings) for suspect in found):
+            continue
         beside = "before" if link.alone else "between the others" if link.is_pair else "in the groups beside it"
         when = f"since step {link.first_step}" if link.ongoing else f"from step {link.first_step} to {link.last_step}"
         cost = None if link.is_pair else cost_of_link(source, timings, link)
@@ -222,6 +255,19 @@ def _communication(
             )
         )
     return findings
+
+
+def _explains(suspect: Suspect, link: SlowLink, timings: Timings) -> bool:
+    """Whether a slow rank is why transfers with it take longer: one that computes slowly or lacks a core moves its
+    bytes slowly, too, while it does. Who loads for long, or has more tokens, is late and then as fast as ever."""
+    if suspect.cause not in SLOWS_TRANSFERS:
+        return False
+    slow = np.zeros(len(timings.steps), dtype=bool)
+    for member in suspect.members:
+        for segment in member.segments if member.rank in link.ranks else ():
+            slow[segment.begin : segment.end] = True
+    of_link = (timings.steps >= link.first_step) & (timings.steps <= link.last_step)
+    return bool(slow[of_link].sum() >= max(1.0, EXPLAINED_SHARE * of_link.sum()))
 
 
 def _what(link: SlowLink) -> str:

@@ -70,10 +70,13 @@ def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
     if found is None:
         step_ms, without_ms, basis, error = worst.step_ms, worst.step_without_ms, "excess", None
     else:
-        peers = _peers(timings)
+        peers = _peers(timings, worst.cause)
         step_ms, basis, error = found.measured_ms, found.basis, found.error_ratio
         pauses = worst.paused_ratio > 0
-        without_ms = min(step_ms, without(found, suspect.ranks, peers, share=_share(worst), pauses=pauses))
+        before = {member.rank: 1 / max(member.factor, 1.0) for member in suspect.members if member.alone}
+        with_peers = [rank for rank in suspect.ranks if rank not in before]
+        replayed_ms = without(found, with_peers, peers, share=_share(worst), pauses=pauses, faster_ranks=before)
+        without_ms = min(step_ms, replayed_ms)
     saved_s = (step_ms - without_ms) * worst.num_steps / 1e3
     return Cost(
         step_ms=step_ms, step_without_ms=without_ms, saved_s=saved_s, run_s=run_s, basis=basis, error_ratio=error
@@ -107,6 +110,6 @@ def _share(straggler: Straggler) -> float:
     return float(np.clip(of_cause / whole, 0.0, 1.0)) if whole > 0 else 1.0
 
 
-def _peers(timings: Timings) -> Mapping[int, list[int]]:
-    groups = [timings.ranks[rows].tolist() for rows in timings.peers]
+def _peers(timings: Timings, cause: str) -> Mapping[int, list[int]]:
+    groups = [timings.ranks[rows].tolist() for rows in (timings.data_peers if cause == "data" else timings.peers)]
     return {rank: group for group in groups for rank in group}

@@ -27,6 +27,8 @@ OWN_PHASES = ("data", *COMPUTE_PHASES)
 """Phases in which every rank does the same kind of work. Evaluation, checkpoints and logging are not among them: one
 rank may legitimately do those for all."""
 _EPOCH = 1 << 40
+CP, TP = 2, 3
+"""Where the coordinates of context and tensor parallel stand in what `load_places` gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,21 @@ class Timings:
     wait: Matrix
     duration: Matrix
     peers: tuple[Ints, ...]
+    """Ranks (by row) that compute the same: of one stage of the pipeline."""
+    loaders: tuple[Ints, ...] | None = None
+    """Ranks (by row) that load the same kind of thing: of one stage, and of one place in its tensor- and
+    context-parallel groups, where often only the first loads. None: the peers."""
+
+    @property
+    def data_peers(self) -> tuple[Ints, ...]:
+        """Ranks to compare in loading."""
+        return self.peers if self.loaders is None else self.loaders
+
+    @staticmethod
+    def alone(groups: tuple[Ints, ...]) -> Ints:
+        """Rows without another of their kind."""
+        rows: Ints = np.array([rows[0] for rows in groups if len(rows) == 1], dtype=np.int64)
+        return rows
 
     @property
     def compute(self) -> Matrix:
@@ -67,6 +84,7 @@ def load_timings(source: Source, attempt: int, *, since_step: int = 0, skip_firs
     counts = np.diff(np.append(first, len(rank)))
     place = _Placement(ranks, first, counts, step)
     keep = slice(skip_first, None)
+    peers, loaders = _peers(source, attempt, ranks)
     values = {name: place.matrix(table[name])[:, keep] for name in (*OWN_PHASES, "wait", "duration")}
     return Timings(
         attempt=attempt,
@@ -75,7 +93,8 @@ def load_timings(source: Source, attempt: int, *, since_step: int = 0, skip_firs
         own={phase: values[phase] for phase in OWN_PHASES},
         wait=values["wait"],
         duration=values["duration"],
-        peers=_peers(source, attempt, ranks),
+        peers=peers,
+        loaders=loaders,
     )
 
 
@@ -110,11 +129,21 @@ class _Placement:
         return placed
 
 
-def _peers(source: Source, attempt: int, ranks: Ints) -> tuple[Ints, ...]:
-    """Ranks with the same work: the same stage of the pipeline. Without mesh coordinates all are taken for peers."""
-    stage, _ = load_places(source, attempt)
+def _peers(source: Source, attempt: int, ranks: Ints) -> tuple[tuple[Ints, ...], tuple[Ints, ...]]:
+    """Ranks with the same work, the same stage of the pipeline; and of those the ones with the same place in the groups
+    that share a sample. Without mesh coordinates all are taken for peers."""
+    stage, beside = load_places(source, attempt)
     stages = np.array([stage.get(int(rank), 0) for rank in ranks])
-    return tuple(np.flatnonzero(stages == value) for value in np.unique(stages))
+    places = [
+        (at, *beside[rank][CP : TP + 1]) if rank in beside else (at,)
+        for at, rank in zip(stages, ranks.tolist(), strict=True)
+    ]
+    _, roles = np.unique(np.array([str(place) for place in places]), return_inverse=True)
+    return _groups(stages), _groups(roles.reshape(-1))
+
+
+def _groups(labels: npt.NDArray[Any]) -> tuple[Ints, ...]:
+    return tuple(np.flatnonzero(labels == value) for value in np.unique(labels))
 
 
 def load_places(source: Source, attempt: int) -> tuple[dict[int, int], dict[int, tuple[object, ...]]]:

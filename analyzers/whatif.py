@@ -34,7 +34,7 @@ from .source import Floats, Source, lacking
 from .step_graph import StepGraph, load_graph
 from .timings import load_places
 
-__all__ = ["WhatIf", "measure", "measure_graph", "without"]
+__all__ = ["WhatIf", "exceeds_error", "measure", "measure_graph", "without"]
 
 WORST_SHARE = 0.03
 """Workers that M_W makes alike."""
@@ -62,6 +62,11 @@ class WhatIf:
     worst_ranks_ratio: float | None
     last_stage_ratio: float | None
 
+    @property
+    def is_beyond_error(self) -> bool:
+        """Whether more of the step would go than the replay is off by."""
+        return exceeds_error(self.slowdown, self.error_ratio)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values for a report."""
         shown = list(self.by_rank.items())[:MAX_WORKERS]
@@ -79,6 +84,11 @@ class WhatIf:
             "removed_by_worst_ranks_ratio": _rounded(self.worst_ranks_ratio),
             "removed_by_last_stage_ratio": _rounded(self.last_stage_ratio),
         }
+
+
+def exceeds_error(speedup: float, error_ratio: float | None) -> bool:
+    """Whether a step that becomes shorter by the factor `speedup` loses more than a replay with this error can tell."""
+    return error_ratio is None or 1 - 1 / max(speedup, 1e-9) > error_ratio
 
 
 def measure(source: Source) -> WhatIf | None:
@@ -156,12 +166,14 @@ def without(
     share: float = 1.0,
     pauses: bool = False,
     faster_calls: Mapping[str, float] | None = None,
+    faster_ranks: Mapping[int, float] | None = None,
 ) -> float:
     """Milliseconds a step without the slowness of some ranks. Pure.
 
     `peers`: of each of them the ranks with the same work. `share`: part of the excess that is taken off (one cause of
     several). `pauses`: they are slow in some steps only. `faster_calls`: {dimension of groups: factor on their
-    transfers}, for a slow link.
+    transfers}, for a slow link. `faster_ranks`: {rank: factor on all its work}, for one without peers whose past is
+    known.
     """
     graph = found.graph
     totals = _totals(graph)
@@ -187,7 +199,7 @@ def without(
                 less = max(0.0, total - share * more)
                 scale[rank, step, place] = less / total
     for number, at in enumerate(graph.work_at):
-        work[number] *= scale.get(at, 1.0)
+        work[number] *= scale.get(at, 1.0) * (faster_ranks or {}).get(at[0], 1.0)
     transfer = np.array(graph.transfer_ms)
     for number, alike in enumerate(graph.call_of):
         transfer[number] *= (faster_calls or {}).get(str(alike[0]), 1.0)

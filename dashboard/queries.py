@@ -20,9 +20,9 @@ from analyzers.source import Source, lacking
 from probes.schema import TABLES
 
 __all__ = [
-    "MAX_BUCKETS", "Columns", "checkpoints", "findings_said", "gradient_table", "health", "last_steps",
-    "memory_by_rank", "memory_curve", "newest_attempt", "places", "pulse", "ranking", "rate", "schedule",
-    "speed", "step_range", "two_ranks",
+    "MAX_BUCKETS", "Columns", "checkpoints", "findings_said", "gradient_table", "health",
+    "last_finished_steps", "last_steps", "memory_by_rank", "memory_curve", "newest_attempt", "places", "pulse",
+    "ranking", "rate", "speed", "step_range", "two_ranks",
 ]  # fmt: skip
 
 MAX_BUCKETS = 1_000
@@ -299,19 +299,11 @@ def checkpoints(source: Source) -> Columns:
     )
 
 
-def schedule(source: Source, attempt: int, step: int, members: tuple[int, ...]) -> Columns:
-    """Columns rank, stage, microbatch, kind, start_ms, end_ms: what the ranks of one pipeline did in a step."""
-    names = ("rank", "stage", "microbatch", "kind", "start_ms", "end_ms")
-    if not source.has("spans") or not members:
-        return _none(*names)
-    listed = ", ".join(str(int(rank)) for rank in members)
-    return source.query(
-        f"""
-        SELECT rank, stage, coalesce(microbatch, -1) AS microbatch, kind,
-               (start_ns - min(start_ns) OVER ()) / 1e6 AS start_ms,
-               (end_ns - min(start_ns) OVER ()) / 1e6 AS end_ms
-        FROM spans WHERE attempt = ? AND step = ? AND stage IS NOT NULL AND end_ns IS NOT NULL AND rank IN ({listed})
-        ORDER BY start_ns LIMIT 5000
-        """,
-        [attempt, step],
+def last_finished_steps(source: Source) -> dict[int, int]:
+    """{attempt: its newest step that a rank has finished}."""
+    if not source.has("steps"):
+        return {}
+    rows = source.rows(
+        "SELECT attempt, max(step) FROM steps WHERE duration_ns IS NOT NULL AND rank >= 0 GROUP BY attempt"
     )
+    return {int(attempt): int(step) for attempt, step in rows if step is not None}

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..finding import Finding
+from ..whatif import exceeds_error
 from .remedies import REMEDIES
 from .words import counted, is_number, listed
 
@@ -152,6 +153,14 @@ def next_step(finding: Finding) -> str:
             "lower the rate if it comes back without that batch",
         ),
     }.get(finding.kind, REMEDIES.get(finding.kind, "see the runbook"))
-    gain = finding.evidence.get("speedup_without_it_ratio")
-    without = f"; without it: {gain:.2f}x faster" if is_number(gain) else ""
-    return f"{advice} (docs/runbook.md#{finding.advice}){without}"
+    return f"{advice} (docs/runbook.md#{finding.advice}){_gain(finding)}"
+
+
+def _gain(finding: Finding) -> str:
+    """What the run would gain, where that is more than the replay that says so is off by."""
+    gain, error = finding.evidence.get("speedup_without_it_ratio"), finding.evidence.get("replay_error_ratio")
+    if not isinstance(gain, (int, float)):
+        return ""
+    if not isinstance(error, (int, float)):  # nothing was replayed
+        return f"; without it: {gain:.2f}x faster"
+    return f"; without it: {gain:.2f}x faster (replay error {100 * error:.1f} %)" if exceeds_error(gain, error) else ""

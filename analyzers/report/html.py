@@ -22,6 +22,7 @@ from .evidence import Drawing, drawings, moment
 from .explained import next_step, why
 from .figures import collectives, goodput, heatmap, loss
 from .links import finding_link
+from .pipeline import pipeline_sections
 from .sheet import PlacedFigure, Section, Sheet
 from .text import evidence_rows, title
 from .why_spike_text import tables
@@ -86,7 +87,7 @@ class _Page:
         }
 
     def sections(self) -> Iterator[Section]:
-        """Loss, ranks and steps, timeline, goodput, collectives, events."""
+        """Loss, goodput, ranks and steps, pipeline, timeline, collectives, events."""
         source, diagnosis = self.source, self.diagnosis
         curve = queries.loss_curve(source)
         if len(curve["loss"]):
@@ -106,6 +107,7 @@ class _Page:
                 figures.append(self.figure(goodput.by_rank(account), "Rank by rank"))
             yield Section(title="Where the time went", note=note, figures=figures)
         yield from self._ranks()
+        yield from pipeline_sections(source, diagnosis.findings, self.figure)
         if figures := self.drawn(moment(source)):
             note = f"{figures[0].title}. Above: phases; below: collectives. Hatched: never ended."
             figures[0].title = ""
@@ -202,7 +204,7 @@ def _texts(finding: Finding) -> list[tuple[str, list[str]]]:
 
 
 def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    facts = diagnosis.run
+    facts, what_if = diagnosis.run, diagnosis.what_if
     tiles = [
         ("ranks", facts.get("num_ranks"), "{:,}"),
         ("steps", facts.get("steps"), "{:,}"),
@@ -213,7 +215,11 @@ def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
             100 * diagnosis.goodput.goodput_ratio if diagnosis.goodput else None,
             "{:.1f} %",
         ),
-        ("slower by stragglers", diagnosis.what_if.slowdown if diagnosis.what_if else None, "{:.2f}x"),
+        (
+            "slower by stragglers",
+            what_if.slowdown if what_if and what_if.is_beyond_error else None,
+            f"{{:.2f}}x, error {100 * what_if.error_ratio:.1f} %" if what_if else "",
+        ),
         ("ms a step, median", facts.get("step_ms_median"), "{:,.4g}"),
         ("tokens/s", facts.get("tokens_per_s"), "{:,.0f}"),
         ("loss, last", facts.get("last_loss"), "{:.4f}"),

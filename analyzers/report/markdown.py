@@ -14,7 +14,7 @@ from typing import Any
 
 from ..diagnose import Diagnosis
 from ..finding import Finding
-from .account_lines import goodput_line, what_if_line
+from .account_lines import goodput_line, pipeline_line, what_if_line
 from .explained import next_step, why
 from .text import evidence_rows, title, visible
 
@@ -112,6 +112,8 @@ def _facts(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> list[tuple[str,
         rows.append(("goodput", goodput_line(diagnosis.goodput)))
     if diagnosis.what_if is not None:
         rows.append(("what-if", what_if_line(diagnosis.what_if)))
+    if pipeline := pipeline_line(diagnosis.findings):
+        rows.append(("pipeline", pipeline))
     command = manifest.get("command")
     if isinstance(command, list):
         rows.append(("command", " ".join(map(str, command))))

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..diagnose import Diagnosis
 from ..finding import Finding
-from ..goodput import Account
 from ..planned import TOLERANCE
-from ..whatif import WhatIf
-from .account_lines import goodput_line, what_if_line
+from .account_lines import goodput_line, pipeline_line, what_if_line
 from .explained import next_step, why
 from .links import finding_link
 from .trace_table import render_ranks
@@ -75,7 +73,7 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
         for finding in diagnosis.not_judged:
             console.print(_text(visible(f"not judged  {finding.summary}"), "dim"))
     console.print()
-    _facts(diagnosis.run, console, diagnosis.goodput, diagnosis.what_if)
+    _facts(diagnosis, console)
     if "trace" in diagnosis.run:  # of profiler traces
         render_ranks(diagnosis.run["trace"]["ranks"], console)
 
@@ -172,9 +170,8 @@ def _against_plan(plan: Sequence[Mapping[str, Any]]) -> str:
     return "; ".join([*told, *([f"{', '.join(fits)} within {100 * TOLERANCE:.0f} % of it"] if fits else [])])
 
 
-def _facts(
-    facts: Mapping[str, Any], console: Console, account: Account | None = None, what_if: WhatIf | None = None
-) -> None:
+def _facts(diagnosis: Diagnosis, console: Console) -> None:
+    facts = diagnosis.run
     mesh = " x ".join(f"{name} {size}" for name, size in (facts.get("mesh") or {}).items())
     devices = ", ".join(facts.get("devices") or [])
     parts = [
@@ -191,10 +188,12 @@ def _facts(
     rows = [("Run", str(facts.get("run_id") or "?")), ("", "  ".join(part for part in parts if part))]
     if is_number(facts.get("first_loss")) and is_number(facts.get("last_loss")):
         rows.append(("Loss", _loss(facts)))
-    if account is not None:
-        rows.append(("Goodput", goodput_line(account)))
-    if what_if is not None:
-        rows.append(("What-if", what_if_line(what_if)))
+    if diagnosis.goodput is not None:
+        rows.append(("Goodput", goodput_line(diagnosis.goodput)))
+    if diagnosis.what_if is not None:
+        rows.append(("What-if", what_if_line(diagnosis.what_if)))
+    if pipeline := pipeline_line(diagnosis.findings):
+        rows.append(("Pipeline", pipeline))
     if interval := facts.get("checkpoint_interval"):
         rows.append(("Saves", _saves(interval)))
     if plan := facts.get("against_plan"):

@@ -1,16 +1,15 @@
-"""A pipeline as it ran: the schedule of a step, microbatch by microbatch, and the bubble of each stage."""
+"""A pipeline as it ran: the schedule of a step, microbatch by microbatch, the bubble of each rank and what makes it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import streamlit as st
 
-from analyzers.bubble import expected_idle
+from analyzers.pipeline_bubble import Bubble, load_pipeline, summarise
 from analyzers.report.figures import schedule as figures
+from analyzers.report.pipeline import schedule_of_step
 from analyzers.source import Source, ints
-from analyzers.stage_balance import StageBalancePolicy, measured_steps
 from analyzers.wait_split import pipelines
 
 from .. import queries, units
@@ -19,64 +18,66 @@ from ..show import chart, nothing, said, tiles
 
 __all__ = ["pipeline"]
 
+WARM_UP_STEPS = 3
+"""First steps of an attempt, which allocate and compile."""
+MAX_STEPS = 60
+"""Steps that the bubble is measured in."""
 
-def load_pipelines(source: Source) -> dict[str, Any]:
-    """Pipelines of the newest attempt that has one, and its newest whole step."""
-    found = pipelines(source) if source.has("ranks") and source.has("spans") else []
-    if not found:
-        return {"members": []}
-    attempt = max(number for number, _ in found)
-    ((last,),) = source.rows(
-        "SELECT max(step) FROM steps WHERE attempt = ? AND duration_ns IS NOT NULL AND rank >= 0", [attempt]
-    )
-    return {"attempt": attempt, "members": [tuple(of) for number, of in found if number == attempt], "last": last}
+
+def load_pipelines(source: Source) -> dict[int, dict[str, Any]]:
+    """{attempt: its pipelines, and its newest finished step}, of the attempts that have both."""
+    if not (source.has("ranks") and source.has("spans")):
+        return {}
+    last = queries.last_finished_steps(source)  # a step that is not finished yet has only some of its spans
+    found: dict[int, dict[str, Any]] = {}
+    for attempt, members in pipelines(source):
+        if attempt in last:
+            found.setdefault(attempt, {"last": last[attempt], "members": []})["members"].append(tuple(members))
+    return found
 
 
 def load_schedule(source: Source, attempt: int, step: int, members: tuple[int, ...]) -> Any:
     """Spans of one step."""
-    return queries.schedule(source, attempt, step, members)
+    return schedule_of_step(source, attempt, step, members)
 
 
-def load_idle(source: Source, attempt: int, members: tuple[int, ...]) -> dict[str, Any]:
-    """Idle share of each rank, the median over steps, and of all together."""
-    steps = measured_steps(source, attempt, members, StageBalancePolicy(min_steps=1, max_steps=60))
-    if not steps:
-        return {}
-    ((microbatches,),) = source.rows("SELECT max(microbatch) + 1 FROM spans WHERE attempt = ?", [attempt])
-    return {
-        "ranks": {rank: float(np.median([step.ranks[rank].idle_ratio for step in steps])) for rank in members},
-        "stages": {rank: sorted(steps[-1].ranks[rank].busy_ns_by_stage) for rank in members},
-        "all": float(np.median([step.idle_ratio for step in steps])), "num_steps": len(steps),
-        "total_ms": float(np.median([step.total_ns for step in steps])) / 1e6, "microbatches": int(microbatches or 1),
-    }  # fmt: skip
+def load_bubble(source: Source, attempt: int, members: tuple[int, ...], schedule: str) -> dict[str, Bubble | None]:
+    """The bubble of one pipeline, in a dictionary: that there is none is an answer, too."""
+    found = load_pipeline(source, attempt, members, first_steps=WARM_UP_STEPS, max_steps=MAX_STEPS)
+    return {"bubble": summarise([found], schedule) if found else None}
 
 
 @framed("Pipeline")
 def pipeline(view: View) -> None:
-    """One pipeline of the run, one of its steps."""
+    """One pipeline of an attempt, one of its steps."""
     found = view.ask(load_pipelines)
     if found is None:
         return
-    if not found["members"] or found["last"] is None:
+    if not found:
         nothing("This run has no pipeline.", "A pipeline is asked for by `parallel.pp`, see docs/parallelism.md.")
         return
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
-        members = found["members"][0]
-        if len(found["members"]) > 1:
+        attempt = max(found)
+        if len(found) > 1:
+            attempt = st.selectbox("Attempt", sorted(found, reverse=True), key="pipeline-attempt", width=120)
+        last, choices = found[attempt]["last"], found[attempt]["members"]
+        members = choices[0]
+        if len(choices) > 1:
             members = st.selectbox(
-                "Pipeline of ranks", found["members"], key="pipeline", width=260,
+                "Pipeline of ranks", choices, key=f"pipeline-{attempt}", width=260,
                 format_func=lambda ranks: ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else ""),
             )  # fmt: skip
         asked = st.number_input(
-            "Step", min_value=0, value=None, step=1, key="pipeline-step", width=200,
-            placeholder=f"newest ({found['last']})",
+            "Step", min_value=0, value=None, step=1, key=f"pipeline-step-{attempt}", width=200,
+            placeholder=f"newest ({last})",
         )  # fmt: skip
         flow = st.toggle("Flow between stages", value=True, key="flow")
-    step = found["last"] if asked is None else int(asked)
-    idle = view.ask(load_idle, found["attempt"], members)
-    if idle:
-        _numbers(view, idle, len(members))
-    pieces = view.ask(load_schedule, found["attempt"], step, members)
+    step = last if asked is None else int(asked)
+    measured = view.ask(load_bubble, attempt, members, _schedule_name(view))
+    bubble: Bubble | None = measured["bubble"] if measured else None
+    if bubble is not None:
+        _numbers(bubble)
+    pieces = view.ask(load_schedule, attempt, step, members)
     if pieces is None:
         return
     st.subheader(f"Step {step} as it ran", anchor=False)
@@ -84,23 +85,29 @@ def pipeline(view: View) -> None:
         chart(figures.draw, pieces, flow=flow, key="schedule", what="Forwards and backwards of each stage")
         st.caption("Numbers are microbatches. Clocks of other hosts may differ: then stages are shifted to each other.")
     else:
-        nothing(f"No span of a stage was recorded in step {step}.")
-    if idle:
-        st.subheader("Bubble by rank", anchor=False)
-        named = {
-            f"rank {rank} (stage {', '.join(map(str, idle['stages'][rank]))})": share
-            for rank, share in list(idle["ranks"].items())[:64]
-        }
-        expected = _expected(view, idle, len(members))
-        chart(figures.idle, named, expected=expected, key="bubble", what="Idle share of each rank of the pipeline")
-        st.caption(
-            f"Median over {idle['num_steps']} steps. Bubble: idle share from the first forward to the last backward."
-        )
+        others = f" Attempt {attempt} is shown; others have other steps." if len(found) > 1 else ""
+        nothing(f"No span of a stage was recorded in step {step} of attempt {attempt}.{others}")
+    if bubble is not None:
+        _bubble(bubble)
 
 
-def _expected(view: View, idle: dict[str, Any], ranks: int) -> float | None:
-    stages = max((len(own) for own in idle["stages"].values()), default=1)
-    return expected_idle(_schedule_name(view), ranks=ranks, microbatches=idle["microbatches"], stages_per_rank=stages)
+def _bubble(bubble: Bubble) -> None:
+    """Rank by rank, and step by step."""
+    st.subheader("Bubble by rank", anchor=False)
+    named = {
+        f"rank {rank} (stage {', '.join(map(str, bubble.stages_by_rank[rank]))})": share
+        for rank, share in list(bubble.idle_ratio_by_rank.items())[:64]
+    }
+    expected = bubble.expected_ratio
+    chart(figures.idle, named, expected=expected, key="bubble", what="Idle share of each rank of the pipeline")
+    st.caption(
+        f"{said(bubble.text[:1].upper() + bubble.text[1:], 600)}. Means over {bubble.num_steps} typical steps. Bubble: "
+        "idle share from where the first stage begins to load its batch to the last backward."
+    )
+    if len(bubble.idle_ratio_by_step) > 1:
+        st.subheader("Bubble by step", anchor=False)
+        what = "Idle share of the pipeline over the steps"
+        chart(figures.idle_by_step, bubble.idle_ratio_by_step, expected=expected, key="bubble-steps", what=what)
 
 
 def _schedule_name(view: View) -> str:
@@ -110,11 +117,23 @@ def _schedule_name(view: View) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _numbers(view: View, idle: dict[str, Any], ranks: int) -> None:
-    expected = _expected(view, idle, ranks)
+def _numbers(bubble: Bubble) -> None:
+    ideal = "of the schedule's formula" if bubble.is_formula else "of the order that was taken"
     numbers = [
-        ("Schedule", said(_schedule_name(view), 24) or "–"), ("Stages", str(sum(map(len, idle["stages"].values())))),
-        ("Microbatches", str(idle["microbatches"])), ("Bubble", units.percent(idle["all"])),
-        ("Ideal bubble", units.percent(expected)), ("Pipeline's time", units.duration(idle["total_ms"] / 1e3)),
-    ]  # fmt: skip
-    tiles([(name, value, None, None) for name, value in numbers], key="pipeline")
+        ("Schedule", said(bubble.schedule, 24) or "–", None),
+        ("Stages", str(len(bubble.work_ms_by_stage)), None),
+        ("Microbatches", str(bubble.num_microbatches), None),
+        ("Bubble", units.percent(bubble.idle_ratio), None),
+        ("Ideal bubble", units.percent(bubble.expected_ratio), ideal),
+        ("By imbalance", units.percent(bubble.imbalance_ratio), _lighter(bubble)),
+        ("By communication", units.percent(bubble.communication_ratio), None),
+        ("By waiting for data", units.percent(bubble.data_ratio), None),
+        ("Pipeline's time", units.duration(bubble.total_ms / 1e3), None),
+    ]
+    tiles([(name, value, beneath, None) for name, value, beneath in numbers], key="pipeline")
+
+
+def _lighter(bubble: Bubble) -> str | None:
+    if bubble.heaviest_stage is None:
+        return None
+    return f"stage {bubble.heaviest_stage}: {units.percent(bubble.lighten_ratio)} too much"

@@ -215,12 +215,14 @@ def slow_link(
     jitter: float = 0.1,
     in_columns: float = 4.0,
     before: int = 0,
+    onset: int = 20,
+    faults: Sequence[Slow] = (),
 ) -> MemoryStore:
-    """A 2 x 4 mesh, fsdp in rows and dp in columns: from step 20 on rank 5's link is four times as slow, in its column
+    """A 2 x 4 mesh, fsdp in rows and dp in columns: from `onset` on rank 5's link is four times as slow, in its column
     `in_columns` times; in its row already so many steps `before`."""
     rng = np.random.default_rng(seed)
     groups = {"fsdp:0-3": (0, 1, 2, 3), "fsdp:4-7": (4, 5, 6, 7)} | {f"dp:{r},{r + 4}": (r, r + 4) for r in range(4)}
-    store = stored(simulate(seed, ranks=8, steps=steps))
+    store = stored(simulate(seed, ranks=8, steps=steps, faults=faults))
     store.connection.execute("DELETE FROM collectives")
     rows = []
     for group, members in groups.items():
@@ -230,7 +232,7 @@ def slow_link(
         for step in range(1, steps + 1):
             base = 4e6 if group.startswith("fsdp") else 2e6
             in_row = group.startswith("fsdp")
-            slow = slow_groups and step >= 20 - before * in_row and 5 in members
+            slow = slow_groups and step >= onset - before * in_row and 5 in members
             factor = (4 if in_row else in_columns) if slow else 1
             transfer = base * factor * np.exp(jitter * rng.standard_normal())
             late = rng.exponential(1e6, len(members))
@@ -258,3 +260,22 @@ def test_a_group_that_is_a_little_slower_says_which_member_of_a_slow_one_it_is(s
     assert finding.ranks == (5,), "although its row seemed slow before the column was"
     (finding,) = analyze(slow_link(True, seed=seed, in_columns=1.0))
     assert finding.ranks == (4, 5, 6, 7), "no other group says which of them"
+
+
+@pytest.mark.parametrize(
+    ("fault", "explains"),
+    [
+        (Slow(rank=5, step=70, factor=1.5), True),
+        (Slow(rank=5, step=10, until=40, factor=1.5), False),
+        (Slow(rank=5, step=10, until=40, factor=1.5, cause="data"), False),
+        (Slow(rank=5, step=70, factor=1.5, cause="data"), False),
+        (Slow(rank=2, step=70, factor=1.5), False),
+    ],
+    ids=["slow meanwhile", "slow earlier", "loaded earlier", "loads meanwhile", "another rank"],
+)
+def test_a_straggler_keeps_a_slow_link_quiet_only_if_it_explains_it(fault: Slow, explains: bool) -> None:
+    """The link of rank 5 is slow from step 70 on."""
+    found = analyze(slow_link(True, steps=120, onset=70, faults=[fault]))
+    assert (fault.rank,) in [finding.ranks for finding in found if finding.cause != "communication"]
+    links = [finding.ranks for finding in found if finding.cause == "communication"]
+    assert links == ([] if explains else [(5,)])

@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from analyzers.diagnose import diagnose
+from analyzers.finding import Finding
+from analyzers.report import html
 from analyzers.report.account_lines import what_if_line
+from analyzers.report.explained import next_step
 from analyzers.report.json import to_json
 from analyzers.step_graph import load_graph
-from analyzers.whatif import WhatIf, measure, without
+from analyzers.whatif import WhatIf, exceeds_error, measure, without
 from benchmarks.simulator import QUIET, SHARED_HOST, Fault, Layout, Scenario, simulate, write
 from benchmarks.simulator.recording import Recording
 from probes.store import Store
@@ -100,3 +103,37 @@ def test_nothing_to_gain_and_nothing_to_replay(stored) -> None:  # type: ignore[
     assert what is not None
     assert what.slowdown < 1.02
     assert what.basis == "calls"
+
+
+def slow(**evidence: object) -> Finding:
+    return Finding(
+        analyzer="straggler", kind="straggler", severity="warning", status="fired", summary="", ranks=(3,),
+        cause="compute", evidence=evidence, advice="straggler-compute",
+    )  # fmt: skip
+
+
+def test_a_gain_is_said_with_the_error_of_its_replay_and_not_if_it_is_smaller() -> None:
+    clear, lost = {"speedup_without_it_ratio": 1.31}, {"speedup_without_it_ratio": 1.04}
+    assert next_step(slow(**clear, replay_error_ratio=0.012)).endswith(
+        "; without it: 1.31x faster (replay error 1.2 %)"
+    )
+    assert "without it" not in next_step(slow(**lost, replay_error_ratio=0.098))
+    assert next_step(slow(**lost, replay_error_ratio=None)).endswith("; without it: 1.04x faster"), "nothing replayed"
+    assert exceeds_error(1.12, 0.1)
+    assert not exceeds_error(1.11, 0.1), "10 % of a step that is 1.11 times as long"
+
+
+def test_every_report_says_how_far_the_replay_is_off(stored) -> None:  # type: ignore[no-untyped-def]
+    store = stored(simulate(replace(scenario("fsdp"), steps=45)))
+    diagnosis = diagnose(store, {})
+    assert diagnosis.what_if is not None
+    for error, promised in ((0.043, True), (0.5, False)):
+        told = replace(diagnosis, what_if=replace(diagnosis.what_if, error_ratio=error))
+        assert told.what_if is not None
+        line = what_if_line(told.what_if)
+        page = html.render(store, told, {}).decode()
+        assert f"error {100 * error:.1f} %" in line
+        assert line.replace("'", "&#39;") in page
+        assert ("with all ranks alike: 1." in line) == promised
+        assert ("slower by stragglers" in page) == promised
+        assert ("rank 1 alone" in line) == promised

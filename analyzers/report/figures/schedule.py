@@ -2,6 +2,7 @@
 
     figure = draw(pieces)           # columns rank, stage, microbatch, kind, start_ms, end_ms
     figure = idle(by_rank, expected=0.27)
+    figure = idle_by_step({1: 0.31, 2: 0.30}, expected=0.27)
 
 A line joins a microbatch's forward on a stage with that on the next one: the flow down the pipeline, and up again.
 """
@@ -18,7 +19,7 @@ from ...source import floats, ints
 from .flow import Stop, add_flow
 from .theme import PHASE, SEQUENCE, new_figure
 
-__all__ = ["draw", "idle"]
+__all__ = ["draw", "idle", "idle_by_step"]
 
 MAX_NUMBERS = 400
 _SHOWN = {"forward": "F", "loss": "", "backward": "B", "weight": "W", "send": "", "recv": ""}
@@ -78,4 +79,17 @@ def idle(ranks: Mapping[str, float], *, expected: float | None = None) -> Figure
     largest = max([*ranks.values(), expected or 0.0], default=0.0)
     figure.update_xaxes(range=[0, max(5.0, 118 * largest)], ticksuffix=" %")
     figure.update_yaxes(autorange="reversed", showgrid=False)
+    return figure
+
+
+def idle_by_step(shares: Mapping[int, float], *, expected: float | None = None) -> Figure:
+    """Idle share (0 to 1) of the pipeline over the steps, with what the schedule has by itself as a line."""
+    figure = new_figure(height=240, x="step", y="idle share", showlegend=False)
+    figure.add_scatter(
+        x=list(shares), y=[100 * share for share in shares.values()], mode="lines" if len(shares) > 2 else "markers",
+        line={"color": SEQUENCE[3], "width": 1.6}, hovertemplate="step %{x}: %{y:.1f} %<extra></extra>",
+    )  # fmt: skip
+    if expected is not None:
+        figure.add_hline(y=100 * expected, line={"dash": "dot", "width": 1.5, "color": SEQUENCE[7]})
+    figure.update_yaxes(rangemode="tozero", ticksuffix=" %")
     return figure
