@@ -23,6 +23,7 @@ __all__ = ["SNAPSHOT_EVENTS", "AttemptView", "Call", "RankView", "attempts", "fi
 
 SNAPSHOT_EVENTS = (
     "rank_state", "rank_exit", "rank_closed", "exception", "run_ended", "culprit_killed", "stacks", "attempt_started",
+    "rank_stopped",
 )  # fmt: skip
 RECENT_STEPS = 50
 """Steps whose durations say what a normal step is."""
