@@ -167,6 +167,8 @@ def _summary(
         "checkpoint": f"{who} {'hang' if many else 'hangs'} writing a checkpoint{frame}",
         "evaluate": f"{who} {'hang' if many else 'hangs'} in evaluation{frame}",
         "not_entered": f"{who} never entered{call}: {doing}{frame}",
+        "gil": f"{who} {'are' if many else 'is'} alive, but {'their' if many else 'its'} interpreter does not answer: "
+        f"asleep in C with Python's lock (GIL) held, {doing}{frame}",
         "p2p_unmatched": f"{who} never answered{call}: {doing}{frame}",
         "mismatch_operation": f"different collectives at the same place: {kinds} ({blame.call and blame.call.group})",
         "skipped": f"{who} left out{call} and {'are' if many else 'is'} ahead of the others"

@@ -4,8 +4,8 @@
 
 Numbers of messages are counted for each group, direction and peer, so a send and its receive have the same one. A
 receive larger than what is sent is allowed by some backends and ends; so this explains two calls that do not end, and
-is no proof by itself. Tags may pair messages in another order: where another message in flight between the two would fit,
-nothing is said.
+is no proof by itself. Tags may pair messages in another order: where another message in flight between the two would
+fit, nothing is said.
 """
 
 from __future__ import annotations

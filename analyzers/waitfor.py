@@ -10,7 +10,8 @@
    side's call was due and this side's comes right after it, then this side has left one out.
 4. Edges: who is in a collective waits for the members that have not entered it; who receives waits for the sender
    that has not sent, and the reverse.
-5. A rank that is waited for and is in no call is a culprit: it never came. Its open span says what it does instead.
+5. A rank that is waited for and is in no call is a culprit: it never came. Its open span says what it does instead, or
+   `watch` saw that its interpreter is locked.
    If all who are waited for are in calls that everybody entered, it is those calls that do not end: because a send and
    its receive do not fit, where they do not (`unequal_messages`).
 6. Without such a rank the edges hold a cycle, or everybody entered and nobody left. In a cycle, a rank that is awaited
@@ -140,7 +141,8 @@ def find_culprits(view: AttemptView) -> Blame:
         )
     if waiting:
         return _unequal(view, waiting) or Blame(cause="all_entered", culprits=waiting, waiting=(), call=call)
-    return Blame(cause="busy", culprits=tuple(sorted(alive)), waiting=(), call=None)
+    asleep = tuple(sorted(rank for rank, state in alive.items() if state.holds_gil))
+    return Blame(cause="gil" if asleep else "busy", culprits=asleep or tuple(sorted(alive)), waiting=(), call=None)
 
 
 def _unequal(view: AttemptView, waiting: tuple[int, ...]) -> Blame | None:
@@ -229,6 +231,8 @@ def _instead(view: AttemptView, roots: tuple[int, ...], awaited: Call | None) ->
     """The cause, from what the culprits do instead of what they are waited for."""
     if all(rank in view.ranks and view.ranks[rank].closed for rank in roots):
         return "finished"  # it said so itself: nobody is to wait for it any more
+    if roots and all(rank in view.ranks and view.ranks[rank].holds_gil for rank in roots):
+        return "gil"  # whatever it was doing, it is not Python that does it
     causes = {next((_PHASE_CAUSES[p] for p in reversed(view.ranks[r].phases) if p in _PHASE_CAUSES), "")
               for r in roots if r in view.ranks}  # fmt: skip
     if len(causes) == 1 and causes != {""}:

@@ -49,8 +49,9 @@ def why(finding: Finding) -> str:
             message = str(numbers.get("message") or "").strip().splitlines()
             victims = numbers.get("victims") or []
             what = message[0] if message else str(numbers.get("signal") or numbers.get("exit_code") or "no word of it")
-            others = f"; {counted(len(victims), 'other rank')} ended because of it" if victims else ""
-            return what + others
+            at = f" ({numbers['raised_at']})" if numbers.get("raised_at") else ""
+            who = counted(len(victims), "other rank" if finding.ranks else "rank")
+            return what + at + (f"; {who} ended because of it" if victims else "")
         case "non_finite":
             checked, flagged = numbers.get("num_checked_inputs"), numbers.get("num_flagged_inputs")
             where = (
@@ -108,6 +109,7 @@ def _after_a_hang(finding: Finding, rank: str) -> str:
     return {
         "stopped": f"continue or restart the process of {rank}",
         "data": f"look at the data loader of {rank}: its stack is in the evidence",
+        "gil": f"look at the native code that the innermost line of {rank}'s stack calls: it must release the GIL",
         "checkpoint": f"look at the disk that {rank} writes its checkpoint to",
         "mismatch_size": f"compare the shapes that both sides bring{caller}: an uneven batch, a branch on the rank",
         "mismatch_dtype": f"compare the element types that both sides bring{caller}: autocast, a part not converted",
