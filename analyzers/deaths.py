@@ -122,9 +122,9 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
         exhausted = event.text("out_of_memory")
         cause = "out_of_memory" if exhausted else "signal" if name else "exit"
         message = f"killed by the kernel: {exhausted} exhausted" if exhausted else event.text("message")
-        said = _NAMED.match(message)
+        named = _NAMED.match(message)
         found[rank] = Death(rank=rank, when_ns=event.wall_ns, cause=cause, signal=name, exit_code=code, message=message,
-                            links=(Link(said[1] if said else "", message),))  # fmt: skip
+                            links=(Link(named[1] if named else "", message),))  # fmt: skip
     for event in log.of("rank_state", attempt=view.attempt):
         rank = event.integer("state_rank")
         if event.text("state") == "dead" and rank in view.ranks and rank not in found and not view.ranks[rank].closed:
@@ -132,19 +132,21 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
     deaths = sorted(found.values(), key=lambda death: (death.when_ns, death.rank))
     # watch sees the processes that the agent ended, too: a silent end counts only where nobody else has a reason.
     reasons = [death for death in deaths if death.cause != "vanished" and not _blames_others(death, view)]
-    return [_judged(death, deaths, reasons, view) for death in deaths]
+    all_vanished = sum(death.cause == "vanished" for death in deaths) == len(view.ranks)
+    return [replace(death, collateral=_is_collateral(death, reasons, view, all_vanished)) for death in deaths]
 
 
-def _judged(death: Death, deaths: Sequence[Death], reasons: Sequence[Death], view: AttemptView) -> Death:
-    others = [other for other in reasons if other.rank != death.rank]
-    earlier = any(reason.when_ns <= death.when_ns or reason.signal for reason in others)
+def _is_collateral(death: Death, reasons: Sequence[Death], view: AttemptView, all_vanished: bool) -> bool:
+    """`reasons`: who did not die of somebody else by its own words, in order of time."""
     if death.cause == "vanished":
-        collateral = bool(others) or sum(other.cause == "vanished" for other in deaths) == len(view.ranks)
-    elif death.signal and death.signal != "SIGTERM":
-        collateral = False
-    else:
-        collateral = _blames_others(death, view, earlier) or (_in_call(death, view) and earlier)
-    return replace(death, collateral=collateral)
+        return bool(reasons) or all_vanished
+    if death.signal and death.signal != "SIGTERM":
+        return False
+    first = next((reason for reason in reasons if reason.rank != death.rank), None)
+    # The launcher sees a signal only after those whom it took along have said so.
+    by_signal = first is not None and any(reason.signal for reason in reasons if reason.rank != death.rank)
+    earlier = first is not None and (first.when_ns <= death.when_ns or by_signal)
+    return _blames_others(death, view, earlier) or (_in_call(death, view) and earlier)
 
 
 def _links(event: Event) -> tuple[Link, ...]:
