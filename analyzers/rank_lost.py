@@ -108,7 +108,7 @@ def _without_a_word(
         own = next((death for death in raised if not death.is_surely_backends), None)
         if own is not None:
             return [_finding(view, [own], sorted(set(view.ranks) - {own.rank}), again)]
-        return [_connections_lost(view, raised, again)]
+        return [_connections_lost(view, raised, [d.rank for d in deaths if d.signal], again)]
     everybody = tuple(sorted(view.ranks))
     step = view.step
     terminated = bool(deaths) and all(death.signal == "SIGTERM" for death in deaths)
@@ -136,14 +136,18 @@ def _without_a_word(
     ]
 
 
-def _connections_lost(view: AttemptView, raised: Sequence[Death], again: str) -> Finding:
-    """Everybody reports a lost connection and nobody is missing: it is none of the ranks that failed."""
+def _connections_lost(view: AttemptView, raised: Sequence[Death], ended: Sequence[int], again: str) -> Finding:
+    """Everybody reports a lost connection and nobody is missing: it is none of the ranks that failed.
+
+    `ended`: the ranks that somebody ended by SIGTERM, before or because of it.
+    """
     first, of_store = raised[0], [death for death in raised if death.is_of_store]
     is_store = first.is_of_store or 2 * len(of_store) > len(raised)
     told = of_store if is_store else raised
     cause = "store_lost" if is_store else "connection_lost"
     what = "the rendezvous store is gone" if is_store else "the ranks lost their connections to each other"
     to = "to it, and no rank is missing" if is_store else "and no rank is missing or says why"
+    who = f"; somebody ended rank{'s' * (len(ended) > 1)} {', '.join(map(str, ended[:8]))} by SIGTERM" if ended else ""
     error = f"{told[0].error_type or 'error'}: {_short(told[0].message)}"
     return Finding(
         analyzer="rank_lost",
@@ -154,12 +158,13 @@ def _connections_lost(view: AttemptView, raised: Sequence[Death], again: str) ->
         last_step=view.step,
         cause=cause,
         summary=f"{what} {_where(view.step)}: {len(told)} of {len(view.ranks)} ranks report a lost connection {to}; "
-        f"rank {told[0].rank} first, {error}{again}",
+        f"rank {told[0].rank} first, {error}{who}{again}",
         evidence={
             "error_type": told[0].error_type or None,
             "message": told[0].message[:2000],
             "victims": sorted(death.rank for death in told),
             "first_to_report_rank": told[0].rank,
+            "terminated_ranks": sorted(ended),
             **_raised_at(told[0]),
         },
         advice=f"rank-lost-{cause}",

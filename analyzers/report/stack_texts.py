@@ -28,7 +28,7 @@ def stack_texts(evidence: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 def _all(evidence: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any]]]:
     traceback = evidence.get("traceback")
     if isinstance(traceback, (list, tuple)) and traceback:
-        yield "raised at, innermost first", traceback
+        yield "traceback, innermost first", traceback
     groups = evidence.get("stack_groups")
     if isinstance(groups, (list, tuple)) and groups:
         for group in groups:

@@ -277,6 +277,16 @@ def test_errors_of_peers_alone_are_lost_connections_and_nobody_is_named() -> Non
     assert "nobody reported an error" not in finding.summary
 
 
+def test_ranks_that_somebody_terminated_are_told_beside_the_errors_of_the_others() -> None:
+    world = World()
+    for rank in (1, 2, 3):
+        world.event("exception", 0.02, rank=rank, type="RuntimeError", message=GLOO)
+    world.event("rank_exit", 0.1, exit_rank=0, exit_code=-15, signal="SIGTERM", pid=7, message="")
+    (finding,) = lost(world)
+    assert (finding.cause, finding.evidence["terminated_ranks"]) == ("connection_lost", [0])
+    assert finding.summary.endswith("somebody ended rank 0 by SIGTERM")
+
+
 def test_ranks_that_the_agent_ended_are_not_missing() -> None:
     world = World()
     world.event("exception", 0.01, rank=1, type="RuntimeError", message=GLOO)
