@@ -8,22 +8,26 @@ first death (a kill by watch, a timeout of the others, the end of the launcher).
 3. A mismatch of operation, dtype or size counts even without silence when a rank aborted in it: gloo does so.
    It also counts where the records end without a word; so does a stopped process.
 4. What the culprits' devices and hosts say about it is joined (`silent_device`).
-5. Dead ranks are `rank_lost`; here are only processes that live and stand still.
+5. The stacks of all ranks are told in groups (`stacks_at_hang`), whoever differs from its like first.
+6. Dead ranks are `rank_lost`; here are only processes that live and stand still.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .deaths import find_deaths
 from .eventlog import EventLog
 from .finding import Finding
-from .rank_lost import find_deaths, restart
+from .rank_lost import restart
 from .silent_device import with_devices
 from .snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
 from .source import Source, missing_tables
 from .stacks import read_stack
+from .stacks_at_hang import StacksAtHang, roles_of
 from .stall import StallPolicy, death_ns, ended_cleanly, killed_by_watch, limit_s, stalled_s, watched_ns
 from .waitfor import Blame, find_culprits
 
@@ -45,8 +49,9 @@ def analyze(
         is_last = attempt == lives[-1]
         view = take_snapshot(source, attempt, log)
         again = "" if is_last else restart(source, attempt, lives)
+        stacks = StacksAtHang(stacks_dir, roles_of(source, attempt)) if stacks_dir else None
         found = explain(view, log, policy, is_last=is_last, now_ns=now_ns if is_last else None, again=again,
-                        stacks_dir=stacks_dir)  # fmt: skip
+                        stacks=stacks)  # fmt: skip
         findings += [with_devices(source, found, view.last_ns)] if found else []
     return findings
 
@@ -59,7 +64,7 @@ def explain(
     is_last: bool,
     now_ns: int | None = None,
     again: str = "",
-    stacks_dir: Path | None = None,
+    stacks: StacksAtHang | None = None,
 ) -> Finding | None:
     """The hang of one attempt, if there is one."""
     if not view.ranks or (is_last and ended_cleanly(view, log, policy)):
@@ -82,8 +87,13 @@ def explain(
     if silent_s is None and not aborted and not by_watch and said_ns is not None and said_ns != seen_ns:
         return None
     silent_s = max(0.0, (reference_ns - view.last_ns) / 1e9)
-    stacks = {rank: read_stack(stacks_dir, view.attempt, rank) for rank in blame.culprits[:8]} if stacks_dir else {}
-    return _finding(view, blame, silent_s, limit_s(view, policy), again, stacks)
+    found = _finding(view, blame, silent_s, limit_s(view, policy), again, _of_culprits(view, blame, stacks))
+    groups = stacks.of(view, blame.culprits) if stacks else []
+    return replace(found, evidence={**found.evidence, "stack_groups": groups}) if groups else found
+
+
+def _of_culprits(view: AttemptView, blame: Blame, stacks: StacksAtHang | None) -> dict[int, list[str]]:
+    return {rank: read_stack(stacks.folder, view.attempt, rank) for rank in blame.culprits[:8]} if stacks else {}
 
 
 def _finding(
@@ -157,6 +167,8 @@ def _summary(
         "checkpoint": f"{who} {'hang' if many else 'hangs'} writing a checkpoint{frame}",
         "evaluate": f"{who} {'hang' if many else 'hangs'} in evaluation{frame}",
         "not_entered": f"{who} never entered{call}: {doing}{frame}",
+        "gil": f"{who} {'are' if many else 'is'} alive, but {'their' if many else 'its'} interpreter does not answer: "
+        f"asleep in C with Python's lock (GIL) held, {doing}{frame}",
         "p2p_unmatched": f"{who} never answered{call}: {doing}{frame}",
         "mismatch_operation": f"different collectives at the same place: {kinds} ({blame.call and blame.call.group})",
         "skipped": f"{who} left out{call} and {'are' if many else 'is'} ahead of the others"

@@ -146,19 +146,20 @@ def load_pipeline(
     return Pipeline(
         ranks=tuple(ranks),
         steps=[idle_of(one, ranks) for one in whole],
-        splits=split_idle(whole, ranks, _loading(source, attempt, marks)),
+        splits=split_idle(whole, ranks, _loading(source, attempt, marks, sorted({one.step for one in whole}))),
         num_microbatches=int(whole[-1].microbatch.max()) + 1,
     )
 
 
-def _loading(source: Source, attempt: int, marks: str) -> dict[tuple[int, int], int]:
+def _loading(source: Source, attempt: int, marks: str, steps: Sequence[int]) -> dict[tuple[int, int], int]:
     """By (step, rank) the nanoseconds in which the rank loaded its batch by itself."""
     if lacking(source, steps=("data_ns",)):
         return {}
     rows = source.rows(
         "SELECT step, rank, CAST(avg(coalesce(data_ns, 0) - coalesce(data_wait_ns, 0)) AS BIGINT) FROM steps "
-        f"WHERE attempt = ? AND rank IN ({marks}) AND duration_ns IS NOT NULL GROUP BY ALL",
-        [attempt],
+        f"WHERE attempt = ? AND rank IN ({marks}) AND step BETWEEN ? AND ? AND step IN ({', '.join(map(str, steps))}) "
+        "AND duration_ns IS NOT NULL GROUP BY ALL",
+        [attempt, steps[0], steps[-1]],
     )
     return {(step, rank): max(0, own_ns) for step, rank, own_ns in rows}
 

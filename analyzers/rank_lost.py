@@ -1,56 +1,34 @@
 """Lost ranks: who died first, of what, and who only died of it.
 
-1. Deaths are gathered from the launcher (`rank_exit`), the rank itself (`exception`) and `watch` (`rank_state` dead).
-2. A death is collateral if it says so (connection closed by peer, timed out, terminated), if it is an error inside a
-   collective after somebody else's death, or if watch or the agent ended the process after another failure.
-3. What is left are roots: the first in time, and others that did not follow from it. Ranks that died of the same are
+1. `deaths` gathers how every rank ended, and tells who only died of somebody else's death.
+2. What is left are roots: the first in time, and others that did not follow from it. Ranks that died of the same are
    one finding.
+3. Where every error is a backend's that lost a peer, and no rank is missing, nobody of those named is to blame: their
+   connections were lost, or that to the rendezvous store, which is somebody else's. An error that may be a rank's own
+   is taken for the root before that.
 4. Records that stop on all ranks at nearly the same time, with no word from anybody, are a run that was killed whole.
 5. A death that followed a standstill is the standstill's doing: `hang` explains it, and nothing is said here.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from .deaths import Death, find_deaths
 from .eventlog import EventLog
 from .finding import Finding
+from .raised import told_frames
 from .snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
 from .source import Source, missing_tables
 from .stall import StallPolicy, ended_cleanly, killed_by_watch, stalled_before_death
 from .waitfor import find_culprits
 
-__all__ = ["Death", "analyze", "explain", "find_deaths", "restart"]
+__all__ = ["analyze", "explain", "restart"]
 
-COLLATERAL = re.compile(
-    r"connection (was )?(closed|reset|refused)|closed by (the )?(peer|remote)|timed? ?out|broken pipe|remote ?error"
-    r"|pair closure|heartbeat|terminat|SIGTERM|aborted by|peer (is )?(gone|closed)|SignalException|tcpstore",
-    re.IGNORECASE,
-)
-"""What an error says that was made by somebody else's death."""
-OUT_OF_MEMORY = re.compile(
-    r"MemoryError|OutOfMemoryError|out of memory|can't allocate memory|cannot allocate memory|bad_alloc", re.IGNORECASE
-)
-"""What an error says when there was no memory left, on a device or on the host."""
 WORD_NS = 1_500_000_000
 """The launcher looks every 0.1 s and watch reads every 1 s: so long a silent death is not judged live."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
-    """How one rank ended. `cause` is exception, signal, out_of_memory, exit or vanished."""
-
-    rank: int
-    when_ns: int
-    cause: str
-    signal: str = ""
-    exit_code: int | None = None
-    error_type: str = ""
-    message: str = ""
-    collateral: bool = False
 
 
 def analyze(source: Source, policy: StallPolicy | None = None, now_ns: int | None = None) -> list[Finding]:
@@ -68,9 +46,7 @@ def analyze(source: Source, policy: StallPolicy | None = None, now_ns: int | Non
         view = take_snapshot(source, attempt, log)
         again = "" if is_last else restart(source, attempt, lives)
         found = explain(view, log, policy, is_last=is_last, now_ns=now_ns if is_last else None, again=again)
-        findings += [
-            _with_memory(source, finding) if finding.cause == "out_of_memory" else finding for finding in found
-        ]
+        findings += [completed(source, finding) for finding in found]
     return findings
 
 
@@ -100,58 +76,6 @@ def explain(
     return [_finding(view, group, victims, again) for group in groups.values()]
 
 
-def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
-    """Every rank that died in the attempt, in order of time, roots told from collateral ones."""
-    found: dict[int, Death] = {}
-    for event in log.of("exception", attempt=view.attempt):
-        if event.rank >= 0 and event.rank not in found:
-            said = f"{event.text('type')}: {event.text('message')}"
-            found[event.rank] = Death(
-                rank=event.rank,
-                when_ns=event.wall_ns,
-                cause="out_of_memory" if OUT_OF_MEMORY.search(said) else "exception",
-                error_type=event.text("type", "Exception"),
-                message=event.text("message"),
-            )
-    for event in log.of("rank_exit", attempt=view.attempt):
-        rank, name = event.integer("exit_rank"), event.text("signal")
-        code = event.integer("exit_code", 0)
-        if rank in found or rank < 0 or (code == 0 and not name):
-            continue
-        if not name and rank in view.ranks and view.ranks[rank].closed:
-            continue  # it ended in order: the code says what the run came to (given up), not what the rank died of
-        exhausted = event.text("out_of_memory")
-        cause = "out_of_memory" if exhausted else "signal" if name else "exit"
-        message = f"killed by the kernel: {exhausted} exhausted" if exhausted else event.text("message")
-        found[rank] = Death(rank=rank, when_ns=event.wall_ns, cause=cause, signal=name,
-                            exit_code=code, message=message)  # fmt: skip
-    for event in log.of("rank_state", attempt=view.attempt):
-        rank = event.integer("state_rank")
-        if event.text("state") == "dead" and rank in view.ranks and rank not in found and not view.ranks[rank].closed:
-            found[rank] = Death(rank=rank, when_ns=event.wall_ns, cause="vanished")
-    deaths = sorted(found.values(), key=lambda death: (death.when_ns, death.rank))
-    return [_judged(death, deaths, view) for death in deaths]
-
-
-def _judged(death: Death, deaths: Sequence[Death], view: AttemptView) -> Death:
-    others = [other for other in deaths if other.rank != death.rank]
-    # watch sees the processes that the agent ended, too: a silent end counts only where nobody else has a reason.
-    reasons = [other for other in others if other.cause != "vanished" and not _blames_others(other)]
-    if death.cause == "vanished":
-        collateral = bool(reasons) or sum(other.cause == "vanished" for other in deaths) == len(view.ranks)
-    elif death.signal and death.signal != "SIGTERM":
-        collateral = False
-    else:
-        in_call = death.rank in view.ranks and bool(view.ranks[death.rank].calls)
-        earlier = [reason for reason in reasons if reason.when_ns <= death.when_ns or reason.signal]
-        collateral = _blames_others(death) or (in_call and bool(earlier))
-    return replace(death, collateral=collateral)
-
-
-def _blames_others(death: Death) -> bool:
-    return COLLATERAL.search(f"{death.error_type} {death.message} {death.signal}") is not None
-
-
 def _sudden(roots: Sequence[Death], log: EventLog, view: AttemptView) -> bool:
     """Whether a root died by itself and not of a standstill: a signal or error of its own, and no kill by watch."""
     return not killed_by_watch(log, view.attempt) and any(
@@ -172,12 +96,19 @@ def _without_a_word(
         return []
     if all(rank.closed for rank in view.ranks.values()):
         return []
-    silent = sorted(set(view.ranks) - {death.rank for death in deaths if death.cause != "vanished"})
+    accounted = {death.rank for death in deaths if death.cause != "vanished"}
+    accounted |= {event.integer("exit_rank") for event in log.of("rank_stopped", attempt=view.attempt)}
+    silent = sorted(set(view.ranks) - accounted)
     if deaths and silent and len(silent) < len(view.ranks):
         vanished = [Death(rank=rank, when_ns=view.ranks[rank].last_ns, cause="vanished") for rank in silent]
         return [_finding(view, vanished, sorted(set(view.ranks) - set(silent)), again)]
     if not deaths and ((blame := find_culprits(view)).is_proof or blame.cause == "finished"):
         return []  # whatever ended it, it stood still already: `hang` says why
+    if raised := [death for death in deaths if death.cause in ("exception", "exit")]:
+        own = next((death for death in raised if not death.is_surely_backends), None)
+        if own is not None:
+            return [_finding(view, [own], sorted(set(view.ranks) - {own.rank}), again)]
+        return [_connections_lost(view, raised, [d.rank for d in deaths if d.signal], again)]
     everybody = tuple(sorted(view.ranks))
     step = view.step
     terminated = bool(deaths) and all(death.signal == "SIGTERM" for death in deaths)
@@ -205,6 +136,49 @@ def _without_a_word(
     ]
 
 
+def _connections_lost(view: AttemptView, raised: Sequence[Death], ended: Sequence[int], again: str) -> Finding:
+    """Everybody reports a lost connection and nobody is missing: it is none of the ranks that failed.
+
+    `ended`: the ranks that somebody ended by SIGTERM, before or because of it.
+    """
+    first, of_store = raised[0], [death for death in raised if death.is_of_store]
+    is_store = first.is_of_store or 2 * len(of_store) > len(raised)
+    told = of_store if is_store else raised
+    cause = "store_lost" if is_store else "connection_lost"
+    what = "the rendezvous store is gone" if is_store else "the ranks lost their connections to each other"
+    to = "to it, and no rank is missing" if is_store else "and no rank is missing or says why"
+    who = f"; somebody ended rank{'s' * (len(ended) > 1)} {', '.join(map(str, ended[:8]))} by SIGTERM" if ended else ""
+    error = f"{told[0].error_type or 'error'}: {_short(told[0].message)}"
+    return Finding(
+        analyzer="rank_lost",
+        kind="rank_lost",
+        severity="warning" if again else "critical",
+        status="fired",
+        first_step=view.step,
+        last_step=view.step,
+        cause=cause,
+        summary=f"{what} {_where(view.step)}: {len(told)} of {len(view.ranks)} ranks report a lost connection {to}; "
+        f"rank {told[0].rank} first, {error}{who}{again}",
+        evidence={
+            "error_type": told[0].error_type or None,
+            "message": told[0].message[:2000],
+            "victims": sorted(death.rank for death in told),
+            "first_to_report_rank": told[0].rank,
+            "terminated_ranks": sorted(ended),
+            **_raised_at(told[0]),
+        },
+        advice=f"rank-lost-{cause}",
+        attempt=view.attempt,
+    )
+
+
+def _raised_at(death: Death) -> dict[str, Any]:
+    """Where an exception was raised: the line of the user's own code, and the last frames, innermost first."""
+    if death.frame is None:
+        return {}
+    return {"raised_at": death.frame.text, "traceback": told_frames(death.origin)}
+
+
 def _spread_s(view: AttemptView) -> float:
     ends = [rank.last_ns for rank in view.ranks.values() if rank.last_ns]
     return (max(ends) - min(ends)) / 1e9 if ends else 0.0
@@ -218,10 +192,11 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
     calls = own.calls if own else ()
     where = f" {own.doing}" if own and not calls else f" in {calls[0].text}" if calls else ""
     who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}"
+    at = f" ({first.frame.text})" if first.frame is not None else ""
     what = {
         "signal": f"died of {first.signal}",
-        "exception": f"died of {first.error_type}: {_short(first.message)}",
-        "out_of_memory": f"ran out of memory: {_short(first.message)}",
+        "exception": f"died of {first.error_type}: {_short(first.message)}{at}",
+        "out_of_memory": f"ran out of memory: {_short(first.message)}{at}",
         "exit": f"ended with exit code {first.exit_code}",
         "vanished": "is gone without a word" if len(ranks) == 1 else "are gone without a word",
     }[first.cause]
@@ -232,6 +207,7 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
         "message": first.message[:2000],
         "victims": list(victims),
         "doing": own.doing if own else None,
+        **_raised_at(first),
     }
     if calls:
         evidence |= {"op": calls[0].op, "process_group": calls[0].group, "seq": calls[0].seq, "caller": calls[0].caller}
@@ -249,6 +225,27 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
         advice=f"rank-lost-{first.cause}",
         attempt=view.attempt,
     )
+
+
+def completed(source: Source, finding: Finding) -> Finding:
+    """The finding with what only the store knows: memory, or where the rendezvous store was."""
+    if finding.cause == "out_of_memory":
+        return _with_memory(source, finding)
+    return _with_host(source, finding) if finding.cause == "store_lost" else finding
+
+
+def _with_host(source: Source, finding: Finding) -> Finding:
+    """Where the store was: with the first rank, or the launcher of its node."""
+    found = source.rows(
+        "SELECT arg_max(node_rank, wall_ns), arg_max(host, wall_ns) FROM ranks WHERE attempt = ? AND rank = 0",
+        [finding.attempt],
+    )
+    node, host = found[0] if found else (None, None)
+    if host is None:
+        return finding
+    place = f"node {node if node is not None else 0}, {host}"
+    summary = f"{finding.summary}; it was on {place}: in the launcher there, or in rank 0"
+    return replace(finding, summary=summary, evidence={**finding.evidence, "store_node": node, "store_host": host})
 
 
 def _with_memory(source: Source, finding: Finding) -> Finding:

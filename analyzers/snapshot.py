@@ -23,6 +23,7 @@ __all__ = ["SNAPSHOT_EVENTS", "AttemptView", "Call", "RankView", "attempts", "fi
 
 SNAPSHOT_EVENTS = (
     "rank_state", "rank_exit", "rank_closed", "exception", "run_ended", "culprit_killed", "stacks", "attempt_started",
+    "rank_stopped",
 )  # fmt: skip
 RECENT_STEPS = 50
 """Steps whose durations say what a normal step is."""
@@ -84,6 +85,8 @@ class RankView:
     state: str = "running"
     """As `watch` saw the process last: running, stopped, dead."""
     os_state: str = ""
+    holds_gil: bool = False
+    """`watch` saw it asleep in C with Python's lock held, after its last record."""
 
     @property
     def doing(self) -> str:
@@ -376,6 +379,10 @@ def _process_states(log: EventLog, attempt: int, views: dict[int, RankView], cut
         rank = event.integer("state_rank")
         if rank in views and event.wall_ns <= cut_ns:
             views[rank] = replace(views[rank], state=event.text("state", "running"), os_state=event.text("os_state"))
+    for event in log.of("stacks", attempt=attempt):
+        for rank in event.integers("gil_ranks"):
+            if rank in views and event.wall_ns > views[rank].last_ns:
+                views[rank] = replace(views[rank], holds_gil=True)
     for event in log.of("rank_closed", attempt=attempt):
         if event.rank in views:
             views[event.rank] = replace(views[event.rank], closed=True)

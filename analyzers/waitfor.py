@@ -10,8 +10,10 @@
    side's call was due and this side's comes right after it, then this side has left one out.
 4. Edges: who is in a collective waits for the members that have not entered it; who receives waits for the sender
    that has not sent, and the reverse.
-5. A rank that is waited for and is in no call is a culprit: it never came. Its open span says what it does instead.
-   If all who are waited for are in calls that everybody entered, it is those calls that do not end.
+5. A rank that is waited for and is in no call is a culprit: it never came. Its open span says what it does instead, or
+   `watch` saw that its interpreter is locked.
+   If all who are waited for are in calls that everybody entered, it is those calls that do not end: because a send and
+   its receive do not fit, where they do not (`unequal_messages`).
 6. Without such a rank the edges hold a cycle, or everybody entered and nobody left. In a cycle, a rank that is awaited
    in a step that it has left behind, or in a gradient's call while it is in the optimizer's, has left a call out; where
    a message is awaited, that one is missing; else groups are taken in opposite order.
@@ -26,6 +28,7 @@ from itertools import islice
 from typing import Any
 
 from .snapshot import AttemptView, Call
+from .unequal_messages import unequal_message
 
 __all__ = ["Blame", "Wait", "find_culprits", "waits_of"]
 
@@ -54,7 +57,8 @@ class Blame:
     @property
     def is_proof(self) -> bool:
         """Whether it is wrong by itself, however short the silence was."""
-        return self.is_mismatch or self.cause == "stopped"
+        is_message = self.call is not None and self.call.is_p2p  # some backends allow a receive that is too large
+        return (self.is_mismatch and not is_message) or self.cause == "stopped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +112,9 @@ def find_culprits(view: AttemptView) -> Blame:
     roots = tuple(sorted(rank for rank in missed if not edges.get(rank)))
     if roots and all(heads.get(rank) for rank in roots):  # they did come: to a call that all whom we know of entered
         inside = _commonest([call for rank in roots for call in heads[rank]])
-        return Blame(cause="all_entered", culprits=roots, waiting=_without(waiting, roots), call=inside)
+        return _unequal(view, waiting) or Blame(
+            cause="all_entered", culprits=roots, waiting=_without(waiting, roots), call=inside
+        )
     roots = tuple(rank for rank in roots if not heads.get(rank))
     if roots:
         awaited = _commonest([c for calls in heads.values() for c in calls if not waits.targets([c]).isdisjoint(roots)])
@@ -134,8 +140,23 @@ def find_culprits(view: AttemptView) -> Blame:
             cycle=cycle,
         )
     if waiting:
-        return Blame(cause="all_entered", culprits=waiting, waiting=(), call=call)
-    return Blame(cause="busy", culprits=tuple(sorted(alive)), waiting=(), call=None)
+        return _unequal(view, waiting) or Blame(cause="all_entered", culprits=waiting, waiting=(), call=call)
+    asleep = tuple(sorted(rank for rank, state in alive.items() if state.holds_gil))
+    return Blame(cause="gil" if asleep else "busy", culprits=asleep or tuple(sorted(alive)), waiting=(), call=None)
+
+
+def _unequal(view: AttemptView, waiting: tuple[int, ...]) -> Blame | None:
+    """Blames both ends of a message that does not fit."""
+    found = unequal_message(view)
+    if found is None:
+        return None
+    return Blame(
+        cause=found.cause,
+        culprits=found.ranks,
+        waiting=_without(waiting, found.ranks),
+        call=found.send,
+        differs=found.differs,
+    )
 
 
 def _heads(calls: tuple[Call, ...]) -> list[Call]:
@@ -210,6 +231,8 @@ def _instead(view: AttemptView, roots: tuple[int, ...], awaited: Call | None) ->
     """The cause, from what the culprits do instead of what they are waited for."""
     if all(rank in view.ranks and view.ranks[rank].closed for rank in roots):
         return "finished"  # it said so itself: nobody is to wait for it any more
+    if roots and all(rank in view.ranks and view.ranks[rank].holds_gil for rank in roots):
+        return "gil"  # whatever it was doing, it is not Python that does it
     causes = {next((_PHASE_CAUSES[p] for p in reversed(view.ranks[r].phases) if p in _PHASE_CAUSES), "")
               for r in roots if r in view.ranks}  # fmt: skip
     if len(causes) == 1 and causes != {""}:

@@ -94,8 +94,7 @@ class RunDir:
     def open(cls, path: Path) -> RunDir:
         """An existing run. Raises RunError with one line if there is none or it is from a newer rankscope."""
         if not path.exists():
-            hint = "it is made by the first `rankscope train`" if path.name == "latest" else "see `ls runs/`"
-            raise RunError(f"no run at {path}: {hint}")
+            raise RunError(f"no run at {path}: {_where_to_look(path)}")
         if not path.is_dir():
             raise RunError(f"{path} is not a run's folder (expected run.json and tapes/ in it)")
         run = cls(path.resolve())
@@ -216,6 +215,14 @@ class RunDir:
         fresh = self.path / f".run.json.{os.getpid()}"
         fresh.write_text(json.dumps(manifest, indent=2, default=str) + "\n")
         fresh.replace(self.path / "run.json")
+
+
+def _where_to_look(missing: Path) -> str:
+    """Where there may be runs instead: beside it, if its folder is there; else its folder is the mistake."""
+    if missing.name == "latest":
+        return "it is made by the first `rankscope train`"
+    folder = missing.parent
+    return f"see `ls {folder}`" if folder.is_dir() else f"there is no folder {folder} either"
 
 
 def _point_latest(runs_dir: Path, name: str) -> None:

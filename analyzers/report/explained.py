@@ -50,8 +50,9 @@ def why(finding: Finding) -> str:
             message = str(numbers.get("message") or "").strip().splitlines()
             victims = numbers.get("victims") or []
             what = message[0] if message else str(numbers.get("signal") or numbers.get("exit_code") or "no word of it")
-            others = f"; {counted(len(victims), 'other rank')} ended because of it" if victims else ""
-            return what + others
+            at = f" ({numbers['raised_at']})" if numbers.get("raised_at") else ""
+            who = counted(len(victims), "other rank" if finding.ranks else "rank")
+            return what + at + (f"; {who} ended because of it" if victims else "")
         case "non_finite":
             checked, flagged = numbers.get("num_checked_inputs"), numbers.get("num_flagged_inputs")
             where = (
@@ -104,6 +105,33 @@ def _origin(numbers: Mapping[str, Any]) -> str:
     return f"; replayed, the first bad output is that of {numbers['origin_module']}{operation}"
 
 
+def _after_a_hang(finding: Finding, rank: str) -> str:
+    caller = f" at {finding.evidence['caller']}" if finding.evidence.get("caller") else ""
+    return {
+        "stopped": f"continue or restart the process of {rank}",
+        "data": f"look at the data loader of {rank}: its stack is in the evidence",
+        "gil": f"look at the native code that the innermost line of {rank}'s stack calls: it must release the GIL",
+        "checkpoint": f"look at the disk that {rank} writes its checkpoint to",
+        "mismatch_size": f"compare the shapes that both sides bring{caller}: an uneven batch, a branch on the rank",
+        "mismatch_dtype": f"compare the element types that both sides bring{caller}: autocast, a part not converted",
+        "order_inversion": "make all ranks take the groups in one order, or wait for the first call before the second",
+        "all_entered": "look at the links and the backend (NCCL_DEBUG=INFO, firewall, interface): no rank is missing",
+    }.get(finding.cause, f"look at the stack of {rank} and at the code around the call{caller}")
+
+
+def _after_a_death(finding: Finding, rank: str) -> str:
+    raised = finding.evidence.get("raised_at")
+    if finding.cause == "exception":
+        return f"look at {raised}" if raised else f"read the traceback in the log of {rank}"
+    return {
+        "out_of_memory": f"look at the memory of {rank} from step to step, and beside that of its peers",
+        "exit": f"read the end of the log of {rank}: it left by itself",
+        "killed_all": "look at the scheduler's record of the job, and at who or what stopped it",
+        "connection_lost": "look at the network between the hosts at that time, and at the end of every rank's log",
+        "store_lost": "look at the host of the rendezvous store, and at the launcher or process that held it",
+    }.get(finding.cause, f"look at the log of {rank} and at its host (out of memory, XID)")
+
+
 def next_step(finding: Finding) -> str:
     """What to do, and where more of it stands."""
     rank = f"rank {finding.ranks[0]}" if len(finding.ranks) == 1 else "the ranks named"
@@ -116,11 +144,8 @@ def next_step(finding: Finding) -> str:
             "sequence_length": "even out the tokens that each rank gets (pack or sort sequences by length)",
             "communication": f"check the network card and cable of {rank}",
         }.get(finding.cause, f"look at {rank}"),
-        "hang": {
-            "stopped": f"continue or restart the process of {rank}",
-            "data": f"look at the data loader of {rank}: its stack is in the evidence",
-        }.get(finding.cause, f"look at the stack of {rank} and at the code around the call"),
-        "rank_lost": f"look at the log of {rank} and at its host (out of memory, XID)",
+        "hang": _after_a_hang(finding, rank),
+        "rank_lost": _after_a_death(finding, rank),
         "non_finite": {
             "transient": f"test the device of {rank} if it happens there again; a good batch was skipped for it",
             "batch": "look at the samples named, or at those with the highest loss",

@@ -24,6 +24,7 @@ from .figures import collectives, goodput, heatmap, loss
 from .links import finding_link
 from .pipeline import pipeline_sections
 from .sheet import PlacedFigure, Section, Sheet
+from .stack_texts import stack_texts
 from .text import evidence_rows, title
 from .why_spike_text import tables
 
@@ -193,10 +194,7 @@ def _numbers(finding: Finding) -> list[tuple[str, str]]:
 
 def _texts(finding: Finding) -> list[tuple[str, list[str]]]:
     """Stacks, messages and tracebacks, folded away."""
-    found: list[tuple[str, list[str]]] = []
-    stacks = finding.evidence.get("stacks")
-    for rank, frames in (stacks if isinstance(stacks, Mapping) else {}).items():
-        found.append((f"Python stack of rank {rank}, innermost first", [str(frame) for frame in frames][:200]))
+    found = stack_texts(finding.evidence)
     message = finding.evidence.get("message")
     if isinstance(message, str) and message.strip():
         found.append(("Message", message[:20_000].splitlines()[:200]))

@@ -16,6 +16,7 @@ from ..diagnose import Diagnosis
 from ..finding import Finding
 from .account_lines import goodput_line, pipeline_line, what_if_line
 from .explained import next_step, why
+from .stack_texts import stack_texts
 from .text import evidence_rows, title, visible
 
 __all__ = ["escaped", "to_markdown"]
@@ -70,10 +71,9 @@ def _finding(number: int, finding: Finding) -> Iterator[str]:
     if finding.cost_s:
         rows.append(("cost", f"{finding.cost_s:.3g} s"))
     yield from _table(rows)
-    stacks = finding.evidence.get("stacks")
-    for rank, frames in (stacks if isinstance(stacks, Mapping) else {}).items():
-        yield from ("", f"Python stack of rank {escaped(rank)}, innermost first:", "")
-        yield from _fenced([str(frame) for frame in frames][:60])
+    for heading, frames in stack_texts(finding.evidence):
+        yield from ("", f"{escaped(heading)}:", "")
+        yield from _fenced(frames)
     message = finding.evidence.get("message")
     if isinstance(message, str) and message.strip():
         yield from ("", "Message:", "")

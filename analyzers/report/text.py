@@ -18,6 +18,7 @@ from ..planned import TOLERANCE
 from .account_lines import goodput_line, pipeline_line, what_if_line
 from .explained import next_step, why
 from .links import finding_link
+from .stack_texts import stack_texts
 from .trace_table import render_ranks
 from .words import counted, is_number, listed
 
@@ -44,6 +45,8 @@ _NOT_SHOWN = {
     "phase_factors_ratio",
     "phase_excess_ms",
     "stacks",
+    "stack_groups",
+    "traceback",
     "message",
     "differs",
     "doing",
@@ -115,8 +118,8 @@ def _finding(finding: Finding, console: Console, *, shown_above: bool) -> None:
     if finding.cost_s:
         rows.append(("cost", f"{finding.cost_s:.3g} s"))
     console.print(_pairs(rows, console.width))
-    for rank, frames in (finding.evidence.get("stacks") or {}).items():
-        console.print(_indented(f"stack of rank {rank}, innermost first", "dim"))
+    for heading, frames in stack_texts(finding.evidence):
+        console.print(_indented(heading, "dim"))
         for frame in frames:
             console.print(_indented(f"  {frame}", ""))
     for what, ranks_of in (finding.evidence.get("differs") or {}).items():

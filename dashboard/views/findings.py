@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
@@ -11,6 +10,7 @@ from analyzers.diagnose import Diagnosis
 from analyzers.finding import SEVERITIES, Finding
 from analyzers.report.evidence import drawings
 from analyzers.report.explained import next_step, why
+from analyzers.report.stack_texts import stack_texts
 from analyzers.report.text import evidence_rows, title, visible
 from analyzers.response import done_about
 from analyzers.source import Source
@@ -195,10 +195,9 @@ def _numbers(finding: Finding) -> None:
 
 
 def _texts(finding: Finding) -> None:
-    stacks = finding.evidence.get("stacks")
-    for rank, frames in (stacks if isinstance(stacks, Mapping) else {}).items():
-        with st.expander(f"Python stack of rank {said(rank, 20)}, innermost first"):
-            st.code("\n".join(visible(str(frame)) for frame in list(frames)[:200]), language=None)
+    for heading, frames in stack_texts(finding.evidence):
+        with st.expander(said(heading, 200)):
+            st.code("\n".join(map(visible, frames)) or "-", language=None)
     message = finding.evidence.get("message")
     if isinstance(message, str) and message.strip():
         with st.expander("Message"):

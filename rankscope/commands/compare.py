@@ -22,9 +22,7 @@ EPILOG = (
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(
-            help="Two: what changed. More, or of other numbers of ranks: how they scale.", metavar="RUN RUN..."
-        ),
+        typer.Argument(help="Two: what changed. More, or of other numbers of ranks: how they scale.", metavar="RUN"),
     ],
     output: Annotated[str, typer.Option("--format", help="text or json.", metavar="text|json")] = "text",
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page, of two runs.")] = None,

@@ -13,6 +13,7 @@ from typing import Any
 from lightning.pytorch import Callback
 
 from rankscope._rooms.probes.attach import Attached
+from rankscope._rooms.probes.run_facts import described
 from rankscope._rooms.probes.unattended import attach_to_whatever_trains
 
 __all__ = ["RankscopeCallback"]
@@ -47,7 +48,7 @@ class RankscopeCallback(Callback):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Lightning ends some exceptions itself; then nobody else would say that there was one."""
         if self._attached is not None and not isinstance(exception, KeyboardInterrupt):
-            self._attached.event("exception", type=type(exception).__name__, message=str(exception)[:4000])
+            self._attached.event("exception", **described(exception))
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if self._attached is not None:

@@ -172,7 +172,8 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "non-finite": set(get_args(Phase)),
         "straggler": {"compute", "data", "communication", "host", "sequence-length", "gpu-clock"},
         "loss-spike": {"batch", "learning_rate", "divergence", "weights", "transient"},
-        "rank-lost": {"exception", "signal", "out_of_memory", "exit", "vanished", "killed_all", "no_dump"},
+        "rank-lost": {"exception", "signal", "out_of_memory", "exit", "vanished", "killed_all", "no_dump", "store_lost",
+                      "connection_lost"},
         "throughput": {"compute", "communication", "data", "between_runs"},
         "configuration": {*RULES},
         "xid": {about["class"] for about in xid_table()["xid"].values()} | {"unknown"},
@@ -182,7 +183,8 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "expert-imbalance": {"hot", "dead", "dropped"},
         "host-pressure": {"disk", "run_queue"},
         "hang": {"stopped", "data", "checkpoint", "evaluate", "not_entered", "p2p_unmatched", "mismatch_operation",
-                 "mismatch_dtype", "mismatch_size", "skipped", "order_inversion", "all_entered", "busy", "finished"},
+                 "mismatch_dtype", "mismatch_size", "skipped", "order_inversion", "all_entered", "busy", "finished",
+                 "gil"},
     }  # fmt: skip
     expected = {f"{kind}-{cause}" for kind, of_kind in causes.items() for cause in of_kind}
     without_cause = {

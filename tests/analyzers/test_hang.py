@@ -389,3 +389,30 @@ def test_a_rank_in_the_optimizer_that_is_awaited_in_the_backward_pass_has_left_a
     world.enter(2, "tp", 30, phase="backward")
     finding = hang_of(world)
     assert (finding.cause, finding.ranks) == ("skipped", (3,))
+
+
+def asleep_with_the_lock(after_s: float) -> World:
+    world = World()
+    for rank in (0, 2, 3):
+        world.enter(rank)
+    world.span(1, "forward")
+    world.event("stacks", after_s, path="stacks", ranks=[0, 1, 2, 3], gil_ranks=[1])
+    return world
+
+
+def test_a_rank_that_sleeps_in_c_with_pythons_lock_does_not_answer() -> None:
+    finding = hang_of(asleep_with_the_lock(5.5))
+    assert (finding.cause, finding.ranks, finding.advice) == ("gil", (1,), "hang-gil")
+    assert "rank 1 is alive, but its interpreter does not answer" in finding.summary
+    assert "ranks 0, 2, 3 wait in all_reduce 30 of dp[0, 1, 2, 3]" in finding.summary
+
+
+def test_a_look_before_the_last_record_says_nothing_of_this_hang() -> None:
+    assert hang_of(asleep_with_the_lock(-1.0)).cause == "not_entered"
+
+
+def test_alone_it_is_the_same() -> None:
+    world = World(ranks=1, groups={})
+    assert hang_of(world).cause == "busy"
+    world.event("stacks", 5.5, path="stacks", ranks=[0], gil_ranks=[0])
+    assert (hang_of(world).cause, hang_of(world).ranks) == ("gil", (0,))

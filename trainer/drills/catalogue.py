@@ -47,7 +47,7 @@ CATALOGUE: dict[str, Kind] = {
     "gil": Kind(
         fault_id="F5",
         what="a rank hangs in C and holds Python's lock",
-        expected=_stuck("not_entered", "data", "busy"),
+        expected=_stuck("gil", "not_entered", "data", "busy"),
         recovery="restarts",
         needs="ranks",
     ),
@@ -363,7 +363,8 @@ MESHES = {
 
 NOT_DRILLED = {
     "F6, F7": "a kernel that never ends, a device-side assertion: needs a GPU",
-    "F14": "the rendezvous store lives in the launcher, without which nobody restarts: tests/e2e/test_whole_run_killed",
+    "F14": "the rendezvous store lives in the launcher, without which nobody restarts: tests/e2e/test_whole_run_killed "
+    "kills it, tests/analyzers/test_rank_lost reads what scripts with a store of their own leave",
     "F21": "uneven stages are a layout, not an event of a step: tests/analyzers/test_stage_balance",
     "F37": "no folder is read-only to root: tests/trainer/hostile_disk mounts one so, in a namespace of its own",
     "F42, F43": "a device that fails, or a driver that hangs: needs a GPU",

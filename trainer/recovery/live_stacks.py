@@ -19,7 +19,7 @@ from typing import Any
 from analyzers.stack_groups import Stack
 from trainer.recovery.processes import os_state
 
-__all__ = ["StacksError", "ranks_here", "take"]
+__all__ = ["StacksError", "program", "ranks_here", "take"]
 
 DUMP_S = 20.0
 
@@ -43,7 +43,7 @@ def take(pid: int) -> Stack:
     if not state:
         return Stack(pid=pid, problem="no such process")
     # A stopped process cannot be stopped once more: it is read as it stands, and does not change meanwhile.
-    command = [_program(), "dump", "--json", "--pid", str(pid), *(["--nonblocking"] if state in ("T", "t") else [])]
+    command = [program(), "dump", "--json", "--pid", str(pid), *(["--nonblocking"] if state in ("T", "t") else [])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DUMP_S, check=False)
         threads = json.loads(done.stdout) if done.returncode == 0 else None
@@ -56,7 +56,8 @@ def take(pid: int) -> Stack:
     return Stack(pid=pid, rank=rank, frames=frames, os_state=state, problem=problem)
 
 
-def _program() -> str:
+def program() -> str:
+    """Where py-spy is. Raises StacksError where it is not installed."""
     beside = Path(sys.executable).with_name("py-spy")  # in an environment that is not on the path
     found = str(beside) if beside.exists() else shutil.which("py-spy")
     if found is None:

@@ -25,7 +25,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -42,10 +42,11 @@ from trainer.checkpoint.shared_folder import remove_shared
 from trainer.recovery.digest_link import DigestLink, Verdict
 from trainer.recovery.finding_hook import FindingHook, finding_hook
 from trainer.recovery.job_watch import JobWatch
+from trainer.recovery.lock_holders import holders
 from trainer.recovery.metrics_endpoint import Metrics, TickFacts, listen_address, metrics_endpoint
 from trainer.recovery.node_health import node_health
 from trainer.recovery.otel_export import OtelExport, otel_export
-from trainer.recovery.processes import ProcessTracker, is_alive, kill
+from trainer.recovery.processes import ProcessTracker, is_alive, kill, os_state
 from trainer.recovery.stacks import take_stacks
 from trainer.recovery.trackers import TrackerProcesses, trackers
 
@@ -218,16 +219,19 @@ class Watch:
         culprits = {rank for rank in culprits if (attempt, rank) not in self._handled}
         if not culprits:
             return
-        self._take_stacks(attempt, pids)
+        self._take_stacks(attempt, pids, {rank: pids[rank] for rank in culprits & pids.keys()})
         self._handled |= {(attempt, rank) for rank in culprits}
         reason = verdicts[0].summary if verdicts else "a rank hangs on another node, and nobody acts there"
         for rank in sorted(culprits) if self.recover else ():
             if kill(pids[rank], signal.SIGKILL):
                 self.events.write("culprit_killed", killed_rank=rank, pid=pids[rank], reason=reason)
 
-    def _take_stacks(self, attempt: int, pids: dict[int, int]) -> None:
+    def _take_stacks(self, attempt: int, pids: dict[int, int], culprits: Mapping[int, int] | None = None) -> None:
+        """Have all ranks here write their stacks, and look whether one of the {rank: pid} to blame holds the GIL."""
         taken = take_stacks(self.run, attempt, pids)
-        self.events.write("stacks", path=str(self.run.stacks.relative_to(self.run.path)), ranks=taken)
+        holding = holders({rank: pid for rank, pid in (culprits or {}).items() if os_state(pid)[0] not in ("T", "t")})
+        path = str(self.run.stacks.relative_to(self.run.path))
+        self.events.write("stacks", path=path, ranks=taken, gil_ranks=holding)
 
     def _is_overdue(self, attempt: int, *, stands: bool) -> bool:
         """Whether a hang of this attempt was left to another node that has done nothing about it since."""
