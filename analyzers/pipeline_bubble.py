@@ -146,7 +146,7 @@ def load_pipeline(
     return Pipeline(
         ranks=tuple(ranks),
         steps=[idle_of(one, ranks) for one in whole],
-        splits=split_idle(whole, ranks, _loading(source, attempt, marks, sorted({one.step for one in whole}))),
+        splits=split_idle(whole, ranks, _loading(source, attempt, marks, sorted({int(one.step[0]) for one in whole}))),
         num_microbatches=int(whole[-1].microbatch.max()) + 1,
     )
 
