@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from analyzers.eventlog import parsed_detail
+from analyzers.finding import Finding
 from analyzers.report.queries import MEASURES
 from analyzers.report.sampled import sampled
 from analyzers.source import Source, lacking
@@ -119,16 +121,13 @@ def speed(source: Source) -> Columns:
     )
 
 
-def findings_said(source: Source, *, limit: int = 500) -> list[dict[str, Any]]:
-    """What `watch` has said while the run lived, the newest word on each finding, as dicts with the table's columns."""
-    if not source.has("findings"):
+def findings_said(source: Source, *, limit: int = 500) -> list[Finding]:
+    """What `watch` has said while the run lived, its newest word first; what tells of no finding is left out."""
+    if not source.has("events"):
         return []
-    names = (
-        "wall_ns", "attempt", "analyzer", "finding_kind", "severity", "status", "finding_ranks", "first_step",
-        "last_step", "cause", "summary", "evidence", "advice",
-    )  # fmt: skip
-    rows = source.rows(f"SELECT {', '.join(names)} FROM findings ORDER BY wall_ns DESC LIMIT {int(limit)}")
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    rows = source.rows("SELECT detail FROM events WHERE kind = 'finding' ORDER BY wall_ns DESC LIMIT ?", [limit])
+    told = (Finding.of_event(parsed_detail(detail)) for (detail,) in rows)
+    return [finding for finding in told if finding is not None]
 
 
 def newest_attempt(source: Source) -> int | None:

@@ -17,7 +17,7 @@ from analyzers.utilisation import flops_per_token, mfu
 
 from .. import queries, units
 from ..frame import View, framed
-from ..known_findings import known_findings
+from ..known_findings import Known, known_findings
 from ..show import chart, nothing, said, tiles
 from .findings import card
 
@@ -43,14 +43,14 @@ def overview(view: View) -> None:
     if data is None:
         return
     diagnosis = view.diagnosis()
-    found = known_findings(diagnosis, data["said"])
+    known = known_findings(diagnosis, data["said"], newest_attempt=view.state.attempt)
     _pulse(view, data["pulse"], diagnosis)
     with st.container(key="overview-findings"):  # of its own, so that what is beneath stays the same element
-        _findings(view, found, diagnosis)
+        _findings(view, known, diagnosis)
     with st.container(key="overview-lines"):
         lines = view.ask(load_lines)
         if lines is not None:
-            _lines(lines, found)
+            _lines(lines, known.findings)
     account = diagnosis.goodput if diagnosis is not None else None
     if account is not None and account.wall_s > 0:
         st.subheader("Where the time went", anchor=False)
@@ -125,14 +125,17 @@ def _planned_steps(manifest: dict[str, Any]) -> int | None:
     return steps if isinstance(steps, int) and not isinstance(steps, bool) and steps > 0 else None
 
 
-def _findings(view: View, found: list[Finding], diagnosis: Diagnosis | None) -> None:
-    if not found:
+def _findings(view: View, known: Known, diagnosis: Diagnosis | None) -> None:
+    if not known.findings:
         if diagnosis is None:
             st.caption("The analyzers are looking at the run…")
         else:
             st.markdown(f":green[:material/check_circle: {said(diagnosis.verdict)}]")
         return
-    for number, finding in enumerate(found[:MAX_CARDS], 1):
-        card(view.run_id, finding, number)
-    if len(found) > MAX_CARDS:
-        st.caption(f"and {len(found) - MAX_CARDS} more on the page Findings")
+    for number, finding in enumerate(known.findings[:MAX_CARDS], 1):
+        card(view.run_id, finding, number, closed=known.closed.get(finding.id, ""))
+    left = known.findings[MAX_CARDS:]
+    if left:
+        still_open = sum(finding.id not in known.closed for finding in left)
+        of_them = f", {still_open} of them open" if still_open else ""
+        st.caption(f"and {len(left)} more on the page Findings{of_them}")
