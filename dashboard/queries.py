@@ -22,21 +22,21 @@ from analyzers.source import Source, lacking
 from probes.schema import TABLES
 
 __all__ = [
-    "MAX_BUCKETS", "Columns", "checkpoints", "findings_said", "gradient_table", "health", "last_steps",
-    "memory_by_rank", "memory_curve", "newest_attempt", "places", "pulse", "ranking", "rate", "schedule",
+    "MAX_BUCKETS", "Columns", "checkpoints", "findings_said", "health", "last_steps",
+    "memory_by_rank", "memory_curve", "newest_attempt", "none", "places", "pulse", "ranking", "rate", "schedule",
     "speed", "step_range", "two_ranks",
 ]  # fmt: skip
 
 MAX_BUCKETS = 1_000
 RECENT_STEPS = 40
 """Newest steps over which the present speed is taken."""
-MAX_GRADIENT_STEPS = 200
 MAX_SAMPLE = 1_000_000
 """Rows of steps that a percentile looks at; of more, every k-th step."""
 Columns = dict[str, npt.NDArray[Any]]
 
 
-def _none(*names: str) -> Columns:
+def none(*names: str) -> Columns:
+    """Empty columns of these names."""
     return {name: np.zeros(0) for name in names}
 
 
@@ -59,27 +59,31 @@ def last_steps(source: Source) -> dict[int, int]:
 def pulse(source: Source) -> dict[str, float | None]:
     """Of the newest steps: step, loss, grad_norm, lr, step_ms, tokens_per_s, memory_bytes, memory_rank.
 
-    The memory is that of the fullest rank. Tokens count once, whatever the number of ranks that read the same text.
+    The newest are those that ran last: after a rollback, not those that were discarded. A loss that is NaN is one. The
+    memory is that of the fullest rank. Tokens count once, whatever the number of ranks that read the same text.
     """
     names = ("step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "memory_bytes", "memory_rank")
-    newest = last_steps(source)
-    if not newest:
+    attempt = newest_attempt(source)
+    if attempt is None:
         return dict.fromkeys(names)
-    attempt, step = max(newest.items())
+    finished = f"attempt = {attempt} AND rank >= 0 AND duration_ns IS NOT NULL"
+    ((step,),) = source.rows(f"SELECT arg_max(step, start_ns) FROM steps WHERE {finished}")
+    if step is None:
+        return dict.fromkeys(names)
     ((*found,),) = source.rows(
         f"""
-        WITH recent AS (SELECT * FROM steps WHERE attempt = {attempt} AND step > {step - RECENT_STEPS} AND rank >= 0
-                        AND duration_ns IS NOT NULL),
+        WITH recent AS (SELECT * FROM steps WHERE {finished} AND step > {step - RECENT_STEPS} AND step <= {step}
+                        QUALIFY row_number() OVER (PARTITION BY rank, step ORDER BY start_ns DESC) = 1),
              each AS (SELECT step, median(duration_ns) AS took_ns, sum(tokens) AS tokens FROM recent GROUP BY step)
-        SELECT (SELECT max(step) FROM recent), (SELECT arg_max(loss, step) FROM recent WHERE loss IS NOT NULL),
-               (SELECT arg_max(grad_norm, step) FROM recent WHERE grad_norm IS NOT NULL),
-               (SELECT arg_max(lr, step) FROM recent WHERE lr IS NOT NULL),
+        SELECT (SELECT arg_max(loss, start_ns) FROM recent WHERE loss IS NOT NULL),
+               (SELECT arg_max(grad_norm, start_ns) FROM recent WHERE grad_norm IS NOT NULL),
+               (SELECT arg_max(lr, start_ns) FROM recent WHERE lr IS NOT NULL),
                (SELECT median(took_ns) / 1e6 FROM each),
                (SELECT CAST(sum(tokens) AS DOUBLE) / nullif(sum(took_ns) / 1e9, 0) FROM each),
                (SELECT max(memory_bytes) FROM recent), (SELECT arg_max(rank, memory_bytes) FROM recent)
         """
     )
-    result: dict[str, float | None] = dict(zip(names, found, strict=True))
+    result: dict[str, float | None] = dict(zip(names, (step, *found), strict=True))
     if result["tokens_per_s"] is not None:
         result["tokens_per_s"] /= _readers(source)
     return result
@@ -98,25 +102,28 @@ def _readers(source: Source) -> int:
 def speed(source: Source) -> Columns:
     """Columns step, low, middle, high (percentiles 10, 50, 90 of step time over the ranks, ms), tokens_per_s.
 
-    The newest execution of a step counts as well as those before it. Of long runs every k-th step of a bucket is looked
-    at.
+    The newest execution of a step counts as well as those before it, each with its own tokens and time. Of long runs
+    every k-th step of a bucket is looked at.
     """
     names = ("step", "low", "middle", "high", "tokens_per_s")
     span = step_range(source)
     if span is None:
-        return _none(*names)
+        return none(*names)
     first, last, num = span
     width = max(1, -(-(last - first + 1) // MAX_BUCKETS))
     every = max(1, -(-num // MAX_SAMPLE))
     return source.query(
         f"""
+        WITH looked AS (SELECT attempt, rank, step, tokens, duration_ns / 1e6 AS took,
+                               (step - {first}) // {max(width, every)} AS piece FROM steps
+                        WHERE duration_ns IS NOT NULL AND rank >= 0 AND (step - {first}) % {every} = 0),
+             executed AS (SELECT piece, CAST(sum(tokens) AS DOUBLE) / sum(times) AS tokens FROM (
+                              SELECT piece, sum(tokens) AS tokens, count(*) / count(DISTINCT rank) AS times
+                              FROM looked GROUP BY piece, attempt) GROUP BY piece)
         SELECT min(step) AS step, quantile_cont(took, 0.1) AS low, median(took) AS middle,
                quantile_cont(took, 0.9) AS high,
-               CAST(sum(tokens) AS DOUBLE) / {_readers(source)} / nullif(count(DISTINCT (attempt, step)), 0)
-                   / nullif(median(took) / 1e3, 0) AS tokens_per_s
-        FROM (SELECT attempt, step, tokens, duration_ns / 1e6 AS took FROM steps
-              WHERE duration_ns IS NOT NULL AND rank >= 0 AND (step - {first}) % {every} = 0)
-        GROUP BY (step - {first}) // {max(width, every)} ORDER BY 1
+               any_value(executed.tokens) / {_readers(source)} / nullif(median(took) / 1e3, 0) AS tokens_per_s
+        FROM looked JOIN executed USING (piece) GROUP BY piece ORDER BY 1
         """
     )
 
@@ -139,7 +146,7 @@ def places(source: Source) -> Columns:
     """Columns rank, host, device and the mesh's coordinates, of the newest word of each rank."""
     dimensions = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "node_rank", "local_rank")
     if not source.has("ranks"):
-        return _none("rank", "host", "device", *dimensions)
+        return none("rank", "host", "device", *dimensions)
     newest = ", ".join(f"arg_max(coalesce({name}, 0), wall_ns) AS {name}" for name in dimensions)
     return source.query(
         f"SELECT rank, arg_max(host, wall_ns) AS host, arg_max(device, wall_ns) AS device, {newest} FROM ranks "
@@ -151,7 +158,7 @@ def ranking(source: Source, first_step: int, last_step: int) -> Columns:
     """Columns rank, own_ms, step_ms, waiting_ms (medians) and memory_mib; of long runs of some stretches of steps."""
     names = ("rank", "own_ms", "step_ms", "waiting_ms", "memory_mib")
     if step_range(source) is None:
-        return _none(*names)
+        return none(*names)
     return source.query(
         f"""
         SELECT rank, median({MEASURES["own work"][0]}) AS own_ms, median(duration_ns) / 1e6 AS step_ms,
@@ -166,7 +173,7 @@ def two_ranks(source: Source, a: int, b: int, measure: str) -> Columns:
     """Columns step, a, b: a measure of `MEASURES` of two ranks, medians of at most `MAX_BUCKETS` pieces."""
     span = step_range(source)
     if span is None:
-        return _none("step", "a", "b")
+        return none("step", "a", "b")
     first, last, _ = span
     width = max(1, -(-(last - first + 1) // MAX_BUCKETS))
     expression = MEASURES[measure][0]
@@ -180,28 +187,10 @@ def two_ranks(source: Source, a: int, b: int, measure: str) -> Columns:
     )
 
 
-def gradient_table(source: Source) -> Columns:
-    """Columns parameter, step, norm (of all ranks together), nonfinite; at most `MAX_GRADIENT_STEPS` steps, evenly."""
-    if not source.has("gradients"):
-        return _none("parameter", "step", "norm", "nonfinite")
-    return source.query(
-        f"""
-        WITH numbered AS (SELECT step, row_number() OVER (ORDER BY step) AS n, count(*) OVER () AS num
-                          FROM (SELECT DISTINCT step FROM gradients)),
-             chosen AS (SELECT step FROM numbered WHERE n % greatest(1, num // {MAX_GRADIENT_STEPS}) = 0 OR n = num)
-        SELECT parameter, step, sqrt(sum(norm * norm) FILTER (isfinite(norm))) AS norm,
-               CAST(sum(coalesce(nonfinite_count, 0)) AS DOUBLE) AS nonfinite
-        FROM gradients WHERE step IN (SELECT step FROM chosen)
-           OR step IN (SELECT DISTINCT step FROM gradients WHERE nonfinite_count > 0 LIMIT {MAX_GRADIENT_STEPS})
-        GROUP BY parameter, step ORDER BY step LIMIT 200000
-        """
-    )
-
-
 def rate(source: Source) -> Columns:
     """Columns step, lr: of the first rank that recorded one."""
     if not source.has("steps"):
-        return _none("step", "lr")
+        return none("step", "lr")
     return source.query(
         "SELECT step, lr FROM steps WHERE lr IS NOT NULL AND rank = (SELECT min(rank) FROM steps WHERE lr IS NOT NULL) "
         "ORDER BY attempt, start_ns"
@@ -211,7 +200,7 @@ def rate(source: Source) -> Columns:
 def compression_error(source: Source) -> Columns:
     """Columns step, error: relative error of the reduced gradient, where it was compressed and measured."""
     if lacking(source, steps=("compression_error",)):
-        return _none("step", "error")
+        return none("step", "error")
     return source.query(
         "SELECT step, max(compression_error) AS error FROM steps WHERE compression_error IS NOT NULL "
         "GROUP BY attempt, step ORDER BY attempt, step"
@@ -221,7 +210,7 @@ def compression_error(source: Source) -> Columns:
 def expert_load(source: Source) -> Columns:
     """Columns step, high, low: load of the most and the least used expert of all layers, 1 is an even share."""
     if not source.has("experts"):
-        return _none("step", "high", "low")
+        return none("step", "high", "low")
     return source.query(
         """
         SELECT step, max(load) AS high, min(load) AS low FROM (
@@ -236,7 +225,7 @@ def memory_curve(source: Source) -> Columns:
     """Columns step, low, middle, high: MiB of the least, the median and the fullest rank."""
     span = step_range(source)
     if span is None:
-        return _none("step", "low", "middle", "high")
+        return none("step", "low", "middle", "high")
     first, last, num = span
     width, every = max(1, -(-(last - first + 1) // MAX_BUCKETS)), max(1, -(-num // MAX_SAMPLE))
     return source.query(
@@ -253,7 +242,7 @@ def memory_by_rank(source: Source) -> Columns:
     """Columns rank, first_mib, largest_mib, last_mib of the newest attempt."""
     attempt = newest_attempt(source)
     if attempt is None:
-        return _none("rank", "first_mib", "largest_mib", "last_mib")
+        return none("rank", "first_mib", "largest_mib", "last_mib")
     return source.query(
         """
         SELECT rank, arg_min(memory_bytes, step) / 1048576.0 AS first_mib, max(memory_bytes) / 1048576.0 AS largest_mib,
@@ -267,7 +256,7 @@ def memory_by_rank(source: Source) -> Columns:
 def health(source: Source) -> Columns:
     """Table `health` in at most `MAX_BUCKETS` pieces of time a device: seconds since the first sample, node, device."""
     if not source.has("health"):
-        return _none("seconds", "node", "device")
+        return none("seconds", "node", "device")
     readings = [column.name for column in TABLES["health"].columns if column.type in ("f64", "i64")]
     readings = [name for name in readings if name not in ("sample_ns", "throttle_reasons")]
     picked = ", ".join(f"avg({name}) AS {name}" for name in readings)
@@ -287,7 +276,7 @@ def checkpoints(source: Source) -> Columns:
     """Columns attempt, step, tier, states (in order), bytes, duration_ms, stall_ms, reason: a row a checkpoint."""
     names = ("attempt", "step", "tier", "states", "bytes", "duration_ms", "stall_ms", "reason")
     if not source.has("checkpoints"):
-        return _none(*names)
+        return none(*names)
     return source.query(
         """
         SELECT attempt, step, tier, string_agg(state, ', ' ORDER BY wall_ns) AS states, max(bytes) AS bytes,
@@ -302,7 +291,7 @@ def schedule(source: Source, attempt: int, step: int, members: tuple[int, ...]) 
     """Columns rank, stage, microbatch, kind, start_ms, end_ms: what the ranks of one pipeline did in a step."""
     names = ("rank", "stage", "microbatch", "kind", "start_ms", "end_ms")
     if not source.has("spans") or not members:
-        return _none(*names)
+        return none(*names)
     listed = ", ".join(str(int(rank)) for rank in members)
     return source.query(
         f"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import streamlit as st
@@ -86,7 +87,7 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
     fullest = pulse["memory_rank"]
     numbers = [
         ("Step", units.amount(step) if step is None else f"{step:,.0f}", done, None),
-        ("Loss", "–" if pulse["loss"] is None else f"{pulse['loss']:.4f}", None, None),
+        ("Loss", _loss_said(pulse["loss"]), None, "Of the step that ran last."),
         ("Tokens/s", units.amount(pulse["tokens_per_s"]), None, "Of the whole run, over the newest steps."),
         (
             "Step time", units.duration(pulse["step_ms"] / 1e3 if pulse["step_ms"] is not None else None), None,
@@ -102,6 +103,12 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
     tiles(numbers, key="pulse")
     if planned and step is not None and view.state.is_live:
         st.progress(min(1.0, step / planned))
+
+
+def _loss_said(loss: float | None) -> str:
+    if loss is None:
+        return "–"
+    return f"{loss:.4f}" if math.isfinite(loss) else "not finite"
 
 
 def _work_rate(manifest: dict[str, Any], tokens_per_s: float | None) -> tuple[str, str, str | None, str]:
