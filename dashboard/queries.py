@@ -19,15 +19,15 @@ from analyzers.finding import Finding
 from analyzers.report.queries import MEASURES
 from analyzers.report.sampled import sampled
 from analyzers.source import Source, lacking
-from probes.schema import TABLES
 
 __all__ = [
-    "MAX_BUCKETS", "Columns", "checkpoints", "findings_said", "health", "last_steps",
+    "MAX_BUCKETS", "Columns", "checkpoints", "findings_said", "last_steps",
     "memory_by_rank", "memory_curve", "newest_attempt", "none", "places", "pulse", "ranking", "rate", "schedule",
     "speed", "step_range", "two_ranks",
 ]  # fmt: skip
 
 MAX_BUCKETS = 1_000
+MAX_CHECKPOINTS = 500
 RECENT_STEPS = 40
 """Newest steps over which the present speed is taken."""
 MAX_SAMPLE = 1_000_000
@@ -253,36 +253,23 @@ def memory_by_rank(source: Source) -> Columns:
     )
 
 
-def health(source: Source) -> Columns:
-    """Table `health` in at most `MAX_BUCKETS` pieces of time a device: seconds since the first sample, node, device."""
-    if not source.has("health"):
-        return none("seconds", "node", "device")
-    readings = [column.name for column in TABLES["health"].columns if column.type in ("f64", "i64")]
-    readings = [name for name in readings if name not in ("sample_ns", "throttle_reasons")]
-    picked = ", ".join(f"avg({name}) AS {name}" for name in readings)
-    return source.query(
-        f"""
-        WITH span AS (SELECT min(sample_ns) AS zero,
-                             greatest(1, (max(sample_ns) - min(sample_ns)) // {MAX_BUCKETS}) AS width
-                      FROM health)
-        SELECT min(sample_ns - zero) / 1e9 AS seconds, node, device, {picked},
-               bit_or(coalesce(throttle_reasons, 0)) AS throttle_reasons
-        FROM health, span GROUP BY node, device, (sample_ns - zero) // width ORDER BY 1 LIMIT 200000
-        """
-    )
-
-
 def checkpoints(source: Source) -> Columns:
-    """Columns attempt, step, tier, states (in order), bytes, duration_ms, stall_ms, reason: a row a checkpoint."""
-    names = ("attempt", "step", "tier", "states", "bytes", "duration_ms", "stall_ms", "reason")
+    """Columns attempt, step, tier, states (in order), bytes, duration_ms, stall_ms, reason: a row a checkpoint.
+
+    Of each tier the newest `MAX_CHECKPOINTS`; column num: of how many.
+    """
+    names = ("attempt", "step", "tier", "states", "bytes", "duration_ms", "stall_ms", "reason", "num")
     if not source.has("checkpoints"):
         return none(*names)
     return source.query(
-        """
-        SELECT attempt, step, tier, string_agg(state, ', ' ORDER BY wall_ns) AS states, max(bytes) AS bytes,
-               max(duration_ns) / 1e6 AS duration_ms, max(stall_ns) / 1e6 AS stall_ms,
-               coalesce(string_agg(DISTINCT reason, '; ') FILTER (reason <> ''), '') AS reason
-        FROM checkpoints GROUP BY attempt, step, tier ORDER BY attempt DESC, step DESC, tier LIMIT 500
+        f"""
+        SELECT *, count(*) OVER (PARTITION BY tier) AS num FROM (
+            SELECT attempt, step, tier, string_agg(state, ', ' ORDER BY wall_ns) AS states, max(bytes) AS bytes,
+                   max(duration_ns) / 1e6 AS duration_ms, max(stall_ns) / 1e6 AS stall_ms,
+                   coalesce(string_agg(DISTINCT reason, '; ') FILTER (reason <> ''), '') AS reason
+            FROM checkpoints GROUP BY attempt, step, tier)
+        QUALIFY row_number() OVER (PARTITION BY tier ORDER BY attempt DESC, step DESC) <= {MAX_CHECKPOINTS}
+        ORDER BY attempt DESC, step DESC, tier
         """
     )
 

@@ -93,6 +93,19 @@ def test_a_store_without_tables_gives_empty_answers() -> None:
         assert all(len(column) == 0 for column in ask(store).values())
 
 
+def test_snapshots_in_memory_do_not_crowd_out_the_checkpoints_on_disk() -> None:
+    store = MemoryStore()
+    of = {"attempt": 0, "rank": 0, "state": "complete", "reason": ""}
+    store.add("checkpoints", [of | {"step": step, "tier": "memory", "wall_ns": step} for step in range(700)])
+    store.add("checkpoints", [of | {"step": step, "tier": "disk", "wall_ns": step} for step in range(0, 100, 50)])
+    found = queries.checkpoints(store)
+    on_disk, in_memory = (found["tier"] == tier for tier in ("disk", "memory"))
+    assert found["step"][on_disk].tolist() == [50, 0]
+    assert found["num"][on_disk].tolist() == [2, 2]
+    assert found["step"][in_memory].tolist() == list(range(699, 199, -1))
+    assert set(found["num"][in_memory].tolist()) == {700}
+
+
 def gradients(rows: list[dict[str, Any]]) -> MemoryStore:
     store = MemoryStore()
     store.add("gradients", [{"attempt": 0, "rank": 0, "max_abs": 1.0, "nonfinite_count": 0} | row for row in rows])
