@@ -21,7 +21,7 @@ from analyzers.report.sampled import sampled
 from analyzers.source import Source, lacking
 
 __all__ = [
-    "MAX_BUCKETS", "Columns", "checkpoints", "findings_said", "last_steps",
+    "MAX_BUCKETS", "Columns", "checkpoints", "extent", "findings_said", "last_steps",
     "memory_by_rank", "memory_curve", "newest_attempt", "none", "places", "pulse", "ranking", "rate", "schedule",
     "speed", "step_range", "two_ranks",
 ]  # fmt: skip
@@ -54,6 +54,12 @@ def last_steps(source: Source) -> dict[int, int]:
         return {}
     rows = source.rows("SELECT attempt, max(step) FROM steps WHERE rank >= 0 GROUP BY attempt ORDER BY attempt")
     return {int(attempt): int(step) for attempt, step in rows if step is not None}
+
+
+def extent(source: Source) -> dict[str, Any]:
+    """`last`: {attempt: its newest step}; `ranks`: all of them."""
+    rows = source.rows("SELECT DISTINCT rank FROM ranks WHERE rank >= 0 ORDER BY rank") if source.has("ranks") else []
+    return {"last": last_steps(source), "ranks": [int(rank) for (rank,) in rows]}
 
 
 def pulse(source: Source) -> dict[str, float | None]:

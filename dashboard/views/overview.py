@@ -27,11 +27,6 @@ __all__ = ["overview"]
 MAX_CARDS = 4
 
 
-def load_pulse(source: Source) -> dict[str, Any]:
-    """What is quick however long the run is: the newest steps, and what `watch` has said."""
-    return {"pulse": queries.pulse(source), "said": queries.findings_said(source)}
-
-
 def load_lines(source: Source) -> dict[str, Any]:
     """The curves over all steps."""
     return {"curve": shared.loss_curve(source), "marks": shared.marks(source), "speed": queries.speed(source)}
@@ -40,12 +35,12 @@ def load_lines(source: Source) -> dict[str, Any]:
 @framed("Overview")
 def overview(view: View) -> None:
     """State, pulse, open findings, loss, speed, goodput."""
-    data = view.ask(load_pulse, often=True)
-    if data is None:
+    pulse, words = view.ask(queries.pulse, often=True), view.ask(queries.findings_said, often=True)
+    if pulse is None or words is None:
         return
     diagnosis = view.diagnosis()
-    known = known_findings(diagnosis, data["said"], newest_attempt=view.state.attempt)
-    _pulse(view, data["pulse"], diagnosis)
+    known = known_findings(diagnosis, words, newest_attempt=view.state.attempt)
+    _pulse(view, pulse, diagnosis)
     with st.container(key="overview-findings"):  # of its own, so that what is beneath stays the same element
         _findings(view, known, diagnosis)
     with st.container(key="overview-lines"):

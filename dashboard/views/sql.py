@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,14 +14,13 @@ from probes.store import StoreError
 
 from .. import units
 from ..frame import View, framed
-from ..show import table
+from ..show import distinct, table
 
 __all__ = ["sql"]
 
 MAX_ROWS = 1_000
 LIMIT_S = 20.0
 MEMORY_BYTES = 1 << 30
-MAX_NAME = 80
 EXACT = 1 << 53
 """Integers up to here are numbers in a browser; larger ones are shown as text."""
 EXAMPLES = {
@@ -75,7 +73,7 @@ def _answer(view: View, text: str) -> dict[str, Any]:
         with view.access.open(memory_bytes=MEMORY_BYTES) as store:
             found = store.typed(text, max_rows=MAX_ROWS, limit_s=LIMIT_S)
         columns = list(zip(*found.rows, strict=True)) or [()] * len(found.names)
-        names = _distinct(found.names)
+        names = distinct(found.names)
         frame = pd.DataFrame({name: _column(values) for name, values in zip(names, columns, strict=True)})
     except (StoreError, ValueError, OverflowError) as error:  # the latter: a value that Python has no room for
         return {"error": str(error)}
@@ -103,16 +101,6 @@ def _show(answer: dict[str, Any] | None) -> None:
     st.dataframe(frame, hide_index=True, key="sql-table", height="content" if len(frame) <= 14 else 500)
     cut = f", the first {MAX_ROWS:,} are shown" if answer["is_cut"] else ""
     st.caption(f"{len(frame):,} rows in {units.duration(answer['took_s'])}{cut}")
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    """A table needs a name of its own for each column, and two may be alike, or alike as far as they are shown."""
-    found: list[str] = []
-    for name in names:
-        shown = visible(name)[:MAX_NAME]
-        numbered = (f"{shown} ({number})" for number in itertools.count(2))
-        found.append(next(one for one in itertools.chain((shown,), numbered) if one not in found))
-    return found
 
 
 def _schema() -> None:
