@@ -168,3 +168,97 @@ def test_a_few_of_many_are_evenly_spread() -> None:
     assert evenly([1, 2], 3) == [1, 2]
     assert evenly([], 3) == []
     assert evenly(list(range(399)), 200)[-1] == 398
+
+
+def test_extent_and_range_are_those_of_ranks_that_trained() -> None:
+    store = steps_of([*ONCE, (1, 21, 1.5)])
+    store.add("ranks", [{"attempt": 0, "rank": rank, "wall_ns": 1, "host": "h"} for rank in (1, 0, -1)])
+    assert queries.extent(store) == {"last": {0: 40, 1: 21}, "ranks": [0, 1]}
+    assert queries.step_range(store) == (1, 40, 2 * 41)
+    assert queries.newest_attempt(store) == 1
+
+
+def test_places_are_the_newest_word_of_each_rank() -> None:
+    store = MemoryStore()
+    store.add(
+        "ranks",
+        [
+            {"attempt": attempt, "rank": rank, "wall_ns": attempt, "host": f"h{attempt}", "device": "cpu", "tp": rank}
+            for attempt in (1, 0)
+            for rank in range(2)
+        ],
+    )
+    found = queries.places(store)
+    assert (found["rank"].tolist(), found["host"].tolist(), found["tp"].tolist()) == ([0, 1], ["h1", "h1"], [0, 1])
+    assert found["pp"].tolist() == [0, 0]
+
+
+def timed() -> MemoryStore:
+    """Rank 1 computes for 30 ms a step, rank 0 for 10 and waits for 20 more; memory grows on rank 1."""
+    store = MemoryStore()
+    store.add(
+        "steps",
+        [
+            {
+                "attempt": 0, "rank": rank, "step": step, "start_ns": step * 40 * MS, "duration_ns": 35 * MS,
+                "forward_ns": 30 * MS, "forward_wait_ns": (0 if rank else 20) * MS,
+                "collective_wait_ns": (0 if rank else 20) * MS, "memory_bytes": (64 + rank * step) << 20,
+                "lr": 0.5 / step if rank else None, "compression_error": 0.01 * (1 + rank),
+            }
+            for step in range(1, 11)
+            for rank in range(2)
+        ],
+    )  # fmt: skip
+    return store
+
+
+def test_the_slowest_rank_stands_on_top_of_the_ranking() -> None:
+    found = queries.ranking(timed(), 0, 1 << 60)
+    assert found["rank"].tolist() == [1, 0]
+    assert found["own_ms"].tolist() == pytest.approx([30, 10])
+    assert found["waiting_ms"].tolist() == pytest.approx([0, 20])
+    assert found["memory_mib"].tolist() == pytest.approx([74, 64])
+
+
+def test_two_ranks_stand_beside_one_another() -> None:
+    found = queries.two_ranks(timed(), 1, 0, "forward")
+    assert found["step"].tolist() == list(range(1, 11))
+    assert (set(found["a"].tolist()), set(found["b"].tolist())) == ({30.0}, {10.0})
+
+
+def test_memory_is_told_over_the_steps_and_by_rank() -> None:
+    curve, by_rank = queries.memory_curve(timed()), queries.memory_by_rank(timed())
+    assert curve["low"].tolist() == [64.0] * 10
+    assert curve["high"].tolist() == [64.0 + step for step in range(1, 11)]
+    assert by_rank["rank"].tolist() == [1, 0]
+    assert (by_rank["first_mib"].tolist(), by_rank["last_mib"].tolist()) == ([65.0, 64.0], [74.0, 64.0])
+
+
+def test_the_rate_is_that_of_a_rank_that_has_one_and_the_error_the_largest() -> None:
+    assert queries.rate(timed())["lr"].tolist() == pytest.approx([0.5 / step for step in range(1, 11)])
+    assert queries.compression_error(timed())["error"].tolist() == pytest.approx([0.02] * 10)
+
+
+def test_the_load_of_experts_is_counted_against_an_even_share() -> None:
+    store = MemoryStore()
+    store.add(
+        "experts",
+        [{"attempt": 0, "rank": rank, "step": 5, "layer": 0, "expert": expert, "tokens": 10 + 20 * expert}
+         for rank in range(2) for expert in range(2)],
+    )  # fmt: skip
+    found = queries.expert_load(store)
+    assert (found["high"].tolist(), found["low"].tolist()) == (pytest.approx([1.5]), pytest.approx([0.5]))
+
+
+def test_findings_come_newest_word_first_and_damaged_ones_are_left_out() -> None:
+    store = MemoryStore()
+    said = {
+        "id": "hang-0-4-r1", "analyzer": "hang", "finding_kind": "hang", "severity": "critical", "status": "fired",
+        "finding_ranks": [1], "first_step": 4, "last_step": 4, "cause": "", "summary": "one", "evidence": {"a_ms": 1},
+        "advice": "hang", "cost_s": 2.5,
+    }  # fmt: skip
+    for wall_ns, change in enumerate(({}, {"summary": "two"}, {"severity": "dreadful"}, {"cost_s": [1]})):
+        store.event("finding", wall_ns=wall_ns, **(said | change))
+    found = queries.findings_said(store)
+    assert [finding.summary for finding in found] == ["two", "one"]
+    assert (found[0].cost_s, found[0].evidence, found[0].ranks) == (2.5, {"a_ms": 1}, (1,))
