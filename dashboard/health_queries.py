@@ -20,13 +20,13 @@ from analyzers.source import Floats, Source, floats, ints, missing_tables
 
 from .queries import Columns
 
-__all__ = ["MAX_DRAWN", "Line", "Trend", "complaints", "health_trends", "xids"]
+__all__ = ["AT_EACH_END", "MAX_DRAWN", "Line", "Trend", "complaints", "health_trends", "xids"]
 
 MAX_PIECES, MIN_PIECES = 600, 100
 MAX_CELLS = 400_000
 """Pieces of time of a line, and of all devices together."""
-MAX_DRAWN = 12
-"""Devices of one reading that have a line of their own; of more, half of them at each end."""
+MAX_DRAWN, AT_EACH_END = 16, 3
+"""Devices of one reading that have a line each; of more only the least and the largest ones have."""
 REASONS = {1: "idle", 2: "clocks set by hand", 4: "power cap", 16: "sync boost", 256: "display clocks"} | {
     bit: words for bit, (_, words) in THROTTLE_BITS.items()
 }
@@ -57,6 +57,8 @@ class Trend:
     lines: Sequence[Line]
     num_devices: int
     all_devices: Columns | None = None
+    has_risen: bool = True
+    """False: a counter that stood still on all devices during the run."""
 
 
 def health_trends(source: Source, readings: Mapping[str, str]) -> dict[str, Trend]:
@@ -103,23 +105,26 @@ def health_trends(source: Source, readings: Mapping[str, str]) -> dict[str, Tren
             first[row, column] = floats(table[f"least_{name}"])
             grid -= np.fmin.reduce(first, axis=1, keepdims=True)
         grid[~np.isfinite(grid)] = np.nan
-        found[name] = _trend(grid, seconds, devices)
+        found[name] = _trend(grid, seconds, devices, is_counter=name in TOTALS)
     return {name: trend for name, trend in found.items() if trend.num_devices}
 
 
-def _trend(grid: Floats, seconds: Floats, devices: Sequence[tuple[str, str]]) -> Trend:
+def _trend(grid: Floats, seconds: Floats, devices: Sequence[tuple[str, str]], *, is_counter: bool) -> Trend:
     """Lines of the devices that stand out, and of many the bounds of all. `grid`: device x piece, NaN where none is."""
     largest = np.fmax.reduce(grid, axis=1)
     having = np.flatnonzero(np.isfinite(largest))
     having = having[np.argsort(largest[having], kind="stable")]
     few = len(having) <= MAX_DRAWN
-    shown = having if few else np.concatenate([having[: MAX_DRAWN // 2], having[-MAX_DRAWN // 2 :]])
+    shown = having if few else np.concatenate([having[:AT_EACH_END], having[-AT_EACH_END:]])
     lines = []
     for place in sorted(shown.tolist()):
         node, device = devices[place]
         there = np.isfinite(grid[place])
         lines.append(Line(node=node, device=device, at=seconds[there], values=grid[place][there]))
-    return Trend(lines=lines, num_devices=len(having), all_devices=None if few else _bounds(grid[having], seconds))
+    return Trend(
+        lines=lines, num_devices=len(having), all_devices=None if few else _bounds(grid[having], seconds),
+        has_risen=not is_counter or bool((largest[having] > 0).any()),
+    )  # fmt: skip
 
 
 def _bounds(grid: Floats, seconds: Floats) -> Columns:

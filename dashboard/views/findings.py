@@ -55,7 +55,7 @@ def findings(view: View) -> None:
     advised = list(diagnosis.advised) if diagnosis is not None else []
     asked = st.query_params.get("finding")
     if asked:
-        _one(view, known, advised, asked[:300], is_complete=diagnosis is not None and not view.is_pending)
+        _one(view, known, advised, asked[:300], diagnosis)
         return
     note, listed = st.empty(), st.container()
     if diagnosis is None:
@@ -115,18 +115,18 @@ def load_evidence(source: Source, finding: Finding) -> dict[str, Any]:
     }
 
 
-def _one(view: View, known: Known, advised: list[Finding], asked: str, *, is_complete: bool) -> None:
+def _one(view: View, known: Known, advised: list[Finding], asked: str, diagnosis: Diagnosis | None) -> None:
     if st.button("All findings", icon=":material/arrow_back:", type="tertiary", key="all-findings"):
         del st.query_params["finding"]
         st.rerun()
     finding = pick(known.findings + advised, asked)
     if finding is None:
-        if is_complete:
+        if diagnosis is not None and not view.is_pending:
             nothing("This finding is no longer said of the run.", "It may have passed, or the link is of another run.")
         else:
             st.caption("The analyzers are looking at the run…")
         return
-    if finding.id != asked:
+    if finding.id != asked and diagnosis is not None:
         st.caption(
             f"The run no longer says {said(asked, 120)}; this is what it says now of the same kind on the same ranks."
         )

@@ -13,7 +13,7 @@ from analyzers.report.figures.theme import SEQUENCE, tint
 from analyzers.source import Floats, Source, floats
 
 from ..frame import View, framed
-from ..health_queries import Trend, complaints, health_trends, xids
+from ..health_queries import AT_EACH_END, Trend, complaints, health_trends, xids
 from ..show import chart, nothing, table
 
 __all__ = ["health"]
@@ -63,7 +63,7 @@ def health(view: View) -> None:
         return
     _complaints(data)
     trends: dict[str, Trend] = data["trends"]
-    drawn = [name for name in _READINGS if name in trends]
+    drawn = [name for name in _READINGS if name in trends and trends[name].has_risen]
     for pair in range(0, len(drawn), 2):
         for column, name in zip(st.columns(2, gap="medium"), drawn[pair : pair + 2], strict=False):
             heading = _READINGS[name][0]
@@ -72,7 +72,10 @@ def health(view: View) -> None:
                 chart(_reading, trends[name], name, key=f"health-{name}", what=f"{heading} over time")
                 if trends[name].all_devices is not None:
                     num = trends[name].num_devices
-                    st.caption(f"Lines: the least and the largest of {num:,} devices. Band: all of them.")
+                    st.caption(f"Lines: the {AT_EACH_END} least and largest of {num:,} devices. Band: all of them.")
+    still = [_READINGS[name][0] for name in _READINGS if name in trends and not trends[name].has_risen]
+    if still:
+        st.caption(f"Did not rise on any device during the run: {', '.join(still)}.")
 
 
 def _complaints(data: dict[str, Any]) -> None:

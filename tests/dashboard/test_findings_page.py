@@ -35,8 +35,8 @@ def test_a_finding_in_the_address_is_dropped_with_the_run_it_is_of(tmp_path: Pat
 def test_a_link_to_what_the_run_no_longer_says_tells_so(tmp_path: Path) -> None:
     run, _ = two_runs_with_a_dead_rank(tmp_path)
     app = open_page(run.path.parent, "findings", run="first", finding="rank_lost-0-99-r1")
-    wait_for(lambda: "Runbook" in shown(app) or app.run() is None, "the finding", deadline_s=30)
-    assert "The run no longer says" in shown(app)
+    wait_for(lambda: "The run no longer says" in shown(app) or app.run() is None, "the word", deadline_s=30)
+    assert "Runbook" in shown(app)
     app = open_page(run.path.parent, "findings", run="first", finding="hang-0-99-r0")
     wait_for(lambda: "no longer said of the run" in shown(app) or app.run() is None, "the answer", deadline_s=30)
 

@@ -19,10 +19,12 @@ def test_readings_are_drawn_and_a_sound_node_complains_of_nothing(tmp_path: Path
     assert {"GPU", "Temperature", "Clock", "Load of the host", "Multiprocessors", "Tensor cores"} <= headings
     assert not {"XID errors", "Slowed down, errors, remapped rows"} & headings  # the power cap is ordinary
     assert len(app.get("bidi_component")) == len(headings)
+    assert "Did not rise on any device during the run: Memory errors, corrected" in shown(app)
 
 
 def test_throttling_errors_remaps_and_xids_are_told(tmp_path: Path) -> None:
     node = Node(tmp_path).minute(gpu=FLOWN, host={"network_errors_total": 9, "swapped_pages_total": 4})
+    node.read("host", 70, swapped_pages_total=40)
     node.xid(79)
     node.findings()
     app = open_page(node.run.path.parent, "health")
@@ -45,7 +47,7 @@ def test_of_many_devices_it_is_said_which_are_drawn(tmp_path: Path) -> None:
     node.findings()
     app = open_page(node.run.path.parent, "health")
     assert not app.exception
-    assert "Lines: the least and the largest of 40 devices. Band: all of them." in shown(app)
+    assert "Lines: the 3 least and largest of 40 devices. Band: all of them." in shown(app)
 
 
 def test_a_run_without_health_says_where_it_comes_from(tmp_path: Path) -> None:

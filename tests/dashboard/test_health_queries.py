@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboard.health_queries import MAX_DRAWN, MAX_PIECES, complaints, health_trends, xids
+from dashboard.health_queries import AT_EACH_END, MAX_PIECES, complaints, health_trends, xids
 from tests.analyzers.memory_store import MemoryStore
 
 SECOND = 1_000_000_000
@@ -46,7 +46,7 @@ def test_of_a_thousand_devices_the_hot_one_the_cold_one_and_the_newest_second_ar
     assert set(found) == {"temperature_celsius"}  # nobody gives the other
     trend = found["temperature_celsius"]
     by_device = {line.device: line for line in trend.lines}
-    assert (len(by_device), trend.num_devices) == (MAX_DRAWN, num_devices)
+    assert (len(by_device), trend.num_devices) == (2 * AT_EACH_END, num_devices)
     assert by_device["GPU-00000700"].values.max() == 99.0
     assert by_device["GPU-00000003"].values.max() == 20.0
     bounds = trend.all_devices
@@ -67,6 +67,9 @@ def test_of_a_counter_the_rise_during_the_run_is_shown(num_devices: int) -> None
     assert min(line.values.min() for line in trend.lines) == 0
     if trend.all_devices is not None:
         assert (trend.all_devices["high"].max(), trend.all_devices["low"].min()) == (7, 0)
+    assert trend.has_risen
+    still = health_trends(readings(2, 5, ecc_corrected_total=np.full((2, 5), 9)), {"ecc_corrected_total": "max"})
+    assert not still["ecc_corrected_total"].has_risen
 
 
 def test_complaints_come_the_worst_first_and_healthy_devices_have_none() -> None:

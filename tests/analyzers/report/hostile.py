@@ -28,6 +28,7 @@ DAMAGED_FINDINGS: tuple[dict[str, Any], ...] = (
     {"evidence": {"stacks": {"0": 5, SCRIPT: [None, {}]}, "phase_factors_ratio": 5, "message": 7}},
     {"finding_ranks": "x"},
     {"finding_ranks": {"a": [1]}},
+    {"finding_ranks": [None, 2]},
     {"finding_ranks": 7, "id": "straggler-1-40"},
     {"first_step": "x", "id": "straggler-1-x-r2"},
     {"severity": ["critical"]},
