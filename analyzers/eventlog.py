@@ -15,7 +15,7 @@ from typing import Any
 
 from .source import Source
 
-__all__ = ["Event", "EventLog"]
+__all__ = ["Event", "EventLog", "parsed_detail"]
 
 MAX_EVENTS = 200_000
 """Events read of one run; a run that writes more is not read to its end, and nothing here needs it to be."""
@@ -87,7 +87,7 @@ class EventLog:
                 rank if rank is not None else -1,
                 step,
                 kind,
-                _parsed(detail),
+                parsed_detail(detail),
             )
             for wall_ns, found, rank, step, kind, detail in rows
         )
@@ -105,7 +105,8 @@ class EventLog:
         ]
 
 
-def _parsed(detail: Any) -> dict[str, Any]:
+def parsed_detail(detail: Any) -> dict[str, Any]:
+    """An event's whole line; empty where it is none."""
     if isinstance(detail, str):
         try:
             detail = json.loads(detail)

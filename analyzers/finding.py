@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 __all__ = ["SEVERITIES", "Finding", "Severity", "Status"]
 
@@ -85,15 +85,17 @@ class Finding:
                 status=event["status"],
                 summary=str(event["summary"]),
                 ranks=tuple(int(rank) for rank in event["finding_ranks"] or ()),
-                first_step=event["first_step"],
-                last_step=event["last_step"],
+                first_step=_whole_number(event["first_step"]),
+                last_step=_whole_number(event["last_step"]),
                 cause=str(event["cause"] or ""),
                 evidence=dict(event["evidence"] or {}),
                 advice=str(event["advice"] or ""),
-                attempt=event["attempt"],
-                cost_s=event["cost_s"],
+                attempt=_whole_number(event["attempt"]),
+                cost_s=None if event["cost_s"] is None else float(event["cost_s"]),
             )
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return None
+        if found.severity not in SEVERITIES or found.status not in get_args(Status):
             return None
         whole = replace(found, attempt=None)
         return next((one for one in (found, whole) if one.id == event.get("id")), None)
@@ -116,3 +118,10 @@ class Finding:
             "attempt": self.attempt,
             "cost_s": self.cost_s,
         }
+
+
+def _whole_number(value: Any) -> int | None:
+    """A number out of an event, None where there is none. Raises TypeError for anything else."""
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise TypeError(f"{type(value).__name__} in place of a whole number")

@@ -41,7 +41,7 @@ from .snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
 from .source import Source
 from .stall import StallPolicy
 
-__all__ = ["LivePolicy", "LiveState", "live_findings", "remembered"]
+__all__ = ["LivePolicy", "LiveState", "live_findings", "remembered", "same_finding_key"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +201,7 @@ _PASSING = {
 """Kinds that can be over, and the look that would still see them."""
 
 
-def _key(finding: Finding) -> tuple[object, ...]:
+def same_finding_key(finding: Finding) -> tuple[object, ...]:
     """What makes two findings the same one, seen at different times."""
     if finding.kind in _ONE_EACH:
         return (finding.kind, finding.attempt)
@@ -215,6 +215,9 @@ def _key(finding: Finding) -> tuple[object, ...]:
     if finding.kind == "node_silent":
         return (finding.kind, finding.evidence.get("node_rank"))
     return (finding.kind, finding.attempt, finding.first_step)
+
+
+_key = same_finding_key
 
 
 def _news(state: LiveState, found: list[Finding], looked: set[str], attempt: int) -> list[Finding]:

@@ -65,11 +65,12 @@ def _word(
         reason = ended.text("reason") or "ended"
         return _ENDS.get(reason, reason), _why_ended(ended, log) or _lost(view, log)
     silent_s = (now_ns - last_ns) / 1e9
+    again = _rolled_back(view, log.of("rollback", attempt=view.attempt))
     lost = _lost(view, log)
     if not is_watched:
         if silent_s > max(UNWATCHED_S, limit_s(view, policy)):
             return "died", lost or f"its records end at step {view.step} without a word"
-        return "training", "no watch follows it: it is read from its tapes"
+        return "training", again or "no watch follows it: it is read from its tapes"
     if lost:
         return "recovering", lost
     if view.attempt > 0 and not _has_finished_step(view):
@@ -79,7 +80,7 @@ def _word(
     silence_s = stalled_s(view, now_ns, policy)
     if silence_s is not None:
         return "stalled", f"no record for {silence_s:.0f} s, the limit is {limit_s(view, policy):.0f} s"
-    return "training", _rolled_back(view, log.of("rollback", attempt=view.attempt))
+    return "training", again
 
 
 def _end(log: EventLog) -> Event | None:

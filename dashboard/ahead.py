@@ -29,7 +29,8 @@ def look_ahead(access: RunAccess) -> None:
 
 
 def _ask_all(access: RunAccess) -> None:
-    from .views import collectives, memory, numerics, overview, pipeline, ranks, timeline  # they import the frame
+    from . import queries
+    from .views import collectives, memory, numerics, overview, pipeline, ranks  # they import the frame
 
     questions: tuple[tuple[Callable[..., Any], tuple[Hashable, ...]], ...] = (
         (overview.load_lines, ()),
@@ -37,7 +38,7 @@ def _ask_all(access: RunAccess) -> None:
         (ranks.load_ranks, ()),
         (memory.load_memory, ()),
         (numerics.load_numerics, ()),
-        (timeline.load_extent, ()),
+        (queries.extent, ()),
         (collectives.load_calls, ()),
         (pipeline.load_pipelines, ()),
         (ranks.load_matrix, ("step time",)),

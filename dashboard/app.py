@@ -20,6 +20,7 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _H
 if str(_HERE.parent) not in sys.path:
     sys.path.append(str(_HERE.parent))
 
+from analyzers.report.text import visible  # noqa: E402
 from dashboard import chart_in_place, frame, navigation, show  # noqa: E402
 from dashboard.runs_folder import RunsFolder  # noqa: E402
 
@@ -39,8 +40,11 @@ def main() -> None:
         st.session_state["run_choice"] = _asked(folder) or names[0]
     page = st.navigation(navigation.pages(), expanded=True)
     with st.sidebar:
-        chosen = st.selectbox("Run", names, key="run_choice", help="The newest run is on top.")
-    if chosen != st.session_state.get("run_id"):
+        chosen = st.selectbox("Run", names, key="run_choice", format_func=visible, help="The newest run is on top.")
+    shown = st.session_state.get("run_id")
+    if chosen != shown:
+        if shown is not None and "finding" in st.query_params:  # of the run that was shown
+            del st.query_params["finding"]
         st.session_state["run_id"] = chosen
         st.session_state["polls"] = True
     finding = st.query_params.get("finding")

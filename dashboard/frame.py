@@ -214,7 +214,7 @@ def _head(title: str, access: RunAccess, view: View | None) -> None:
             st.markdown(f"**{said(access.run.run_id, 60)}**", width="content")
             st.markdown(_since(state), width="content")
     reason = st.empty()
-    if view is not None and view.state.reason and view.state.word not in ("finished", "training"):
+    if view is not None and view.state.reason and view.state.word != "finished":
         reason.caption(said(view.state.reason, 300))
 
 

@@ -1,37 +1,50 @@
 """The findings of a run as the pages list them: the diagnosis, and what `watch` has said since it was made.
 
-    known = known_findings(diagnosis, queries.findings_said(store))
-    found = pick(known, "straggler-0-60-r3")
+    known = known_findings(diagnosis, queries.findings_said(store), newest_attempt=1)
+    known.findings                                # open ones first, the worst on top
+    known.closed.get("rank_lost-0-40-r1")         # "the run went on as attempt 1"; None: it is open
+    found = pick(known.findings, "straggler-0-60-r3")
 
 A diagnosis of a live run is some seconds old; `watch` speaks within one. So what it said and the diagnosis does not
-have (same kind, attempt and ranks or step) is added, and nothing is judged here.
+have is added, and nothing is judged here. A finding is closed when the run has gone on from it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import SEVERITIES, Finding
+from analyzers.live import same_finding_key
 
-__all__ = ["known_findings", "pick"]
+__all__ = ["Known", "known_findings", "pick"]
 
 
-def known_findings(diagnosis: Diagnosis | None, said: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Fired and suspected findings, the worst first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """`findings`: fired and suspected ones in the order of reading; `closed`: id -> why it is no worry of today."""
+
+    findings: list[Finding] = field(default_factory=list)
+    closed: Mapping[str, str] = field(default_factory=dict)
+
+
+def known_findings(diagnosis: Diagnosis | None, said: Sequence[Finding], *, newest_attempt: int | None = None) -> Known:
+    """All of them, open ones first, then the worst; `said` by `watch`, its newest word first."""
     found = list(diagnosis.fired) if diagnosis is not None else []
-    newest: dict[tuple[object, ...], Finding] = {}
-    for row in said:  # the newest word comes first
-        finding = _from_row(row)
-        newest.setdefault((finding.kind, finding.attempt, finding.ranks, finding.first_step), finding)
-    for finding in newest.values():
-        if finding.status in ("fired", "suspect") and not any(_same(finding, other) for other in found):
-            found.append(finding)
-    if diagnosis is None:
-        found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return found
+    newest: dict[tuple[str, ...], Finding] = {}
+    for finding in said:
+        newest.setdefault(_key(finding), finding)
+    closed: dict[str, str] = {}
+    for word in newest.values():
+        same = [finding for finding in found if _same(finding, word)]
+        if word.status == "ok":
+            closed |= {finding.id: "it is over" for finding in same}
+        elif not same and word.status in ("fired", "suspect"):
+            found.append(word)
+    closed |= {finding.id: why for finding in found if (why := _why_closed(finding, newest_attempt))}
+    found.sort(key=lambda f: (f.id in closed, SEVERITIES.index(f.severity), f.status == "suspect"))
+    return Known(findings=found, closed=closed)
 
 
 def pick(findings: Sequence[Finding], finding_id: str) -> Finding | None:
@@ -45,36 +58,35 @@ def pick(findings: Sequence[Finding], finding_id: str) -> Finding | None:
     return alike[0] if alike else None
 
 
-def _same(a: Finding, b: Finding) -> bool:
-    if a.kind != b.kind or (a.attempt is not None and b.attempt is not None and a.attempt != b.attempt):
+def _why_closed(finding: Finding, newest_attempt: int | None) -> str:
+    """How the run went on from it, by what the finding itself says; empty: it is open."""
+    if finding.attempt is not None and newest_attempt is not None and finding.attempt < newest_attempt:
+        return f"the run went on as attempt {newest_attempt}"
+    if finding.evidence.get("restored_step") is not None:
+        return "the run went back and on"
+    if finding.evidence.get("step_refused") is True:
+        return "the step was refused"
+    return "it is over" if finding.evidence.get("ongoing") is False else ""
+
+
+def _key(finding: Finding) -> tuple[str, ...]:
+    """What makes two words of `watch` the same finding: as it tells them apart itself, but for what may be learned of a
+    straggler; what has no step is told apart by its ranks."""
+    if finding.kind == "straggler":
+        finding = replace(finding, cause="")
+    key = same_finding_key(finding)
+    if len(key) == 3 and key[2] is None:
+        key = (*key, finding.ranks)
+    return tuple(map(str, key))  # what stands in the evidence may be anything
+
+
+def _same(told: Finding, word: Finding) -> bool:
+    """Whether the diagnosis tells of what `watch` said. An event has an attempt even if its finding has none."""
+    if told.kind != word.kind or (None not in (told.attempt, word.attempt) and told.attempt != word.attempt):
         return False
-    if a.ranks and a.ranks == b.ranks:
+    if _key(replace(told, attempt=None)) == _key(replace(word, attempt=None)):
         return True
-    return a.first_step is not None and a.first_step == b.first_step
-
-
-def _from_row(row: Mapping[str, Any]) -> Finding:
-    severity, status = str(row["severity"]), str(row["status"])
-    return Finding(
-        analyzer=str(row["analyzer"] or ""),
-        kind=str(row["finding_kind"] or "finding"),
-        severity=severity if severity in SEVERITIES else "info",  # type: ignore[arg-type]
-        status=status if status in ("fired", "suspect", "ok") else "insufficient_data",  # type: ignore[arg-type]
-        summary=str(row["summary"] or ""),
-        ranks=tuple(int(rank) for rank in row["finding_ranks"] or ()),
-        first_step=row["first_step"],
-        last_step=row["last_step"],
-        cause=str(row["cause"] or ""),
-        evidence=_evidence(row["evidence"]),
-        advice=str(row["advice"] or ""),
-        attempt=row["attempt"],
-    )
-
-
-def _evidence(value: Any) -> dict[str, Any]:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return {}
-    return value if isinstance(value, dict) else {}
+    # A live look reaches back some hundred steps, and may have seen a long one begin within it.
+    if told.first_step is None or word.first_step is None or told.ranks != word.ranks:
+        return False
+    return told.first_step <= word.first_step <= (told.last_step or told.first_step)

@@ -10,6 +10,7 @@ nothing on these pages allows HTML with text of a run in it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,10 +25,13 @@ from analyzers.report.text import visible
 from .chart_in_place import show_in_place
 from .drawn import drawn
 
-__all__ = ["SEVERITY_COLOURS", "chart", "figures_are_dark", "nothing", "said", "style", "table", "tiles", "where"]
+__all__ = [
+    "SEVERITY_COLOURS", "chart", "distinct", "figures_are_dark", "nothing", "said", "style", "table", "tiles", "where",
+]  # fmt: skip
 
 SEVERITY_COLOURS = {"critical": "red", "warning": "orange", "info": "blue"}
 MAX_TEXT = 600
+MAX_NAME = 80
 MAX_ROWS_SHOWN = 14
 """Rows of a table that are seen at once; more are scrolled."""
 _CHART = {
@@ -110,6 +114,16 @@ def table(
     if height is None and len(frame) > MAX_ROWS_SHOWN:
         height = 36 + 33 * MAX_ROWS_SHOWN
     return st.dataframe(frame, hide_index=True, key=key, height=height or "content", **more)
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Names for the columns of a table: each its own, also where two are alike, or alike as far as they are shown."""
+    found: list[str] = []
+    for name in names:
+        shown = visible(name)[:MAX_NAME]
+        numbered = (f"{shown} ({number})" for number in itertools.count(2))
+        found.append(next(one for one in itertools.chain((shown,), numbered) if one not in found))
+    return found
 
 
 def where(finding: Finding) -> str:

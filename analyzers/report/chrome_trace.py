@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from ..source import Source
-from .queries import story
+from .queries import Told, story
 from .text import visible
 
 __all__ = ["write_trace"]
@@ -39,36 +40,79 @@ _TABLES = {
 }
 
 
-def write_trace(source: Source, path: Path, *, steps: tuple[int, int] | None = None, compressed: bool = False) -> int:
-    """Write the trace; the number of its events. Raises OSError."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """What the trace is of; None and empty: all there is."""
+
+    steps: tuple[int, int] | None = None
+    attempt: int | None = None
+    ranks: frozenset[int] = frozenset()
+
+    @property
+    def of_ranks(self) -> str:
+        """The ranks in SQL."""
+        listed = ", ".join(str(int(rank)) for rank in sorted(self.ranks))
+        return f"rank IN ({listed})" if listed else "rank >= 0"
+
+    @property
+    def condition(self) -> str:
+        """All of it in SQL."""
+        parts = [self.of_ranks]
+        if self.steps is not None:
+            parts.append(f"step BETWEEN {int(self.steps[0])} AND {int(self.steps[1])}")
+        if self.attempt is not None:
+            parts.append(f"attempt = {int(self.attempt)}")
+        return " AND ".join(parts)
+
+    def holds(self, told: Told) -> bool:
+        """Whether an event belongs to it; what a node says does, whichever ranks are chosen."""
+        return (
+            (self.steps is None or told.step is None or self.steps[0] <= told.step <= self.steps[1])
+            and self.attempt in (None, told.attempt)
+            and (not self.ranks or told.rank < 0 or told.rank in self.ranks)
+        )
+
+
+def write_trace(
+    source: Source,
+    path: Path,
+    *,
+    steps: tuple[int, int] | None = None,
+    attempt: int | None = None,
+    ranks: Collection[int] = (),
+    compressed: bool = False,
+) -> int:
+    """Write the trace, of all or of the steps, attempt and ranks given; its number of events. Raises OSError."""
+    choice = _Choice(steps=steps, attempt=attempt, ranks=frozenset(ranks))
     if compressed:
         with gzip.open(path, "wt", encoding="utf-8", compresslevel=5) as packed:
-            return _write(packed, source, steps)
+            return _write(packed, source, choice)
     with path.open("w", encoding="utf-8") as file:
-        return _write(file, source, steps)
+        return _write(file, source, choice)
 
 
-def _write(file: TextIO, source: Source, steps: tuple[int, int] | None) -> int:
+def _write(file: TextIO, source: Source, choice: _Choice) -> int:
     num = 0
     file.write('{"displayTimeUnit": "ms", "traceEvents": [')
-    for event in _events(source, steps):
+    for event in _events(source, choice):
         file.write((",\n" if num else "\n") + json.dumps(event, allow_nan=False, separators=(",", ":")))
         num += 1
     file.write("\n]}\n")
     return num
 
 
-def _events(source: Source, steps: tuple[int, int] | None) -> Iterator[dict[str, Any]]:
+def _events(source: Source, choice: _Choice) -> Iterator[dict[str, Any]]:
     zero_ns = _zero(source)
     threads: set[tuple[int, int]] = set()
     for table in _TABLES:
         if not source.has(table):
             continue
         lanes: dict[int, list[int]] = {}
-        for attempt, part in _parts(source, table, steps):
+        for attempt, part in _parts(source, table, choice):
             for row in source.rows(
                 f"SELECT rank, name, begin_ns, end_ns, stage, args FROM ({_TABLES[table]} "
-                f"WHERE attempt = ? AND rank >= 0) WHERE begin_ns IS NOT NULL AND {part} ORDER BY rank, begin_ns",
+                f"WHERE attempt = ? AND {choice.of_ranks}) WHERE begin_ns IS NOT NULL AND {part} "
+                "ORDER BY rank, begin_ns",
                 [attempt],
             ):
                 rank, name, begin_ns, end_ns, stage, args = row
@@ -76,7 +120,7 @@ def _events(source: Source, steps: tuple[int, int] | None) -> Iterator[dict[str,
                 yield from _introduced(threads, rank, thread)
                 yield _slice(rank, thread, name, begin_ns - zero_ns, None if end_ns is None else end_ns - zero_ns, args)
     for told in story(source, limit=5_000):
-        if steps is None or told.step is None or steps[0] <= told.step <= steps[1]:
+        if choice.holds(told):
             yield {
                 "ph": "i", "name": _text(told.kind), "pid": max(0, told.rank), "tid": _STEPS,
                 "ts": (told.wall_ns - zero_ns) / 1e3, "s": "g" if told.rank < 0 else "p", "args": _plain(told.detail),
@@ -128,13 +172,12 @@ def _slice(rank: int, thread: int, name: Any, begin_ns: int, end_ns: int | None,
     return event | {"args": _plain({key: value for key, value in args.items() if value is not None})}
 
 
-def _parts(source: Source, table: str, steps: tuple[int, int] | None) -> Iterator[tuple[int, str]]:
+def _parts(source: Source, table: str, choice: _Choice) -> Iterator[tuple[int, str]]:
     """(attempt, condition) of pieces of about `CHUNK_ROWS` records: ranges of steps, and what belongs to no step."""
-    chosen = "" if steps is None else f" AND step BETWEEN {steps[0]} AND {steps[1]}"
     for attempt, num_rows, first, last in source.rows(
-        f"SELECT attempt, count(*), min(step), max(step) FROM {table} WHERE rank >= 0{chosen} GROUP BY 1 ORDER BY 1"
+        f"SELECT attempt, count(*), min(step), max(step) FROM {table} WHERE {choice.condition} GROUP BY 1 ORDER BY 1"
     ):
-        if steps is None:
+        if choice.steps is None:
             yield attempt, "step IS NULL"
         if first is None:
             continue

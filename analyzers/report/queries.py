@@ -50,6 +50,9 @@ MEASURES = {
     "data": ("data_ns / 1e6", "ms"),
     "forward": ("(forward_ns - coalesce(forward_wait_ns, 0)) / 1e6", "ms"),
     "backward": ("(backward_ns - coalesce(backward_wait_ns, 0)) / 1e6", "ms"),
+    "optimizer": ("(optimizer_ns - coalesce(optimizer_wait_ns, 0)) / 1e6", "ms"),
+    "checkpoint": ("checkpoint_ns / 1e6", "ms"),
+    "evaluate": ("evaluate_ns / 1e6", "ms"),
     "memory": ("memory_bytes / 1048576.0", "MiB"),
 }
 """What a matrix rank x step can show: name -> expression over `steps`, unit."""

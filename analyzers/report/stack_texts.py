@@ -18,11 +18,14 @@ __all__ = ["stack_texts"]
 
 MAX_TEXTS = 32
 MAX_FRAMES = 60
+MAX_CHARACTERS = 2_000
 
 
 def stack_texts(evidence: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """Heading and frames of each stack, the most telling first."""
-    return [(heading, list(map(str, frames[:MAX_FRAMES]))) for heading, frames in _all(evidence)][:MAX_TEXTS]
+    return [
+        (heading, [str(frame)[:MAX_CHARACTERS] for frame in frames[:MAX_FRAMES]]) for heading, frames in _all(evidence)
+    ][:MAX_TEXTS]
 
 
 def _all(evidence: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any]]]:

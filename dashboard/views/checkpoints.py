@@ -77,6 +77,9 @@ def checkpoints(view: View) -> None:
             "reason": [saved["reason"][i] for i in rows],
         }, key="checkpoints-table",
     )  # fmt: skip
+    num = int(saved["num"][rows[0]]) if rows else 0
+    if num > len(rows):
+        st.caption(f"The newest {len(rows):,} of {num:,}.")
     st.caption("Good: complete, verified by its hashes, and followed by enough healthy steps.")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
+from analyzers.exposed_calls import exposed_calls
 from analyzers.exposure import measure
 from analyzers.report import queries as shared
 from analyzers.report.figures import collectives as figures
@@ -40,6 +41,14 @@ def load_exposure(source: Source) -> dict[str, Any]:
     return {"step": steps, "parts": [np.bincount(place, weights=part) / num for part in parts]}
 
 
+def load_exposed_calls(source: Source) -> Any:
+    """The same by operation, group and size; empty where waits were not recorded."""
+    attempt = queries.newest_attempt(source)
+    if attempt is None or lacking(source, collectives=("wait_ns", "issue_ns", "end_ns"), steps=("duration_ns",)):
+        return queries.none("op")
+    return exposed_calls(source, attempt)
+
+
 @framed("Collectives")
 def collectives(view: View) -> None:
     """Exposed share, waits, bandwidth, and the table behind them."""
@@ -55,6 +64,9 @@ def collectives(view: View) -> None:
         exposure = view.ask(load_exposure)
         if exposure:
             _shares(exposure)
+            by_call = view.ask(load_exposed_calls)
+            if by_call is not None and len(by_call["op"]):
+                _by_call(by_call)
     st.subheader("Waiting", anchor=False)
     chart(figures.waits, calls, key="collectives-waits", what="Seconds waited by operation and group")
     st.subheader("Bandwidth", anchor=False)
@@ -78,6 +90,24 @@ def _shares(exposure: dict[str, Any]) -> None:
         exposed.draw, exposure["step"], *exposure["parts"], key="collectives-exposed",
         what="Milliseconds of communication a step, exposed and hidden",
     )  # fmt: skip
+
+
+def _by_call(found: queries.Columns) -> None:
+    exposed_ms, transfer_ms = floats(found["exposed_ms"]), floats(found["transfer_ms"])
+    table(
+        {
+            "operation": found["op"], "group": found["process_group"], "bytes": found["bytes"],
+            "calls a step": np.round(floats(found["num_calls"]), 2),
+            "in flight (ms a step)": np.round(floats(found["busy_ms"]), 3),
+            "exposed (ms a step)": np.round(exposed_ms, 3),
+            "exposed (% of it)": np.round(100 * floats(found["exposed_ratio"]), 1),
+            "transfer (ms)": np.round(transfer_ms, 3),
+            "waiting for late members (ms)": np.round(np.maximum(0.0, exposed_ms - transfer_ms), 3),
+        }, key="collectives-exposed-calls",
+    )  # fmt: skip
+    num = int(found["num_classes"][0])
+    more = f" The {len(exposed_ms):,} most exposed of {num:,}." if num > len(exposed_ms) else ""
+    st.caption(f"Means over all ranks and steps of the newest attempt.{more}")
 
 
 def _exposed(view: View) -> None:

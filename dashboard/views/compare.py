@@ -11,11 +11,12 @@ from plotly.graph_objects import Figure
 from analyzers.report.compare_text import sentence, tables
 from analyzers.report.figures import series
 from analyzers.report.figures.theme import SEQUENCE
+from analyzers.report.text import visible
 from analyzers.source import floats, ints
 from probes.rundir import RunError
 
 from ..frame import View, access_to, framed, runs_folder
-from ..show import chart, nothing, said, table
+from ..show import chart, distinct, nothing, said, table
 
 __all__ = ["compare"]
 
@@ -27,30 +28,39 @@ def compare(view: View) -> None:
     if not others:
         nothing("There is only one run in this folder.", "Train another one, and it can be compared with this one.")
         return
-    name = st.selectbox("Compared with", others, key="compare-with", width=420)
+    name = st.selectbox("Compared with", others, key="compare-with", format_func=visible, width=420)
     try:
         other = access_to(runs_folder().open(name))
     except RunError as error:
         nothing("The other run cannot be read.")
-        st.text(str(error)[:500])
+        st.text(visible(str(error)[:500]))
         return
     answer = view.access.compared_with(other)
     if answer.value is None:
         if answer.error is not None:
             nothing("The two runs cannot be compared.")
-            st.text(str(answer.error)[:500])
+            st.text(visible(str(answer.error)[:500]))
+            view.is_pending = True
         else:
             nothing("Both runs are being looked at…")
             view.expect(answer)
         return
+    if answer.error is not None:
+        nothing("The two runs cannot be compared now; what was found before is shown.")
+        st.text(visible(str(answer.error)[:500]))
+    if not answer.is_fresh:
+        view.is_pending = True
+        if answer.error is None:
+            st.caption("A newer comparison is on its way.")
     comparison = answer.value["comparison"]
+    headings = distinct(("", name, view.run_id))
     st.markdown(f"**{said(sentence(comparison), 500)}**")
     _losses(view.run_id, name, answer.value)
     for heading, rows in tables(comparison):
         if rows:
             st.subheader(heading, anchor=False)
             table(
-                {"": [row[0] for row in rows], name: [row[1] for row in rows], view.run_id: [row[2] for row in rows]},
+                dict(zip(headings, ([row[place] for row in rows] for place in range(3)), strict=True)),
                 key=f"compare-{heading}",
             )  # fmt: skip
 

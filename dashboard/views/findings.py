@@ -17,7 +17,7 @@ from analyzers.source import Source
 
 from .. import navigation, queries
 from ..frame import View, framed
-from ..known_findings import known_findings, pick
+from ..known_findings import Known, known_findings, pick
 from ..runbook import advice_text
 from ..show import SEVERITY_COLOURS, chart, nothing, said, table, where
 
@@ -26,21 +26,17 @@ __all__ = ["card", "findings"]
 MAX_LISTED = 60
 
 
-def load_said(source: Source) -> list[dict[str, Any]]:
-    """What `watch` said."""
-    return queries.findings_said(source)
-
-
-def card(run_id: str, finding: Finding, number: int, *, has_button: bool = True) -> None:
-    """One finding in three lines, with a button to its evidence."""
+def card(run_id: str, finding: Finding, number: int, *, closed: str = "", has_button: bool = True) -> None:
+    """One finding in three lines, with a button to its evidence; `closed` says why it is no worry of today."""
     with st.container(border=True, key=f"card-{number}"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             word = "advice" if finding.status == "advice" else finding.severity
-            st.badge(word, color=SEVERITY_COLOURS[finding.severity])
+            st.badge(word, color="gray" if closed else SEVERITY_COLOURS[finding.severity])
             if finding.status == "suspect":
                 st.badge("suspected", color="gray")
             st.markdown(f"**{said(title(finding).capitalize(), 80)}**", width="content")
-            st.markdown(f":gray[{said(where(finding), 160)}]", width="stretch")
+            passed = f" · {closed}" if closed else ""
+            st.markdown(f":gray[{said(where(finding) + passed, 200)}]", width="stretch")
             if has_button and st.button(
                 "Evidence", key=f"evidence-{number}", icon=":material/arrow_forward:", type="tertiary"
             ):
@@ -51,30 +47,30 @@ def card(run_id: str, finding: Finding, number: int, *, has_button: bool = True)
 @framed("Findings")
 def findings(view: View) -> None:
     """The list, or the one that the address names."""
-    words = view.ask(load_said, often=True)
+    words = view.ask(queries.findings_said, often=True)
     if words is None:
         return
     diagnosis = view.diagnosis()
-    found = known_findings(diagnosis, words)
+    known = known_findings(diagnosis, words, newest_attempt=view.state.attempt)
     advised = list(diagnosis.advised) if diagnosis is not None else []
     asked = st.query_params.get("finding")
     if asked:
-        _one(view, found + advised, asked[:300], is_complete=diagnosis is not None and not view.is_pending)
+        _one(view, known, advised, asked[:300], diagnosis)
         return
     note, listed = st.empty(), st.container()
     if diagnosis is None:
         note.caption("The analyzers are looking at the whole run; so far this is what watch has said.")
     with listed:
-        _all(view, found, diagnosis)
+        _all(view, known, diagnosis)
 
 
-def _all(view: View, found: list[Finding], diagnosis: Diagnosis | None) -> None:
-    if not found:
+def _all(view: View, known: Known, diagnosis: Diagnosis | None) -> None:
+    if not known.findings:
         if diagnosis is not None:
             nothing("Nothing fired in this run.")
             st.markdown(said(diagnosis.verdict))
     else:
-        _list(view, found)
+        _list(view, known)
     if diagnosis is not None and diagnosis.advised:
         st.subheader("Advice", anchor=False)
         for number, finding in enumerate(diagnosis.advised):
@@ -85,7 +81,8 @@ def _all(view: View, found: list[Finding], diagnosis: Diagnosis | None) -> None:
             st.caption(said(finding.summary))
 
 
-def _list(view: View, found: list[Finding]) -> None:
+def _list(view: View, known: Known) -> None:
+    found = known.findings
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
         there = [severity for severity in SEVERITIES if any(f.severity == severity for f in found)]
         severities = st.pills(
@@ -93,7 +90,7 @@ def _list(view: View, found: list[Finding]) -> None:
             format_func=lambda name: f"{name} ({sum(f.severity == name for f in found)})",
         )  # fmt: skip
         kinds = sorted({finding.kind for finding in found})
-        chosen = st.multiselect("Kind", kinds, key="kinds", placeholder="all kinds")
+        chosen = st.multiselect("Kind", kinds, key="kinds", placeholder="all kinds", format_func=visible)
         rank = st.text_input("Rank", key="rank_filter", placeholder="any", width=120)
     shown = [
         finding
@@ -105,7 +102,7 @@ def _list(view: View, found: list[Finding]) -> None:
     if not shown:
         nothing("No finding is left with this filter.")
     for number, finding in enumerate(shown[:MAX_LISTED], 1):
-        card(view.run_id, finding, number)
+        card(view.run_id, finding, number, closed=known.closed.get(finding.id, ""))
     if len(shown) > MAX_LISTED:
         st.caption(f"and {len(shown) - MAX_LISTED} more: filter by kind or rank")
 
@@ -118,19 +115,23 @@ def load_evidence(source: Source, finding: Finding) -> dict[str, Any]:
     }
 
 
-def _one(view: View, found: list[Finding], asked: str, *, is_complete: bool) -> None:
+def _one(view: View, known: Known, advised: list[Finding], asked: str, diagnosis: Diagnosis | None) -> None:
     if st.button("All findings", icon=":material/arrow_back:", type="tertiary", key="all-findings"):
         del st.query_params["finding"]
         st.rerun()
-    finding = pick(found, asked)
+    finding = pick(known.findings + advised, asked)
     if finding is None:
-        if is_complete:
+        if diagnosis is not None and not view.is_pending:
             nothing("This finding is no longer said of the run.", "It may have passed, or the link is of another run.")
         else:
             st.caption("The analyzers are looking at the run…")
         return
-    card(view.run_id, finding, 0, has_button=False)
-    reason = why(finding)
+    if finding.id != asked and diagnosis is not None:
+        st.caption(
+            f"The run no longer says {said(asked, 120)}; this is what it says now of the same kind on the same ranks."
+        )
+    card(view.run_id, finding, 0, closed=known.closed.get(finding.id, ""), has_button=False)
+    reason = _why(finding)
     if reason != finding.summary:
         st.markdown(f"**Why** &nbsp; {said(reason)}")
     st.markdown(f"**Next** &nbsp; {said(next_step(finding))}")
@@ -158,6 +159,14 @@ def _one(view: View, found: list[Finding], asked: str, *, is_complete: bool) -> 
         else:
             st.caption("The runbook has no section for it.")
     _texts(finding)
+
+
+def _why(finding: Finding) -> str:
+    """The proof in a line, or the summary where the evidence is not what an analyzer writes."""
+    try:
+        return why(finding)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return finding.summary
 
 
 def _evidence_of(view: View, finding: Finding) -> dict[str, Any] | None:

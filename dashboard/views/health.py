@@ -9,67 +9,111 @@ import streamlit as st
 from plotly.graph_objects import Figure
 
 from analyzers.report.figures import series
-from analyzers.source import Source, floats
+from analyzers.report.figures.theme import SEQUENCE, tint
+from analyzers.source import Floats, Source, floats
 
-from .. import queries
 from ..frame import View, framed
-from ..show import chart, nothing
+from ..health_queries import AT_EACH_END, Trend, complaints, health_trends, xids
+from ..show import chart, nothing, table
 
 __all__ = ["health"]
 
+MAX_COMPLAINTS = 200
 _READINGS = {
-    "cpu_utilization_ratio": ("CPU of the host", "busy (%)", 100.0),
-    "load_1m": ("Load of the host", "runnable processes", 1.0),
-    "gpu_utilization_ratio": ("GPU", "busy (%)", 100.0),
-    "memory_used_bytes": ("Memory", "used (GiB)", 1 / (1 << 30)),
-    "temperature_celsius": ("Temperature", "°C", 1.0),
-    "power_watts": ("Power", "W", 1.0),
-    "sm_clock_hertz": ("Clock", "MHz", 1e-6),
-    "disk_free_bytes": ("Free disk", "GiB", 1 / (1 << 30)),
-    "ecc_corrected_total": ("Memory errors, corrected", "since the driver was loaded", 1.0),
-    "ecc_uncorrected_total": ("Memory errors, uncorrected", "since the driver was loaded", 1.0),
-    "remapped_rows_total": ("Remapped rows", "rows of the device's memory", 1.0),
-    "pcie_replay_total": ("PCIe replays", "packets sent again", 1.0),
-    "nvlink_errors_total": ("NVLink errors", "all links", 1.0),
+    "cpu_utilization_ratio": ("CPU of the host", "busy (%)", 100.0, "avg"),
+    "load_1m": ("Load of the host", "runnable processes", 1.0, "max"),
+    "gpu_utilization_ratio": ("GPU", "busy (%)", 100.0, "avg"),
+    "sm_active_ratio": ("Multiprocessors", "with work (%)", 100.0, "avg"),
+    "tensor_active_ratio": ("Tensor cores", "working (%)", 100.0, "avg"),
+    "memory_bandwidth_ratio": ("Memory bandwidth", "used (%)", 100.0, "avg"),
+    "memory_used_bytes": ("Memory", "used (GiB)", 1 / (1 << 30), "max"),
+    "temperature_celsius": ("Temperature", "°C", 1.0, "max"),
+    "power_watts": ("Power", "W", 1.0, "avg"),
+    "sm_clock_hertz": ("Clock", "MHz", 1e-6, "avg"),
+    "disk_free_bytes": ("Free disk", "GiB", 1 / (1 << 30), "min"),
+    "ecc_corrected_total": ("Memory errors, corrected", "during the run", 1.0, "max"),
+    "ecc_uncorrected_total": ("Memory errors, uncorrected", "during the run", 1.0, "max"),
+    "remapped_rows_total": ("Remapped rows", "during the run", 1.0, "max"),
+    "pcie_replay_total": ("PCIe replays", "packets, during the run", 1.0, "max"),
+    "nvlink_errors_total": ("NVLink errors", "all links, during the run", 1.0, "max"),
+    "network_errors_total": ("Network errors and drops", "all interfaces, during the run", 1.0, "max"),
+    "swapped_pages_total": ("Pages swapped", "in or out, during the run", 1.0, "max"),
 }
-"""Column -> what it is called, its axis, its factor."""
+"""Column -> what it is called, its axis, its factor, and what a piece of time is said to be."""
 
 
-def load_health(source: Source) -> Any:
-    """Readings in pieces of time."""
-    return queries.health(source)
+def load_health(source: Source) -> dict[str, Any]:
+    """Readings in pieces of time, what devices complained of, XID errors."""
+    rows, num_rows = complaints(source, MAX_COMPLAINTS)
+    trends = health_trends(source, {name: joined for name, (_, _, _, joined) in _READINGS.items()})
+    return {"trends": trends, "complaints": rows, "num_complaints": num_rows, "xids": xids(source)}
 
 
 @framed("GPU and host health")
 def health(view: View) -> None:
-    """A chart a reading that anybody supports, a line a device."""
+    """What devices complained of, then a chart a reading that anybody supports."""
     data = view.ask(load_health)
     if data is None:
         return
-    if not len(data["seconds"]):
+    if not data["trends"] and not data["xids"]:
         nothing(
             "No health was recorded in this run.",
             "`watch` reads GPUs through NVML and the host through /proc while a run trains.",
         )
         return
-    drawn = [name for name in _READINGS if name in data and np.isfinite(floats(data[name])).any()]
+    _complaints(data)
+    trends: dict[str, Trend] = data["trends"]
+    drawn = [name for name in _READINGS if name in trends and trends[name].has_risen]
     for pair in range(0, len(drawn), 2):
         for column, name in zip(st.columns(2, gap="medium"), drawn[pair : pair + 2], strict=False):
             heading = _READINGS[name][0]
             with column:
                 st.subheader(heading, anchor=False)
-                chart(_reading, data, name, key=f"health-{name}", what=f"{heading} over time")
+                chart(_reading, trends[name], name, key=f"health-{name}", what=f"{heading} over time")
+                if trends[name].all_devices is not None:
+                    num = trends[name].num_devices
+                    st.caption(f"Lines: the {AT_EACH_END} least and largest of {num:,} devices. Band: all of them.")
+    still = [_READINGS[name][0] for name in _READINGS if name in trends and not trends[name].has_risen]
+    if still:
+        st.caption(f"Did not rise on any device during the run: {', '.join(still)}.")
 
 
-def _reading(data: queries.Columns, name: str) -> Figure:
-    """One reading over time, a line a device."""
-    _, axis, factor = _READINGS[name]
-    device = np.asarray(data["device"], dtype=object).astype(str)
-    node = np.asarray(data["node"], dtype=object).astype(str)
-    values, shown = factor * floats(data[name]), []
-    for of in sorted(set(zip(node.tolist(), device.tolist(), strict=True))):
-        rows = (node == of[0]) & (device == of[1]) & np.isfinite(values)
-        if rows.any():
-            text = of[0] if of[1] == "host" else f"{of[0]} {of[1][:12]}"
-            shown.append(series.Series(name=text, x=floats(data["seconds"])[rows], y=values[rows]))
-    return series.draw(shown, x="seconds", y=axis, height=240, from_zero=name != "temperature_celsius")
+def _complaints(data: dict[str, Any]) -> None:
+    if data["xids"]:
+        st.subheader("XID errors", anchor=False)
+        table(data["xids"], key="health-xids")
+    if data["complaints"]:
+        st.subheader("Slowed down, errors, remapped rows", anchor=False)
+        table(data["complaints"], key="health-complaints")
+        left = data["num_complaints"] - len(data["complaints"])
+        if left > 0:
+            st.caption(f"The worst first; {left:,} more devices have something to say.")
+
+
+def _reading(trend: Trend, name: str) -> Figure:
+    """One reading over time, a line a device, and the band of all where these are many."""
+    _, axis, factor, _ = _READINGS[name]
+    shown = [
+        series.Series(
+            name=line.node if line.device == "host" else f"{line.node} {line.device[:12]}", x=line.at,
+            y=factor * line.values,
+        )
+        for line in trend.lines
+    ]  # fmt: skip
+    bounds = trend.all_devices
+    if bounds is not None:
+        shown.append(
+            series.Series(name="median of all", x=floats(bounds["seconds"]), y=factor * floats(bounds["middle"]))
+        )
+    figure = series.draw(shown, x="seconds", y=axis, height=240, from_zero=name != "temperature_celsius")
+    if bounds is not None:
+        _band(figure, floats(bounds["seconds"]), factor * floats(bounds["low"]), factor * floats(bounds["high"]))
+    return figure
+
+
+def _band(figure: Figure, at: Floats, low: Floats, high: Floats) -> None:
+    """From the least to the largest of all devices, one closed shape."""
+    figure.add_scatter(
+        x=np.concatenate([at, at[::-1]]), y=np.concatenate([high, low[::-1]]), fill="toself", mode="lines",
+        line={"width": 0}, fillcolor=tint(SEQUENCE[0], 0.15), name="all devices", hoverinfo="skip",
+    )  # fmt: skip

@@ -16,6 +16,7 @@ from analyzers.source import Source, floats, ints
 
 from .. import queries
 from ..frame import View, framed
+from ..gradient_queries import Gradients, gradient_table
 from ..show import chart, nothing
 
 __all__ = ["numerics"]
@@ -30,7 +31,7 @@ def load_numerics(source: Source) -> dict[str, Any]:
     ]
     return {
         "curve": shared.loss_curve(source), "marks": shared.marks(source), "rate": queries.rate(source),
-        "gradients": queries.gradient_table(source), "scale": scale, "compression": queries.compression_error(source),
+        "gradients": gradient_table(source), "scale": scale, "compression": queries.compression_error(source),
         "experts": queries.expert_load(source),
     }  # fmt: skip
 
@@ -49,11 +50,11 @@ def numerics(view: View) -> None:
         )  # fmt: skip
     else:
         nothing("No loss was recorded yet.")
-    table = data["gradients"]
+    found, table = data["gradients"], data["gradients"].columns
     st.subheader("Gradient norm by parameter", anchor=False)
     if len(table["parameter"]):
         chart(gradients.norms, table, key="numerics-norms", what="Gradient norm of each parameter over the steps")
-        st.caption("Every measured step has a column; between them nothing was measured (`probes.gradient_interval`).")
+        st.caption(_what_is_shown(found))
     else:
         nothing(
             "No gradient was measured parameter by parameter yet.",
@@ -62,6 +63,7 @@ def numerics(view: View) -> None:
     st.subheader("Not finite", anchor=False)
     if (floats(table["nonfinite"]) > 0).any():
         chart(gradients.nonfinite, table, key="numerics-nonfinite", what="Parameters with NaN or Inf by step")
+        st.caption("Of all ranks together. Of a GPU's late reading the number is not known: it counts as one.")
     else:
         nothing("No gradient that was looked at held a NaN or an Inf.")
     left, right = st.columns(2, gap="medium")
@@ -87,6 +89,22 @@ def numerics(view: View) -> None:
         st.subheader("Load of experts", anchor=False)
         chart(_experts, data["experts"], key="numerics-experts", what="Load of the most and the least used expert")
         st.caption("Of all layers, over all ranks; 1 is an even share. Table `experts` has each of them.")
+
+
+def _what_is_shown(found: Gradients) -> str:
+    """How the norms are to be read, and what is left out."""
+    shown = found.columns
+    num_steps, num_parameters = len(np.unique(shown["step"])), len(set(shown["parameter"].tolist()))
+    text = "The largest norm of the ranks, each of what it holds; between the steps nothing was measured"
+    text += " (`probes.gradient_interval`)."
+    if num_steps < found.num_steps:
+        text += f" {num_steps:,} of {found.num_steps:,} measured steps are shown: evenly, and those with NaN or Inf."
+    if num_parameters < found.num_parameters:
+        text += (
+            f" {num_parameters:,} of {found.num_parameters:,} parameters are shown: those with NaN or Inf, the largest "
+            "and the smallest norms, the others evenly."
+        )
+    return text
 
 
 def _rate(rate: queries.Columns) -> Figure:

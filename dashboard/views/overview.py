@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import streamlit as st
@@ -17,18 +18,13 @@ from analyzers.utilisation import flops_per_token, mfu
 
 from .. import queries, units
 from ..frame import View, framed
-from ..known_findings import known_findings
+from ..known_findings import Known, known_findings
 from ..show import chart, nothing, said, tiles
 from .findings import card
 
 __all__ = ["overview"]
 
 MAX_CARDS = 4
-
-
-def load_pulse(source: Source) -> dict[str, Any]:
-    """What is quick however long the run is: the newest steps, and what `watch` has said."""
-    return {"pulse": queries.pulse(source), "said": queries.findings_said(source)}
 
 
 def load_lines(source: Source) -> dict[str, Any]:
@@ -39,18 +35,18 @@ def load_lines(source: Source) -> dict[str, Any]:
 @framed("Overview")
 def overview(view: View) -> None:
     """State, pulse, open findings, loss, speed, goodput."""
-    data = view.ask(load_pulse, often=True)
-    if data is None:
+    pulse, words = view.ask(queries.pulse, often=True), view.ask(queries.findings_said, often=True)
+    if pulse is None or words is None:
         return
     diagnosis = view.diagnosis()
-    found = known_findings(diagnosis, data["said"])
-    _pulse(view, data["pulse"], diagnosis)
+    known = known_findings(diagnosis, words, newest_attempt=view.state.attempt)
+    _pulse(view, pulse, diagnosis)
     with st.container(key="overview-findings"):  # of its own, so that what is beneath stays the same element
-        _findings(view, found, diagnosis)
+        _findings(view, known, diagnosis)
     with st.container(key="overview-lines"):
         lines = view.ask(load_lines)
         if lines is not None:
-            _lines(lines, found)
+            _lines(lines, known.findings)
     account = diagnosis.goodput if diagnosis is not None else None
     if account is not None and account.wall_s > 0:
         st.subheader("Where the time went", anchor=False)
@@ -86,7 +82,7 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
     fullest = pulse["memory_rank"]
     numbers = [
         ("Step", units.amount(step) if step is None else f"{step:,.0f}", done, None),
-        ("Loss", "–" if pulse["loss"] is None else f"{pulse['loss']:.4f}", None, None),
+        ("Loss", _loss_said(pulse["loss"]), None, "Of the step that ran last."),
         ("Tokens/s", units.amount(pulse["tokens_per_s"]), None, "Of the whole run, over the newest steps."),
         (
             "Step time", units.duration(pulse["step_ms"] / 1e3 if pulse["step_ms"] is not None else None), None,
@@ -102,6 +98,12 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
     tiles(numbers, key="pulse")
     if planned and step is not None and view.state.is_live:
         st.progress(min(1.0, step / planned))
+
+
+def _loss_said(loss: float | None) -> str:
+    if loss is None:
+        return "–"
+    return f"{loss:.4f}" if math.isfinite(loss) else "not finite"
 
 
 def _work_rate(manifest: dict[str, Any], tokens_per_s: float | None) -> tuple[str, str, str | None, str]:
@@ -125,14 +127,17 @@ def _planned_steps(manifest: dict[str, Any]) -> int | None:
     return steps if isinstance(steps, int) and not isinstance(steps, bool) and steps > 0 else None
 
 
-def _findings(view: View, found: list[Finding], diagnosis: Diagnosis | None) -> None:
-    if not found:
+def _findings(view: View, known: Known, diagnosis: Diagnosis | None) -> None:
+    if not known.findings:
         if diagnosis is None:
             st.caption("The analyzers are looking at the run…")
         else:
             st.markdown(f":green[:material/check_circle: {said(diagnosis.verdict)}]")
         return
-    for number, finding in enumerate(found[:MAX_CARDS], 1):
-        card(view.run_id, finding, number)
-    if len(found) > MAX_CARDS:
-        st.caption(f"and {len(found) - MAX_CARDS} more on the page Findings")
+    for number, finding in enumerate(known.findings[:MAX_CARDS], 1):
+        card(view.run_id, finding, number, closed=known.closed.get(finding.id, ""))
+    left = known.findings[MAX_CARDS:]
+    if left:
+        still_open = sum(finding.id not in known.closed for finding in left)
+        of_them = f", {still_open} of them open" if still_open else ""
+        st.caption(f"and {len(left)} more on the page Findings{of_them}")

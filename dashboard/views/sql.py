@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -13,13 +14,15 @@ from probes.store import StoreError
 
 from .. import units
 from ..frame import View, framed
-from ..show import table
+from ..show import distinct, table
 
 __all__ = ["sql"]
 
 MAX_ROWS = 1_000
 LIMIT_S = 20.0
 MEMORY_BYTES = 1 << 30
+EXACT = 1 << 53
+"""Integers up to here are numbers in a browser; larger ones are shown as text."""
 EXAMPLES = {
     "Median step time by rank": "SELECT rank, round(median(duration_ns) / 1e6, 2) AS step_ms,\n"
     "       round(median(collective_wait_ns) / 1e6, 2) AS waiting_ms\nFROM steps GROUP BY rank ORDER BY rank",
@@ -69,17 +72,23 @@ def _answer(view: View, text: str) -> dict[str, Any]:
     try:
         with view.access.open(memory_bytes=MEMORY_BYTES) as store:
             found = store.typed(text, max_rows=MAX_ROWS, limit_s=LIMIT_S)
-    except StoreError as error:
+        columns = list(zip(*found.rows, strict=True)) or [()] * len(found.names)
+        names = distinct(found.names)
+        frame = pd.DataFrame({name: _column(values) for name, values in zip(names, columns, strict=True)})
+    except (StoreError, ValueError, OverflowError) as error:  # the latter: a value that Python has no room for
         return {"error": str(error)}
-    rows = [[_plain(value) for value in row] for row in found.rows]
-    return {"names": found.names, "rows": rows, "is_cut": found.is_cut, "took_s": found.took_s}
+    return {"frame": frame, "is_cut": found.is_cut, "took_s": found.took_s}
 
 
-def _plain(value: Any) -> Any:
-    """A cell that a table can hold; text as it is, without control signs."""
-    if isinstance(value, str):
-        return visible(value[:2_000])
-    return value if value is None or isinstance(value, (bool, int, float)) else visible(str(value)[:2_000])
+def _column(values: Sequence[Any]) -> pd.Series[Any]:
+    """A column that a table can hold and a browser shows exactly; text as it is, without control signs."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {int} and all(abs(value) <= EXACT for value in values if value is not None):
+        return pd.Series(values, dtype="Int64")
+    if kinds in ({bool}, {float}):
+        return pd.Series(values, dtype="boolean" if kinds == {bool} else "float64")
+    shown = [None if value is None else visible(str(value)[:2_000]) for value in values]
+    return pd.Series(shown, dtype="object")
 
 
 def _show(answer: dict[str, Any] | None) -> None:
@@ -88,21 +97,10 @@ def _show(answer: dict[str, Any] | None) -> None:
     if "error" in answer:
         st.code(visible(answer["error"]), language=None, wrap_lines=True)
         return
-    names = _distinct(answer["names"])
-    frame = pd.DataFrame(answer["rows"], columns=names)
+    frame = answer["frame"]
     st.dataframe(frame, hide_index=True, key="sql-table", height="content" if len(frame) <= 14 else 500)
     cut = f", the first {MAX_ROWS:,} are shown" if answer["is_cut"] else ""
     st.caption(f"{len(frame):,} rows in {units.duration(answer['took_s'])}{cut}")
-
-
-def _distinct(names: tuple[str, ...]) -> list[str]:
-    """A table needs a name of its own for each column."""
-    seen: dict[str, int] = {}
-    found = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        found.append(visible(name)[:80] if seen[name] == 1 else f"{visible(name)[:80]} ({seen[name]})")
-    return found
 
 
 def _schema() -> None:

@@ -27,12 +27,6 @@ MAX_RANKS = 16
 MAX_TRACE_STEPS = 200
 
 
-def load_extent(source: Source) -> dict[str, Any]:
-    """Attempts with their steps, and the ranks."""
-    rows = source.rows("SELECT DISTINCT rank FROM ranks WHERE rank >= 0 ORDER BY rank") if source.has("ranks") else []
-    return {"last": queries.last_steps(source), "ranks": [int(rank) for (rank,) in rows]}
-
-
 def load_pieces(source: Source, attempt: int, first: int, last: int, ranks: tuple[int, ...]) -> Any:
     """Spans and calls."""
     return shared.timeline(source, attempt=attempt, first_step=first, last_step=last, ranks=ranks)
@@ -61,7 +55,7 @@ def load_in_flight(source: Source, attempt: int) -> list[dict[str, Any]]:
 @framed("Timeline")
 def timeline(view: View) -> None:
     """Chosen steps and ranks; without a choice the newest ones, which move on with a live run."""
-    extent = view.ask(load_extent)
+    extent = view.ask(queries.extent)
     if extent is None:
         return
     if not extent["last"] or not extent["ranks"]:
@@ -80,7 +74,7 @@ def timeline(view: View) -> None:
     else:
         nothing("Neither spans nor collectives were recorded in these steps.")
     _in_flight(view, attempt)
-    _download(view, first, last)
+    _download(view, attempt, first, last, ranks)
 
 
 def _chosen(extent: dict[str, Any]) -> tuple[int, int, int, list[int]]:
@@ -106,22 +100,23 @@ def _in_flight(view: View, attempt: int) -> None:
     rows = view.ask(load_in_flight, attempt)
     if not rows or not any(row["in flight"] for row in rows):
         return
-    st.subheader("In flight now" if view.state.is_live else "In flight when the records end", anchor=False)
+    is_now = view.state.is_live and attempt == view.state.attempt
+    st.subheader("In flight now" if is_now else "In flight when the records end", anchor=False)
     table(rows, key="in-flight")
 
 
-def _download(view: View, first: int, last: int) -> None:
+def _download(view: View, attempt: int, first: int, last: int, ranks: list[int]) -> None:
     first = max(first, last - MAX_TRACE_STEPS + 1)
 
     def packed() -> bytes:
         with tempfile.TemporaryDirectory(prefix="rankscope-") as folder, view.access.open() as store:
             path = Path(folder) / "trace.json"
-            write_trace(store, path, steps=(first, last))
+            write_trace(store, path, steps=(first, last), attempt=attempt, ranks=ranks)
             return gzip.compress(path.read_bytes(), 5)
 
     st.download_button(
         f"Chrome trace of steps {first} to {last}", packed,
-        file_name=f"{visible(view.run_id)[:80]}-{first}-{last}.json.gz",
+        file_name=f"{visible(view.run_id)[:80]}-{attempt}-{first}-{last}.json.gz",
         mime="application/gzip", icon=":material/download:", on_click="ignore", key="trace",
-        help="Opens in ui.perfetto.dev. A longer one: rankscope report RUN --chrome-trace trace.json.gz",
+        help="Of these ranks, for ui.perfetto.dev. A longer one: rankscope report RUN --chrome-trace trace.json.gz",
     )  # fmt: skip

@@ -9,6 +9,7 @@ import pytest
 
 from analyzers.bandwidth import call_classes, call_columns
 from analyzers.communication import analyze
+from analyzers.exposed_calls import exposed_calls
 from analyzers.exposure import measure
 from analyzers.finding import Finding
 from analyzers.sources.kineto import read_trace
@@ -42,6 +43,42 @@ def test_what_is_hidden_and_what_is_not() -> None:
     assert one.bus_gb_per_s == pytest.approx(1.0)
     assert one.bus_bytes == pytest.approx(6_000_000)
     assert one.of_best_ratio == 1.0
+
+
+def test_exposed_time_by_call_adds_up_to_that_of_the_steps() -> None:
+    store = bucketed_world(buckets=4, bucket_bytes=4_000_000, gb_per_s=1.0, latency_ms=0.0)
+    found, measured = exposed_calls(store, 0), measure(store, 0)
+    assert found["num_classes"].tolist() == [1]
+    assert found["num_calls"].tolist() == [4.0]
+    assert found["exposed_ms"].sum() == pytest.approx(measured.exposed_ms.mean())
+    assert found["transfer_ms"].sum() == pytest.approx(measured.transfer_ms.mean())
+    assert found["busy_ms"].tolist() == pytest.approx([24.0])
+    assert found["exposed_ratio"].tolist() == pytest.approx([0.25])
+
+
+def test_exposed_time_is_told_by_operation_size_and_group_and_the_late_apart() -> None:
+    """Two sizes, two operations; of the large all_gather rank 0 is blocked for 10 ms, 6 of them for a late member."""
+    store = MemoryStore()
+    ms, calls = 1_000_000, []
+    classes = (("all_gather", 8 << 20, 10, 4), ("all_gather", 1 << 10, 1, 1), ("all_reduce", 4, 3, 3))
+    for seq, (op, num_bytes, waited, transfer) in enumerate(classes):
+        for rank in range(2):
+            took = waited if rank == 0 else transfer
+            calls.append(
+                {"attempt": 0, "rank": rank, "step": 1, "op": op, "process_group": "g:0-1", "seq": seq,
+                 "bytes": num_bytes, "issue_ns": 20 * seq * ms, "end_ns": (20 * seq + took) * ms, "wait_ns": took * ms}
+            )  # fmt: skip
+    store.add("collectives", calls)
+    step = {"attempt": 0, "step": 1, "start_ns": 0, "duration_ns": 100 * ms}
+    store.add(
+        "steps", [step | {"rank": 0, "collective_wait_ns": 14 * ms}, step | {"rank": 1, "collective_wait_ns": 4 * ms}]
+    )
+    found = exposed_calls(store, 0)
+    assert found["op"].tolist() == ["all_gather", "all_reduce", "all_gather"]
+    # Rank 1 waited in 8 ms of calls and counted 4 of them: beside one another.
+    assert found["exposed_ms"].tolist() == pytest.approx([(10 + 2) / 2, (3 + 1.5) / 2, (1 + 0.5) / 2])
+    assert found["transfer_ms"].tolist() == pytest.approx([(4 + 2) / 2, (3 + 1.5) / 2, (1 + 0.5) / 2])
+    assert exposed_calls(store, 0, limit=1)["num_classes"].tolist() == [3]
 
 
 def test_a_slow_link_is_exposed_and_a_late_rank_is_not_communication() -> None:

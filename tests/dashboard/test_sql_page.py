@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,38 @@ def test_the_page_answers_and_shows_the_refusal(runs: Path) -> None:
     app.selectbox(key="sql-example").select("Loss by step").run()
     app.button(key="sql-ask").click().run()
     assert len(app.dataframe[0].value) == 24
+
+
+BIG = 2**62 + 1
+SHOWN = [
+    ("SELECT sum(start_ns) AS s FROM steps", {"s": r"\d{20,}"}),
+    (f"SELECT {BIG} AS a, NULL::BIGINT AS b, 3 AS c", {"a": str(BIG), "c": "3"}),
+    (f"SELECT * FROM (VALUES ({BIG}), (NULL), ({BIG + 1})) AS t(a)", {"a": str(BIG)}),
+    ("SELECT * FROM (VALUES (7), (NULL)) AS t(a)", {"a": "7"}),
+    ("SELECT -170141183460469231731687303715884105727 AS a", {"a": "-170141183460469231731687303715884105727"}),
+    ('SELECT 1 AS a, 2 AS "a (2)", 3 AS a', {"a": "1", "a (2)": "2", "a (3)": "3"}),
+    (f"SELECT '{'x' * 90}' || '1', '{'x' * 90}' || '2'", {}),
+    ("SELECT true AS a, NULL::BOOLEAN AS b, 'NaN'::DOUBLE AS c, 0.5::FLOAT AS d", {"a": "True", "d": "0.5"}),
+    ("SELECT 'Infinity'::DOUBLE AS a, 1.25::DECIMAL(9, 2) AS b, DATE '2026-01-01' AS c", {"b": "1.25"}),
+    ("SELECT [1, NULL] AS a, {'x': 1} AS b, MAP {'k': 2} AS c, 'blob'::BLOB AS d, INTERVAL 1 DAY AS e", {}),
+    ("SELECT TIMESTAMP '290000-01-01' AS a", {}),
+    ("SELECT 1::UNION(n INTEGER, t VARCHAR) AS a UNION ALL SELECT 'x'::UNION(n INTEGER, t VARCHAR)", {}),
+    ("SELECT 1 AS a WHERE false", {}),
+]
+
+
+@pytest.mark.parametrize(("statement", "expected"), SHOWN)
+def test_any_value_is_shown_exactly_or_refused(runs: Path, statement: str, expected: dict[str, str]) -> None:
+    app = open_page(runs, "sql")
+    app.text_area(key="sql-text").set_value(statement)
+    app.button(key="sql-ask").click().run()
+    assert not app.exception, [error.value for error in app.exception]
+    if expected:
+        table = app.dataframe[0].value
+        for name, text in expected.items():
+            assert re.fullmatch(text, str(table[name].iloc[0])), table
+    app.run()
+    assert not app.exception
+    app.text_area(key="sql-text").set_value("SELECT 1 AS one")
+    app.button(key="sql-ask").click().run()
+    assert app.dataframe[0].value["one"].tolist() == [1]

@@ -19,6 +19,25 @@ TEXTS = (
     "\ud800 lone",
     "x" * 50_000,
 )
+_SAID: dict[str, Any] = {
+    "id": "straggler-1-40-r2", "analyzer": "straggler", "finding_kind": "straggler", "severity": "critical",
+    "status": "fired", "finding_ranks": [2], "first_step": 40, "last_step": 50, "cause": "compute", "summary": SCRIPT,
+    "evidence": {}, "advice": SCRIPT, "cost_s": None,
+}  # fmt: skip
+DAMAGED_FINDINGS: tuple[dict[str, Any], ...] = (
+    {"evidence": {"stacks": {"0": 5, SCRIPT: [None, {}]}, "phase_factors_ratio": 5, "message": 7}},
+    {"finding_ranks": "x"},
+    {"finding_ranks": {"a": [1]}},
+    {"finding_ranks": [None, 2]},
+    {"finding_ranks": 7, "id": "straggler-1-40"},
+    {"first_step": "x", "id": "straggler-1-x-r2"},
+    {"severity": ["critical"]},
+    {"status": {}},
+    {"evidence": "none"},
+    {"cost_s": "dear"},
+    {"finding_kind": TEXTS[3], "id": f"{TEXTS[3]}-1-40-r2"},
+)
+"""What is not what an analyzer writes, in place of the columns of a finding."""
 
 
 def hostile_run(tmp_path: Path) -> RunDir:
@@ -43,6 +62,8 @@ def hostile_run(tmp_path: Path) -> RunDir:
         writer.event("exception", type=text, message=text + "\n" + text, traceback=text, step=56)
         writer.event(text, reason=text)
         writer.event("rollback", from_step=40, to_step=30, tier=text, reason=text, skipped_batches=[1])
+    for damage in DAMAGED_FINDINGS:
+        writer.event("finding", **(_SAID | damage))
     writer.append("steps", 1, step=56, start_ns=writer.now_ns)
     writer.close(clean=False)
     return run

@@ -122,6 +122,27 @@ def test_every_report_is_made_without_any_one_table(tmp_path: Path, table: str) 
     json.loads((tmp_path / "trace.json").read_text())
 
 
+def test_a_trace_of_one_attempt_and_some_ranks_holds_nothing_else(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=3, steps=8, kill={1: 6})
+    make_run(tmp_path, run=run, attempt=1, ranks=3, steps=4, first_step=5)
+    path = tmp_path / "trace.json"
+
+    def events(**choice: Any) -> list[dict[str, Any]]:
+        with Store.open(run) as store:
+            write_trace(store, path, **choice)
+        return [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] != "M"]
+
+    def steps_of(found: list[dict[str, Any]]) -> list[tuple[int, str]]:
+        return sorted((event["pid"], event["name"]) for event in found if event["name"].startswith("step "))
+
+    assert len(steps_of(events(steps=(5, 6)))) == 3 * 2 * 2
+    assert steps_of(events(steps=(5, 6), attempt=1, ranks=[0, 2])) == [
+        (rank, f"step {step}") for rank in (0, 2) for step in (5, 6)
+    ]
+    chosen = events(steps=(5, 6), attempt=1, ranks=[2])
+    assert {event["pid"] for event in chosen if event["ph"] != "i"} == {2}
+
+
 def test_reports_of_an_empty_store(tmp_path: Path) -> None:
     diagnosis = diagnose(MemoryStore(), {})
     assert b"Not judged" in render(MemoryStore(), diagnosis, {})

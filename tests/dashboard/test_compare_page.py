@@ -1,0 +1,83 @@
+"""Two runs side by side: what differs is there, names cannot deceive, and an answer that is old or failed says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard import access
+from dashboard.answers import Answer
+from tests.dashboard.opened import open_page, shown
+from tests.e2e.launched import wait_for
+from tests.factories import make_run
+
+
+def two_runs(tmp_path: Path, *, name: str = "slower") -> Path:
+    """`before`, and one whose rank 1 computes twice as long and whose loss is higher."""
+    before = make_run(tmp_path, ranks=2, steps=60, step_ms=20.0, config={"optim": {"lr": 0.1}})
+    before.path.rename(before.path.with_name("before"))
+    after = make_run(
+        tmp_path, ranks=2, steps=60, step_ms=20.0, slow={1: 2.0}, loss=lambda step: 3.0, seed=1,
+        config={"optim": {"lr": 0.2}},
+    )  # fmt: skip
+    after.path.rename(after.path.with_name(name))
+    return before.path.parent
+
+
+def compared(app: AppTest) -> AppTest:
+    wait_for(lambda: "against" in shown(app) or app.run() is None, "the comparison", deadline_s=60)
+    return app
+
+
+def test_speed_settings_and_losses_of_two_runs_stand_beside_one_another(tmp_path: Path) -> None:
+    app = compared(open_page(two_runs(tmp_path), "compare", run="slower"))
+    assert not app.exception
+    text = shown(app)
+    assert "x as long" in text
+    assert "different from step 1 on" in text
+    assert len(app.get("bidi_component")) == 1
+    tables = {tuple(table.value.columns): table.value for table in app.dataframe}
+    assert set(tables) == {("", "before", "slower")}
+    settings = app.dataframe[0].value.set_index("")
+    assert settings.loc["optim.lr"].tolist() == ["0.1", "0.2"]
+    assert "Step, median ms" in {element.value for element in app.subheader}
+
+
+def test_a_name_with_control_signs_is_shown_without_them(tmp_path: Path) -> None:
+    app = compared(open_page(two_runs(tmp_path, name="\u202eolleh\x1b[31m"), "compare", run="before"))
+    assert not app.exception
+    options = [option for box in app.selectbox for option in box.options]
+    headings = [str(column) for table in app.dataframe for column in table.value.columns]
+    for text in (*options, *headings, shown(app)):
+        assert "\u202e" not in text
+        assert "\x1b" not in text
+    assert any("olleh" in text for text in options)
+
+
+def test_an_answer_that_is_old_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, broken = access.RunAccess.compared_with, ValueError("no \x1bcomparison today")
+    with_error = False
+
+    def old(self: access.RunAccess, other: access.RunAccess) -> Answer:
+        return replace(asked(self, other), is_fresh=False, error=broken if with_error else None)
+
+    monkeypatch.setattr(access.RunAccess, "compared_with", old)
+    app = compared(open_page(two_runs(tmp_path), "compare", run="slower"))
+    assert "A newer comparison is on its way." in shown(app)
+    with_error = True
+    app.run()
+    assert not app.exception
+    assert "cannot be compared now; what was found before is shown" in shown(app)
+    assert "no \ufffdcomparison today" in shown(app)
+    assert "x as long" in shown(app)
+
+
+def test_two_runs_that_cannot_be_compared_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = two_runs(tmp_path)
+    monkeypatch.setattr(access, "compare", lambda *_: 1 / 0)
+    app = open_page(folder, "compare", run="slower")
+    wait_for(lambda: "cannot be compared" in shown(app) or app.run() is None, "the complaint", deadline_s=60)
+    assert not app.exception

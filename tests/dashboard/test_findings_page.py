@@ -1,0 +1,79 @@
+"""The page of findings on runs that tests write: closed ones, links that are of another run, hostile evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from probes.rundir import RunDir
+from tests.analyzers.report.hostile import hostile_run
+from tests.dashboard.opened import open_page, shown
+from tests.e2e.launched import wait_for
+from tests.factories import RankWriter, make_run
+
+
+def two_runs_with_a_dead_rank(tmp_path: Path) -> tuple[RunDir, RunDir]:
+    """The same rank is killed in both, in other steps."""
+    first = make_run(tmp_path, ranks=2, steps=20, kill={1: 12})
+    first.path.rename(first.path.with_name("first"))
+    second = make_run(tmp_path, ranks=2, steps=20, kill={1: 16})
+    second.path.rename(second.path.with_name("second"))
+    return RunDir(first.path.with_name("first")), RunDir(second.path.with_name("second"))
+
+
+def test_a_finding_in_the_address_is_dropped_with_the_run_it_is_of(tmp_path: Path) -> None:
+    first, _ = two_runs_with_a_dead_rank(tmp_path)
+    app = open_page(first.path.parent, "findings", run="first", finding="rank_lost-0-12-r1")
+    wait_for(lambda: "All findings" in [b.label for b in app.button] or app.run() is None, "the finding", deadline_s=30)
+    app.selectbox(key="run_choice").set_value("second").run()
+    assert not app.exception
+    assert "finding" not in app.query_params
+    assert "All findings" not in [button.label for button in app.button]
+
+
+def test_a_link_to_what_the_run_no_longer_says_tells_so(tmp_path: Path) -> None:
+    run, _ = two_runs_with_a_dead_rank(tmp_path)
+    app = open_page(run.path.parent, "findings", run="first", finding="rank_lost-0-99-r1")
+    wait_for(lambda: "The run no longer says" in shown(app) or app.run() is None, "the word", deadline_s=30)
+    assert "Runbook" in shown(app)
+    app = open_page(run.path.parent, "findings", run="first", finding="hang-0-99-r0")
+    wait_for(lambda: "no longer said of the run" in shown(app) or app.run() is None, "the answer", deadline_s=30)
+
+
+def test_the_overview_puts_a_death_that_the_run_survived_beneath_what_is_open(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=4, steps=60, kill={1: 20})
+    make_run(tmp_path, run=run, attempt=1, ranks=4, steps=120, first_step=11, slow={2: 1.8}, slow_from=40)
+    app = open_page(run.path.parent)
+    wait_for(lambda: "Straggler" in shown(app) or app.run() is None, "the finding", deadline_s=60)
+    text = shown(app)
+    assert text.index("**Straggler**") < text.index("**Rank lost**")
+    assert "the run went on as attempt 1" in text
+
+
+@pytest.mark.parametrize("finding", ["", "straggler-1-40-r2"])
+def test_findings_that_are_not_what_an_analyzer_writes_are_shown_calmly_or_not_at_all(
+    tmp_path: Path, finding: str
+) -> None:
+    run = hostile_run(tmp_path)
+    address = {"finding": finding} if finding else {}
+    for page in ("findings", "overview"):
+        app = open_page(run.path.parent, page, run=run.run_id, **(address if page == "findings" else {}))
+        assert not app.exception, [error.value for error in app.exception]
+    if finding:
+        app = open_page(run.path.parent, "findings", run=run.run_id, **address)
+        assert any("Python stack of rank 0" in expander.label for expander in app.expander)
+
+
+def test_a_finding_keeps_what_it_cost(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=12, end="")
+    writer = RankWriter(run, rank=2, ranks=2)
+    writer.event(
+        "finding", id="straggler-0-4-r1", analyzer="straggler", finding_kind="straggler", severity="warning",
+        status="fired", finding_ranks=[1], first_step=4, last_step=9, cause="compute", summary="slow", evidence={},
+        advice="straggler-compute", cost_s=1.25,
+    )  # fmt: skip
+    writer.close()
+    app = open_page(run.path.parent, "findings", run=run.run_id, finding="straggler-0-4-r1")
+    assert not app.exception
+    assert "1.25 s" in app.dataframe[0].value["value"].tolist()
