@@ -45,6 +45,7 @@ from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_MISTAKE, EXIT_PR
 from trainer.instrument import instrument, watch_experts
 from trainer.loop import Session, train
 from trainer.mesh_plan import Plan, resolve
+from trainer.model.size import flops_per_token
 from trainer.model.transformer import Transformer
 from trainer.plan.manifest import planned
 from trainer.recovery import fence
@@ -261,7 +262,11 @@ def _complete_manifest(run: RunDir, config: Config, world_size: int) -> None:
         model = Transformer(config.model)
     with contextlib.suppress(OSError):
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        facts: dict[str, Any] = {"num_parameters": parameters, "versions": versions()}
+        facts: dict[str, Any] = {
+            "num_parameters": parameters,
+            "flops_per_token": flops_per_token(config.model, config.data.seq_len),
+            "versions": versions(),
+        }
         on_cuda = torch.cuda.is_available() and config.train.device != "cpu"
         facts["planned"] = planned(config, resolve(config, world_size), rank=0, device="cuda" if on_cuda else "cpu")
         if on_cuda:

@@ -189,6 +189,8 @@ def _facts(
         f"{100 * facts['mfu_ratio']:.1f} % MFU" if is_number(facts.get("mfu_ratio")) else "",
     ]
     rows = [("Run", str(facts.get("run_id") or "?")), ("", "  ".join(part for part in parts if part))]
+    if facts.get("mfu_not_judged") and any(kind != "cpu" for kind in facts.get("devices") or []):
+        rows.append(("MFU", f"not judged: {facts['mfu_not_judged']}"))
     if is_number(facts.get("first_loss")) and is_number(facts.get("last_loss")):
         rows.append(("Loss", _loss(facts)))
     if account is not None:
