@@ -42,7 +42,7 @@ from trainer.config import Config, ConfigError, load_config
 from trainer.drills.faults import Fault, FaultError, parse_fault
 from trainer.drills.inject import arm, distort_clock
 from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_MISTAKE, EXIT_PREEMPTED
-from trainer.instrument import instrument, watch_experts
+from trainer.instrument import instrument, record_compilation, watch_experts
 from trainer.loop import Session, train
 from trainer.mesh_plan import Plan, resolve
 from trainer.model.size import flops_per_token
@@ -116,6 +116,7 @@ def _train(
     recorder.describe(**plan.coordinates(identity.rank))
     training = build(config, plan, device, recorder=recorder)
     gradients = instrument(training, recorder)
+    record_compilation(recorder)
     arm(faults, training, recorder, run, rank=identity.rank, world_size=identity.world_size)
     session = Session(
         training=training,
