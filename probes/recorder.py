@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from .core_time import CoreTime
+from .device_memory import AllocatorRetries
 from .device_uuid import device_uuid
 from .events import EventWriter
 from .failopen import error_counts, failing_open, record_error
@@ -124,6 +125,7 @@ class Recorder:
         self._in_phase = False
         self._memory_bytes = _NONE_I64
         self._memory_read_ns = 0
+        self.allocator = AllocatorRetries(device)
         self._step_start_ns = self._step_wait_start_ns = 0
         self._core_time = CoreTime()
         self._slot = -1
@@ -248,9 +250,15 @@ class Recorder:
             if now - self._memory_read_ns > _MEMORY_INTERVAL_NS:
                 self._memory_read_ns = now
                 self._memory_bytes = resident_bytes()
+                self._look_at_allocator()
             row[_MEMORY] = self._memory_bytes
         deferred = self.step_number in self._late
         self._steps.rewrite(self._slot, OPEN if deferred else COMPLETE, *row)
+
+    def _look_at_allocator(self) -> None:
+        with failing_open("recorder.allocator"):
+            if retries := self.allocator.newest():
+                self.event("allocation_retries", **retries)
 
     def _on_gc(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
