@@ -109,8 +109,8 @@ def _retries(source: Source, policy: LimitPolicy) -> list[Finding]:
             last_step=max(steps, default=None),
             cause="allocator",
             summary=f"the device of rank {worst}{more} had no memory left {count} times: its allocator emptied its "
-            f"cache and tried again, with {size_text(allocated)} in use and {size_text(reserved)} reserved; the next larger "
-            "tensor does not fit",
+            f"cache and tried again, with {size_text(allocated)} in use and {size_text(reserved)} reserved; the next "
+            "larger tensor does not fit",
             evidence={
                 "num_retries": count,
                 "num_seconds_with_retries": len(short[worst]),

@@ -2,6 +2,7 @@
 
     allocator = AllocatorRetries("cuda:0")
     allocator.newest()          # {"num_retries": 3, "allocated_bytes": ..., "reserved_bytes": ...}; None if none is new
+    allocator.tell(recorder.event)
 
 A retry waits for the device and costs a step a good part of its time, and what is in use then does not fit beside a
 fragmented cache. A device that is nearly full says nothing of the kind: the cache takes what it gets.
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from .failopen import failing_open
 
 __all__ = ["AllocatorRetries"]
 
@@ -39,6 +42,13 @@ class AllocatorRetries:
             "allocated_bytes": int(stats.get("allocated_bytes.all.peak", 0)),
             "reserved_bytes": int(stats.get("reserved_bytes.all.current", 0)),
         }
+
+    def tell(self, event: Callable[..., None]) -> None:
+        """Write an event `allocation_retries` if there are new ones."""
+        if self._read is not None:
+            with failing_open("recorder.allocator"):
+                if retries := self.newest():
+                    event("allocation_retries", **retries)
 
 
 def _reader(device: str) -> Callable[[], Mapping[str, Any]]:

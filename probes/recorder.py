@@ -123,8 +123,7 @@ class Recorder:
         pack_step, self._open_step = self._steps.opener("step", "start_ns")
         self._empty_step = pack_step(*self._empty_row[2:])  # what follows those two
         self._in_phase = False
-        self._memory_bytes = _NONE_I64
-        self._memory_read_ns = 0
+        self._memory_bytes, self._memory_read_ns = _NONE_I64, 0
         self.allocator = AllocatorRetries(device)
         self._step_start_ns = self._step_wait_start_ns = 0
         self._core_time = CoreTime()
@@ -250,15 +249,10 @@ class Recorder:
             if now - self._memory_read_ns > _MEMORY_INTERVAL_NS:
                 self._memory_read_ns = now
                 self._memory_bytes = resident_bytes()
-                self._look_at_allocator()
+                self.allocator.tell(self.event)
             row[_MEMORY] = self._memory_bytes
         deferred = self.step_number in self._late
         self._steps.rewrite(self._slot, OPEN if deferred else COMPLETE, *row)
-
-    def _look_at_allocator(self) -> None:
-        with failing_open("recorder.allocator"):
-            if retries := self.allocator.newest():
-                self.event("allocation_retries", **retries)
 
     def _on_gc(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":

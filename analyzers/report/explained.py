@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..finding import Finding
-from .remedies import REMEDIES
+from .proofs import proved
+from .remedies import remedy
 from .words import counted, is_number, listed
 
 __all__ = ["next_step", "why"]
@@ -92,7 +93,7 @@ def why(finding: Finding) -> str:
                 f"loss {numbers.get('loss')} against {numbers.get('loss_before')} before "
                 f"({numbers.get('loss_z')} sigma), gradient norm {numbers.get('grad_norm')}"
             )
-    return finding.summary
+    return proved(finding) or finding.summary
 
 
 def _origin(numbers: Mapping[str, Any]) -> str:
@@ -133,8 +134,6 @@ def next_step(finding: Finding) -> str:
         "fingerprint_chain_broken": f"test the memory of {rank}'s device; twice on the same device: take it out",
         "divergence": "go back to a checkpoint from before it turned and lower the rate",
         "stage_imbalance": "give that stage fewer layers (parallel.stage_costs)",
-        "vanishing_gradients": "look at the initialisation, the norms and the residual branches of the blocks named",
-        "exploding_gradients": "lower the rate or clip harder; look at the blocks named",
         "expert_imbalance": {
             "hot": "raise model.balance_loss, or give a capacity (model.capacity_factor)",
             "dead": "raise model.balance_loss, or take fewer experts",
@@ -151,7 +150,7 @@ def next_step(finding: Finding) -> str:
             f"`rankscope analyze RUN --why-spike {finding.first_step}` shows ranks, samples and layers; "
             "lower the rate if it comes back without that batch",
         ),
-    }.get(finding.kind, REMEDIES.get(finding.kind, "see the runbook"))
+    }.get(finding.kind, remedy(finding))
     gain = finding.evidence.get("speedup_without_it_ratio")
     without = f"; without it: {gain:.2f}x faster" if is_number(gain) else ""
     return f"{advice} (docs/runbook.md#{finding.advice}){without}"
