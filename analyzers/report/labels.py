@@ -99,7 +99,7 @@ _LABELS = {
     "step_without_it_ms": "a step without it",
     "steps": "steps looked at",
     "steps_slow": "slow steps",
-    "steps_to_out_of_memory": "until out of memory",
+    "steps_to_out_of_memory": "steps until it is full",
     "throttled_ratio": "slowed down",
     "time_to_out_of_memory_s": "time until then",
     "time_until_full_s": "full in",

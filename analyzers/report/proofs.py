@@ -70,7 +70,7 @@ _ECC = ("uncorrected", "corrected", "remapped_rows")
 
 
 def _gpu_throttled(finding: Finding, of: Mapping[str, Any]) -> str:
-    clock = of.get("clock_median_hertz")
+    clock: Any = of.get("clock_median_hertz")
     at = f"; its clock was {clock / 1e6:,.0f} MHz at the median" if is_number(clock) else ""
     heat = f", {of['hottest_celsius']:.0f} degrees at most" if is_number(of.get("hottest_celsius")) else ""
     return f"{_percent(of.get('throttled_ratio'))} of {of.get('readings', '?')} readings under load say so{heat}{at}"
@@ -113,14 +113,14 @@ def _node_silent(finding: Finding, of: Mapping[str, Any]) -> str:
 
 
 def _excluded(finding: Finding, of: Mapping[str, Any]) -> str:
-    failures = of.get("num_failures")
+    failures: Any = of.get("num_failures")
     known = is_number(failures) and failures > 0
     count = f"{counted(failures, 'failure')} there" if known else "it failed again and again"
     return f"{count}, of a kind that hardware can cause; the run went on without it"
 
 
 def _gradient_corrupted(finding: Finding, of: Mapping[str, Any]) -> str:
-    times = of.get("count_on_device")
+    times: Any = of.get("count_on_device")
     before = f"; {times} times on this device" if is_number(times) and times > 1 else ""
     return (
         f"largest element {_number(of.get('peak'))}, {_number(of.get('sigmas'))} robust deviations up; computed again "
