@@ -247,7 +247,8 @@ def _order(finding: Finding) -> tuple[int, int, int, int, int]:
 def _verdict(findings: Sequence[Finding], facts: Mapping[str, Any]) -> str:
     wrong = [finding for finding in findings if finding.status in ("fired", "suspect")]
     unjudged = sorted({finding.kind for finding in findings if finding.status == "insufficient_data"})
-    missing = f" (not judged: {', '.join(unjudged)})" if unjudged else ""
+    checks = f"{len(unjudged)} check{'s' * (len(unjudged) > 1)}"
+    missing = f" ({checks} not judged: the report lists them, and why)" if unjudged else ""
     if not wrong:
         advised = sum(finding.status == "advice" for finding in findings)
         advice = f", {advised} piece{'s' * (advised > 1)} of advice" if advised else ""

@@ -7,6 +7,8 @@
 3. Diverging at a block: it and the two before rise one after the other, the lowest block lies further back, and the
    rise over that one is both `rise_ratio` and `noise_z` times what the noise of a block's median can do, and no single
    block has most of it. The noise is that of neighbouring steps, which a trend hardly touches.
+4. Logarithms are compared. A loss that is not always positive has none, and no size to which a rise could be small: of
+   such a loss differences are, and the rise has to be `signed_rise_ratio` of all that its medians have varied before.
 
 A jump that stays is no case for this but a loss spike whose cause is divergence; where the spike analyzer speaks of a
 climb, this one is silent.
@@ -42,6 +44,11 @@ class DivergencePolicy:
     """Smallest rise over the lowest block: beyond what an order of the data does to a loss that has flattened."""
     noise_z: float = 6.0
     """Smallest rise in standard errors of a difference of two blocks."""
+    signed_rise_ratio: float = 2.0
+    """Smallest rise of a loss that is not always positive, over the range of its block medians up to the lowest: such
+    objectives wander, but not beyond all that they have been by as much again."""
+    signed_blocks: int = 8
+    """Blocks from which that range means something."""
     single_block_ratio: float = 0.7
     """Share of the rise that one block may have: a jump that stays is not a climb."""
     whole_ratio: float = 0.8
@@ -78,7 +85,7 @@ def analyze(source: Source, policy: DivergencePolicy | None = None) -> list[Find
     )
     losses: dict[int, dict[int, float]] = {}
     for attempt, step, loss in rows:
-        if math.isfinite(loss) and loss > 0:
+        if math.isfinite(loss):
             losses.setdefault(attempt, {})[step] = loss
     found = [(attempt, rise) for attempt, own in losses.items() if (rise := find_rise(own, policy)) is not None]
     spikes = _lasting_spikes(source, policy.since_step) if found else []
@@ -104,7 +111,10 @@ def _is_told(attempt: int, rise: Rise, spikes: Sequence[Finding], reach_steps: i
 def find_rise(losses: Mapping[int, float], policy: DivergencePolicy | None = None) -> Rise | None:
     """The climb of a loss (by step), from where it was certain to as far as it went; None if there is none. Pure."""
     policy = policy or DivergencePolicy()
-    blocks = _blocks(losses, policy)
+    is_signed = min(losses.values(), default=1.0) <= 0
+    to_scale, from_scale = (float, float) if is_signed else (math.log, math.exp)
+    scaled = {step: to_scale(loss) for step, loss in losses.items()}
+    blocks = _blocks(scaled, policy)
     if len(blocks) <= policy.rising_blocks:
         return None
     rise: Rise | None = None
@@ -115,10 +125,14 @@ def find_rise(losses: Mapping[int, float], policy: DivergencePolicy | None = Non
         total = blocks[newest][1] - blocks[low][1]
         levels = [level for _, level in blocks[low : newest + 1]]
         largest = max((after - before for before, after in itertools.pairwise(levels)), default=0.0)
-        z = total / _standard_error(losses, blocks[newest][0], policy)
+        z = total / _standard_error(scaled, blocks[newest][0], policy, least=1e-9 if is_signed else 1e-4)
+        least = math.log1p(policy.rise_ratio)
+        if is_signed:
+            before = [level for _, level in blocks[: low + 1]]
+            least = policy.signed_rise_ratio * (max(before) - min(before)) if low >= policy.signed_blocks else math.inf
         last_step = blocks[newest][0] + policy.block_steps - 1
-        if rise is not None and blocks[newest][1] > math.log(rise.low_loss * (1 + policy.rise_ratio)):
-            high = max(rise.high_loss, math.exp(blocks[newest][1]))
+        if rise is not None and blocks[newest][1] > to_scale(rise.low_loss) + least:
+            high = max(rise.high_loss, from_scale(blocks[newest][1]))
             rise = Rise(
                 first_step=rise.first_step,
                 found_step=rise.found_step,
@@ -132,25 +146,25 @@ def find_rise(losses: Mapping[int, float], policy: DivergencePolicy | None = Non
             and climbs
             and newest - low >= policy.rising_blocks - 1
             and largest <= policy.single_block_ratio * total
-            and total >= math.log1p(policy.rise_ratio)
+            and total >= least
             and z >= policy.noise_z
         ):
             rise = Rise(
                 first_step=blocks[low][0] + policy.block_steps,
                 found_step=last_step,
                 last_step=last_step,
-                low_loss=math.exp(blocks[low][1]),
-                high_loss=math.exp(blocks[newest][1]),
+                low_loss=from_scale(blocks[low][1]),
+                high_loss=from_scale(blocks[newest][1]),
                 noise_z=z,
             )
     return rise
 
 
 def _blocks(losses: Mapping[int, float], policy: DivergencePolicy) -> list[tuple[int, float]]:
-    """(first step, median of the logarithms) of each block that is whole enough, in order."""
+    """(first step, median) of each block that is whole enough, in order; of logarithms where the losses have them."""
     members: dict[int, list[float]] = {}
     for step, loss in losses.items():
-        members.setdefault((step - 1) // policy.block_steps, []).append(math.log(loss))
+        members.setdefault((step - 1) // policy.block_steps, []).append(loss)
     whole = policy.whole_ratio * policy.block_steps
     newest = max(losses, default=0)
     return [
@@ -160,13 +174,13 @@ def _blocks(losses: Mapping[int, float], policy: DivergencePolicy) -> list[tuple
     ]
 
 
-def _standard_error(losses: Mapping[int, float], before_step: int, policy: DivergencePolicy) -> float:
+def _standard_error(losses: Mapping[int, float], before_step: int, policy: DivergencePolicy, *, least: float) -> float:
     """Of the difference of two blocks' medians, from the noise between neighbours up to a block."""
     steps = sorted(step for step in losses if step < before_step + policy.block_steps)[-256:]
-    changes = [math.log(losses[after] / losses[before]) for before, after in itertools.pairwise(steps)]
+    changes = [losses[after] - losses[before] for before, after in itertools.pairwise(steps)]
     spread = _robust_sigma(changes) / math.sqrt(2)
     # Content is alike over a few steps: neighbours differ by less than steps far apart, hence the factor two.
-    return max(1e-4, 2.0 * spread * _MEDIAN_TO_MEAN * math.sqrt(2 / policy.block_steps))
+    return max(least, 2.0 * spread * _MEDIAN_TO_MEAN * math.sqrt(2 / policy.block_steps))
 
 
 def _robust_sigma(values: Sequence[float]) -> float:
@@ -177,7 +191,8 @@ def _robust_sigma(values: Sequence[float]) -> float:
 
 
 def _finding(attempt: int, rise: Rise) -> Finding:
-    ratio = rise.high_loss / rise.low_loss - 1
+    ratio = rise.high_loss / rise.low_loss - 1 if rise.low_loss > 0 else None
+    share = "" if ratio is None else f" (+{100 * ratio:.0f} %)"
     return Finding(
         analyzer="divergence",
         kind="divergence",
@@ -187,13 +202,13 @@ def _finding(attempt: int, rise: Rise) -> Finding:
         last_step=rise.last_step,
         cause="trend",
         summary=(
-            f"the loss climbs from {rise.low_loss:.3f} to {rise.high_loss:.3f} (+{100 * ratio:.0f} %) over steps "
+            f"the loss climbs from {rise.low_loss:.3f} to {rise.high_loss:.3f}{share} over steps "
             f"{rise.first_step} to {rise.last_step}, with no single step to blame"
         ),
         evidence={
             "loss_lowest": round(rise.low_loss, 5),
             "loss_highest": round(rise.high_loss, 5),
-            "loss_rise_ratio": round(ratio, 4),
+            "loss_rise_ratio": None if ratio is None else round(ratio, 4),
             "rise_z": round(rise.noise_z, 1),
             "certain_at_step": rise.found_step,
         },

@@ -156,7 +156,7 @@ def _finding(observations: Sequence[Observation], spike: Spike, log: EventLog) -
         evidence={
             "loss": round(worst.loss, 5),
             "loss_before": round(worst.loss_level, 5),
-            "loss_rise_ratio": round(worst.loss_rise_ratio, 4),
+            "loss_rise_ratio": None if worst.is_signed else round(worst.loss_rise_ratio, 4),
             "loss_z": round(worst.loss_z, 2),
             "grad_norm": _number(worst.grad_norm),
             "grad_norm_rise_ratio": _number(worst.grad_rise_ratio),
@@ -189,9 +189,10 @@ def _summary(
     )
     again = "" if replayed is None else f"; {replayed.text()}"
     stays = " and stays up" if spike.cause == "divergence" else ""
+    share = "" if worst.is_signed else f"+{100 * worst.loss_rise_ratio:.0f} %, "
     return (
         f"{where}: the loss rises from {worst.loss_level:.3f} to {worst.loss:.3f} "
-        f"(+{100 * worst.loss_rise_ratio:.0f} %, {worst.loss_z:.0f} sigma{norm}){batch}{rate}{stays}{again}; "
+        f"({share}{worst.loss_z:.0f} sigma{norm}){batch}{rate}{stays}{again}; "
         f"{response.text}"
     )
 

@@ -1,11 +1,11 @@
 """Memory: growth from step to step, ranks far above their peers, and hosts and devices near their limit.
 
-    findings = analyze(store)       # kinds memory_growth, memory_limit; advice memory_imbalance
+    findings = analyze(store)       # kinds memory_growth, memory_limit; advice memory_limit, memory_imbalance
 
 * *Growth*: the slope of a rank's memory, the median of all slopes between sixths of its samples (robust against single
   jumps), which must go on in the last third: caches and allocators fill up and level off, leaks do
   not. The time to out-of-memory is what the host or device has left over the growth of all its ranks.
-* *Limit*: the newest readings of table `health` are within `limit_ratio` of what there is.
+* *Limit*: see `memory_limit`.
 * *Imbalance*: one rank holds much more than the median of its peers (same pipeline stage), so that it will be the first
   to run out.
 
@@ -15,12 +15,13 @@ What a rank that died of it had is in the finding of its death (`rank_lost`, cau
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 
 from .finding import Finding
+from .memory_limit import LimitPolicy, limits, size_text
 from .snapshot import attempts
 from .source import Floats, Source, floats, ints, lacking
 from .timings import others_median
@@ -46,8 +47,8 @@ class MemoryPolicy:
     """The same in bytes: below, an allocator's arenas are seen."""
     lasting_ratio: float = 0.5
     """Slope of the last third over that of the whole: what levels off is no leak."""
-    limit_ratio: float = 0.95
-    """Use from which a host or device is near its limit."""
+    limits: LimitPolicy = field(default_factory=LimitPolicy)
+    """When a host or device is near its limit."""
     imbalance_factor: float = 1.5
     """Memory of a rank over the median of its peers."""
     imbalance_bytes: int = 1 << 30
@@ -68,7 +69,7 @@ class Growth:
 def analyze(source: Source, policy: MemoryPolicy | None = None) -> list[Finding]:
     """Findings of the newest attempt; short runs say that they are."""
     policy = policy or MemoryPolicy()
-    found = _limits(source, policy)
+    found = limits(source, policy.limits)
     if absent := lacking(source, steps=("memory_bytes", "duration_ns")):
         return [*found, _insufficient(f"nothing in {', '.join(absent)}")]
     lives = attempts(source)
@@ -152,8 +153,8 @@ def _growth(
         first_step=int(steps[0]),
         last_step=int(steps[-1]),
         cause="leak",
-        summary=f"memory of {who} {verb} by {_size(one.a_step)} a step without levelling off"
-        f" ({_size(one.last)} at the end){until}",
+        summary=f"memory of {who} {verb} by {size_text(one.a_step)} a step without levelling off"
+        f" ({size_text(one.last)} at the end){until}",
         evidence={
             "growth_a_step_bytes": round(one.a_step),
             "memory_first_bytes": round(one.first),
@@ -193,56 +194,6 @@ def _left_bytes(source: Source, attempt: int, rank: int, growing: Mapping[int, G
     return float(found[0][0]), sum(growing[other].a_step for other in beside)
 
 
-def _limits(source: Source, policy: MemoryPolicy) -> list[Finding]:
-    if lacking(source, health=("memory_used_bytes", "memory_total_bytes")):
-        return []  # said by `health`
-    rows = source.rows(
-        """
-        SELECT node, device, max(memory_used_bytes), max(memory_total_bytes),
-               max_by(memory_used_bytes, sample_ns) FROM health
-        WHERE memory_total_bytes > 0 AND memory_used_bytes IS NOT NULL GROUP BY node, device
-        HAVING max(memory_used_bytes / memory_total_bytes) >= ? ORDER BY 3 DESC
-        """,
-        [policy.limit_ratio],
-    )
-    if not rows:
-        return []
-    node, device, highest, total, newest = rows[0]
-    where = f"the host {node}" if device == "host" else f"device {device} of {node}"
-    more = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
-    return [
-        Finding(
-            analyzer="memory",
-            kind="memory_limit",
-            severity="warning",
-            status="fired",
-            ranks=_ranks_on(source, str(node), str(device)),
-            cause="host" if device == "host" else "device",
-            summary=f"{where} had {_size(highest)} of {_size(total)} in use ({100 * highest / total:.1f} %){more}: "
-            "the next larger batch, checkpoint or neighbour runs out of memory",
-            evidence={
-                "highest_bytes": int(highest),
-                "newest_bytes": int(newest),
-                "total_bytes": int(total),
-                "used_ratio": round(highest / total, 4),
-                "num_places": len(rows),
-            },
-            advice="memory-limit",
-        )
-    ]
-
-
-def _ranks_on(source: Source, node: str, device: str) -> tuple[int, ...]:
-    if lacking(source, ranks=("host",)):
-        return ()
-    rows = source.rows(
-        "SELECT DISTINCT rank FROM ranks WHERE rank >= 0 "
-        "AND CASE WHEN ? = 'host' THEN host = ? ELSE device_uuid = ? END ORDER BY rank",
-        [device, node, device],
-    )
-    return tuple(rank for (rank,) in rows)
-
-
 def _imbalance(source: Source, attempt: int, policy: MemoryPolicy) -> Finding | None:
     stage = "arg_max(coalesce(pp, 0), wall_ns)"
     of_ranks = (
@@ -275,7 +226,7 @@ def _imbalance(source: Source, attempt: int, policy: MemoryPolicy) -> Finding | 
     return Finding.advise(
         "memory",
         "memory_imbalance",
-        f"rank {rank} held up to {_size(held)}, {factor:.2f}x the median of its peers: it runs out of memory first",
+        f"rank {rank} held up to {size_text(held)}, {factor:.2f}x the median of its peers: it runs out of memory first",
         ranks=(rank,),
         attempt=attempt,
         evidence={
@@ -284,13 +235,6 @@ def _imbalance(source: Source, attempt: int, policy: MemoryPolicy) -> Finding | 
             "factor_ratio": round(factor, 3),
         },
     )
-
-
-def _size(number: float) -> str:
-    for unit, scale in (("GiB", 1 << 30), ("MiB", MIB), ("KiB", 1 << 10)):
-        if abs(number) >= scale:
-            return f"{number / scale:.3g} {unit}"
-    return f"{number:.0f} B"
 
 
 def _time(seconds: float) -> str:

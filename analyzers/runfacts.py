@@ -17,7 +17,7 @@ from .long_run import Views, unpicked
 from .planned import against_plan
 from .snapshot import attempts
 from .source import Source, every_kth
-from .utilisation import flops_per_token, mfu
+from .utilisation import flops_per_token, mfu, why_not_judged
 
 __all__ = ["run_facts"]
 
@@ -81,12 +81,14 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
 
 
 def _utilisation(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Operations a second that go into the model, and their share of the devices' peak."""
+    """Operations a second that go into the model, their share of the devices' peak, or why that was not judged."""
     tokens_per_s, operations = facts["tokens_per_s"], flops_per_token(manifest)
-    if not tokens_per_s or operations is None:
-        return {"model_tflops_per_s": None, "mfu_ratio": None}
-    share = mfu(manifest, tokens_per_s=tokens_per_s, num_devices=facts["num_ranks"] or 1)
-    return {"model_tflops_per_s": _round(tokens_per_s * operations / 1e12, 6), "mfu_ratio": _round(share, 4)}
+    missing = why_not_judged(manifest) or (None if tokens_per_s else "no tokens are recorded")
+    told: dict[str, Any] = {"model_tflops_per_s": None, "mfu_ratio": None, "mfu_not_judged": missing}
+    if tokens_per_s and operations is not None:
+        share = mfu(manifest, tokens_per_s=tokens_per_s, num_devices=facts["num_ranks"] or 1)
+        told |= {"model_tflops_per_s": _round(tokens_per_s * operations / 1e12, 6), "mfu_ratio": _round(share, 4)}
+    return told
 
 
 def _preempted_at(log: EventLog) -> int | None:

@@ -6,7 +6,8 @@
 
 The detector is plain Python over a short history, so that a rank can call it each step: 5 us, 30 for a loss that rises.
 
-1. A value that is not finite, not positive (its logarithm is meant) or part of a spike never enters the history.
+1. A value that is not finite or part of a spike never enters the history. Logarithms are meant; where losses that have
+   none are usual, `signed_loss` judges differences instead of 2 to 4.
 2. level = median of the newest `level_window` clean logarithms; residual = log(value) - level. The level follows the
    descent of a young run, and a level that lags behind a descent only makes the test more careful.
 3. center = max(0, median of the clean residuals), scale = max(1.4826 x their median absolute deviation, floor):
@@ -23,8 +24,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from .signed_loss import SignedLoss, SignedPolicy, signed_spike
 
 __all__ = ["SpikeDetector", "SpikePolicy", "SpikeVerdict"]
 
@@ -81,6 +84,8 @@ class SpikePolicy:
     """Smallest scale of log gradient norm, which is the noisier of the two."""
     relearn_after: int = 64
     """Consecutive spike steps after which their level is taken for the new normal (steps)."""
+    signed: SignedPolicy = field(default_factory=SignedPolicy)
+    """The rules for a loss that is not always positive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +105,8 @@ class SpikeVerdict:
     loss_rise_ratio: float = math.nan
     grad_z: float = math.nan
     grad_rise_ratio: float = math.nan
+    is_signed: bool = False
+    """Judged by differences, as a loss that is not always positive: its rise is in typical sizes of the loss."""
 
     @property
     def is_spike(self) -> bool:
@@ -149,6 +156,7 @@ class SpikeDetector:
         self._least_rise = min(*ratios, policy.moderate_rise_ratio)
         self._loss = _Series(self.policy, self.policy.loss_scale_floor)
         self._grad = _Series(self.policy, self.policy.grad_scale_floor)
+        self._signed = SignedLoss(self.policy.signed)
         self._num_clean = 0
         self._rejected: list[tuple[float, float]] = []
         self._denied_before = False  # the step before was high, but its gradient said that it was no spike
@@ -157,10 +165,10 @@ class SpikeDetector:
         """Judge one step and, if it is clean, learn from it. `grad_norm` NaN = not known, unless the loss is too."""
         if not math.isfinite(loss) or math.isinf(grad_norm):
             return SpikeVerdict(step=step, state="non_finite", loss=loss, grad_norm=grad_norm)
-        if loss <= 0.0:  # no logarithm: an objective that is not a likelihood; nothing is claimed about it
-            return SpikeVerdict(step=step, state="ok", loss=loss, grad_norm=grad_norm)
-        log_loss = math.log(loss)
         log_grad = math.log(grad_norm) if grad_norm > 0.0 else math.nan
+        if loss <= 0.0 or self._signed.is_usual:
+            return self._observe_signed(step, loss, grad_norm, log_grad)
+        log_loss = math.log(loss)
         loss_z = grad_z = grad_rise = math.nan
         level, loss_rise = self._loss.rise(log_loss)
         if loss_rise >= self._least_rise:  # else no spike, as nearly always: the rest reads the whole history
@@ -169,10 +177,12 @@ class SpikeDetector:
             grad_z = self._grad.z(log_grad, grad_level)
         warm = self._num_clean >= self.policy.warm_up_steps
         spike = warm and self._is_spike(loss_z, loss_rise, grad_z, grad_rise)
+        if spike and self._signed.num_signed:  # a loss on its way through zero: its logarithm exaggerates
+            spike = self._signed.judge(loss).z >= self.policy.moderate_z
         if spike:
-            self._reject(log_loss, log_grad)
+            self._reject(loss, log_grad)
         else:
-            self._learn(log_loss, log_grad)
+            self._learn(loss, log_grad)
         return SpikeVerdict(
             step=step,
             state="spike" if spike else "ok" if warm else "warm_up",
@@ -185,11 +195,38 @@ class SpikeDetector:
             grad_rise_ratio=grad_rise,
         )
 
+    def _observe_signed(self, step: int, loss: float, grad_norm: float, log_grad: float) -> SpikeVerdict:
+        """Judge a step by differences: this loss, or many of the history, have no logarithm."""
+        judged = self._signed.judge(loss)
+        grad_level, grad_rise = self._grad.rise(log_grad)
+        warm = self._num_clean >= self.policy.warm_up_steps
+        agrees = grad_rise >= self.policy.strong_grad_rise_ratio  # False for NaN
+        high = warm and signed_spike(judged, self.policy.signed, agrees=agrees, lasts=True)
+        spike = high and signed_spike(judged, self.policy.signed, agrees=agrees, lasts=self._denied_before)
+        self._denied_before = high
+        if spike:
+            self._reject(loss, log_grad)
+        elif not high:
+            self._learn(loss, log_grad)
+        return SpikeVerdict(
+            step=step,
+            state="spike" if spike else "ok" if warm else "warm_up",
+            loss=loss,
+            grad_norm=grad_norm,
+            loss_level=judged.level,
+            loss_z=judged.z,
+            loss_rise_ratio=judged.rise_ratio,
+            grad_z=self._grad.z(log_grad, grad_level) if high else math.nan,
+            grad_rise_ratio=grad_rise if high else math.nan,
+            is_signed=True,
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """The history as plain lists, for a checkpoint."""
         return {
             "loss": [list(self._loss.levels), list(self._loss.residuals)],
             "grad": [list(self._grad.levels), list(self._grad.residuals)],
+            "signed": list(self._signed.values),
             "num_clean": self._num_clean,
             "denied_before": self._denied_before,
         }
@@ -201,6 +238,9 @@ class SpikeDetector:
             series.forget()
             series.levels.extend(levels)
             series.residuals.extend(residuals)
+        self._signed.forget()
+        for loss in state.get("signed", ()):
+            self._signed.learn(loss)
         self._num_clean = int(state["num_clean"])
         self._denied_before = bool(state.get("denied_before", False))
         self._rejected.clear()
@@ -219,20 +259,23 @@ class SpikeDetector:
         broken = broken and gradient_agrees and grad_rise >= policy.broken_grad_rise_ratio
         return strong or broken or (moderate and gradient_agrees)
 
-    def _learn(self, log_loss: float, log_grad: float) -> None:
+    def _learn(self, loss: float, log_grad: float) -> None:
         self._rejected.clear()
         self._num_clean += 1
-        self._loss.learn(log_loss)
+        self._signed.learn(loss)
+        if loss > 0.0:
+            self._loss.learn(math.log(loss))
         if math.isfinite(log_grad):
             self._grad.learn(log_grad)
 
-    def _reject(self, log_loss: float, log_grad: float) -> None:
-        self._rejected.append((log_loss, log_grad))
+    def _reject(self, loss: float, log_grad: float) -> None:
+        self._rejected.append((loss, log_grad))
         if len(self._rejected) < self.policy.relearn_after:
             return
         rejected = self._rejected[:]
         self._loss.forget()
         self._grad.forget()
+        self._signed.forget()
         for value in rejected:
             self._learn(*value)
 

@@ -40,7 +40,7 @@ import torch.multiprocessing as mp
 from rich.console import Console
 from rich.table import Table
 
-from analyzers.utilisation import PEAKS
+from analyzers.device_peaks import peak_flops_per_s
 from benchmarks.bare_loop import BareLoop, Job
 from probes.collectives import install, uninstall
 from probes.recorder import Recorder
@@ -185,9 +185,9 @@ def _rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def add_mfu(row: dict[str, Any], device_name: str, ranks: int) -> None:
+def add_mfu(row: dict[str, Any], device_name: str, precision: str, ranks: int) -> None:
     """Model FLOPs utilisation of both loops, where the device's peak is known."""
-    peak = next((value for name, value in PEAKS.items() if name in device_name), None)
+    peak = peak_flops_per_s(device_name, precision, torch.get_float32_matmul_precision())
     if peak is not None:
         for name in ("ours", "bare"):
             row[f"{name}_mfu_ratio"] = row[f"{name}_tokens_per_s"] * row["flops_per_token"] / (peak * ranks)
@@ -245,7 +245,7 @@ def main() -> None:
         mp.spawn(_rank_main, (options, folder), nprocs=options.ranks)
         loops = json.loads(Path(folder, "result.json").read_text())
     for row in loops:
-        add_mfu(row, name, options.ranks)
+        add_mfu(row, name, options.precision, options.ranks)
     result = {
         "loops": loops,
         "ranks": options.ranks,

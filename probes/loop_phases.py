@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.utils.data import dataloader
 
+from .compilation import CompileProbe
 from .failopen import failing_open, record_error
 from .gradients import GradientProbe
 from .late_values import LateValues
@@ -71,11 +72,13 @@ class LoopPhases:
         self._norm: Tensor | None = None
         self._logged = False
         self._examined = 0
+        self._compilation = CompileProbe(recorder)
 
     # ---- what is looked at ----
 
     def watch_model(self, model: nn.Module) -> None:
         """Time the calls of `model`: the outermost module, as the loop calls it."""
+        self._compilation.look()
         if self._is_known(model):
             return
         self._undo.append(model.register_forward_pre_hook(self.before_forward, prepend=True).remove)
@@ -121,7 +124,9 @@ class LoopPhases:
         self._undo.append(lambda: optimizer.__dict__.pop("step", None))
 
     def patch(self) -> None:
-        """Look at every backward pass, data loader and clipping of this thread."""
+        """Look at every backward pass, data loader and clipping of this thread, and at what torch compiles."""
+        self._compilation.look()
+        self._undo.append(self._compilation.remove)
         self._replace(torch.autograd, "backward", self._backward)
         self._replace(dataloader._BaseDataLoaderIter, "__next__", self._fetch)
         self._replace(clip_grad, "_get_total_norm", self._total_norm)
@@ -165,6 +170,7 @@ class LoopPhases:
 
     def began(self) -> None:
         """A step has begun, by us or by the loop itself."""
+        self._compilation.look()
         self._in_step, self._taken_ns, self._microbatch, self._logged, self._norm = True, 0, 0, False, None
         self._losses.clear()
 

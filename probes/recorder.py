@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from .core_time import CoreTime
+from .device_memory import AllocatorRetries
 from .device_uuid import device_uuid
 from .events import EventWriter
 from .failopen import error_counts, failing_open, record_error
@@ -122,8 +123,8 @@ class Recorder:
         pack_step, self._open_step = self._steps.opener("step", "start_ns")
         self._empty_step = pack_step(*self._empty_row[2:])  # what follows those two
         self._in_phase = False
-        self._memory_bytes = _NONE_I64
-        self._memory_read_ns = 0
+        self._memory_bytes, self._memory_read_ns = _NONE_I64, 0
+        self.allocator = AllocatorRetries(device)
         self._step_start_ns = self._step_wait_start_ns = 0
         self._core_time = CoreTime()
         self._slot = -1
@@ -248,6 +249,7 @@ class Recorder:
             if now - self._memory_read_ns > _MEMORY_INTERVAL_NS:
                 self._memory_read_ns = now
                 self._memory_bytes = resident_bytes()
+                self.allocator.tell(self.event)
             row[_MEMORY] = self._memory_bytes
         deferred = self.step_number in self._late
         self._steps.rewrite(self._slot, OPEN if deferred else COMPLETE, *row)

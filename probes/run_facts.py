@@ -26,8 +26,13 @@ def versions() -> dict[str, str]:
 
 
 def device_name() -> dict[str, str]:
-    """`device_name` of the GPU, whose peak is what the MFU is a share of; empty without one."""
-    return {"device_name": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+    """`device_name` of the GPU and torch's `float32_matmul_precision`, on which its peak depends; empty without one."""
+    if not torch.cuda.is_available():
+        return {}
+    facts = {"device_name": torch.cuda.get_device_name()}
+    with contextlib.suppress(RuntimeError):  # torch refuses to tell it where somebody used its newer settings as well
+        facts["float32_matmul_precision"] = torch.get_float32_matmul_precision()
+    return facts
 
 
 def described(error: BaseException) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 install(recorder)                       # collectives: before any process group is made
 training = build(config, plan, device, recorder=recorder)
 gradients = instrument(training, recorder)
+record_compilation(recorder)            # once all that compiles has been built
 experts = watch_experts(training, recorder)
 """
 
 from __future__ import annotations
 
+from probes.compilation import CompileProbe
 from probes.experts import ExpertProbe
 from probes.failopen import failing_open
 from probes.gradients import GradientProbe
@@ -15,7 +17,15 @@ from probes.pipeline import record_schedule
 from probes.recorder import Recorder
 from trainer.training import Training
 
-__all__ = ["instrument", "watch_experts"]
+__all__ = ["instrument", "record_compilation", "watch_experts"]
+
+
+def record_compilation(recorder: Recorder) -> None:
+    """Have what torch compiles recorded, until the recorder closes."""
+    if recorder.enabled:
+        probe = CompileProbe(recorder)
+        probe.look()  # the optimizer has imported the compiler, if `torch.compile` has not
+        recorder.at_close.append(probe.remove)
 
 
 def watch_experts(training: Training, recorder: Recorder) -> ExpertProbe | None:

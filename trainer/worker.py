@@ -42,9 +42,10 @@ from trainer.config import Config, ConfigError, load_config
 from trainer.drills.faults import Fault, FaultError, parse_fault
 from trainer.drills.inject import arm, distort_clock
 from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_MISTAKE, EXIT_PREEMPTED
-from trainer.instrument import instrument, watch_experts
+from trainer.instrument import instrument, record_compilation, watch_experts
 from trainer.loop import Session, train
 from trainer.mesh_plan import Plan, resolve
+from trainer.model.size import flops_per_token
 from trainer.model.transformer import Transformer
 from trainer.plan.manifest import planned
 from trainer.recovery import fence
@@ -115,6 +116,7 @@ def _train(
     recorder.describe(**plan.coordinates(identity.rank))
     training = build(config, plan, device, recorder=recorder)
     gradients = instrument(training, recorder)
+    record_compilation(recorder)
     arm(faults, training, recorder, run, rank=identity.rank, world_size=identity.world_size)
     session = Session(
         training=training,
@@ -261,7 +263,11 @@ def _complete_manifest(run: RunDir, config: Config, world_size: int) -> None:
         model = Transformer(config.model)
     with contextlib.suppress(OSError):
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        facts: dict[str, Any] = {"num_parameters": parameters, "versions": versions()}
+        facts: dict[str, Any] = {
+            "num_parameters": parameters,
+            "flops_per_token": flops_per_token(config.model, config.data.seq_len),
+            "versions": versions(),
+        }
         on_cuda = torch.cuda.is_available() and config.train.device != "cpu"
         facts["planned"] = planned(config, resolve(config, world_size), rank=0, device="cuda" if on_cuda else "cpu")
         if on_cuda:

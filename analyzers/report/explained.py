@@ -11,7 +11,8 @@ from typing import Any
 
 from ..finding import Finding
 from ..whatif import exceeds_error
-from .remedies import REMEDIES
+from .reasons import proved
+from .remedies import remedy
 from .words import counted, is_number, listed
 
 __all__ = ["next_step", "why"]
@@ -94,7 +95,7 @@ def why(finding: Finding) -> str:
                 f"loss {numbers.get('loss')} against {numbers.get('loss_before')} before "
                 f"({numbers.get('loss_z')} sigma), gradient norm {numbers.get('grad_norm')}"
             )
-    return finding.summary
+    return proved(finding) or finding.summary
 
 
 def _origin(numbers: Mapping[str, Any]) -> str:
@@ -159,8 +160,6 @@ def next_step(finding: Finding) -> str:
         "fingerprint_chain_broken": f"test the memory of {rank}'s device; twice on the same device: take it out",
         "divergence": "go back to a checkpoint from before it turned and lower the rate",
         "stage_imbalance": "give that stage fewer layers (parallel.stage_costs)",
-        "vanishing_gradients": "look at the initialisation, the norms and the residual branches of the blocks named",
-        "exploding_gradients": "lower the rate or clip harder; look at the blocks named",
         "expert_imbalance": {
             "hot": "raise model.balance_loss, or give a capacity (model.capacity_factor)",
             "dead": "raise model.balance_loss, or take fewer experts",
@@ -177,15 +176,15 @@ def next_step(finding: Finding) -> str:
             f"`rankscope analyze RUN --why-spike {finding.first_step}` shows ranks, samples and layers; "
             "lower the rate if it comes back without that batch",
         ),
-    }.get(finding.kind, REMEDIES.get(finding.kind, "see the runbook"))
+    }.get(finding.kind, remedy(finding))
     return f"{advice} (docs/runbook.md#{finding.advice}){_gain(finding)}"
 
 
 def _gain(finding: Finding) -> str:
     """What the run would gain, where that is more than the replay that says so is off by."""
     gain, error = finding.evidence.get("speedup_without_it_ratio"), finding.evidence.get("replay_error_ratio")
-    if not isinstance(gain, (int, float)):
+    if not is_number(gain):
         return ""
-    if not isinstance(error, (int, float)):  # nothing was replayed
+    if not is_number(error):  # nothing was replayed
         return f"; without it: {gain:.2f}x faster"
     return f"; without it: {gain:.2f}x faster (replay error {100 * error:.1f} %)" if exceeds_error(gain, error) else ""

@@ -17,6 +17,7 @@ from ..finding import Finding
 from ..planned import TOLERANCE
 from .account_lines import goodput_line, pipeline_line, what_if_line
 from .explained import next_step, why
+from .labels import label_of, shown
 from .links import finding_link
 from .stack_texts import stack_texts
 from .trace_table import render_ranks
@@ -54,8 +55,9 @@ _NOT_SHOWN = {
     "named_by",
     "episodes",
     "whatif_basis",
+    "action",
+    "first_wall_ns",
 }
-_UNITS = {"_ms": " ms", "_s": " s", "_bytes": " bytes", "_z": " sigma"}
 MAX_VALUE = 120
 
 
@@ -129,24 +131,13 @@ def _finding(finding: Finding, console: Console, *, shown_above: bool) -> None:
 
 
 def evidence_rows(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names and values of what proves a finding, with units, as people read them."""
     rows = []
     for name, value in evidence.items():
         if name in _NOT_SHOWN or value is None or value == [] or value == "":
             continue
-        label, unit = name, ""
-        for suffix, shown in _UNITS.items():
-            if name.endswith(suffix) and is_number(value):
-                label, unit = name.removesuffix(suffix) + (" deviation" if suffix == "_z" else ""), shown
-        if name.endswith("_ratio") and is_number(value):
-            label = name.removesuffix("_ratio")
-            text = f"{value:.2f}x" if "factor" in name or "speedup" in name else _percent(value)
-        elif isinstance(value, bool):
-            text = "yes" if value else "no"
-        elif isinstance(value, (list, tuple)):
-            text = listed(value)
-        else:
-            text = f"{value:.5g}{unit}" if isinstance(value, float) else f"{value}{unit}"
-        rows.append((label.replace("_", " "), text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 3] + "..."))
+        text = shown(name, value)
+        rows.append((label_of(name), text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 3] + "..."))
     return rows
 
 
@@ -189,6 +180,8 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
         f"{100 * facts['mfu_ratio']:.1f} % MFU" if is_number(facts.get("mfu_ratio")) else "",
     ]
     rows = [("Run", str(facts.get("run_id") or "?")), ("", "  ".join(part for part in parts if part))]
+    if facts.get("mfu_not_judged") and any(kind != "cpu" for kind in facts.get("devices") or []):
+        rows.append(("MFU", f"not judged: {facts['mfu_not_judged']}"))
     if is_number(facts.get("first_loss")) and is_number(facts.get("last_loss")):
         rows.append(("Loss", _loss(facts)))
     if diagnosis.goodput is not None:
@@ -242,10 +235,6 @@ def _loss(facts: Mapping[str, Any]) -> str:
         return text
     verb = "fell" if drop > 0 else "rose"
     return f"{text}: {verb} by {abs(drop):.2f} (first to last tenth), {abs(ratio):.0f} x its noise"
-
-
-def _percent(ratio: float) -> str:
-    return f"{100 * ratio:.0f} %" if abs(ratio) >= 0.1 else f"{100 * ratio:.2g} %"
 
 
 def _text(text: str, style: str) -> Text:

@@ -30,7 +30,7 @@ from .kineto import RankTrace, read_trace
 __all__ = ["breakdown", "diagnose_traces"]
 
 EXPOSED_SHARE = 0.2
-"""Share of a step that transfers may cost unhidden before it is worth a word."""
+"""Share of a step that transfers may cost unhidden before it is worth a word: advice, as in our own runs."""
 MAX_LISTED = 4096
 PARTS = ("step", "compute", "communication", "exposed", "idle", "data")
 
@@ -178,22 +178,19 @@ def _exposed(timings: Timings, transfer_ms: float, step_ms: float) -> list[Findi
     if step_ms <= 0 or transfer_ms < EXPOSED_SHARE * step_ms:
         return []
     return [
-        Finding(
-            analyzer="kineto",
-            kind="exposed_communication",
-            severity="info",
-            status="fired",
+        Finding.advise(
+            "kineto",
+            "exposed_communication",
+            f"{100 * transfer_ms / step_ms:.0f} % of a step is communication that no compute hides: "
+            f"{transfer_ms:.3g} of {step_ms:.3g} ms, even on the rank that waits least",
             first_step=int(timings.steps[0]),
             last_step=int(timings.steps[-1]),
             cause="transfer",
-            summary=f"{100 * transfer_ms / step_ms:.0f} % of a step is communication that no compute hides: "
-            f"{transfer_ms:.3g} of {step_ms:.3g} ms, even on the rank that waits least",
             evidence={
                 "exposed_ms": round(transfer_ms, 3),
                 "step_ms": round(step_ms, 3),
                 "exposed_ratio": round(transfer_ms / step_ms, 3),
             },
-            advice="exposed-communication",
         )
     ]
 

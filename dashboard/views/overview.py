@@ -14,7 +14,7 @@ from analyzers.report.figures import goodput, loss, speed
 from analyzers.report.markdown import escaped
 from analyzers.report.text import visible
 from analyzers.source import Source
-from analyzers.utilisation import flops_per_token, mfu
+from analyzers.utilisation import flops_per_token, mfu, why_not_judged
 
 from .. import queries, units
 from ..frame import View, framed
@@ -110,13 +110,15 @@ def _work_rate(manifest: dict[str, Any], tokens_per_s: float | None) -> tuple[st
     """MFU, with the model's floating-point operations a second of all ranks beneath it."""
     meant = "Model FLOPs utilisation: what of the devices' peak goes into the model."
     per_token, size = flops_per_token(manifest), manifest.get("world_size")
-    if per_token is None or tokens_per_s is None:
+    missing = escaped(visible(why_not_judged(manifest) or "")[:200])
+    if per_token is None:
+        return "MFU", "not judged", None, f"{meant} Not judged: {missing}."
+    if tokens_per_s is None:
         return "MFU", "–", None, meant
     beneath = f"{units.amount(per_token * tokens_per_s)}FLOP/s"
     ratio = mfu(manifest, tokens_per_s=tokens_per_s, num_devices=size) if isinstance(size, int) else None
     if ratio is None:
-        device = visible(str(manifest.get("device_name") or "this processor"))[:60]
-        return "MFU", "not known", beneath, f"{meant} The peak of {escaped(device)} is not known."
+        return "MFU", "not known", beneath, f"{meant} {missing[:1].upper()}{missing[1:]}."
     return "MFU", units.percent(ratio), beneath, meant
 
 

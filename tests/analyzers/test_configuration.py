@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import copy
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from analyzers.configuration import RULES, analyze
+from analyzers.device_peaks import peak_flops_per_s
+from analyzers.diagnose import diagnose
 from analyzers.finding import Finding
+from analyzers.report.text import render
 from analyzers.runfacts import run_facts
-from analyzers.utilisation import flops_per_token, mfu
+from analyzers.utilisation import flops_per_token, mfu, why_not_judged
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.plain_run import MS, S, plain_run
 
@@ -115,14 +120,70 @@ def test_utilisation_is_that_of_the_trainers_own_count() -> None:
     from trainer.model.size import flops_per_token as counted
     from trainer.model.size import num_parameters
 
-    for tied in (False, True):
-        model = ModelConfig(dim=64, num_layers=3, num_heads=4, num_kv_heads=2, tie_embeddings=tied)
-        config = Config(model=model).model_dump(mode="json")
+    mixture = {"num_experts": 8, "experts_per_token": 2}
+    for settings in ({}, {"tie_embeddings": True}, mixture, mixture | {"expert_dim": 96}, mixture | {"hidden_dim": 80}):
+        model = ModelConfig(dim=64, num_layers=3, num_heads=4, num_kv_heads=2, **settings)
+        config = Config(model=model, train={"precision": "bf16"}).model_dump(mode="json")
         manifest = {"config": config, "num_parameters": num_parameters(model), "device_name": "NVIDIA H200"}
-        assert flops_per_token(manifest) == counted(model, config["data"]["seq_len"])
+        assert flops_per_token(manifest) == counted(model, config["data"]["seq_len"]), "recorded before it was written"
+    assert flops_per_token(manifest | {"flops_per_token": 7_000}) == 7_000, "what the trainer wrote goes before"
     assert mfu(manifest, tokens_per_s=1e9, num_devices=2) == pytest.approx(1e9 * flops_per_token(manifest) / 1979e12)
     assert mfu(manifest | {"device_name": "a toaster"}, tokens_per_s=1e9, num_devices=2) is None
     facts = run_facts(plain_run(), MANIFEST | {"device_name": "NVIDIA H100 80GB HBM3"})
     expected = facts["tokens_per_s"] * facts["model_tflops_per_s"] / facts["tokens_per_s"] * 1e12 / (4 * 989.5e12)
     assert facts["mfu_ratio"] == pytest.approx(expected, abs=1e-4)
     assert run_facts(plain_run(), {})["mfu_ratio"] is None
+
+
+def test_what_has_no_utilisation_says_why() -> None:
+    assert why_not_judged(MANIFEST | {"device_name": "NVIDIA H200"}) is None
+    assert "a toaster in bf16" in str(why_not_judged(MANIFEST | {"device_name": "a toaster"}))
+    attached = {"attached": True, "num_parameters": 10, "device_name": "NVIDIA H200", "config": {}}
+    facts = run_facts(plain_run(), attached)
+    assert facts["mfu_ratio"] is None
+    assert "Rankscope's own model only" in facts["mfu_not_judged"]
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "matmul", "tflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", "highest", 989.5),
+        ("NVIDIA H100 80GB HBM3", "float32", "highest", 67),
+        ("NVIDIA H100 80GB HBM3", "float32", "high", 494.7),
+        ("NVIDIA H100 PCIe", "bf16", "highest", 756),
+        ("NVIDIA H100 NVL", "fp16", "highest", 835.5),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", "highest", None),
+        ("Tesla V100-SXM2-32GB", "fp16", "highest", 125),
+        ("Tesla V100-SXM2-32GB", "bf16", "highest", None),
+        ("Tesla V100-SXM2-32GB", "float32", "high", 15.7),
+        ("NVIDIA A100-SXM4-80GB", "bf16", "highest", 312),
+        ("NVIDIA A10", "bf16", "highest", 125),
+        ("NVIDIA A10G", "bf16", "highest", None),
+        ("NVIDIA RTX A4000", "bf16", "highest", None),
+        ("NVIDIA L4", "bf16", "highest", 121),
+        ("NVIDIA L40S", "bf16", "highest", 362),
+        ("NVIDIA GB200", "bf16", "highest", 2500),
+        ("NVIDIA GeForce RTX 3090 Ti", "bf16", "highest", 80),
+        ("AMD Instinct MI300X", "bf16", "highest", 1307.4),
+        ("a toaster", "bf16", "highest", None),
+    ],
+)
+def test_the_peak_is_that_of_the_device_and_the_precision(
+    name: str, precision: str, matmul: str, tflops: float | None
+) -> None:
+    peak = peak_flops_per_s(name, precision, matmul)
+    assert peak == (None if tflops is None else pytest.approx(tflops * 1e12))
+
+
+def test_the_report_of_a_gpu_run_says_why_it_has_no_utilisation() -> None:
+    store = plain_run()
+    attached = {"run_id": "theirs", "attached": True, "device_name": "NVIDIA H200", "config": {}}
+
+    def text() -> str:
+        console = Console(file=StringIO(), width=100)
+        render(diagnose(store, attached), console)
+        return console.file.getvalue()
+
+    assert "MFU" not in text(), "nobody misses it on a CPU"
+    store.connection.execute("UPDATE ranks SET device = 'cuda:0'")
+    assert "not judged: how many operations a token costs" in text()

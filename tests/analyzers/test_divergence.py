@@ -43,6 +43,46 @@ def test_noise_on_a_falling_or_flat_loss_is_none(noise: float) -> None:
         assert find_rise(flat) is None, seed
 
 
+def signed(
+    steps: int, *, climb_from: int = 0, rate: float = 0.0, noise: float = 0.2, seed: int = 0
+) -> dict[int, float]:
+    """A continuous likelihood that falls from 3 to -2, and from a step on climbs by `rate` a step."""
+    dice = random.Random(seed)
+    return {
+        step: -2 + 5 * math.exp(-step / 60) + rate * max(0, step - (climb_from or steps)) + 0.2 * dice.gauss(0, 1)
+        for step in range(1, steps + 1)
+    }
+
+
+def test_a_climb_of_a_loss_below_zero_is_found_and_told_without_a_share_of_it() -> None:
+    for seed in range(5):
+        rise = find_rise(signed(600, climb_from=300, rate=0.05, seed=seed))
+        assert rise is not None, seed
+        assert rise.low_loss == pytest.approx(-2.0, abs=0.2)
+        assert rise.high_loss > 10
+    store = MemoryStore()
+    rows = [
+        {"attempt": 0, "rank": 0, "step": step, "start_ns": step, "loss": loss}
+        for step, loss in signed(600, climb_from=300, rate=0.05).items()
+    ]
+    store.add("steps", rows)
+    (finding,) = analyze(store)
+    assert "%" not in finding.summary
+    assert finding.evidence["loss_rise_ratio"] is None
+
+
+def test_a_loss_through_zero_or_around_it_is_no_climb() -> None:
+    for seed in range(20):
+        assert find_rise(signed(1000, seed=seed)) is None, seed
+        dice = random.Random(seed)
+        level, wander = 0.0, {}
+        for step in range(1, 2001):
+            level = 0.97 * level + dice.gauss(0, 1)
+            wander[step] = level
+        assert find_rise(wander) is None, seed
+        assert find_rise({step: dice.gauss(0, 1e-3) for step in range(1, 2001)}) is None, seed
+
+
 def test_a_jump_that_stays_or_heals_is_a_spike_s_business() -> None:
     stays = {step: loss * (1.5 if step > 300 else 1.0) for step, loss in curve(500).items()}
     heals = {

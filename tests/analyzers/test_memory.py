@@ -74,14 +74,39 @@ def test_steps_that_come_again_count_as_often_as_they_were_taken() -> None:
     assert leak.a_step == pytest.approx(2e6, rel=0.01)
 
 
-def test_a_device_near_its_limit() -> None:
+def test_a_host_near_its_limit_is_a_warning() -> None:
+    host_memory(store := plain_run(), used=79 * GIB, total=80 * GIB)
+    (finding,) = fired(store)
+    assert (finding.kind, finding.cause, finding.severity) == ("memory_limit", "host", "warning")
+    host_memory(other := plain_run(), used=20 * GIB, total=80 * GIB)
+    assert fired(other) == []
+
+
+def full_device() -> MemoryStore:
     store = plain_run()
     store.connection.execute("UPDATE ranks SET device_uuid = 'GPU-' || rank")
     host_memory(store, used=79 * GIB, total=80 * GIB, device="GPU-1")
-    (finding,) = fired(store)
-    assert (finding.kind, finding.cause, finding.ranks) == ("memory_limit", "device", (1,))
-    host_memory(other := plain_run(), used=20 * GIB, total=80 * GIB)
-    assert fired(other) == []
+    return store
+
+
+def test_a_device_that_is_full_of_cache_is_advice_only() -> None:
+    (finding,) = [found for found in analyze(full_device()) if found.kind == "memory_limit"]
+    assert (finding.status, finding.cause, finding.ranks) == ("advice", "device", (1,))
+
+
+@pytest.mark.parametrize(("times", "warned"), [(2, False), (3, True)])
+def test_an_allocator_that_retries_again_and_again_is_a_warning(times: int, warned: bool) -> None:
+    store = full_device()
+    held = {"allocated_bytes": 70 * GIB, "reserved_bytes": 78 * GIB}
+    for step in range(10, 10 + times):
+        store.event("allocation_retries", attempt=0, rank=1, step=step, num_retries=2, **held)
+    limits = [found for found in analyze(store) if found.kind == "memory_limit"]
+    if not warned:
+        assert [found.status for found in limits] == ["advice"]
+        return
+    (finding,) = limits
+    assert (finding.status, finding.cause, finding.ranks, finding.first_step) == ("fired", "allocator", (1,), 10)
+    assert finding.evidence["num_retries"] == 6
 
 
 def test_a_rank_that_holds_more_than_its_peers() -> None:

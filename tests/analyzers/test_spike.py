@@ -101,8 +101,66 @@ def test_a_spike_during_warm_up_is_not_judged() -> None:
 
 
 @pytest.mark.parametrize("loss", [0.0, -3.0])
-def test_a_loss_without_logarithm_is_left_alone(loss: float) -> None:
-    assert {verdict.state for verdict in judge([loss] * 40, [1.0] * 40)} == {"ok"}
+def test_a_constant_loss_without_logarithm_is_no_spike(loss: float) -> None:
+    assert [verdict.state for verdict in judge([loss] * 40, [1.0] * 40)] == ["warm_up"] * 16 + ["ok"] * 24
+
+
+def signed_curve(seed: int, *, noise: float = 0.05, num_steps: int = 400) -> tuple[list[float], list[float]]:
+    """A continuous likelihood: it falls from 3 through zero to -2."""
+    rng = np.random.default_rng(seed)
+    step = np.arange(num_steps)
+    loss = -2.0 + 5.0 * np.exp(-step / 60) + noise * rng.standard_t(8, num_steps)
+    return loss.tolist(), np.exp(0.15 * rng.standard_t(4, num_steps)).tolist()
+
+
+@pytest.mark.parametrize("grad_norm", [0.0, math.nan, 20.0])
+def test_a_jump_of_a_loss_below_zero_is_a_spike(grad_norm: float) -> None:
+    for seed in range(10):
+        loss, norms = signed_curve(seed)
+        loss[300] = 50.0
+        norms[300] = grad_norm or norms[300]
+        verdicts = judge(loss, norms)
+        assert spike_steps(verdicts) == [301], seed
+        assert verdicts[300].is_signed
+        assert verdicts[300].loss_level == pytest.approx(-2.0, abs=0.2)
+
+
+def test_a_smaller_jump_below_zero_needs_its_gradient_or_a_second_step() -> None:
+    for changed, grad_norm, found in (([300], 1.0, []), ([300], 8.0, [301]), ([300, 301], 1.0, [302])):
+        loss, norms = signed_curve(1, noise=0.03)
+        for i in changed:
+            loss[i], norms[i] = 0.0, grad_norm
+        assert spike_steps(judge(loss, norms)) == found
+
+
+def test_a_clean_loss_on_its_way_through_zero_or_around_it_is_silent() -> None:
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        wander = np.zeros(2000)
+        for i in range(1, 2000):
+            wander[i] = 0.95 * wander[i - 1] + rng.standard_t(4)
+        for loss in (rng.standard_t(4, 2000), wander, signed_curve(seed, noise=0.1)[0]):
+            norms = np.exp(0.2 * rng.standard_t(4, len(loss)))
+            assert spike_steps(judge([float(x) for x in loss], norms.tolist())) == [], seed
+
+
+def test_a_lone_zero_changes_nothing_for_a_positive_loss() -> None:
+    loss, norms = training_curve(6)
+    loss[250], loss[300] = 0.0, 2 * loss[300]
+    assert spike_steps(judge(loss, norms)) == [301]
+
+
+def test_a_restart_below_zero_goes_on() -> None:
+    loss, norms = signed_curve(3)
+    loss[300] = 50.0
+    whole = judge(loss, norms)
+    first, second = SpikeDetector(), SpikeDetector()
+    for i in range(250):
+        first.observe(i + 1, loss[i], norms[i])
+    second.load_state_dict(first.state_dict())
+    assert [verdict.is_spike for verdict in whole[250:]] == [
+        second.observe(i + 1, loss[i], norms[i]).is_spike for i in range(250, 400)
+    ]
 
 
 def test_without_a_gradient_norm_the_loss_decides() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from probes.device_memory import AllocatorRetries
 from probes.failopen import error_counts
 from probes.recorder import Recorder
 from probes.tape import COMPLETE, OPEN
@@ -110,6 +111,21 @@ def test_the_last_event_says_what_was_lost(recorder: Recorder, tmp_path: Path) -
     assert events[-1]["dropped_records"] == {}
     with recorder.step(9):  # after the end: dropped, and no error
         pass
+
+
+def test_retries_of_the_allocator_are_events(recorder: Recorder, tmp_path: Path) -> None:
+    counts = iter([0, 3, 3, 4])
+    recorder.allocator = AllocatorRetries(
+        "cuda:0", lambda: {"num_alloc_retries": next(counts), "reserved_bytes.all.current": 7}
+    )
+    for step in range(1, 5):
+        recorder._memory_read_ns = -(1 << 62)  # it looks once a second
+        with recorder.step(step):
+            pass
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    found = [(line["step"], line["num_retries"]) for line in lines if line["kind"] == "allocation_retries"]
+    assert found == [(2, 3), (4, 1)]
+    assert AllocatorRetries("cpu").newest() is None
 
 
 def test_a_disabled_recorder_does_nothing(tmp_path: Path) -> None:

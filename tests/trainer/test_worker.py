@@ -91,6 +91,7 @@ def test_torchrun_survives_a_killed_rank(config: Path, tmp_path: Path) -> None:
     assert checkpoint_steps(folder / "checkpoints")[-1] == 12
     manifest = RunDir(folder).manifest()
     assert manifest["num_parameters"] > 0
+    assert manifest["flops_per_token"] > manifest["num_parameters"]
     assert manifest["mesh"] == {"pp": 1, "dp_replicate": 1, "dp_shard": 2, "ep": 1, "cp": 1, "tp": 1}
     assert "torch" in manifest["versions"]
 

@@ -116,7 +116,8 @@ class Guard:
             return Verdict(step=step, kind="non_finite", reason=reason, loss=loss)
         spike = self.detector.observe(step, loss, grad_norm)
         if spike.is_spike and self.enabled:
-            rise = f"{spike.loss_rise_ratio:+.0%} over {spike.loss_level:.3f}, {spike.loss_z:.1f} robust sigmas"
+            share = "" if spike.is_signed else f"{spike.loss_rise_ratio:+.0%} "
+            rise = f"{share}over {spike.loss_level:.3f}, {spike.loss_z:.1f} robust sigmas"
             reason = f"loss {loss:.3f} at step {step} is a spike ({rise})"
             return Verdict(step=step, kind="spike", reason=reason, loss=loss, loss_level=spike.loss_level)
         return Verdict(step=step, kind="healthy")

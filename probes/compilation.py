@@ -1,0 +1,72 @@
+"""Spans `compile`: when torch.compile is at work, which may take minutes and leaves no other record.
+
+    probe = CompileProbe(recorder)
+    probe.look()                # again and again: it hooks torch's compiler once that is there, and after a reset
+    probe.remove()
+
+torch calls back at the beginning and the end of whatever it compiles, also of what a backward pass leaves for later
+and of what is compiled again. Its compiler is a package of its own that takes seconds to import: this waits until
+somebody else has (the first optimizer does), and never does it itself. Compilations inside one another are one span.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+from .failopen import failing_open
+from .recorder import Recorder
+
+__all__ = ["CompileProbe"]
+
+_CALLBACKS = "torch._dynamo.callback"
+
+
+class CompileProbe:
+    """Writes what one process compiles."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._handler: Any = None
+        self._span: Any = None
+
+    def look(self) -> None:
+        """Hook the compiler if it has been imported and does not call us yet. Costs a look into two short lists."""
+        if self._handler is not None and self._begun in self._handler.start_callbacks:
+            return
+        module = sys.modules.get(_CALLBACKS)
+        if module is None or not self._recorder.enabled:
+            return
+        with failing_open("compilation"):
+            handler = getattr(module, "callback_handler", None)
+            if handler is None:  # it is being imported
+                return
+            handler.register_start_callback(self._begun)
+            handler.register_end_callback(self._ended)
+            self._handler = handler
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        handler, self._handler = self._handler, None
+        if handler is None:
+            return
+        for callback, remove in (
+            (self._begun, handler.remove_start_callback),
+            (self._ended, handler.remove_end_callback),
+        ):
+            with contextlib.suppress(ValueError):  # `torch._dynamo.reset` has done so
+                remove(callback)
+
+    def _begun(self, _: Any) -> None:
+        with failing_open("compilation"):
+            if self._span is None:
+                span = self._recorder.span("compile")
+                span.__enter__()
+                self._span = span
+
+    def _ended(self, _: Any) -> None:
+        with failing_open("compilation"):
+            span, self._span = self._span, None
+            if span is not None:
+                span.__exit__(None, None, None)

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+
+from analyzers.finding import Finding
+from analyzers.report.explained import next_step, why
+
+
+def finding(kind: str, cause: str, ranks: tuple[int, ...] = (2,), **evidence: object) -> Finding:
+    return Finding(analyzer=kind, kind=kind, severity="critical", status="fired", summary="...", ranks=ranks,
+                   cause=cause, evidence=evidence, advice=f"{kind.replace('_', '-')}-{cause}")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        ("exception", "look at data/shards.py:41 in read"),
+        ("out_of_memory", "the memory of rank 2"),
+        ("exit", "the log of rank 2"),
+        ("killed_all", "the scheduler's record"),
+        ("store_lost", "the host of the rendezvous store"),
+        ("connection_lost", "the network between the hosts"),
+    ],
+)
+def test_what_to_do_about_a_lost_rank_follows_its_cause(cause: str, words: str) -> None:
+    said = next_step(finding("rank_lost", cause, raised_at="data/shards.py:41 in read"))
+    assert words in said
+    assert "XID" not in said
+    assert f"docs/runbook.md#rank-lost-{cause}" in said
+    assert "XID" in next_step(finding("rank_lost", "signal"))
+    assert "traceback in the log of rank 2" in next_step(finding("rank_lost", "exception"))
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        ("all_entered", "links and the backend"),
+        ("mismatch_size", "compare the shapes that both sides bring at train.py:9 step"),
+        ("mismatch_dtype", "element types"),
+        ("order_inversion", "the groups in one order"),
+        ("checkpoint", "disk"),
+        ("gil", "native code"),
+        ("not_entered", "the stack of rank 2"),
+    ],
+)
+def test_what_to_do_about_a_hang_follows_its_cause(cause: str, words: str) -> None:
+    assert words in next_step(finding("hang", cause, caller="train.py:9 step"))
+
+
+def test_why_tells_the_line_that_raised_and_who_ended_because_of_it() -> None:
+    told = {"message": "bad\nmore", "raised_at": "a.py:1 in f", "victims": [0, 1]}
+    assert why(finding("rank_lost", "exception", **told)) == "bad (a.py:1 in f); 2 other ranks ended because of it"
+    nobody = finding("rank_lost", "store_lost", (), message="Broken pipe", victims=[0, 1])
+    assert why(nobody) == "Broken pipe; 2 ranks ended because of it"

@@ -1,0 +1,117 @@
+"""torch.compile at work is on the tape while it lasts, and the watch gives it the time that it takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.callback import callback_handler
+
+from analyzers.eventlog import EventLog
+from analyzers.snapshot import SNAPSHOT_EVENTS, AttemptView, take_snapshot
+from analyzers.stall import StallPolicy, limit_s, stalled_s
+from probes.attach import attach, detach
+from probes.rundir import RunDir
+from probes.store import Store
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    detach()
+    torch._dynamo.reset()
+
+
+class Looking:
+    """A compiler that looks at the run's records while it is at work, and leaves the graph as it is."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.seen: list[AttemptView] = []
+        self.open_spans: list[tuple[Any, ...]] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        with Store.open(RunDir(self.run_dir)) as store:
+            self.seen.append(take_snapshot(store, 0, EventLog.load(store, SNAPSHOT_EVENTS)))
+            self.open_spans = store.rows("SELECT kind FROM spans WHERE end_ns IS NULL ORDER BY start_ns")
+        return graph.forward
+
+
+def test_a_compilation_is_a_span_and_no_hang_while_it_lasts_less_than_its_limit(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    looking = Looking(tmp_path / "run")
+    layer = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend=looking)
+
+    class Outer(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return model(layer(x))
+
+    attach(outer := Outer(), optimizer, run_dir=tmp_path / "run", watch=False)
+    for _ in range(3):
+        outer(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+    detach()
+
+    (view,) = looking.seen
+    assert looking.open_spans == [("forward",), ("compile",)]
+    policy = StallPolicy()
+    assert limit_s(view, policy) == policy.compile_s
+    assert stalled_s(view, view.last_ns + int(500e9), policy) is None
+    assert stalled_s(view, view.last_ns + int(601e9), policy) == pytest.approx(601)
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        spans = store.rows("SELECT step, end_ns > start_ns FROM spans WHERE kind = 'compile'")
+        forward = store.rows("SELECT count(*), bool_and(end_ns IS NOT NULL) FROM spans WHERE kind = 'forward'")
+    assert spans == [(1, True)]
+    assert forward == [(3, True)]
+
+
+def test_what_is_compiled_after_a_reset_is_recorded_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    layer = torch.compile(nn.ReLU(), backend="eager")
+    before = (list(callback_handler.start_callbacks), list(callback_handler.end_callbacks))
+    attach(model, optimizer, run_dir=tmp_path / "run", watch=False)
+    for step in range(4):
+        if step == 2:
+            torch._dynamo.reset()
+        model(torch.randn(2, 4)).sum().backward()
+        layer(torch.randn(2, 4))
+        optimizer.step()
+    detach()
+    assert (callback_handler.start_callbacks, callback_handler.end_callbacks) == before
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        assert store.rows("SELECT step FROM spans WHERE kind = 'compile'") == [(1,), (3,)]
+
+
+def test_a_compilation_that_fails_ends_its_span(tmp_path: Path) -> None:
+    def broken(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        raise ValueError("no")
+
+    model = nn.Linear(4, 1)
+    attach(model, torch.optim.SGD(model.parameters(), lr=0.1), run_dir=tmp_path / "run", watch=False)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
+        torch.compile(nn.ReLU(), backend=broken)(torch.randn(2))
+    detach()
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        assert store.rows("SELECT end_ns IS NOT NULL FROM spans WHERE kind = 'compile'") == [(True,)]
+
+
+def test_the_probe_never_imports_the_compiler() -> None:
+    code = (
+        "import sys, torch\n"
+        "from probes.compilation import CompileProbe\n"
+        "from probes.recorder import Recorder\n"
+        "import pathlib, tempfile\n"
+        "probe = CompileProbe(Recorder(pathlib.Path(tempfile.mkdtemp()), rank=0, attempt=0))\n"
+        "probe.look(); probe.remove()\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
