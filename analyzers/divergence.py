@@ -16,11 +16,14 @@ climb, this one is silent.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+
+import numpy as np
 
 from . import loss_spike
 from .finding import Finding
@@ -30,6 +33,7 @@ __all__ = ["DivergencePolicy", "Rise", "analyze", "find_rise"]
 
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 _MEDIAN_TO_MEAN = 1.2533  # standard error of a median over that of a mean
+_NEIGHBOURS = 256  # newest steps from which the noise is taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,22 +121,22 @@ def find_rise(losses: Mapping[int, float], policy: DivergencePolicy | None = Non
     blocks = _blocks(scaled, policy)
     if len(blocks) <= policy.rising_blocks:
         return None
+    noise = _Noise(scaled, policy, least=1e-9 if is_signed else 1e-4)
     rise: Rise | None = None
-    for newest in range(policy.rising_blocks, len(blocks)):
+    for newest, lowest in enumerate(_lowest_so_far([level for _, level in blocks])):
+        if newest < policy.rising_blocks:
+            continue
+        low = lowest.number
         window = [level for _, level in blocks[newest - policy.rising_blocks + 1 : newest + 1]]
-        low = min(range(newest + 1), key=lambda number: blocks[number][1])
         climbs = all(before < after for before, after in itertools.pairwise(window))
         total = blocks[newest][1] - blocks[low][1]
-        levels = [level for _, level in blocks[low : newest + 1]]
-        largest = max((after - before for before, after in itertools.pairwise(levels)), default=0.0)
-        z = total / _standard_error(scaled, blocks[newest][0], policy, least=1e-9 if is_signed else 1e-4)
         least = math.log1p(policy.rise_ratio)
         if is_signed:
-            before = [level for _, level in blocks[: low + 1]]
-            least = policy.signed_rise_ratio * (max(before) - min(before)) if low >= policy.signed_blocks else math.inf
+            least = policy.signed_rise_ratio * lowest.range_before if low >= policy.signed_blocks else math.inf
         last_step = blocks[newest][0] + policy.block_steps - 1
         if rise is not None and blocks[newest][1] > to_scale(rise.low_loss) + least:
             high = max(rise.high_loss, from_scale(blocks[newest][1]))
+            z = total / noise.standard_error(blocks[newest][0])
             rise = Rise(
                 first_step=rise.first_step,
                 found_step=rise.found_step,
@@ -145,9 +149,9 @@ def find_rise(losses: Mapping[int, float], policy: DivergencePolicy | None = Non
             rise is None
             and climbs
             and newest - low >= policy.rising_blocks - 1
-            and largest <= policy.single_block_ratio * total
+            and lowest.largest_rise <= policy.single_block_ratio * total
             and total >= least
-            and z >= policy.noise_z
+            and (z := total / noise.standard_error(blocks[newest][0])) >= policy.noise_z
         ):
             rise = Rise(
                 first_step=blocks[low][0] + policy.block_steps,
@@ -174,20 +178,46 @@ def _blocks(losses: Mapping[int, float], policy: DivergencePolicy) -> list[tuple
     ]
 
 
-def _standard_error(losses: Mapping[int, float], before_step: int, policy: DivergencePolicy, *, least: float) -> float:
-    """Of the difference of two blocks' medians, from the noise between neighbours up to a block."""
-    steps = sorted(step for step in losses if step < before_step + policy.block_steps)[-256:]
-    changes = [losses[after] - losses[before] for before, after in itertools.pairwise(steps)]
-    spread = _robust_sigma(changes) / math.sqrt(2)
-    # Content is alike over a few steps: neighbours differ by less than steps far apart, hence the factor two.
-    return max(least, 2.0 * spread * _MEDIAN_TO_MEAN * math.sqrt(2 / policy.block_steps))
+@dataclass(frozen=True, slots=True)
+class _Lowest:
+    """The lowest block up to a block."""
+
+    number: int
+    largest_rise: float
+    """From one block to the next since then; 0 if it is the newest."""
+    range_before: float
+    """Highest less lowest level up to it."""
 
 
-def _robust_sigma(values: Sequence[float]) -> float:
-    if not values:
-        return math.inf
-    centre = median(values)
-    return _MAD_TO_SIGMA * median(abs(value - centre) for value in values)
+def _lowest_so_far(levels: Sequence[float]) -> Iterator[_Lowest]:
+    """For each block; in one pass, since a long run has thousands of them."""
+    number, largest, highest, span = 0, 0.0, -math.inf, 0.0
+    for newest, level in enumerate(levels):
+        highest = max(highest, level)
+        if newest == 0 or level < levels[number]:
+            number, largest, span = newest, 0.0, highest - level
+        else:
+            largest = max(largest, level - levels[newest - 1])
+        yield _Lowest(number, largest, span)
+
+
+class _Noise:
+    """The noise of a loss (by step) between neighbours, up to any of its blocks."""
+
+    def __init__(self, losses: Mapping[int, float], policy: DivergencePolicy, *, least: float) -> None:
+        self._steps = sorted(losses)
+        self._losses = np.array([losses[step] for step in self._steps])
+        self._block_steps, self._least = policy.block_steps, least
+
+    def standard_error(self, first_step: int) -> float:
+        """Of the difference of the medians of two blocks, as it is in the block from `first_step` on."""
+        end = bisect.bisect_left(self._steps, first_step + self._block_steps)
+        changes = np.diff(self._losses[max(0, end - _NEIGHBOURS) : end])
+        if not len(changes):
+            return math.inf
+        spread = _MAD_TO_SIGMA * float(np.median(np.abs(changes - np.median(changes)))) / math.sqrt(2)
+        # Content is alike over a few steps: neighbours differ by less than steps far apart, hence the factor two.
+        return max(self._least, 2.0 * spread * _MEDIAN_TO_MEAN * math.sqrt(2 / self._block_steps))
 
 
 def _finding(attempt: int, rise: Rise) -> Finding:
