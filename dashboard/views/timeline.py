@@ -75,8 +75,8 @@ def timeline(view: View) -> None:
         chart(gantt.draw, pieces, ranks=sorted(ranks), key="timeline", what="Phases and collectives of the ranks")
         flows = "Lines follow microbatches from stage to stage. " if any(p.stage is not None for p in pieces) else ""
         st.caption(f"Above: phases; below: collectives and transfers. Hatched: never ended. {flows}Drag to zoom.")
-        if len(pieces) >= gantt.MAX_PIECES:
-            st.caption(f"The first {gantt.MAX_PIECES:,} pieces are drawn: choose fewer steps or ranks.")
+        if len(pieces) >= shared.MAX_PIECES:
+            st.caption(f"The first {shared.MAX_PIECES:,} pieces are drawn: choose fewer steps or ranks.")
     else:
         nothing("Neither spans nor collectives were recorded in these steps.")
     _in_flight(view, attempt)

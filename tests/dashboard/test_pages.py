@@ -54,6 +54,7 @@ def test_a_link_opens_the_finding_with_its_evidence_response_and_runbook(runs: P
     assert not app.exception
     text = shown(app)
     for words in (
+        "NaN and Inf in the gradients of step 12, by parameter and rank",
         "Loss and gradient norm around it",
         "Runbook",
         "batch 11 skipped",
@@ -61,7 +62,7 @@ def test_a_link_opens_the_finding_with_its_evidence_response_and_runbook(runs: P
         "In the backward pass",
     ):
         assert words in text, (words, text)
-    assert len(app.get("bidi_component")) == 1
+    assert len(app.get("bidi_component")) == 2
 
 
 def test_the_short_link_leads_to_the_same_finding(runs: Path, finished_run: LaunchedRun) -> None:

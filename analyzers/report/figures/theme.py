@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 from ..text import visible
 
 __all__ = [
+    "ACCUSED",
     "CALL",
     "CATEGORY",
     "HEAT",
@@ -39,6 +40,8 @@ CALL = {
 }  # fmt: skip
 """Colours of collectives by operation."""
 SEVERITY = {"critical": _RED, "warning": _ORANGE, "info": _BLUE}
+ACCUSED = (_ORANGE, _RED, _VIOLET, _RUST)
+"""Colours of what a finding names, before the blue of the others."""
 CATEGORY = {
     "training": _GREEN, "data": _SKY, "communication": _BLUE, "straggler": _ORANGE, "bubble": _PINK,
     "checkpoint": _VIOLET, "evaluation": "#4aa3a2", "recomputed": _RUST, "restart": "#a8524c", "hang": _RED,

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from ..queries import Piece
+from ..queries import MAX_PIECES, Piece
 from .flow import Stop, add_flow
 from .theme import CALL, PHASE, SEQUENCE, label, new_figure
 
 __all__ = ["draw"]
-
-MAX_PIECES = 5_000
 
 
 def draw(pieces: list[Piece], *, ranks: list[int] | None = None) -> go.Figure:
