@@ -10,7 +10,7 @@ nothing on these pages allows HTML with text of a run in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -66,12 +66,21 @@ def figures_are_dark() -> bool:
     return getattr(st.context.theme, "type", None) == "dark"
 
 
-def chart(draw: Callable[..., go.Figure], *shown: Any, key: str, what: str, **options: Any) -> None:
+def chart(
+    draw: Callable[..., go.Figure],
+    *shown: Any,
+    key: str,
+    what: str,
+    selected: tuple[Hashable, ...] = (),
+    **options: Any,
+) -> None:
     """The figure `draw(*shown, **options)`, built anew only if one of `shown` is another than before.
 
-    With the same `key` at every refresh zoom and hidden lines stay; `what` is for those who cannot see.
+    With the same `key` and the same `selected` (steps, ranks: what the reader chose, not what grows by itself) zoom and
+    hidden lines stay at every refresh; `what` is for those who cannot see.
     """
-    figure = drawn((st.session_state.get("run_id"), key), draw, shown, options, dark=figures_are_dark())
+    name = (st.session_state.get("run_id"), key)
+    figure = drawn(name, draw, shown, options, dark=figures_are_dark(), selected=selected)
     show_in_place(figure, key=key, config=_CHART, what=what)
 
 

@@ -81,7 +81,10 @@ def pipeline(view: View) -> None:
         return
     st.subheader(f"Step {step} as it ran", anchor=False)
     if len(ints(pieces["stage"])):
-        chart(figures.draw, pieces, flow=flow, key="schedule", what="Forwards and backwards of each stage")
+        chart(
+            figures.draw, pieces, flow=flow, key="schedule", what="Forwards and backwards of each stage",
+            selected=(asked, *members),
+        )  # fmt: skip
         st.caption("Numbers are microbatches. Clocks of other hosts may differ: then stages are shifted to each other.")
     else:
         nothing(f"No span of a stage was recorded in step {step}.")
@@ -92,7 +95,10 @@ def pipeline(view: View) -> None:
             for rank, share in list(idle["ranks"].items())[:64]
         }
         expected = _expected(view, idle, len(members))
-        chart(figures.idle, named, expected=expected, key="bubble", what="Idle share of each rank of the pipeline")
+        chart(
+            figures.idle, named, expected=expected, key="bubble", what="Idle share of each rank of the pipeline",
+            selected=members,
+        )  # fmt: skip
         st.caption(
             f"Median over {idle['num_steps']} steps. Bubble: idle share from the first forward to the last backward."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -86,6 +87,24 @@ def test_the_measure_of_the_heatmap_can_be_chosen(runs: Path) -> None:
     app.segmented_control(key="measure").set_value("memory").run()
     assert not app.exception
     assert len(app.get("bidi_component")) == before >= 3
+
+
+def test_the_timeline_forgets_its_zoom_with_other_steps_or_ranks(runs: Path) -> None:
+    app = open_page(runs, "timeline")
+
+    def revision() -> str:
+        (drawn,) = app.get("bidi_component")
+        revision: str = json.loads(drawn.proto.bytes)["figure"]["layout"]["uirevision"]
+        return revision
+
+    seen = [revision()]
+    app.run()
+    assert revision() == seen[0]
+    app.number_input(key="timeline-last").set_value(10).run()
+    seen.append(revision())
+    app.multiselect(key="timeline-ranks").set_value([1]).run()
+    seen.append(revision())
+    assert len(set(seen)) == 3
 
 
 def test_a_name_of_a_run_that_is_not_there_shows_the_newest(runs: Path, finished_run: LaunchedRun) -> None:
