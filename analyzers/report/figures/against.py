@@ -17,7 +17,7 @@ from plotly.graph_objects import Figure
 
 from ...source import Floats
 from .band import add_band, add_line
-from .theme import ACCUSED, SEQUENCE, SEVERITY, label, new_figure
+from .theme import ACCUSED, DASHES, SEQUENCE, SEVERITY, label, new_figure
 
 __all__ = ["Beside", "draw", "mark_limit", "mark_onset"]
 
@@ -68,7 +68,7 @@ def draw(
     for number, (name, values) in enumerate(list(beside.own.items())[:MAX_OWN]):
         add_line(
             figure, beside.x, values, name=label(name, 40), colour=ACCUSED[number % len(ACCUSED)], width=2.0,
-            hover=f"{x} %{{x}}: %{{y:,.5g}}",
+            dash=DASHES[number // len(ACCUSED) % len(DASHES)], hover=f"{x} %{{x}}: %{{y:,.5g}}",
         )  # fmt: skip
     mark_limit(figure, limit)
     mark_onset(figure, onset)

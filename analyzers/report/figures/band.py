@@ -49,12 +49,13 @@ def add_line(
     name: str,
     colour: str,
     width: float = 1.6,
+    dash: str = "solid",
     hover: str = "%{x}: %{y:,.5g}",
     **trace: Any,
 ) -> None:
     """One line, reduced to what a screen shows; `hover` is Plotly's template for a point, without the name."""
     keep = extremes(values)
     figure.add_scatter(
-        x=at[keep], y=values[keep], mode="lines", name=name, line={"color": colour, "width": width},
+        x=at[keep], y=values[keep], mode="lines", name=name, line={"color": colour, "width": width, "dash": dash},
         hovertemplate=f"{hover}<extra>{name}</extra>", **trace,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from plotly.graph_objects import Figure
 from ...source import Floats
 from .band import add_band, add_line
 from .reduce import extremes
-from .theme import SEQUENCE, label, new_figure
+from .theme import DASHES, SEQUENCE, label, new_figure
 
 __all__ = ["Series", "band", "draw"]
 
@@ -45,7 +45,10 @@ def draw(
         single = np.isfinite(line.y).sum() == 1
         figure.add_scatter(
             x=line.x[keep], y=line.y[keep], name=name, mode="markers" if single else "lines",
-            line={"color": line.colour or SEQUENCE[number % len(SEQUENCE)], "width": 1.6},
+            line={
+                "color": line.colour or SEQUENCE[number % len(SEQUENCE)], "width": 1.6,
+                "dash": "solid" if line.colour else DASHES[number // len(SEQUENCE) % len(DASHES)],
+            },
             hovertemplate="%{x}: %{y:,.5g}<extra>" + name + "</extra>",
         )  # fmt: skip
     figure.update_layout(showlegend=len(lines) > 1)
