@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from tests.analyzers.report.hostile import SCRIPT, hostile_run
 from tests.dashboard.opened import PAGES, open_page, shown
@@ -79,6 +80,26 @@ def test_findings_are_filtered_by_kind_and_rank(runs: Path) -> None:
     assert "No finding is left with this filter." in shown(app)
     app.text_input(key="rank_filter").set_value("1").run()
     assert "Non-finite" in shown(app)
+
+
+def test_the_link_of_an_alert_shows_the_findings_of_its_kind(runs: Path, finished_run: LaunchedRun) -> None:
+    run = finished_run.run.run_id
+
+    def filtered(**address: str) -> AppTest:
+        app = open_page(runs, "findings", run=run, **address)
+        wait_for(lambda: "Severity" in str([w.label for w in app.get("button_group")]) or (app.run() and False), "list")
+        assert not app.exception
+        return app
+
+    app = filtered(kind="non_finite", rank="1")
+    assert (app.multiselect(key="kinds").value, app.text_input(key="rank_filter").value) == (["non_finite"], "1")
+    assert "Non-finite" in shown(app)
+    app.multiselect(key="kinds").set_value([]).run()
+    assert app.multiselect(key="kinds").value == [], "the reader's own filter stays"
+    app = filtered(kind="non_finite", rank="7")
+    assert "No finding is left with this filter." in shown(app)
+    for kind in ("no_such_kind", "<script>", "x" * 3000):
+        assert filtered(kind=kind).multiselect(key="kinds").value == []
 
 
 def test_the_measure_of_the_heatmap_can_be_chosen(runs: Path) -> None:
