@@ -131,9 +131,7 @@ def _mesh(data: dict[str, Any]) -> None:
         _placed, places, ranking, rows=rows, columns=columns, key=f"mesh-{rows}-{columns}",
         what="Own work of the ranks at their places in the mesh",
     )  # fmt: skip
-    st.caption(
-        "Numbers are ranks; the colour is the median own work of a step, of the worst where several share a place."
-    )
+    st.caption("Numbers are ranks; the colour is the median own work of a step, of the worst rank at the place.")
 
 
 def _pair(view: View, known: list[int], measure: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,8 +27,8 @@ CUT = """
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield make_run(tmp_path_factory.mktemp("pictures"), ranks=3, steps=30, slow={1: 1.5}).path
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("pictures"), ranks=3, steps=30, slow={1: 1.5}).path
 
 
 def test_a_picture_of_a_page_in_one_theme(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ def test_a_run_without_a_watch_is_read_from_its_tapes(tmp_path: Path) -> None:
 READ_ANYHOW = {
     "overview": "Step: 12", "findings": "Nothing fired", "goodput": "Goodput: ", "ranks": "Slowest first",
     "timeline": "Above: phases", "collectives": "Bandwidth", "pipeline": "no pipeline", "numerics": "Learning rate",
-    "memory": "By rank", "health": "No health", "recovery": "attempt", "compare": "only one run", "sql": "Tables",
+    "memory": "By rank", "health": "No health", "recovery": "Rollbacks", "compare": "only one run", "sql": "Tables",
 }  # fmt: skip
 
 
