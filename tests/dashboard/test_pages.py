@@ -56,7 +56,8 @@ def test_a_link_opens_the_finding_with_its_evidence_response_and_runbook(runs: P
     assert not app.exception
     text = shown(app)
     for words in (
-        "NaN and Inf in the gradients of step 12, by parameter and rank",
+        "Inputs of collectives in step 12, before they were reduced",
+        "NaN and Inf in the gradients of step 12, by parameter and the rank that holds it",
         "Loss and gradient norm around it",
         "Runbook",
         "batch 11 skipped",
@@ -64,7 +65,7 @@ def test_a_link_opens_the_finding_with_its_evidence_response_and_runbook(runs: P
         "In the backward pass",
     ):
         assert words in text, (words, text)
-    assert len(app.get("bidi_component")) == 2
+    assert len(app.get("bidi_component")) == 3
 
 
 def test_the_short_link_leads_to_the_same_finding(runs: Path, finished_run: LaunchedRun) -> None:

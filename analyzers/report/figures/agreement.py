@@ -7,35 +7,43 @@ figure = draw(ranks=[0, 1, 2], columns=[10, 20, 30], states=grid, x="step of the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from plotly.graph_objects import Figure
 
 from ...source import Floats
 from .theme import SEQUENCE, SEVERITY, label, new_figure
 
-__all__ = ["AGREES", "CHANGED", "DIFFERS", "draw"]
+__all__ = ["AGREES", "CHANGED", "DIFFERS", "WORDS", "draw"]
 
 AGREES, DIFFERS, CHANGED = 0, 1, 2
-_WORDS = {AGREES: "as the others", DIFFERS: "differs", CHANGED: "changed between two optimizer steps"}
+WORDS = {AGREES: "as the others", DIFFERS: "differs", CHANGED: "changed between two optimizer steps"}
 _COLOURS = {AGREES: SEQUENCE[7], DIFFERS: SEVERITY["warning"], CHANGED: SEVERITY["critical"]}
 _SIGNS = {AGREES: "", DIFFERS: "≠", CHANGED: "!"}
 """In the cell as well: nobody needs the colours to see who it is."""
 MAX_SIGNS = 2_000
 
 
-def draw(rows: Sequence[str], columns: Sequence[str], states: Floats, *, x: str) -> Figure:
-    """Rows from top to bottom, columns from left to right."""
+def draw(
+    rows: Sequence[str],
+    columns: Sequence[str],
+    states: Floats,
+    *,
+    x: str,
+    words: Mapping[int, str] = WORDS,
+    legend: Sequence[str] = ("agrees", "differs", "changed"),
+) -> Figure:
+    """Rows from top to bottom, columns from left to right; `words` say what a state is where it is another question."""
     figure = new_figure(height=int(min(620, 130 + 24 * len(rows))), x=x)
-    told = [[_WORDS.get(int(state), "") if state == state else "not looked at" for state in row] for row in states]
+    told = [[words.get(int(state), "") if state == state else "not looked at" for state in row] for row in states]
     signs = [[_SIGNS.get(int(state), "") if state == state else "" for state in row] for row in states]
     steps = [(code / 3, _COLOURS[code]) for code in _COLOURS] + [((code + 1) / 3, _COLOURS[code]) for code in _COLOURS]
     figure.add_heatmap(
-        x=[label(column, 24) for column in columns], y=[label(row, 48) for row in rows], z=states, zmin=-0.5, zmax=2.5,
+        x=[label(column, 60) for column in columns], y=[label(row, 48) for row in rows], z=states, zmin=-0.5, zmax=2.5,
         colorscale=[list(step) for step in sorted(steps, key=lambda step: step[0])], xgap=1, ygap=1, customdata=told,
         text=signs if states.size <= MAX_SIGNS else None, texttemplate="%{text}" if states.size <= MAX_SIGNS else None,
         hovertemplate="%{y}, %{x}: %{customdata}<extra></extra>", hoverongaps=False,
-        colorbar={"tickvals": list(_WORDS), "ticktext": ["agrees", "differs", "changed"], "thickness": 12,
+        colorbar={"tickvals": list(range(len(legend))), "ticktext": list(legend), "thickness": 12,
                   "outlinewidth": 0},
     )  # fmt: skip
     figure.update_xaxes(type="category", nticks=20, showgrid=False)

@@ -25,6 +25,7 @@ AROUND_STEPS = 40
 MAX_CHECKS = 60
 MAX_RANKS = 64
 MAX_SAMPLES = 400
+MAX_CALLS = 24
 
 
 def loss_around(source: Source, finding: Finding) -> Iterator[Drawing]:
@@ -44,11 +45,49 @@ def loss_around(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def nonfinite(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """NaN and Inf by parameter and rank in the step, else by rank and step; then the loss around it."""
+    """Whose inputs of collectives held a NaN or an Inf, where it stood then, and the loss around it.
+
+    A reduction spreads it: which parameters are not finite afterwards says nothing of who began, the inputs do.
+    """
     attempt = attempt_of(source, finding)
     if attempt is not None and finding.first_step is not None:
+        yield from _inputs(source, attempt, finding.first_step)
         yield from _where(source, attempt, finding.first_step)
     yield from loss_around(source, finding)
+
+
+def _inputs(source: Source, attempt: int, step: int) -> Iterator[Drawing]:
+    """The calls of the step from shortly before the first whose input was not finite, in the order of being made."""
+    if lacking(source, collectives=("nonfinite",)):
+        return
+    rows = source.rows(
+        """
+        SELECT process_group, seq, min(op), rank, bool_or(nonfinite), min(issue_ns) FROM collectives
+        WHERE attempt = ? AND step = ? AND rank >= 0 AND nonfinite IS NOT NULL AND op NOT IN ('send', 'recv')
+          AND phase IS DISTINCT FROM 'replay'
+        GROUP BY process_group, seq, rank ORDER BY min(issue_ns)
+        """,
+        [attempt, step],
+    )
+    calls = list(dict.fromkeys((str(group), int(seq), str(op)) for group, seq, op, *_ in rows))
+    bad = {(str(group), int(seq), str(op)) for group, seq, op, _, nonfinite, _ in rows if nonfinite}
+    if not bad:
+        return
+    first = min(calls.index(call) for call in bad)
+    calls = calls[max(0, first - 4) : max(0, first - 4) + MAX_CALLS]
+    culprits = {int(rank) for *_, rank, nonfinite, _ in rows if nonfinite}
+    ranks = sorted(sorted({int(row[3]) for row in rows}, key=lambda rank: (rank not in culprits, rank))[:MAX_RANKS])
+    grid = np.full((len(ranks), len(calls)), np.nan)
+    for group, seq, op, rank, nonfinite, _ in rows:
+        call = (str(group), int(seq), str(op))
+        if call in calls and int(rank) in ranks:
+            grid[ranks.index(int(rank)), calls.index(call)] = float(nonfinite)
+    figure = agreement.draw(
+        [f"rank {rank}" for rank in ranks], [f"{op} {seq} of {group}" for group, seq, op in calls], grid,
+        x="calls in the order in which they were made", words={0: "finite", 1: "held NaN or Inf"},
+        legend=("finite", "NaN or Inf"),
+    )  # fmt: skip
+    yield Drawing(title=f"Inputs of collectives in step {step}, before they were reduced", figure=figure)
 
 
 def _where(source: Source, attempt: int, step: int) -> Iterator[Drawing]:
@@ -60,7 +99,8 @@ def _where(source: Source, attempt: int, step: int) -> Iterator[Drawing]:
         )
         if (floats(table["nonfinite"]) > 0).any():
             figure = gradients.nonfinite(table, across="rank")
-            yield Drawing(title=f"NaN and Inf in the gradients of step {step}, by parameter and rank", figure=figure)
+            title = f"NaN and Inf in the gradients of step {step}, by parameter and the rank that holds it"
+            yield Drawing(title=title, figure=figure)
             return
     if lacking(source, steps=("nonfinite_count",)):
         return

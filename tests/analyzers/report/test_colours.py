@@ -15,8 +15,9 @@ import numpy.typing as npt
 import pytest
 
 import analyzers.report
-from analyzers.report.figures import bars, recovery, series, theme
+from analyzers.report.figures import bars, recovery, series, theme, timeline
 from analyzers.report.figures.schedule import draw as draw_schedule
+from analyzers.report.queries import Piece
 
 Matrix = npt.NDArray[np.float64]
 SEEN: dict[str, Matrix] = {
@@ -118,3 +119,13 @@ def test_the_ninth_line_has_another_dash_and_what_is_accused_a_pattern() -> None
     assert len(set(looks)) == series.MAX_LINES
     (bar,) = bars.draw({"a": 1.0, "b": 2.0}, accused={"b"}, x="", unit="").data
     assert tuple(bar.marker.pattern.shape) == ("", "/")
+
+
+def test_phases_and_collectives_of_one_timeline_look_different() -> None:
+    pieces = [
+        Piece(rank=0, kind=kind, is_call=is_call, start_ms=i, end_ms=i + 1.0)
+        for is_call, kinds in ((False, theme.PHASE), (True, theme.CALL))
+        for i, kind in enumerate(kinds)
+    ]
+    looks = [(trace.marker.color, trace.marker.pattern.shape) for trace in timeline.draw(pieces).data]
+    assert len(set(looks)) == len(looks) == len(theme.PHASE) + len(theme.CALL)

@@ -309,6 +309,18 @@ def test_where_the_nan_stood() -> None:
     assert titles[-1] == "Loss and gradient norm around it"
 
 
+def test_whose_input_was_not_finite_before_it_was_reduced() -> None:
+    store = calls()
+    store.connection.execute("UPDATE collectives SET nonfinite = (rank = 3 AND step >= 12)")
+    told = finding("non_finite", ranks=(3,), first_step=12, attempt=0)
+    (grid,) = next(drawings(store, told)).figure.data
+    states = {(rank, call): grid.z[i][j] for i, rank in enumerate(grid.y) for j, call in enumerate(grid.x)}
+    assert states["rank 3", "all_reduce 12 of dp:2-3"] == 1
+    assert states["rank 2", "all_reduce 12 of dp:2-3"] == 0
+    assert {key for key, state in states.items() if state == 1} == {("rank 3", "all_reduce 12 of dp:2-3")}
+    assert np.isnan(states["rank 0", "all_reduce 12 of dp:2-3"]), "it is no member"
+
+
 @pytest.mark.parametrize(("kind", "norm"), [("vanishing_gradients", 1e-7), ("exploding_gradients", 1e7)])
 def test_the_block_that_is_out_of_proportion(kind: str, norm: float) -> None:
     store = MemoryStore()
