@@ -37,13 +37,15 @@ def draw(
     figure = new_figure(height=int(min(620, 130 + 24 * len(rows))), x=x)
     told = [[words.get(int(state), "") if state == state else "not looked at" for state in row] for row in states]
     signs = [[_SIGNS.get(int(state), "") if state == state else "" for state in row] for row in states]
-    steps = [(code / 3, _COLOURS[code]) for code in _COLOURS] + [((code + 1) / 3, _COLOURS[code]) for code in _COLOURS]
+    num = len(legend)
+    # Each state has its colour from edge to edge: nothing lies between two of them.
+    scale = [[(code + edge) / num, _COLOURS[code]] for code in range(num) for edge in (0, 1)]
     figure.add_heatmap(
-        x=[label(column, 60) for column in columns], y=[label(row, 48) for row in rows], z=states, zmin=-0.5, zmax=2.5,
-        colorscale=[list(step) for step in sorted(steps, key=lambda step: step[0])], xgap=1, ygap=1, customdata=told,
+        x=[label(column, 60) for column in columns], y=[label(row, 48) for row in rows], z=states, zmin=-0.5,
+        zmax=num - 0.5, colorscale=scale, xgap=1, ygap=1, customdata=told,
         text=signs if states.size <= MAX_SIGNS else None, texttemplate="%{text}" if states.size <= MAX_SIGNS else None,
         hovertemplate="%{y}, %{x}: %{customdata}<extra></extra>", hoverongaps=False,
-        colorbar={"tickvals": list(range(len(legend))), "ticktext": list(legend), "thickness": 12,
+        colorbar={"tickvals": list(range(num)), "ticktext": list(legend), "thickness": 12,
                   "outlinewidth": 0},
     )  # fmt: skip
     figure.update_xaxes(type="category", nticks=20, showgrid=False)

@@ -82,10 +82,13 @@ def _inputs(source: Source, attempt: int, step: int) -> Iterator[Drawing]:
         call = (str(group), int(seq), str(op))
         if call in calls and int(rank) in ranks:
             grid[ranks.index(int(rank)), calls.index(call)] = float(nonfinite)
+    groups = sorted({group for group, *_ in calls})
+    alone = groups[0] if len(groups) == 1 else ""
     figure = agreement.draw(
-        [f"rank {rank}" for rank in ranks], [f"{op} {seq} of {group}" for group, seq, op in calls], grid,
-        x="calls in the order in which they were made", words={0: "finite", 1: "held NaN or Inf"},
-        legend=("finite", "NaN or Inf"),
+        [f"rank {rank}" for rank in ranks],
+        [f"{op} {seq}" if alone else f"{op} {seq} of {group}" for group, seq, op in calls], grid,
+        x=f"calls{f' of {alone}' if alone else ''} in the order in which they were made",
+        words={0: "finite", 1: "held NaN or Inf"}, legend=("finite", "NaN or Inf"),
     )  # fmt: skip
     yield Drawing(title=f"Inputs of collectives in step {step}, before they were reduced", figure=figure)
 

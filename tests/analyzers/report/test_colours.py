@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 import analyzers.report
-from analyzers.report.figures import bars, recovery, series, theme, timeline
+from analyzers.report.figures import agreement, bars, recovery, series, theme, timeline
 from analyzers.report.figures.schedule import draw as draw_schedule
 from analyzers.report.queries import Piece
 
@@ -129,3 +129,15 @@ def test_phases_and_collectives_of_one_timeline_look_different() -> None:
     ]
     looks = [(trace.marker.color, trace.marker.pattern.shape) for trace in timeline.draw(pieces).data]
     assert len(set(looks)) == len(looks) == len(theme.PHASE) + len(theme.CALL)
+
+
+def test_a_map_of_who_agrees_has_a_colour_a_state_and_none_between() -> None:
+    (grid,) = agreement.draw(["rank 0"], ["10", "20", "30"], np.array([[0.0, 1.0, 2.0]]), x="check").data
+    shown = [grid.colorscale[2 * state : 2 * state + 2] for state in range(3)]
+    for state, ((low, colour), (high, same)) in enumerate(shown):
+        place = (state - grid.zmin) / (grid.zmax - grid.zmin)
+        assert low < place < high
+        assert colour == same
+    assert len({colour for (_, colour), _ in shown}) == 3
+    (two,) = agreement.draw(["rank 0"], ["a"], np.array([[1.0]]), x="", legend=("finite", "NaN or Inf")).data
+    assert [place for place, _ in two.colorscale] == [0, 0.5, 0.5, 1]
