@@ -21,9 +21,9 @@ from .finding import Finding
 from .runsettings import setting
 from .source import Source, every_kth_rank, lacking
 
-__all__ = ["CheckpointPolicy", "analyze"]
+__all__ = ["SAVED", "CheckpointPolicy", "analyze"]
 
-_SAVED = ("complete", "verified", "good")
+SAVED = ("complete", "verified", "good")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def _failed(source: Source) -> Finding | None:
         return None
     ((later,),) = source.rows(
         f"""
-        SELECT count(*) FROM checkpoints WHERE tier = 'disk' AND state IN {_SAVED} AND wall_ns > (
+        SELECT count(*) FROM checkpoints WHERE tier = 'disk' AND state IN {SAVED} AND wall_ns > (
             SELECT max(wall_ns) FROM checkpoints WHERE tier = 'disk' AND state = 'failed')
         """
     )
@@ -96,7 +96,7 @@ def _age(source: Source, newest_step: int, interval: Any, policy: CheckpointPoli
     steps = [
         step
         for (step,) in source.rows(
-            f"SELECT DISTINCT step FROM checkpoints WHERE tier = 'disk' AND state IN {_SAVED} AND step IS NOT NULL "
+            f"SELECT DISTINCT step FROM checkpoints WHERE tier = 'disk' AND state IN {SAVED} AND step IS NOT NULL "
             "AND (attempt, step) NOT IN (SELECT (attempt, step) FROM checkpoints WHERE tier = 'disk' AND "
             "state IN ('condemned', 'failed') AND step IS NOT NULL) ORDER BY step"
         )

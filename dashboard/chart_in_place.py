@@ -6,7 +6,8 @@
 Streamlit's own Plotly chart draws a new element from nothing when its data are new, so that the zoom is gone at each
 refresh; and while its id is the same it keeps the figure that it was given first. Here the element is known by its key,
 and each new figure goes to `Plotly.react`, which keeps what the reader has changed as long as `uirevision` is the same.
-plotly.js is the one that the Python package brings, served from there.
+plotly.js is the one that the Python package brings, served from there. If it does not come, the chart's place says so,
+and it is asked for again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ function library(url) {
     const script = document.createElement("script");
     script.src = url;
     script.onload = done;
-    script.onerror = () => failed(new Error("plotly.js did not load from " + url));
+    script.onerror = () => {
+      window.rankscopePlotly = undefined;  // the next one asks anew
+      script.remove();
+      failed(new Error("plotly.js did not load from " + url));
+    };
     document.head.append(script);
   });
   return window.rankscopePlotly;
@@ -44,14 +49,27 @@ export default function ({ data, parentElement }) {
     figure.layout.height += 14 * (named - 3);
   host.style.height = figure.layout.height + "px";
   host.newest = figure;
-  library(url).then(() => {
+  const draw = () => library(url).then(() => {
     if (host.newest !== figure || !host.isConnected) return;
+    if (host.failed) host.replaceChildren();
+    host.failed = false;
     window.Plotly.react(host, figure.data, figure.layout, config);
     if (!host.sized) {
       host.sized = new ResizeObserver(() => host.isConnected && window.Plotly.Plots.resize(host));
       host.sized.observe(host);
     }
+  }).catch((error) => {
+    if (host.newest !== figure || !host.isConnected) return;
+    console.error(error);
+    host.failed = true;
+    window.Plotly?.purge(host);
+    const said = document.createElement("p");
+    said.setAttribute("role", "alert");
+    said.textContent = `This chart could not be drawn: ${error.message}. It is tried again every few seconds.`;
+    host.replaceChildren(said);
+    setTimeout(() => host.newest === figure && host.isConnected && draw(), 5000);
   });
+  draw();
   return () => setTimeout(() => {
     if (host.isConnected) return;
     host.sized?.disconnect();

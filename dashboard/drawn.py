@@ -31,10 +31,20 @@ _lock = threading.Lock()
 
 
 def drawn(
-    name: Hashable, draw: Callable[..., go.Figure], shown: tuple[Any, ...], options: Mapping[str, Any], *, dark: bool
+    name: Hashable,
+    draw: Callable[..., go.Figure],
+    shown: tuple[Any, ...],
+    options: Mapping[str, Any],
+    *,
+    dark: bool,
+    selected: tuple[Hashable, ...] = (),
 ) -> str:
-    """The JSON of `draw(*shown, **options)` in its theme, or what it was before if all of `shown` are the same."""
-    asked = (*shown, *options.values())
+    """The JSON of `draw(*shown, **options)` in its theme, or what it was before if all of `shown` are the same.
+
+    `selected`: what the reader has chosen to see. A zoom stays while the data of the same choice grow, and goes with
+    another choice: it would show an empty place of other data.
+    """
+    asked = (*shown, *options.values(), *selected)
     with _lock:
         former = _kept.get((name, dark))
         if former is not None and len(former[0]) == len(asked) and all(map(_alike, former[0], asked)):
@@ -42,7 +52,7 @@ def drawn(
             return former[1]
     spec = draw(*shown, **options).to_dict()
     spec["layout"]["template"] = template(dark=dark)
-    spec["layout"]["uirevision"] = str(name)
+    spec["layout"]["uirevision"] = str((name, selected))
     figure: str = plotly.io.to_json(spec, validate=False)
     with _lock:
         _kept[(name, dark)] = (asked, figure)

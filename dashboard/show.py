@@ -11,7 +11,7 @@ nothing on these pages allows HTML with text of a run in it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -50,6 +50,7 @@ h1 { padding: 0.4rem 0 0.4rem 0 !important; }
 [data-testid="stMetricValue"], [data-testid="stDataFrame"] { font-variant-numeric: tabular-nums; }
 [data-testid="stMetric"] > div:first-child { padding: 0.5rem 0.6rem !important; }
 [data-testid="stMetricValue"] { font-size: 1.2rem; font-weight: 500; }
+[data-testid="stMetricLabel"] * { white-space: normal; overflow: visible; }
 [data-testid="stMetricDelta"] { font-size: 0.72rem; padding: 0.1rem 0.35rem; }
 @media (max-width: 640px) { [data-testid="stMainBlockContainer"] { padding: 2.6rem 0.9rem 2rem 0.9rem; } }
 [class*="st-key-tiles-"] { flex-wrap: wrap; gap: 0.6rem; }
@@ -70,12 +71,21 @@ def figures_are_dark() -> bool:
     return getattr(st.context.theme, "type", None) == "dark"
 
 
-def chart(draw: Callable[..., go.Figure], *shown: Any, key: str, what: str, **options: Any) -> None:
+def chart(
+    draw: Callable[..., go.Figure],
+    *shown: Any,
+    key: str,
+    what: str,
+    selected: tuple[Hashable, ...] = (),
+    **options: Any,
+) -> None:
     """The figure `draw(*shown, **options)`, built anew only if one of `shown` is another than before.
 
-    With the same `key` at every refresh zoom and hidden lines stay; `what` is for those who cannot see.
+    With the same `key` and the same `selected` (steps, ranks: what the reader chose, not what grows by itself) zoom and
+    hidden lines stay at every refresh; `what` is for those who cannot see.
     """
-    figure = drawn((st.session_state.get("run_id"), key), draw, shown, options, dark=figures_are_dark())
+    name = (st.session_state.get("run_id"), key)
+    figure = drawn(name, draw, shown, options, dark=figures_are_dark(), selected=selected)
     show_in_place(figure, key=key, config=_CHART, what=what)
 
 

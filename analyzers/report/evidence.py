@@ -1,54 +1,39 @@
 """The figures that prove a finding.
 
-    for drawing in drawings(store, finding, diagnosis):
+    for drawing in drawings(store, finding):
         drawing.title, drawing.figure           # "Own work of rank 3 beside the others", a Plotly figure
 
-The HTML report and the dashboard show the same ones. A figure whose data is missing is left out.
+The HTML report and the dashboard show the same ones. `PROOFS` says which kind has which; the functions themselves are
+in `proofs`. A figure whose data is missing is left out, and what has no proof in the store has none: the loss is drawn
+for what is said of the loss only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-
-import numpy as np
-import plotly.graph_objects as go
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ..eventlog import EventLog
 from ..finding import Finding
 from ..snapshot import SNAPSHOT_EVENTS, take_snapshot
-from ..source import Source, ints
+from ..source import Source
 from ..waitfor import find_culprits
 from . import queries
-from .figures import loss, straggler, timeline, waitfor
+from .drawing import Drawing
+from .figures import timeline, waitfor
+from .proofs import devices, nodes, numerics, ranks, spent
 
-__all__ = ["Drawing", "drawings", "moment"]
+__all__ = ["PROOFS", "UNDRAWN", "Drawing", "drawings", "moment"]
 
-AROUND_STEPS = 40
-"""Steps before and after a finding in its picture of the loss."""
 MAX_RANKS = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
-    """A figure with a title and one sentence for those who cannot see it."""
-
-    title: str
-    figure: go.Figure
+AT_END = ("hang", "rank_lost", "excluded")
+"""Kinds that are told of the end of an attempt: its last steps, whatever step the finding names."""
+Proof = Callable[[Source, Finding], Iterator[Drawing]]
 
 
 def drawings(source: Source, finding: Finding) -> Iterator[Drawing]:
     """Figures for one finding, the most telling first."""
-    match finding.kind:
-        case "straggler":
-            yield from _straggler(source, finding)
-        case "hang":
-            yield from _wait_for(source, finding)
-            yield from moment(source, finding)
-        case "rank_lost":
-            yield from moment(source, finding)
-        case _:  # what has a step shows in the loss, or shows that it does not
-            yield from _loss(source, finding)
+    for proof in PROOFS.get(finding.kind, ()):
+        yield from proof(source, finding)
 
 
 def moment(source: Source, finding: Finding | None = None) -> Iterator[Drawing]:
@@ -61,35 +46,34 @@ def moment(source: Source, finding: Finding | None = None) -> Iterator[Drawing]:
     if attempt is None:
         return
     ((newest,),) = source.rows("SELECT max(step) FROM steps WHERE attempt = ? AND rank >= 0", [attempt])
-    at_end = finding is None or finding.first_step is None or finding.kind in ("hang", "rank_lost")
+    at_end = finding is None or finding.first_step is None or finding.kind in AT_END
     last = newest if at_end or finding is None or finding.first_step is None else finding.first_step + 1
     if last is None:
         return
     first = max(0, last - (1 if at_end else 2))
-    ranks = _beside(source, attempt, finding.ranks if finding is not None else ())
-    pieces = queries.timeline(source, attempt=attempt, first_step=first, last_step=last, ranks=ranks)
+    shown = _beside(source, attempt, finding.ranks if finding is not None else ())
+    pieces = queries.timeline(source, attempt=attempt, first_step=first, last_step=last, ranks=shown)
     if pieces:
         title = (
-            f"What {'the ranks' if len(ranks) < MAX_RANKS else f'{len(ranks)} ranks'} did in steps {first} to {last}"
+            f"What {'the ranks' if len(shown) < MAX_RANKS else f'{len(shown)} ranks'} did in steps {first} to {last}"
         )
-        yield Drawing(title=title, figure=timeline.draw(pieces, ranks=ranks))
+        yield Drawing(title=title, figure=timeline.draw(pieces, ranks=shown))
 
 
 def _straggler(source: Source, finding: Finding) -> Iterator[Drawing]:
-    if not finding.ranks or not source.has("steps"):
-        return
+    """Own work beside the others'; of a slow link its transfers, and what the ranks did."""
     if finding.cause == "communication":
+        yield from ranks.link(source, finding)
         yield from moment(source, finding)
-        return
-    rank, attempt = finding.ranks[0], finding.attempt or 0
-    against = queries.rank_against_others(source, attempt, rank)
-    if len(against["step"]) > 1:
-        figure = straggler.beside_peers(against, rank=rank, onset=finding.first_step)
-        yield Drawing(title=f"Own work of rank {rank} beside the others, without waiting", figure=figure)
-    first, last = finding.first_step or 0, finding.last_step if finding.last_step is not None else 1 << 60
-    work = queries.own_work(source, first_step=first, last_step=last)
-    if len(work["rank"]) > 1:
-        yield Drawing(title="Own work by rank in these steps", figure=straggler.ranking(work, finding.ranks))
+    else:
+        yield from ranks.work(source, finding)
+
+
+def _rank_lost(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """What the ranks did at the end; of one that ran out of memory, its memory first."""
+    if finding.cause == "out_of_memory":
+        yield from ranks.memory(source, finding)
+    yield from moment(source, finding)
 
 
 def _wait_for(source: Source, finding: Finding) -> Iterator[Drawing]:
@@ -100,19 +84,69 @@ def _wait_for(source: Source, finding: Finding) -> Iterator[Drawing]:
         yield Drawing(title="Who waits for whom", figure=waitfor.draw(view, find_culprits(view)))
 
 
-def _loss(source: Source, finding: Finding) -> Iterator[Drawing]:
-    if finding.first_step is None:
-        return
-    curve = queries.loss_curve(source)
-    step = ints(curve["step"])
-    last = finding.last_step if finding.last_step is not None else finding.first_step
-    near = (step >= finding.first_step - AROUND_STEPS) & (step <= last + AROUND_STEPS)
-    if near.sum() < 2:
-        return
-    found = [mark for mark in queries.marks(source) if mark.step is not None and step[near].min() <= mark.step]
-    found = [mark for mark in found if mark.step is not None and mark.step <= step[near].max()]
-    figure = loss.draw({name: np.asarray(column)[near] for name, column in curve.items()}, found, [finding])
-    yield Drawing(title="Loss and gradient norm around it", figure=figure)
+def _memory_limit(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """What is in use of all there is; then which of its ranks holds how much."""
+    yield from devices.memory_full(source, finding)
+    yield from ranks.memory(source, finding)
+
+
+def _configuration(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """By the setting that the advice is about."""
+    for proof in _OF_SETTING.get(finding.cause, ()):
+        yield from proof(source, finding)
+
+
+_OF_SETTING: Mapping[str, Sequence[Proof]] = {
+    "buckets": (spent.buckets,),
+    "microbatches": (spent.stages,),
+    "tensor_parallel": (spent.communication,),
+    "compression": (numerics.compression,),
+    "checkpoint_interval": (spent.saved, spent.waterfall),
+    "workers": (spent.data,),
+    "evaluation": (spent.waterfall,),
+}
+PROOFS: Mapping[str, Sequence[Proof]] = {
+    "straggler": (_straggler,),
+    "hang": (_wait_for, moment),
+    "rank_lost": (_rank_lost,),
+    "excluded": (moment,),
+    "node_silent": (nodes.progress,),
+    "non_finite": (numerics.nonfinite,),
+    "loss_spike": (numerics.loss_around,),
+    "divergence": (numerics.loss_around,),
+    "loss_scale_collapse": (numerics.scale,),
+    "vanishing_gradients": (numerics.flow,),
+    "exploding_gradients": (numerics.flow,),
+    "gradient_noise": (numerics.noise,),
+    "gradient_corrupted": (ranks.corrupted_gradient,),
+    "replica_mismatch": (numerics.replicas,),
+    "fingerprint_chain_broken": (numerics.replicas,),
+    "resume_differs": (numerics.resume,),
+    "expert_imbalance": (numerics.experts,),
+    "memory_growth": (ranks.memory,),
+    "memory_imbalance": (ranks.memory,),
+    "memory_limit": (_memory_limit,),
+    "xid": (devices.xid,),
+    "gpu_memory_errors": (devices.memory_errors,),
+    "gpu_throttled": (devices.throttled,),
+    "link_errors": (devices.link_errors,),
+    "host_pressure": (devices.pressure,),
+    "bubble": (spent.stages,),
+    "stage_imbalance": (spent.stages,),
+    "exposed_communication": (spent.communication,),
+    "low_bandwidth": (spent.bandwidth,),
+    "small_buckets": (spent.buckets,),
+    "throughput": (spent.shared,),
+    "data_bound": (spent.data,),
+    "checkpoint_failed": (spent.saved,),
+    "checkpoint_age": (spent.old_save,),
+    "checkpoint_cost": (spent.saved, spent.waterfall),
+    "slow_startup": (ranks.startup,),
+    "configuration": (_configuration,),
+}
+"""Kind -> its proofs, the most telling first."""
+UNDRAWN = ("goodput", "records", "health")
+"""Kinds that only ever say that something was not judged: there is nothing to draw."""
 
 
 def _beside(source: Source, attempt: int, named: Sequence[int]) -> list[int]:

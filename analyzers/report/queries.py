@@ -22,6 +22,7 @@ from ..source import Ints, Source, floats, ints
 from .sampled import sampled
 
 __all__ = [
+    "MAX_PIECES",
     "MEASURES",
     "Mark",
     "Matrix",
@@ -39,6 +40,7 @@ __all__ = [
 MAX_CELLS = 400
 """Rows and columns of a matrix."""
 MAX_PIECES = 5_000
+"""Spans and calls of a timeline."""
 MAX_STEPS = 2_000
 _OWN = " + ".join(
     f"(coalesce({p}_ns, 0) - coalesce({p}_wait_ns, 0))" for p in ("data", "forward", "backward", "optimizer")

@@ -16,7 +16,7 @@ from analyzers.response import done_about
 from analyzers.source import Source
 
 from .. import navigation, queries
-from ..frame import View, framed
+from ..frame import View, current_run, framed
 from ..known_findings import Known, known_findings, pick
 from ..runbook import advice_text
 from ..show import SEVERITY_COLOURS, chart, nothing, said, table, where
@@ -90,6 +90,7 @@ def _list(view: View, known: Known) -> None:
             format_func=lambda name: f"{name} ({sum(f.severity == name for f in found)})",
         )  # fmt: skip
         kinds = sorted({finding.kind for finding in found})
+        _filter_of_link(kinds)
         chosen = st.multiselect("Kind", kinds, key="kinds", placeholder="all kinds", format_func=visible)
         rank = st.text_input("Rank", key="rank_filter", placeholder="any", width=120)
     shown = [
@@ -105,6 +106,19 @@ def _list(view: View, known: Known) -> None:
         card(view.run_id, finding, number, closed=known.closed.get(finding.id, ""))
     if len(shown) > MAX_LISTED:
         st.caption(f"and {len(shown) - MAX_LISTED} more: filter by kind or rank")
+
+
+def _filter_of_link(kinds: list[str]) -> None:
+    """`?kind=hang&rank=3` of an alert's link sets the filter, once: what the reader filters then is theirs."""
+    asked = (*st.query_params.get_all("kind"), *st.query_params.get_all("rank"))
+    known = [kind for kind in st.query_params.get_all("kind") if kind in kinds]
+    if not known or st.session_state.get("filter_of_link") == (current_run(), *asked):
+        return
+    st.session_state["filter_of_link"] = (current_run(), *asked)
+    st.session_state["kinds"] = known
+    rank = st.query_params.get("rank", "")
+    if rank.isdigit():
+        st.session_state["rank_filter"] = rank[:9]
 
 
 def load_evidence(source: Source, finding: Finding) -> dict[str, Any]:

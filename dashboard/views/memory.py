@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 import streamlit as st
-from plotly.graph_objects import Figure
 
 from analyzers.report import queries as shared
-from analyzers.report.figures import heatmap, series
-from analyzers.source import Source, floats, ints
+from analyzers.report.figures import heatmap, numbers
+from analyzers.source import Source, floats
 
 from .. import queries
 from ..frame import View, framed
@@ -37,7 +36,7 @@ def memory(view: View) -> None:
     if not len(curve["step"]):
         nothing("No memory was recorded yet.")
         return
-    chart(_curve, curve, key="memory-curve", what="Memory of the least, the median and the fullest rank")
+    chart(numbers.memory, curve, key="memory-curve", what="Memory of the least, the median and the fullest rank")
     st.caption("Of each rank's process, or of its device if it has one, at the end of the step.")
     st.subheader("Rank and step", anchor=False)
     chart(heatmap.draw, data["matrix"], key="memory-matrix", what="Memory by rank and step")
@@ -50,8 +49,3 @@ def memory(view: View) -> None:
             "at the last step (MiB)": np.round(last, 1), "growth (MiB)": np.round(last - first, 1),
         }, key="memory-table",
     )  # fmt: skip
-
-
-def _curve(curve: queries.Columns) -> Figure:
-    low, middle, high = (floats(curve[name]) for name in ("low", "middle", "high"))
-    return series.band(ints(curve["step"]), low, middle, high, x="step", y="memory (MiB)", height=340)

@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 import streamlit as st
-from plotly.graph_objects import Figure
 
 from analyzers.eventlog import EventLog
 from analyzers.report import queries as shared
-from analyzers.report.figures import gradients, loss, series
-from analyzers.report.figures.theme import SEQUENCE
-from analyzers.source import Source, floats, ints
+from analyzers.report.figures import gradients, loss, numbers
+from analyzers.source import Source, floats
 
 from .. import queries
 from ..frame import View, framed
@@ -70,24 +68,29 @@ def numerics(view: View) -> None:
     with left:
         st.subheader("Learning rate", anchor=False)
         if len(data["rate"]["step"]):
-            chart(_rate, data["rate"], key="numerics-rate", what="Learning rate over the steps")
+            chart(numbers.rate, data["rate"], key="numerics-rate", what="Learning rate over the steps")
         else:
             nothing("No learning rate was recorded.")
     with right:
         st.subheader("Loss scale", anchor=False)
         if data["scale"]:
-            chart(_scale, data["scale"], key="numerics-scale", what="Loss scale after each overflow")
+            chart(numbers.scale, data["scale"], key="numerics-scale", what="Loss scale after each overflow")
         else:
             nothing("The loss scale never changed.", "It does in fp16 only, when gradients overflow.")
     if len(data["compression"]["step"]):
         st.subheader("Error of compressed gradients", anchor=False)
         chart(
-            _compression, data["compression"], key="numerics-compression", what="Relative error of compressed gradients"
+            numbers.compression,
+            data["compression"],
+            key="numerics-compression",
+            what="Relative error of compressed gradients",
         )
         st.caption("Against the gradient without compression, in each measured step (`probes.compression_interval`).")
     if len(data["experts"]["step"]):
         st.subheader("Load of experts", anchor=False)
-        chart(_experts, data["experts"], key="numerics-experts", what="Load of the most and the least used expert")
+        chart(
+            numbers.experts, data["experts"], key="numerics-experts", what="Load of the most and the least used expert"
+        )
         st.caption("Of all layers, over all ranks; 1 is an even share. Table `experts` has each of them.")
 
 
@@ -105,27 +108,3 @@ def _what_is_shown(found: Gradients) -> str:
             "and the smallest norms, the others evenly."
         )
     return text
-
-
-def _rate(rate: queries.Columns) -> Figure:
-    line = series.Series(name="rate", x=ints(rate["step"]), y=floats(rate["lr"]), colour=SEQUENCE[2])
-    return series.draw([line], x="step", y="learning rate", height=260, from_zero=True)
-
-
-def _scale(changes: list[tuple[int, float]]) -> Figure:
-    steps, scales = zip(*changes, strict=True)
-    line = series.Series(name="scale", x=np.array(steps), y=np.array(scales, dtype=np.float64), colour=SEQUENCE[5])
-    return series.draw([line], x="step", y="scale after an overflow", height=260, log=True)
-
-
-def _compression(errors: queries.Columns) -> Figure:
-    line = series.Series(name="error", x=ints(errors["step"]), y=floats(errors["error"]), colour=SEQUENCE[3])
-    return series.draw([line], x="step", y="relative error", height=260, from_zero=True)
-
-
-def _experts(load: queries.Columns) -> Figure:
-    lines = [
-        series.Series(name=name, x=ints(load["step"]), y=floats(load[column]), colour=colour)
-        for name, column, colour in (("most used", "high", SEQUENCE[5]), ("least used", "low", SEQUENCE[2]))
-    ]
-    return series.draw(lines, x="step", y="times an even share", height=260, from_zero=True)

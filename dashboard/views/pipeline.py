@@ -82,7 +82,10 @@ def pipeline(view: View) -> None:
         return
     st.subheader(f"Step {step} as it ran", anchor=False)
     if len(ints(pieces["stage"])):
-        chart(figures.draw, pieces, flow=flow, key="schedule", what="Forwards and backwards of each stage")
+        chart(
+            figures.draw, pieces, flow=flow, key="schedule", what="Forwards and backwards of each stage",
+            selected=(asked, *members),
+        )  # fmt: skip
         st.caption("Numbers are microbatches. Clocks of other hosts may differ: then stages are shifted to each other.")
     else:
         others = f" Attempt {attempt} is shown; others have other steps." if len(found) > 1 else ""
@@ -99,7 +102,10 @@ def _bubble(bubble: Bubble) -> None:
         for rank, share in list(bubble.idle_ratio_by_rank.items())[:64]
     }
     expected = bubble.expected_ratio
-    chart(figures.idle, named, expected=expected, key="bubble", what="Idle share of each rank of the pipeline")
+    chart(
+        figures.idle, named, expected=expected, key="bubble", what="Idle share of each rank of the pipeline",
+        selected=tuple(named),
+    )  # fmt: skip
     st.caption(
         f"{said(bubble.text[:1].upper() + bubble.text[1:], 600)}. Means over {bubble.num_steps} typical steps. Bubble: "
         "idle share from where the first stage begins to load its batch to the last backward."
@@ -107,7 +113,10 @@ def _bubble(bubble: Bubble) -> None:
     if len(bubble.idle_ratio_by_step) > 1:
         st.subheader("Bubble by step", anchor=False)
         what = "Idle share of the pipeline over the steps"
-        chart(figures.idle_by_step, bubble.idle_ratio_by_step, expected=expected, key="bubble-steps", what=what)
+        chart(
+            figures.idle_by_step, bubble.idle_ratio_by_step, expected=expected, key="bubble-steps", what=what,
+            selected=tuple(named),
+        )  # fmt: skip
 
 
 def _schedule_name(view: View) -> str:

@@ -9,8 +9,7 @@ import streamlit as st
 from plotly.graph_objects import Figure
 
 from analyzers.report import queries as shared
-from analyzers.report.figures import heatmap, mesh, series, straggler
-from analyzers.report.figures.theme import SEQUENCE
+from analyzers.report.figures import heatmap, mesh, numbers, straggler
 from analyzers.source import Source, floats, ints
 
 from .. import queries
@@ -132,7 +131,7 @@ def _mesh(data: dict[str, Any]) -> None:
         _placed, places, ranking, rows=rows, columns=columns, key=f"mesh-{rows}-{columns}",
         what="Own work of the ranks at their places in the mesh",
     )  # fmt: skip
-    st.caption("Numbers are ranks; the colour is the median own work of a step.")
+    st.caption("Numbers are ranks; the colour is the median own work of a step, of the worst rank at the place.")
 
 
 def _pair(view: View, known: list[int], measure: str) -> None:
@@ -147,7 +146,7 @@ def _pair(view: View, known: list[int], measure: str) -> None:
     if pair is None:
         return
     chart(
-        _beside, pair, a, b, measure, key=f"pair-{a}-{b}-{measure}",
+        numbers.two_ranks, pair, a, b, measure, shared.MEASURES[measure][1], key=f"pair-{a}-{b}-{measure}",
         what=f"{measure} of rank {a} and rank {b} over the steps",
     )  # fmt: skip
 
@@ -156,12 +155,3 @@ def _placed(places: queries.Columns, ranking: queries.Columns, *, rows: str, col
     own = dict(zip(ints(ranking["rank"]).tolist(), floats(ranking["own_ms"]).tolist(), strict=True))
     values = np.array([own.get(rank, np.nan) for rank in ints(places["rank"]).tolist()])
     return mesh.draw(places, values, rows=rows, columns=columns, unit="ms")
-
-
-def _beside(pair: queries.Columns, a: int, b: int, measure: str) -> Figure:
-    steps, unit = ints(pair["step"]), shared.MEASURES[measure][1]
-    lines = [
-        series.Series(name=f"rank {a}", x=steps, y=floats(pair["a"]), colour=SEQUENCE[1]),
-        series.Series(name=f"rank {b}", x=steps, y=floats(pair["b"]), colour=SEQUENCE[0]),
-    ]
-    return series.draw(lines, x="step", y=f"{measure} ({unit})", from_zero=measure != "memory")

@@ -61,23 +61,27 @@ def timeline(view: View) -> None:
     if not extent["last"] or not extent["ranks"]:
         nothing("No step was recorded yet.")
         return
-    attempt, first, last, ranks = _chosen(extent)
+    attempt, first, last, ranks, is_chosen = _chosen(extent)
     pieces = view.ask(load_pieces, attempt, first, last, tuple(ranks))
     if pieces is None:
         return
     if pieces:
-        chart(gantt.draw, pieces, ranks=sorted(ranks), key="timeline", what="Phases and collectives of the ranks")
+        chart(
+            gantt.draw, pieces, ranks=sorted(ranks), key="timeline", what="Phases and collectives of the ranks",
+            selected=(attempt, first if is_chosen else "newest", last - first, *sorted(ranks)),
+        )  # fmt: skip
         flows = "Lines follow microbatches from stage to stage. " if any(p.stage is not None for p in pieces) else ""
         st.caption(f"Above: phases; below: collectives and transfers. Hatched: never ended. {flows}Drag to zoom.")
-        if len(pieces) >= gantt.MAX_PIECES:
-            st.caption(f"The first {gantt.MAX_PIECES:,} pieces are drawn: choose fewer steps or ranks.")
+        if len(pieces) >= shared.MAX_PIECES:
+            st.caption(f"The first {shared.MAX_PIECES:,} pieces are drawn: choose fewer steps or ranks.")
     else:
         nothing("Neither spans nor collectives were recorded in these steps.")
     _in_flight(view, attempt)
     _download(view, attempt, first, last, ranks)
 
 
-def _chosen(extent: dict[str, Any]) -> tuple[int, int, int, list[int]]:
+def _chosen(extent: dict[str, Any]) -> tuple[int, int, int, list[int], bool]:
+    """Attempt, first and last step, ranks; and whether the steps were chosen or are the newest, which move on."""
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
         lives = sorted(extent["last"], reverse=True)
         attempt = lives[0]
@@ -93,7 +97,7 @@ def _chosen(extent: dict[str, Any]) -> tuple[int, int, int, list[int]]:
             "Ranks", extent["ranks"], default=extent["ranks"][:8], key="timeline-ranks", max_selections=MAX_RANKS
         )
     last = newest if asked is None else min(int(asked), newest)
-    return attempt, max(0, last - int(num) + 1), last, list(ranks) or extent["ranks"][:1]
+    return attempt, max(0, last - int(num) + 1), last, list(ranks) or extent["ranks"][:1], asked is not None
 
 
 def _in_flight(view: View, attempt: int) -> None:

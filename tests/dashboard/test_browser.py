@@ -28,6 +28,15 @@ pytestmark = [
 ]
 RANGE = "document.querySelector('.js-plotly-plot')._fullLayout.xaxis.range.map(Number)"
 LAST_DRAWN = "Math.max(...document.querySelector('.js-plotly-plot')._fullData.find(trace => trace.name === 'loss').x)"
+FAILED = "[data-testid=stException], :text('This page could not be computed'), :text('This chart could not be drawn')"
+COMPUTED = ":text('Being computed from the records')"
+"""Stands in place of a part until its answer has come."""
+SHOWN = ".js-plotly-plot .main-svg, [data-testid=stDataFrame]"
+EMPTY = {
+    "pipeline": "This run has no pipeline", "health": "No health was recorded in this run",
+    "compare": "There is only one run", "findings": "Nothing fired in this run",
+}  # fmt: skip
+"""Pages on which a run of two ranks on a CPU, without a fault, may have nothing to draw, and what they say then."""
 STEP = "[data-testid=stMetric]:has-text('Step') [data-testid=stMetricValue]"
 
 
@@ -101,8 +110,24 @@ def test_the_steps_move_and_the_zoom_stays(visit: Visit) -> None:
 @pytest.mark.parametrize("name", PAGES)
 def test_no_page_of_a_live_run_complains(visit: Visit, name: str) -> None:
     visit.open(name)
-    assert visit.page.locator("[data-testid=stException]").count() == 0
+    visit.page.wait_for_selector(COMPUTED, state="detached", timeout=30_000)
+    something = f"{SHOWN}, :text('{EMPTY[name]}')" if name in EMPTY else SHOWN
+    visit.page.wait_for_selector(f"{something}, {FAILED}", timeout=20_000)
+    assert visit.page.locator(FAILED).count() == 0
+    assert visit.page.locator(something).count() > 0
     assert not visit.complaints
+
+
+def test_a_chart_whose_library_does_not_load_says_so_and_is_drawn_when_it_does(visit: Visit) -> None:
+    context = visit.page.context.browser.new_context(viewport={"width": 1280, "height": 1000})  # type: ignore[union-attr]
+    page = context.new_page()
+    context.route("**/plotly.min.js", lambda route: route.abort())
+    page.goto(f"{visit.url}/{PAGES['overview']}")
+    page.wait_for_selector("text=This chart could not be drawn: plotly.js did not load", timeout=30_000)
+    assert page.locator(".js-plotly-plot").count() == 0
+    context.unroute("**/plotly.min.js")
+    page.wait_for_selector(".js-plotly-plot .main-svg", timeout=30_000)  # it asks again by itself
+    context.close()
 
 
 def test_a_fault_of_this_moment_is_a_finding_within_ten_seconds(visit: Visit) -> None:

@@ -49,3 +49,26 @@ def test_the_number_of_charts_is_bounded(counted: tuple[Callable[..., go.Figure]
     for number in (*range(MAX_KEPT + 1), 0):
         drawn(("bounded", number), draw, (values,), {}, dark=False)
     assert len(calls) == MAX_KEPT + 2, "the one that was asked for longest ago was given up"
+
+
+def test_a_zoom_stays_with_data_that_grow_and_goes_with_another_choice(
+    counted: tuple[Callable[..., go.Figure], list[Any]],
+) -> None:
+    draw, _ = counted
+
+    def revision(length: int, *selected: Any) -> str:
+        sent = drawn("zoom", draw, ({"y": np.arange(length)},), {}, dark=False, selected=selected)
+        revision: str = json.loads(sent)["layout"]["uirevision"]
+        return revision
+
+    assert revision(3, 0, "newest") == revision(4, 0, "newest")
+    assert revision(4, 0, "newest") != revision(4, 1, "newest")
+    assert revision(4, 0, 10) != revision(4, 0, 20)
+
+
+def test_another_choice_of_the_same_data_is_sent_again(counted: tuple[Callable[..., go.Figure], list[Any]]) -> None:
+    draw, calls = counted
+    values = {"y": np.arange(3.0)}
+    for step in (1, 1, 2):
+        drawn("choice", draw, (values,), {}, dark=False, selected=(step,))
+    assert len(calls) == 2

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from tests.analyzers.report.hostile import SCRIPT, hostile_run
 from tests.dashboard.opened import PAGES, open_page, shown
@@ -54,6 +56,8 @@ def test_a_link_opens_the_finding_with_its_evidence_response_and_runbook(runs: P
     assert not app.exception
     text = shown(app)
     for words in (
+        "Inputs of collectives in step 12, before they were reduced",
+        "NaN and Inf in the gradients of step 12, by parameter and the rank that holds it",
         "Loss and gradient norm around it",
         "Runbook",
         "batch 11 skipped",
@@ -61,7 +65,7 @@ def test_a_link_opens_the_finding_with_its_evidence_response_and_runbook(runs: P
         "In the backward pass",
     ):
         assert words in text, (words, text)
-    assert len(app.get("bidi_component")) == 1
+    assert len(app.get("bidi_component")) == 3
 
 
 def test_the_short_link_leads_to_the_same_finding(runs: Path, finished_run: LaunchedRun) -> None:
@@ -79,12 +83,50 @@ def test_findings_are_filtered_by_kind_and_rank(runs: Path) -> None:
     assert "Non-finite" in shown(app)
 
 
+def test_the_link_of_an_alert_shows_the_findings_of_its_kind(runs: Path, finished_run: LaunchedRun) -> None:
+    run = finished_run.run.run_id
+
+    def filtered(**address: str) -> AppTest:
+        app = open_page(runs, "findings", run=run, **address)
+        wait_for(lambda: "Severity" in str([w.label for w in app.get("button_group")]) or (app.run() and False), "list")
+        assert not app.exception
+        return app
+
+    app = filtered(kind="non_finite", rank="1")
+    assert (app.multiselect(key="kinds").value, app.text_input(key="rank_filter").value) == (["non_finite"], "1")
+    assert "Non-finite" in shown(app)
+    app.multiselect(key="kinds").set_value([]).run()
+    assert app.multiselect(key="kinds").value == [], "the reader's own filter stays"
+    app = filtered(kind="non_finite", rank="7")
+    assert "No finding is left with this filter." in shown(app)
+    for kind in ("no_such_kind", "<script>", "x" * 3000):
+        assert filtered(kind=kind).multiselect(key="kinds").value == []
+
+
 def test_the_measure_of_the_heatmap_can_be_chosen(runs: Path) -> None:
     app = open_page(runs, "ranks")
     before = len(app.get("bidi_component"))
     app.segmented_control(key="measure").set_value("memory").run()
     assert not app.exception
     assert len(app.get("bidi_component")) == before >= 3
+
+
+def test_the_timeline_forgets_its_zoom_with_other_steps_or_ranks(runs: Path) -> None:
+    app = open_page(runs, "timeline")
+
+    def revision() -> str:
+        (drawn,) = app.get("bidi_component")
+        revision: str = json.loads(drawn.proto.bytes)["figure"]["layout"]["uirevision"]
+        return revision
+
+    seen = [revision()]
+    app.run()
+    assert revision() == seen[0]
+    app.number_input(key="timeline-last").set_value(10).run()
+    seen.append(revision())
+    app.multiselect(key="timeline-ranks").set_value([1]).run()
+    seen.append(revision())
+    assert len(set(seen)) == 3
 
 
 def test_a_name_of_a_run_that_is_not_there_shows_the_newest(runs: Path, finished_run: LaunchedRun) -> None:

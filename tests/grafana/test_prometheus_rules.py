@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from analyzers.report.evidence import PROOFS
 from probes.exporters.catalogue import METRICS
 from tests.programs import needs, program
 
@@ -71,5 +72,9 @@ def test_each_alert_says_what_to_do(alert: dict[str, Any]) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     headings = {re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"(?m)^#+ (.*)$", text)}
     assert f'id="{anchor}"' in text or anchor in headings
-    page = notes["dashboard_url"].removeprefix("http://127.0.0.1:8501/").partition("?")[0]
+    page, _, query = notes["dashboard_url"].removeprefix("http://127.0.0.1:8501/").partition("?")
     assert page in PAGES | {""}
+    kinds = re.findall(r"finding\w*\{kind=\"(\w+)\"", alert["expr"])
+    assert re.findall(r"&kind=(\w+)", query)[: len(kinds)] == kinds, "what an alert is about is what its link shows"
+    assert page == "findings" or "&kind" not in query
+    assert set(re.findall(r"&kind=(\w+)", query)) <= set(PROOFS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import plotly.graph_objects as go
 
 from ...goodput import CATEGORIES, Account
-from .theme import CATEGORY, SEQUENCE, new_figure
+from .theme import CATEGORY, SEQUENCE, ink, new_figure
 
 __all__ = ["by_rank", "strip", "waterfall"]
 
@@ -80,7 +80,7 @@ def strip(account: Account) -> go.Figure:
         figure.add_bar(
             y=[""], x=[seconds], name=f"{text} {share:.2g} %", orientation="h", width=0.9, textangle=0,
             text=[f"{share:.0f} %" if share >= 4 else ""], textposition="inside", insidetextanchor="middle",
-            textfont={"color": "#ffffff"}, marker={"color": CATEGORY[name], "line": {"width": 0}},
+            textfont={"color": ink(CATEGORY[name])}, marker={"color": CATEGORY[name], "line": {"width": 0}},
             hovertemplate=f"{text}: %{{x:.4g}} s, {share:.2g} %<extra></extra>",
         )  # fmt: skip
     figure.update_xaxes(ticksuffix=" s", range=[0, wall], title={"text": ""})

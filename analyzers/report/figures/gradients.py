@@ -46,23 +46,25 @@ def norms(table: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def nonfinite(table: Mapping[str, Any]) -> Figure:
-    """Number of NaN and Inf elements; only parameters that ever had one."""
+def nonfinite(table: Mapping[str, Any], *, across: str = "step") -> Figure:
+    """Number of NaN and Inf elements; only parameters that ever had one. `across`: the column from left to right."""
     count = floats(table["nonfinite"])
     bad = set(np.asarray(table["parameter"], dtype=object)[count > 0].tolist())
     keep = np.array([name in bad for name in table["parameter"]], dtype=bool)
-    names, steps, grid = _grid({name: np.asarray(column)[keep] for name, column in table.items()}, "nonfinite", np.fmax)
-    figure = _map(names, steps)
+    rows = {name: np.asarray(column)[keep] for name, column in table.items()}
+    names, steps, grid = _grid(rows, "nonfinite", np.fmax, across)
+    figure = _map(names, steps, across)
     figure.add_heatmap(
         x=[str(step) for step in steps], y=names, z=np.where(grid > 0, np.log10(np.maximum(grid, 1)) + 0.3, np.nan),
         customdata=grid, colorscale=[[0, SEVERITY["warning"]], [1, SEVERITY["critical"]]], showscale=False, xgap=1,
-        ygap=1, hovertemplate="%{y}, step %{x}<br>%{customdata:,.0f} NaN or Inf<extra></extra>", hoverongaps=False,
+        ygap=1, hoverongaps=False,
+        hovertemplate="%{y}, " + across + " %{x}<br>%{customdata:,.0f} NaN or Inf<extra></extra>",
     )  # fmt: skip
     return figure
 
 
-def _map(names: list[str], steps: list[int]) -> Figure:
-    figure = new_figure(height=int(min(760, max(220, 110 + 17 * len(names)))), x="step")
+def _map(names: list[str], steps: list[int], across: str = "step") -> Figure:
+    figure = new_figure(height=int(min(760, max(220, 110 + 17 * len(names)))), x=across)
     figure.update_xaxes(type="category", nticks=min(20, max(2, len(steps))), showgrid=False)
     figure.update_yaxes(
         autorange="reversed", showgrid=False, tickfont={"size": 10}, dtick=1 if len(names) <= 45 else None
@@ -70,14 +72,16 @@ def _map(names: list[str], steps: list[int]) -> Figure:
     return figure
 
 
-def _grid(table: Mapping[str, Any], column: str, join: Any) -> tuple[list[str], list[int], npt.NDArray[np.float64]]:
+def _grid(
+    table: Mapping[str, Any], column: str, join: Any, across: str = "step"
+) -> tuple[list[str], list[int], npt.NDArray[np.float64]]:
     parameter = [str(name) for name in table["parameter"]]
     kept = sorted(set(parameter), key=_natural)[:MAX_PARAMETERS]
-    steps = sorted(set(ints(table["step"]).tolist()))
+    steps = sorted(set(ints(table[across]).tolist()))
     row, place = {name: i for i, name in enumerate(kept)}, {step: i for i, step in enumerate(steps)}
     grid = np.full((len(kept), len(steps)), np.nan)
     values: Floats = floats(table[column])
-    for name, step, value in zip(parameter, ints(table["step"]).tolist(), values.tolist(), strict=True):
+    for name, step, value in zip(parameter, ints(table[across]).tolist(), values.tolist(), strict=True):
         if name in row:
             cell = (row[name], place[step])
             grid[cell] = join(grid[cell], value)

@@ -71,7 +71,7 @@ def _bands(figure: go.Figure, findings: Sequence[Finding]) -> None:
         )  # fmt: skip
         figure.add_annotation(
             x=finding.first_step, y=1, xref="x", yref="paper", yanchor="top", xanchor="left", showarrow=False,
-            text=f"{number}", font={"color": colour, "size": 12}, hovertext=label(finding.summary, 160),
+            text=f"{number}", font={"size": 12}, hovertext=label(finding.summary, 160),
         )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from plotly.graph_objects import Figure
 
 from ...source import floats, ints
 from .flow import Stop, add_flow
-from .theme import PHASE, SEQUENCE, new_figure
+from .theme import PHASE, SEQUENCE, ink, new_figure
 
 __all__ = ["draw", "idle", "idle_by_step"]
 
@@ -43,7 +43,8 @@ def draw(pieces: Mapping[str, Any], *, flow: bool = True) -> Figure:
             width=0.12 if thin else 0.54, name=name,
             marker={"color": PHASE[name], "line": {"width": 0.4, "color": "rgba(128,128,128,0.5)"}},
             text=[str(microbatch[i]) if _SHOWN[name] and microbatch[i] >= 0 else "" for i in rows] if numbers else None,
-            textposition="inside", insidetextanchor="middle", textfont={"color": "#ffffff", "size": 11}, textangle=0,
+            textposition="inside", insidetextanchor="middle", textangle=0,
+            textfont={"color": ink(PHASE[name]), "size": 11},
             constraintext="none", customdata=microbatch[rows],
             hovertemplate="stage %{y:.0f}, microbatch %{customdata}: " + name + " %{x:.3f} ms<extra></extra>",
         )  # fmt: skip

@@ -15,8 +15,9 @@ import numpy.typing as npt
 from plotly.graph_objects import Figure
 
 from ...source import Floats
+from .band import add_band, add_line
 from .reduce import extremes
-from .theme import SEQUENCE, label, new_figure, tint
+from .theme import DASHES, SEQUENCE, label, new_figure
 
 __all__ = ["Series", "band", "draw"]
 
@@ -44,7 +45,10 @@ def draw(
         single = np.isfinite(line.y).sum() == 1
         figure.add_scatter(
             x=line.x[keep], y=line.y[keep], name=name, mode="markers" if single else "lines",
-            line={"color": line.colour or SEQUENCE[number % len(SEQUENCE)], "width": 1.6},
+            line={
+                "color": line.colour or SEQUENCE[number % len(SEQUENCE)], "width": 1.6,
+                "dash": "solid" if line.colour else DASHES[number // len(SEQUENCE) % len(DASHES)],
+            },
             hovertemplate="%{x}: %{y:,.5g}<extra>" + name + "</extra>",
         )  # fmt: skip
     figure.update_layout(showlegend=len(lines) > 1)
@@ -59,17 +63,7 @@ def band(
 ) -> Figure:
     """The least, the median and the largest of many ranks."""
     figure = new_figure(height=height, x=x, y=y)
-    keep = extremes(high, 2_000)
-    common: dict[str, Any] = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
-    figure.add_scatter(x=at[keep], y=low[keep], showlegend=False, **common)
-    figure.add_scatter(
-        x=at[keep], y=high[keep], fill="tonexty", fillcolor=tint(SEQUENCE[0], 0.2), name="all ranks", **common
-    )
-    for values, name, colour in ((high, "largest", SEQUENCE[1]), (middle, "median", SEQUENCE[0])):
-        keep = extremes(values)
-        figure.add_scatter(
-            x=at[keep], y=values[keep], mode="lines", name=name, line={"color": colour, "width": 1.6},
-            hovertemplate="%{x}: %{y:,.5g}<extra>" + name + "</extra>",
-        )  # fmt: skip
+    add_band(figure, at, low, middle, high, name="all ranks", median="median")
+    add_line(figure, at, high, name="largest", colour=SEQUENCE[1])
     figure.update_yaxes(rangemode="tozero")
     return figure

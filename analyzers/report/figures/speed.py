@@ -11,8 +11,8 @@ from typing import Any
 from plotly.graph_objects import Figure
 
 from ...source import floats, ints
-from .reduce import extremes
-from .theme import SEQUENCE, new_figure, tint
+from .band import add_band, add_line
+from .theme import SEQUENCE, new_figure
 
 __all__ = ["draw"]
 
@@ -27,20 +27,7 @@ def draw(curve: Mapping[str, Any], *, height: int = 420) -> Figure:
         yaxis2={"domain": [0, 0.3], "title": {"text": "tokens/s"}, "anchor": "x", "rangemode": "tozero"},
         xaxis={"anchor": "y2"},
     )
-    keep = extremes(high, 2_000)
-    common: dict[str, Any] = {"mode": "lines", "hoverinfo": "skip", "line": {"width": 0}}
-    figure.add_scatter(x=step[keep], y=low[keep], showlegend=False, **common)
-    figure.add_scatter(
-        x=step[keep], y=high[keep], fill="tonexty", fillcolor=tint(SEQUENCE[0], 0.2), name="10th to 90th %",
-        **common,
-    )  # fmt: skip
-    for values, name, colour, axis in (
-        (middle, "median of the ranks", SEQUENCE[0], "y"),
-        (rate, "tokens/s", SEQUENCE[2], "y2"),
-    ):
-        keep = extremes(values)
-        figure.add_scatter(
-            x=step[keep], y=values[keep], mode="lines", name=name, yaxis=axis, line={"color": colour, "width": 1.6},
-            hovertemplate="step %{x}: %{y:,.4g}<extra>" + name + "</extra>",
-        )  # fmt: skip
+    hover = "step %{x}: %{y:,.4g}"
+    add_band(figure, step, low, middle, high, name="10th to 90th %", median="median of the ranks", hover=hover)
+    add_line(figure, step, rate, name="tokens/s", colour=SEQUENCE[2], hover=hover, yaxis="y2")
     return figure

@@ -13,8 +13,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ...source import floats, ints
-from .reduce import extremes
-from .theme import PHASE, SEQUENCE, SEVERITY, new_figure, tint
+from .against import Beside, draw
+from .theme import PHASE, SEQUENCE, new_figure
 
 __all__ = ["beside_peers", "ranking"]
 
@@ -48,26 +48,6 @@ def ranking(work: Mapping[str, Any], culprits: Sequence[int] = ()) -> go.Figure:
 
 def beside_peers(work: Mapping[str, Any], *, rank: int, onset: int | None = None) -> go.Figure:
     """`work`: columns step, own, low, middle, high (milliseconds): the rank, and percentiles of the others."""
-    step = ints(work["step"])
-    own, low, middle, high = (floats(work[name]) for name in ("own", "low", "middle", "high"))
-    figure = new_figure(height=300, x="step", y="own work (ms)")
-    band = extremes(high, 2_000)
-    common: dict[str, Any] = {"mode": "lines", "hoverinfo": "skip"}
-    figure.add_scatter(x=step[band], y=low[band], line={"width": 0}, showlegend=False, **common)
-    figure.add_scatter(
-        x=step[band], y=high[band], line={"width": 0}, fill="tonexty", fillcolor=tint(SEQUENCE[0], 0.18),
-        name="others, 10th to 90th percentile", **common,
-    )  # fmt: skip
-    for values, name, colour, width in (
-        (middle, "others, median", SEQUENCE[0], 1.5),
-        (own, f"rank {rank}", SEVERITY["warning"], 2.0),
-    ):
-        keep = extremes(values)
-        figure.add_scatter(
-            x=step[keep], y=values[keep], mode="lines", name=name, line={"color": colour, "width": width},
-            hovertemplate="step %{x}: %{y:.4g} ms<extra>" + name + "</extra>",
-        )  # fmt: skip
-    if onset is not None:
-        figure.add_vline(x=onset, line={"dash": "dot", "width": 1.5, "color": SEVERITY["warning"]})
-    figure.update_yaxes(rangemode="tozero")
-    return figure
+    low, middle, high = (floats(work[name]) for name in ("low", "middle", "high"))
+    beside = Beside(x=ints(work["step"]), own={f"rank {rank}": floats(work["own"])}, low=low, middle=middle, high=high)
+    return draw(beside, y="own work (ms)", onset=onset)

@@ -2,21 +2,20 @@
 
 figure = draw(queries.timeline(store, attempt=0, first_step=38, last_step=41, ranks=[0, 1, 2, 3]))
 
-Each rank has two lanes: its spans above, its collectives below. What had not ended when the records end is drawn to
-the right edge, hatched. In a pipeline thin lines follow each microbatch from stage to stage.
+Each rank has two lanes: its spans above, its collectives below, striped, for there are more kinds than colours that all
+can tell apart. What had not ended when the records end is drawn to the right edge, hatched. In a pipeline thin lines
+follow each microbatch from stage to stage.
 """
 
 from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from ..queries import Piece
+from ..queries import MAX_PIECES, Piece
 from .flow import Stop, add_flow
 from .theme import CALL, PHASE, SEQUENCE, label, new_figure
 
 __all__ = ["draw"]
-
-MAX_PIECES = 5_000
 
 
 def draw(pieces: list[Piece], *, ranks: list[int] | None = None) -> go.Figure:
@@ -35,10 +34,10 @@ def draw(pieces: list[Piece], *, ranks: list[int] | None = None) -> go.Figure:
         name = label(kind, 30)
         colour = (CALL if is_call else PHASE).get(kind, SEQUENCE[7])
         hatched = {
-            "shape": "/" if is_open else "",
+            "shape": "/" if is_open else "-" if is_call else "",
             "size": 6,
             "fgcolor": "#ffffff",
-            "fgopacity": 0.7,
+            "fgopacity": 0.7 if is_open else 0.35,
             "fillmode": "overlay",
         }
         figure.add_bar(

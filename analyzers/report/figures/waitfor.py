@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 
 from ...snapshot import AttemptView
 from ...waitfor import Blame, Wait, waits_of
-from .theme import SEQUENCE, SEVERITY, label, new_figure
+from .theme import SEQUENCE, SEVERITY, ink, label, new_figure
 
 __all__ = ["draw"]
 
@@ -95,7 +95,7 @@ def _nodes(
             doing = [view.ranks[rank].doing if rank in view.ranks else "no record" for rank in ranks]
             figure.add_scatter(
                 x=[place[rank][0] for rank in ranks], y=[place[rank][1] for rank in ranks], mode="markers+text",
-                name=name, text=[str(rank) for rank in ranks], textfont={"color": "#ffffff", "size": 12},
+                name=name, text=[str(rank) for rank in ranks], textfont={"color": ink(colour), "size": 12},
                 marker={"size": 32, "color": colour, "line": {"width": 0}},
                 hovertext=[f"rank {r}: {told.get(r, label(d, 60))}" for r, d in zip(ranks, doing, strict=True)],
                 hovertemplate="%{hovertext}<extra></extra>",

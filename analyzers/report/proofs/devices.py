@@ -1,0 +1,198 @@
+"""Proofs about GPUs and hosts: the reading that a finding is about, of its device beside the others, over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ...finding import Finding
+from ...health import HealthPolicy
+from ...source import Ints, Source, floats, ints, lacking
+from ..drawing import Drawing
+from ..figures import against
+
+__all__ = ["clock_of_rank", "link_errors", "memory_errors", "memory_full", "pressure", "throttled", "xid"]
+
+MAX_PIECES = 600
+"""Pieces of time."""
+GIB = 1 << 30
+SINCE = "since the driver was loaded"
+_XID_COLUMNS = {"ecc": "ecc_uncorrected_total", "nvlink": "nvlink_errors_total", "bus": "pcie_replay_total"}
+"""Class of an XID -> the counter that goes with it; of all others the load of the device shows what became of it."""
+_WORDS = {
+    "ecc_uncorrected_total": "Memory errors that ECC could not correct", "pcie_replay_total": "Packets sent again",
+    "ecc_corrected_total": "Memory errors that ECC corrected", "remapped_rows_total": "Remapped rows",
+    "nvlink_errors_total": "Errors of NVLinks", "gpu_utilization_ratio": "Load", "remap_pending": "Remapping pending",
+    "remap_failed": "Remapping failed",
+}  # fmt: skip
+
+
+def readings(
+    source: Source, expression: str, node: str, device: str, *, join: str = "avg"
+) -> tuple[against.Beside, Ints] | None:
+    """A reading of `device` beside those of its like on all nodes, and when each piece of time begins (ns).
+
+    Hosts are compared with hosts, GPUs with GPUs. `x` are seconds since the first reading.
+    """
+    like = "device = 'host'" if device == "host" else "device <> 'host'"
+    table = source.query(
+        f"""
+        WITH span AS (SELECT min(sample_ns) AS zero,
+                             greatest(1, (max(sample_ns) - min(sample_ns)) // {MAX_PIECES}) AS width FROM health)
+        SELECT (sample_ns - zero) // width AS piece, min(sample_ns) AS at_ns, min(zero) AS zero_ns, node, device,
+               {join}(CAST({expression} AS DOUBLE)) AS value
+        FROM health, span WHERE {like} AND ({expression}) IS NOT NULL GROUP BY piece, node, device ORDER BY piece
+        """
+    )
+    if not len(table["piece"]):
+        return None
+    pieces, place = np.unique(ints(table["piece"]), return_inverse=True)
+    at_ns = np.full(len(pieces), np.iinfo(np.int64).max)
+    np.minimum.at(at_ns, place, ints(table["at_ns"]))
+    lines: dict[str, Any] = {}
+    for of_node, of_device, i, value in zip(table["node"], table["device"], place, floats(table["value"]), strict=True):
+        name = _called(str(of_node), str(of_device))
+        lines.setdefault(name, np.full(len(pieces), np.nan))[i] = value
+    if _called(node, device) not in lines:
+        return None
+    seconds = (at_ns - ints(table["zero_ns"]).min()) / 1e9
+    return against.Beside.of_lines(seconds, lines, {_called(node, device)}), at_ns
+
+
+def _called(node: str, device: str) -> str:
+    return node if device == "host" else f"{node} {device}"
+
+
+def _place(finding: Finding) -> tuple[str, str]:
+    """Node and device that a finding of `health` is about; a host is a device, too."""
+    return str(finding.evidence.get("node") or ""), str(finding.evidence.get("device") or "host")
+
+
+def _drawn(
+    source: Source, expression: str, place: tuple[str, str], *, title: str, y: str, join: str = "avg",
+    rises: bool = False, onset_ns: int | None = None, **more: Any,
+) -> Iterator[Drawing]:  # fmt: skip
+    """One reading of a device (node, device) beside its like; `rises`: the onset is where it first rose."""
+    node, device = place
+    found = readings(source, expression, node, device, join=join)
+    if found is None:
+        return
+    beside, at_ns = found
+    (own,) = beside.own.values()
+    onset = None
+    if onset_ns is not None:
+        onset = float((onset_ns - int(at_ns[0])) / 1e9) + float(beside.x[0])
+    elif rises:
+        there = np.flatnonzero(np.isfinite(own))
+        higher = there[own[there] > own[there[0]]] if len(there) else there
+        onset = float(beside.x[higher[0]]) if len(higher) else None
+    figure = against.draw(beside, x="seconds", y=y, onset=onset, others="others, least to largest", **more)
+    yield Drawing(title=f"{title} of {_called(node, device)}", figure=figure)
+
+
+def xid(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """The counter that goes with the code, else the device's load, with the moment of the first message."""
+    columns = [_XID_COLUMNS[finding.cause]] if finding.cause in _XID_COLUMNS else []
+    for column in (*columns, "gpu_utilization_ratio"):
+        if lacking(source, health=(column,)):
+            continue
+        ratio = column.endswith("_ratio")
+        yield from _drawn(
+            source, f"100 * {column}" if ratio else column, _place(finding), title=_WORDS[column],
+            y="busy (%)" if ratio else SINCE, join="avg" if ratio else "max",
+            onset_ns=finding.evidence.get("first_wall_ns"),
+        )  # fmt: skip
+
+
+def memory_errors(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """The counter of errors or of rows."""
+    columns = {"uncorrected": ("ecc_uncorrected_total",), "corrected": ("ecc_corrected_total",),
+               "remap_failed": ("remap_failed", "remapped_rows_total"),
+               "remapped": ("remapped_rows_total", "remap_pending")}  # fmt: skip
+    for column in columns.get(finding.cause, ()):
+        if not lacking(source, health=(column,)):
+            yield from _drawn(
+                source,
+                column,
+                _place(finding),
+                title=_WORDS[column],
+                y=SINCE,
+                join="max",
+                rises=True,
+            )
+
+
+def throttled(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """How often the reason held, and the clock and heat beside it."""
+    bit = int(finding.evidence.get("reason_bit") or 0)
+    if not lacking(source, health=("throttle_reasons",)):
+        share = f"CASE WHEN throttle_reasons & {bit} <> 0 THEN 100.0 ELSE 0.0 END"
+        yield from _drawn(source, share, _place(finding), title="Slowed down", y="of the readings (%)", rises=True)
+    for column, title, y in (
+        ("sm_clock_hertz / 1e6", "Clock", "MHz"), ("temperature_celsius", "Temperature", "degrees Celsius"),
+    ):  # fmt: skip
+        if not lacking(source, health=(column.partition(" ")[0],)):
+            yield from _drawn(source, column, _place(finding), title=title, y=y, from_zero=False)
+
+
+def link_errors(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """The counter of the link's errors."""
+    column = "nvlink_errors_total" if finding.cause == "nvlink" else "pcie_replay_total"
+    if not lacking(source, health=(column,)):
+        yield from _drawn(
+            source,
+            column,
+            _place(finding),
+            title=_WORDS[column],
+            y=SINCE,
+            join="max",
+            rises=True,
+        )
+
+
+def pressure(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """A host's free disk with what a checkpoint may need, or its run queue with its CPUs."""
+    if finding.cause == "disk" and not lacking(source, health=("disk_free_bytes",)):
+        least = HealthPolicy().disk_free_bytes / GIB
+        yield from _drawn(
+            source, f"disk_free_bytes / {GIB}.0", _place(finding), title="Free disk", y="GiB", join="min",
+            limit=(least, f"{least:g} GiB: a checkpoint may not fit"),
+        )  # fmt: skip
+    elif finding.cause != "disk" and not lacking(source, health=("load_1m",)):
+        cpus = float(finding.evidence.get("num_cpus") or 0)
+        yield from _drawn(
+            source, "load_1m", _place(finding), title="Load", y="runnable processes",
+            limit=(cpus, f"{cpus:g} CPUs") if cpus else None,
+        )  # fmt: skip
+
+
+def memory_full(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """Memory in use on the fullest place, with all that there is."""
+    if lacking(source, health=("memory_used_bytes", "memory_total_bytes")):
+        return
+    found = source.rows(
+        "SELECT node, device FROM health WHERE memory_used_bytes = ? AND memory_total_bytes = ? LIMIT 1",
+        [finding.evidence.get("highest_bytes"), finding.evidence.get("total_bytes")],
+    )
+    for node, device in found:
+        total = float(finding.evidence["total_bytes"]) / GIB
+        yield from _drawn(
+            source, f"memory_used_bytes / {GIB}.0", (str(node), str(device)), title="Memory in use", y="GiB",
+            join="max", limit=(total, f"all there is: {total:.3g} GiB"),
+        )  # fmt: skip
+
+
+def clock_of_rank(source: Source, rank: int) -> Iterator[Drawing]:
+    """The clock of a rank's GPU beside the others'."""
+    if lacking(source, health=("sm_clock_hertz",), ranks=("device_uuid",)):
+        return
+    found = source.rows(
+        "SELECT arg_max(host, wall_ns), arg_max(device_uuid, wall_ns) FROM ranks WHERE rank = ? HAVING count(*) > 0",
+        [rank],
+    )
+    for node, device in found:
+        yield from _drawn(
+            source, "sm_clock_hertz / 1e6", (str(node), str(device)), title="Clock", y="MHz", from_zero=False
+        )

@@ -1,0 +1,57 @@
+"""Proofs about nodes: how far the ranks of each had come when, so that one that fell silent stands out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...eventlog import EventLog
+from ...finding import Finding
+from ...source import Source, lacking
+from ..drawing import Drawing
+from ..figures import against, series
+
+__all__ = ["progress"]
+
+MAX_PIECES = 500
+"""Pieces of time."""
+MAX_NODES = 12
+
+
+def progress(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """The newest step of each node's ranks that had come in, over time; the silent one first, a line where it began."""
+    if lacking(source, steps=("start_ns",), ranks=("node_rank",)):
+        return
+    silent = int(finding.evidence.get("node_rank", -1))
+    attempt = int(finding.evidence.get("attempt") or 0)
+    rows = source.rows(
+        """
+        WITH own AS (SELECT rank, arg_max(node_rank, wall_ns) AS node FROM ranks WHERE attempt = ? AND rank >= 0
+                     GROUP BY rank),
+             seen AS (SELECT node, step, start_ns FROM steps JOIN own USING (rank) WHERE attempt = ?),
+             span AS (SELECT min(start_ns) AS zero, greatest(1, (max(start_ns) - min(start_ns)) // ?) AS width
+                      FROM seen)
+        SELECT node, min(start_ns - zero) / 1e9, max(step), any_value(zero) FROM seen, span
+        GROUP BY node, (start_ns - zero) // width ORDER BY 1, 2
+        """,
+        [attempt, attempt, MAX_PIECES],
+    )
+    if not rows:
+        return
+    lines: dict[int, tuple[list[float], list[float]]] = {}
+    for node, second, step, _ in rows:
+        at, steps = lines.setdefault(int(node), ([], []))
+        at.append(float(second))
+        steps.append(float(step))
+    order = sorted(lines, key=lambda node: (node != silent, node))[:MAX_NODES]
+    shown = [
+        series.Series(name=f"node {node}", x=np.array(lines[node][0]), y=np.array(lines[node][1])) for node in order
+    ]
+    figure = series.draw(shown, x="seconds", y="newest step of its ranks")
+    events = EventLog.load(source, ("node_silent",)).of("node_silent")
+    begun = next((e for e in events if e.integer("node_rank") == silent and e.step == finding.first_step), None)
+    if begun is not None:
+        told_s = (begun.wall_ns - int(rows[0][3])) / 1e9
+        against.mark_onset(figure, told_s - (begun.number("silent_s") or 0.0))
+    yield Drawing(title=f"How far each node's ranks had come, node {silent} beside the others", figure=figure)

@@ -1,0 +1,185 @@
+"""Proofs about ranks: one rank's work, memory or gradient beside that of the others over the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...bandwidth import SIZE_OF_CALL
+from ...finding import Finding
+from ...slow_pair import pair_windows
+from ...source import Floats, Ints, Source, floats, ints, lacking
+from ...startup import measure
+from .. import queries
+from ..drawing import Drawing
+from ..figures import against, bars, straggler
+from ..figures import startup as startup_figure
+from . import devices
+
+__all__ = ["attempt_of", "corrupted_gradient", "link", "memory", "named", "startup", "work"]
+
+MAX_STEPS = 2_000
+MAX_NAMED = 8
+WINDOW_STEPS = 5
+"""Steps whose median transfer is one point, as in `slow_group`."""
+
+
+def attempt_of(source: Source, finding: Finding) -> int | None:
+    """The finding's attempt, or the newest one that has steps."""
+    if finding.attempt is not None or not source.has("steps"):
+        return finding.attempt
+    ((newest,),) = source.rows("SELECT max(attempt) FROM steps WHERE rank >= 0")
+    return None if newest is None else int(newest)
+
+
+def named(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 3 and 5`, `ranks 3, 4, 5 and 9 more`."""
+    shown = [str(rank) for rank in ranks[:MAX_NAMED]]
+    if len(ranks) > MAX_NAMED:
+        return f"ranks {', '.join(shown)} and {len(ranks) - MAX_NAMED} more"
+    return f"rank {shown[0]}" if len(shown) == 1 else f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def against_others(source: Source, attempt: int, ranks: Sequence[int], expression: str) -> against.Beside:
+    """An expression over `steps` of some ranks, and percentiles 10, 50, 90 of the others', of at most 2,000 steps."""
+    ((first, last),) = source.rows("SELECT min(step), max(step) FROM steps WHERE attempt = ?", [attempt])
+    every = max(1, -(-((last or 0) - (first or 0) + 1) // MAX_STEPS))
+    own = [int(rank) for rank in ranks[:MAX_NAMED]]
+    listed = ", ".join(str(int(rank)) for rank in ranks) or "-1"
+    columns = "".join(f", max(value) FILTER (rank = {rank}) AS of_{rank}" for rank in own)
+    quantiles = ", ".join(
+        f"quantile_cont(value, {q}) FILTER (rank NOT IN ({listed})) AS {name}"
+        for q, name in ((0.1, "low"), (0.5, "middle"), (0.9, "high"))
+    )
+    table = source.query(
+        f"""
+        SELECT step, {quantiles}{columns}
+        FROM (SELECT rank, step, CAST({expression} AS DOUBLE) AS value FROM steps
+              WHERE attempt = ? AND rank >= 0 AND duration_ns IS NOT NULL AND (step - ?) % ? = 0)
+        WHERE value IS NOT NULL GROUP BY step ORDER BY step
+        """,
+        [attempt, first or 0, every],
+    )
+    low, middle, high = (floats(table[name]) for name in ("low", "middle", "high"))
+    lines = {f"rank {rank}": floats(table[f"of_{rank}"]) for rank in own}
+    return against.Beside(x=ints(table["step"]), own=lines, low=low, middle=middle, high=high)
+
+
+def work(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """A straggler's own work beside the others', and all ranks in the order of their work."""
+    if not finding.ranks or not source.has("steps"):
+        return
+    rank, attempt = finding.ranks[0], attempt_of(source, finding) or 0
+    beside = queries.rank_against_others(source, attempt, rank)
+    if len(beside["step"]) > 1:
+        figure = straggler.beside_peers(beside, rank=rank, onset=finding.first_step)
+        yield Drawing(title=f"Own work of rank {rank} beside the others, without waiting", figure=figure)
+    first, last = finding.first_step or 0, finding.last_step if finding.last_step is not None else 1 << 60
+    each = queries.own_work(source, first_step=first, last_step=last)
+    if len(each["rank"]) > 1:
+        yield Drawing(title="Own work by rank in these steps", figure=straggler.ranking(each, finding.ranks))
+    if finding.cause == "gpu_clock":
+        yield from devices.clock_of_rank(source, rank)
+
+
+def memory(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """Memory of the ranks that are named against the others; of everybody if all of them grow."""
+    attempt = attempt_of(source, finding)
+    if attempt is None or lacking(source, steps=("memory_bytes",)):
+        return
+    who = list(finding.ranks) or [int(rank) for rank in finding.evidence.get("growing_ranks", ())]
+    beside = against_others(source, attempt, who, "memory_bytes / 1048576.0")
+    if len(beside.x) > 1:
+        onset = finding.first_step if finding.kind == "memory_growth" else None
+        whom = f"{named(who)}{' beside the others' if np.isfinite(beside.middle).any() else ''}" if who else "the ranks"
+        figure = against.draw(beside, y="memory (MiB)", onset=onset, from_zero=finding.kind != "memory_growth")
+        yield Drawing(title=f"Memory of {whom}", figure=figure)
+
+
+def corrupted_gradient(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """The gradient's peak, what was to be expected, and what came when the step was computed again."""
+    numbers = finding.evidence
+    peak, again, ratio = (numbers.get(name) for name in ("peak", "peak_again", "ratio"))
+    if peak and ratio:
+        values = {"what was to be expected": float(peak) / float(ratio), "the first time": float(peak)}
+        if again is not None and np.isfinite(again):
+            values["computed again"] = float(again)
+        figure = bars.draw(values, accused={"the first time"}, x="largest gradient of the rank", unit="", log=True)
+        yield Drawing(title=f"Gradients of {named(finding.ranks)} in step {finding.first_step}", figure=figure)
+    attempt = attempt_of(source, finding)
+    if attempt is not None and finding.ranks and not lacking(source, steps=("local_grad_norm",)):
+        beside = against_others(source, attempt, finding.ranks, "local_grad_norm")
+        if len(beside.x) > 1:
+            figure = against.draw(beside, y="norm of the rank's own gradient", onset=finding.first_step, log=True)
+            yield Drawing(title=f"Gradient norm of {named(finding.ranks)} beside the others", figure=figure)
+
+
+def link(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """Transfers of a slow link beside those of the links beside it, in windows of a few steps."""
+    groups = [str(group) for group in finding.evidence.get("process_groups", ())]
+    attempt = attempt_of(source, finding)
+    if not groups or attempt is None or not source.has("collectives"):
+        return
+    size, op = int(finding.evidence.get("bytes") or 0), str(finding.evidence.get("op") or "")
+    if " -> " in groups[0]:
+        classes, _ = pair_windows(source, attempt, WINDOW_STEPS, 0)
+        windows = next((of for (num_bytes, _), of in classes.items() if num_bytes == size and groups[0] in of), {})
+        found: dict[str, dict[int, float]] = {
+            name: {first: ms for ms, _, first, _ in of.values()} for name, of in windows.items()
+        }
+    else:
+        found = _transfers(source, attempt, {group.partition(":")[0] for group in groups}, op, size)
+    steps, lines = _aligned(found)
+    if len(steps) < 2 or not set(groups) & set(lines):
+        return
+    beside = against.Beside.of_lines(steps, lines, set(groups))
+    figure = against.draw(
+        beside, y="transfer of a call (ms)", onset=finding.first_step, others="beside it, least to largest"
+    )
+    whose = "beside those next to it" if np.isfinite(beside.middle).any() else "over the steps"
+    yield Drawing(title=f"Transfers of {', '.join(groups[:3])} {whose}", figure=figure)
+
+
+def _transfers(source: Source, attempt: int, dimensions: set[str], op: str, size: int) -> dict[str, dict[int, float]]:
+    """{group: {first step of a window: median transfer (ms)}} of one operation and size."""
+    marks = ", ".join("?" * len(dimensions))
+    rows = source.rows(
+        f"""
+        SELECT process_group, min(step), median(transfer_ns) / 1e6 FROM (
+            SELECT process_group, min(op) AS op, {SIZE_OF_CALL} AS bytes, min(step) AS step,
+                   min(end_ns - issue_ns) AS transfer_ns
+            FROM collectives WHERE attempt = ? AND end_ns >= issue_ns AND op = ?
+              AND split_part(process_group, ':', 1) IN ({marks})
+            GROUP BY process_group, seq HAVING count(*) > 1)
+        WHERE bytes = ? GROUP BY process_group, step // {WINDOW_STEPS} ORDER BY 1, 2
+        """,
+        [attempt, op, *sorted(dimensions), size],
+    )
+    found: dict[str, dict[int, float]] = {}
+    for group, step, took_ms in rows:
+        found.setdefault(str(group), {})[int(step)] = float(took_ms)
+    return found
+
+
+def _aligned(found: dict[str, dict[int, float]]) -> tuple[Ints, dict[str, Floats]]:
+    """The same windows for all of them; NaN where a link has none."""
+    windows = sorted({step // WINDOW_STEPS for of in found.values() for step in of})
+    place = {window: i for i, window in enumerate(windows)}
+    lines: dict[str, Floats] = {}
+    for name, of in found.items():
+        lines[name] = np.full(len(windows), np.nan)
+        for step, value in of.items():
+            lines[name][place[step // WINDOW_STEPS]] = value
+    return WINDOW_STEPS * np.array(windows, dtype=np.int64), lines
+
+
+def startup(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """What each piece of the start took, rank by rank."""
+    if lacking(source, steps=("start_ns",), ranks=("wall_ns",), events=("wall_ns",)):
+        return
+    start: Any = next((one for one in measure(source) if one.attempt == (finding.attempt or 0)), None)
+    if start is not None and start.by_rank:
+        figure = startup_figure.draw(start.by_rank, set(finding.ranks))
+        yield Drawing(title="The start, piece by piece", figure=figure)

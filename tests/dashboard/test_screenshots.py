@@ -1,0 +1,65 @@
+"""The program that takes the pictures of the pages, and that nothing on a page is cut where a screen is narrow."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from dashboard import screenshots
+from dashboard.launch import DashboardServer
+from dashboard.screenshots import COLOURS, PAGES, PENDING, SETTLED, WIDTHS, browser_path, main
+from tests.factories import make_run
+
+playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
+pytestmark = [
+    pytest.mark.skipif(browser_path() is None, reason="no Chromium: apt-get install chromium"),
+    pytest.mark.timeout(240),
+]
+CUT = """
+() => [...document.querySelectorAll('[data-testid=stMetric] *')]
+  .filter((one) => one.offsetParent && getComputedStyle(one).overflowX !== 'visible'
+                   && one.scrollWidth > one.clientWidth + 1)
+  .map((one) => one.innerText)
+"""
+"""Texts of tiles that do not fit into their boxes."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("pictures"), ranks=3, steps=30, slow={1: 1.5}).path
+
+
+def test_a_picture_of_a_page_in_one_theme(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    code = main([str(run), "--out", str(tmp_path), "--pages", "ranks", "--themes", "dark", "--widths", "narrow"])
+    assert code == 0, capsys.readouterr().err
+    (path,) = tmp_path.iterdir()
+    assert path.name == "ranks-dark-narrow.png"
+    assert str(path) in capsys.readouterr().out
+    picture = Image.open(io.BytesIO(path.read_bytes()))
+    assert picture.width == WIDTHS["narrow"]
+    assert 600 <= picture.height <= screenshots.MAX_HEIGHT
+    colours = picture.convert("RGB").getcolors(COLOURS + 1)
+    assert colours is not None, "reduced, so that it stays small"
+    assert len(colours) > 20, "something is drawn on it"
+    ground = max(colours)[1]
+    assert max(ground) < 60, f"the dark theme has a dark ground, not {ground}"
+
+
+@pytest.mark.parametrize("width", [1440, 420])
+def test_no_tile_is_cut(run: Path, width: int) -> None:
+    with DashboardServer(run, port=0) as server, playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": width, "height": 1000})
+        for name in ("overview", "collectives", "goodput"):
+            page.goto(f"{server.url}/{PAGES[name]}?run={run.name}")
+            page.wait_for_selector("[data-testid=stMetric]", timeout=60_000)
+            page.wait_for_selector(SETTLED, timeout=30_000)
+            page.wait_for_selector(PENDING, state="detached", timeout=60_000)
+            assert page.evaluate(CUT) == [], name
+            boxes = [tile.bounding_box() for tile in page.locator("[data-testid=stMetric]").all()]
+            assert all(box is not None and box["x"] + box["width"] <= width for box in boxes), "within the window"
+        browser.close()
