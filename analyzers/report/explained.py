@@ -183,8 +183,8 @@ def next_step(finding: Finding) -> str:
 def _gain(finding: Finding) -> str:
     """What the run would gain, where that is more than the replay that says so is off by."""
     gain, error = finding.evidence.get("speedup_without_it_ratio"), finding.evidence.get("replay_error_ratio")
-    if not is_number(gain):
+    if gain is None or not is_number(gain):
         return ""
-    if not is_number(error):  # nothing was replayed
+    if error is None or not is_number(error):  # nothing was replayed
         return f"; without it: {gain:.2f}x faster"
     return f"; without it: {gain:.2f}x faster (replay error {100 * error:.1f} %)" if exceeds_error(gain, error) else ""

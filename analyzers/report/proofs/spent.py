@@ -11,14 +11,15 @@ from ...checkpoints import SAVED
 from ...exposure import measure
 from ...finding import Finding
 from ...goodput import measure as account_of
+from ...pipeline_bubble import load_pipeline
 from ...source import Source, floats, ints, lacking, missing_tables
-from ...stage_balance import StageBalancePolicy, measured_steps
 from ...throughput import step_times
 from ...wait_split import pipelines
 from .. import queries
 from ..drawing import Drawing
 from ..figures import against, bars, collectives, exposed, goodput, saves, schedule, stacked
 from ..figures.theme import CATEGORY, PHASE
+from ..pipeline import schedule_of_step
 from .ranks import attempt_of
 
 __all__ = ["bandwidth", "buckets", "communication", "data", "old_save", "saved", "shared", "stages", "waterfall"]
@@ -131,9 +132,10 @@ def stages(source: Source, finding: Finding) -> Iterator[Drawing]:
     if not found:
         return
     members = next((of for of in found if set(of) & set(finding.ranks)), found[0])
-    steps = measured_steps(source, finding.attempt or 0, members, StageBalancePolicy(min_steps=1))
-    if not steps:
+    pipeline = load_pipeline(source, finding.attempt or 0, members)
+    if pipeline is None:
         return
+    steps = pipeline.steps
     names = {rank: f"rank {rank} (coordinate {place})" for place, rank in enumerate(members)}
     busy = {rank: float(np.median([step.ranks[rank].busy_ns for step in steps])) / 1e6 for rank in members}
     if finding.kind == "stage_imbalance":
@@ -149,13 +151,9 @@ def stages(source: Source, finding: Finding) -> Iterator[Drawing]:
         yield Drawing(title="Idle share of each rank of the pipeline", figure=figure)
     typical = steps[int(np.argsort([step.total_ns for step in steps])[len(steps) // 2])].step
     attempt = finding.attempt or 0
-    pieces = queries.timeline(source, attempt=attempt, first_step=typical, last_step=typical, ranks=members)
-    ran = [piece for piece in pieces if piece.stage is not None and piece.end_ms is not None]
-    if ran:
-        columns = {name: [getattr(p, name) for p in ran] for name in ("rank", "stage", "kind", "start_ms", "end_ms")}
-        numbers = [-1 if piece.microbatch is None else piece.microbatch for piece in ran]
-        figure = schedule.draw({name: np.array(of) for name, of in columns.items()} | {"microbatch": np.array(numbers)})
-        yield Drawing(title=f"Step {typical} as it ran", figure=figure)
+    pieces = schedule_of_step(source, attempt, typical, members)
+    if len(pieces["stage"]):
+        yield Drawing(title=f"Step {typical} as it ran", figure=schedule.draw(pieces))
 
 
 def saved(source: Source, finding: Finding) -> Iterator[Drawing]:
