@@ -1,5 +1,6 @@
-"""torch's caching allocator at its limit: it found no memory, gave its cache back to the device and tried again.
+"""A rank's memory, and torch's caching allocator at its limit: it gave its cache back to the device and tried again.
 
+    read = memory_reader("cuda:0")      # bytes allocated on it; memory_reader("cpu"): resident bytes of the process
     allocator = AllocatorRetries("cuda:0")
     allocator.newest()          # {"num_retries": 3, "allocated_bytes": ..., "reserved_bytes": ...}; None if none is new
     allocator.tell(recorder.event)
@@ -10,12 +11,39 @@ fragmented cache. A device that is nearly full says nothing of the kind: the cac
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from .failopen import failing_open
+from .schema import UNSET
 
-__all__ = ["AllocatorRetries"]
+__all__ = ["AllocatorRetries", "memory_reader"]
+
+_PAGE_BYTES = resource.getpagesize()
+
+
+def memory_reader(device: str) -> Callable[[], int]:
+    """What `steps.memory_bytes` is read with; it gives UNSET where nothing can be read."""
+    if not device.startswith("cuda"):
+        return _resident_bytes
+    read = _reader(device)
+
+    def allocated_bytes() -> int:
+        found = int(UNSET["i64"])
+        with failing_open("recorder.memory"):
+            found = int(read().get("allocated_bytes.all.current", found))
+        return found
+
+    return allocated_bytes
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return int(UNSET["i64"])
 
 
 class AllocatorRetries:

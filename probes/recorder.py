@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import resource
 import socket
 import time
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from .core_time import CoreTime
-from .device_memory import AllocatorRetries
+from .device_memory import AllocatorRetries, memory_reader
 from .device_uuid import device_uuid
 from .events import EventWriter
 from .failopen import error_counts, failing_open, record_error
@@ -124,7 +123,7 @@ class Recorder:
         self._empty_step = pack_step(*self._empty_row[2:])  # what follows those two
         self._in_phase = False
         self._memory_bytes, self._memory_read_ns = _NONE_I64, 0
-        self.allocator = AllocatorRetries(device)
+        self._read_memory, self.allocator = memory_reader(device), AllocatorRetries(device)
         self._step_start_ns = self._step_wait_start_ns = 0
         self._core_time = CoreTime()
         self._slot = -1
@@ -248,7 +247,7 @@ class Recorder:
         if row[_MEMORY] == _NONE_I64:
             if now - self._memory_read_ns > _MEMORY_INTERVAL_NS:
                 self._memory_read_ns = now
-                self._memory_bytes = resident_bytes()
+                self._memory_bytes = self._read_memory()
                 self.allocator.tell(self.event)
             row[_MEMORY] = self._memory_bytes
         deferred = self.step_number in self._late
@@ -377,18 +376,6 @@ class _DisabledRecorder(Recorder):
 
     def close(self) -> None:
         pass
-
-
-_PAGE_BYTES = resource.getpagesize()
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process in bytes, from /proc; UNSET where there is none."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE_BYTES
-    except OSError:
-        return _NONE_I64
 
 
 def start_ticks() -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from probes import device_memory
 from probes.device_memory import AllocatorRetries
 from probes.failopen import error_counts
 from probes.recorder import Recorder
@@ -126,6 +127,17 @@ def test_retries_of_the_allocator_are_events(recorder: Recorder, tmp_path: Path)
     found = [(line["step"], line["num_retries"]) for line in lines if line["kind"] == "allocation_retries"]
     assert found == [(2, 3), (4, 1)]
     assert AllocatorRetries("cpu").newest() is None
+
+
+def test_the_memory_of_a_rank_on_a_device_is_what_it_allocated_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_memory, "_reader", lambda device: lambda: {"allocated_bytes.all.current": 12_345})
+    recorder = Recorder(tmp_path, rank=0, attempt=0, world_size=1, device="cuda:0")
+    with recorder.step(1):
+        pass
+    (step,) = rows(tmp_path, "steps")
+    assert step["memory_bytes"] == 12_345
 
 
 def test_a_disabled_recorder_does_nothing(tmp_path: Path) -> None:
