@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -32,7 +33,7 @@ if __name__ == "__main__":
     numbers = torch.ones(8)
     for _ in range(4):
         dist.all_reduce(numbers)
-    print("ready", dist.get_rank(), flush=True)
+    print("ready", os.getpid(), flush=True)
     if dist.get_rank() == 1:
         time.sleep(600)  # never comes to the fifth
     dist.all_reduce(numbers)
@@ -73,7 +74,10 @@ def test_a_job_that_hangs_now(tmp_path: Path) -> None:
         text = "rank 1 never entered all_reduce 5 of world:0-1"
         wait_for(lambda: text in verdict(), text)  # a rank is silent for five seconds before anybody is accused
     finally:
-        os.killpg(job.pid, signal.SIGKILL)
+        workers = re.findall(rb"ready (\d+)", (tmp_path / "log").read_bytes())
+        for leader in (job.pid, *map(int, workers)):  # torchrun gives each worker a session of its own
+            with suppress(ProcessLookupError):
+                os.killpg(leader, signal.SIGKILL)
         job.wait()
 
 
