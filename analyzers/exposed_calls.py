@@ -17,7 +17,7 @@ from typing import Any
 import numpy.typing as npt
 
 from .bandwidth import SIZE_OF_CALL
-from .exposure import MAX_CALLS, MAX_STEPS
+from .exposure import MAX_CALLS, MAX_STEPS, steps_with_calls
 from .source import Source, every_kth
 
 __all__ = ["exposed_calls"]
@@ -42,7 +42,8 @@ def exposed_calls(source: Source, attempt: int, *, limit: int = 200) -> dict[str
         once AS (
             SELECT rank, step, max(duration_ns - coalesce(checkpoint_ns, 0) - coalesce(evaluate_ns, 0)) AS took,
                    max(collective_wait_ns) AS counted
-            FROM steps WHERE attempt = ? AND rank >= 0 AND duration_ns IS NOT NULL
+            FROM steps WHERE attempt = ? AND {steps_with_calls(source, attempt)} AND step % ? = 0 AND rank >= 0
+              AND duration_ns IS NOT NULL
             GROUP BY rank, step HAVING count(*) = 1),
         kept AS (
             SELECT rank, step, coalesce(least(sum(waited), coalesce(any_value(counted), sum(waited)), any_value(took))
@@ -61,5 +62,5 @@ def exposed_calls(source: Source, attempt: int, *, limit: int = 200) -> dict[str
         FROM classes, (SELECT CAST(count(*) AS DOUBLE) AS looked FROM kept)
         ORDER BY exposed_ms DESC, op, process_group, bytes LIMIT {int(limit)}
         """,
-        [attempt, every, attempt],
+        [attempt, every, attempt, every],
     )

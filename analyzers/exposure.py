@@ -20,7 +20,7 @@ import numpy as np
 
 from .source import Floats, Ints, Source, every_kth, floats, ints
 
-__all__ = ["Exposure", "measure"]
+__all__ = ["Exposure", "measure", "steps_with_calls"]
 
 MAX_CALLS = 4_000_000
 MAX_STEPS = 2_000
@@ -53,11 +53,18 @@ class Exposure:
         return hidden
 
 
+def steps_with_calls(source: Source, attempt: int) -> str:
+    """A condition on `steps`: the steps between the first and the last call of an attempt, as numbers, so that the
+    store skips all others. Calls are often recorded of a part of a run."""
+    ((first, last),) = source.rows("SELECT min(step), max(step) FROM collectives WHERE attempt = ?", [attempt])
+    return "false" if first is None else f"step BETWEEN {int(first)} AND {int(last)}"
+
+
 def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
     """Exposure of the finished steps of an attempt, from `since_step` on; of long runs every k-th step."""
     every = every_kth(source, "collectives", MAX_CALLS, MAX_STEPS)
     table = source.query(
-        """
+        f"""
         WITH calls AS (
             SELECT rank, step, issue_ns, end_ns, coalesce(wait_ns, 0) AS waited,
                    min(end_ns - issue_ns) OVER (PARTITION BY process_group, seq) AS transfer,
@@ -73,14 +80,15 @@ def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
         once AS (
             SELECT rank, step, max(duration_ns - coalesce(checkpoint_ns, 0) - coalesce(evaluate_ns, 0)) AS took,
                    max(collective_wait_ns) AS counted
-            FROM steps WHERE attempt = ? AND rank >= 0 AND duration_ns IS NOT NULL
+            FROM steps WHERE attempt = ? AND {steps_with_calls(source, attempt)} AND step % ? = 0 AND rank >= 0
+              AND duration_ns IS NOT NULL
             GROUP BY rank, step HAVING count(*) = 1)
         SELECT rank, step, took / 1e6 AS step_ms, least(busy, took) / 1e6 AS busy_ms,
                least(waited, coalesce(counted, waited), took) / 1e6 AS exposed_ms,
                least(transfer, waited, coalesce(counted, waited), took) / 1e6 AS transfer_ms
         FROM spent JOIN once USING (rank, step) WHERE took > 0 ORDER BY step, rank
         """,
-        [attempt, since_step, every, attempt],
+        [attempt, since_step, every, attempt, every],
     )
     values = {name: floats(table[name]) for name in ("step_ms", "busy_ms", "exposed_ms", "transfer_ms")}
     return Exposure(rank=ints(table["rank"]), step=ints(table["step"]), **values)
