@@ -27,7 +27,7 @@ from probes.store import Store, is_watched
 from .answers import OFTEN_REST_FACTOR, REST_FACTOR, Answer, Answers
 from .beside import diagnosed_beside
 
-__all__ = ["LARGE_BYTES", "RunAccess"]
+__all__ = ["FIRST_S", "LARGE_BYTES", "RunAccess"]
 
 LARGE_BYTES = 256 << 20
 """Size of a store from which a page takes a noticeable while."""
@@ -133,7 +133,8 @@ class RunAccess:
 
         version = (self.version(), watched)
         key = ("diagnosis", str(self.run.path))
-        return self._answers.get(key, version, lambda: self._diagnosed(version), patience_s=first_s)
+        patience_s = 0.0 if self.size_bytes() >= LARGE_BYTES else first_s  # it cannot come so soon: the page goes on
+        return self._answers.get(key, version, lambda: self._diagnosed(version), patience_s=patience_s)
 
     def compared_with(self, other: RunAccess) -> Answer:
         """The Comparison of this run (B) with another one (A), and both loss curves."""

@@ -28,7 +28,7 @@ from probes.store import StoreBusyError, StoreError
 from probes.tape_reader import TapeError
 
 from . import units
-from .access import RunAccess
+from .access import FIRST_S, RunAccess
 from .ahead import look_ahead
 from .answers import Answer, Answers
 from .runs_folder import RunsFolder
@@ -36,6 +36,8 @@ from .show import nothing, said
 
 __all__ = ["POLL_S", "View", "access_to", "current_run", "framed", "runs_folder"]
 
+PATIENCE_S = 0.6
+"""Seconds that a page waits for first answers before it is drawn with what is there."""
 POLL_S = 2.0
 IDLE_S = 15.0
 """Seconds between two looks at a run that has ended: somebody may resume it."""
@@ -91,6 +93,13 @@ class View:
     manifest: dict[str, Any] = field(default_factory=dict)
     awaited: list[Future[None]] = field(default_factory=list)
     """Answers that are on their way and without which a part of the page is empty."""
+    until: float = field(default_factory=lambda: time.monotonic() + PATIENCE_S)
+    """Until then the page waits for first answers, all of its parts together; what comes later is drawn later."""
+
+    @property
+    def patience_s(self) -> float:
+        """What is left of it."""
+        return max(0.0, self.until - time.monotonic())
 
     @property
     def run_id(self) -> str:
@@ -102,7 +111,7 @@ class View:
 
         `often`: it says what happens now, and is quick; of all else the former answer stands for a while.
         """
-        answer = self.access.ask(load, *parameters, often=often)
+        answer = self.access.ask(load, *parameters, first_s=min(FIRST_S, self.patience_s), often=often)
         if answer.error is not None:
             _cannot_read(answer.error, has_former=answer.value is not None)
             self.is_pending = True
@@ -117,7 +126,7 @@ class View:
 
     def diagnosis(self) -> Diagnosis | None:
         """Everything that the analyzers say; None while the first diagnosis is being made."""
-        answer = self.access.diagnosis()
+        answer = self.access.diagnosis(first_s=min(FIRST_S, self.patience_s))
         if answer.value is None:
             self.expect(answer)
         self.is_pending |= not answer.is_fresh

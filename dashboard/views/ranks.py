@@ -98,7 +98,7 @@ def _matrix(view: View, measure: str) -> Any:
     """The matrix; of a large run one of some steps until the whole one has come."""
     if view.access.size_bytes() < LARGE_BYTES:
         return view.ask(load_matrix, measure)
-    whole = view.access.ask(load_matrix, measure)
+    whole = view.access.ask(load_matrix, measure, first_s=0.0)
     if whole.value is not None:
         view.is_pending |= not whole.is_fresh
         return whole.value
