@@ -178,6 +178,8 @@ def _is_host(source: Source, attempt: int, link: SlowLink, since_step: int, poli
     if waited is None or waited < policy.host_share_ratio * link.excess_ms:
         return False
     num_windows = (link.last_step - link.first_step + 1) // policy.window_steps
+    if link.excess_ms < policy.min_excess_crowded_ratio * waited:
+        return True
     return link.factor < policy.clear_factor or num_windows < policy.min_windows_crowded
 
 

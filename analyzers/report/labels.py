@@ -129,7 +129,7 @@ _UNITS = {
     "_tokens": " tokens",
     "_steps": " steps",
 }
-_WITHOUT_UNIT = ("starved_steps", "open_steps")  # counts, whose label says of what
+_WITHOUT_UNIT = ("starved_steps", "open_steps", "num_steps")  # counts, whose label says of what
 
 
 def label_of(name: str) -> str:
