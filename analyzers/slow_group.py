@@ -64,6 +64,7 @@ def slow_groups(
         else:
             alone += _find_alone(op, num_bytes, groups, members, policy)
     pairs = _pairs(source, attempt, policy, since_step)
+    pairs = [pair for pair in pairs if not _is_host(source, attempt, pair, since_step, policy)]
     # A link that slows one group beside others slows the groups of everybody, too.
     links = [narrowed(link, classes, members, policy) for link in _joined(found)] or _joined(alone)[:1]
     links = _with_pairs(links, pairs)

@@ -53,7 +53,7 @@ class SlowGroupPolicy:
     then be `clear_factor`."""
     host_share_ratio: float = 0.5
     """Waiting for cores as a share of the excess from which it explains it."""
-    min_excess_crowded_ratio: float = 0.2
+    min_excess_crowded_ratio: float = 0.5
     """Excess as a share of the waiting for cores from which a clear factor is not explained by it: small messages take
     several times as long where whoever is to receive them waits for a core."""
     agreement_ratio: float = 0.8
