@@ -17,6 +17,7 @@ from .long_run import Views, unpicked
 from .planned import against_plan
 from .snapshot import attempts
 from .source import Source, every_kth
+from .token_copies import token_copies
 from .utilisation import flops_per_token, mfu, why_not_judged
 
 __all__ = ["run_facts"]
@@ -141,21 +142,11 @@ def _steps(views: Views) -> dict[str, Any]:
                 FROM steps WHERE duration_ns IS NOT NULL GROUP BY attempt, rank) GROUP BY attempt)
         """
     )
-    tokens = tokens / _ranks_per_data_rank(views.whole) if tokens else tokens
+    tokens = tokens / token_copies(views.whole) if tokens else tokens
     facts |= {"steps": steps, "wall_s": _round(wall_s, 3), "step_ms_median": _round(median_ms, 3)}
     facts |= {"tokens": int(tokens) if tokens else None}
     facts["tokens_per_s"] = _round(tokens / seconds, 1) if tokens and seconds else None
     return facts | _learning(views.histories)
-
-
-def _ranks_per_data_rank(source: Source) -> int:
-    """Ranks that read the same text: of one pipeline, tensor- or context-parallel group."""
-    if not source.has("ranks"):
-        return 1
-    ((copies,),) = source.rows(
-        "SELECT coalesce((max(pp) + 1) * (max(tp) + 1) * (coalesce(max(cp), 0) + 1), 1) FROM ranks WHERE rank >= 0"
-    )
-    return int(copies or 1)
 
 
 def _learning(source: Source) -> dict[str, Any]:

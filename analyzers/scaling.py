@@ -103,15 +103,10 @@ class _Run:
         times = step_times(side.source)
         if times is None or not facts.get("num_ranks"):
             raise ScalingError(f"{name}: no steps on record")
-        # Facts count each token once, whatever ranks share it; the tape's rows do not.
-        tokens, steps = facts.get("tokens"), facts.get("steps")
-        if not tokens or not steps or not np.isfinite(times.tokens).all():
+        if not facts.get("tokens") or not np.isfinite(times.tokens).all():
             raise ScalingError(f"{name}: does not say how many tokens a step has")
-        recorded = float(np.median(times.tokens))
-        copies = max(1, round(recorded * steps / tokens)) if tokens else 1
-        return cls(
-            name, int(facts["num_ranks"]), dict(facts.get("mesh") or {}), recorded / copies, times, _shares(side)
-        )
+        tokens = float(np.median(times.tokens))
+        return cls(name, int(facts["num_ranks"]), dict(facts.get("mesh") or {}), tokens, times, _shares(side))
 
 
 def _shares(side: Side) -> Mapping[str, float]:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from .finding import Finding
 from .source import Floats, Ints, Source, floats, ints, missing_tables
+from .token_copies import token_copies
 
 __all__ = ["Change", "StepTimes", "ThroughputPolicy", "analyze", "between", "regression", "step_times"]
 
@@ -62,7 +63,7 @@ class StepTimes:
     duration: Floats
     """Median rank, without checkpoints and evaluations; a straggler's lateness is in it."""
     tokens: Floats
-    """Of all ranks; NaN where not recorded."""
+    """Of all ranks, each counted once; NaN where not recorded."""
     attempt: int = 0
 
     @property
@@ -98,7 +99,7 @@ def step_times(source: Source, attempt: int | None = None) -> StepTimes | None:
                median({own["forward"]} + {own["backward"]} + {own["optimizer"]}) / 1e6 AS compute,
                coalesce(min(collective_wait_ns), 0) / 1e6 AS communication,
                median(duration_ns - coalesce(checkpoint_ns, 0) - coalesce(evaluate_ns, 0)) / 1e6 AS duration,
-               CAST(sum(tokens) AS DOUBLE) AS tokens
+               CAST(sum(tokens) AS DOUBLE) / {token_copies(source)} AS tokens
         FROM steps
         WHERE attempt = ? AND rank >= 0 AND duration_ns IS NOT NULL AND coalesce(committed, true) AND step % ? = 0
         GROUP BY step ORDER BY step

@@ -146,6 +146,7 @@ class RunAccess:
                 found = {"comparison": compare(side_a, side_b)}
                 return found | {"loss_a": loss_curve(store_a), "loss_b": loss_curve(store_b)}
 
+        other.state()  # whether anything new can come; of one that nobody has looked at it would for ever
         key = ("compare", str(self.run.path), str(other.run.path))
         return self._answers.get(key, (self.version(), other.version()), compute, patience_s=FIRST_S)
 

@@ -19,6 +19,7 @@ from analyzers.finding import Finding
 from analyzers.report.queries import MEASURES
 from analyzers.report.sampled import sampled
 from analyzers.source import Source, lacking
+from analyzers.token_copies import token_copies
 
 __all__ = [
     "MAX_BUCKETS", "Columns", "checkpoints", "extent", "findings_said", "last_finished_steps", "last_steps",
@@ -91,18 +92,8 @@ def pulse(source: Source) -> dict[str, float | None]:
     )
     result: dict[str, float | None] = dict(zip(names, (step, *found), strict=True))
     if result["tokens_per_s"] is not None:
-        result["tokens_per_s"] /= _readers(source)
+        result["tokens_per_s"] /= token_copies(source)
     return result
-
-
-def _readers(source: Source) -> int:
-    """Ranks that read the same text: of one pipeline, tensor- or context-parallel group."""
-    if not source.has("ranks"):
-        return 1
-    ((copies,),) = source.rows(
-        "SELECT coalesce((max(pp) + 1) * (max(tp) + 1) * (coalesce(max(cp), 0) + 1), 1) FROM ranks WHERE rank >= 0"
-    )
-    return int(copies or 1)
 
 
 def speed(source: Source) -> Columns:
@@ -128,7 +119,7 @@ def speed(source: Source) -> Columns:
                               FROM looked GROUP BY piece, attempt) GROUP BY piece)
         SELECT min(step) AS step, quantile_cont(took, 0.1) AS low, median(took) AS middle,
                quantile_cont(took, 0.9) AS high,
-               any_value(executed.tokens) / {_readers(source)} / nullif(median(took) / 1e3, 0) AS tokens_per_s
+               any_value(executed.tokens) / {token_copies(source)} / nullif(median(took) / 1e3, 0) AS tokens_per_s
         FROM looked JOIN executed USING (piece) GROUP BY piece ORDER BY 1
         """
     )

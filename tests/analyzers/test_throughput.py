@@ -119,6 +119,19 @@ def test_a_larger_batch_is_compared_token_by_token() -> None:
     assert without.ratio == pytest.approx(2.0, abs=0.06)
 
 
+def test_tokens_that_several_ranks_read_count_once() -> None:
+    """Both stages of a pipeline say the tokens of their batch: a comparison with a run without stages was 2x off."""
+    store = run_of(5, steps=60)
+    store.connection.execute("UPDATE steps SET tokens = 1024")
+    alone = step_times(store)
+    store.add("ranks", [{"attempt": 0, "rank": rank, "wall_ns": 1, "pp": rank % 2} for rank in range(4)])
+    staged = step_times(store)
+    assert alone is not None
+    assert staged is not None
+    assert (alone.tokens == 4096).all()
+    assert (staged.tokens == 2048).all()
+
+
 def test_steps_are_those_of_the_newest_attempt() -> None:
     found = step_times(run_of(5, steps=60))
     assert found is not None
