@@ -127,22 +127,23 @@ def _schedule_name(view: View) -> str:
 
 
 def _numbers(bubble: Bubble) -> None:
-    ideal = "of the schedule's formula" if bubble.is_formula else "of the order that was taken"
+    ideal = "What the schedule's formula has" if bubble.is_formula else "What the order that was taken has"
+    split = "Of the bubble beyond the ideal one; the three add up to it."
+    stages, microbatches = len(bubble.work_ms_by_stage), bubble.num_microbatches
     numbers = [
-        ("Schedule", said(bubble.schedule, 24) or "–", None),
-        ("Stages", str(len(bubble.work_ms_by_stage)), None),
-        ("Microbatches", str(bubble.num_microbatches), None),
-        ("Bubble", units.percent(bubble.idle_ratio), None),
-        ("Ideal bubble", units.percent(bubble.expected_ratio), ideal),
-        ("By imbalance", units.percent(bubble.imbalance_ratio), _lighter(bubble)),
-        ("By communication", units.percent(bubble.communication_ratio), None),
-        ("By waiting for data", units.percent(bubble.data_ratio), None),
-        ("Pipeline's time", units.duration(bubble.total_ms / 1e3), None),
-    ]
-    tiles([(name, value, beneath, None) for name, value, beneath in numbers], key="pipeline")
+        ("Schedule", said(bubble.schedule, 24) or "–", f"{stages} × {microbatches}",
+         f"{stages} stages, {microbatches} microbatches."),
+        ("Bubble", units.percent(bubble.idle_ratio), None, "Share of the pipeline's time in which its ranks idle."),
+        ("Ideal", units.percent(bubble.expected_ratio), None, f"{ideal} with equal stages."),
+        ("Imbalance", units.percent(bubble.imbalance_ratio), _lighter(bubble), split),
+        ("Transfers", units.percent(bubble.communication_ratio), None, split),
+        ("Data", units.percent(bubble.data_ratio), None, split),
+        ("Time", units.duration(bubble.total_ms / 1e3), None, "Of the pipeline in a step."),
+    ]  # fmt: skip
+    tiles(numbers, key="pipeline")
 
 
 def _lighter(bubble: Bubble) -> str | None:
     if bubble.heaviest_stage is None:
         return None
-    return f"stage {bubble.heaviest_stage}: {units.percent(bubble.lighten_ratio)} too much"
+    return f"stage {bubble.heaviest_stage}"
