@@ -35,8 +35,8 @@ MIB = 1 << 20
 class MemoryPolicy:
     """When memory is worth a word."""
 
-    min_steps: int = 60
-    """Steps from which a slope means something."""
+    min_steps: int = 200
+    """Steps from which a slope means something: in the first hundred a healthy run still fills its allocators."""
     min_samples: int = 12
     """Different readings: on a host memory is read once a second."""
     skip_ratio: float = 0.2

@@ -41,9 +41,9 @@ def text_of(diagnosis: Diagnosis, width: int = 100) -> str:
 
 
 def clean_run() -> MemoryStore:
-    store = stored(simulate(1, steps=60))
+    store = stored(simulate(1, steps=200))
     store.connection.execute(
-        "UPDATE steps SET loss = 2.0 - step / 100.0, grad_norm = 1, committed = true, tokens = 512, "
+        "UPDATE steps SET loss = 2.0 - step / 400.0, grad_norm = 1, committed = true, tokens = 512, "
         "local_grad_norm = 1 + 0.3 * ((step + rank) % 3)"
     )
     store.connection.execute("UPDATE collectives SET bytes = 1 << 22, wait_ns = end_ns - issue_ns, phase = 'backward'")
@@ -61,7 +61,7 @@ def clean_run() -> MemoryStore:
     host = {"attempt": 0, "rank": -1, "node": "a", "device": "host", "load_1m": 1.0, "num_cpus": 8}
     host |= {"disk_free_bytes": 1 << 40, "memory_used_bytes": 1 << 30, "memory_total_bytes": 1 << 40}
     store.add("health", [host | {"sample_ns": second} for second in range(3)])
-    for step in (20, 40, 60):
+    for step in (20, 40, 60, 180):
         saved = {"attempt": 0, "rank": 0, "wall_ns": step, "step": step, "tier": "disk", "state": "good"}
         store.add("checkpoints", [saved | {"stall_ns": 1000, "duration_ns": 5000}])
     return store
@@ -70,11 +70,11 @@ def clean_run() -> MemoryStore:
 def test_a_clean_run() -> None:
     diagnosis = diagnose(clean_run(), MANIFEST)
     assert [f for f in diagnosis.findings if f.status != "ok"] == []
-    assert diagnosis.verdict == "no finding in 60 steps of 4 ranks"
+    assert diagnosis.verdict == "no finding in 200 steps of 4 ranks"
     assert diagnosis.run["mesh"] == {"dp_shard": 4}
     assert diagnosis.run["tokens_per_s"] > 0
     text = text_of(diagnosis)
-    for words in ("Verdict", "no finding", "demo-1", "4 ranks", "dp_shard 4", "60 steps", "finished", "tokens/s"):
+    for words in ("Verdict", "no finding", "demo-1", "4 ranks", "dp_shard 4", "200 steps", "finished", "tokens/s"):
         assert words in text
 
 

@@ -110,12 +110,21 @@ def test_an_allocator_that_retries_again_and_again_is_a_warning(times: int, warn
 
 
 def test_a_rank_that_holds_more_than_its_peers() -> None:
-    store = plain_run()
+    store = plain_run(steps=200)
     store.connection.execute(f"UPDATE steps SET memory_bytes = {4 * GIB} WHERE rank = 1")
     (finding,) = analyze(store)
     assert (finding.kind, finding.status, finding.ranks) == ("memory_imbalance", "advice", (1,))
     store.connection.execute("UPDATE ranks SET pp = rank")
     assert analyze(store) == [], "another stage holds other layers"
+
+
+def test_a_young_run_that_fills_its_allocators_is_not_judged() -> None:
+    """A healthy mixture of experts grew from 365 to 461 MiB in 60 steps, and no more in the 180 after them."""
+    store = plain_run(steps=60)
+    store.connection.execute(f"UPDATE steps SET memory_bytes = {365 * 2**20} + step * 1677722")
+    (finding,) = analyze(store)
+    assert finding.status == "insufficient_data"
+    assert "200 steps" in finding.summary
 
 
 def test_what_is_missing_is_said() -> None:
