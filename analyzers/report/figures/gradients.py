@@ -65,7 +65,8 @@ def nonfinite(table: Mapping[str, Any], *, across: str = "step") -> Figure:
 
 def _map(names: list[str], steps: list[int], across: str = "step") -> Figure:
     figure = new_figure(height=int(min(760, max(220, 110 + 17 * len(names)))), x=across)
-    figure.update_xaxes(type="category", nticks=min(20, max(2, len(steps))), showgrid=False)
+    # Few and level: on a narrow screen they would stand upright and run into one another.
+    figure.update_xaxes(type="category", nticks=min(8, max(2, len(steps))), tickangle=0, showgrid=False)
     figure.update_yaxes(
         autorange="reversed", showgrid=False, tickfont={"size": 10}, dtick=1 if len(names) <= 45 else None
     )
