@@ -8,7 +8,8 @@
 A question is asked every two seconds by everybody who looks. It is computed once for all of them, in a thread, and
 again only when the store has changed. A page waits for `patience_s`; what takes longer comes at a later look, and until
 then the former answer stands (`is_fresh` False). One that took long is not asked again for ten times as long, so that
-watching a huge run costs a tenth of a core at most, and its writer is rarely kept waiting.
+watching a huge run costs a tenth of a core at most, and its writer is rarely kept waiting; but it does not rest for
+longer than it has been asked for, since what was said of a run in its first seconds is soon out of date.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class _Entry:
     error: Exception | None = None
     has_value: bool = False
     took_s: float = 0.0
+    first_at: float = 0.0
     done_at: float = 0.0
     running: Future[None] | None = None
     asked: Hashable = field(default=None)
@@ -82,6 +84,7 @@ class Answers:
             settled = entry.version == version and entry.has_value and entry.error is None
             if not settled and entry.running is None and self._is_due(entry, rest_factor):
                 entry.asked = version
+                entry.first_at = entry.first_at or time.monotonic()
                 entry.running = self._pool.submit(self._compute, entry, version, compute)
             running = None if settled else entry.running
         if running is not None:
@@ -102,7 +105,7 @@ class Answers:
     def _is_due(self, entry: _Entry, rest_factor: float) -> bool:
         if not entry.has_value and entry.error is None:
             return True
-        rest_s = rest_factor * entry.took_s if entry.took_s > QUICK_S else 0.0
+        rest_s = min(rest_factor * entry.took_s, entry.done_at - entry.first_at) if entry.took_s > QUICK_S else 0.0
         if entry.error is not None:  # most often somebody held the store, and has let go of it since
             rest_s = AFTER_ERROR_S
         return time.monotonic() - entry.done_at >= rest_s

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
+import pytest
+
+from dashboard import answers as answers_module
 from dashboard.answers import Answers
 
 
@@ -43,3 +47,24 @@ def test_the_number_of_answers_is_bounded() -> None:
     for key in (1, 2, 3, 4, 1):
         answers.get(key, 0, lambda key=key: calls.append(key) or key, patience_s=5)
     assert calls == [1, 2, 3, 4, 1]
+
+
+def test_a_long_answer_rests_for_ten_times_as_long_but_a_young_one_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first diagnosis of a run that has just begun knew no step, and stood on its page for half a minute."""
+    now = [100.0]
+    monkeypatch.setattr(answers_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    answers, done = Answers(), []
+
+    def compute() -> float:
+        now[0] += 3
+        done.append(now[0])
+        return now[0]
+
+    for version in range(300):
+        answers.get("diagnosis", version, compute, patience_s=5, again_s=5)
+        now[0] += 1
+    began = [at - 3 for at in done]
+    assert began[1] - done[0] == pytest.approx(3, abs=1), "as long as it had been asked for"
+    rests = [begin - end for begin, end in zip(began[1:], done, strict=False)]
+    assert rests == sorted(rests)
+    assert rests[-1] == pytest.approx(30, abs=1), "ten times three seconds"

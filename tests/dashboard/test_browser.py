@@ -112,7 +112,10 @@ def test_no_page_of_a_live_run_complains(visit: Visit, name: str) -> None:
     visit.open(name)
     visit.page.wait_for_selector(COMPUTED, state="detached", timeout=30_000)
     something = f"{SHOWN}, :text('{EMPTY[name]}')" if name in EMPTY else SHOWN
-    visit.page.wait_for_selector(f"{something}, {FAILED}", timeout=20_000)
+    try:
+        visit.page.wait_for_selector(f"{something}, {FAILED}", timeout=20_000)
+    except playwright.TimeoutError:
+        raise AssertionError(f"nothing on it: {visit.page.inner_text('body')[-1500:]}") from None
     assert visit.page.locator(FAILED).count() == 0
     assert visit.page.locator(something).count() > 0
     assert not visit.complaints
