@@ -29,8 +29,8 @@ class HistoryPolicy:
 
     min_factor: float = 2.0
     """Transfers since the onset over those before it: there is no other group to confirm it."""
-    min_windows: int = 2
-    """Slow windows: the 10 steps to detection."""
+    min_windows: int = 3
+    """Slow windows: the newest may hold a single step, and a machine's burst of six steps was told as a slow link."""
     min_windows_before: int = 3
     """Windows before the onset."""
     min_sigmas: float = 6.0

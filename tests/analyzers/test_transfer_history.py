@@ -26,7 +26,8 @@ def test_from_when_on_and_how_much() -> None:
         assert found is not None
         assert found.begin == 8
         assert found.factor == pytest.approx(4, rel=0.3)
-        soon += find_slower(transfers(seed, 6, slow_from=4)) is not None  # ten steps after the onset
+        assert find_slower(transfers(seed, 6, slow_from=4)) is None, "a burst of a machine lasts as long"
+        soon += find_slower(transfers(seed, 7, slow_from=4)) is not None  # fifteen steps after the onset
     assert soon >= 28
 
 
