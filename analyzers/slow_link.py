@@ -56,6 +56,8 @@ class SlowGroupPolicy:
     min_excess_crowded_ratio: float = 0.5
     """Excess as a share of the waiting for cores from which a clear factor is not explained by it: small messages take
     several times as long where whoever is to receive them waits for a core."""
+    explained_share_ratio: float = 0.5
+    """Share of a slow link's steps in which one of its ranks is slow from which that explains it."""
     agreement_ratio: float = 0.8
     """Share of slow windows from the onset to the end."""
     crossing_factor: float = 1.3

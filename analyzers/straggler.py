@@ -28,7 +28,7 @@ from .device_beside import load_device
 from .finding import Finding
 from .slow_alone import find_slower_alone
 from .slow_group import slow_groups
-from .slow_link import SlowLink
+from .slow_link import SlowGroupPolicy, SlowLink
 from .slow_rank import Straggler, StragglerPolicy, find_stragglers
 from .snapshot import attempts
 from .source import Source, missing_tables
@@ -42,8 +42,6 @@ __all__ = ["analyze"]
 SHOWN_RANKS = 8
 SLOWS_TRANSFERS = ("compute", "host")
 """Causes of a slow rank that also slow its transfers."""
-EXPLAINED_SHARE = 0.5
-"""Share of a slow link's steps in which its rank is slow from which that explains it."""
 
 
 def analyze(source: Source, policy: StragglerPolicy | None = None) -> list[Finding]:
@@ -220,7 +218,7 @@ def _communication(
     for link in slow:
         if not link.is_worth_telling(step_ms, policy.slow_group):
             continue
-        if any(_explains(suspect, link, timings) for suspect in found):
+        if any(_explains(suspect, link, timings, policy.slow_group) for suspect in found):
             continue
         beside = "before" if link.alone else "between the others" if link.is_pair else "in the groups beside it"
         when = f"since step {link.first_step}" if link.ongoing else f"from step {link.first_step} to {link.last_step}"
@@ -257,7 +255,7 @@ def _communication(
     return findings
 
 
-def _explains(suspect: Suspect, link: SlowLink, timings: Timings) -> bool:
+def _explains(suspect: Suspect, link: SlowLink, timings: Timings, policy: SlowGroupPolicy) -> bool:
     """Whether a slow rank is why transfers with it take longer: one that computes slowly or lacks a core moves its
     bytes slowly, too, while it does. Who loads for long, or has more tokens, is late and then as fast as ever."""
     if suspect.cause not in SLOWS_TRANSFERS:
@@ -267,7 +265,7 @@ def _explains(suspect: Suspect, link: SlowLink, timings: Timings) -> bool:
         for segment in member.segments if member.rank in link.ranks else ():
             slow[segment.begin : segment.end] = True
     of_link = (timings.steps >= link.first_step) & (timings.steps <= link.last_step)
-    return bool(slow[of_link].sum() >= max(1.0, EXPLAINED_SHARE * of_link.sum()))
+    return bool(slow[of_link].sum() >= max(1.0, policy.explained_share_ratio * of_link.sum()))
 
 
 def _what(link: SlowLink) -> str:

@@ -16,12 +16,12 @@ from ..source import Source
 from ..wait_split import pipelines
 from .account_lines import bubble_of
 from .figures import schedule
+from .queries import MAX_PIECES
 from .sheet import PlacedFigure, Section
 
 __all__ = ["pipeline_sections", "schedule_of_step"]
 
 MAX_ROWS = 64
-MAX_PIECES = 5_000
 
 
 def schedule_of_step(source: Source, attempt: int, step: int, ranks: Sequence[int]) -> dict[str, Any]:

@@ -112,16 +112,7 @@ def memory_errors(source: Source, finding: Finding) -> Iterator[Drawing]:
                "remap_failed": ("remap_failed", "remapped_rows_total"),
                "remapped": ("remapped_rows_total", "remap_pending")}  # fmt: skip
     for column in columns.get(finding.cause, ()):
-        if not lacking(source, health=(column,)):
-            yield from _drawn(
-                source,
-                column,
-                _place(finding),
-                title=_WORDS[column],
-                y=SINCE,
-                join="max",
-                rises=True,
-            )
+        yield from _counter(source, finding, column)
 
 
 def throttled(source: Source, finding: Finding) -> Iterator[Drawing]:
@@ -140,16 +131,13 @@ def throttled(source: Source, finding: Finding) -> Iterator[Drawing]:
 def link_errors(source: Source, finding: Finding) -> Iterator[Drawing]:
     """The counter of the link's errors."""
     column = "nvlink_errors_total" if finding.cause == "nvlink" else "pcie_replay_total"
+    yield from _counter(source, finding, column)
+
+
+def _counter(source: Source, finding: Finding, column: str) -> Iterator[Drawing]:
+    """A counter since the run began; nothing where it was not recorded."""
     if not lacking(source, health=(column,)):
-        yield from _drawn(
-            source,
-            column,
-            _place(finding),
-            title=_WORDS[column],
-            y=SINCE,
-            join="max",
-            rises=True,
-        )
+        yield from _drawn(source, column, _place(finding), title=_WORDS[column], y=SINCE, join="max", rises=True)
 
 
 def pressure(source: Source, finding: Finding) -> Iterator[Drawing]:
