@@ -137,7 +137,7 @@ def remembered(events: Iterable[Mapping[str, Any]]) -> dict[tuple[object, ...], 
     Not hangs: what is said is acted upon, and the other may have been killed in between.
     """
     told = (Finding.of_event(event) for event in events if event.get("kind") == "finding")
-    return {_key(finding): finding for finding in told if finding is not None and finding.kind != "hang"}
+    return {same_finding_key(finding): finding for finding in told if finding is not None and finding.kind != "hang"}
 
 
 def _since(source: Source, attempt: int, window_steps: int) -> int:
@@ -167,7 +167,7 @@ def _ended(source: Source, attempt: int, lives: Sequence[int], policy: StallPoli
 
 
 def _unsaid(state: LiveState, findings: list[Finding]) -> list[Finding]:
-    return [finding for finding in findings if _key(finding) not in state.said]
+    return [finding for finding in findings if same_finding_key(finding) not in state.said]
 
 
 def _straggler(source: Source, attempt: int, since_step: int) -> list[Finding]:
@@ -217,12 +217,9 @@ def same_finding_key(finding: Finding) -> tuple[object, ...]:
     return (finding.kind, finding.attempt, finding.first_step)
 
 
-_key = same_finding_key
-
-
 def _news(state: LiveState, found: list[Finding], looked: set[str], attempt: int) -> list[Finding]:
     news: list[Finding] = []
-    current = {_key(finding): finding for finding in found}
+    current = {same_finding_key(finding): finding for finding in found}
     for key, finding in current.items():
         before = state.said.get(key)
         if before is None or before.status == "ok" or _changed(before, finding, state.policy):
