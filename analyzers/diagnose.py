@@ -17,40 +17,32 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from . import (
-    checkpoints,
-    communication,
-    configuration,
-    corruption,
-    coverage,
-    data_wait,
-    divergence,
-    exclusion,
-    expert_load,
-    goodput,
-    gradient_flow,
-    gradient_noise,
-    gradient_outlier,
-    hang,
-    health,
-    loss_scale,
-    loss_spike,
-    memory,
-    nonfinite,
-    rank_lost,
-    resume,
-    silent_node,
-    stage_balance,
-    startup,
-    straggler,
-    throughput,
-    whatif,
-)
-from .finding import SEVERITIES, Finding, Severity
-from .long_run import Views, look, unpicked
-from .runfacts import run_facts
-from .source import Source
-from .stall import StallPolicy
+from analyzers.account import goodput
+from analyzers.account.long_run import Views, look, unpicked
+from analyzers.checkpoints import analyze as checkpoints
+from analyzers.communication import analyze as communication
+from analyzers.corruption import analyze as corruption
+from analyzers.corruption import gradient_outlier
+from analyzers.data import analyze as data_wait
+from analyzers.deaths import analyze as rank_lost
+from analyzers.deaths import node_exclusion as exclusion
+from analyzers.deaths import resume_mismatch as resume
+from analyzers.finding import SEVERITIES, Finding, Severity
+from analyzers.hangs import analyze as hang
+from analyzers.hangs import silent_node
+from analyzers.health import analyze as health
+from analyzers.memory import analyze as memory
+from analyzers.numerics import divergence, expert_load, gradient_flow, gradient_noise, loss_scale, loss_spike, nonfinite
+from analyzers.pipeline import analyze as stage_balance
+from analyzers.report.run_facts import run_facts
+from analyzers.run import coverage
+from analyzers.run.stall_limits import StallPolicy
+from analyzers.settings import analyze as configuration
+from analyzers.settings import startup
+from analyzers.source import Source
+from analyzers.stragglers import analyze as straggler
+from analyzers.stragglers import throughput
+from analyzers.whatif import what_if as whatif
 
 __all__ = ["SCHEMA_VERSION", "Diagnosis", "conclude", "diagnose", "reaches", "stall_policy"]
 

@@ -14,32 +14,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from . import (
-    checkpoints,
-    corruption,
-    data_wait,
-    divergence,
-    exclusion,
-    gradient_outlier,
-    hang,
-    health,
-    loss_scale,
-    loss_spike,
-    memory,
-    nonfinite,
-    rank_lost,
-    resume,
-    silent_node,
-    straggler,
-)
-from .digest import Digest, joined, joined_log
-from .eventlog import EventLog
-from .finding import Finding
-from .silent_device import with_devices
-from .slow_rank import StragglerPolicy
-from .snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
-from .source import Source
-from .stall import StallPolicy
+from analyzers.checkpoints import analyze as checkpoints
+from analyzers.corruption import analyze as corruption
+from analyzers.corruption import gradient_outlier
+from analyzers.data import analyze as data_wait
+from analyzers.deaths import analyze as rank_lost
+from analyzers.deaths import node_exclusion as exclusion
+from analyzers.deaths import resume_mismatch as resume
+from analyzers.finding import Finding
+from analyzers.hangs import analyze as hang
+from analyzers.hangs import silent_node
+from analyzers.hangs.device_evidence import with_devices
+from analyzers.health import analyze as health
+from analyzers.memory import analyze as memory
+from analyzers.numerics import divergence, loss_scale, loss_spike, nonfinite
+from analyzers.run.digest import Digest, joined, joined_log
+from analyzers.run.event_log import EventLog
+from analyzers.run.snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
+from analyzers.run.stall_limits import StallPolicy
+from analyzers.source import Source
+from analyzers.stragglers import analyze as straggler
+from analyzers.stragglers.slow_rank import StragglerPolicy
 
 __all__ = ["LivePolicy", "LiveState", "live_findings", "remembered", "same_finding_key"]
 

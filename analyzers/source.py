@@ -3,7 +3,7 @@
     table = source.query("SELECT rank, loss FROM steps WHERE step = ?", [40])
     floats(table["loss"])        # float64, NaN where NULL
 
-`probes.store.Store` fits this protocol; so does any fake with three methods.
+`store.Store` fits this protocol; so does any fake with three methods.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Floats", "Ints", "Source", "every_kth", "every_kth_rank", "floats", "ints", "lacking", "missing_tables"]
+from store.arrays import Floats, Ints
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+__all__ = ["Floats", "Ints", "Source", "every_kth", "every_kth_rank", "floats", "ints", "lacking", "missing_tables"]
 
 
 class Source(Protocol):
-    """Read-only SQL over the tables of `probes.schema`."""
+    """Read-only SQL over the tables of `probes.tape.schema`."""
 
     def query(self, sql: str, params: Sequence[Any] = ()) -> dict[str, npt.NDArray[Any]]:
         """The answer as one array a column (masked where NULL)."""

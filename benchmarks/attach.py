@@ -44,7 +44,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from probes.events import read_events
+from probes.tape.events import read_events
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "attach"
 KINDS = ("bare", "rankscope", "run", "tensorboard", "wandb", "profiler")
@@ -147,7 +147,7 @@ def _rank(script: str, kind: str, steps: int, folder: str, environment: dict[str
     with _logging(kind, folder) as log:
         clock = _StepClock(log)
         if kind == "run":
-            from rankscope.unattended import main as unattended
+            from rankscope.attached_script import main as unattended
 
             sys.path.insert(0, "")
             unattended(arguments)

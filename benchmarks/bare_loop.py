@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.config import ModelConfig
+from trainer.config.config import ModelConfig
 from trainer.model.transformer import Transformer, initialise
 
 __all__ = ["BareLoop", "Job"]

@@ -179,8 +179,8 @@ def detail(name: str) -> dict[str, Any]:
 
 def dumps(name: str) -> dict[str, Any]:
     """What torchfrtrace and we say of dumps of the same program."""
-    from analyzers.sources.recognise import diagnose_foreign
-    from tests.analyzers.sources.dump_files import PREFIX, Job
+    from analyzers.external.recognise import diagnose_foreign
+    from tests.store.readers.dump_files import PREFIX, Job
 
     job = Job(RANKS)
     job.steps(3)

@@ -5,7 +5,7 @@
     python -m benchmarks.bubble --ranks 4 --microbatches 8 --schedule 1f1b --forward-ms 40
 
 *Bubble* = idle share of the total: 1 - (time in forward, loss, backward and weight spans) / (time from the pipeline's
-first forward to its last backward), mean over the ranks; `analyzers.bubble` measures it, and has the formulas.
+first forward to its last backward), mean over the ranks; `analyzers.account.bubble` measures it, and has the formulas.
 
 Two tables, both of real `torch.distributed.pipelining` schedules over gloo's real sends and receives, recorded by the
 same probes:
@@ -41,17 +41,17 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from analyzers.bubble import PipelineSpans, StepIdle, expected_idle, measure_idle
-from probes.collectives import install, uninstall
-from probes.names import read_names
+from analyzers.account.bubble import PipelineSpans, StepIdle, expected_idle, measure_idle
+from probes.collectives.wrapped import install, uninstall
 from probes.pipeline import record_schedule
 from probes.recorder import Recorder
-from probes.schema import UNSET
-from probes.tape_reader import read_segment, segment_paths
-from trainer.build import build
-from trainer.config import Config
-from trainer.instrument import instrument
-from trainer.mesh_plan import resolve
+from probes.tape.names import read_names
+from probes.tape.reader import read_segment, segment_paths
+from probes.tape.schema import UNSET
+from trainer.config.config import Config
+from trainer.layout.plan import resolve
+from trainer.rank.instrument import instrument
+from trainer.training.build import build
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,

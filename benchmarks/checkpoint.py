@@ -4,8 +4,8 @@
     python -m benchmarks.checkpoint --json checkpoint.json
     python -m benchmarks.checkpoint --config my.toml --ranks 2 --set data.seq_len=128
 
-The demo's model and mesh, trained by `trainer.loop` in real ranks with the copies in memory that it asks for. The way
-to save changes from block to block within one run, so that whatever else the machine does falls on all ways:
+The demo's model and mesh, trained by `trainer.rank.loop` in real ranks with the copies in memory that it asks for. The
+way to save changes from block to block within one run, so that whatever else the machine does falls on all ways:
 
 1. stall: a save at every 10th step, in the background and synchronously in turns. Told is what each save's event says:
    the time in which the training thread could not go on. The copy to host memory is told apart, since a save takes the
@@ -35,18 +35,18 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.throughput import ratio_with_interval
-from probes.collectives import install
-from probes.events import read_events
+from probes.collectives.wrapped import install
 from probes.recorder import Recorder
-from probes.rundir import RunDir
-from trainer.build import build
+from probes.tape.events import read_events
+from probes.tape.rundir import RunDir
 from trainer.checkpoint.state import Position
-from trainer.config import Config, load_config
-from trainer.instrument import instrument
-from trainer.loop import Session, steps
-from trainer.mesh_plan import resolve
+from trainer.config.config import Config, load_config
+from trainer.guard.rollback import Recovery
+from trainer.layout.plan import resolve
 from trainer.model.size import num_parameters
-from trainer.recovery.rollback import Recovery
+from trainer.rank.instrument import instrument
+from trainer.rank.loop import Session, steps
+from trainer.training.build import build
 
 ROOT = Path(__file__).parents[1]
 WAYS: dict[str, dict[str, Any]] = {

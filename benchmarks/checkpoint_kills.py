@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PRELOADED = ["torch", "torch.distributed.fsdp", "trainer.build", "trainer.loop", "trainer.recovery.rollback"]
+PRELOADED = ["torch", "torch.distributed.fsdp", "trainer.training.build", "trainer.rank.loop", "trainer.guard.rollback"]
 SECTIONS: dict[str, dict[str, Any]] = {
     "model": {"dim": 32, "num_layers": 2, "num_heads": 2, "hidden_dim": 64, "max_seq_len": 16},
     "data": {"seq_len": 16, "path": [__file__]},
@@ -66,12 +66,12 @@ def run_rank(folder: Path, rank: int, world_size: int, attempt: int, steps: int,
     import torch.distributed as dist
 
     from probes.recorder import Recorder
-    from probes.rundir import RunDir
-    from trainer.build import build
-    from trainer.config import Config
-    from trainer.loop import Session, train
-    from trainer.mesh_plan import resolve
-    from trainer.recovery.rollback import Recovery
+    from probes.tape.rundir import RunDir
+    from trainer.config.config import Config
+    from trainer.guard.rollback import Recovery
+    from trainer.layout.plan import resolve
+    from trainer.rank.loop import Session, train
+    from trainer.training.build import build
 
     torch.set_num_threads(1)
     if world_size > 1:
@@ -168,14 +168,14 @@ class Killer:
 
     def _told(self) -> list[dict[str, Any]]:
         """What this attempt said of checkpoints on disk."""
-        from probes.events import read_events
-        from probes.rundir import RunDir
+        from probes.tape.events import read_events
+        from probes.tape.rundir import RunDir
 
         events, _, _ = read_events(RunDir(self.folder).rank_dir(self.attempt, 0) / "events.jsonl")
         return [event for event in events if event["kind"] == "checkpoint" and event["tier"] == "disk"]
 
     def _look(self, reached: int) -> None:
-        from probes.rundir import RunDir
+        from probes.tape.rundir import RunDir
 
         outcome, told = self.outcome, self._told()
         outcome.hits[
@@ -211,8 +211,8 @@ class Killer:
 
 def _losses(folder: Path, attempt: int) -> dict[int, float]:
     """Loss of every finished step on the tape of rank 0."""
-    from probes.rundir import RunDir
-    from probes.tape_reader import read_segment, segment_paths
+    from probes.tape.reader import read_segment, segment_paths
+    from probes.tape.rundir import RunDir
 
     found = {}
     for path in segment_paths(RunDir(folder).rank_dir(attempt, 0), "steps"):

@@ -34,8 +34,8 @@ from benchmarks.full_run import make_full_run
 from dashboard.frame import POLL_S
 from dashboard.launch import DashboardServer
 from dashboard.screenshots import PAGES, PENDING, SETTLED, browser_path
-from probes.rundir import RunDir
-from probes.store.database import connect_writer
+from probes.tape.rundir import RunDir
+from store.database import connect_writer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -28,9 +28,9 @@ from streamlit.testing.v1 import AppTest
 from streamlit.util import calc_hash
 
 import dashboard
-from dashboard import ahead
-from dashboard.access import RunAccess
-from dashboard.answers import Answer
+from dashboard.data import prefetch as ahead
+from dashboard.data.background_answers import Answer
+from dashboard.data.run_access import RunAccess
 from dashboard.screenshots import PAGES
 
 COMING = ("Being computed", "So far every")

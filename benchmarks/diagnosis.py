@@ -41,7 +41,7 @@ from analyzers.diagnose import diagnose
 from analyzers.finding import Finding
 from benchmarks.labelled import EXPECTED, Case, Expected, make
 from benchmarks.simulator import simulate, write
-from probes.store import Store
+from store import Store
 
 PREFIXES = (3, 5, 10, 15, 20, 40, 80, 120, 200)
 """Steps after the onset at which a run is looked at, to see from when on it is diagnosed."""
@@ -110,7 +110,7 @@ def judge(case: Case) -> Outcome:
 
 
 def _diagnosed(path: Path) -> tuple[list[Finding], float]:
-    from probes.rundir import RunDir
+    from probes.tape.rundir import RunDir
 
     run = RunDir.open(path)
     with Store.open(run) as store:

@@ -35,8 +35,8 @@ from analyzers.diagnose import diagnose
 from analyzers.finding import Finding
 from benchmarks.simulator.long import LongRun, write_long
 from benchmarks.simulator.noise import OVERSUBSCRIBED, QUIET, SHARED_HOST
-from probes.rundir import RunDir
-from probes.store import Store
+from probes.tape.rundir import RunDir
+from store import Store
 
 STEPS_A_RUN = 20_000
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {

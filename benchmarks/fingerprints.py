@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 
 from probes.fingerprints import FingerprintReader
-from trainer.build import build, pick_device
 from trainer.checkpoint.state import local_tensors, training_tensors
-from trainer.config import Config, load_config
-from trainer.mesh_plan import resolve
-from trainer.training import Training
+from trainer.config.config import Config, load_config
+from trainer.layout.plan import resolve
+from trainer.training.build import build, pick_device
+from trainer.training.rank_training import Training
 
 DEMO = Path(__file__).parent.parent / "examples" / "gpt-demo.toml"
 MODELS: dict[str, list[str]] = {

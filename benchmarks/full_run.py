@@ -23,8 +23,8 @@ from benchmarks.scale import make_steps
 from benchmarks.simulator.layout import Layout
 from benchmarks.simulator.recording import Event
 from benchmarks.simulator.tapes import EPOCH_NS
-from probes.rundir import RunDir
-from probes.store.database import connect_writer
+from probes.tape.rundir import RunDir
+from store.database import connect_writer
 
 __all__ = ["layout_of", "make_full_run"]
 

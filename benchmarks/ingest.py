@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
-from probes.rundir import RunDir
-from probes.schema import TABLES
-from probes.store import Ingester, Store
-from probes.tape import COMPLETE, HEADER_BYTES, TapeWriter, record_layout, segment_name
-from probes.tape_reader import read_header
+from probes.tape.reader import read_header
+from probes.tape.rundir import RunDir
+from probes.tape.schema import TABLES
+from probes.tape.writer import COMPLETE, HEADER_BYTES, TapeWriter, record_layout, segment_name
+from store import Ingester, Store
 from tests.factories import RankWriter, empty_run
 
 NUM_RANKS = 8

@@ -18,12 +18,12 @@ import sys
 import time
 from datetime import timedelta
 
-from analyzers import hang
-from analyzers.digest import Digest, encode, joined, joined_log
-from analyzers.eventlog import EventLog
-from analyzers.snapshot import AttemptView, Call, RankView
-from analyzers.stall import StallPolicy
-from trainer.recovery.digest_link import DigestLink
+from analyzers.hangs import analyze as hang
+from analyzers.run.digest import Digest, encode, joined, joined_log
+from analyzers.run.event_log import EventLog
+from analyzers.run.snapshot import AttemptView, Call, RankView
+from analyzers.run.stall_limits import StallPolicy
+from watch.digests import DigestLink
 
 SECOND = 1_000_000_000
 STEP_NS = SECOND // 2

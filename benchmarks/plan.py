@@ -22,16 +22,16 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from probes.rundir import RunDir
-from probes.store import Store
-from trainer.config import Config, load_config
-from trainer.mesh_plan import resolve
+from probes.tape.rundir import RunDir
+from store import Store
+from trainer.config.config import Config, load_config
+from trainer.layout.plan import resolve
 from trainer.model.checkpointing import apply_activation_checkpointing
 from trainer.model.transformer import Attention, Transformer, initialise
-from trainer.optimizer import build_optimizer
 from trainer.plan.memory import rank_memory
 from trainer.plan.traffic import rank_traffic
-from trainer.training import token_loss
+from trainer.training.optimizer import build_optimizer
+from trainer.training.rank_training import token_loss
 
 __all__ = ["Measured", "allocated", "measure"]
 

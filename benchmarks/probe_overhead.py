@@ -43,11 +43,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from probes.collectives import install, uninstall
+from probes.collectives.wrapped import install, uninstall
 from probes.gradients import GradientProbe
 from probes.recorder import Recorder
-from probes.tape import COMPLETE, OPEN
-from probes.tape_reader import read_segment, segment_paths
+from probes.tape.reader import read_segment, segment_paths
+from probes.tape.writer import COMPLETE, OPEN
 
 WIDTH = 128
 LAYERS = 8  # 1 M parameters in all: the check for NaN reads each gradient once, 0.06 ms a million

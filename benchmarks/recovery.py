@@ -38,9 +38,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from probes.events import read_events
-from probes.rundir import RunDir
-from probes.store import Store
+from probes.tape.events import read_events
+from probes.tape.rundir import RunDir
+from store import Store
 
 PHASES = ("detect", "stop the others", "next attempt", "ranks begin", "restore", "first good step")
 LAYOUTS = {
@@ -89,7 +89,7 @@ def import_s() -> float:
     times = []
     for _ in range(3):
         begin = time.monotonic()
-        subprocess.run([sys.executable, "-c", "import trainer.worker"], check=True)
+        subprocess.run([sys.executable, "-c", "import trainer.rank.worker"], check=True)
         times.append(time.monotonic() - begin)
     return min(times)
 

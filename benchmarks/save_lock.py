@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainer.checkpoint.disk import SWITCH_INTERVAL_S
-from trainer.checkpoint.save_plan import SavePlan
+from trainer.checkpoint.disk_tier.checkpoints import SWITCH_INTERVAL_S
+from trainer.checkpoint.disk_tier.save_plan import SavePlan
 
 SHAPES = [(96,), (96, 24), (64, 96), (24, 96)] * 40
 SAVES, WARM_UP = 24, 4

@@ -35,8 +35,8 @@ from benchmarks.simulator.introduction import introduction
 from benchmarks.simulator.layout import WORLD, Layout
 from benchmarks.simulator.recording import Event, Scenario
 from benchmarks.simulator.tapes import EPOCH_NS, Run
-from probes.store import Store
-from probes.store.database import connect_writer
+from store import Store
+from store.database import connect_writer
 
 BASE_NS = 90_000_000
 SLOW_RATIO = 1.05
@@ -49,13 +49,13 @@ began = time.perf_counter()
 from analyzers.report.json import to_json
 path = Path(sys.argv[1])
 if sys.argv[2] == "dumps":
-    from analyzers.sources.recognise import diagnose_foreign
+    from analyzers.external.recognise import diagnose_foreign
     diagnosis = diagnose_foreign(path)
 else:
     from analyzers.diagnose import diagnose
-    from analyzers.long_run import MEMORY_BYTES
-    from probes.rundir import RunDir
-    from probes.store import Store
+    from analyzers.account.long_run import MEMORY_BYTES
+    from probes.tape.rundir import RunDir
+    from store import Store
     run = RunDir.open(path)
     with Store.open(run, memory_bytes=MEMORY_BYTES, spills=True) as store:
         diagnosis = diagnose(store, run.manifest(), stacks_dir=run.stacks)

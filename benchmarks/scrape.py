@@ -36,11 +36,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from analyzers.node_metrics import NodeMetrics
 from benchmarks.scale import make_steps
-from probes.exporters.prometheus import Listen, Snapshot, serve
-from probes.rundir import RunDir
-from probes.store import Store, StoreError
+from probes.tape.rundir import RunDir
+from store import Store, StoreError
+from watch.exporting.node_metrics import NodeMetrics
+from watch.exporting.prometheus import Listen, Snapshot, serve
 
 BLOCK_S = 10.0
 SLOW_S = 5.0

@@ -39,11 +39,11 @@ from typing import Any
 
 import numpy as np
 
-from probes.store import Store
-from trainer.drills.catalogue import CATALOGUE
+from store import Store
 from trainer.drills.execute import Base, Executed, execute
-from trainer.drills.faults import Fault, parse_fault
 from trainer.drills.scenario import Scenario
+from trainer.faults.catalogue import CATALOGUE
+from trainer.faults.options import Fault, parse_fault
 
 RANKS = 4
 LEFT_OUT = (

@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 
-from analyzers.spike import SpikeDetector
+from probes.guard.spike_detector import SpikeDetector
 
 __all__ = ["RULES"]
 
@@ -131,7 +131,7 @@ def ema_times_three() -> Rule:
 
 
 def ours() -> Rule:
-    """`analyzers.spike.SpikeDetector`, as the trainer's guard uses it."""
+    """`probes.guard.spike_detector.SpikeDetector`, as the trainer's guard uses it."""
     detector, step = SpikeDetector(), 0
 
     def rule(loss: float, grad_norm: float) -> bool:

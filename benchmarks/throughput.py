@@ -6,8 +6,8 @@
     python -m benchmarks.throughput --ranks 1 --kind ddp --precision bf16 \\
         --dim 768 --layers 12 --heads 12 --vocab 50304 --seq-len 1024 --batch 32       # GPT-2's size, on one GPU
 
-Ours is `trainer.loop` as a worker runs it: recorded process group, steps and spans, gradients of every parameter at
-every 10th step, the check of every reduced buffer for NaN, global loss and norm read back and judged at every step.
+Ours is `trainer.rank.loop` as a worker runs it: recorded process group, steps and spans, gradients of every parameter
+at every 10th step, the check of every reduced buffer for NaN, global loss and norm read back and judged at every step.
 The other is `benchmarks.bare_loop`. Both are in the same processes and take turns, a block of steps each, so that
 whatever else the machine does falls on both; who goes first alternates.
 
@@ -40,18 +40,18 @@ import torch.multiprocessing as mp
 from rich.console import Console
 from rich.table import Table
 
-from analyzers.device_peaks import peak_flops_per_s
+from analyzers.health.device_peaks import peak_flops_per_s
 from benchmarks.bare_loop import BareLoop, Job
-from probes.collectives import install, uninstall
+from probes.collectives.wrapped import install, uninstall
 from probes.recorder import Recorder
-from probes.rundir import RunDir
-from trainer.build import build
-from trainer.config import Config
-from trainer.instrument import instrument
-from trainer.loop import Session, steps
-from trainer.mesh_plan import resolve
+from probes.tape.rundir import RunDir
+from trainer.config.config import Config
+from trainer.guard.rollback import Recovery
+from trainer.layout.plan import resolve
 from trainer.model.size import flops_per_token, num_parameters
-from trainer.recovery.rollback import Recovery
+from trainer.rank.instrument import instrument
+from trainer.rank.loop import Session, steps
+from trainer.training.build import build
 
 RESAMPLES = 4000
 
@@ -75,7 +75,7 @@ def configuration(kind: str, options: argparse.Namespace) -> Config:
 
 
 class OurLoop:
-    """`trainer.loop` under all probes, one step at a time."""
+    """`trainer.rank.loop` under all probes, one step at a time."""
 
     def __init__(self, config: Config, recorder: Recorder, folder: Path, device: torch.device) -> None:
         plan = resolve(config, dist.get_world_size())

@@ -5,8 +5,8 @@
     python -m benchmarks.whatif --quick
 
 One run: blocks of steps with the fault and blocks without it take turns in the same processes, so that what else the
-machine does meets both alike. From the records of each slow block alone `analyzers.whatif` says what a step takes
-without the fault; the blocks before and after say what it really takes. The error is predicted / measured - 1.
+machine does meets both alike. From the records of each slow block alone `analyzers.whatif.what_if` says what a step
+takes without the fault; the blocks before and after say what it really takes. The error is predicted / measured - 1.
 
 With more ranks than cores a rank that computes less leaves its core to the others, who then really become faster: that
 no replay can know. `slow_data` sleeps and takes nobody's core.
@@ -27,12 +27,12 @@ from pathlib import Path
 
 import numpy as np
 
-from analyzers.step_graph import load_graph
-from analyzers.timings import load_places
-from analyzers.whatif import without
+from analyzers.account.timings import load_places
+from analyzers.whatif.step_graph import load_graph
+from analyzers.whatif.what_if import without
 from benchmarks.false_alarms import LAYOUTS
-from probes.rundir import RunDir
-from probes.store import Store
+from probes.tape.rundir import RunDir
+from store import Store
 
 WARM_UP = 20
 EDGE = 2

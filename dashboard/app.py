@@ -20,9 +20,13 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _H
 if str(_HERE.parent) not in sys.path:
     sys.path.append(str(_HERE.parent))
 
-from analyzers.report.text import visible  # noqa: E402
-from dashboard import chart_in_place, frame, navigation, show  # noqa: E402
-from dashboard.runs_folder import RunsFolder  # noqa: E402
+from analyzers.printable import visible  # noqa: E402
+from dashboard import frame, navigation  # noqa: E402
+from dashboard.data import prefetch  # noqa: E402
+from dashboard.data.runs_folder import RunsFolder  # noqa: E402
+from dashboard.drawing import elements as show  # noqa: E402
+from dashboard.drawing import live_chart as chart_in_place  # noqa: E402
+from dashboard.finding_link import open_finding  # noqa: E402
 
 
 def main() -> None:
@@ -30,6 +34,7 @@ def main() -> None:
     st.set_page_config(page_title="Rankscope", page_icon=str(_HERE / "icon.png"), layout="wide")
     show.style()
     chart_in_place.prepare()
+    prefetch.use(navigation.FIRST_QUESTIONS)
     folder = RunsFolder(Path(os.environ.get("RANKSCOPE_DASHBOARD_RUNS", "runs")))
     st.session_state["runs_folder"] = folder
     names = folder.run_ids()
@@ -49,7 +54,7 @@ def main() -> None:
         st.session_state["polls"] = True
     finding = st.query_params.get("finding")
     if page.url_path == "" and finding:  # the short form of a finding's link
-        navigation.open_finding(chosen, finding)
+        open_finding(chosen, finding)
     if st.query_params.get("run") != chosen:
         st.query_params["run"] = chosen
     page.run()

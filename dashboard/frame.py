@@ -22,17 +22,16 @@ from typing import Any
 import streamlit as st
 
 from analyzers.diagnose import Diagnosis
-from analyzers.run_state import RunState
-from probes.rundir import RunDir, RunError
-from probes.store import StoreBusyError, StoreError
-from probes.tape_reader import TapeError
-
-from . import units
-from .access import FIRST_S, RunAccess
-from .ahead import look_ahead
-from .answers import Answer, Answers
-from .runs_folder import RunsFolder
-from .show import nothing, said
+from analyzers.run.state import RunState
+from dashboard.data.background_answers import Answer, Answers
+from dashboard.data.prefetch import prefetch
+from dashboard.data.run_access import FIRST_S, RunAccess
+from dashboard.data.runs_folder import RunsFolder
+from dashboard.drawing import units
+from dashboard.drawing.elements import nothing, said
+from probes.tape.reader import TapeError
+from probes.tape.rundir import RunDir, RunError
+from store import StoreBusyError, StoreError
 
 __all__ = ["POLL_S", "View", "access_to", "current_run", "framed", "runs_folder"]
 
@@ -179,7 +178,7 @@ def _page(title: str, body: Callable[[View], None]) -> None:
             if _has_come(view.awaited):
                 st.rerun()
             if not view.awaited:
-                look_ahead(access)
+                prefetch(access)
         if (pending or live) != polls:
             st.session_state["polls"] = pending or live
             st.rerun()

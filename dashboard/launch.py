@@ -21,8 +21,8 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 
-from probes.own_process import own_process
-from probes.rundir import RunDir
+from probes.attach.own_process import own_process
+from probes.tape.rundir import RunDir
 
 __all__ = ["DashboardError", "DashboardServer"]
 

@@ -7,7 +7,10 @@ from typing import Any
 
 import streamlit as st
 
-from .views import (
+from dashboard.data import queries
+from dashboard.data.prefetch import Question
+from dashboard.finding_link import FINDINGS_PAGE
+from dashboard.views import (
     checkpoints,
     collectives,
     compare,
@@ -23,7 +26,20 @@ from .views import (
     timeline,
 )
 
-__all__ = ["open_finding", "pages"]
+__all__ = ["FIRST_QUESTIONS", "pages"]
+
+FIRST_QUESTIONS: tuple[Question, ...] = (
+    (overview.load_lines, ()),
+    (ranks.load_matrix, ("own work",)),
+    (ranks.load_ranks, ()),
+    (memory.load_memory, ()),
+    (numerics.load_numerics, ()),
+    (queries.extent, ()),
+    (collectives.load_calls, ()),
+    (pipeline.load_pipelines, ()),
+    (ranks.load_matrix, ("step time",)),
+)
+"""What the pages ask first: prefetched for a large run."""
 
 
 def pages() -> dict[str, list[Any]]:
@@ -41,7 +57,7 @@ def pages() -> dict[str, list[Any]]:
         )
     ]  # fmt: skip
     sections = dict(zip(("Run", "Ranks and time", "State", "Ask"), (first, *others), strict=True))
-    st.session_state["findings_page"] = sections["Run"][1]
+    st.session_state[FINDINGS_PAGE] = sections["Run"][1]
     return sections
 
 
@@ -51,8 +67,3 @@ def _page(place: tuple[Callable[[], None], str, str]) -> Any:
         body, title=title, icon=f":material/{icon}:", url_path=title.lower().replace(" ", "-"),
         default=title == "Overview",
     )  # fmt: skip
-
-
-def open_finding(run_id: str, finding_id: str) -> None:
-    """Go to the page that shows a finding."""
-    st.switch_page(st.session_state["findings_page"], query_params={"run": run_id, "finding": finding_id})

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from .launch import DashboardError, DashboardServer
+from dashboard.launch import DashboardError, DashboardServer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

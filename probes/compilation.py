@@ -15,7 +15,7 @@ import contextlib
 import sys
 from typing import Any
 
-from .failopen import failing_open
+from .fail_open import failing_open
 from .recorder import Recorder
 
 __all__ = ["CompileProbe"]

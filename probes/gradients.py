@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .failopen import failing_open
-from .late_values import read_back
+from .fail_open import failing_open
 from .recorder import Recorder
-from .schema import UNSET
-from .tape import COMPLETE
+from .step_scalars import read_back
+from .tape.schema import UNSET
+from .tape.writer import COMPLETE
 
 __all__ = ["GradientProbe", "clean_name"]
 

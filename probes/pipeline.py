@@ -22,10 +22,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from .failopen import failing_open, record_error
+from .fail_open import failing_open, record_error
 from .recorder import Recorder
-from .schema import UNSET
-from .tape import OPEN
+from .tape.schema import UNSET
+from .tape.writer import OPEN
 
 __all__ = ["record_schedule", "record_stage"]
 

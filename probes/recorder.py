@@ -26,14 +26,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from .core_time import CoreTime
-from .device_memory import AllocatorRetries, memory_reader
-from .device_uuid import device_uuid
-from .events import EventWriter
-from .failopen import error_counts, failing_open, record_error
-from .names import NameWriter
-from .schema import TABLES, UNSET
-from .tape import COMPLETE, OPEN, TapeWriter
+from .device.cpu_time import CoreTime
+from .device.gpu_uuid import device_uuid
+from .device.memory import AllocatorRetries, memory_reader
+from .fail_open import error_counts, failing_open, record_error
+from .tape.attempts import start_ticks
+from .tape.events import EventWriter
+from .tape.names import NameWriter
+from .tape.schema import TABLES, UNSET
+from .tape.writer import COMPLETE, OPEN, TapeWriter
 
 __all__ = ["PHASES", "Recorder"]
 
@@ -376,12 +377,3 @@ class _DisabledRecorder(Recorder):
 
     def close(self) -> None:
         pass
-
-
-def start_ticks() -> int:
-    """When this process started, in clock ticks since boot, from /proc; UNSET where there is none."""
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except OSError:
-        return _NONE_I64

@@ -11,19 +11,26 @@ Nothing is imported before it is used, so that a script that says `import ranksc
 
 from __future__ import annotations
 
+import os
+
 __all__ = ["__version__", "attach", "detach", "guard", "log"]
 __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from probes.attach import attach, detach, log
-    from trainer.recovery.foreign import guard
+    from probes.attach.attach import attach, detach, log
+    from probes.guard.attached_loop import guard
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+if not os.path.isdir(os.path.join(_HERE, "probes")):
+    # A checkout: the packages lie beside this one. In a wheel they lie inside it (pyproject.toml, `sources`).
+    __path__.append(os.path.dirname(_HERE))
 
 _PLACES = {
-    "attach": "probes.attach",
-    "detach": "probes.attach",
-    "log": "probes.attach",
-    "guard": "trainer.recovery.foreign",
+    "attach": "probes.attach.attach",
+    "detach": "probes.attach.attach",
+    "log": "probes.attach.attach",
+    "guard": "probes.guard.attached_loop",
 }
 
 
@@ -32,6 +39,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    found: object = getattr(importlib.import_module(f"{__name__}._rooms.{_PLACES[name]}"), name)
+    found: object = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
     globals()[name] = found
     return found

@@ -8,6 +8,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from rankscope.own_names import claim_names
+
+claim_names()  # `rankscope.attach` and `probes.attach` are one module in a test as in a process of ours
+
 # Four ranks share two cores in these tests: one thread each, or they spend their time waiting for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from probes.events import EventWriter
-from probes.group_label import group_label
-from probes.names import NameWriter
-from probes.rundir import NODE_RANK, RunDir
-from probes.schema import TABLES
-from probes.tape import COMPLETE, OPEN, TapeWriter
+from probes.collectives.group_label import group_label
+from probes.tape.events import EventWriter
+from probes.tape.names import NameWriter
+from probes.tape.rundir import NODE_RANK, RunDir
+from probes.tape.schema import TABLES
+from probes.tape.writer import COMPLETE, OPEN, TapeWriter
 
 __all__ = ["PHASE_SHARES", "RankWriter", "empty_run", "make_run"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from probes.rundir import RunDir
-from probes.tape_reader import segment_paths
+from probes.tape.reader import segment_paths
+from probes.tape.rundir import RunDir
 from tests.e2e.launched import rankscope
 from tests.factories import make_run
 

@@ -17,9 +17,9 @@ import pytest
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 from typer.testing import CliRunner, Result
 
-from probes.rundir import RunDir
-from probes.store import Store
+from probes.tape.rundir import RunDir
 from rankscope.cli import app
+from store import Store
 from tests.factories import make_run
 from tests.wandb_file import config, history, summary, wandb_file, wandb_records
 

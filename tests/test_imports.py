@@ -1,10 +1,14 @@
 """The import rules, kept by reading every module's syntax tree (and by starting the light ones once).
 
-    probes      imports nothing of ours; on the path that a rank runs only torch, numpy and the standard library
-    analyzers   imports probes; neither torch nor streamlit nor duckdb, and no clock
-    trainer     imports analyzers and probes
-    dashboard   imports analyzers and probes
-    rankscope   imports what a command needs, when it needs it; no room imports rankscope
+    probes      imports nothing of ours, and only torch, numpy and the standard library besides
+    store       imports probes; no torch
+    analyzers   imports store and probes; neither torch nor streamlit nor duckdb, and no clock
+    watch       imports analyzers, store and probes
+    trainer     imports watch and what watch imports
+    dashboard   imports analyzers, store and probes
+    rankscope   imports what a command needs, when it needs it; no package imports rankscope
+
+No module imports itself through others: there is no circle, not within a package either.
 
 A rule that has to give way does so in one of the tables below, with its reason.
 """
@@ -12,6 +16,7 @@ A rule that has to give way does so in one of the tables below, with its reason.
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,23 +28,24 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FRONT_DOOR = "rankscope"
 
-# room -> the rooms of ours that it may import
+# package -> the packages of ours that it may import
 MAY_IMPORT = {
     "probes": {"probes"},
-    "analyzers": {"analyzers", "probes"},
-    "trainer": {"trainer", "analyzers", "probes"},
-    "dashboard": {"dashboard", "analyzers", "probes"},
+    "store": {"store", "probes"},
+    "analyzers": {"analyzers", "store", "probes"},
+    "watch": {"watch", "analyzers", "store", "probes"},
+    "trainer": {"trainer", "watch", "analyzers", "store", "probes"},
+    "dashboard": {"dashboard", "analyzers", "store", "probes"},
 }
 OURS = {*MAY_IMPORT, FRONT_DOOR}
 
-# Parts of probes that run in the node process or in a reader, never in a rank.
-NODE_SIDE = ("probes/store", "probes/health", "probes/exporters")
 RANK_PATH_PACKAGES = {"torch", "numpy"}
 
 NOT_IN_ANALYZERS = {"torch", "streamlit", "duckdb", "time"}
 # (module, package) -> why the analyzer needs it
 ANALYZER_EXCEPTIONS: dict[tuple[str, str], str] = {}
 
+MAX_TOP_LEVEL_MODULES = 13  # with __init__
 MAX_MODULE_LINES = 400
 # module -> why it is longer
 LONG_MODULES: dict[str, str] = {}
@@ -69,16 +75,19 @@ class Import:
         return f"{self.path}:{self.line} imports {self.target}"
 
 
-def modules_of(room: str) -> list[Path]:
-    return sorted((ROOT / room).rglob("*.py"))
+def modules_of(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
 
 
 def all_modules() -> list[Path]:
-    return [path for room in (*MAY_IMPORT, FRONT_DOOR) for path in modules_of(room)]
+    return [path for package in (*MAY_IMPORT, FRONT_DOOR) for path in modules_of(package)]
 
 
-def imports_in(source: str, path: str) -> Iterator[Import]:
-    """Every import of a module, inside functions too; those for the type checker alone don't count."""
+def imports_in(source: str, path: str, *, members: bool = False) -> Iterator[Import]:
+    """Every import of a module, inside functions too; those for the type checker alone don't count.
+
+    With `members`, `from a import b` is reported as `a.b`.
+    """
     pending: list[ast.AST] = [ast.parse(source, filename=path)]
     while pending:
         node = pending.pop()
@@ -86,7 +95,9 @@ def imports_in(source: str, path: str) -> Iterator[Import]:
             for alias in node.names:
                 yield Import(path=path, line=node.lineno, target=alias.name, relative=False)
         elif isinstance(node, ast.ImportFrom):
-            yield Import(path=path, line=node.lineno, target=_target(node, path), relative=node.level > 0)
+            base = _target(node, path)
+            for target in [f"{base}.{alias.name}" for alias in node.names] if members else [base]:
+                yield Import(path=path, line=node.lineno, target=target, relative=node.level > 0)
         elif isinstance(node, ast.If) and _is_type_checking(node.test):
             pending.extend(node.orelse)
         else:
@@ -107,25 +118,40 @@ def _is_type_checking(test: ast.expr) -> bool:
     )
 
 
-def imports_of(room: str) -> list[Import]:
+def imports_of(package: str) -> list[Import]:
     return [
         found
-        for path in modules_of(room)
+        for path in modules_of(package)
         for found in imports_in(path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix())
     ]
 
 
-def is_node_side(path: str) -> bool:
-    return any(path == f"{part}.py" or path.startswith(f"{part}/") for part in NODE_SIDE)
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for path in all_modules()}
+
+
+def _import_graph() -> dict[str, set[str]]:
+    """{module: the modules that it imports}; a package that is only passed through does not count."""
+    graph: dict[str, set[str]] = {}
+    for name, path in MODULES.items():
+        graph[name] = set()
+        for found in imports_in(path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix(), members=True):
+            target = found.target if found.target in MODULES else found.target.rpartition(".")[0]
+            if target != name and not name.startswith(f"{target}."):
+                graph[name].add(target)
+    return graph
 
 
 def report(broken: list[str]) -> str:
     return "\n  " + "\n  ".join(broken)
 
 
-@pytest.mark.parametrize("room", MAY_IMPORT)
-def test_rooms_import_one_way(room: str) -> None:
-    broken = [str(found) for found in imports_of(room) if found.package in OURS - MAY_IMPORT[room]]
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_packages_import_one_way(package: str) -> None:
+    broken = [str(found) for found in imports_of(package) if found.package in OURS - MAY_IMPORT[package]]
     assert not broken, report(broken)
 
 
@@ -136,8 +162,29 @@ def test_probes_use_relative_imports() -> None:
 
 def test_rank_path_needs_only_torch_numpy_and_the_standard_library() -> None:
     allowed = RANK_PATH_PACKAGES | sys.stdlib_module_names | {"probes"}
+    broken = [str(found) for found in imports_of("probes") if found.package not in allowed]
+    assert not broken, report(broken)
+
+
+def test_store_has_no_torch() -> None:
+    broken = [str(found) for found in imports_of("store") if found.package == "torch"]
+    assert not broken, report(broken)
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph = {name: {found for found in targets if found in MODULES} for name, targets in _import_graph().items()}
+    sorter = graphlib.TopologicalSorter(graph)
+    try:
+        sorter.prepare()
+    except graphlib.CycleError as error:
+        pytest.fail("a circle of imports: " + " <- ".join(error.args[1]))
+
+
+def test_top_levels_stay_small() -> None:
     broken = [
-        str(found) for found in imports_of("probes") if not is_node_side(found.path) and found.package not in allowed
+        f"{package}: {count} modules"
+        for package in OURS
+        if (count := len(list((ROOT / package).glob("*.py")))) > MAX_TOP_LEVEL_MODULES
     ]
     assert not broken, report(broken)
 
@@ -172,7 +219,11 @@ def test_modules_stay_short() -> None:
 
 def test_reading_side_starts_without_the_heavy_packages() -> None:
     """The front door, all analyzers and what plans a run, imported together in a fresh process."""
-    paths = [path for path in (*modules_of("analyzers"), *modules_of(FRONT_DOOR)) if not path.stem.startswith("__")]
+    paths = [
+        path
+        for path in (*modules_of("store"), *modules_of("analyzers"), *modules_of(FRONT_DOOR))
+        if not path.stem.startswith("__")
+    ]
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
     names = [name for name in names if not name.startswith(IN_A_TRAINING)]
     names += [f"trainer.plan.{path.stem}" for path in (ROOT / "trainer" / "plan").glob("*.py")]
@@ -197,13 +248,13 @@ def test_a_script_that_imports_rankscope_pays_for_nothing_of_it() -> None:
 @pytest.mark.parametrize(
     ("path", "source", "expected"),
     [
-        ("probes/tape.py", "import os, torch.nn", ["os", "torch.nn"]),
-        ("probes/tape.py", "from . import schema", ["probes"]),
-        ("probes/tape.py", "from .schema import TABLES", ["probes.schema"]),
-        ("probes/health/nvml.py", "from ..schema import TABLES", ["probes.schema"]),
-        ("probes/tape.py", "def late():\n    import duckdb", ["duckdb"]),
-        ("probes/tape.py", "if TYPE_CHECKING:\n    import duckdb\nelse:\n    import mmap", ["mmap"]),
-        ("probes/tape.py", "import typing\nif typing.TYPE_CHECKING:\n    import duckdb", ["typing"]),
+        ("probes/tape/writer.py", "import os, torch.nn", ["os", "torch.nn"]),
+        ("probes/tape/writer.py", "from . import schema", ["probes.tape"]),
+        ("probes/tape/writer.py", "from .schema import TABLES", ["probes.tape.schema"]),
+        ("probes/tape/writer.py", "from ..recorder import Recorder", ["probes.recorder"]),
+        ("probes/tape/writer.py", "def late():\n    import duckdb", ["duckdb"]),
+        ("probes/tape/writer.py", "if TYPE_CHECKING:\n    import duckdb\nelse:\n    import mmap", ["mmap"]),
+        ("probes/tape/writer.py", "import typing\nif typing.TYPE_CHECKING:\n    import duckdb", ["typing"]),
     ],
 )
 def test_import_reader(path: str, source: str, expected: list[str]) -> None:

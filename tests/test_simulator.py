@@ -29,11 +29,11 @@ from benchmarks.simulator import (
 from benchmarks.simulator.faults import CONTROL
 from benchmarks.simulator.scale import Size, write_big
 from benchmarks.simulator.tapes import record_dtype, write_segments
-from probes.rundir import RunDir
-from probes.schema import TABLES
-from probes.store import Store
-from probes.tape import COMPLETE, HEADER_PREFIX, JSON_OFFSET, TapeWriter, segment_name
-from probes.tape_reader import read_header, read_segment
+from probes.tape.reader import read_header, read_segment
+from probes.tape.rundir import RunDir
+from probes.tape.schema import TABLES
+from probes.tape.writer import COMPLETE, HEADER_PREFIX, JSON_OFFSET, TapeWriter, segment_name
+from store import Store
 
 STILL = Noise(
     compute_ratio=0.0, rank_ratio=0.0, step_ratio=0.0, preemptions_per_s=0.0, gc_interval_steps=1e9, data_ratio=0.0,

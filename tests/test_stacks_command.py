@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from analyzers.stack_groups import Stack, group, odd_ones
+from analyzers.hangs.stack_groups import Stack, group, odd_ones
 from tests.e2e.launched import rankscope
-from trainer.recovery.processes import os_state
+from watch.processes import os_state
 
 SCRIPT = """
 import os, sys, time

@@ -91,6 +91,6 @@ def test_a_command_that_needs_more_says_so_in_one_line(
 
 
 def test_the_wheel_brings_the_runbook_and_the_types(installed: Path) -> None:
-    (rooms,) = (installed.parent.parent / "lib").glob("python*/site-packages/rankscope/_rooms")
-    assert (rooms / "dashboard" / "runbook.md").is_file()
-    assert not list(rooms.rglob("__pycache__/*.so")), "pure Python"
+    (package,) = (installed.parent.parent / "lib").glob("python*/site-packages/rankscope")
+    assert (package / "dashboard" / "drawing" / "runbook.md").is_file()
+    assert not list(package.rglob("__pycache__/*.so")), "pure Python"

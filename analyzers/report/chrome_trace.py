@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..source import Source
-from .queries import Told, story
-from .text import visible
+from analyzers.figures.queries import Told, story
+from analyzers.printable import visible
+from analyzers.source import Source
 
 __all__ = ["write_trace"]
 

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ..eventlog import EventLog
-from ..finding import Finding
-from ..snapshot import SNAPSHOT_EVENTS, take_snapshot
-from ..source import Source
-from ..waitfor import find_culprits
-from . import queries
-from .drawing import Drawing
-from .figures import timeline, waitfor
-from .proofs import devices, nodes, numerics, ranks, spent
+from analyzers.figures import queries, timeline
+from analyzers.figures import wait_for as waitfor
+from analyzers.finding import Finding
+from analyzers.hangs.wait_for import find_culprits
+from analyzers.report.proofs import devices, nodes, numerics, ranks, spent
+from analyzers.report.titled_figure import Drawing
+from analyzers.run.event_log import EventLog
+from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
+from analyzers.source import Source
 
 __all__ = ["PROOFS", "UNDRAWN", "Drawing", "drawings", "moment"]
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..diagnose import Diagnosis
-from ..source import Source
+from analyzers.diagnose import Diagnosis
+from analyzers.source import Source
 
 __all__ = ["ReportError", "step_range", "write_page", "write_reports", "write_trace_file"]
 
@@ -47,13 +47,13 @@ def write_reports(
     """Write the reports that are asked for; the files with their sizes in bytes."""
     written = []
     if html is not None:
-        from .html import render  # only here: Plotly and Jinja take a while to start
+        from analyzers.report.html.diagnosis_page import render
 
         with _replacing(html) as fresh:
             fresh.write_bytes(render(source, diagnosis, manifest, version=version))
         written.append(html)
     if markdown is not None:
-        from .markdown import to_markdown
+        from analyzers.report.markdown import to_markdown
 
         with _replacing(markdown) as fresh:
             fresh.write_bytes(to_markdown(diagnosis, manifest).encode("utf-8", "replace"))
@@ -66,7 +66,7 @@ def write_reports(
 
 def write_trace_file(source: Source, path: Path, *, steps: tuple[int, int] | None = None) -> tuple[int, int]:
     """A Chrome trace, compressed if its name ends in .gz; its events and bytes. Raises ReportError."""
-    from .chrome_trace import write_trace
+    from analyzers.report.chrome_trace import write_trace
 
     with _replacing(path) as fresh:
         num_events = write_trace(source, fresh, steps=steps, compressed=path.suffix == ".gz")

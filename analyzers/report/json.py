@@ -13,8 +13,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..diagnose import SCHEMA_VERSION, Diagnosis
-from .links import finding_path
+from analyzers.diagnose import SCHEMA_VERSION, Diagnosis
+from analyzers.report.wording.links import finding_path
 
 __all__ = ["plain", "to_json"]
 

@@ -12,12 +12,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..diagnose import Diagnosis
-from ..finding import Finding
-from .account_lines import goodput_line, pipeline_line, what_if_line
-from .explained import next_step, why
-from .stack_texts import stack_texts
-from .text import evidence_rows, title, visible
+from analyzers.diagnose import Diagnosis
+from analyzers.finding import Finding
+from analyzers.printable import visible
+from analyzers.report.terminal.diagnosis_text import evidence_rows, title
+from analyzers.report.wording.account_lines import goodput_line, pipeline_line, what_if_line
+from analyzers.report.wording.explained import next_step, why
+from analyzers.report.wording.stack_texts import stack_texts
 
 __all__ = ["escaped", "to_markdown"]
 

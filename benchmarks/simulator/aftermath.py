@@ -47,17 +47,19 @@ _STACKS = {
     "gil": ('File "train.py", line 61 in tokenize_all', 'File "train.py", line 140 in main'),
     "hang": ('File "train.py", line 77 in wait_for_licence', 'File "train.py", line 140 in main'),
     "slow_loader_hang": (
-        'File "trainer/data/batches.py", line 52 in read_shard', 'File "trainer/training.py", line 104 in batch',
+        'File "trainer/data/batches.py", line 52 in read_shard',
+        'File "trainer/training/rank_training.py", line 104 in batch',
     ),
     "checkpoint_hang": (
-        'File "trainer/checkpoint/disk.py", line 91 in fsync_folder', 'File "trainer/loop.py", line 66 in train',
+        'File "trainer/checkpoint/disk_tier/checkpoints.py", line 91 in fsync_folder',
+        'File "trainer/rank/loop.py", line 66 in train',
     ),
 }  # fmt: skip
 _WAITING = (
     'File "torch/distributed/distributed_c10d.py", line 3004 in all_reduce',
-    'File "trainer/loop.py", line 121 in _agree',
+    'File "trainer/rank/loop.py", line 121 in _agree',
 )
-_TRACE = 'Traceback (most recent call last):\n  File "trainer/loop.py", line 121, in _agree\nRuntimeError: '
+_TRACE = 'Traceback (most recent call last):\n  File "trainer/rank/loop.py", line 121, in _agree\nRuntimeError: '
 
 
 def tell_end(recording: Recording, engine: Engine) -> None:

@@ -97,7 +97,7 @@ gloo on two cores that were busy with other work as well."""
 
 
 class Readable(Protocol):
-    """What of `probes.store.Store` is used here."""
+    """What of `store.Store` is used here."""
 
     def query(self, sql: str) -> dict[str, npt.NDArray[np.float64]]: ...
 

@@ -143,11 +143,11 @@ Op = StepBegin | StepEnd | SpanBegin | SpanEnd | Work | Call | Wait | Send | Rec
 SENDS = "sends"
 """Handle under which a step's sends are waited for at the end of its pipeline."""
 
-_FORWARD = "trainer/training.py:118 forward_backward"
-_BACKWARD = "trainer/training.py:121 forward_backward"
+_FORWARD = "trainer/training/rank_training.py:118 forward_backward"
+_BACKWARD = "trainer/training/rank_training.py:121 forward_backward"
 _PIPELINE = "trainer/parallel/pipeline.py:104 _call"
-_LOSS = "trainer/loop.py:121 _agree"
-_NORM = "trainer/clipping.py:71 gradient_norm"
+_LOSS = "trainer/rank/loop.py:121 _agree"
+_NORM = "trainer/training/clipping.py:71 gradient_norm"
 _SAVE = "trainer/checkpoint/agreement.py:31 all_agree"
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from probes.schema import TABLES, UNSET
-from probes.tape import COMPLETE, OPEN
+from probes.tape.schema import TABLES, UNSET
+from probes.tape.writer import COMPLETE, OPEN
 
 from .layout import DIMS, WORLD, Ints, Layout
 

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from probes.rundir import RunDir
-from probes.schema import TABLES, UNSET
-from probes.tape import COMPLETE, HEADER_BYTES, OPEN
+from probes.tape.rundir import RunDir
+from probes.tape.schema import TABLES, UNSET
+from probes.tape.writer import COMPLETE, HEADER_BYTES, OPEN
 
 from .faults import Fault
 from .introduction import introduction
@@ -61,7 +61,14 @@ def write_big(size: Size, path: Path) -> dict[str, float]:
     run = Run(scenario, path)
     written, end_ns = _write_steps(size, run.run, scenario.job)
     rows = size.ranks * size.steps
-    names = [layout.labels(WORLD)[0], "all_reduce", "float32", "8388608", "backward", "trainer/training.py:121 train"]
+    names = [
+        layout.labels(WORLD)[0],
+        "all_reduce",
+        "float32",
+        "8388608",
+        "backward",
+        "trainer/training/rank_training.py:121 train",
+    ]
     if size.in_flight:
         written += _write_in_flight(size, run.run, end_ns)
         rows += size.ranks * size.in_flight

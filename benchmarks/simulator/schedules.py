@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzers.bubble import PipelineSpans, measure_idle
+from analyzers.account.bubble import PipelineSpans, measure_idle
 
 __all__ = ["SCHEDULES", "Played", "play"]
 

@@ -2,9 +2,9 @@
 
     run = write(recording, Path("runs/simulated"), until_step=50)
 
-The segments have the header and the record layout of `probes.tape.TapeWriter`, but are written whole, with numpy: a
-rank's records of a table at once. A test holds the two against each other. With `until_step` the run is written as if
-it had ended there.
+The segments have the header and the record layout of `probes.tape.writer.TapeWriter`, but are written whole, with
+numpy: a rank's records of a table at once. A test holds the two against each other. With `until_step` the run is
+written as if it had ended there.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from probes.rundir import NODE_RANK, RunDir
-from probes.schema import SCHEMA_VERSION, TABLES, Table
-from probes.tape import COMPLETE, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET, MAGIC, record_layout, segment_name
+from probes.tape.rundir import NODE_RANK, RunDir
+from probes.tape.schema import SCHEMA_VERSION, TABLES, Table
+from probes.tape.writer import COMPLETE, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET, MAGIC, record_layout, segment_name
 
 from .recording import Event, Recording, Scenario
 from .records import Columns

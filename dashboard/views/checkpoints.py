@@ -7,14 +7,14 @@ from typing import Any
 
 import streamlit as st
 
-from analyzers.eventlog import EventLog
-from analyzers.life import measure
-from analyzers.report.figures import recovery
+from analyzers.figures import recovery
+from analyzers.run.event_log import EventLog
+from analyzers.run.timeline import measure
 from analyzers.source import Source
-
-from .. import queries, units
-from ..frame import View, framed
-from ..show import chart, nothing, said, table
+from dashboard.data import queries
+from dashboard.drawing import units
+from dashboard.drawing.elements import chart, nothing, said, table
+from dashboard.frame import View, framed
 
 __all__ = ["checkpoints"]
 

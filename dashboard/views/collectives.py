@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
-from analyzers.exposed_calls import exposed_calls
-from analyzers.exposure import measure
-from analyzers.report import queries as shared
-from analyzers.report.figures import collectives as figures
-from analyzers.report.figures import exposed
+from analyzers.account.exposure import measure
+from analyzers.communication.exposed_calls import exposed_calls
+from analyzers.figures import collectives as figures
+from analyzers.figures import exposed
+from analyzers.figures import queries as shared
 from analyzers.source import Source, floats, lacking
-
-from .. import queries, units
-from ..frame import View, framed
-from ..show import chart, nothing, table, tiles
+from dashboard.data import queries
+from dashboard.drawing import units
+from dashboard.drawing.elements import chart, nothing, table, tiles
+from dashboard.frame import View, framed
 
 __all__ = ["collectives"]
 
@@ -56,7 +56,10 @@ def collectives(view: View) -> None:
     if calls is None:
         return
     if not len(calls["op"]):
-        nothing("No collective was recorded in this run.", "The probes record them unless `probes.collectives` is off.")
+        nothing(
+            "No collective was recorded in this run.",
+            "The probes record them unless `probes.collectives.wrapped` is off.",
+        )
         return
     with st.container(key="collectives-numbers"):
         _exposed(view)

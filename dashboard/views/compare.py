@@ -8,15 +8,14 @@ import numpy as np
 import streamlit as st
 from plotly.graph_objects import Figure
 
-from analyzers.report.compare_text import sentence, tables
-from analyzers.report.figures import series
-from analyzers.report.figures.theme import SEQUENCE
-from analyzers.report.text import visible
+from analyzers.figures import series
+from analyzers.figures.theme import SEQUENCE
+from analyzers.printable import visible
+from analyzers.report.terminal.compare_text import sentence, tables
 from analyzers.source import floats, ints
-from probes.rundir import RunError
-
-from ..frame import View, access_to, framed, runs_folder
-from ..show import chart, distinct, nothing, said, table
+from dashboard.drawing.elements import chart, distinct, nothing, said, table
+from dashboard.frame import View, access_to, framed, runs_folder
+from probes.tape.rundir import RunError
 
 __all__ = ["compare"]
 

@@ -6,20 +6,21 @@ from typing import Any
 
 import streamlit as st
 
+from analyzers.deaths.recovery_response import done_about
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import SEVERITIES, Finding
+from analyzers.printable import visible
 from analyzers.report.evidence import drawings
-from analyzers.report.explained import next_step, why
-from analyzers.report.stack_texts import stack_texts
-from analyzers.report.text import evidence_rows, title, visible
-from analyzers.response import done_about
+from analyzers.report.terminal.diagnosis_text import evidence_rows, title
+from analyzers.report.wording.explained import next_step, why
+from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.source import Source
-
-from .. import navigation, queries
-from ..frame import View, current_run, framed
-from ..known_findings import Known, known_findings, pick
-from ..runbook import advice_text
-from ..show import SEVERITY_COLOURS, chart, nothing, said, table, where
+from dashboard.data import queries
+from dashboard.data.current_findings import Known, known_findings, pick
+from dashboard.drawing.elements import SEVERITY_COLOURS, chart, nothing, said, table, where
+from dashboard.drawing.runbook import advice_text
+from dashboard.finding_link import open_finding
+from dashboard.frame import View, current_run, framed
 
 __all__ = ["card", "findings"]
 
@@ -40,7 +41,7 @@ def card(run_id: str, finding: Finding, number: int, *, closed: str = "", has_bu
             if has_button and st.button(
                 "Evidence", key=f"evidence-{number}", icon=":material/arrow_forward:", type="tertiary"
             ):
-                navigation.open_finding(run_id, finding.id)
+                open_finding(run_id, finding.id)
         st.markdown(said(finding.summary))
 
 

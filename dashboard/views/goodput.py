@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import streamlit as st
 
-from analyzers.goodput import CATEGORIES
-from analyzers.report.figures import goodput as figures
-
-from .. import units
-from ..frame import View, framed
-from ..show import chart, nothing, table, tiles
+from analyzers.account.goodput import CATEGORIES
+from analyzers.figures import goodput as figures
+from dashboard.drawing import units
+from dashboard.drawing.elements import chart, nothing, table, tiles
+from dashboard.frame import View, framed
 
 __all__ = ["goodput"]
 

@@ -8,13 +8,12 @@ import numpy as np
 import streamlit as st
 from plotly.graph_objects import Figure
 
-from analyzers.report.figures import series
-from analyzers.report.figures.theme import SEQUENCE, tint
+from analyzers.figures import series
+from analyzers.figures.theme import SEQUENCE, tint
 from analyzers.source import Floats, Source, floats
-
-from ..frame import View, framed
-from ..health_queries import AT_EACH_END, Trend, complaints, health_trends, xids
-from ..show import chart, nothing, table
+from dashboard.data.health_queries import AT_EACH_END, Trend, complaints, health_trends, xids
+from dashboard.drawing.elements import chart, nothing, table
+from dashboard.frame import View, framed
 
 __all__ = ["health"]
 

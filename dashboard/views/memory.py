@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
-from analyzers.report import queries as shared
-from analyzers.report.figures import heatmap, numbers
+from analyzers.figures import heatmap, numbers
+from analyzers.figures import queries as shared
 from analyzers.source import Source, floats
-
-from .. import queries
-from ..frame import View, framed
-from ..show import chart, nothing, table
+from dashboard.data import queries
+from dashboard.drawing.elements import chart, nothing, table
+from dashboard.frame import View, framed
 
 __all__ = ["memory"]
 

@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
-from analyzers.eventlog import EventLog
-from analyzers.report import queries as shared
-from analyzers.report.figures import gradients, loss, numbers
+from analyzers.figures import gradients, loss, numbers
+from analyzers.figures import queries as shared
+from analyzers.run.event_log import EventLog
 from analyzers.source import Source, floats
-
-from .. import queries
-from ..frame import View, framed
-from ..gradient_queries import Gradients, gradient_table
-from ..show import chart, nothing
+from dashboard.data import queries
+from dashboard.data.gradient_queries import Gradients, gradient_table
+from dashboard.drawing.elements import chart, nothing
+from dashboard.frame import View, framed
 
 __all__ = ["numerics"]
 

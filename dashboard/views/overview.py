@@ -8,19 +8,19 @@ from typing import Any
 import streamlit as st
 
 from analyzers.diagnose import Diagnosis
+from analyzers.figures import goodput, loss, speed
+from analyzers.figures import queries as shared
 from analyzers.finding import Finding
-from analyzers.report import queries as shared
-from analyzers.report.figures import goodput, loss, speed
+from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
+from analyzers.printable import visible
 from analyzers.report.markdown import escaped
-from analyzers.report.text import visible
 from analyzers.source import Source
-from analyzers.utilisation import flops_per_token, mfu, why_not_judged
-
-from .. import queries, units
-from ..frame import View, framed
-from ..known_findings import Known, known_findings
-from ..show import chart, nothing, said, tiles
-from .findings import card
+from dashboard.data import queries
+from dashboard.data.current_findings import Known, known_findings
+from dashboard.drawing import units
+from dashboard.drawing.elements import chart, nothing, said, tiles
+from dashboard.frame import View, framed
+from dashboard.views.findings import card
 
 __all__ = ["overview"]
 

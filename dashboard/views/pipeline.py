@@ -6,15 +6,15 @@ from typing import Any
 
 import streamlit as st
 
-from analyzers.pipeline_bubble import Bubble, load_pipeline, summarise
-from analyzers.report.figures import schedule as figures
-from analyzers.report.pipeline import schedule_of_step
+from analyzers.account.wait_split import pipelines
+from analyzers.figures import schedule as figures
+from analyzers.pipeline.pipeline_bubble import Bubble, load_pipeline, summarise
+from analyzers.report.html.pipeline_section import schedule_of_step
 from analyzers.source import Source, ints
-from analyzers.wait_split import pipelines
-
-from .. import queries, units
-from ..frame import View, framed
-from ..show import chart, nothing, said, tiles
+from dashboard.data import queries
+from dashboard.drawing import units
+from dashboard.drawing.elements import chart, nothing, said, tiles
+from dashboard.frame import View, framed
 
 __all__ = ["pipeline"]
 

@@ -8,14 +8,13 @@ import numpy as np
 import streamlit as st
 from plotly.graph_objects import Figure
 
-from analyzers.report import queries as shared
-from analyzers.report.figures import heatmap, mesh, numbers, straggler
+from analyzers.figures import heatmap, mesh, numbers, straggler
+from analyzers.figures import queries as shared
 from analyzers.source import Source, floats, ints
-
-from .. import queries
-from ..access import LARGE_BYTES
-from ..frame import View, framed
-from ..show import chart, nothing, table
+from dashboard.data import queries
+from dashboard.data.run_access import LARGE_BYTES
+from dashboard.drawing.elements import chart, nothing, table
+from dashboard.frame import View, framed
 
 __all__ = ["ranks"]
 

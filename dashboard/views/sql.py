@@ -8,13 +8,12 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from analyzers.report.text import visible
-from probes.schema import TABLES
-from probes.store import StoreError
-
-from .. import units
-from ..frame import View, framed
-from ..show import distinct, table
+from analyzers.printable import visible
+from dashboard.drawing import units
+from dashboard.drawing.elements import distinct, table
+from dashboard.frame import View, framed
+from probes.tape.schema import TABLES
+from store import StoreError
 
 __all__ = ["sql"]
 

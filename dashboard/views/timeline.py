@@ -9,17 +9,16 @@ from typing import Any
 
 import streamlit as st
 
-from analyzers.eventlog import EventLog
-from analyzers.report import queries as shared
+from analyzers.figures import queries as shared
+from analyzers.figures import timeline as gantt
+from analyzers.printable import visible
 from analyzers.report.chrome_trace import write_trace
-from analyzers.report.figures import timeline as gantt
-from analyzers.report.text import visible
-from analyzers.snapshot import SNAPSHOT_EVENTS, take_snapshot
+from analyzers.run.event_log import EventLog
+from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
 from analyzers.source import Source
-
-from .. import queries
-from ..frame import View, framed
-from ..show import chart, nothing, table
+from dashboard.data import queries
+from dashboard.drawing.elements import chart, nothing, table
+from dashboard.frame import View, framed
 
 __all__ = ["timeline"]
 

@@ -5,6 +5,6 @@ app.command(epilog=train.EPILOG)(train.train)       # in `rankscope.cli`
 
 from __future__ import annotations
 
-from rankscope._rooms import claim_names
+from rankscope.own_names import claim_names
 
 claim_names()  # a process of ours: a `trainer` that lies where it was started is not meant

@@ -38,13 +38,13 @@ def analyze(
         fail(f"--why-spike {why_spike}: give a step, or worst")
     import time
 
+    from analyzers.account.long_run import MEMORY_BYTES
     from analyzers.diagnose import diagnose, reaches
-    from analyzers.long_run import MEMORY_BYTES
-    from analyzers.sources.recognise import SourceError, diagnose_foreign
-    from analyzers.why_spike import SpikeError, WhySpike, explain
-    from probes.rundir import RunDir, RunError
-    from probes.store import Store, StoreError, is_watched
-    from probes.tape_reader import TapeError
+    from analyzers.external.recognise import SourceError, diagnose_foreign
+    from analyzers.numerics.why_spike import SpikeError, WhySpike, explain
+    from probes.tape.reader import TapeError
+    from probes.tape.rundir import RunDir, RunError
+    from store import Store, StoreError, is_watched
 
     spike: WhySpike | None = None
     try:
@@ -69,11 +69,11 @@ def analyze(
         more = {} if spike is None else {"why_spike": plain(spike.to_json())}
         typer.echo(json.dumps(to_json(diagnosis) | more, indent=2))
     elif spike is not None:
-        from analyzers.report.why_spike_text import render as render_spike
+        from analyzers.report.terminal.why_spike_text import render as render_spike
 
         render_spike(spike, console())
     else:
-        from analyzers.report.text import render
+        from analyzers.report.terminal.diagnosis_text import render
 
         render(diagnosis, console())
     if damaged := diagnosis.damaged_tapes:  # the verdict above is of what could be read

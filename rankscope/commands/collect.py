@@ -28,8 +28,8 @@ def collect(
     Copies tapes, events, stacks, logs and stores; changes nothing in the folders that it reads. Done again, it copies
     what has grown.
     """
-    from probes.collect import collect as collect_runs
-    from probes.rundir import RunError
+    from probes.tape.rundir import RunError
+    from store.collect import collect as collect_runs
 
     try:
         done = collect_runs(runs, into, checkpoints=checkpoints, force=force)

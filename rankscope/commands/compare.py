@@ -42,14 +42,14 @@ def compare(
         fail("--html and --fail-on are for two runs")
     from contextlib import ExitStack
 
-    from analyzers.compare import Side
-    from analyzers.compare import compare as compare_sides
+    from analyzers.compare.scaling import ScalingError, scaling_of
+    from analyzers.compare.two_runs import Side
+    from analyzers.compare.two_runs import compare as compare_sides
     from analyzers.diagnose import diagnose, reaches
     from analyzers.report.files import ReportError, write_page
-    from analyzers.scaling import ScalingError, scaling_of
-    from probes.rundir import RunDir, RunError
-    from probes.store import Store, StoreError
-    from probes.tape_reader import TapeError
+    from probes.tape.reader import TapeError
+    from probes.tape.rundir import RunDir, RunError
+    from store import Store, StoreError
 
     comparison, scaling = None, None
     try:
@@ -69,7 +69,7 @@ def compare(
                     if comparison is None:
                         raise
             if html is not None and comparison is not None:
-                from analyzers.report.compare_html import render as render_page
+                from analyzers.report.html.compare_page import render as render_page
                 from rankscope import __version__
 
                 written = write_page(html, render_page(comparison, *sides, version=__version__))
@@ -85,11 +85,11 @@ def compare(
         typer.echo(json.dumps(plain(told), indent=2, allow_nan=False))
     else:
         if comparison is not None:
-            from analyzers.report.compare_text import render
+            from analyzers.report.terminal.compare_text import render
 
             render(comparison, console())
         if scaling is not None:
-            from analyzers.report.scaling_text import render as render_scaling
+            from analyzers.report.terminal.scaling_text import render as render_scaling
 
             if comparison is not None:
                 typer.echo()

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rankscope.terminal import console, fail
-from trainer.drills.catalogue import MESHES
+from trainer.faults.catalogue import MESHES
 
 __all__ = ["EPILOG", "drill"]
 
@@ -50,11 +50,11 @@ def drill(
     if list_faults:
         print_faults(console())
         return
-    from trainer.begin import ranks_needed
-    from trainer.config import ConfigError, load_config
+    from trainer.config.config import ConfigError, load_config
     from trainer.drills.command import run_drill
     from trainer.drills.execute import Base
     from trainer.drills.scenario import DrillError, plan_drill
+    from trainer.launcher.start import ranks_needed
     from trainer.presets import config_path as preset_or_file
 
     changes = overrides or []

@@ -27,7 +27,7 @@ def dumps(
     The job needs `torch.distributed.debug.start_debug_server()`, and nothing of ours. Changes nothing in it.
     Exit codes: 0 every rank answered, 1 some did not, 2 nothing came.
     """
-    from analyzers.sources.debug_server import DebugServerError, fetch_dumps
+    from store.readers.debug_server import DebugServerError, fetch_dumps
 
     try:
         fetched = fetch_dumps(address, into, timeout_s=timeout_s)

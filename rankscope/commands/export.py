@@ -11,7 +11,7 @@ import typer
 from rankscope.terminal import console, fail
 
 if TYPE_CHECKING:
-    from probes.rundir import RunDir
+    from probes.tape.rundir import RunDir
 
 __all__ = ["EPILOG", "export"]
 
@@ -62,9 +62,9 @@ def export(
     if to in (Target.safetensors, Target.llama):
         _weights(path, out, step, as_llama=to is Target.llama)
         return
-    from probes.rundir import RunDir, RunError
-    from probes.store import StoreError
-    from probes.tape_reader import TapeError
+    from probes.tape.reader import TapeError
+    from probes.tape.rundir import RunDir, RunError
+    from store import StoreError
 
     try:
         run = RunDir.open(path)
@@ -87,11 +87,11 @@ def _weights(path: Path, out: str, step: int | None, *, as_llama: bool) -> None:
     if not out:
         example = "folder for the model, e.g. --out llama/" if as_llama else "file, e.g. --out model.safetensors"
         fail(f"--out is missing: name the {example}")
-    from probes.rundir import RunDir, RunError
+    from probes.tape.rundir import RunDir, RunError
+    from trainer.checkpoint.disk_tier.manifest import CheckpointError
     from trainer.checkpoint.export import export as export_weights
     from trainer.checkpoint.export import export_llama, find_checkpoint
-    from trainer.checkpoint.manifest import CheckpointError
-    from trainer.config import ConfigError, changed_config
+    from trainer.config.config import ConfigError, changed_config
 
     try:
         folder = find_checkpoint(path, step=step)
@@ -110,7 +110,7 @@ def _weights(path: Path, out: str, step: int | None, *, as_llama: bool) -> None:
 
 def _trace(run: RunDir, out: str, steps: str) -> None:
     from analyzers.report.files import ReportError, step_range, write_trace_file
-    from probes.store import Store
+    from store import Store
 
     file = Path(out) if out else run.reports / "trace.json.gz"
     try:
@@ -123,8 +123,8 @@ def _trace(run: RunDir, out: str, steps: str) -> None:
 
 
 def _tables(run: RunDir, out: str) -> None:
-    from probes.exporters.parquet import ParquetError, write_tables
-    from probes.store import Store
+    from store import Store
+    from store.parquet import ParquetError, write_tables
 
     place = out or str(run.path / "parquet")
     manifest = run.manifest()
@@ -145,10 +145,10 @@ def _tracker(run: RunDir, name: str, out: str, ranks: str, project: str, mode: s
     import time
 
     from analyzers.diagnose import diagnose
-    from analyzers.tracked_steps import RANKS
-    from probes.exporters.tracker import TrackerError
-    from probes.store import Store, is_watched
-    from trainer.recovery.tracking import MISSING, Tracking, open_tracker
+    from store import Store, is_watched
+    from watch.exporting.tracked_steps import RANKS
+    from watch.exporting.tracker import TrackerError
+    from watch.exporting.tracking import MISSING, Tracking, open_tracker
 
     if ranks not in RANKS:
         fail(f"--ranks {ranks}: is one of {', '.join(RANKS)}")

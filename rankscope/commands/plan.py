@@ -41,8 +41,8 @@ def plan(
     """Say what a run needs before it costs: memory, traffic, time, what will go badly, and which layout fits."""
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
-    from trainer.config import ConfigError, load_config
-    from trainer.mesh_plan import resolve
+    from trainer.config.config import ConfigError, load_config
+    from trainer.layout.plan import resolve
     from trainer.plan.anti_patterns import anti_patterns
     from trainer.plan.expected import expect
     from trainer.plan.hardware import parse_hardware

@@ -11,9 +11,9 @@ EPILOG = "Example:  rankscope rebuild runs/latest"
 
 def rebuild(run: RunArgument) -> None:
     """Make a run's store anew from its tapes, e.g. after it was deleted or damaged."""
-    from probes.rundir import RunDir, RunError
-    from probes.store import StoreError
-    from probes.store import rebuild as rebuild_store
+    from probes.tape.rundir import RunDir, RunError
+    from store import StoreError
+    from store import rebuild as rebuild_store
 
     try:
         folder = RunDir.open(run)

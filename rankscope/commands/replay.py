@@ -39,10 +39,10 @@ def replay(
         fail(f"--format {output}: choose text or json")
     if device not in ("auto", "cpu", "cuda"):
         fail(f"--device {device}: choose auto, cpu or cuda")
-    from probes.rundir import RunError
-    from probes.store import StoreError
-    from trainer.checkpoint.manifest import CheckpointError
-    from trainer.config import ConfigError
+    from probes.tape.rundir import RunError
+    from store import StoreError
+    from trainer.checkpoint.disk_tier.manifest import CheckpointError
+    from trainer.config.config import ConfigError
     from trainer.replay.session import replay_step
     from trainer.replay.target import ReplayError
 
@@ -58,7 +58,7 @@ def replay(
 
         typer.echo(json.dumps(plain(again.to_json()), indent=2))
         return
-    from analyzers.report.replay_text import render
+    from analyzers.report.terminal.replay_text import render
 
     target = again.target
     render(

@@ -33,12 +33,12 @@ def report(
     """Write what `analyze` says as a file to hand on; without a FILE, RUN/reports/report.html."""
     import time
 
+    from analyzers.account.long_run import MEMORY_BYTES
     from analyzers.diagnose import diagnose
-    from analyzers.long_run import MEMORY_BYTES
     from analyzers.report.files import ReportError, step_range, write_reports
-    from probes.rundir import RunDir, RunError
-    from probes.store import Store, StoreError, is_watched
-    from probes.tape_reader import TapeError
+    from probes.tape.reader import TapeError
+    from probes.tape.rundir import RunDir, RunError
+    from store import Store, StoreError, is_watched
 
     try:
         folder = RunDir.open(run)

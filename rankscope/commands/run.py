@@ -61,7 +61,7 @@ def run(
 
 
 def _through_us(options: argparse.Namespace) -> None:
-    """Each rank starts with `rankscope.unattended`, which runs the script."""
+    """Each rank starts with `rankscope.attached_script`, which runs the script."""
     target = ["-m", options.training_script] if options.module else [options.training_script]
     options.training_script_args = [*target, *options.training_script_args]
-    options.training_script, options.module = "rankscope.unattended", True
+    options.training_script, options.module = "rankscope.attached_script", True

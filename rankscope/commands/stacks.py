@@ -27,8 +27,8 @@ def stacks(
     Needs py-spy (`pip install 'rankscope[stacks]'`) and the right to look into the processes. Changes nothing in them.
     Exit codes: 0 stacks were taken, 2 of no process.
     """
-    from analyzers.stack_groups import group, odd_ones
-    from trainer.recovery.live_stacks import StacksError, ranks_here, take
+    from analyzers.hangs.stack_groups import group, odd_ones
+    from watch.pyspy_stacks import StacksError, ranks_here, take
 
     chosen = pids or ranks_here()
     if not chosen:

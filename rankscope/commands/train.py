@@ -9,7 +9,7 @@ import typer
 
 from rankscope import __version__
 from rankscope.terminal import console, fail
-from trainer.drills.catalogue import CATALOGUE
+from trainer.faults.catalogue import CATALOGUE
 
 __all__ = ["EPILOG", "train"]
 
@@ -60,16 +60,16 @@ def train(
     Exit codes: 0 finished, 1 failed, 2 a mistake, 3 given up by the guard, 4 another launch has taken the run, 143 told
     to stop by SIGTERM and did so with a checkpoint, 130 the same by Ctrl-C.
     """
-    from trainer.recovery.zygote import one_thread
+    from trainer.launcher.zygote import one_thread
 
     with one_thread():  # ranks are forked from here
-        from probes.rundir import RunError
-        from trainer.begin import Options, begin
-        from trainer.config import ConfigError
-        from trainer.drills.faults import FaultError
+        from probes.tape.rundir import RunError
+        from trainer.config.config import ConfigError
+        from trainer.faults.options import FaultError
+        from trainer.launcher.node import MeetingError
+        from trainer.launcher.resume import ResumeError
+        from trainer.launcher.start import Options, begin
         from trainer.presets import config_path as preset_or_file
-        from trainer.recovery.node import MeetingError
-        from trainer.resume import ResumeError
 
     options = Options(
         config_path=config_path and preset_or_file(config_path),

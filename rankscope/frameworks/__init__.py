@@ -4,6 +4,7 @@ from rankscope.frameworks.huggingface import RankscopeCallback      # transforme
 from rankscope.frameworks.lightning import RankscopeCallback        # lightning.Trainer
 from rankscope.frameworks.accelerate import RankscopeTracker        # accelerate.Accelerator
 
-All attach as `rankscope run` does (`probes.unattended`): the process groups before the framework wraps the model, the
-model when it is first called, the optimizer at its first step. What they add is what only the framework knows.
+All attach as `rankscope run` does (`probes.attach.auto_attach`): the process groups before the framework wraps the
+model, the model when it is first called, the optimizer at its first step. What they add is what only the framework
+knows.
 """

@@ -15,8 +15,8 @@ from typing import Any
 
 from accelerate.tracking import GeneralTracker
 
-from rankscope._rooms.probes.attach import LOGGED, Attached
-from rankscope._rooms.probes.unattended import attach_to_whatever_trains
+from rankscope.probes.attach.attach import LOGGED, Attached
+from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
 
 __all__ = ["RankscopeTracker"]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from rankscope._rooms.probes.attach import Attached
-from rankscope._rooms.probes.unattended import attach_to_whatever_trains
+from rankscope.probes.attach.attach import Attached
+from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
 
 __all__ = ["RankscopeCallback"]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from rankscope._rooms.probes.attach import Attached
-from rankscope._rooms.probes.run_facts import described
-from rankscope._rooms.probes.unattended import attach_to_whatever_trains
+from rankscope.probes.attach.attach import Attached
+from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
+from rankscope.probes.tape.run_facts import described
 
 __all__ = ["RankscopeCallback"]
 
@@ -34,7 +34,7 @@ class RankscopeCallback(Callback):
             settings = {name: value for name, value in dict(pl_module.hparams).items() if _is_plain(value)}
             about = {
                 "strategy": type(trainer.strategy).__name__,
-                "precision": str(trainer.precision),
+                "precision": str(trainer.training.precision),
                 "hparams": settings,
             }
             self._attached = attach_to_whatever_trains(config={"lightning": about}, **self._options)

@@ -15,9 +15,9 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from probes.schema import TABLES
-from probes.store.ddl import SQL_TYPES, store_columns
-from probes.store.reader import _plain
+from probes.tape.schema import TABLES
+from store.ddl import SQL_TYPES, store_columns
+from store.reader import _plain
 
 _CREATE = "; ".join(
     f"CREATE TABLE {table.name} ("
@@ -69,7 +69,7 @@ class MemoryStore:
     def event(
         self, kind: str, *, attempt: int = 0, rank: int = -1, step: int | None = None, wall_ns: int = 0, **detail: Any
     ) -> None:
-        """One event, as `probes.events` writes it."""
+        """One event, as `probes.tape.events` writes it."""
         line = {"wall_ns": wall_ns, "attempt": attempt, "rank": rank, "kind": kind, "step": step, **detail}
         row = {"attempt": attempt, "rank": rank, "wall_ns": wall_ns, "step": step, "kind": kind}
         self.add("events", [row | {"detail": json.dumps(line)}])

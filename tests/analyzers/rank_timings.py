@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from analyzers.timings import OWN_PHASES, Timings
+from analyzers.account.timings import OWN_PHASES, Timings
 
 Array = npt.NDArray[np.float64]
 PHASE_MS = {"data": 1.0, "forward": 14.0, "backward": 28.0, "optimizer": 4.0}

@@ -11,23 +11,24 @@ import pytest
 from rich.console import Console
 
 import analyzers
-from analyzers import straggler
-from analyzers.configuration import RULES
 from analyzers.diagnose import Diagnosis, diagnose, reaches, stall_policy
 from analyzers.finding import Finding
-from analyzers.health import THROTTLE_BITS, xid_table
-from analyzers.provenance import Phase
+from analyzers.health.analyze import THROTTLE_BITS, xid_table
+from analyzers.numerics.provenance import Phase
+from analyzers.printable import visible
 from analyzers.report.json import to_json
-from analyzers.report.remedies import REMEDIES
-from analyzers.report.text import render, visible
-from probes.schema import TABLES
+from analyzers.report.terminal.diagnosis_text import render
+from analyzers.report.wording.remedies import REMEDIES
+from analyzers.settings.analyze import RULES
+from analyzers.stragglers import analyze as straggler
+from probes.tape.schema import TABLES
+from tests.analyzers.deaths.test_rank_lost import killed
+from tests.analyzers.hangs.test_hang import hung_killed_and_restarted
 from tests.analyzers.memory_store import MemoryStore
+from tests.analyzers.numerics.test_nonfinite import run_with_nan
 from tests.analyzers.rank_timings import Slow, simulate
 from tests.analyzers.standstill import World
-from tests.analyzers.test_hang import hung_killed_and_restarted
-from tests.analyzers.test_nonfinite import run_with_nan
-from tests.analyzers.test_rank_lost import killed
-from tests.analyzers.test_straggler import stored
+from tests.analyzers.stragglers.test_straggler import stored
 
 ROOT = Path(__file__).parents[2]
 MANIFEST: dict[str, Any] = {"run_id": "demo-1", "config": {"run": {"name": "demo"}, "recovery": {"hang_floor_s": 3.0}}}

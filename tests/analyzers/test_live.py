@@ -10,13 +10,13 @@ import pytest
 
 from analyzers.finding import Finding
 from analyzers.live import LivePolicy, LiveState, live_findings, remembered
-from analyzers.stall import StallPolicy
+from analyzers.run.stall_limits import StallPolicy
 from tests.analyzers.memory_store import MemoryStore
+from tests.analyzers.numerics.test_nonfinite import run_with_nan
 from tests.analyzers.plain_run import BEGIN_NS, S, plain_run, save
 from tests.analyzers.rank_timings import Slow, simulate
 from tests.analyzers.standstill import STEP_NS, World
-from tests.analyzers.test_nonfinite import run_with_nan
-from tests.analyzers.test_straggler import stored
+from tests.analyzers.stragglers.test_straggler import stored
 
 
 def told(store: MemoryStore, state: LiveState, now_ns: int, ticks: int = 5) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -214,7 +214,7 @@ def test_an_empty_store_is_no_error() -> None:
 
 def test_a_look_that_fails_is_counted_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     world, state = waiting_world(), LiveState()
-    monkeypatch.setattr("analyzers.nonfinite.analyze", lambda *_: 1 / 0)
+    monkeypatch.setattr("analyzers.numerics.nonfinite.analyze", lambda *_: 1 / 0)
     assert [finding.kind for finding in live_findings(world.store, state, world.after(6))] == ["hang"]
     assert state.errors == {"nonfinite": 1}
 

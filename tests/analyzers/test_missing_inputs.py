@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from analyzers.diagnose import Diagnosis, diagnose
-from probes.schema import TABLES
+from probes.tape.schema import TABLES
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.test_diagnose import MANIFEST, clean_run
 
@@ -28,7 +28,7 @@ UNJUDGED = {
 }  # fmt: skip
 """Without this table, these kinds are not judged."""
 NOT_NEEDED = {
-    "experts": "only a model with experts has them; tests/analyzers/test_expert_load.py has one without the table",
+    "experts": "only a model with experts has them (tests/analyzers/numerics/test_expert_load.py)",
     "gradients": "taken at an interval that may be 0; the global norm is in steps",
     "process_groups": "calls carry the label of their group, which names its ranks",
     "findings": "what was said live; nothing is judged by it",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard import access
-from dashboard.answers import Answer
+from dashboard.data import run_access as access
+from dashboard.data.background_answers import Answer
 from tests.dashboard.opened import open_page, shown
 from tests.e2e.launched import wait_for
 from tests.factories import make_run

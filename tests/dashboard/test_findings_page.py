@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from probes.rundir import RunDir
+from probes.tape.rundir import RunDir
 from tests.analyzers.report.hostile import hostile_run
 from tests.dashboard.opened import open_page, shown
 from tests.e2e.launched import wait_for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.analyzers.test_health import Node
+from tests.analyzers.health.test_health import Node
 from tests.dashboard.opened import open_page, shown
 
 FLOWN = {"throttle_reasons": 0x20, "temperature_celsius": 96.0, "ecc_uncorrected_total": 2, "remap_pending": 1}

@@ -9,7 +9,7 @@ import subprocess
 import urllib.request
 from pathlib import Path
 
-from probes.own_process import own_process
+from probes.attach.own_process import own_process
 from tests.e2e.launched import wait_for
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analyzers.report.queries import MEASURES, rank_step
+from analyzers.figures.queries import MEASURES, rank_step
 from tests.analyzers.memory_store import MemoryStore
 from tests.dashboard.opened import open_page, shown
 from tests.e2e.launched import wait_for

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from probes.rundir import RunDir
-from probes.tape import COMPLETE
-from tests.analyzers.test_bubble import MS, gpipe
+from probes.tape.rundir import RunDir
+from probes.tape.writer import COMPLETE
+from tests.analyzers.account.test_bubble import MS, gpipe
 from tests.dashboard.opened import open_page, shown
 from tests.e2e.launched import wait_for
 from tests.factories import RankWriter, empty_run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from probes.rundir import RunDir
-from probes.tape import COMPLETE
+from probes.tape.rundir import RunDir
+from probes.tape.writer import COMPLETE
 from tests.dashboard.opened import open_page, shown
 from tests.e2e.launched import wait_for
 from tests.factories import RankWriter, empty_run, make_run

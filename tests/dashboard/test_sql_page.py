@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from probes.rundir import RunDir
-from probes.store import Store, StoreError
+from probes.tape.rundir import RunDir
+from store import Store, StoreError
 from tests.dashboard.opened import open_page, shown
 
 REFUSED = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from probes.rundir import RunDir
+from probes.tape.rundir import RunDir
 from tests.dashboard.opened import PAGES, open_page, shown
 from tests.e2e.launched import wait_for
 from tests.factories import make_run

@@ -8,11 +8,11 @@ A run that was killed has no last word; then the account still adds up to its ow
 
 from __future__ import annotations
 
+from analyzers.account.goodput import measure
 from analyzers.diagnose import stall_policy
-from analyzers.goodput import measure
-from probes.events import read_events
-from probes.rundir import RunDir
-from probes.store import Store
+from probes.tape.events import read_events
+from probes.tape.rundir import RunDir
+from store import Store
 
 TOLERANCE = 0.005
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from probes.rundir import RunDir
+from probes.tape.rundir import RunDir
 from tests.e2e.account import check_account
 from tests.e2e.launched import STARTED
 

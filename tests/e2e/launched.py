@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from probes.events import read_events
-from probes.rundir import RunDir
-from trainer.warm_parent import Started, WarmParent
+from probes.tape.events import read_events
+from probes.tape.rundir import RunDir
+from trainer.launcher.prefork import Started, WarmParent
 
 LAYOUTS = {
     "ddp": ("parallel.dp_replicate=4", "parallel.dp_shard=1"),

@@ -20,8 +20,8 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from probes.events import read_events
-from probes.rundir import RunDir
+from probes.tape.events import read_events
+from probes.tape.rundir import RunDir
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def _run(script: str, arguments: list[str], cwd: str, environment: dict[str, str
     sys.path.insert(0, str(Path(script).parent))
     if unattended:
         sys.path.insert(0, "")
-        from rankscope.unattended import main
+        from rankscope.attached_script import main
 
         main(sys.argv)
     else:

@@ -17,8 +17,8 @@ import duckdb
 import pytest
 import torch
 
-from probes.events import read_events
-from probes.rundir import RunDir
+from probes.tape.events import read_events
+from probes.tape.rundir import RunDir
 from tests.e2e.launched import kill, rankscope, wait_for
 from tests.e2e.script_ranks import EXAMPLES, ROOT, ScriptRanks
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.launched import SOURCE, TINY, wait_for
-from trainer.recovery.processes import processes_of
+from watch.processes import processes_of
 
 
 def drill(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:

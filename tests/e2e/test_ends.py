@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from probes.rundir import RunDir
-from probes.schema import SCHEMA_VERSION
+from probes.tape.rundir import RunDir
+from probes.tape.schema import SCHEMA_VERSION
 from tests.e2e.launched import SOURCE, TINY, rankscope, start, wait_for
 
 
@@ -98,6 +98,6 @@ def test_mistakes_are_one_line_before_anything_starts(tmp_path: Path, arguments:
 
 
 def _steps(run: RunDir) -> int:
-    from probes.tape_reader import read_segment, segment_paths
+    from probes.tape.reader import read_segment, segment_paths
 
     return sum(len(read_segment(path).records) for path in segment_paths(run.rank_dir(0, 0), "steps"))

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from probes.rundir import RunDir
-from probes.store import Store
+from probes.tape.rundir import RunDir
+from store import Store
 from tests.e2e.launched import rankscope, wait_for
 from tests.e2e.script_ranks import ROOT, ScriptRanks
 

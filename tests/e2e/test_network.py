@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from probes.events import read_events
-from probes.rundir import RunDir
-from probes.store import Store
+from probes.tape.events import read_events
+from probes.tape.rundir import RunDir
+from store import Store
 from tests.e2e.launched import LAYOUTS, SOURCE, TINY, kill
 from tests.e2e.namespaces import Network, why_not
 from tests.waiting import wait_for

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-from probes.events import read_events
-from probes.rundir import RunDir
-from probes.watch_process import start_watch
+from probes.attach.watch_process import start_watch
+from probes.tape.events import read_events
+from probes.tape.rundir import RunDir
 from tests.e2e.launched import rankscope
 from tests.factories import make_run
 from tests.waiting import wait_for

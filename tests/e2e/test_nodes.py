@@ -8,11 +8,11 @@ import signal
 import socket
 from pathlib import Path
 
-from probes.events import read_events
-from probes.store import Store
+from probes.tape.events import read_events
+from probes.tape.shared_memory import shared_folder
+from store import Store
 from tests.e2e.launched import LaunchedRun, kill, resume, start, wait_for
-from trainer.checkpoint.shared_folder import shared_folder
-from trainer.recovery.left_out import why_left_out
+from trainer.launcher.nodes.node_exclusion import why_left_out
 
 STEPS = 400
 ELASTIC = (

@@ -6,9 +6,9 @@ import signal
 import time
 from pathlib import Path
 
-from probes.store import Store
+from store import Store
 from tests.e2e.launched import LaunchedRun, kill, rankscope, resume, start, train, wait_for
-from trainer.checkpoint.disk import checkpoint_steps
+from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
 
 STEPS = 40
 SHORT = ("checkpoint.interval=0", f"train.steps={STEPS}")

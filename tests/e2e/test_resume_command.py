@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from probes.rundir import RunDir
+from probes.guard.ledger import LEDGER_NAME, Ledger
+from probes.tape.rundir import RunDir
 from tests.e2e.launched import kill, rankscope, resume, start, wait_for
-from trainer.checkpoint.disk import checkpoint_steps
-from trainer.checkpoint.ledger import LEDGER_NAME, Ledger
-from trainer.config import Config
+from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
+from trainer.config.config import Config
+from trainer.guard.ledger_file import save_ledger
 
 
 def test_a_run_that_lost_everything_goes_on_with_another_mesh_and_more_steps(tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_what_it_refuses_is_one_line(options: list[str], words: str, tmp_path: P
     run = RunDir.create(tmp_path, name="old", manifest=manifest)
     ledger, _ = Ledger.load(run.checkpoints / LEDGER_NAME)
     ledger.stopped = "6 failures in a row"
-    ledger.save()
+    save_ledger(ledger)
     done = rankscope("train", "--resume", str(run.path), *options, cwd=tmp_path)
     assert done.returncode == 2, done.stdout
     assert words in done.stderr

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from probes.events import EventWriter, read_events
-from probes.rundir import NODE_RANK, RunDir
-from probes.store import Store
+from probes.tape.events import EventWriter, read_events
+from probes.tape.rundir import NODE_RANK, RunDir
+from store import Store
 from tests.e2e.launched import start, wait_for
 from tests.factories import make_run
 from tests.wandb_file import alerts, history, summary, wandb_file, wandb_records
-from trainer.recovery import trackers as tracker_processes
+from watch.exporting import tracker_processes
 
 
 def steps_in(folder: Path) -> list[int]:

@@ -6,10 +6,10 @@ import random
 import time
 from pathlib import Path
 
-from probes.rundir import RunDir
-from probes.schema import TABLES
-from probes.store import Store
-from probes.tape_reader import read_segment, segment_paths
+from probes.tape.reader import read_segment, segment_paths
+from probes.tape.rundir import RunDir
+from probes.tape.schema import TABLES
+from store import Store
 from tests.e2e.launched import rankscope, start, wait_for
 
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from analyzers.report.evidence import PROOFS
-from probes.exporters.catalogue import METRICS
 from tests.programs import needs, program
+from watch.exporting.metric_catalogue import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = ROOT / "grafana" / "prometheus"

@@ -11,11 +11,11 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from probes.exporters.catalogue import Sample
-from probes.exporters.prometheus import Listen, Snapshot, serve
-from probes.exporters.targets import announced
 from tests.ports import free_port
 from tests.programs import needs, program
+from watch.exporting.metric_catalogue import Sample
+from watch.exporting.prometheus import Listen, Snapshot, serve
+from watch.exporting.scrape_targets import announced
 
 GRAFANA = Path(__file__).resolve().parents[2] / "grafana"
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.checkpoint.ledger import Ledger
-from trainer.checkpoint.manifest import (
+from probes.guard.ledger import Ledger
+from trainer.checkpoint.disk_tier.manifest import (
     MANIFEST_NAME,
     CheckpointError,
     digest_file,

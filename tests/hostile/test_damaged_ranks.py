@@ -19,12 +19,12 @@ import pytest
 from rich.console import Console
 
 from analyzers.diagnose import Diagnosis, diagnose
-from analyzers.report.html import render as as_html
+from analyzers.report.html.diagnosis_page import render as as_html
 from analyzers.report.json import to_json
 from analyzers.report.markdown import to_markdown
-from analyzers.report.text import render
-from probes.rundir import RunDir
-from probes.store import Store
+from analyzers.report.terminal.diagnosis_text import render
+from probes.tape.rundir import RunDir
+from store import Store
 from tests.factories import make_run
 from tests.hostile.rank_damage import CASES, SECRET_TEXT
 
@@ -113,8 +113,8 @@ def test_there_are_more_than_eighty_cases() -> None:
 def test_in_a_child_with_little_memory(spoiled: RunDir, tmp_path: Path) -> None:
     """Everything again from the tapes, under a limit of addresses: an allocation that is never touched fails, too."""
     program = (
-        "import re, sys\nfrom pathlib import Path\nfrom probes.rundir import RunDir\n"
-        "from probes.store.ingest import Ingester\n"
+        "import re, sys\nfrom pathlib import Path\nfrom probes.tape.rundir import RunDir\n"
+        "from store.ingest.ingest import Ingester\n"
         "with Ingester(RunDir(Path(sys.argv[1])), store_path=Path(sys.argv[2])) as ingester:\n"
         "    rows = ingester.catch_up()['steps']\n"
         "    print(rows, re.search(r'VmHWM:\\s*(\\d+)', Path('/proc/self/status').read_text())[1])\n"

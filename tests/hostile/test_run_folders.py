@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from analyzers.diagnose import diagnose, stall_policy
+from analyzers.hangs.stacks import parse_stack, read_stack
 from analyzers.report.json import to_json
-from analyzers.report.text import render
-from analyzers.runfacts import run_facts
-from analyzers.stacks import parse_stack, read_stack
-from probes.rundir import RunDir, RunError
-from probes.store import Store, StoreError
+from analyzers.report.run_facts import run_facts
+from analyzers.report.terminal.diagnosis_text import render
+from probes.tape.rundir import RunDir, RunError
+from store import Store, StoreError
 from tests.factories import make_run
 
 SECRET = "what-only-the-reader-may-see"

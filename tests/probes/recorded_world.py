@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from probes.collectives import install, uninstall
-from probes.names import read_names
+from probes.collectives.wrapped import install, uninstall
 from probes.recorder import Recorder
-from probes.schema import TABLES, UNSET
-from probes.tape_reader import read_segment, segment_paths
+from probes.tape.names import read_names
+from probes.tape.reader import read_segment, segment_paths
+from probes.tape.schema import TABLES, UNSET
 
 
 @contextmanager

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from torch._dynamo.callback import callback_handler
 
-from analyzers.eventlog import EventLog
-from analyzers.snapshot import SNAPSHOT_EVENTS, AttemptView, take_snapshot
-from analyzers.stall import StallPolicy, limit_s, stalled_s
-from probes.attach import attach, detach
-from probes.rundir import RunDir
-from probes.store import Store
+from analyzers.run.event_log import EventLog
+from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, take_snapshot
+from analyzers.run.stall_limits import StallPolicy, limit_s, stalled_s
+from probes.attach.attach import attach, detach
+from probes.tape.rundir import RunDir
+from store import Store
 
 
 @pytest.fixture(autouse=True)

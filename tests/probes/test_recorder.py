@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from probes import device_memory
-from probes.device_memory import AllocatorRetries
-from probes.failopen import error_counts
+from probes.device import memory as device_memory
+from probes.device.memory import AllocatorRetries
+from probes.fail_open import error_counts
 from probes.recorder import Recorder
-from probes.tape import COMPLETE, OPEN
+from probes.tape.writer import COMPLETE, OPEN
 from tests.probes.recorded_world import rows
 
 

@@ -16,8 +16,8 @@ import torch
 
 from tests.trainer.training_runs import run_loop, small, with_steps
 from trainer.checkpoint.state import Position
-from trainer.config import Config
-from trainer.loop import Session
+from trainer.config.config import Config
+from trainer.rank.loop import Session
 
 DISK_BYTES = 16 << 20
 BALLAST = "ballast"

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from trainer.build import build
-from trainer.config import Config
-from trainer.mesh_plan import resolve
+from trainer.config.config import Config
+from trainer.layout.plan import resolve
+from trainer.training.build import build
 
 TINY: dict[str, dict[str, Any]] = {
     "model": {"dim": 64, "num_layers": 2, "num_heads": 8, "num_kv_heads": 4, "hidden_dim": 128, "max_seq_len": 64},

@@ -18,20 +18,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from probes.collectives import install, uninstall
+from probes.collectives.wrapped import install, uninstall
 from probes.recorder import Recorder
-from probes.rundir import RunDir
+from probes.tape.rundir import RunDir
 from tests.probes.recorded_world import rows
 from tests.processes import run_ranks
 from tests.trainer.layouts import tiny
-from trainer.build import build
 from trainer.checkpoint.state import local_tensors, training_tensors
-from trainer.config import Config
-from trainer.instrument import instrument, watch_experts
-from trainer.loop import Session, train
-from trainer.mesh_plan import resolve
+from trainer.config.config import Config
+from trainer.guard.rollback import Recovery
+from trainer.layout.plan import resolve
 from trainer.plan.traffic import rank_traffic
-from trainer.recovery.rollback import Recovery
+from trainer.rank.instrument import instrument, watch_experts
+from trainer.rank.loop import Session, train
+from trainer.training.build import build
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -15,18 +15,18 @@ import torch
 import torch.distributed as dist
 
 from probes.recorder import Recorder
-from probes.rundir import RunDir
+from probes.tape.rundir import RunDir
 from tests.trainer.layouts import tiny
-from trainer.build import build
+from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.state import local_tensors, training_tensors
-from trainer.config import Config
+from trainer.config.config import Config
 from trainer.data.batches import Batch
-from trainer.drills.faults import parse_fault
-from trainer.drills.inject import arm
-from trainer.loop import Session, train
-from trainer.mesh_plan import resolve
-from trainer.recovery import fence
-from trainer.recovery.rollback import Recovery
+from trainer.faults.inject import arm
+from trainer.faults.options import parse_fault
+from trainer.guard.rollback import Recovery
+from trainer.layout.plan import resolve
+from trainer.rank.loop import Session, train
+from trainer.training.build import build
 
 RECOVERY_SECTIONS: dict[str, dict[str, Any]] = {
     "model": {"dim": 32, "hidden_dim": 64},

@@ -23,10 +23,16 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
-from trainer.checkpoint.disk import checkpoint_steps
-from trainer.checkpoint.ledger import LEDGER_NAME, Ledger
-from trainer.checkpoint.manifest import MANIFEST_NAME, CheckpointError, fsync_path, read_manifest, verify_files
-from trainer.config import ModelConfig
+from probes.guard.ledger import LEDGER_NAME, Ledger
+from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
+from trainer.checkpoint.disk_tier.manifest import (
+    MANIFEST_NAME,
+    CheckpointError,
+    fsync_path,
+    read_manifest,
+    verify_files,
+)
+from trainer.config.config import ModelConfig
 from trainer.model.llama_names import llama_config, to_llama
 
 __all__ = ["Exported", "export", "export_llama", "find_checkpoint"]

@@ -2,18 +2,18 @@
 
     loaded = load_newest(memory, disk, ledger)      # all ranks; None if there is neither
 
-A copy in memory is taken if it is not older than the newest checkpoint on disk; `trainer.checkpoint.survivors` says
-which copies can be.
+A copy in memory is taken if it is not older than the newest checkpoint on disk;
+`trainer.checkpoint.memory_tier.survivors` says which copies can be.
 """
 
 from __future__ import annotations
 
+from probes.guard.ledger import Ledger
 from trainer.checkpoint.agreement import first_error
-from trainer.checkpoint.disk import DiskCheckpoints
-from trainer.checkpoint.ledger import Ledger
-from trainer.checkpoint.loading import Loaded
-from trainer.checkpoint.memory import MemoryCopies
-from trainer.checkpoint.survivors import newest_survivor, remove_unused
+from trainer.checkpoint.disk_tier.checkpoints import DiskCheckpoints
+from trainer.checkpoint.disk_tier.loading import Loaded
+from trainer.checkpoint.memory_tier.copies import MemoryCopies
+from trainer.checkpoint.memory_tier.survivors import newest_survivor, remove_unused
 
 __all__ = ["load_newest"]
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from trainer.checkpoint.position import Position
-from trainer.optimizer import optimizer_state, updated_here
-from trainer.training import Training
+from probes.guard.position import Position
+from trainer.training.optimizer import optimizer_state, updated_here
+from trainer.training.rank_training import Training
 
 __all__ = [
     "Position",

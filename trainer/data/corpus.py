@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config import ConfigError, DataConfig
+from trainer.config.config import ConfigError, DataConfig
 from trainer.data.tables import table_files, token_blocks
 
 __all__ = ["Corpus", "open_corpus"]

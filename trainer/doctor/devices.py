@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import threading
 
-from probes.health import nvml
-from probes.health.dcgm import Dcgm
-from probes.health.device import ReadingError
-
-from .check import Check
+from trainer.doctor.check import Check
+from watch.health import nvml
+from watch.health.dcgm import Dcgm
+from watch.health.device import ReadingError
 
 __all__ = ["DCGM_URL", "device_checks"]
 

@@ -12,7 +12,7 @@ import shutil
 import socket
 from pathlib import Path
 
-from .check import Check
+from trainer.doctor.check import Check
 
 __all__ = ["disk_check", "machine_checks", "shared_memory_check"]
 

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 
-from .check import Check
+from trainer.doctor.check import Check
 
 __all__ = ["package_checks", "torch_checks"]
 

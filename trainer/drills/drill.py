@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from probes.store import Store, StoreError
-from probes.tape_reader import TapeError
+from probes.tape.reader import TapeError
+from store import Store, StoreError
 from trainer.drills.execute import Base, Executed, execute
 from trainer.drills.scenario import DrillPlan, Scenario
 from trainer.drills.score import Score, score_run
 from trainer.drills.tally import Row, Tally
-from trainer.warm_parent import WarmParent
+from trainer.launcher.prefork import WarmParent
 
 __all__ = ["Drill", "View"]
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from probes.own_process import own_process
-from probes.rundir import RunDir, RunError
+from probes.attach.own_process import own_process
+from probes.tape.rundir import RunDir, RunError
 from trainer.drills.scenario import Scenario
-from trainer.recovery.processes import kill, processes_of
-from trainer.recovery.zygote import ZygoteError
-from trainer.warm_parent import Started, WarmParent
+from trainer.launcher.prefork import Started, WarmParent
+from trainer.launcher.zygote import ZygoteError
+from watch.processes import kill, processes_of
 
 __all__ = ["Base", "Executed", "execute"]
 

@@ -13,11 +13,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.config import Config
-from trainer.drills.catalogue import CATALOGUE, MESHES
-from trainer.drills.faults import Fault, parse_fault
-from trainer.drills.kind import Expected, Kind, Recovery
-from trainer.mesh_plan import MESH_DIMS
+from trainer.config.config import Config
+from trainer.faults.catalogue import CATALOGUE, MESHES
+from trainer.faults.kind import Expected, Kind, Recovery
+from trainer.faults.options import Fault, parse_fault
+from trainer.layout.plan import MESH_DIMS
 
 __all__ = ["CLEAN", "DrillError", "DrillPlan", "Scenario", "choose_faults", "plan_drill"]
 

@@ -21,9 +21,9 @@ from typing import Any
 
 from analyzers.diagnose import diagnose
 from analyzers.source import Source
-from trainer.drills.faults import Fault
-from trainer.drills.kind import Expected, Recovery
 from trainer.exit_codes import EXIT_GIVEN_UP
+from trainer.faults.kind import Expected, Recovery
+from trainer.faults.options import Fault
 
 __all__ = ["Answer", "Said", "Score", "score_run"]
 

@@ -17,9 +17,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from trainer.drills.catalogue import CATALOGUE, NOT_DRILLED
 from trainer.drills.scenario import DrillPlan, Scenario
 from trainer.drills.tally import Row, Tally
+from trainer.faults.catalogue import CATALOGUE, NOT_DRILLED
 
 __all__ = ["DrillView", "print_faults", "print_result"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, noop_context_fn
 
-from trainer.config import TrainConfig
+from trainer.config.config import TrainConfig
 from trainer.model.transformer import Block, Transformer
 
 __all__ = ["apply_activation_checkpointing"]

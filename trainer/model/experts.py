@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from trainer.config.model import ModelConfig
 from trainer.model.exchange import Route, exchange, scaled_gradient
-from trainer.model_config import ModelConfig
 
 __all__ = ["Experts", "MixtureOfExperts"]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from trainer.config import ModelConfig
+from trainer.config.config import ModelConfig
 
 __all__ = ["from_llama", "llama_config", "to_llama"]
 

@@ -10,7 +10,7 @@ attention. Like nearly everybody's figure it counts the full square of attention
 
 from __future__ import annotations
 
-from trainer.config import ModelConfig
+from trainer.config.config import ModelConfig
 
 __all__ = ["flops_per_token", "num_parameters"]
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from trainer.config import ModelConfig
+from trainer.config.config import ModelConfig
 from trainer.model.experts import MixtureOfExperts
 
 __all__ = ["Block", "Transformer", "initialise", "own_part"]

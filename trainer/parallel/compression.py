@@ -27,7 +27,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.parallel_config import ParallelConfig
+from trainer.config.parallel import ParallelConfig
 
 __all__ = ["GradientCompression"]
 

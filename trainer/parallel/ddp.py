@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.config import ParallelConfig
+from trainer.config.config import ParallelConfig
 
 __all__ = ["apply_ddp"]
 

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
-from trainer.config import ParallelConfig
+from trainer.config.config import ParallelConfig
 from trainer.model.transformer import Transformer
 
 __all__ = ["apply_fsdp"]

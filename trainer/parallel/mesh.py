@@ -13,7 +13,7 @@ import warnings
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from trainer.mesh_plan import Plan
+from trainer.layout.plan import Plan
 
 __all__ = ["build_mesh", "dense_mesh", "submesh"]
 

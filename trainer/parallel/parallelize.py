@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.config import Config
-from trainer.mesh_plan import Plan
+from trainer.config.config import Config
+from trainer.layout.plan import Plan
 from trainer.model.transformer import Transformer, initialise
 from trainer.model.weights import load_weights
 from trainer.parallel.compression import GradientCompression

@@ -26,8 +26,8 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from trainer.config import Config
-from trainer.mesh_plan import Plan
+from trainer.config.config import Config
+from trainer.layout.plan import Plan
 from trainer.model.transformer import Transformer
 from trainer.parallel.mesh import submesh
 from trainer.parallel.parallelize import ParallelModel, activation_dtype

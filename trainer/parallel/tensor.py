@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from trainer.config import ParallelConfig
+from trainer.config.config import ParallelConfig
 from trainer.model.transformer import Transformer
 
 __all__ = ["apply_tensor_parallel"]

@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer.config import Config
-from trainer.mesh_plan import Plan
+from trainer.config.config import Config
+from trainer.layout.plan import Plan
 
 __all__ = ["Device", "Kept", "compute_bytes", "kept_per_token"]
 

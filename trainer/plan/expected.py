@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analyzers.bubble import expected_idle
-from trainer.config import Config
-from trainer.mesh_plan import MESH_DIMS, Plan
+from analyzers.account.bubble import expected_idle
+from trainer.config.config import Config
+from trainer.layout.plan import MESH_DIMS, Plan
 from trainer.model.size import flops_per_token, num_parameters
 from trainer.plan.activations import Device, compute_bytes
 from trainer.plan.hardware import Hardware

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.config import Config
-from trainer.mesh_plan import Plan
+from trainer.config.config import Config
+from trainer.layout.plan import Plan
 from trainer.plan.activations import Device
 from trainer.plan.memory import rank_memory
 from trainer.plan.traffic import rank_traffic

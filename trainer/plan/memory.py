@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trainer.config import Config
-from trainer.mesh_plan import Plan
+from trainer.config.config import Config
+from trainer.layout.plan import Plan
 from trainer.plan.activations import FLOAT32_BYTES, Device, Kept, compute_bytes, kept_per_token
 from trainer.plan.weights import Unit, largest_share, power_sgd_numel, rank_units
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainer.config import Config, ConfigError, changed_config
-from trainer.mesh_plan import resolve
+from trainer.config.config import Config, ConfigError, changed_config
+from trainer.layout.plan import resolve
 from trainer.plan.expected import Expected, expect
 from trainer.plan.hardware import Hardware
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from trainer.config import Config
-from trainer.mesh_plan import Plan
+from trainer.config.config import Config
+from trainer.layout.plan import Plan
 from trainer.plan.activations import FLOAT32_BYTES, compute_bytes
 from trainer.plan.weights import Unit, is_factored, power_sgd_numel, rank_units
 

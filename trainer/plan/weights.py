@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.config import Config, ModelConfig
-from trainer.mesh_plan import Plan
+from trainer.config.config import Config, ModelConfig
+from trainer.layout.plan import Plan
 
 __all__ = ["Unit", "Weight", "is_factored", "largest_share", "power_sgd_numel", "rank_units"]
 

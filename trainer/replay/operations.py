@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from probes.failopen import failing_open
+from probes.fail_open import failing_open
 
 __all__ = ["OperationWatch", "Suspect", "in_backward", "is_bad", "statistics"]
 

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from probes.failopen import failing_open
+from probes.fail_open import failing_open
 from trainer.replay.operations import OperationWatch, Suspect, in_backward, is_bad, statistics
 
 __all__ = ["Origin", "OriginWatch"]

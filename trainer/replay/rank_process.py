@@ -17,13 +17,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from trainer.build import pick_backend, pick_device
-from trainer.checkpoint.manifest import CheckpointError
-from trainer.config import Config, ConfigError
-from trainer.mesh_plan import resolve
-from trainer.replay.again import replay_target
+from trainer.checkpoint.disk_tier.manifest import CheckpointError
+from trainer.config.config import Config, ConfigError
+from trainer.layout.plan import resolve
 from trainer.replay.session import REQUEST_NAME
+from trainer.replay.step_replay import replay_target
 from trainer.replay.target import Target
+from trainer.training.build import pick_backend, pick_device
 
 __all__ = ["main"]
 
@@ -73,4 +73,4 @@ if __name__ == "__main__":
     code = main(Path(sys.argv[1]), int(sys.argv[2]))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # the group is not destroyed: see `trainer.worker`
+    os._exit(code)  # the group is not destroyed: see `trainer.rank.worker`

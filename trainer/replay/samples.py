@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from trainer.data.batches import Batch
 from trainer.replay.operations import in_backward
-from trainer.training import Training
+from trainer.training.rank_training import Training
 
 __all__ = ["SampleLosses", "describe", "differing_rows"]
 

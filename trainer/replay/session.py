@@ -19,16 +19,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from analyzers.eventlog import Event, EventLog
-from analyzers.replayed import Replayed, find_replay
+from analyzers.numerics.replay_evidence import Replayed, find_replay
+from analyzers.run.event_log import Event, EventLog
 from analyzers.source import Source
-from probes.own_process import own_process
-from probes.rundir import RunDir
-from probes.store import Store
-from trainer.config import Config, changed_config
-from trainer.mesh_plan import Plan, resolve
+from probes.attach.own_process import own_process
+from probes.tape.rundir import RunDir
+from store import Store
+from trainer.config.config import Config, changed_config
+from trainer.launcher.resume import stand_where_it_began
+from trainer.layout.plan import Plan, resolve
 from trainer.replay.target import ReplayError, Target, find_target
-from trainer.resume import stand_where_it_began
 
 __all__ = ["REQUEST_NAME", "Again", "replay_step"]
 
@@ -118,8 +118,8 @@ def _tell(
     """What each process found, and how many there were."""
     import torch
 
-    from trainer.build import pick_device
-    from trainer.replay.again import replay_target, runs_in_one_process
+    from trainer.replay.step_replay import replay_target, runs_in_one_process
+    from trainer.training.build import pick_device
 
     if runs_in_one_process(plan):
         device = pick_device(config, 0)

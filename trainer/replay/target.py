@@ -19,13 +19,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from analyzers import nonfinite
-from analyzers.eventlog import EventLog
+from analyzers.numerics import nonfinite
+from analyzers.run.event_log import EventLog
 from analyzers.source import Source
-from probes.rundir import RunDir
-from trainer.checkpoint.disk import checkpoint_steps
-from trainer.checkpoint.ledger import LEDGER_NAME, Ledger
-from trainer.checkpoint.manifest import CheckpointError, read_manifest
+from probes.guard.ledger import LEDGER_NAME, Ledger
+from probes.tape.rundir import RunDir
+from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
+from trainer.checkpoint.disk_tier.manifest import CheckpointError, read_manifest
 from trainer.checkpoint.state import Values
 
 __all__ = ["ReplayError", "Target", "Update", "find_target"]

@@ -13,7 +13,7 @@ is the weights of that step. Each replay is one forward and backward pass of all
 Nothing that trains is touched: no parameter, optimizer state, position or data loader, and the random generators are
 put back. Every decision here depends on numbers that all ranks share, because replays are collective.
 
-What was found is an event `replay` of each rank; `analyzers.replay` puts them together.
+What was found is an event `replay` of each rank; `analyzers.whatif.simulate` puts them together.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from probes.failopen import failing_open
+from probes.fail_open import failing_open
+from probes.guard.decisions import Verdict
 from probes.recorder import Recorder
 from trainer.checkpoint.state import restore_rng, rng_state
 from trainer.data.batches import Batch
 from trainer.model.compiling import uncompiled
-from trainer.recovery.guard import Verdict
 from trainer.replay.origin import Origin, OriginWatch
 from trainer.replay.samples import SampleLosses, describe, differing_rows
-from trainer.training import NoRecorder, Training
+from trainer.training.rank_training import NoRecorder, Training
 
 __all__ = ["GradientExaminer", "Replay", "Triage", "comes_back", "findings", "replay"]
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...eventlog import EventLog
-from ...finding import Finding
-from ...source import Source, lacking
-from ..drawing import Drawing
-from ..figures import against, series
+from analyzers.figures import focus as against
+from analyzers.figures import series
+from analyzers.finding import Finding
+from analyzers.report.titled_figure import Drawing
+from analyzers.run.event_log import EventLog
+from analyzers.source import Source, lacking
 
 __all__ = ["progress"]
 

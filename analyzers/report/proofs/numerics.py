@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...corruption import ALL_TENSORS
-from ...eventlog import EventLog
-from ...finding import Finding
-from ...gradient_flow import block_of
-from ...source import Source, floats, ints, lacking, missing_tables
-from .. import queries
-from ..drawing import Drawing
-from ..figures import against, agreement, gradients, loss, numbers
-from ..figures.series import Series
-from ..figures.series import draw as lines
-from .ranks import attempt_of
+from analyzers.corruption.analyze import ALL_TENSORS
+from analyzers.figures import agreement, gradients, loss, numbers, queries
+from analyzers.figures import focus as against
+from analyzers.figures.series import Series
+from analyzers.figures.series import draw as lines
+from analyzers.finding import Finding
+from analyzers.numerics.gradient_flow import block_of
+from analyzers.report.proofs.ranks import attempt_of
+from analyzers.report.titled_figure import Drawing
+from analyzers.run.event_log import EventLog
+from analyzers.source import Source, floats, ints, lacking, missing_tables
 
 __all__ = ["compression", "experts", "flow", "loss_around", "noise", "nonfinite", "replicas", "resume", "scale"]
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from ...bandwidth import SIZE_OF_CALL
-from ...finding import Finding
-from ...slow_pair import pair_windows
-from ...source import Floats, Ints, Source, floats, ints, lacking
-from ...startup import measure
-from .. import queries
-from ..drawing import Drawing
-from ..figures import against, bars, straggler
-from ..figures import startup as startup_figure
-from . import devices
+from analyzers.communication.bandwidth import SIZE_OF_CALL
+from analyzers.communication.slow_pair import pair_windows
+from analyzers.figures import bars, queries, straggler
+from analyzers.figures import focus as against
+from analyzers.figures import startup as startup_figure
+from analyzers.finding import Finding
+from analyzers.report.proofs import devices
+from analyzers.report.titled_figure import Drawing
+from analyzers.settings.startup import measure
+from analyzers.source import Floats, Ints, Source, floats, ints, lacking
 
 __all__ = ["attempt_of", "corrupted_gradient", "link", "memory", "named", "startup", "work"]
 

@@ -6,21 +6,21 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...bandwidth import call_classes
-from ...checkpoints import SAVED
-from ...exposure import measure
-from ...finding import Finding
-from ...goodput import measure as account_of
-from ...pipeline_bubble import load_pipeline
-from ...source import Source, floats, ints, lacking, missing_tables
-from ...throughput import step_times
-from ...wait_split import pipelines
-from .. import queries
-from ..drawing import Drawing
-from ..figures import against, bars, collectives, exposed, goodput, saves, schedule, stacked
-from ..figures.theme import CATEGORY, PHASE
-from ..pipeline import schedule_of_step
-from .ranks import attempt_of
+from analyzers.account.exposure import measure
+from analyzers.account.goodput import measure as account_of
+from analyzers.account.wait_split import pipelines
+from analyzers.checkpoints.analyze import SAVED
+from analyzers.communication.bandwidth import call_classes
+from analyzers.figures import bars, collectives, exposed, goodput, queries, saves, schedule, stacked
+from analyzers.figures import focus as against
+from analyzers.figures.theme import CATEGORY, PHASE
+from analyzers.finding import Finding
+from analyzers.pipeline.pipeline_bubble import load_pipeline
+from analyzers.report.html.pipeline_section import schedule_of_step
+from analyzers.report.proofs.ranks import attempt_of
+from analyzers.report.titled_figure import Drawing
+from analyzers.source import Source, floats, ints, lacking, missing_tables
+from analyzers.stragglers.throughput import step_times
 
 __all__ = ["bandwidth", "buckets", "communication", "data", "old_save", "saved", "shared", "stages", "waterfall"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from probes.rundir import RunDir
+from probes.tape.rundir import RunDir
 from tests.factories import RankWriter, make_run
 
 SCRIPT = "</script><script>window.owned=1</script><img src=x onerror=window.owned=1>"

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pytest
 
 import analyzers.report
-from analyzers.report.figures import agreement, bars, recovery, series, theme, timeline
-from analyzers.report.figures.schedule import draw as draw_schedule
-from analyzers.report.queries import Piece
+from analyzers.figures import agreement, bars, recovery, series, theme, timeline
+from analyzers.figures.queries import Piece
+from analyzers.figures.schedule import draw as draw_schedule
 
 Matrix = npt.NDArray[np.float64]
 SEEN: dict[str, Matrix] = {
@@ -90,7 +90,7 @@ def test_colours_stand_on_their_ground_and_text_is_read(dark: bool) -> None:
 
 
 def test_text_of_the_report_is_read_on_its_ground_and_its_cards() -> None:
-    css = (Path(analyzers.report.__file__).parent / "page" / "page.css").read_text(encoding="utf-8")
+    css = (Path(analyzers.report.__file__).parent / "html" / "page" / "page.css").read_text(encoding="utf-8")
     blocks = [part.split("}")[0] for part in css.split(":root {")[1:3]]  # the third is for paper
     light, dark = (dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", block)) for block in blocks)
     assert set(light) == set(dark) >= {"text", "soft", "faint", "ground", "card"}

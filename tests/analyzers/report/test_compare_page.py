@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from probes.rundir import RunDir
+from probes.tape.rundir import RunDir
 from tests.analyzers.report.hostile import hostile_run
 from tests.analyzers.report.test_files import Elements, figures_of
 from tests.e2e.launched import rankscope

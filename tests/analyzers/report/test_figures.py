@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analyzers.eventlog import EventLog
+from analyzers.account.goodput import CATEGORIES, measure
+from analyzers.figures import collectives, goodput, heatmap, loss, queries, straggler, theme, timeline
+from analyzers.figures import wait_for as waitfor
+from analyzers.figures.reduce import MAX_POINTS, extremes
+from analyzers.figures.sampling import sampled
 from analyzers.finding import Finding
-from analyzers.goodput import CATEGORIES, measure
-from analyzers.report import queries
-from analyzers.report.figures import collectives, goodput, heatmap, loss, straggler, theme, timeline, waitfor
-from analyzers.report.figures.reduce import MAX_POINTS, extremes
-from analyzers.report.sampled import sampled
-from analyzers.snapshot import SNAPSHOT_EVENTS, take_snapshot
-from analyzers.waitfor import find_culprits, waits_of
-from probes.store import Store
+from analyzers.hangs.wait_for import find_culprits, waits_of
+from analyzers.run.event_log import EventLog
+from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
+from store import Store
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.report.hostile import SCRIPT
 from tests.factories import make_run

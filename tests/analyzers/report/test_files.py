@@ -17,11 +17,11 @@ from analyzers.diagnose import Diagnosis, diagnose
 from analyzers.report import chrome_trace
 from analyzers.report.chrome_trace import write_trace
 from analyzers.report.files import ReportError, step_range
-from analyzers.report.html import render
+from analyzers.report.html.diagnosis_page import render
 from analyzers.report.markdown import to_markdown
-from probes.rundir import RunDir
-from probes.schema import TABLES
-from probes.store import Store
+from probes.tape.rundir import RunDir
+from probes.tape.schema import TABLES
+from store import Store
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.report.hostile import hostile_run
 from tests.analyzers.test_diagnose import MANIFEST, clean_run

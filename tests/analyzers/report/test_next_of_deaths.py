@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from analyzers.finding import Finding
-from analyzers.report.explained import next_step, why
+from analyzers.report.wording.explained import next_step, why
 
 
 def finding(kind: str, cause: str, ranks: tuple[int, ...] = (2,), **evidence: object) -> Finding:

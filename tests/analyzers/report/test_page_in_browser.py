@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from probes.rundir import RunDir
+from probes.tape.rundir import RunDir
 from tests.analyzers.report.hostile import hostile_run
 from tests.analyzers.report.test_files import html_of
 from tests.factories import make_run

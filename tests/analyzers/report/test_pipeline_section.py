@@ -10,10 +10,12 @@ import pytest
 from rich.console import Console
 
 from analyzers.diagnose import Diagnosis, diagnose
-from analyzers.report import html, markdown, text
+from analyzers.report import markdown
+from analyzers.report.html import diagnosis_page as html
 from analyzers.report.json import to_json
+from analyzers.report.terminal import diagnosis_text as text
 from benchmarks.simulator import QUIET, Fault, Layout, Scenario, simulate, write
-from probes.store import Store
+from store import Store
 
 PIPELINE = Layout(pp=4, dp_shard=2, microbatches=8, layers=1, schedule="1f1b")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analyzers.report.figures import exposed, gradients, mesh, recovery, series, speed
-from analyzers.report.figures.band import MAX_EDGE_POINTS
-from analyzers.report.figures.theme import CATEGORY
+from analyzers.figures import exposed, gradients, mesh, recovery, series, speed
+from analyzers.figures.band import MAX_EDGE_POINTS
+from analyzers.figures.theme import CATEGORY
 
 
 def test_the_mesh_names_every_rank_of_a_place_and_the_worst() -> None:

@@ -1,0 +1,158 @@
+"""Which executions of steps counted, and the time that each rank spent in them and in the others.
+
+    for (attempt, rank), spent in step_times(source).items():
+        spent.kept.duration_ns, spent.discarded_ns, spent.first_ns, spent.last_ns
+
+A step runs again with the same number after a rollback or a restart; then its former execution was for nothing. An
+execution is *kept* if its optimizer step was taken and its rank never went back to this step or an earlier one.
+A loop that doesn't say whether it took the optimizer step is believed to have.
+
+One rank's sequence of steps tells where the run went back. Only there is each rank's order looked at: the rest of a
+long run is summed without sorting, and of a very long one every k-th step, taken k times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from analyzers.account.long_run import Views, unpicked
+from analyzers.source import Ints, Source, ints
+
+__all__ = ["RankTimes", "Sums", "step_times", "went_back"]
+
+_PHASES = ("data", "forward", "backward", "optimizer")
+MAX_ROWS = 40_000_000
+"""Rows of steps that are summed one by one; more are thinned out by whole steps."""
+_MAX_RANGES = 50
+"""Ranges of steps looked at again; more of them are joined."""
+_AHEAD = 2
+"""Steps by which another rank may have been ahead of the one whose sequence is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """Over some steps of one rank, nanoseconds. Waits are parts of their phases."""
+
+    num_steps: int = 0
+    duration_ns: int = 0
+    data_ns: int = 0
+    forward_ns: int = 0
+    backward_ns: int = 0
+    optimizer_ns: int = 0
+    checkpoint_ns: int = 0
+    evaluate_ns: int = 0
+    phase_wait_ns: int = 0
+    data_wait_ns: int = 0
+    collective_wait_ns: int = 0
+
+    @property
+    def has_phases(self) -> bool:
+        """Whether the loop recorded what it spent in phases."""
+        return self.forward_ns + self.backward_ns + self.optimizer_ns > 0
+
+
+@dataclass(slots=True, kw_only=True)
+class RankTimes:
+    """One rank in one attempt; times are epoch nanoseconds by its own clock. Open steps have no part in the sums."""
+
+    first_ns: int = 0
+    last_ns: int = 0
+    """End of the last finished step, or `first_ns`."""
+    open_ns: int | None = None
+    """Begin of a step that was never finished, after all others."""
+    kept: Sums = field(default_factory=Sums)
+    discarded_ns: int = 0
+    num_discarded: int = 0
+
+
+def step_times(source: Source, views: Views | None = None) -> dict[tuple[int, int], RankTimes]:
+    """{(attempt, rank): times}, in order; empty without steps."""
+    views = views or unpicked(source)
+    again = _ranges(went_back(views.histories))
+    ((num_rows,),) = source.rows("SELECT count(*) FROM steps")
+    every = max(1, -(-num_rows // MAX_ROWS))
+    times: dict[tuple[int, int], RankTimes] = {}
+    if every > 1:  # the ends are exact all the same
+        for attempt, rank, first_ns, last_ns in views.sampled.rows(
+            "SELECT attempt, rank, min(start_ns), max(start_ns + duration_ns) FROM steps "
+            "WHERE duration_ns IS NOT NULL AND start_ns IS NOT NULL AND rank >= 0 GROUP BY attempt, rank"
+        ):
+            times[attempt, rank] = RankTimes(first_ns=first_ns, last_ns=last_ns)
+    for attempt, rank, kept, first_ns, last_ns, *sums in source.rows(*_summed(again, every)):
+        place = times.setdefault((attempt, rank), RankTimes(first_ns=first_ns, last_ns=last_ns))
+        place.first_ns, place.last_ns = min(place.first_ns, first_ns), max(place.last_ns, last_ns)
+        if kept:
+            place.kept = Sums(**dict(zip(Sums.__slots__, map(int, sums), strict=True)))
+        else:
+            place.num_discarded, place.discarded_ns = int(sums[0]), int(sums[1])
+    for attempt, rank, start_ns in views.sampled.rows(
+        "SELECT attempt, rank, max(start_ns) FROM steps "
+        "WHERE duration_ns IS NULL AND start_ns IS NOT NULL AND rank >= 0 GROUP BY ALL"
+    ):
+        place = times.setdefault((attempt, rank), RankTimes(first_ns=start_ns, last_ns=start_ns))
+        if start_ns >= place.last_ns:  # one that was left by an exception may lie before others
+            place.open_ns = start_ns
+    return dict(sorted(times.items()))
+
+
+def went_back(source: Source) -> tuple[Ints, Ints]:
+    """Steps whose execution was discarded, each with the earliest step that the run later went back to."""
+    table = source.query(
+        """
+        SELECT step, coalesce(committed, true) AS committed FROM steps
+        WHERE duration_ns IS NOT NULL AND rank = (
+            SELECT rank FROM steps WHERE rank >= 0 AND duration_ns IS NOT NULL
+            GROUP BY rank ORDER BY count(*) DESC, rank LIMIT 1)
+        ORDER BY attempt, start_ns
+        """
+    )
+    step, committed = ints(table["step"]), table["committed"].astype(bool)
+    if not len(step):
+        return step, step
+    later = np.full(len(step), np.iinfo(np.int64).max, dtype=np.int64)
+    later[:-1] = np.minimum.accumulate(step[::-1])[::-1][1:]
+    discarded: npt.NDArray[np.bool_] = ~committed | (step >= later)
+    return step[discarded], np.minimum(step, later)[discarded]
+
+
+def _ranges(back: tuple[Ints, Ints]) -> list[tuple[int, int]]:
+    """Ranges of steps that hold every discarded step and what it was discarded for."""
+    found: list[tuple[int, int]] = []
+    for last, first in sorted(zip(back[0].tolist(), back[1].tolist(), strict=True), key=lambda pair: pair[1]):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], last + _AHEAD))
+        else:
+            found.append((first, last + _AHEAD))
+    while len(found) > _MAX_RANGES:
+        found = [(found[i][0], found[min(i + 1, len(found) - 1)][1]) for i in range(0, len(found), 2)]
+    return found
+
+
+def _summed(again: list[tuple[int, int]], every: int) -> tuple[str, list[int]]:
+    """The query of the sums, and its parameters."""
+    weighed = "" if every == 1 else " * weight"
+    columns = ", ".join(
+        [f"coalesce(sum(({column}){weighed}), 0)" for column in ("1", "duration_ns")]
+        + [f"coalesce(sum({phase}_ns{weighed}), 0)" for phase in (*_PHASES, "checkpoint", "evaluate")]
+        + ["sum((" + " + ".join(f"coalesce({phase}_wait_ns, 0)" for phase in _PHASES) + f"){weighed})"]
+        + [f"coalesce(sum({column}{weighed}), 0)" for column in ("data_wait_ns", "collective_wait_ns")]
+    )
+    finished = "duration_ns IS NOT NULL AND start_ns IS NOT NULL AND rank >= 0"
+    doubtful = " OR ".join("step BETWEEN ? AND ?" for _ in again) or "false"
+    later = (
+        "min(step) OVER (PARTITION BY rank ORDER BY attempt, start_ns ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING)"
+    )
+    sql = f"""
+        SELECT attempt, rank, kept, min(start_ns), max(start_ns + duration_ns), {columns} FROM (
+            SELECT *, coalesce(committed, true) AS kept, {every} AS weight
+            FROM steps WHERE {finished} AND NOT ({doubtful}) AND step % {every} = 0
+            UNION ALL BY NAME
+            SELECT *, coalesce(committed, true) AND step < coalesce({later}, step + 1) AS kept, 1 AS weight
+            FROM steps WHERE {finished} AND ({doubtful})
+        ) GROUP BY attempt, rank, kept
+    """
+    bounds = [bound for pair in again for bound in pair]
+    return sql, bounds + bounds

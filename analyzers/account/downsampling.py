@@ -1,0 +1,106 @@
+"""Which steps of a run of hundreds of millions of step rows tell a slowdown's begin and end.
+
+    chosen = choose(source, (first, last), num_ranks)
+    chosen.stretches            # (first, last, distance) of the steps at which all ranks are to be compared
+
+1. One pass over all rows, in SQL: the least own time (without waits) of a rank in each block of steps, from every
+   fifth step. A single jitter doesn't lift it, whatever lasts a block does.
+2. Chosen are steps at even distances over the run, the newest ones without gaps, and those around every place where a
+   rank changes against the others, and against its own past, by more than its noise: also without gaps.
+
+A slowdown that lasts two blocks or more (100 steps of 100,000) is in the chosen steps with its begin and its end; one
+that is shorter, and over, may be missed. `long_run` makes tables of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from analyzers.source import Source
+
+__all__ = ["Chosen", "changes", "choose"]
+
+MAX_CELLS = 30_000_000
+"""Rank and step pairs that one question groups."""
+CHOSEN_ROWS = 4_000_000
+"""Rows that are chosen; at least `MIN_STEPS` steps."""
+MIN_STEPS = 1_000
+MAX_BLOCKS = 2_000
+EVERY = 5
+NEWEST_STEPS = 300
+AROUND_STEPS = 75
+MAX_EDGES = 6
+SIGMAS = 6.0
+MIN_CHANGE_RATIO = 0.02
+_OWN = "data_ns + forward_ns + backward_ns + optimizer_ns - coalesce(collective_wait_ns, 0)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """`every`: the even distance; `block`: steps of which the least time of a rank was taken."""
+
+    stretches: tuple[tuple[int, int, int], ...]
+    every: int
+    block: int
+
+
+def choose(source: Source, bounds: tuple[int, int], num_ranks: int) -> Chosen:
+    """Look for changes in all steps from the first to the last of `bounds`."""
+    first, last = bounds
+    block = max(EVERY * 2, -(-(last - first + 1) // MAX_BLOCKS))
+    edges = _edges(source, bounds, num_ranks, block)
+    stretches = _chosen(first, last, edges, max(MIN_STEPS, CHOSEN_ROWS // num_ranks))
+    return Chosen(stretches=tuple(stretches), every=stretches[1][2], block=block)
+
+
+def _chosen(first: int, last: int, edges: Sequence[int], number: int) -> list[tuple[int, int, int]]:
+    """(first, last, distance) of stretches of steps, about `number` steps in all."""
+    dense = [(max(first, edge - AROUND_STEPS), min(last, edge + AROUND_STEPS), 1) for edge in edges]
+    dense.append((max(first, last - NEWEST_STEPS + 1), last, 1))
+    left = max(number - sum(high - low + 1 for low, high, _ in dense), number // 3)
+    every = max(1, (last - first + 1) // left)
+    while every > 1 and math.gcd(every, 10) > 1:  # what happens every hundredth step is neither always there nor never
+        every += 1
+    return [(first, min(last, first + 20), 1), (first, last, every), *dense]
+
+
+def _edges(source: Source, bounds: tuple[int, int], num_ranks: int, block: int) -> list[int]:
+    """Steps at which a rank changes against the others: the largest changes of all ranks."""
+    first, last = bounds
+    num_blocks = (last - first) // block + 1
+    least = np.full((num_ranks, num_blocks), np.nan, dtype=np.float32)
+    stretch = block * max(1, MAX_CELLS // (num_ranks * block))
+    for low in range(first, last + 1, stretch):
+        table = source.query(
+            f"SELECT rank, CAST((step - {first}) // {block} AS INTEGER) AS block, CAST(min({_OWN}) AS FLOAT) AS own "
+            f"FROM steps WHERE step BETWEEN {low} AND {min(last, low + stretch - 1)} AND step % {EVERY} = 0 "
+            "AND rank >= 0 AND duration_ns IS NOT NULL GROUP BY ALL"
+        )
+        least[np.asarray(table["rank"], dtype=np.int64), np.asarray(table["block"], dtype=np.int64)] = table["own"]
+    return [first + place * block for place in changes(least)]
+
+
+def changes(least: npt.NDArray[np.float32]) -> list[int]:
+    """Columns at which a row rises or falls against the median row and its own former level. Pure."""
+    with np.errstate(all="ignore"):
+        relative = least / np.nanmedian(least, axis=0, keepdims=True)
+    relative = np.where(np.isfinite(relative), relative, 1.0).astype(np.float32)
+    steps = np.diff(relative, axis=1)
+    if not steps.size:
+        return []
+    sigma = 1.4826 * float(np.median(np.abs(steps)))
+    height = np.abs(steps)
+    rows, columns = np.nonzero(height > max(SIGMAS * sigma, MIN_CHANGE_RATIO))
+    order = np.argsort(-height[rows, columns])
+    found: list[int] = []
+    for place in columns[order].tolist():
+        if all(abs(place + 1 - other) > 1 for other in found):
+            found.append(place + 1)
+        if len(found) >= MAX_EDGES:
+            break
+    return sorted(found)

@@ -1,0 +1,383 @@
+"""Where every second of a run went: an account that adds up to the wall time.
+
+    account = measure(store)
+    account.seconds["training"], account.goodput_ratio      # mean over the ranks; share of the wall time
+    account.by_rank[3]["straggler"]
+
+| category | what |
+|---|---|
+| training | a rank's own forward, backward and optimizer, in steps that were kept |
+| data | its own waiting for and preparing of input |
+| communication | blocked in collectives while the last member's data travels: exposed communication |
+| straggler | blocked in collectives until the last member came |
+| bubble | without work between a pipeline's first forward and last backward |
+| checkpoint, evaluation | training stood still for them |
+| recomputed | steps that were refused, or whose result was lost with a rollback or restart and that ran again |
+| restart | from the end of an attempt (or its last progress, if it was killed) to the first step of the next |
+| stopped | between the end of one launch of the run and the next (`--resume`): nobody was there |
+| hang | silence beyond the run's limit, until somebody ended it |
+| startup, shutdown | before the first step, after the last one |
+| other | between the phases of a step, and between steps |
+
+The account of a rank is a partition of its time line: each boundary (start of the run, first step, last step, ...)
+ends one piece and begins the next, so the pieces add up to the wall time whatever was recorded. Inside a step the
+phases are taken from its columns and the remainder is `other`. Clocks of other hosts are shifted so that first steps
+begin together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from analyzers.account.committed_steps import RankTimes, step_times
+from analyzers.account.long_run import Views, unpicked
+from analyzers.account.wait_split import WaitSplit, split_waits
+from analyzers.finding import Finding
+from analyzers.run.event_log import EventLog
+from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
+from analyzers.run.stall_limits import StallPolicy, death_ns, killed_by_watch, stalled_s
+from analyzers.source import Source, lacking
+
+__all__ = ["CATEGORIES", "Account", "analyze", "measure"]
+
+CATEGORIES = {
+    "training": "training",
+    "data": "data",
+    "communication": "exposed communication",
+    "straggler": "waiting for stragglers",
+    "bubble": "pipeline bubble",
+    "checkpoint": "checkpoint stall",
+    "evaluation": "evaluation",
+    "recomputed": "discarded steps",
+    "restart": "restart",
+    "stopped": "between launches",
+    "hang": "hang",
+    "startup": "start-up",
+    "shutdown": "shutdown",
+    "other": "other",
+}
+"""Names as people say them, in the order in which they are shown."""
+_NEEDED = ("step", "start_ns")
+CLOCK_NS = 500_000_000
+"""Difference between hosts from which their clocks are taken to disagree: first steps begin closer together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Seconds by category: of each rank, and their mean. Each adds up to `wall_s`."""
+
+    wall_s: float
+    seconds: Mapping[str, float]
+    by_rank: Mapping[int, Mapping[str, float]]
+    num_kept: int
+    num_discarded: int
+    basis: str
+    """What the split of waits rests on: collectives, steps (coarser), or nothing."""
+
+    @property
+    def goodput_ratio(self) -> float:
+        """Training's share of the wall time."""
+        return self.seconds["training"] / self.wall_s if self.wall_s else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; categories with nothing in them are there too."""
+        return {
+            "wall_s": round(self.wall_s, 3),
+            "goodput_ratio": round(self.goodput_ratio, 4),
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            "by_rank": {
+                str(rank): {name: round(value, 3) for name, value in of_rank.items()}
+                for rank, of_rank in self.by_rank.items()
+            },
+            "steps_kept": self.num_kept,
+            "steps_discarded": self.num_discarded,
+            "waits_split_by": self.basis or None,
+        }
+
+
+def analyze(source: Source) -> list[Finding]:
+    """Nothing, or why there is no account."""
+    lost = lacking(source, steps=_NEEDED, events=())
+    if not lost:
+        return []
+    what = "there is no account of the time" if lost != ["events"] else "start-up, restarts and the end are not known"
+    return [Finding.insufficient("goodput", "goodput", f"{what}: nothing in {', '.join(lost)}")]
+
+
+def measure(
+    source: Source, policy: StallPolicy | None = None, now_ns: int | None = None, views: Views | None = None
+) -> Account | None:
+    """The account; None if no step was recorded. `now_ns` (epoch) only while the run is alive."""
+    views = views or unpicked(source)
+    if lacking(source, steps=_NEEDED):
+        return None
+    log = EventLog.load(source, (*SNAPSHOT_EVENTS, "run_started"))
+    times = step_times(source, views)
+    shifts = _shifts(source, times)
+    begin_ns, end_ns = _bounds(source, log, times, shifts, now_ns)
+    ends = _ends(views.sampled, log, times, policy or StallPolicy(), now_ns)
+    split = split_waits(views.sampled)
+    outside = _outside_steps(source, times)
+    breaks = _between_launches(log, times)
+    of_rank: dict[int, dict[int, RankTimes]] = {}
+    for (attempt, rank), spent in times.items():
+        of_rank.setdefault(rank, {})[attempt] = spent
+    by_rank: dict[int, dict[str, float]] = {}
+    for rank in sorted(of_rank):
+        line = _TimeLine(begin_ns, end_ns, shifts.get(rank, 0))
+        _walk(line, of_rank[rank], rank, ends, split, outside, breaks)
+        by_rank[rank] = {name: line.spent[name] / 1e9 for name in CATEGORIES}
+    newest = max(times)[1]
+    return Account(
+        wall_s=(end_ns - begin_ns) / 1e9,
+        seconds={name: float(np.mean([of[name] for of in by_rank.values()])) for name in CATEGORIES},
+        by_rank=by_rank,
+        num_kept=sum(of.kept.num_steps for (_, rank), of in times.items() if rank == newest),
+        num_discarded=sum(of.num_discarded for (_, rank), of in times.items() if rank == newest),
+        basis=split.basis,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """How an attempt broke off while steps were running (epoch nanoseconds)."""
+
+    progress_ns: int
+    end_ns: int
+    hung: bool
+    alive: bool
+
+
+class _TimeLine:
+    """A rank's time from the begin to the end of the run, cut into pieces from left to right."""
+
+    def __init__(self, begin_ns: int, end_ns: int, shift_ns: int) -> None:
+        self.spent: dict[str, float] = dict.fromkeys(CATEGORIES, 0.0)
+        self._at, self._end, self._shift = begin_ns, end_ns, shift_ns
+
+    def until(self, time_ns: int, category: str) -> None:
+        """What is left before this time of the rank's clock goes to the category."""
+        self._pieces(time_ns + self._shift, {category: 1.0})
+
+    def moment(self, time_ns: int, category: str) -> None:
+        """The same for a time of the launcher's clock, which is that of the first node."""
+        self._pieces(time_ns, {category: 1.0})
+
+    def divided(self, time_ns: int, parts: Mapping[str, float]) -> None:
+        """What is left before this time is divided in the proportion of the parts."""
+        self._pieces(time_ns + self._shift, parts)
+
+    def rest(self, category: str) -> None:
+        """Everything to the end."""
+        self._pieces(self._end, {category: 1.0})
+
+    def _pieces(self, time_ns: int, parts: Mapping[str, float]) -> None:
+        length = min(max(time_ns, self._at), self._end) - self._at
+        total = sum(parts.values())
+        for name, part in parts.items():
+            self.spent[name] += length * part / total if total else 0.0
+        if not total:
+            self.spent["other"] += length
+        self._at += length
+
+
+@dataclass(slots=True)
+class _Outside:
+    """Checkpoints and evaluations of a rank that lie between or after its steps, nanoseconds."""
+
+    between: dict[str, int] = field(default_factory=dict)
+    after: list[tuple[int, int, str]] = field(default_factory=list)
+
+
+def _walk(
+    line: _TimeLine,
+    lives: Mapping[int, RankTimes],
+    rank: int,
+    ends: Mapping[int, _End],
+    split: WaitSplit,
+    outside: Mapping[tuple[int, int], _Outside],
+    breaks: Mapping[int, tuple[int, int]],
+) -> None:
+    """One rank's pieces, attempt by attempt."""
+    last_life = max(lives)
+    for number, (attempt, of) in enumerate(sorted(lives.items())):
+        beside = outside.get((attempt, rank), _Outside())
+        if number and attempt in breaks:
+            ended_ns, launched_ns = breaks[attempt]
+            line.moment(ended_ns, "restart")
+            line.moment(launched_ns, "stopped")
+        line.until(of.first_ns, "restart" if number else "startup")
+        line.divided(of.last_ns, _inside(of, split, (attempt, rank), beside.between))
+        gone = "shutdown" if attempt == last_life else "restart"
+        end = ends.get(attempt)
+        if end is None:
+            for start_ns, end_ns, kind in beside.after:
+                line.until(start_ns, gone)
+                line.until(end_ns, kind)
+        elif of.open_ns is not None:
+            line.until(of.open_ns, "other")
+            line.until(end.progress_ns, "training" if end.alive and not end.hung else "recomputed")
+            line.until(end.end_ns, "hang" if end.hung else ("training" if end.alive else gone))
+    line.rest("shutdown")
+
+
+def _inside(of: RankTimes, split: WaitSplit, place: tuple[int, int], between: Mapping[str, int]) -> dict[str, float]:
+    """From the first step to the end of the last finished one."""
+    kept = of.kept
+    gaps = max(0, of.last_ns - of.first_ns - kept.duration_ns - of.discarded_ns)
+    waited = kept.phase_wait_ns if kept.has_phases else kept.collective_wait_ns
+    late = split.late_ratio.get(place, 0.0) * waited
+    still = kept.checkpoint_ns + kept.evaluate_ns
+    own_data = kept.data_ns - kept.data_wait_ns
+    if kept.has_phases:
+        training = kept.forward_ns + kept.backward_ns + kept.optimizer_ns - (waited - kept.data_wait_ns)
+        remainder = max(
+            0, kept.duration_ns - kept.data_ns - kept.forward_ns - kept.backward_ns - kept.optimizer_ns - still
+        )
+    else:  # a loop that records nothing but steps: what is no wait is taken for work
+        training, remainder = kept.duration_ns - own_data - waited - still, 0
+    idle = min(split.idle_ns.get(place, 0.0) * kept.num_steps, remainder + late)
+    parts = {
+        "training": max(0, training),
+        "data": max(0, own_data),
+        "communication": waited - late,
+        "straggler": late - max(0.0, idle - remainder),
+        "bubble": idle,
+        "checkpoint": kept.checkpoint_ns,
+        "evaluation": kept.evaluate_ns,
+        "recomputed": of.discarded_ns,
+        "other": max(0.0, remainder - idle),
+    }
+    for kind, taken in between.items():
+        parts[kind] += min(taken, gaps)
+        gaps -= min(taken, gaps)
+    parts["other"] += gaps
+    return parts
+
+
+def _bounds(
+    source: Source,
+    log: EventLog,
+    times: Mapping[tuple[int, int], RankTimes],
+    shifts: Mapping[int, int],
+    now_ns: int | None,
+) -> tuple[int, int]:
+    """Begin and end of the run, epoch nanoseconds of the first node."""
+    first = [of.first_ns + shifts.get(rank, 0) for (_, rank), of in times.items()]
+    last = [of.last_ns + shifts.get(rank, 0) for (_, rank), of in times.items()]
+    first += [event.wall_ns for event in log.of("run_started")]
+    if source.has("ranks"):
+        starts = source.rows("SELECT rank, min(wall_ns) FROM ranks WHERE wall_ns > 0 AND rank >= 0 GROUP BY rank")
+        first += [wall_ns for rank, wall_ns in starts if rank not in shifts]
+    if now_ns is not None:
+        return min(first), max(now_ns, *last)
+    ended = max((event.wall_ns for event in log.of("run_ended")), default=0)
+    if ended > 0 and ended >= max((event.wall_ns for event in log.of("attempt_started")), default=0):
+        return min(first), max(ended, *last)
+    newest = {"events": "wall_ns", "spans": "coalesce(end_ns, start_ns)", "collectives": "coalesce(end_ns, issue_ns)"}
+    for table, when in newest.items():
+        found = source.rows(f"SELECT rank, max({when}) FROM {table} GROUP BY rank") if source.has(table) else []
+        last += [when_ns + shifts.get(rank, 0) for rank, when_ns in found if when_ns]
+    return min(first), max(last)
+
+
+def _ends(
+    source: Source,
+    log: EventLog,
+    times: Mapping[tuple[int, int], RankTimes],
+    policy: StallPolicy,
+    now_ns: int | None,
+) -> dict[int, _End]:
+    """The attempts that broke off in the middle of steps."""
+    lives = sorted({attempt for attempt, _ in times})
+    found: dict[int, _End] = {}
+    for attempt in lives:
+        if all(of.open_ns is None for (a, _), of in times.items() if a == attempt):
+            continue
+        view = take_snapshot(source, attempt, log)
+        death = death_ns(view, log)
+        alive = attempt == lives[-1] and death is None and now_ns is not None
+        end_ns = death or (now_ns if alive and now_ns is not None else view.last_ns)
+        hung = stalled_s(view, end_ns, policy) is not None or killed_by_watch(log, attempt)
+        found[attempt] = _End(progress_ns=view.last_ns, end_ns=max(end_ns, view.last_ns), hung=hung, alive=alive)
+    return found
+
+
+def _between_launches(log: EventLog, times: Mapping[tuple[int, int], RankTimes]) -> dict[int, tuple[int, int]]:
+    """The first attempt of each later launch -> (when the launch before ended, when this one began).
+
+    A node that joins a run which is under way begins no launch of the run: only the first node's count.
+    """
+    first_ns: dict[int, int] = {}
+    last_ns: dict[int, int] = {}
+    for (attempt, _), of in times.items():
+        first_ns[attempt] = min(first_ns.get(attempt, of.first_ns), of.first_ns)
+        last_ns[attempt] = max(last_ns.get(attempt, 0), of.last_ns, of.open_ns or 0)
+    launches = sorted(event.wall_ns for event in log.of("run_started") if event.integer("node_rank", 0) == 0)
+    found: dict[int, tuple[int, int]] = {}
+    for launched_ns in launches[1:]:
+        later = [attempt for attempt, begin_ns in first_ns.items() if begin_ns >= launched_ns]
+        earlier = [attempt for attempt in first_ns if later and attempt < min(later)]
+        if not later or not earlier or last_ns[max(earlier)] > launched_ns:
+            continue
+        before_ns = max(begin_ns for begin_ns in launches if begin_ns < launched_ns)
+        said = [event.wall_ns for event in log.of("run_ended") if before_ns < event.wall_ns <= launched_ns]
+        said += [event.wall_ns for event in log.of("rank_exit") if before_ns < event.wall_ns <= launched_ns]
+        found[min(later)] = (max([*said, last_ns[max(earlier)]]), launched_ns)
+    return found
+
+
+def _outside_steps(source: Source, times: Mapping[tuple[int, int], RankTimes]) -> dict[tuple[int, int], _Outside]:
+    """Spans of checkpoints and evaluations that began when no step ran."""
+    if not source.has("spans"):
+        return {}
+    rows = source.rows(
+        """
+        SELECT p.attempt, p.rank, p.kind, p.start_ns, any_value(p.end_ns) FROM spans p
+        LEFT JOIN steps s ON s.attempt = p.attempt AND s.rank = p.rank AND s.step = p.step
+        WHERE p.kind IN ('checkpoint', 'evaluate') AND p.end_ns IS NOT NULL AND p.rank >= 0
+        GROUP BY p.attempt, p.rank, p.kind, p.start_ns
+        HAVING NOT coalesce(bool_or(p.start_ns >= s.start_ns
+                                    AND (s.duration_ns IS NULL OR p.start_ns < s.start_ns + s.duration_ns)), false)
+        ORDER BY p.start_ns
+        """
+    )
+    found: dict[tuple[int, int], _Outside] = {}
+    for attempt, rank, kind, start_ns, end_ns in rows:
+        of = times.get((attempt, rank))
+        if of is None or start_ns < of.first_ns:
+            continue  # part of the start
+        category = "checkpoint" if kind == "checkpoint" else "evaluation"
+        place = found.setdefault((attempt, rank), _Outside())
+        if start_ns >= of.last_ns:
+            place.after.append((start_ns, end_ns, category))
+        else:
+            place.between[category] = place.between.get(category, 0) + end_ns - start_ns
+    return found
+
+
+def _shifts(source: Source, times: Mapping[tuple[int, int], RankTimes]) -> dict[int, int]:
+    """What to add to a rank's clock so that its first steps begin with those of the first rank's host."""
+    if not source.has("ranks"):
+        return {}
+    hosts = dict(source.rows("SELECT rank, arg_max(host, wall_ns) FROM ranks WHERE rank >= 0 GROUP BY rank"))
+    ranks = sorted({rank for _, rank in times})
+    home = hosts.get(ranks[0])
+    shifts: dict[int, int] = {}
+    for host in {hosts.get(rank) for rank in ranks} - {home}:
+        differences = []
+        for attempt in {attempt for attempt, _ in times}:
+            here, there = (
+                [of.first_ns for (a, rank), of in times.items() if a == attempt and hosts.get(rank) == name]
+                for name in (home, host)
+            )
+            if here and there:
+                differences.append(int(np.median(here)) - int(np.median(there)))
+        shift = int(np.median(differences)) if differences else 0
+        if abs(shift) > CLOCK_NS:
+            shifts |= {rank: shift for rank in ranks if hosts.get(rank) == host}
+    return shifts

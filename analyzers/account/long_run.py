@@ -1,0 +1,159 @@
+"""Runs of hundreds of millions of step rows, made small enough to be asked again and again.
+
+    views = look(source)                                # three times the source itself up to `MAX_ROWS` rows of steps
+    views.compared.rows("SELECT ... FROM steps")        # all ranks, in the steps that tell who changes and when
+    views.sampled.rows("SELECT ... FROM steps")         # all ranks, steps at even distances, and every begin and end
+    views.histories.rows("SELECT ... FROM steps")       # some ranks, whole
+
+A question that reads every row takes seconds where there are 400 million, and analyzers ask some sixty. So all rows are
+read four times, each time for many questions, and what was picked is copied into temporary tables which stand for
+`steps` in what the analyzers ask:
+
+1. One line for each rank of an attempt: how many steps it has, and whether it tells the loss.
+2. The whole history of some ranks: what is told by one rank (losses, what was gone back to) and what has a rhythm of
+   steps (evaluations, checkpoints) is asked there.
+3. `thinned` finds where a rank changes against the others.
+4. All ranks in the steps chosen so, in the first and last ones of each attempt, and whatever never ended. The begin
+   and the end of each rank's records are exact in it, medians and shares come from steps at even distances.
+
+Sums over all steps (goodput, tokens) and single rows (a value that is not finite) are asked of the run itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import numpy.typing as npt
+
+from analyzers.account.downsampling import choose
+from analyzers.source import Source
+
+__all__ = ["MAX_ROWS", "MEMORY_BYTES", "Picked", "Views", "look", "unpicked"]
+
+MAX_ROWS = 30_000_000
+MEMORY_BYTES = 2_200_000_000
+"""What the store's engine may take for a report; the analyzers take up to 1 GB beside it. The rest goes to a disk."""
+HISTORY_ROWS = 1_000_000
+"""Rows of the ranks that are kept whole."""
+BEGIN_STEPS, END_STEPS = 20, 60
+"""Steps of an attempt that are picked at its begin and its end; fewer where there are many attempts."""
+MAX_END_STEPS = 320
+_PICKED, _SAMPLED, _HISTORIES = "picked_steps", "sampled_steps", "histories_of_steps"
+_FROM = re.compile(r"\b(FROM|JOIN)\s+steps\b", re.IGNORECASE)
+_Stretches = Sequence[tuple[int, int, int]]
+
+
+@dataclass(slots=True)
+class Picked:
+    """A source whose `steps` are a table of picked ones; all other tables are as they are."""
+
+    source: Source
+    table: str
+
+    def query(self, sql: str, params: Sequence[Any] = ()) -> dict[str, npt.NDArray[Any]]:
+        return self.source.query(_FROM.sub(rf"\1 {self.table}", sql), params)
+
+    def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return self.source.rows(_FROM.sub(rf"\1 {self.table}", sql), params)
+
+    def has(self, table: str) -> bool:
+        return self.source.has(table)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Views:
+    """A run as analyzers look at it. `looked_at`: for the report, how much was compared; empty where all was."""
+
+    whole: Source
+    compared: Source
+    sampled: Source
+    histories: Source
+    looked_at: Mapping[str, int] = field(default_factory=dict)
+
+
+def unpicked(source: Source) -> Views:
+    """The run itself in every view."""
+    return Views(whole=source, compared=source, sampled=source, histories=source)
+
+
+def look(source: Source, max_rows: int = MAX_ROWS) -> Views:
+    """The views of a run; nothing is copied of one that has at most `max_rows` rows of steps."""
+    if not source.has("steps"):
+        return unpicked(source)
+    ((num_rows,),) = source.rows("SELECT count(*) FROM steps")
+    if num_rows <= max_rows:
+        return unpicked(source)
+    ranks = source.rows(
+        "SELECT attempt, rank, count(*), count(loss), min(step), max(step) FROM steps WHERE rank >= 0 "
+        "GROUP BY attempt, rank ORDER BY attempt, rank"
+    )
+    if len({rank for _, rank, *_ in ranks}) < 2:
+        return unpicked(source)
+    first, last = min(row[4] for row in ranks), max(row[5] for row in ranks)
+    source.rows(
+        f"CREATE OR REPLACE TEMP TABLE {_HISTORIES} AS SELECT * FROM steps "
+        f"WHERE rank IN ({', '.join(map(str, _kept_whole(ranks)))})"
+    )
+    histories = Picked(source, _HISTORIES)
+    chosen = choose(source, (first, last), max(row[1] for row in ranks) + 1)
+    ends = _ends(histories, len({attempt for attempt, *_ in ranks}))
+    source.rows(
+        f"CREATE OR REPLACE TEMP TABLE {_PICKED} AS SELECT * FROM steps WHERE duration_ns IS NULL "
+        f"OR step IN ({_steps_of([*chosen.stretches, *ends])})"
+    )
+    even = [(first, last, chosen.every)]
+    source.rows(
+        f"CREATE OR REPLACE TEMP VIEW {_SAMPLED} AS SELECT * FROM {_PICKED} WHERE duration_ns IS NULL "
+        f"OR step IN ({_steps_of([*even, *ends])})"
+    )
+    compared = len(set().union(*(range(low, high + 1, every) for low, high, every in [*chosen.stretches, *ends])))
+    return Views(
+        whole=source,
+        compared=Picked(source, _PICKED),
+        sampled=Picked(source, _SAMPLED),
+        histories=histories,
+        looked_at={"of": last - first + 1, "steps": compared, "shortest_slowdown_steps": 2 * chosen.block},
+    )
+
+
+def _kept_whole(ranks: Sequence[tuple[int, ...]]) -> list[int]:
+    """Of (attempt, rank, rows, losses, ...): each attempt's first rank that tells the loss, the rank with the most
+    steps, and others at even distances."""
+    total = {rank: 0 for _, rank, *_ in ranks}
+    for _, rank, num_rows, *_ in ranks:
+        total[rank] += num_rows
+    tellers: dict[int, int] = {}
+    for attempt, rank, _, num_losses, *_ in ranks:
+        if num_losses:
+            tellers.setdefault(attempt, rank)
+    every = max(1, -(-sum(total.values()) // HISTORY_ROWS))
+    longest = min(total, key=lambda rank: (-total[rank], rank))
+    return sorted({longest, *tellers.values(), *(rank for rank in total if rank % every == 0)})
+
+
+def _ends(histories: Source, num_attempts: int) -> list[tuple[int, int, int]]:
+    """The steps that ran first and last in each attempt, by the clock of its lowest rank that is kept whole."""
+    share = min(1.0, MAX_END_STEPS / (num_attempts * (BEGIN_STEPS + END_STEPS)))
+    steps = histories.rows(
+        """
+        SELECT DISTINCT step FROM (
+            SELECT step, row_number() OVER (PARTITION BY attempt ORDER BY start_ns) AS place,
+                   row_number() OVER (PARTITION BY attempt ORDER BY start_ns DESC) AS from_end
+            FROM steps WHERE (attempt, rank) IN (SELECT (attempt, min(rank)) FROM steps GROUP BY attempt))
+        WHERE place <= ? OR from_end <= ? ORDER BY step
+        """,
+        [max(1, int(share * BEGIN_STEPS)), max(2, int(share * END_STEPS))],
+    )
+    runs = groupby(enumerate(step for (step,) in steps), key=lambda pair: pair[1] - pair[0])
+    members = [[step for _, step in run] for _, run in runs]
+    return [(run[0], run[-1], 1) for run in members]
+
+
+def _steps_of(stretches: _Stretches) -> str:
+    """The steps of stretches as a list for SQL: read twice as fast as a join with a table of them."""
+    steps = set().union(*(range(low, high + 1, every) for low, high, every in stretches))
+    return ", ".join(map(str, sorted(steps)))

@@ -1,0 +1,180 @@
+"""How long every rank worked for itself in every step, as matrices rank x observation.
+
+    timings = load_timings(source, attempt=0)
+    timings.own["forward"]         # float32[ranks, observations], milliseconds without waits for other ranks
+    timings.peers                  # index arrays of ranks that do the same work
+
+An observation is one run of a step: a step that runs again after a rollback is another observation. Observations are
+in the order in which they ran, by each rank's own order of records, so clocks that disagree or jump change nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from analyzers.source import Ints, Source, floats, ints
+
+__all__ = ["COMPUTE_PHASES", "OWN_PHASES", "Matrix", "Timings", "load_places", "load_timings", "others_median"]
+
+Matrix = npt.NDArray[np.float32]
+
+COMPUTE_PHASES = ("forward", "backward", "optimizer")
+OWN_PHASES = ("data", *COMPUTE_PHASES)
+"""Phases in which every rank does the same kind of work. Evaluation, checkpoints and logging are not among them: one
+rank may legitimately do those for all."""
+_EPOCH = 1 << 40
+CP, TP = 2, 3
+"""Where the coordinates of context and tensor parallel stand in what `load_places` gives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """One attempt. `steps[i]` is the step number of observation i; values are milliseconds."""
+
+    attempt: int
+    ranks: Ints
+    steps: Ints
+    own: dict[str, Matrix]
+    wait: Matrix
+    duration: Matrix
+    peers: tuple[Ints, ...]
+    """Ranks (by row) that compute the same: of one stage of the pipeline."""
+    loaders: tuple[Ints, ...] | None = None
+    """Ranks (by row) that load the same kind of thing: of one stage, and of one place in its tensor- and
+    context-parallel groups, where often only the first loads. None: the peers."""
+
+    @property
+    def data_peers(self) -> tuple[Ints, ...]:
+        """Ranks to compare in loading."""
+        return self.peers if self.loaders is None else self.loaders
+
+    @staticmethod
+    def alone(groups: tuple[Ints, ...]) -> Ints:
+        """Rows without another of their kind."""
+        rows: Ints = np.array([rows[0] for rows in groups if len(rows) == 1], dtype=np.int64)
+        return rows
+
+    @property
+    def compute(self) -> Matrix:
+        """Own time of forward, backward and optimizer together."""
+        total = self.own["forward"] + self.own["backward"]
+        total += self.own["optimizer"]
+        return total
+
+
+def load_timings(source: Source, attempt: int, *, since_step: int = 0, skip_first: int = 0) -> Timings | None:
+    """Read finished steps, without the first `skip_first` observations; None if there are none."""
+    own = ", ".join(f"CAST((coalesce({p}_ns, 0) - coalesce({p}_wait_ns, 0)) / 1e6 AS FLOAT) AS {p}" for p in OWN_PHASES)
+    table = source.query(
+        f"""
+        SELECT rank, step, {own}, CAST(coalesce(collective_wait_ns, 0) / 1e6 AS FLOAT) AS wait,
+               CAST(duration_ns / 1e6 AS FLOAT) AS duration
+        FROM steps WHERE attempt = ? AND step >= ? AND rank >= 0 AND duration_ns IS NOT NULL ORDER BY rank, start_ns
+        """,
+        [attempt, since_step],
+    )
+    rank, step = ints(table["rank"]), ints(table["step"])
+    if len(rank) == 0:
+        return None
+    ranks, first = np.unique(rank, return_index=True)
+    counts = np.diff(np.append(first, len(rank)))
+    place = _Placement(ranks, first, counts, step)
+    keep = slice(skip_first, None)
+    peers, loaders = _peers(source, attempt, ranks)
+    values = {name: place.matrix(table[name])[:, keep] for name in (*OWN_PHASES, "wait", "duration")}
+    return Timings(
+        attempt=attempt,
+        ranks=ranks,
+        steps=place.steps[keep],
+        own={phase: values[phase] for phase in OWN_PHASES},
+        wait=values["wait"],
+        duration=values["duration"],
+        peers=peers,
+        loaders=loaders,
+    )
+
+
+class _Placement:
+    """Where each row goes in a matrix rank x observation; NaN where a rank has no row."""
+
+    def __init__(self, ranks: Ints, first: Ints, counts: Ints, step: Ints) -> None:
+        self._shape_is_full = bool((counts == counts[0]).all()) and bool(
+            (step.reshape(len(ranks), -1) == step[: counts[0]]).all() if (counts == counts[0]).all() else False
+        )
+        if self._shape_is_full:
+            self.steps = step[: counts[0]]
+            self._shape = (len(ranks), int(counts[0]))
+            return
+        row = np.repeat(np.arange(len(ranks)), counts)
+        back = np.zeros(len(step), dtype=np.int64)
+        back[1:] = step[1:] <= step[:-1]
+        back[first] = 0
+        rounds = np.cumsum(back)
+        rounds -= np.repeat(rounds[first], counts)  # how often the rank has gone back before this row
+        keys, column = np.unique(rounds * _EPOCH + step, return_inverse=True)
+        self.steps = keys % _EPOCH
+        self._shape = (len(ranks), len(keys))
+        self._row, self._column = row, column
+
+    def matrix(self, values: npt.NDArray[Any]) -> Matrix:
+        flat = values.astype(np.float32, copy=False) if values.dtype.kind == "f" else floats(values).astype(np.float32)
+        if self._shape_is_full:
+            return flat.reshape(self._shape)
+        placed = np.full(self._shape, np.nan, dtype=np.float32)
+        placed[self._row, self._column] = flat
+        return placed
+
+
+def _peers(source: Source, attempt: int, ranks: Ints) -> tuple[tuple[Ints, ...], tuple[Ints, ...]]:
+    """Ranks with the same work, the same stage of the pipeline; and of those the ones with the same place in the groups
+    that share a sample. Without mesh coordinates all are taken for peers."""
+    stage, beside = load_places(source, attempt)
+    stages = np.array([stage.get(int(rank), 0) for rank in ranks])
+    places = [
+        (at, *beside[rank][CP : TP + 1]) if rank in beside else (at,)
+        for at, rank in zip(stages, ranks.tolist(), strict=True)
+    ]
+    _, roles = np.unique(np.array([str(place) for place in places]), return_inverse=True)
+    return _groups(stages), _groups(roles.reshape(-1))
+
+
+def _groups(labels: npt.NDArray[Any]) -> tuple[Ints, ...]:
+    return tuple(np.flatnonzero(labels == value) for value in np.unique(labels))
+
+
+def load_places(source: Source, attempt: int) -> tuple[dict[int, int], dict[int, tuple[object, ...]]]:
+    """Of each rank its coordinate in the pipeline, and those in all other dimensions; empty if not recorded."""
+    if not source.has("ranks"):
+        return {}, {}
+    rows = source.rows(
+        """
+        SELECT rank, arg_max(coalesce(pp, 0), wall_ns),
+               arg_max((coalesce(dp_replicate, 0), coalesce(dp_shard, 0), coalesce(cp, 0), coalesce(tp, 0),
+                        coalesce(ep, 0)), wall_ns), bool_or(pp IS NOT NULL)
+        FROM ranks WHERE attempt = ? AND rank >= 0 GROUP BY rank
+        """,
+        [attempt],
+    )
+    stage = {rank: pp or 0 for rank, pp, _, _ in rows}
+    return stage, {rank: tuple(beside) for rank, _, beside, placed in rows if placed}
+
+
+def others_median(values: Matrix) -> Matrix:
+    """For each rank (row) and observation the median of the *other* rows: a slow rank is no part of its own measure.
+
+    Needs two rows or more. From the order statistics around the middle, without sorting once per rank.
+    """
+    num = len(values)
+    half = num // 2
+    if num % 2 == 0:
+        low, high = np.partition(values, (half - 1, half), axis=0)[half - 1 : half + 1]
+        even: Matrix = np.where(values >= high, low, high)
+        return even
+    low, middle, high = np.partition(values, (half - 1, half, half + 1), axis=0)[half - 1 : half + 2]
+    below, above, around = (middle + high) / 2, (low + middle) / 2, (low + high) / 2
+    odd: Matrix = np.where(values > middle, above, np.where(values < middle, below, around))
+    return odd

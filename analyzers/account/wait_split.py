@@ -1,0 +1,144 @@
+"""What the waits inside steps were for: the transfer itself, a late peer, or the pipeline's neighbours.
+
+    split = split_waits(source)
+    split.late_ratio[(0, 3)]       # share of rank 3's waits in attempt 0 that was for somebody who came late
+    split.idle_ns[(0, 3)]          # per step without work in its pipeline, nanoseconds
+
+All members leave a collective together, so the member with the shortest time in it came last, and its time is the
+transfer. What another member was blocked beyond that, it waited for the late one:
+`late = max(0, wait - shortest time of a member)`, the rest is *exposed communication*. Only durations are used.
+
+Where no collectives were recorded, the rank that waits the shortest in a step stands for the transfer of that step:
+coarser, because several groups are taken together. Of long runs every k-th step is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from analyzers.account.bubble import COMPUTATIONS, PipelineSpans, measure_idle
+from analyzers.source import Ints, Source, every_kth, ints
+
+__all__ = ["WaitSplit", "pipelines", "split_waits"]
+
+MAX_CALLS = 4_000_000
+"""Rows of collectives looked at; more are thinned out by whole steps."""
+MAX_STEPS = 2_000
+MAX_PIPELINE_STEPS = 200
+MAX_SPANS = 400_000
+
+Places = Mapping[tuple[int, int], float]
+"""A number for each (attempt, rank)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitSplit:
+    """By (attempt, rank). `basis` says what was looked at: collectives, steps, or nothing."""
+
+    late_ratio: Places = field(default_factory=dict)
+    idle_ns: Places = field(default_factory=dict)
+    basis: str = ""
+
+
+def split_waits(source: Source) -> WaitSplit:
+    """Ratios and times; empty where nothing of the kind was recorded."""
+    late = _by_calls(source) if source.has("collectives") else {}
+    basis = "collectives"
+    if not late:
+        late, basis = _by_steps(source), "steps"
+    return WaitSplit(late_ratio=late, idle_ns=_pipelines(source), basis=basis if late else "")
+
+
+def _by_calls(source: Source) -> dict[tuple[int, int], float]:
+    """1. The shortest time of a member is the call's transfer. 2. Waits beyond it are for the late, over all calls."""
+    every = every_kth(source, "collectives", MAX_CALLS, MAX_STEPS)
+    rows = source.rows(
+        """
+        SELECT attempt, rank, CAST(sum(greatest(0, waited - transfer)) AS DOUBLE), CAST(sum(waited) AS DOUBLE) FROM (
+            SELECT attempt, rank, coalesce(wait_ns, 0) AS waited,
+                   min(end_ns - issue_ns) OVER (PARTITION BY attempt, process_group, seq) AS transfer
+            FROM collectives
+            WHERE end_ns IS NOT NULL AND rank >= 0 AND peer IS NULL AND step % ? = 0
+              AND coalesce(phase, '') NOT IN ('checkpoint', 'evaluate'))
+        GROUP BY attempt, rank
+        """,
+        [every],
+    )
+    return {(attempt, rank): late / waited for attempt, rank, late, waited in rows if waited}
+
+
+def _by_steps(source: Source) -> dict[tuple[int, int], float]:
+    every = every_kth(source, "steps", MAX_CALLS, MAX_STEPS)
+    rows = source.rows(
+        """
+        SELECT attempt, rank, CAST(sum(waited - shortest) AS DOUBLE), CAST(sum(waited) AS DOUBLE) FROM (
+            SELECT attempt, rank, collective_wait_ns AS waited,
+                   min(collective_wait_ns) OVER (PARTITION BY attempt, step) AS shortest
+            FROM steps
+            WHERE duration_ns IS NOT NULL AND collective_wait_ns IS NOT NULL AND rank >= 0 AND step % ? = 0
+              AND coalesce(committed, true))
+        GROUP BY attempt, rank
+        """,
+        [every],
+    )
+    return {(attempt, rank): late / waited for attempt, rank, late, waited in rows if waited}
+
+
+def _pipelines(source: Source) -> dict[tuple[int, int], float]:
+    """Mean idle time a step of every rank that is a part of a pipeline."""
+    if not (source.has("spans") and source.has("ranks")):
+        return {}
+    ((num_spans, num_steps),) = source.rows("SELECT count(*), count(DISTINCT step) FROM spans WHERE stage IS NOT NULL")
+    if not num_spans:
+        return {}
+    every = max(1, -(-num_steps // MAX_PIPELINE_STEPS), -(-num_spans // MAX_SPANS))
+    known = pipelines(source)
+    table = source.query(
+        f"""
+        SELECT attempt, rank, step, stage, coalesce(microbatch, -1) AS microbatch, kind, start_ns,
+               coalesce(end_ns, -1) AS end_ns
+        FROM spans WHERE stage IS NOT NULL AND kind IN ({", ".join(f"'{kind}'" for kind in COMPUTATIONS)})
+          AND step % ? = 0 ORDER BY attempt, rank, start_ns
+        """,
+        [every],
+    )
+    rows_of = _rows_by_rank(ints(table["attempt"]), ints(table["rank"]))
+    columns = {name: ints(table[name]) for name in ("rank", "step", "stage", "microbatch", "start_ns", "end_ns")}
+    idle: dict[tuple[int, int], float] = {}
+    for attempt, members in known:
+        rows = np.concatenate([rows_of.get((attempt, rank), np.zeros(0, np.int64)) for rank in members])
+        spans = PipelineSpans(**{name: of[rows] for name, of in columns.items()}, kind=table["kind"][rows])
+        steps = measure_idle(spans, members)
+        for rank in members if steps else ():
+            idle[attempt, rank] = float(np.mean([step.total_ns - step.ranks[rank].busy_ns for step in steps]))
+    return idle
+
+
+def _rows_by_rank(attempt: Ints, rank: Ints) -> dict[tuple[int, int], Ints]:
+    """{(attempt, rank): its rows} of columns in that order: one question for all pipelines, then slices of it."""
+    if not len(rank):
+        return {}
+    begins = np.flatnonzero(np.r_[True, (np.diff(attempt) != 0) | (np.diff(rank) != 0)])
+    ends = np.r_[begins[1:], len(rank)]
+    return {
+        (int(attempt[begin]), int(rank[begin])): np.arange(begin, end)
+        for begin, end in zip(begins, ends, strict=True)
+    }  # fmt: skip
+
+
+def pipelines(source: Source) -> list[tuple[int, list[int]]]:
+    """(attempt, ranks) of every pipeline: the ranks that differ in nothing but their stage."""
+    rows = source.rows(
+        """
+        SELECT attempt, list(rank ORDER BY pp) FROM (
+            SELECT attempt, rank, arg_max(coalesce(pp, 0), wall_ns) AS pp,
+                   arg_max((coalesce(dp_replicate, 0), coalesce(dp_shard, 0), coalesce(cp, 0), coalesce(tp, 0),
+                            coalesce(ep, 0)), wall_ns) AS beside
+            FROM ranks WHERE rank >= 0 GROUP BY attempt, rank)
+        GROUP BY attempt, beside HAVING count(DISTINCT pp) > 1 ORDER BY attempt, min(rank)
+        """
+    )
+    return [(attempt, [int(rank) for rank in ranks]) for attempt, ranks in rows]

@@ -1,0 +1,101 @@
+"""How often to save, from what a save was measured to cost and how often the run fails.
+
+    daly_interval_s(cost_s=0.2, mtbf_s=3600.0)     # 37.7: seconds of training between two saves
+    suggest(source, manifest)                      # from a run's own saves and failures; None without saves
+
+The expected time lost to saves and to repeated work is least, to first order, with sqrt(2 * cost * MTBF) between saves
+(Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974). Daly's higher order ("A
+higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006, equation 37) stays right
+when a save is not short against the time between failures:
+
+    sqrt(2 c M) * (1 + sqrt(c / 2M) / 3 + (c / 2M) / 9) - c        for c < 2 M, else M
+
+For a save in the background the cost is the time for which training stands still.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from analyzers.source import Source
+
+__all__ = ["FailurePolicy", "Suggestion", "daly_interval_s", "suggest", "young_interval_s"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailurePolicy:
+    """What is assumed of failures where a run has had none."""
+
+    device_mtbf_s: float = 50_700 * 3600.0
+    """Mean time between failures of one device (seconds). Llama 3 405B: 419 unexpected interruptions in 54 days on
+    16,384 GPUs (arXiv 2407.21783, section 3.3.4): 54 * 24 * 16384 / 419 = 50,700 hours a GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestion:
+    """How often to save, and from which figures."""
+
+    steps: int
+    interval_s: float
+    cost_s: float
+    mtbf_s: float
+    num_saves: int
+    num_failures: int
+    """Of the run itself; 0: the rate is assumed."""
+
+
+def young_interval_s(*, cost_s: float, mtbf_s: float) -> float:
+    """Seconds between saves, first order. Raises ValueError unless both are positive."""
+    if not (cost_s > 0 and mtbf_s > 0):
+        raise ValueError(f"cost_s = {cost_s}, mtbf_s = {mtbf_s}: both must be above 0")
+    return math.sqrt(2 * cost_s * mtbf_s)
+
+
+def daly_interval_s(*, cost_s: float, mtbf_s: float) -> float:
+    """Seconds between saves, higher order. Raises ValueError unless both are positive."""
+    first_order_s = young_interval_s(cost_s=cost_s, mtbf_s=mtbf_s)
+    if cost_s >= 2 * mtbf_s:
+        return mtbf_s
+    ratio = cost_s / (2 * mtbf_s)
+    return first_order_s * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
+
+
+def suggest(source: Source, manifest: Mapping[str, Any], policy: FailurePolicy = FailurePolicy()) -> Suggestion | None:
+    """The interval for a run as it was recorded; None if it has saved nothing or taken no step.
+
+    Every attempt but the first began with a failure. Between two saves lies at least the time that one takes in the
+    background.
+    """
+    if not source.has("checkpoints") or not source.has("steps"):
+        return None
+    ((num_saves, cost_s, longest_s),) = source.rows(
+        """
+        SELECT count(*), median(stall_ns) / 1e9, max(duration_ns) / 1e9 FROM checkpoints
+        WHERE tier = 'disk' AND state = 'verified' AND stall_ns > 0
+        """
+    )
+    ((step_s, wall_s, num_attempts),) = source.rows(
+        """
+        SELECT median(step_s), sum(seconds), count(*) FROM (
+            SELECT median(duration_ns) / 1e9 AS step_s, (max(start_ns + duration_ns) - min(start_ns)) / 1e9 AS seconds
+            FROM steps WHERE duration_ns IS NOT NULL GROUP BY attempt)
+        """
+    )
+    if not num_saves or not step_s or not wall_s:
+        return None
+    failures = num_attempts - 1
+    ranks = manifest.get("world_size")
+    devices = ranks if isinstance(ranks, int) and ranks > 0 else 1
+    mtbf_s = wall_s / failures if failures else policy.device_mtbf_s / devices
+    interval_s = max(daly_interval_s(cost_s=cost_s, mtbf_s=mtbf_s), longest_s or 0.0)
+    return Suggestion(
+        steps=max(1, round(interval_s / step_s)),
+        interval_s=interval_s,
+        cost_s=cost_s,
+        mtbf_s=mtbf_s,
+        num_saves=num_saves,
+        num_failures=failures,
+    )

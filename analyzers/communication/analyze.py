@@ -1,0 +1,227 @@
+"""What communication costs a run: how much of it is exposed, how fast it is, and what would make it cheaper.
+
+    findings = analyze(store)       # kinds exposed_communication, low_bandwidth, small_buckets
+
+1. `exposure` measures what is exposed and what overlapped. The share of transfers that nothing hides is told as a
+   measurement, and as advice from a fifth of the step on: waiting for late ranks is the straggler's business.
+2. `bandwidth` measures each operation, size and group against the best seen. A mesh dimension whose large messages are
+   `slow_factor` slower than those of another one is advice: it lies over a slower link than the others.
+3. Gradient buckets are too small if their calls cost more in being made than in moving bytes, and if fewer of them
+   would take `min_gain_ratio` off the step.
+
+One group that is slower than the groups beside it is a slow link (`slow_group`, kind straggler), and transfers that
+become slower for all are a drop of the throughput: both are faults. What is here is how the run was set up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analyzers.account.exposure import Exposure, measure
+from analyzers.communication.bandwidth import CallClass, call_classes, latency_ms
+from analyzers.finding import Finding
+from analyzers.run.snapshot import attempts
+from analyzers.source import Source, lacking
+
+__all__ = ["CommunicationPolicy", "analyze"]
+
+_SHOWN_CLASSES = 8
+_GRADIENTS = ("all_reduce", "reduce_scatter")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicationPolicy:
+    """When the cost of communication is worth a word."""
+
+    warm_up_steps: int = 5
+    """First steps, in which connections are made and buckets are built anew."""
+    min_steps: int = 10
+    """Steps from which a share means something."""
+    exposed_ratio: float = 0.2
+    """Share of the step that unhidden transfers may take: the same as for profiler traces."""
+    large_bytes: int = 1 << 20
+    """Messages from here on are limited by the link and not by the latency of a call."""
+    slow_factor: float = 3.0
+    """Best bandwidth seen / that of a dimension's large messages. Within a node and between nodes it is 5 to 10."""
+    latency_ratio: float = 0.5
+    """Share of a bucket's transfer that is latency from which buckets are small."""
+    min_buckets: int = 4
+    """Calls a step: fewer need not be joined."""
+    min_gain_ratio: float = 0.05
+    """Least share of the step that larger buckets would save."""
+
+
+def analyze(source: Source, policy: CommunicationPolicy | None = None) -> list[Finding]:
+    """Findings of the newest attempt with enough steps; a run of one rank has none."""
+    policy = policy or CommunicationPolicy()
+    needed = {"collectives": ("step", "op", "process_group", "bytes", "issue_ns", "end_ns"), "steps": ("duration_ns",)}
+    if absent := lacking(source, **needed):
+        if "steps" not in absent:
+            ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE rank >= 0")
+            if num_ranks < 2:
+                return []
+        return [_insufficient(f"nothing in {', '.join(absent)}")]
+    if lacking(source, collectives=("wait_ns",)):
+        return [_insufficient("how long ranks were blocked is not recorded (collectives.wait_ns)")]
+    for attempt in reversed(attempts(source)):
+        ((first,),) = source.rows("SELECT min(step) FROM steps WHERE attempt = ?", [attempt])
+        measured = measure(source, attempt, since_step=(first or 0) + policy.warm_up_steps)
+        if measured.num_steps >= policy.min_steps:
+            return _judged(source, attempt, measured, policy)
+    ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE rank >= 0")
+    if num_ranks < 2:
+        return []
+    return [_insufficient(f"it takes {policy.min_steps} steps with collectives after the first {policy.warm_up_steps}")]
+
+
+def _judged(source: Source, attempt: int, measured: Exposure, policy: CommunicationPolicy) -> list[Finding]:
+    phases = [
+        str(phase)
+        for (phase,) in source.rows(
+            "SELECT DISTINCT phase FROM collectives WHERE attempt = ? AND phase NOT IN ('checkpoint', 'evaluate', '')",
+            [attempt],
+        )
+    ]
+    classes = call_classes(source, attempt, phases=phases)
+    found = [_exposed(attempt, measured, classes, policy)]
+    if slow := _slow_dimension(attempt, classes, policy):
+        found.append(slow)
+    ((num_steps,),) = source.rows("SELECT count(DISTINCT step) FROM collectives WHERE attempt = ?", [attempt])
+    if small := _small_buckets(attempt, measured, classes, num_steps, policy):
+        found.append(small)
+    return found
+
+
+def _exposed(attempt: int, measured: Exposure, classes: Sequence[CallClass], policy: CommunicationPolicy) -> Finding:
+    exposed, transfer = measured.ratio(measured.exposed_ms), measured.ratio(measured.transfer_ms)
+    busy = float(measured.busy_ms.sum())
+    hidden = float(measured.overlapped_ms.sum()) / busy if busy else 0.0
+    step_ms = float(np.median(measured.step_ms))
+    is_much = transfer >= policy.exposed_ratio
+    summary = (
+        f"{100 * transfer:.0f} % of a step is communication that no compute hides, without the waiting for late ranks; "
+        f"{100 * hidden:.0f} % of all communication is hidden"
+    )
+    return Finding(
+        analyzer="communication",
+        kind="exposed_communication",
+        severity="info",
+        status="advice" if is_much else "ok",
+        first_step=int(measured.step.min()),
+        last_step=int(measured.step.max()),
+        cause="transfer" if is_much else "",
+        summary=summary,
+        evidence={
+            "exposed_ratio": round(exposed, 4),
+            "exposed_transfer_ratio": round(transfer, 4),
+            "waiting_for_late_ratio": round(max(0.0, exposed - transfer), 4),
+            "overlapped_ratio": round(hidden, 4),
+            "exposed_ms": round(exposed * step_ms, 3),
+            "step_ms": round(step_ms, 3),
+            "steps_measured": measured.num_steps,
+            "classes": [_described(one) for one in classes[:_SHOWN_CLASSES]],
+        },
+        advice="exposed-communication",
+        attempt=attempt,
+    )
+
+
+def _described(one: CallClass) -> dict[str, object]:
+    return {
+        "op": one.op,
+        "process_group": one.process_group,
+        "bytes": one.num_bytes,
+        "num_members": one.num_members,
+        "transfer_ms": round(one.transfer_ms, 4),
+        "bus_gb_per_s": round(one.bus_gb_per_s, 4),
+        "of_best_ratio": round(one.of_best_ratio, 4),
+    }
+
+
+def _slow_dimension(attempt: int, classes: Sequence[CallClass], policy: CommunicationPolicy) -> Finding | None:
+    """The mesh dimension whose large messages are much slower than the best of another one."""
+    speed: dict[str, CallClass] = {}
+    for one in classes:
+        if one.num_bytes >= policy.large_bytes and one.num_members > 1:
+            before = speed.get(one.dimension)
+            if before is None or one.bus_gb_per_s > before.bus_gb_per_s:
+                speed[one.dimension] = one
+    if len(speed) < 2:
+        return None
+    ordered = sorted(speed.values(), key=lambda one: one.bus_gb_per_s)
+    slow, best = ordered[0], ordered[-1]
+    factor = best.bus_gb_per_s / slow.bus_gb_per_s
+    if factor < policy.slow_factor:
+        return None
+    return Finding.advise(
+        "communication",
+        "low_bandwidth",
+        f"{slow.text} moves {slow.bus_gb_per_s:.3g} GB/s over each link, {factor:.1f}x less than "
+        f"{best.text} ({best.bus_gb_per_s:.3g} GB/s)",
+        attempt=attempt,
+        cause=slow.dimension,
+        evidence={
+            "factor_ratio": round(factor, 3),
+            "bus_gb_per_s": round(slow.bus_gb_per_s, 4),
+            "best_gb_per_s": round(best.bus_gb_per_s, 4),
+            "transfer_ms": round(slow.transfer_ms, 4),
+            "at_best_ms": round(slow.transfer_ms / factor, 4),
+            "process_group": slow.process_group,
+            "best_process_group": best.process_group,
+        },
+    )
+
+
+def _small_buckets(
+    attempt: int, measured: Exposure, classes: Sequence[CallClass], num_steps: int, policy: CommunicationPolicy
+) -> Finding | None:
+    """Gradient buckets of one group that are mostly latency."""
+    step_ms = float(np.median(measured.step_ms))
+    exposed_ms = measured.ratio(measured.transfer_ms) * step_ms
+    best = max((one.bus_gb_per_s for one in classes), default=0.0)
+    found: list[Finding] = []
+    for group, op in sorted({(one.process_group, one.op) for one in classes if one.op in _GRADIENTS}):
+        small = [
+            one
+            for one in classes
+            if (one.process_group, one.op) == (group, op)
+            and one.num_bytes >= 1024  # norms, losses and votes are no buckets
+            and latency_ms(one, best) >= policy.latency_ratio * one.transfer_ms
+        ]
+        calls = sum(one.num_calls for one in small) / num_steps
+        if calls < policy.min_buckets:
+            continue
+        lost_ms = sum(latency_ms(one, best) * one.num_calls for one in small) / num_steps
+        # One call remains, and what is hidden behind the backward pass costs nothing now.
+        gain_ms = min(lost_ms * (1 - 1 / calls), exposed_ms)
+        if gain_ms < policy.min_gain_ratio * step_ms:
+            continue
+        mean_bytes = sum(one.num_bytes * one.num_calls for one in small) / sum(one.num_calls for one in small)
+        found.append(
+            Finding.advise(
+                "communication",
+                "small_buckets",
+                f"{calls:.0f} {op} calls a step of {mean_bytes / 2**10:,.0f} KiB on average in {group} cost more in "
+                f"being made than in moving bytes: larger ones would save up to {gain_ms:.3g} of {step_ms:.3g} ms",
+                attempt=attempt,
+                cause=op,
+                evidence={
+                    "calls_a_step": round(calls, 2),
+                    "mean_bytes": round(mean_bytes),
+                    "latency_ms": round(lost_ms / calls, 4),
+                    "gain_ms": round(gain_ms, 3),
+                    "gain_ratio": round(gain_ms / step_ms, 4),
+                    "best_gb_per_s": round(best, 4),
+                },
+            )
+        )
+    return max(found, key=lambda one: float(one.evidence["gain_ms"]), default=None)
+
+
+def _insufficient(why: str) -> Finding:
+    return Finding.insufficient(
+        "communication", "exposed_communication", f"what communication costs was not measured: {why}"
+    )

@@ -1,0 +1,141 @@
+"""How fast collectives are: transfer time and bandwidth by operation, group and size, against the best that was seen.
+
+    for call in call_classes(source, attempt=0):
+        call.op, call.process_group, call.num_bytes, call.bus_gb_per_s, call.of_best_ratio
+
+* The member with the shortest time in a call came last: its time is the transfer, without waiting for anybody. A call
+  that was made while others of its group were under way counts from their end: the link was theirs until then.
+* *Bus bandwidth* makes operations and group sizes comparable: the bytes that a ring sends over each link, which are
+  2 (N - 1) / N of the data for an all_reduce and (N - 1) / N for what gathers or scatters, over the transfer time. A
+  ring cannot be faster than its slowest link, so this is bounded by the hardware, not by N.
+* *Best seen* is the fastest class of the run, by its median: what the machine has shown that it can do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy.typing as npt
+
+from analyzers.source import Source, every_kth
+
+__all__ = ["SIZE_OF_CALL", "CallClass", "call_classes", "call_columns", "latency_ms"]
+
+MAX_CALLS = 2_000_000
+"""Rows of collectives looked at; more are thinned out by whole steps."""
+MAX_STEPS = 2_000
+_FACTORS = {"all_reduce": "2.0 * (n - 1) / n", "all_gather": "(n - 1)", "reduce_scatter": "(n - 1.0) / n",
+            "all_to_all": "(n - 1.0) / n"}  # fmt: skip
+"""Bytes over each link of a ring / recorded bytes: the input of this rank, which for an all_gather is one part of N."""
+SIZE_OF_CALL = (
+    "CASE WHEN min(op) = 'all_to_all' THEN CAST(2 ** round(log2(greatest(max(bytes), 1))) AS BIGINT) "
+    "ELSE max(bytes) END"
+)
+"""SQL, over the members of a call. Tokens on their way to experts have another size in each call: by powers of two they
+are one class and not thousands."""
+_COLUMNS = ("op", "process_group", "bytes", "n", "num_calls", "transfer_ms", "bus_gb_per_s", "wait_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallClass:
+    """Calls with the same operation, group and size."""
+
+    op: str
+    process_group: str
+    num_bytes: int
+    num_members: int
+    num_calls: float
+    transfer_ms: float
+    """Of a call, median over the steps."""
+    bus_gb_per_s: float
+    wait_s: float
+    """Of all members together, over the run."""
+    of_best_ratio: float
+    """Bus bandwidth over that of the fastest class in the run."""
+
+    @property
+    def dimension(self) -> str:
+        """The mesh dimension of the group: dp_replicate, tp, world, ..."""
+        return self.process_group.partition(":")[0]
+
+    @property
+    def bus_bytes(self) -> float:
+        """Bytes that a ring sends over each link for one call."""
+        return self.bus_gb_per_s * self.transfer_ms * 1e6
+
+    @property
+    def text(self) -> str:
+        """As people say it."""
+        size = self.num_bytes
+        amount = (
+            f"{size / 2**20:.3g} MiB" if size >= 2**20 else f"{size / 2**10:.3g} KiB" if size >= 2**10 else f"{size} B"
+        )
+        return f"{self.op} of {amount} in {self.process_group}"
+
+
+def call_classes(source: Source, attempt: int, *, phases: Sequence[str] = (), limit: int = 1_000) -> list[CallClass]:
+    """Classes of an attempt's group calls (no point-to-point), the most waiting first; `phases` empty: of all."""
+    found = call_columns(source, attempt=attempt, phases=phases, limit=limit)
+    rows = [
+        (
+            str(op or ""),
+            str(group or ""),
+            int(size or 0),
+            int(members),
+            float(calls),
+            float(took),
+            float(speed),
+            float(wait),
+        )
+        for op, group, size, members, calls, took, speed, wait in zip(
+            *(found[name].tolist() for name in _COLUMNS), strict=True
+        )
+        if op not in ("send", "recv", "barrier") and members > 1 and size and took and speed
+    ]
+    best = max((row[6] for row in rows), default=0.0)
+    return [
+        CallClass(op=op, process_group=group, num_bytes=size, num_members=members, num_calls=calls, transfer_ms=took,
+                  bus_gb_per_s=speed, wait_s=wait, of_best_ratio=speed / best)
+        for op, group, size, members, calls, took, speed, wait in rows
+    ]  # fmt: skip
+
+
+def call_columns(
+    source: Source, *, attempt: int | None = None, phases: Sequence[str] = (), limit: int = 1_000
+) -> dict[str, npt.NDArray]:  # type: ignore[type-arg]
+    """Columns op, process_group, bytes, n (members), num_calls, transfer_ms (median of steps), bus_gb_per_s, wait_s.
+
+    The most waiting comes first. Of long runs every k-th step is looked at, and calls and waiting are scaled up.
+    """
+    every = every_kth(source, "collectives", MAX_CALLS, MAX_STEPS)
+    factor = " ".join(f"WHEN '{op}' THEN {text}" for op, text in _FACTORS.items())
+    only = "" if attempt is None else f" AND attempt = {int(attempt)}"
+    only += f" AND phase IN ({', '.join('?' * len(phases))})" if phases else ""
+    return source.query(
+        f"""
+        SELECT op, process_group, bytes, n, num_calls, transfer_ms, wait_s,
+               bytes * CASE op {factor} ELSE 1.0 END / nullif(transfer_ms, 0) / 1e6 AS bus_gb_per_s
+        FROM (SELECT op, process_group, bytes, max(n) AS n, CAST(sum(calls) AS DOUBLE) * {every} AS num_calls,
+                     median(took) / 1e6 AS transfer_ms, CAST(sum(waited) AS DOUBLE) * {every} / 1e9 AS wait_s
+              FROM (SELECT attempt, step, op, process_group, bytes, max(n) AS n, count(*) AS calls, avg(took) AS took,
+                           sum(waited) AS waited
+                    FROM (SELECT attempt, min(step) AS step, op, process_group, {SIZE_OF_CALL} AS bytes, count(*) AS n,
+                                 min(own) AS took, sum(coalesce(wait_ns, 0)) AS waited
+                          FROM (SELECT *, greatest(0, end_ns - greatest(issue_ns, coalesce(max(end_ns) OVER (
+                                           PARTITION BY attempt, rank, process_group, peer, step ORDER BY issue_ns, seq
+                                           ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), issue_ns))) AS own
+                                FROM collectives
+                                WHERE end_ns IS NOT NULL AND rank >= 0 AND step % {every} = 0{only})
+                          GROUP BY attempt, process_group, op, seq, CASE WHEN peer IS NULL THEN -1 ELSE rank END, peer)
+                    GROUP BY attempt, step, op, process_group, bytes)
+              GROUP BY op, process_group, bytes)
+        ORDER BY wait_s DESC LIMIT {int(limit)}
+        """,
+        list(phases),
+    )
+
+
+def latency_ms(small: CallClass, best_gb_per_s: float) -> float:
+    """What a call costs beyond moving its bytes at the best bandwidth seen, milliseconds."""
+    return max(0.0, small.transfer_ms - small.bus_bytes / (best_gb_per_s * 1e6))

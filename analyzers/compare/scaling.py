@@ -1,0 +1,157 @@
+"""How throughput grows with the number of ranks: that at N ranks over N times that at one, from recorded runs.
+
+    scaling = scaling_of([Side(...), Side(...), ...])
+    scaling.kind                         # strong | weak | mixed
+    scaling.points[2].efficiency_ratio   # 0.87, with .low and .high
+
+*Strong*: the same tokens a step on more ranks; *weak*: the same tokens a step and rank. The fewest ranks are the base:
+where nobody has run one rank, "ideal" is what the smallest run does, per rank. The serial share is Karp and Flatt's
+(1990): what of the base's work does not get faster, told from the speed-up alone; if it grows with N, it is overhead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from analyzers.compare.two_runs import Side
+from analyzers.stragglers.throughput import StepTimes, between, step_times
+
+__all__ = ["Point", "Scaling", "ScalingError", "scaling_of"]
+
+_LOSSES = {
+    "communication": "exposed communication",
+    "straggler": "waiting for stragglers",
+    "bubble": "pipeline bubble",
+    "data": "data",
+}
+_IN_STEPS = ("training", *_LOSSES)
+_SAME = 0.01
+"""Tokens that differ by less are the same amount of work."""
+
+
+class ScalingError(ValueError):
+    """These runs cannot be put side by side; one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One run."""
+
+    run: str
+    num_ranks: int
+    mesh: Mapping[str, int]
+    tokens_per_step: float
+    step_ms: float
+    tokens_per_s: float
+    speedup: float
+    """Over the base."""
+    efficiency_ratio: float
+    low: float
+    high: float
+    """95 % interval of the efficiency, from resampled blocks of steps; equal to it for the base."""
+    serial_ratio: float | None
+    """Karp-Flatt; None for the base, and where scaling is not strong."""
+    shares: Mapping[str, float]
+    """Of the time in steps: training, communication, straggler, bubble, data; empty if it is not known."""
+
+    @property
+    def lost_to(self) -> str:
+        """What takes most of a step besides training, as people say it; empty if nothing is known."""
+        losses = {name: self.shares.get(name, 0.0) for name in _LOSSES}
+        worst = max(losses, key=lambda name: losses[name])
+        return _LOSSES[worst] if losses[worst] > 0 else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    kind: str
+    """strong | weak | mixed: neither the step nor a rank's share of it kept its size."""
+    points: tuple[Point, ...]
+    """By the number of ranks; the first is the base."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "points": [asdict(point) | {"lost_to": point.lost_to} for point in self.points]}
+
+
+def scaling_of(sides: Sequence[Side]) -> Scaling:
+    """Raises ScalingError for runs without steps or tokens, or all with the same number of ranks."""
+    runs = [_Run.of(side) for side in sides]
+    runs.sort(key=lambda run: (run.num_ranks, run.name))
+    if runs[0].num_ranks == runs[-1].num_ranks:
+        raise ScalingError(f"all runs have {runs[0].num_ranks} ranks: scaling needs different numbers of them")
+    kind = _kind(runs)
+    return Scaling(kind=kind, points=tuple(_point(run, runs[0], kind) for run in runs))
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    name: str
+    num_ranks: int
+    mesh: Mapping[str, int]
+    tokens_per_step: float
+    times: StepTimes
+    shares: Mapping[str, float]
+
+    @classmethod
+    def of(cls, side: Side) -> _Run:
+        facts = side.diagnosis.run
+        name = str(facts.get("run_id") or "?")
+        times = step_times(side.source)
+        if times is None or not facts.get("num_ranks"):
+            raise ScalingError(f"{name}: no steps on record")
+        if not facts.get("tokens") or not np.isfinite(times.tokens).all():
+            raise ScalingError(f"{name}: does not say how many tokens a step has")
+        tokens = float(np.median(times.tokens))
+        return cls(name, int(facts["num_ranks"]), dict(facts.get("mesh") or {}), tokens, times, _shares(side))
+
+
+def _shares(side: Side) -> Mapping[str, float]:
+    account = side.diagnosis.goodput
+    total = sum(account.seconds[name] for name in _IN_STEPS) if account is not None else 0.0
+    return {name: account.seconds[name] / total for name in _IN_STEPS} if account is not None and total else {}
+
+
+def _kind(runs: Sequence[_Run]) -> str:
+    for kind, sizes in (
+        ("strong", [run.tokens_per_step for run in runs]),
+        ("weak", [run.tokens_per_step / run.num_ranks for run in runs]),
+    ):
+        if max(sizes) <= min(sizes) * (1 + _SAME):
+            return kind
+    return "mixed"
+
+
+def _point(run: _Run, base: _Run, kind: str) -> Point:
+    step_ms, base_ms = float(np.median(run.times.duration)), float(np.median(base.times.duration))
+    ranks = run.num_ranks / base.num_ranks
+    work = run.tokens_per_step / base.tokens_per_step
+    efficiency = low = high = work * base_ms / step_ms / ranks
+    if run is not base:
+        # Of whole steps: tokens are the same in all of them.
+        change = between(_without_tokens(base.times), _without_tokens(run.times))
+        if change is not None:
+            efficiency, low, high = (work / ratio / ranks for ratio in (change.ratio, change.high, change.low))
+    speedup = efficiency * ranks
+    serial = (1 / speedup - 1 / ranks) / (1 - 1 / ranks) if kind == "strong" and ranks > 1 else None
+    return Point(
+        run=run.name,
+        num_ranks=run.num_ranks,
+        mesh=run.mesh,
+        tokens_per_step=run.tokens_per_step,
+        step_ms=step_ms,
+        tokens_per_s=run.tokens_per_step / step_ms * 1e3,
+        speedup=speedup,
+        efficiency_ratio=efficiency,
+        low=low,
+        high=high,
+        serial_ratio=serial,
+        shares=run.shares,
+    )
+
+
+def _without_tokens(times: StepTimes) -> StepTimes:
+    return replace(times, tokens=np.full_like(times.tokens, np.nan))

@@ -1,0 +1,208 @@
+"""What changed between two runs: settings, versions, speed, phases, loss, findings, goodput.
+
+    comparison = compare(Side(source=a, manifest=..., diagnosis=...), Side(source=b, manifest=..., diagnosis=...))
+    comparison.speed.ratio          # time of a token in B over that in A
+    comparison.findings             # a regression, if the interval leaves no doubt
+
+It says what differs and how sure that is; which of the differences made the other is for people to find.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analyzers.account.goodput import CATEGORIES
+from analyzers.diagnose import Diagnosis
+from analyzers.finding import Finding
+from analyzers.source import Source, floats, ints, missing_tables
+from analyzers.stragglers.throughput import Change, between, regression, step_times
+
+__all__ = ["Comparison", "LossChange", "Side", "compare"]
+
+_PHASES = ("data", "forward", "backward", "optimizer")
+_PASSING = ("run_id", "created_wall_ns", "launcher_pid", "command")
+"""Keys of a manifest that differ between any two runs and say nothing."""
+MAX_SETTINGS = 500
+MAX_VALUE = 200
+LOSS_SIGMAS = 4.0
+"""Difference of the last tenth of two loss curves, over its noise, from which it is called one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the two runs."""
+
+    source: Source
+    manifest: Mapping[str, Any]
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossChange:
+    """Two loss curves at equal steps, over the last tenth of them. Nat; positive: the second run's is higher."""
+
+    common_steps: int
+    difference: float
+    noise: float
+    """Standard error of the difference, from how much each curve jumps from step to step."""
+    first_different_step: int | None
+    """Where the curves stop being equal to the last bit; None: nowhere."""
+
+    @property
+    def is_real(self) -> bool:
+        """Whether it is more than the noise makes."""
+        return abs(self.difference) > LOSS_SIGMAS * self.noise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A against B. Settings are (name, value in A, value in B); None: not there."""
+
+    run_a: str
+    run_b: str
+    settings: tuple[tuple[str, str | None, str | None], ...]
+    versions: tuple[tuple[str, str | None, str | None], ...]
+    speed: Change | None
+    phases: Mapping[str, tuple[float | None, float | None]]
+    """Own milliseconds of a step, median over ranks and steps; `waiting` is for others and for transfers."""
+    loss: LossChange | None
+    only_a: tuple[Finding, ...]
+    only_b: tuple[Finding, ...]
+    both: tuple[Finding, ...]
+    goodput: Mapping[str, tuple[float | None, float | None]]
+    """Shares of the wall time."""
+    findings: tuple[Finding, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; NaN never."""
+        speed, loss = self.speed, self.loss
+        return {
+            "run_a": self.run_a,
+            "run_b": self.run_b,
+            "settings": [{"name": n, "a": a, "b": b} for n, a, b in self.settings],
+            "versions": [{"name": n, "a": a, "b": b} for n, a, b in self.versions],
+            "speed": speed and {
+                "factor_ratio": speed.ratio, "low_ratio": speed.low, "high_ratio": speed.high,
+                "per": "token" if speed.per_token else "step", "step_ms_a": speed.ms_before,
+                "step_ms_b": speed.ms_after,
+            },
+            "phases_ms": {name: {"a": a, "b": b} for name, (a, b) in self.phases.items()},
+            "loss": loss and {
+                "common_steps": loss.common_steps, "difference": loss.difference, "noise": loss.noise,
+                "first_different_step": loss.first_different_step, "is_real": loss.is_real,
+            },
+            "findings_only_a": [finding.to_json() for finding in self.only_a],
+            "findings_only_b": [finding.to_json() for finding in self.only_b],
+            "findings_both": [finding.to_json() for finding in self.both],
+            "goodput_ratio": {name: {"a": a, "b": b} for name, (a, b) in self.goodput.items()},
+            "findings": [finding.to_json() for finding in self.findings],
+        }  # fmt: skip
+
+
+def compare(a: Side, b: Side) -> Comparison:
+    """Everything that differs between two runs; what one of them did not record is None."""
+    times_a, times_b = step_times(a.source), step_times(b.source)
+    speed = between(times_a, times_b) if times_a is not None and times_b is not None else None
+    slower = regression(speed) if speed is not None else None
+    keys_a, keys_b = ({_key(f): f for f in side.diagnosis.fired} for side in (a, b))
+    goodput_a, goodput_b = (_shares(side.diagnosis) for side in (a, b))
+    phases_a, phases_b = _phases(a.source), _phases(b.source)
+    return Comparison(
+        run_a=str(a.diagnosis.run.get("run_id") or "A"),
+        run_b=str(b.diagnosis.run.get("run_id") or "B"),
+        settings=_differences(_flat(a.manifest.get("config")), _flat(b.manifest.get("config"))),
+        versions=_differences(_flat(_lasting(a.manifest)), _flat(_lasting(b.manifest))),
+        speed=speed,
+        phases={name: (phases_a.get(name), phases_b.get(name)) for name in (*_PHASES, "waiting")},
+        loss=_loss(a.source, b.source),
+        only_a=tuple(finding for key, finding in keys_a.items() if key not in keys_b),
+        only_b=tuple(finding for key, finding in keys_b.items() if key not in keys_a),
+        both=tuple(finding for key, finding in keys_b.items() if key in keys_a),
+        goodput={name: (goodput_a.get(name), goodput_b.get(name)) for name in CATEGORIES},
+        findings=(slower,) if slower is not None else (),
+    )
+
+
+def _key(finding: Finding) -> tuple[object, ...]:
+    return finding.kind, finding.cause, finding.ranks
+
+
+def _lasting(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in manifest.items() if key != "config" and key not in _PASSING}
+
+
+def _flat(value: Any) -> dict[str, str]:
+    """Dotted names and their values as text."""
+    flat: dict[str, str] = {}
+
+    def walk(prefix: str, item: Any, depth: int) -> None:
+        if len(flat) >= MAX_SETTINGS:
+            return
+        if isinstance(item, Mapping) and depth < 8:
+            for key, inner in item.items():
+                walk(f"{prefix}.{key}" if prefix else str(key), inner, depth + 1)
+        else:
+            text = item if isinstance(item, str) else json.dumps(item, default=str)
+            flat[prefix[:MAX_VALUE]] = text[:MAX_VALUE]
+
+    walk("", value if isinstance(value, Mapping) else {}, 0)
+    return flat
+
+
+def _differences(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[tuple[str, str | None, str | None], ...]:
+    names = [*a, *(name for name in b if name not in a)]
+    return tuple((name, a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name))
+
+
+def _shares(diagnosis: Diagnosis) -> dict[str, float]:
+    account = diagnosis.goodput
+    if account is None or not account.wall_s:
+        return {}
+    return {name: seconds / account.wall_s for name, seconds in account.seconds.items()}
+
+
+def _phases(source: Source) -> dict[str, float]:
+    if missing_tables(source, "steps"):
+        return {}
+    columns = [f"median(coalesce({p}_ns, 0) - coalesce({p}_wait_ns, 0)) / 1e6" for p in _PHASES]
+    (row,) = source.rows(
+        f"SELECT {', '.join(columns)}, median(collective_wait_ns) / 1e6 FROM steps WHERE duration_ns IS NOT NULL"
+    )
+    return {name: float(value) for name, value in zip((*_PHASES, "waiting"), row, strict=True) if value is not None}
+
+
+def _losses(source: Source) -> dict[int, float]:
+    """{step: loss} of the kept executions: the last one of each step."""
+    table = source.query(
+        """
+        SELECT step, arg_max(loss, (attempt, start_ns)) AS loss FROM steps
+        WHERE isfinite(loss) AND coalesce(committed, true)
+          AND rank = (SELECT min(rank) FROM steps WHERE loss IS NOT NULL)
+        GROUP BY step
+        """
+    )
+    return dict(zip(ints(table["step"]).tolist(), floats(table["loss"]).tolist(), strict=True))
+
+
+def _loss(a: Source, b: Source) -> LossChange | None:
+    if missing_tables(a, "steps") or missing_tables(b, "steps"):
+        return None
+    losses_a, losses_b = _losses(a), _losses(b)
+    steps = sorted(losses_a.keys() & losses_b.keys())
+    if len(steps) < 20:
+        return None
+    of_a, of_b = (np.array([losses[step] for step in steps]) for losses in (losses_a, losses_b))
+    unequal = np.flatnonzero(of_a != of_b)
+    last = max(10, len(steps) // 10)
+    jumps = sum(float(np.median(np.abs(np.diff(of)))) ** 2 for of in (of_a, of_b))
+    return LossChange(
+        common_steps=len(steps),
+        difference=float(np.mean(of_b[-last:] - of_a[-last:])),
+        noise=1.4826 * float(np.sqrt(jumps / 2 / last)),
+        first_different_step=int(steps[unequal[0]]) if len(unequal) else None,
+    )

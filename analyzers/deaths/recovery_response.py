@@ -1,0 +1,111 @@
+"""What the run did about a step that should not be trusted: refused it, went back, left the batch out.
+
+response = respond(log, attempt=0, step=40, turn=0, committed=False)
+response.text        # "step refused, step 30 restored from memory in 12 ms, batch 39 skipped"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from analyzers.finding import Finding
+from analyzers.run.event_log import EventLog
+from analyzers.source import Source
+
+__all__ = ["RESPONSE_EVENTS", "Response", "done_about", "respond"]
+
+RESPONSE_EVENTS = ("rollback", "batch_skipped")
+_RESTART_EVENTS = ("culprit_killed", "attempt_started", "excluded", "run_ended", "checkpoint")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """Everything that was done, None or empty where it was not."""
+
+    refused: bool | None
+    restored_step: int | None
+    tier: str
+    skipped_batches: tuple[int, ...]
+    duration_s: float | None
+
+    @property
+    def handled(self) -> bool:
+        """Whether training went on from a state that the bad step did not touch."""
+        return bool(self.refused) or self.restored_step is not None
+
+    @property
+    def text(self) -> str:
+        """What was done, in a few words."""
+        parts = []
+        if self.refused:
+            parts.append("step refused")
+        if self.restored_step is not None:
+            took = f" in {_seconds(self.duration_s)}" if self.duration_s is not None else ""
+            parts.append(f"step {self.restored_step} restored from {self.tier or 'a checkpoint'}{took}")
+        if self.skipped_batches:
+            batches = ", ".join(str(batch) for batch in self.skipped_batches[:8])
+            parts.append(f"batch{'es' if len(self.skipped_batches) > 1 else ''} {batches} skipped")
+        if parts:
+            return ", ".join(parts)
+        # While a step runs, it is not known yet whether it will be refused.
+        return "what follows is not on record yet" if self.refused is None else "nothing was done about it"
+
+    def evidence(self) -> dict[str, object]:
+        """The same for a finding's evidence."""
+        return {
+            "step_refused": self.refused,
+            "restored_step": self.restored_step,
+            "restored_from": self.tier,
+            "skipped_batches": list(self.skipped_batches),
+        }
+
+
+def respond(log: EventLog, *, attempt: int, step: int, turn: int = 0, committed: bool | None = None) -> Response:
+    """What followed the `turn`-th run (from 0) of a step in an attempt."""
+    rollbacks = [event for event in log.of("rollback", attempt=attempt) if event.integer("from_step") == step]
+    skips = [event.integer("batch_index") for event in log.of("batch_skipped", attempt=attempt, step=step)]
+    rollback = rollbacks[min(turn, len(rollbacks) - 1)] if rollbacks else None
+    skipped = rollback.integers("skipped_batches") if rollback else []
+    restored = rollback.integer("to_step") if rollback else -1
+    return Response(
+        refused=None if committed is None else not committed,
+        restored_step=restored if restored >= 0 else None,
+        tier=rollback.text("tier") if rollback else "",
+        skipped_batches=tuple(sorted({*skipped, *(batch for batch in skips if batch >= 0)})),
+        duration_s=rollback.number("duration_s") if rollback else None,
+    )
+
+
+def done_about(source: Source, finding: Finding) -> list[str]:
+    """What the run did about a finding, one sentence each; empty: nothing by itself."""
+    if finding.attempt is None:
+        return []
+    log = EventLog.load(source, (*RESPONSE_EVENTS, *_RESTART_EVENTS))
+    if finding.kind in ("hang", "rank_lost"):
+        return list(_restart(log, finding.attempt))
+    if finding.first_step is None:
+        return []
+    last = finding.first_step if finding.kind == "straggler" else finding.last_step or finding.first_step
+    steps = {event.integer("from_step") for event in log.of("rollback", attempt=finding.attempt)}
+    within = sorted(step for step in steps if finding.first_step <= step <= last + 1)
+    return [f"step {step}: {respond(log, attempt=finding.attempt, step=step).text}" for step in within[:20]]
+
+
+def _restart(log: EventLog, attempt: int) -> Iterator[str]:
+    """How the run came back after its ranks had to be started again."""
+    for event in log.of("culprit_killed", attempt=attempt):
+        yield f"watch killed rank {event.integer('killed_rank')}, which the others waited for"
+    for event in log.of("excluded", attempt=attempt):
+        yield f"device {event.text('device')} of node {event.integer('node_rank')} is left out from then on"
+    begun = log.of("attempt_started", attempt=attempt + 1)
+    if begun:
+        world = begun[0].integer("world_size")
+        yield f"the ranks were started again as attempt {attempt + 1}" + (f", {world} of them" if world > 0 else "")
+        loaded = [event for event in log.of("checkpoint", attempt=attempt + 1) if event.text("state") == "loaded"]
+        if loaded:
+            yield f"it went on from step {loaded[0].step}, loaded from {loaded[0].text('tier') or 'a checkpoint'}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 0.1 else f"{1e3 * seconds:.0f} ms"

@@ -1,0 +1,43 @@
+"""Resumes that differ: the state after a restart is not the one that was saved.
+
+Each rank compares, right after loading on the mesh that saved, parameters, optimizer state, random generators and the
+data that come next with the signatures in the checkpoint's manifest, and writes an event where they differ.
+"""
+
+from __future__ import annotations
+
+from analyzers.finding import Finding
+from analyzers.run.event_log import Event, EventLog
+from analyzers.source import Source
+
+__all__ = ["analyze"]
+
+
+def analyze(source: Source) -> list[Finding]:
+    """Findings of kind `resume_differs`, one an attempt."""
+    log = EventLog.load(source, ("resume_differs",))
+    by_attempt: dict[int, list[Event]] = {}
+    for event in log.of("resume_differs"):
+        by_attempt.setdefault(event.attempt, []).append(event)
+    return [_finding(attempt, events) for attempt, events in sorted(by_attempt.items())]
+
+
+def _finding(attempt: int, events: list[Event]) -> Finding:
+    parts = sorted({part for event in events for part in event.texts("parts")})
+    ranks = tuple(sorted({event.rank for event in events}))
+    step = events[0].step
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+    return Finding(
+        analyzer="resume",
+        kind="resume_differs",
+        severity="critical",
+        status="fired",
+        ranks=ranks,
+        first_step=step,
+        last_step=step,
+        cause=parts[0] if len(parts) == 1 else "several",
+        summary=f"attempt {attempt} goes on from step {step} with other {' and '.join(parts)} than were saved ({who})",
+        evidence={"differing_parts": parts},
+        advice="resume-differs",
+        attempt=attempt,
+    )

@@ -1,0 +1,192 @@
+"""What went wrong in a run that left only flight-recorder dumps: the hang analyzer's verdict, and what is missing.
+
+    diagnosis = diagnose_dumps(survey(folder), name="dumps")
+    diagnosis.verdict      # "rank 1 never entered all_reduce 6 of world:0-1: in user code; rank 0 waits for 612 s"
+
+A hang is fired if the ranks were silent for longer than the limit when they were dumped, if a watchdog gave a call up,
+or if ranks called different things at the same place. Dumps of a run that was well give no finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from analyzers.diagnose import Diagnosis, conclude
+from analyzers.external.dumped_world import DumpedWorld, assemble
+from analyzers.finding import Finding, Status
+from analyzers.hangs.analyze import explain
+from analyzers.hangs.wait_for import find_culprits
+from analyzers.run.event_log import EventLog
+from analyzers.run.stall_limits import StallPolicy
+from store.readers.external_files import SourceError, Survey, rank_of_name
+from store.readers.flight_recorder import RankDump
+from store.readers.many_dumps import read_many
+
+__all__ = ["diagnose_dumps"]
+
+MAX_LISTED = 16
+
+
+def diagnose_dumps(found: Survey, *, name: str) -> Diagnosis:
+    """Read the dumps of a survey and judge them. What cannot be read is told in `run.file_problems`."""
+    dumps = _read(found)
+    if not dumps:
+        return conclude([_insufficient("no dump could be read")], _facts(name, [], None, found))
+    world = assemble(dumps)
+    return conclude(_findings(world, dumps), _facts(name, dumps, world, found))
+
+
+def _read(found: Survey) -> list[RankDump]:
+    by_rank: dict[int, RankDump] = {}
+    places: list[tuple[Path, int]] = []
+    for path in found.paths:
+        rank = rank_of_name(path)
+        if rank is None:
+            found.tell(path, "tells no rank: name the dumps by it (nccl_trace_rank_3)")
+        else:
+            places.append((path, rank))
+    for path, dump in read_many(places):
+        if isinstance(dump, SourceError):
+            found.tell(path, str(dump))
+            continue
+        rank = dump.rank
+        if dump.damaged_entries:
+            found.tell(path, f"{dump.damaged_entries} entries make no sense: left out")
+        other = by_rank.get(rank)
+        if other is not None:
+            better, worse = (dump, other) if _worth(dump) > _worth(other) else (other, dump)
+            found.tell(worse.path, f"is a second dump of rank {rank}: {better.path.name} was read instead")
+            dump = better
+        by_rank[rank] = dump
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def _worth(dump: RankDump) -> tuple[int, bool, int]:
+    """Of two dumps of a rank the later one is read, then the one with callers."""
+    return (dump.last_ns, dump.has_frames, dump.num_entries)
+
+
+def _findings(world: DumpedWorld, dumps: Sequence[RankDump]) -> list[Finding]:
+    if not any(dump.num_entries for dump in dumps):
+        return [_insufficient("the dumps hold no calls (set TORCH_FR_BUFFER_SIZE, e.g. to 2000)"), *_absent(world)]
+    hang = _hang(world)
+    if hang is None:
+        return _absent(world)
+    missing = [rank for rank in hang.ranks if rank in world.undumped]
+    known = [rank for rank in hang.ranks if rank not in world.undumped]
+    if missing and not known:
+        where = hang.evidence.get("op", "a collective")
+        unsure = f"whether rank{'s' * (len(missing) > 1)} {_listed(missing)} entered {where} is not known: no dump"
+        return [_lost(world, missing, hang), _insufficient(unsure)]
+    if missing:
+        hang = replace(hang, ranks=tuple(known))
+    return [hang, *_absent(world)]
+
+
+def _hang(world: DumpedWorld) -> Finding | None:
+    """The hang analyzer's word on the picture."""
+    blame = find_culprits(world.view)
+    if blame.cause == "busy":
+        return None  # nobody waits in anything
+    certain = blame.cause.startswith("mismatch") or bool(world.timed_out)
+    reference_ns = max(world.reference_ns, world.view.last_ns + 1)
+    policies = [StallPolicy()] + ([StallPolicy(floor_s=0.0)] if certain or not world.clock_is_known else [])
+    log = EventLog([])
+    found = next((f for p in policies if (f := explain(world.view, log, p, is_last=True, now_ns=reference_ns))), None)
+    if found is None:
+        return None
+    evidence = dict(found.evidence) | {
+        "ranks_without_dump": list(world.undumped[:MAX_LISTED]),
+        "ranks_that_lost_records": list(world.dropped)[:MAX_LISTED],
+        "timed_out_ranks": list(world.timed_out[:MAX_LISTED]),
+    }
+    doubts = []
+    if _skewed(world, found):
+        evidence["dumps_apart_s"] = round(_apart_s(world), 1)
+        doubts.append("but it was dumped before that call was made: dump all ranks at the same time")
+    elif not certain and not world.clock_is_known:
+        doubts.append("for how long is not known: the files' times are not those of the dumps")
+    if found.cause == "all_entered" and found.evidence.get("process_group") in world.unlisted:
+        doubts.append("or a rank that left no dump never came: these dumps do not list who belongs to the group")
+    status: Status = "suspect" if doubts else "fired"
+    return replace(found, status=status, attempt=None, evidence=evidence, summary="; ".join([found.summary, *doubts]))
+
+
+def _skewed(world: DumpedWorld, hang: Finding) -> bool:
+    """Whether the culprits were dumped before the others made the call: then they may have entered it later."""
+    if hang.cause not in ("not_entered", "p2p_unmatched", "order_inversion"):
+        return False
+    place = (hang.evidence.get("process_group"), hang.evidence.get("seq"))
+    calls = [call for view in world.view.ranks.values() for call in view.calls]
+    issued = [call.issue_ns for call in calls if (call.group, call.seq) == place]
+    dumped = [world.dumped_ns[rank] for rank in hang.ranks if rank in world.dumped_ns]
+    return bool(issued and dumped) and max(dumped) < min(issued)
+
+
+def _apart_s(world: DumpedWorld) -> float:
+    return (max(world.dumped_ns.values()) - min(world.dumped_ns.values())) / 1e9
+
+
+def _lost(world: DumpedWorld, missing: Sequence[int], hang: Finding) -> Finding:
+    many = len(missing) > 1
+    call = ""
+    if "op" in hang.evidence:
+        call = f" in {hang.evidence['op']} {hang.evidence['seq']} of {hang.evidence['process_group']}"
+    waiting = list(hang.evidence.get("waiting_ranks") or ())
+    return Finding(
+        analyzer="hang",
+        kind="rank_lost",
+        severity="critical",
+        status="suspect",
+        ranks=tuple(missing),
+        cause="no_dump",
+        summary=f"rank{'s' * many} {_listed(missing)} left no dump, and rank{'s' * (len(waiting) != 1)} "
+        f"{_listed(waiting)} wait{'s' * (len(waiting) == 1)} for {'them' if many else 'it'}{call}: dead before "
+        f"{'they' if many else 'it'} could write one, or the file was not collected",
+        evidence={**hang.evidence, "message": "no dump", "victims": []},
+        advice="rank-lost-no_dump",
+        cost_s=hang.cost_s,
+    )
+
+
+def _absent(world: DumpedWorld) -> list[Finding]:
+    """Ranks without a dump that nobody is known to wait for."""
+    absent = world.undumped
+    if not absent:
+        return []
+    many = len(absent) > 1
+    doing = f"what {'they' if many else 'it'} did is not known"
+    return [_insufficient(f"no dump of rank{'s' * many} {_listed(absent)}: {doing}")]
+
+
+def _facts(name: str, dumps: Sequence[RankDump], world: DumpedWorld | None, found: Survey) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "run_id": name,
+        "input": "flight_recorder",
+        "num_ranks": len(dumps),
+        "ended": "not in the dumps",
+        "dumps": {
+            "versions": sorted({dump.version for dump in dumps}),
+            "entries": sum(dump.num_entries for dump in dumps),
+            "ranks_without_dump": list(world.undumped[:1000]) if world else [],
+        },
+        "file_problems": sorted(found.problems, key=lambda problem: problem["path"]),
+    }
+    if world is not None:
+        worst = sorted(world.dropped.items(), key=lambda item: -item[1])
+        facts["dropped_records"] = {f"of rank {rank}": count for rank, count in worst[:8]}
+        if len(worst) > 8:
+            facts["dropped_records"][f"of {len(worst) - 8} more ranks"] = sum(count for _, count in worst[8:])
+    return facts
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown if len(ranks) <= 8 else f"{shown}, ... ({len(ranks)} in all)"
+
+
+def _insufficient(why: str) -> Finding:
+    return Finding.insufficient("hang", "hang", f"hangs were not judged with all ranks: {why}")

@@ -1,0 +1,223 @@
+"""Where the steps of a profiled run went, rank by rank, and which rank holds the others up.
+
+    diagnosis = diagnose_traces(survey(folder), name="traces")
+    diagnosis.run["trace"]["ranks"][3]      # {"rank": 3, "step_ms": 212.0, "compute_ms": ..., "exposed_ms": ...}
+
+1. In each step's window: compute, communication, their overlap, communication that nothing hides (exposed), and idle
+   (neither). Times of different ranks are never compared by clock, only by length.
+2. A rank's own time is its step without exposed communication: whoever comes late waits little. Stragglers are found in
+   it by the rules of `straggler` (same persistence, same peers: ranks of one pipeline stage).
+3. Of the exposed communication, what even the last to arrive sees is transfer; the rest is waiting for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from analyzers.account.timings import OWN_PHASES, Matrix, Timings
+from analyzers.diagnose import Diagnosis, conclude
+from analyzers.finding import Finding
+from analyzers.source import Floats
+from analyzers.stragglers.slow_rank import Straggler, StragglerPolicy, find_stragglers
+from store.readers.external_files import SourceError, Survey
+from store.readers.intervals import intersection, overlap, union
+from store.readers.kineto import RankTrace, read_trace
+
+__all__ = ["breakdown", "diagnose_traces"]
+
+EXPOSED_SHARE = 0.2
+"""Share of a step that transfers may cost unhidden before it is worth a word: advice, as in our own runs."""
+MAX_LISTED = 4096
+PARTS = ("step", "compute", "communication", "exposed", "idle", "data")
+
+
+def diagnose_traces(found: Survey, *, name: str) -> Diagnosis:
+    """Read the traces of a survey and judge them. What cannot be read is told in `run.file_problems`."""
+    by_rank: dict[int, tuple[RankTrace, dict[str, Floats]]] = {}
+    for path in found.paths:
+        try:
+            trace = read_trace(path)
+        except SourceError as error:
+            found.tell(path, str(error))
+            continue
+        if trace.problem:
+            found.tell(path, f"{trace.problem}: read up to there ({trace.num_events:,} events)")
+        if trace.damaged_events:
+            found.tell(path, f"{trace.damaged_events:,} events make no sense: left out")
+        read = (trace, breakdown(trace))
+        if trace.rank in by_rank:
+            before = by_rank[trace.rank]
+            if not (trace.marked and before[0].marked) or np.isin(trace.steps, before[0].steps).any():
+                found.tell(path, f"is a second trace of rank {trace.rank}: {before[0].path.name} was read")
+                continue
+            read = _joined(before, read)
+        by_rank[trace.rank] = read
+    ranks = [by_rank[rank] for rank in sorted(by_rank)]
+    findings = _findings(ranks) if ranks else [_insufficient("no trace could be read")]
+    return conclude(findings, _facts(name, ranks, found))
+
+
+def _joined(
+    a: tuple[RankTrace, dict[str, Floats]], b: tuple[RankTrace, dict[str, Floats]]
+) -> tuple[RankTrace, dict[str, Floats]]:
+    """Two cycles of the profiler's schedule, each a file of its own, as one trace of more steps."""
+    steps = np.concatenate([a[0].steps, b[0].steps])
+    order = np.argsort(steps)
+    parts = {part: np.concatenate([a[1][part], b[1][part]])[order] for part in PARTS}
+    return replace(a[0], steps=steps[order]), parts
+
+
+def breakdown(trace: RankTrace) -> dict[str, Floats]:
+    """Milliseconds of each step: step, compute, communication, exposed, idle, data."""
+    busy = union(*(np.concatenate(pair) for pair in zip(trace.compute, trace.communication, strict=True)))
+    hidden = intersection(trace.communication, trace.compute)
+    windows = (trace.begin_us, trace.end_us)
+    step = trace.end_us - trace.begin_us
+    communication = overlap(trace.communication, *windows)
+    exposed = communication - overlap(hidden, *windows)
+    idle = step - overlap(busy, *windows)
+    data = overlap(trace.data, *windows)
+    if trace.device != "cpu":  # loading costs the device only where it idles for it
+        data = data - overlap(intersection(trace.data, busy), *windows)
+    parts = dict(zip(PARTS, (step, overlap(trace.compute, *windows), communication, exposed, idle, data), strict=True))
+    return {part: np.maximum(values, 0.0) / 1e3 for part, values in parts.items()}
+
+
+def _findings(ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> list[Finding]:
+    unmarked = [trace.rank for trace, _ in ranks if not trace.marked]
+    if unmarked:
+        why = f"no ProfilerStep# marks on rank{'s' * (len(unmarked) > 1)} {', '.join(map(str, unmarked[:8]))}"
+        return [_insufficient(f"{why} (call prof.step() in the loop)")]
+    timings = _timings(ranks)
+    policy = StragglerPolicy()
+    findings = [_straggler(straggler, timings, policy) for straggler in find_stragglers(timings, policy)]
+    transfer = np.nanmin(timings.wait, axis=0) if len(timings.steps) else np.zeros(0)
+    if len(ranks) > 1 and len(transfer):
+        findings += _exposed(timings, float(np.median(transfer)), float(np.nanmedian(timings.duration)))
+    absent = _absent(ranks)
+    if absent:
+        findings.append(_insufficient(f"no trace of rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent[:8]))}"))
+    if not any(len(peers) > 1 for peers in timings.peers):
+        findings.append(_insufficient("it takes traces of two ranks with the same work"))
+    elif len(timings.steps) < policy.persistence.min_length:
+        needed = policy.persistence.min_length
+        too_few = f"{len(timings.steps)} steps are in all traces, and it takes {needed} (schedule(active={needed}))"
+        findings.append(_insufficient(too_few))
+    return findings
+
+
+def _absent(ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> list[int]:
+    world_size = max((trace.world_size or 0 for trace, _ in ranks), default=0)
+    there = {trace.rank for trace, _ in ranks}
+    return [rank for rank in range(min(world_size, 1_000_000)) if rank not in there]
+
+
+def _timings(ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> Timings:
+    """The steps that every rank has, as the straggler analyzer takes them."""
+    common = ranks[0][0].steps
+    for trace, _ in ranks[1:]:
+        common = np.intersect1d(common, trace.steps)
+    rows: dict[str, list[Any]] = {part: [] for part in PARTS}
+    for trace, parts in ranks:
+        at = np.searchsorted(trace.steps, common)
+        for part in PARTS:
+            rows[part].append(parts[part][at])
+    matrix: dict[str, Matrix] = {part: np.array(values, dtype=np.float32) for part, values in rows.items()}
+    own: dict[str, Matrix] = {phase: np.zeros_like(matrix["step"]) for phase in OWN_PHASES}
+    own["data"] = matrix["data"]
+    # All that is neither data nor waiting: operators and kernels, and the host's own time between them.
+    own["forward"] = np.maximum(matrix["step"] - matrix["exposed"] - matrix["data"], 0.0)
+    stages = np.array([trace.stage for trace, _ in ranks])
+    return Timings(
+        attempt=0,
+        ranks=np.array([trace.rank for trace, _ in ranks]),
+        steps=common,
+        own=own,
+        wait=matrix["exposed"],
+        duration=matrix["step"],
+        peers=tuple(np.flatnonzero(stages == stage) for stage in np.unique(stages)),
+    )
+
+
+def _straggler(straggler: Straggler, timings: Timings, policy: StragglerPolicy) -> Finding:
+    slowdown = straggler.step_ms / straggler.step_without_ms
+    return Finding(
+        analyzer="kineto",
+        kind="straggler",
+        severity="critical" if slowdown >= policy.critical_slowdown_ratio else "warning",
+        status="fired",
+        ranks=(straggler.rank,),
+        first_step=straggler.first_step,
+        last_step=straggler.last_step,
+        cause=straggler.cause,
+        summary=f"rank {straggler.rank} is a straggler in steps {straggler.first_step} to {straggler.last_step} of "
+        f"the traces: +{straggler.excess_ms:.3g} ms per step ({straggler.factor:.2f}x the median rank) in "
+        f"{straggler.cause}",
+        evidence={
+            "factor_ratio": round(straggler.factor, 3),
+            "excess_ms": round(straggler.excess_ms, 3),
+            "phase_factors_ratio": {straggler.cause: round(straggler.factor, 3)},
+            "phase_excess_ms": {straggler.cause: round(straggler.excess_ms, 3)},
+            "peers_wait_more_ms": round(straggler.peers_wait_more_ms, 3),
+            "step_ms": round(straggler.step_ms, 3),
+            "step_without_it_ms": round(straggler.step_without_ms, 3),
+            "speedup_without_it_ratio": round(slowdown, 3),
+            "steps_slow": straggler.num_steps,
+            "steps_in_traces": len(timings.steps),
+        },
+        advice=f"straggler-{straggler.cause}",
+        cost_s=round((straggler.step_ms - straggler.step_without_ms) * straggler.num_steps / 1e3, 3),
+    )
+
+
+def _exposed(timings: Timings, transfer_ms: float, step_ms: float) -> list[Finding]:
+    if step_ms <= 0 or transfer_ms < EXPOSED_SHARE * step_ms:
+        return []
+    return [
+        Finding.advise(
+            "kineto",
+            "exposed_communication",
+            f"{100 * transfer_ms / step_ms:.0f} % of a step is communication that no compute hides: "
+            f"{transfer_ms:.3g} of {step_ms:.3g} ms, even on the rank that waits least",
+            first_step=int(timings.steps[0]),
+            last_step=int(timings.steps[-1]),
+            cause="transfer",
+            evidence={
+                "exposed_ms": round(transfer_ms, 3),
+                "step_ms": round(step_ms, 3),
+                "exposed_ratio": round(transfer_ms / step_ms, 3),
+            },
+        )
+    ]
+
+
+def _facts(name: str, ranks: Sequence[tuple[RankTrace, dict[str, Floats]]], found: Survey) -> dict[str, Any]:
+    rows = []
+    for trace, parts in ranks[:MAX_LISTED]:
+        means = {f"{part}_ms": round(float(np.mean(parts[part])), 4) for part in PARTS}
+        communication = float(np.sum(parts["communication"]))
+        hidden = 1.0 - float(np.sum(parts["exposed"])) / communication if communication else None
+        rows.append(
+            {"rank": trace.rank, "device": trace.device, "steps": len(trace.steps), **means}
+            | {"overlap_ratio": None if hidden is None else round(hidden, 4)}
+        )
+    steps = np.concatenate([parts["step"] for _, parts in ranks]) if ranks else np.zeros(0)
+    return {
+        "run_id": name,
+        "input": "kineto",
+        "num_ranks": len(ranks),
+        "devices": sorted({trace.device for trace, _ in ranks}),
+        "steps": max((len(trace.steps) for trace, _ in ranks), default=None),
+        "step_ms_median": round(float(np.median(steps)), 3) if len(steps) else None,
+        "ended": "not in the traces",
+        "trace": {"ranks": rows},
+        "file_problems": sorted(found.problems, key=lambda problem: problem["path"]),
+    }
+
+
+def _insufficient(why: str) -> Finding:
+    return Finding.insufficient("kineto", "straggler", f"ranks were not compared in full: {why}")

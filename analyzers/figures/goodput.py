@@ -1,0 +1,90 @@
+"""Where the wall time went: from the whole of it down to the training that is left, and rank beside rank.
+
+waterfall(diagnosis.goodput)
+by_rank(diagnosis.goodput)
+strip(diagnosis.goodput)
+"""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+from analyzers.account.goodput import CATEGORIES, Account
+from analyzers.figures.theme import CATEGORY, SEQUENCE, ink, new_figure
+
+__all__ = ["by_rank", "strip", "waterfall"]
+
+MAX_RANKS = 64
+_LEAST = 0.0005
+"""Share of the wall time below which a category is not drawn."""
+
+
+def waterfall(account: Account) -> go.Figure:
+    """Bars that begin where the one above ends; the last one is training."""
+    wall = account.wall_s or 1.0
+    lost = sorted((n for n in CATEGORIES if n != "training"), key=lambda name: -account.seconds[name])
+    lost = [name for name in lost if account.seconds[name] >= _LEAST * wall]
+    names = ["wall time", *(CATEGORIES[name] for name in lost), "training"]
+    lengths = [account.wall_s, *(account.seconds[name] for name in lost), account.seconds["training"]]
+    starts, left = [0.0], account.wall_s
+    for name in lost:
+        left -= account.seconds[name]
+        starts.append(max(0.0, left))
+    figure = new_figure(height=90 + 30 * len(names), x="seconds, mean over the ranks", showlegend=False)
+    figure.add_bar(
+        y=names, x=lengths, base=[*starts, 0.0], orientation="h", width=0.68,
+        marker={"color": [SEQUENCE[7], *(CATEGORY[name] for name in lost), CATEGORY["training"]], "line": {"width": 0}},
+        text=[_told(length, wall) for length in lengths], textposition="outside",
+        cliponaxis=False, hovertemplate="%{y}: %{text}<extra></extra>",
+    )  # fmt: skip
+    figure.update_xaxes(range=[0, 1.34 * account.wall_s], ticksuffix=" s")
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    return figure
+
+
+def _told(seconds: float, wall: float) -> str:
+    return f"{seconds:.3g} s · {100 * seconds / wall:.2g} %" if seconds < wall else f"{seconds:.3g} s"
+
+
+def by_rank(account: Account) -> go.Figure:
+    """One stacked bar a rank. Of many ranks those with the least and the most training are shown."""
+    ranks = sorted(account.by_rank)
+    if len(ranks) > MAX_RANKS:
+        ordered = sorted(ranks, key=lambda rank: account.by_rank[rank]["training"])
+        ranks = sorted(ordered[: MAX_RANKS // 2] + ordered[-MAX_RANKS // 2 :])
+    figure = new_figure(height=int(150 + 22 * len(ranks)), x="seconds", barmode="stack")
+    for name, text in CATEGORIES.items():
+        values = [account.by_rank[rank][name] for rank in ranks]
+        if max(values) < _LEAST * account.wall_s:
+            continue
+        figure.add_bar(
+            y=[f"rank {rank}" for rank in ranks], x=values, name=text, orientation="h", width=0.72,
+            marker={"color": CATEGORY[name], "line": {"width": 0}},
+            hovertemplate="%{y}: %{x:.4g} s " + text + "<extra></extra>",
+        )  # fmt: skip
+    figure.update_xaxes(ticksuffix=" s")
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    figure.update_layout(legend={"y": 1.0})
+    return figure
+
+
+def strip(account: Account) -> go.Figure:
+    """The wall time as one bar, its parts from training on in the order of `CATEGORIES`."""
+    figure = new_figure(height=176, barmode="stack")
+    wall = account.wall_s or 1.0
+    for name, text in CATEGORIES.items():
+        seconds = account.seconds[name]
+        if seconds < _LEAST * wall:
+            continue
+        share = 100 * seconds / wall
+        figure.add_bar(
+            y=[""], x=[seconds], name=f"{text} {share:.2g} %", orientation="h", width=0.9, textangle=0,
+            text=[f"{share:.0f} %" if share >= 4 else ""], textposition="inside", insidetextanchor="middle",
+            textfont={"color": ink(CATEGORY[name])}, marker={"color": CATEGORY[name], "line": {"width": 0}},
+            hovertemplate=f"{text}: %{{x:.4g}} s, {share:.2g} %<extra></extra>",
+        )  # fmt: skip
+    figure.update_xaxes(ticksuffix=" s", range=[0, wall], title={"text": ""})
+    figure.update_yaxes(visible=False)
+    figure.update_layout(legend={"y": -0.3, "yanchor": "top", "traceorder": "normal"})
+    figure.update_layout(margin={"l": 8, "r": 8, "t": 8, "b": 96})
+    return figure

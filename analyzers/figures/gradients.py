@@ -1,0 +1,95 @@
+"""Gradients by parameter and step: how large, and where they were not finite.
+
+norms(columns)          # columns parameter, step, norm, nonfinite
+nonfinite(columns)
+
+Parameters stand in the order of the model, the first on top; the colours of norms are powers of ten.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from plotly.graph_objects import Figure
+
+from analyzers.figures.theme import HEAT, SEVERITY, label, new_figure
+from analyzers.source import Floats, floats, ints
+
+__all__ = ["nonfinite", "norms"]
+
+MAX_PARAMETERS = 200
+_NUMBER = re.compile(r"(\d+)")
+
+
+def norms(table: Mapping[str, Any]) -> Figure:
+    """log10 of the L2 norm; empty where it was not measured."""
+    names, steps, grid = _grid(table, "norm", np.fmax)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shown = np.log10(np.where(grid > 0, grid, np.nan))
+    figure = _map(names, steps)
+    finite = shown[np.isfinite(shown)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (-1.0, 0.0)
+    ticks = list(range(int(np.floor(low)), int(np.ceil(high)) + 1))
+    figure.add_heatmap(
+        x=[str(step) for step in steps], y=names, z=np.round(shown, 3), customdata=grid, colorscale=HEAT, zmin=low,
+        zmax=max(high, low + 0.1), hovertemplate="%{y}, step %{x}<br>norm %{customdata:.4g}<extra></extra>",
+        hoverongaps=False,
+        colorbar={
+            "title": {"text": "norm", "side": "right"}, "thickness": 12, "outlinewidth": 0, "tickvals": ticks,
+            "ticktext": [f"10<sup>{tick}</sup>" for tick in ticks],
+        },
+    )  # fmt: skip
+    return figure
+
+
+def nonfinite(table: Mapping[str, Any], *, across: str = "step") -> Figure:
+    """Number of NaN and Inf elements; only parameters that ever had one. `across`: the column from left to right."""
+    count = floats(table["nonfinite"])
+    bad = set(np.asarray(table["parameter"], dtype=object)[count > 0].tolist())
+    keep = np.array([name in bad for name in table["parameter"]], dtype=bool)
+    rows = {name: np.asarray(column)[keep] for name, column in table.items()}
+    names, steps, grid = _grid(rows, "nonfinite", np.fmax, across)
+    figure = _map(names, steps, across)
+    figure.add_heatmap(
+        x=[str(step) for step in steps], y=names, z=np.where(grid > 0, np.log10(np.maximum(grid, 1)) + 0.3, np.nan),
+        customdata=grid, colorscale=[[0, SEVERITY["warning"]], [1, SEVERITY["critical"]]], showscale=False, xgap=1,
+        ygap=1, hoverongaps=False,
+        hovertemplate="%{y}, " + across + " %{x}<br>%{customdata:,.0f} NaN or Inf<extra></extra>",
+    )  # fmt: skip
+    return figure
+
+
+def _map(names: list[str], steps: list[int], across: str = "step") -> Figure:
+    figure = new_figure(height=int(min(760, max(220, 110 + 17 * len(names)))), x=across)
+    # Few and level: on a narrow screen they would stand upright and run into one another.
+    figure.update_xaxes(type="category", nticks=min(8, max(2, len(steps))), tickangle=0, showgrid=False)
+    figure.update_yaxes(
+        autorange="reversed", showgrid=False, tickfont={"size": 10}, dtick=1 if len(names) <= 45 else None
+    )
+    return figure
+
+
+def _grid(
+    table: Mapping[str, Any], column: str, join: Any, across: str = "step"
+) -> tuple[list[str], list[int], npt.NDArray[np.float64]]:
+    parameter = [str(name) for name in table["parameter"]]
+    kept = sorted(set(parameter), key=_natural)[:MAX_PARAMETERS]
+    steps = sorted(set(ints(table[across]).tolist()))
+    row, place = {name: i for i, name in enumerate(kept)}, {step: i for i, step in enumerate(steps)}
+    grid = np.full((len(kept), len(steps)), np.nan)
+    values: Floats = floats(table[column])
+    for name, step, value in zip(parameter, ints(table[across]).tolist(), values.tolist(), strict=True):
+        if name in row:
+            cell = (row[name], place[step])
+            grid[cell] = join(grid[cell], value)
+    return [label(name, 44) for name in kept], steps, grid
+
+
+def _natural(name: str) -> tuple[Any, ...]:
+    """`blocks.10` after `blocks.9`, and what stands before the blocks first."""
+    first = 0 if "emb" in name else 2 if re.search(r"head|output|final", name) else 1
+    return (first, *((int(part), "") if part.isdigit() else (-1, part) for part in _NUMBER.split(name)))

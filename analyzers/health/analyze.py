@@ -1,0 +1,348 @@
+"""The health of GPUs and hosts: XID errors, memory errors, throttling, links, disk and run queue.
+
+    findings = analyze(store)       # kinds xid, gpu_memory_errors, gpu_throttled, link_errors, host_pressure
+
+Read from table `health` (one reading of each device and host a second, NULL where something is not supported) and from
+the events `xid`, both of which `watch` writes. What the codes mean is data: `xids.toml`.
+
+* Counters count since the driver was loaded, so only their rise during the run is its own.
+* A device is throttled if a reason that costs speed (heat, the power brake, the hardware's own slow-down) holds in a
+  share of its readings under load. The ordinary power cap is none: under full load it is always on.
+* Ranks are found through the devices' UUIDs.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from analyzers.finding import Finding, Severity
+from analyzers.run.event_log import EventLog
+from analyzers.source import Source, lacking
+
+__all__ = ["THROTTLE_BITS", "HealthPolicy", "analyze", "xid_table"]
+
+THROTTLE_BITS = {
+    0x08: ("hardware", "the hardware's own slow-down"),
+    0x20: ("thermal", "heat, by the driver"),
+    0x40: ("thermal", "heat, by the hardware"),
+    0x80: ("power", "the power brake"),
+}
+"""NVML's clock event reasons that cost speed and are not meant: bit -> (cause, in words). Idle (1), application clocks
+(2), the power cap (4), sync boost (16) and display clocks (256) are settings or ordinary."""
+_READINGS = {
+    "temperature": ("temperature_celsius",),
+    "throttling": ("throttle_reasons",),
+    "ECC": ("ecc_corrected_total", "ecc_uncorrected_total"),
+    "remapped rows": ("remapped_rows_total",),
+    "PCIe replays": ("pcie_replay_total",),
+    "NVLink errors": ("nvlink_errors_total",),
+}
+"""What is looked at on a GPU, by the columns that it takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthPolicy:
+    """When a reading is worth a word."""
+
+    throttled_ratio: float = 0.1
+    """Share of readings under load in which a device was slowed down."""
+    min_readings: int = 10
+    """Readings of a device for that."""
+    loaded_ratio: float = 0.2
+    """GPU utilisation from which a reading is one under load."""
+    corrected_errors: int = 100
+    """Corrected memory errors during the run. NVIDIA's XID 92 stands for a high rate of them."""
+    pcie_replays: int = 50
+    """Replays during the run: a few an hour are ordinary, a rise by the second is a bad link."""
+    nvlink_errors: int = 1
+    """Errors of NVLinks during the run."""
+    disk_free_bytes: int = 5 << 30
+    """Free space below which the next checkpoint may not fit."""
+    disk_soon_s: float = 3600.0
+    """Time until the disk is full at the present rate."""
+    disk_rate_over_s: float = 120.0
+    """Readings for so long before a rate is believed: a checkpoint being written is no trend."""
+    queue_factor: float = 2.0
+    """Runnable processes over CPUs, from which ranks wait for a core."""
+    queue_ratio: float = 0.5
+    """Share of readings in which they do."""
+
+
+@cache
+def xid_table() -> Mapping[str, Any]:
+    """`xids.toml`: keys `xid` (code -> class, severity, action, meaning), `action` (name -> in words), `source`."""
+    return tomllib.loads((Path(__file__).parent / "xids.toml").read_text(encoding="utf-8"))
+
+
+def analyze(source: Source, policy: HealthPolicy | None = None) -> list[Finding]:
+    """Findings over the whole run, and what could not be read."""
+    policy = policy or HealthPolicy()
+    ranks = _ranks_of_devices(source)
+    found = _xids(source, ranks)
+    if absent := lacking(source, health=("device", "sample_ns")):
+        return [*found, _insufficient(f"the health of GPUs and hosts was not judged: nothing in {', '.join(absent)}")]
+    found += _memory_errors(source, ranks, policy)
+    found += _throttled(source, ranks, policy)
+    found += _links(source, ranks, policy)
+    found += _hosts(source, policy)
+    return [*found, *_not_read(source)]
+
+
+# ---- GPUs ----
+
+
+def _xids(source: Source, ranks: Mapping[str, tuple[int, ...]]) -> list[Finding]:
+    """One finding a code and device."""
+    table = xid_table()
+    seen: dict[tuple[int, str], list[Any]] = {}
+    for event in EventLog.load(source, ("xid",)).of("xid"):
+        seen.setdefault((event.integer("xid"), event.text("device")), []).append(event)
+    findings = []
+    for (code, device), events in seen.items():
+        known = table["xid"].get(str(code))
+        about = known or {
+            "class": "unknown",
+            "severity": "warning",
+            "action": "watch",
+            "meaning": "not in the table",
+        }
+        severity: Severity = about["severity"]
+        who = ranks.get(device, ())
+        of_rank = f" (rank {', '.join(map(str, who))})" if who else ""
+        times = f", {len(events)} times" if len(events) > 1 else ""
+        steps = [event.step for event in events if event.step is not None]
+        findings.append(
+            Finding(
+                analyzer="health",
+                kind="xid",
+                severity=severity,
+                status="fired",
+                ranks=who,
+                first_step=min(steps, default=None),
+                last_step=max(steps, default=None),
+                cause=about["class"],
+                summary=f"XID {code} on {device or 'a device'}{of_rank}{times}: {about['meaning']}",
+                evidence={
+                    "xid": code,
+                    "device": device,
+                    "node": events[0].text("node"),
+                    "count": len(events),
+                    "first_wall_ns": events[0].wall_ns,
+                    "message": events[0].text("message")[:2000],
+                    "action": table["action"][about["action"]],
+                    "source": table["source"],
+                },
+                advice=f"xid-{about['class']}",
+                attempt=events[0].attempt if events[0].attempt >= 0 else None,
+            )
+        )
+    return findings
+
+
+def _memory_errors(source: Source, ranks: Mapping[str, tuple[int, ...]], policy: HealthPolicy) -> list[Finding]:
+    findings = []
+    for node, device, uncorrected, corrected, remapped, pending, failed in source.rows(
+        f"""
+        SELECT node, device, {_rise("ecc_uncorrected_total")}, {_rise("ecc_corrected_total")},
+               {_rise("remapped_rows_total")}, bool_or(remap_pending), bool_or(remap_failed)
+        FROM health WHERE device <> 'host' GROUP BY node, device ORDER BY node, device
+        """
+    ):
+        cause, what = "", ""
+        severity: Severity = "warning"
+        if failed:
+            cause, severity, what = "remap_failed", "critical", "a row of its memory could not be remapped"
+        elif uncorrected:
+            cause, severity = "uncorrected", "critical"
+            what = f"{_count(uncorrected, 'memory error')} that ECC could not correct"
+        elif pending or remapped:
+            cause = "remapped"
+            rows = _count(remapped, "row") if remapped else "rows"
+            what = f"{rows} of its memory remapped" + (", in effect after a reset" if pending else "")
+        elif (corrected or 0) >= policy.corrected_errors:
+            cause, what = "corrected", f"{corrected:,} memory errors that ECC corrected, during this run"
+        if cause:
+            numbers = {"uncorrected": uncorrected, "corrected": corrected, "remapped_rows": remapped}
+            numbers |= {"remap_pending": pending, "remap_failed": failed}
+            findings.append(_device("gpu_memory_errors", cause, severity, node, device, ranks, what, numbers))
+    return findings
+
+
+def _throttled(source: Source, ranks: Mapping[str, tuple[int, ...]], policy: HealthPolicy) -> list[Finding]:
+    bits = list(THROTTLE_BITS)
+    counts = ", ".join(f"count(*) FILTER (throttle_reasons & {bit} <> 0)" for bit in bits)
+    findings = []
+    for node, device, readings, hottest, clock, *hits in source.rows(
+        f"""
+        SELECT node, device, count(*), max(temperature_celsius), median(sm_clock_hertz), {counts} FROM health
+        WHERE device <> 'host' AND throttle_reasons IS NOT NULL AND coalesce(gpu_utilization_ratio, 1.0) >= ?
+        GROUP BY node, device ORDER BY node, device
+        """,
+        [policy.loaded_ratio],
+    ):
+        share, bit = max((hit / readings, bit) for hit, bit in zip(hits, bits, strict=True))
+        if readings < policy.min_readings or share < policy.throttled_ratio:
+            continue
+        cause, words = THROTTLE_BITS[bit]
+        what = f"slowed down by {words} in {100 * share:.0f} % of its readings under load"
+        what += "" if hottest is None else f", up to {hottest:.0f} degrees"
+        numbers = {"throttled_ratio": round(share, 4), "hottest_celsius": hottest, "clock_median_hertz": clock}
+        numbers |= {"readings": readings, "reason_bit": bit}
+        findings.append(_device("gpu_throttled", cause, "warning", node, device, ranks, what, numbers))
+    return findings
+
+
+def _links(source: Source, ranks: Mapping[str, tuple[int, ...]], policy: HealthPolicy) -> list[Finding]:
+    findings = []
+    for node, device, replays, nvlink in source.rows(
+        f"""
+        SELECT node, device, {_rise("pcie_replay_total")}, {_rise("nvlink_errors_total")} FROM health
+        WHERE device <> 'host' GROUP BY node, device ORDER BY node, device
+        """
+    ):
+        numbers = {"pcie_replays": replays, "nvlink_errors": nvlink}
+        if (nvlink or 0) >= policy.nvlink_errors:
+            what = f"{_count(nvlink, 'error')} on its NVLinks during this run"
+            findings.append(_device("link_errors", "nvlink", "warning", node, device, ranks, what, numbers))
+        elif (replays or 0) >= policy.pcie_replays:
+            what = f"{replays:,} packets sent again over PCIe during this run"
+            findings.append(_device("link_errors", "pcie", "warning", node, device, ranks, what, numbers))
+    return findings
+
+
+def _rise(column: str) -> str:
+    """How much a counter rose during the run; a driver that was loaded again begins at zero."""
+    return f"CAST(max({column}) - min_by({column}, sample_ns) AS BIGINT)"
+
+
+def _device(
+    kind: str,
+    cause: str,
+    severity: Severity,
+    node: str,
+    device: str,
+    ranks: Mapping[str, tuple[int, ...]],
+    what: str,
+    numbers: Mapping[str, Any],
+) -> Finding:
+    who = ranks.get(device, ())
+    of_rank = f" (rank {', '.join(map(str, who))})" if who else ""
+    return Finding(
+        analyzer="health",
+        kind=kind,
+        severity=severity,
+        status="fired",
+        ranks=who,
+        cause=cause,
+        summary=f"{device} of {node}{of_rank}: {what}",
+        evidence={"node": node, "device": device, **numbers},
+        advice=f"{kind.replace('_', '-')}-{cause}",
+    )
+
+
+# ---- hosts ----
+
+
+def _hosts(source: Source, policy: HealthPolicy) -> list[Finding]:
+    findings = []
+    for node, least, newest, rate, over_s, waiting, load, cpus in source.rows(
+        """
+        SELECT node, min(disk_free_bytes), arg_max(disk_free_bytes, sample_ns),
+               regr_slope(disk_free_bytes, sample_ns / 1e9) FILTER (
+                   sample_ns >= (SELECT max(sample_ns) FROM health) - 600000000000),
+               (max(sample_ns) - min(sample_ns)) / 1e9,
+               avg(CASE WHEN load_1m > ? * num_cpus THEN 1.0 WHEN load_1m IS NOT NULL THEN 0.0 END),
+               median(load_1m), max(num_cpus)
+        FROM health WHERE device = 'host' GROUP BY node ORDER BY node
+        """,
+        [policy.queue_factor],
+    ):
+        is_trend = rate is not None and rate < 0 and over_s >= policy.disk_rate_over_s
+        soon_s = newest / -rate if newest is not None and is_trend else None
+        if newest is not None and (newest < policy.disk_free_bytes or (soon_s or 1e18) < policy.disk_soon_s):
+            until = "" if soon_s is None or soon_s > 86400 else f", full in {soon_s / 60:.0f} min at the present rate"
+            findings.append(
+                Finding(
+                    analyzer="health",
+                    kind="host_pressure",
+                    severity="warning",
+                    status="fired",
+                    cause="disk",
+                    summary=f"{newest / 2**30:.1f} GiB are free where {node} writes the run{until}: "
+                    "a checkpoint may not fit",
+                    evidence={"node": node, "disk_free_bytes": newest, "disk_free_lowest_bytes": least,
+                              "time_until_full_s": None if soon_s is None else round(soon_s, 1)},
+                    advice="host-pressure-disk",
+                )
+            )  # fmt: skip
+        if cpus and (waiting or 0.0) >= policy.queue_ratio:
+            findings.append(
+                Finding.advise(
+                    "health",
+                    "host_pressure",
+                    f"{load:.1f} processes want to run on the {cpus} CPUs of {node} (median): ranks wait for a core",
+                    cause="run_queue",
+                    evidence={"node": node, "load_median": round(load, 2), "num_cpus": cpus,
+                              "waiting_ratio": round(waiting, 4)},
+                    advice="host-pressure-run_queue",
+                )
+            )  # fmt: skip
+    return findings
+
+
+def _not_read(source: Source) -> list[Finding]:
+    """What no reading says: a column of NULLs is no health."""
+    findings = []
+    ((devices, hosts),) = source.rows(
+        "SELECT count(DISTINCT device) FILTER (device <> 'host'), count(*) FILTER (device = 'host') FROM health"
+    )
+    ((on_gpu,),) = (
+        [(0,)]
+        if lacking(source, ranks=("device",))
+        else source.rows("SELECT count(*) FROM ranks WHERE starts_with(device, 'cuda')")
+    )
+    if on_gpu and not devices:
+        findings.append(_insufficient("the health of GPUs was not judged: there are readings of hosts only"))
+    if devices:
+        columns = [column for needed in _READINGS.values() for column in needed]
+        there = ", ".join(f"bool_or({column} IS NOT NULL)" for column in columns)
+        (found,) = source.rows(f"SELECT {there} FROM health WHERE device <> 'host'")
+        has = dict(zip(columns, found, strict=True))
+        absent = [name for name, needed in _READINGS.items() if not all(has[column] for column in needed)]
+        if absent:
+            findings.append(
+                _insufficient(f"nothing is known of the GPUs' {', '.join(absent)}: not read or not supported")
+            )
+    if not hosts:
+        findings.append(_insufficient("the health of hosts was not judged: there are readings of GPUs only"))
+    else:
+        columns = ["load_1m", "num_cpus", "disk_free_bytes", "memory_used_bytes", "memory_total_bytes"]
+        there = ", ".join(f"bool_or({column} IS NOT NULL)" for column in columns)
+        (found,) = source.rows(f"SELECT {there} FROM health WHERE device = 'host'")
+        absent = [column for column, is_there in zip(columns, found, strict=True) if not is_there]
+        if absent:
+            findings.append(_insufficient(f"nothing is known of the hosts' {', '.join(absent)}"))
+    return findings
+
+
+def _ranks_of_devices(source: Source) -> dict[str, tuple[int, ...]]:
+    if lacking(source, ranks=("device_uuid",)):
+        return {}
+    rows = source.rows(
+        "SELECT device_uuid, list(DISTINCT rank ORDER BY rank) FROM ranks WHERE device_uuid <> '' AND rank >= 0 "
+        "GROUP BY device_uuid"
+    )
+    return {str(uuid): tuple(int(rank) for rank in who) for uuid, who in rows}
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def _insufficient(why: str) -> Finding:
+    return Finding.insufficient("health", "health", why)

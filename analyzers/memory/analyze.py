@@ -1,0 +1,247 @@
+"""Memory: growth from step to step, ranks far above their peers, and hosts and devices near their limit.
+
+    findings = analyze(store)       # kinds memory_growth, memory_limit; advice memory_limit, memory_imbalance
+
+* *Growth*: the slope of a rank's memory, the median of all slopes between sixths of its samples (robust against single
+  jumps), which must go on in the last third: caches and allocators fill up and level off, leaks do
+  not. The time to out-of-memory is what the host or device has left over the growth of all its ranks.
+* *Limit*: see `memory_limit`.
+* *Imbalance*: one rank holds much more than the median of its peers (same pipeline stage), so that it will be the first
+  to run out.
+
+What a rank that died of it had is in the finding of its death (`rank_lost`, cause out_of_memory).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from analyzers.account.timings import others_median
+from analyzers.finding import Finding
+from analyzers.memory.limits import LimitPolicy, limits, size_text
+from analyzers.run.snapshot import attempts
+from analyzers.source import Floats, Source, floats, ints, lacking
+
+__all__ = ["Growth", "MemoryPolicy", "analyze", "growth"]
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPolicy:
+    """When memory is worth a word."""
+
+    min_steps: int = 200
+    """Steps from which a slope means something: in the first hundred a healthy run still fills its allocators."""
+    min_samples: int = 12
+    """Different readings: on a host memory is read once a second."""
+    skip_ratio: float = 0.2
+    """First part of the run, in which caches and allocators fill up."""
+    min_growth_ratio: float = 0.05
+    """Growth over what is looked at, as a share of the level."""
+    min_growth_bytes: int = 32 * MIB
+    """The same in bytes: below, an allocator's arenas are seen."""
+    lasting_ratio: float = 0.5
+    """Slope of the last third over that of the whole: what levels off is no leak."""
+    limits: LimitPolicy = field(default_factory=LimitPolicy)
+    """When a host or device is near its limit."""
+    imbalance_factor: float = 1.5
+    """Memory of a rank over the median of its peers."""
+    imbalance_bytes: int = 1 << 30
+    """Least difference for that."""
+    since_step: int = 0
+    """Only steps from here on (the live view)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Bytes; `a_step` is the slope."""
+
+    a_step: float
+    first: float
+    last: float
+
+
+def analyze(source: Source, policy: MemoryPolicy | None = None) -> list[Finding]:
+    """Findings of the newest attempt; short runs say that they are."""
+    policy = policy or MemoryPolicy()
+    found = limits(source, policy.limits)
+    if absent := lacking(source, steps=("memory_bytes", "duration_ns")):
+        return [*found, _insufficient(f"nothing in {', '.join(absent)}")]
+    lives = attempts(source)
+    samples = _samples(source, lives[-1], policy) if lives else {}
+    growing = {rank: one for rank, (step, memory) in samples.items() if (one := growth(step, memory, policy))}
+    if growing:
+        found.append(_growth(source, lives[-1], samples, growing))
+    if lives and (unequal := _imbalance(source, lives[-1], policy)):
+        found.append(unequal)
+    is_short = not samples or max(len(step) for step, _ in samples.values()) < policy.min_steps
+    if is_short and not found:
+        return [_insufficient(f"it takes {policy.min_steps} steps")]
+    return found
+
+
+def growth(step: Floats, memory: Floats, policy: MemoryPolicy) -> Growth | None:
+    """A rank's growth if it is one that goes on. Pure: bytes at each step, in order."""
+    keep = slice(int(policy.skip_ratio * len(step)), None)
+    step, memory = step[keep], memory[keep]
+    if len(step) < (1 - policy.skip_ratio) * policy.min_steps or len(np.unique(memory)) < policy.min_samples:
+        return None
+    if not (np.diff(step) > 0).all():  # after a rollback steps come again: what counts is how many were taken
+        step = np.arange(float(len(step))) * max(1.0, float(np.median(np.abs(np.diff(step)))))
+    cuts = [int(len(step) * k / 6) for k in range(7)]
+    # Medians of six parts: three for each slope, so that a single jump moves at most one of them.
+    level = np.array([np.median(memory[a:b]) for a, b in pairwise(cuts)])
+    place = np.array([np.median(step[a:b]) for a, b in pairwise(cuts)])
+    slopes = np.array([(level[j] - level[i]) / (place[j] - place[i]) for i in range(6) for j in range(i + 1, 6)])
+    a_step = float(np.median(slopes))
+    total = a_step * float(step[-1] - step[0])
+    late = (level[5] - level[3]) / (place[5] - place[3])
+    rises = int((np.diff(level) > 0).sum())
+    if total < max(policy.min_growth_bytes, policy.min_growth_ratio * float(level[0])):
+        return None
+    if rises < 4 or late < policy.lasting_ratio * a_step:
+        return None
+    return Growth(a_step=a_step, first=float(level[0]), last=float(memory[-1]))
+
+
+def _samples(source: Source, attempt: int, policy: MemoryPolicy) -> dict[int, tuple[Floats, Floats]]:
+    table = source.query(
+        """
+        SELECT rank, step, memory_bytes FROM steps
+        WHERE attempt = ? AND step >= ? AND rank >= 0 AND duration_ns IS NOT NULL AND memory_bytes IS NOT NULL
+          AND step % (SELECT greatest(1, count(*) // 1000000) FROM steps) = 0
+        ORDER BY rank, start_ns
+        """,
+        [attempt, policy.since_step],
+    )
+    rank, step, memory = ints(table["rank"]), floats(table["step"]), floats(table["memory_bytes"])
+    bounds = np.flatnonzero(np.diff(rank)) + 1
+    parts = zip(np.split(rank, bounds), np.split(step, bounds), np.split(memory, bounds), strict=True)
+    return {int(r[0]): (s, m) for r, s, m in parts if len(r)}
+
+
+def _growth(
+    source: Source,
+    attempt: int,
+    samples: Mapping[int, tuple[Floats, Floats]],
+    growing: Mapping[int, Growth],
+) -> Finding:
+    worst = max(growing, key=lambda rank: growing[rank].a_step)
+    one, steps = growing[worst], samples[worst][0]
+    ((step_s,),) = source.rows(
+        "SELECT avg(duration_ns) / 1e9 FROM steps WHERE attempt = ? AND duration_ns IS NOT NULL", [attempt]
+    )
+    left = _left_bytes(source, attempt, worst, growing)
+    steps_left = None if left is None else left[0] / max(left[1], 1e-9)
+    until = ""
+    if steps_left is not None and step_s:
+        until = f"; at this rate it is out of memory in {steps_left:,.0f} steps ({_time(steps_left * step_s)})"
+    everybody = len(growing) == len(samples)
+    who = f"rank {worst}" if len(growing) == 1 else ("all ranks" if everybody else f"{len(growing)} ranks")
+    verb = "grows" if len(growing) == 1 else "grow"
+    return Finding(
+        analyzer="memory",
+        kind="memory_growth",
+        severity="warning",
+        status="fired",
+        ranks=() if everybody and len(growing) > 1 else tuple(sorted(growing)),
+        first_step=int(steps[0]),
+        last_step=int(steps[-1]),
+        cause="leak",
+        summary=f"memory of {who} {verb} by {size_text(one.a_step)} a step without levelling off"
+        f" ({size_text(one.last)} at the end){until}",
+        evidence={
+            "growth_a_step_bytes": round(one.a_step),
+            "memory_first_bytes": round(one.first),
+            "memory_last_bytes": round(one.last),
+            "left_bytes": None if left is None else round(left[0]),
+            "steps_to_out_of_memory": None if steps_left is None else round(steps_left),
+            "time_to_out_of_memory_s": None if steps_left is None or not step_s else round(steps_left * step_s, 1),
+            "growing_ranks": sorted(growing)[:32],
+        },
+        advice="memory-growth",
+        attempt=attempt,
+    )
+
+
+def _left_bytes(source: Source, attempt: int, rank: int, growing: Mapping[int, Growth]) -> tuple[float, float] | None:
+    """What the rank's device or host has left, and the growth a step of all ranks that share it."""
+    if lacking(source, health=("memory_used_bytes", "memory_total_bytes"), ranks=("host",)):
+        return None
+    rows = source.rows(
+        "SELECT rank, arg_max(host, wall_ns), arg_max(device_uuid, wall_ns) FROM ranks WHERE attempt = ? AND rank >= 0 "
+        "GROUP BY rank",
+        [attempt],
+    )
+    place = {number: (host, uuid) for number, host, uuid in rows}
+    host, uuid = place.get(rank, (None, None))
+    found = source.rows(
+        """
+        SELECT arg_max(memory_total_bytes - memory_used_bytes, sample_ns) FROM health
+        WHERE memory_used_bytes IS NOT NULL AND memory_total_bytes IS NOT NULL
+          AND CASE WHEN ? IS NOT NULL THEN device = ? ELSE device = 'host' AND node = ? END
+        """,
+        [uuid, uuid, host],
+    )
+    if not found or found[0][0] is None:
+        return None
+    beside = [other for other in growing if place.get(other, ("", ""))[bool(uuid)] == (uuid or host)]
+    return float(found[0][0]), sum(growing[other].a_step for other in beside)
+
+
+def _imbalance(source: Source, attempt: int, policy: MemoryPolicy) -> Finding | None:
+    stage = "arg_max(coalesce(pp, 0), wall_ns)"
+    of_ranks = (
+        "SELECT rank, 0 AS stage FROM steps WHERE false"
+        if lacking(source, ranks=())
+        else f"SELECT rank, {stage} AS stage FROM ranks WHERE attempt = {int(attempt)} GROUP BY rank"
+    )
+    rows = source.rows(
+        f"""
+        SELECT rank, held, coalesce(stage, 0) FROM (
+            SELECT rank, max(memory_bytes) AS held FROM steps
+            WHERE attempt = ? AND rank >= 0 AND memory_bytes IS NOT NULL GROUP BY rank)
+        LEFT JOIN ({of_ranks}) USING (rank)
+        """,
+        [attempt],
+    )
+    worst: tuple[float, int, float, float] | None = None
+    for stage_number in {place for *_, place in rows}:
+        peers = [(rank, float(held)) for rank, held, place in rows if place == stage_number]
+        if len(peers) < 3:
+            continue
+        of_others = others_median(np.array([[held] for _, held in peers]))[:, 0]
+        for (rank, held), usual in zip(peers, of_others.tolist(), strict=True):
+            factor = held / usual if usual else 1.0
+            if factor >= policy.imbalance_factor and held - usual >= policy.imbalance_bytes:
+                worst = max(worst or (0.0, 0, 0.0, 0.0), (factor, rank, held, usual))
+    if worst is None:
+        return None
+    factor, rank, held, usual = worst
+    return Finding.advise(
+        "memory",
+        "memory_imbalance",
+        f"rank {rank} held up to {size_text(held)}, {factor:.2f}x the median of its peers: it runs out of memory first",
+        ranks=(rank,),
+        attempt=attempt,
+        evidence={
+            "highest_bytes": round(held),
+            "highest_of_peers_bytes": round(usual),
+            "factor_ratio": round(factor, 3),
+        },
+    )
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 7200:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.1f} min" if seconds >= 120 else f"{seconds:.0f} s"
+
+
+def _insufficient(why: str) -> Finding:
+    return Finding.insufficient("memory", "memory_growth", f"memory was not judged: {why}")

@@ -1,0 +1,142 @@
+"""Hosts and devices near the limit of their memory.
+
+    found = limits(store)       # kind memory_limit: fired, or advice
+
+1. Readings of table `health` within `limit_ratio` of what there is. Of a host that is a warning. Of a device it is
+   advice: its readings hold the cache of torch's allocator, which takes what it gets and gives it back.
+2. What warns of a device are the allocator's own retries (events `allocation_retries`): then memory was short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analyzers.finding import Finding
+from analyzers.run.event_log import Event, EventLog
+from analyzers.source import Source, lacking
+
+__all__ = ["LimitPolicy", "limits", "size_text"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitPolicy:
+    """When memory is nearly all used."""
+
+    limit_ratio: float = 0.95
+    """Use from which a host or device is near its limit."""
+    min_retry_events: int = 3
+    """Seconds in which a rank's allocator retried: once or twice is a large batch or a change of shapes."""
+
+
+def limits(source: Source, policy: LimitPolicy | None = None) -> list[Finding]:
+    """At most one finding of hosts and one of devices: a warning of retries stands in the place of the advice."""
+    policy = policy or LimitPolicy()
+    short = _retries(source, policy)
+    return short + [found for found in _readings(source, policy) if not short or found.status != "advice"]
+
+
+def _readings(source: Source, policy: LimitPolicy) -> list[Finding]:
+    if lacking(source, health=("memory_used_bytes", "memory_total_bytes")):
+        return []  # said by `health`
+    rows = source.rows(
+        """
+        SELECT node, device, max(memory_used_bytes), max(memory_total_bytes),
+               max_by(memory_used_bytes, sample_ns) FROM health
+        WHERE memory_total_bytes > 0 AND memory_used_bytes IS NOT NULL GROUP BY node, device
+        HAVING max(memory_used_bytes / memory_total_bytes) >= ? ORDER BY 3 DESC
+        """,
+        [policy.limit_ratio],
+    )
+    hosts, devices = [row for row in rows if row[1] == "host"], [row for row in rows if row[1] != "host"]
+    return [_limit(source, of_kind) for of_kind in (hosts, devices) if of_kind]
+
+
+def _limit(source: Source, rows: Sequence[tuple[Any, ...]]) -> Finding:
+    node, device, highest, total, newest = rows[0]
+    on_host = device == "host"
+    where = f"the host {node}" if on_host else f"device {device} of {node}"
+    more = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
+    use = f"{where} had {size_text(highest)} of {size_text(total)} in use ({100 * highest / total:.1f} %){more}"
+    beware = "the next larger batch, checkpoint or neighbour runs out of memory"
+    cached = "much of it may be the cache of torch's allocator, which did not have to empty it more than now and then"
+    return Finding(
+        analyzer="memory",
+        kind="memory_limit",
+        severity="warning" if on_host else "info",
+        status="fired" if on_host else "advice",
+        ranks=_ranks_on(source, str(node), str(device)),
+        cause="host" if on_host else "device",
+        summary=f"{use}: {beware if on_host else cached}",
+        evidence={
+            "highest_bytes": int(highest),
+            "newest_bytes": int(newest),
+            "total_bytes": int(total),
+            "used_ratio": round(highest / total, 4),
+            "num_places": len(rows),
+        },
+        advice="memory-limit",
+    )
+
+
+def _retries(source: Source, policy: LimitPolicy) -> list[Finding]:
+    """Ranks whose allocator was short of memory again and again, in the newest attempt that says so."""
+    log = EventLog.load(source, ("allocation_retries",))
+    events = log.of("allocation_retries")
+    newest = max((event.attempt for event in events), default=0)
+    by_rank: dict[int, list[Event]] = {}
+    for event in events:
+        if event.attempt == newest and event.rank >= 0:
+            by_rank.setdefault(event.rank, []).append(event)
+    short = {rank: own for rank, own in by_rank.items() if len(own) >= policy.min_retry_events}
+    if not short:
+        return []
+    worst = max(short, key=lambda rank: len(short[rank]))
+    steps = [event.step for own in short.values() for event in own if event.step is not None]
+    allocated = max(event.integer("allocated_bytes") for event in short[worst])
+    reserved = max(event.integer("reserved_bytes") for event in short[worst])
+    count = sum(event.integer("num_retries") for event in short[worst])
+    more = f" (and {len(short) - 1} more ranks)" if len(short) > 1 else ""
+    return [
+        Finding(
+            analyzer="memory",
+            kind="memory_limit",
+            severity="warning",
+            status="fired",
+            ranks=tuple(sorted(short)),
+            first_step=min(steps, default=None),
+            last_step=max(steps, default=None),
+            cause="allocator",
+            summary=f"the device of rank {worst}{more} had no memory left {count} times: its allocator emptied its "
+            f"cache and tried again, with {size_text(allocated)} in use and {size_text(reserved)} reserved; the next "
+            "larger tensor does not fit",
+            evidence={
+                "num_retries": count,
+                "num_seconds_with_retries": len(short[worst]),
+                "allocated_bytes": allocated,
+                "reserved_bytes": reserved,
+            },
+            advice="memory-limit",
+            attempt=newest,
+        )
+    ]
+
+
+def _ranks_on(source: Source, node: str, device: str) -> tuple[int, ...]:
+    if lacking(source, ranks=("host",)):
+        return ()
+    rows = source.rows(
+        "SELECT DISTINCT rank FROM ranks WHERE rank >= 0 "
+        "AND CASE WHEN ? = 'host' THEN host = ? ELSE device_uuid = ? END ORDER BY rank",
+        [device, node, device],
+    )
+    return tuple(rank for (rank,) in rows)
+
+
+def size_text(number: float) -> str:
+    """Bytes in the largest unit that fits."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(number) >= scale:
+            return f"{number / scale:.3g} {unit}"
+    return f"{number:.0f} B"

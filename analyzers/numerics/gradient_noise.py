@@ -1,0 +1,270 @@
+"""How noisy the gradient is, and what that says about the batch: the simple noise scale of McCandlish et al. (2018).
+
+    findings = analyze(store)       # kind gradient_noise
+
+B_simple = tr(S) / |G|^2: S is the covariance of one token's gradient over the data, G the mean gradient. At a batch of
+B_simple tokens half of a gradient is signal. Far below it, twice the batch takes nearly half the steps; far above it,
+twice the batch buys nearly nothing.
+
+1. Each data rank's own gradient is a mean over b tokens, their mean, the global one, over B = N b. Noise falls with the
+   number of tokens: E|g_local|^2 = |G|^2 + tr(S) / b and E|g_global|^2 = |G|^2 + tr(S) / B.
+2. From both, in each step that has them, estimators without bias (the paper's appendix A.1):
+   tr(S) = (|g_local|^2 - |g_global|^2) / (1/b - 1/B), |G|^2 = (B |g_global|^2 - b |g_local|^2) / (B - b), with
+   |g_local|^2 the mean over the data ranks. A pipeline's stages of one data rank are added.
+3. A step's |G|^2 is mostly noise, and a ratio of noise has no mean: numerator and denominator are averaged separately,
+   over the newest third of the run's samples, at most `window_samples`. The interval is that of their ratio (both
+   errors and their covariance).
+
+The norms are `steps.local_grad_norm` (`probes.collectives.local_gradient`) and `steps.grad_norm`, both before clipping.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from analyzers.finding import Finding
+from analyzers.run.snapshot import attempts
+from analyzers.source import Floats, Ints, Source, floats, ints, lacking
+
+__all__ = ["GradientNoisePolicy", "Noise", "Samples", "analyze", "noise_scale", "samples"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientNoisePolicy:
+    """What is enough to say something, and when the batch is worth a word."""
+
+    window_samples: int = 200
+    """Newest samples that are averaged, at most: the scale grows while a model learns, in its first hundred steps by
+    a factor of ten."""
+    min_samples: int = 20
+    """Samples from which an average of them means something."""
+    far_ratio: float = 10.0
+    """Batch / noise scale, or the reverse, from which most of a larger (smaller) batch is lost (won)."""
+    sigmas: float = 2.0
+    """Width of the interval to each side, in standard errors."""
+    max_points: int = 10
+    """Windows over the run that are shown as its course."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """By sampled step: squares of the gradient's norm, mean over the data ranks and global. Batches in tokens."""
+
+    step: Ints
+    local_square: Floats
+    global_square: Floats
+    rank_tokens: float
+    num_data_ranks: int
+
+    @property
+    def batch_tokens(self) -> float:
+        return self.rank_tokens * self.num_data_ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """Averages over some samples. `scale_tokens` = `trace` / `square`; infinite where no signal was seen."""
+
+    trace: float
+    """tr(S), of one token's gradient."""
+    square: float
+    """|G|^2."""
+    trace_error: float
+    square_error: float
+    scale_tokens: float
+    low_tokens: float
+    high_tokens: float
+
+
+def analyze(source: Source, policy: GradientNoisePolicy | None = None) -> list[Finding]:
+    """One finding, of the newest attempt with enough samples."""
+    policy = policy or GradientNoisePolicy()
+    if absent := lacking(source, steps=("grad_norm", "tokens", "local_grad_norm"), ranks=("rank",)):
+        return [_insufficient(_why_absent(source, absent))]
+    most = 0
+    for attempt in reversed(attempts(source)):
+        found = samples(source, attempt)
+        if found is None:
+            continue
+        if found.num_data_ranks < 2:
+            return [_insufficient("with one data rank there is no local gradient beside the global one", attempt)]
+        most = max(most, len(found.step))
+        if len(found.step) >= policy.min_samples:
+            return [_judged(found, attempt, policy)]
+    return [_insufficient(f"it takes {policy.min_samples} steps with local norms, there are {most}")]
+
+
+def samples(source: Source, attempt: int) -> Samples | None:
+    """Steps of which every rank that ought to has its local norm; None if there are none. Of a step that ran again
+    after a rollback, its last execution."""
+    table = source.query(
+        """
+        WITH place AS (
+            SELECT DISTINCT rank, coalesce(dp_replicate, rank) AS replica, coalesce(dp_shard, 0) AS shard,
+                   coalesce(pp, 0) AS stage
+            FROM ranks WHERE attempt = ? QUALIFY row_number() OVER (PARTITION BY rank ORDER BY wall_ns DESC) = 1
+        ), own AS (
+            SELECT step, rank, arg_max(local_grad_norm, start_ns) AS local, arg_max(grad_norm, start_ns) AS whole,
+                   arg_max(tokens, start_ns) AS tokens
+            FROM steps WHERE attempt = ? AND local_grad_norm IS NOT NULL AND committed IS NOT FALSE GROUP BY step, rank
+        ), data AS (
+            SELECT step, replica, shard, sum(local * local) AS square, count(*) AS stages, max(whole) AS whole,
+                   max(tokens) AS tokens
+            FROM own JOIN place USING (rank) GROUP BY step, replica, shard
+        )
+        SELECT step, avg(square) AS local_square, max(whole) AS whole, max(tokens) AS tokens, count(*) AS data_ranks,
+               sum(stages) AS ranks
+        FROM data GROUP BY step HAVING isfinite(avg(square)) AND isfinite(max(whole)) ORDER BY step
+        """,
+        [attempt, attempt],
+    )
+    if not len(table["step"]):
+        return None
+    complete = ints(table["ranks"]) == ints(table["ranks"]).max()
+    whole, tokens = floats(table["whole"])[complete], floats(table["tokens"])[complete]
+    return Samples(
+        step=ints(table["step"])[complete],
+        local_square=floats(table["local_square"])[complete],
+        global_square=whole**2,
+        rank_tokens=float(np.median(tokens)),
+        num_data_ranks=int(ints(table["data_ranks"]).max()),
+    )
+
+
+def noise_scale(local_square: Floats, global_square: Floats, small: float, big: float, sigmas: float = 2.0) -> Noise:
+    """Averages of the two estimators, and the interval of their ratio. Batches `small` and `big` in tokens. Pure."""
+    trace = (local_square - global_square) / (1.0 / small - 1.0 / big)
+    square = (big * global_square - small * local_square) / (big - small)
+    count = len(trace)
+    errors = np.cov(np.stack((trace, square))) / count if count > 1 else np.zeros((2, 2))
+    top, bottom = float(trace.mean()), float(square.mean())
+    top_error, bottom_error = math.sqrt(errors[0, 0]), math.sqrt(errors[1, 1])
+    low, high = _ratio_interval(top, bottom, errors, sigmas)
+    return Noise(
+        trace=top,
+        square=bottom,
+        trace_error=top_error,
+        square_error=bottom_error,
+        scale_tokens=top / bottom if bottom > 0 else math.inf,
+        low_tokens=low,
+        high_tokens=high,
+    )
+
+
+def _ratio_interval(top: float, bottom: float, errors: Floats, sigmas: float) -> tuple[float, float]:
+    """Fieller's interval: ratios r for which top - r bottom is within its error of zero. It is open to one side where
+    the denominator may be zero."""
+    a = bottom**2 - sigmas**2 * float(errors[1, 1])
+    b = top * bottom - sigmas**2 * float(errors[0, 1])
+    c = top**2 - sigmas**2 * float(errors[0, 0])
+    if a <= 0:  # no signal was seen for certain: only that the ratio is large
+        edge = bottom + sigmas * math.sqrt(float(errors[1, 1]))
+        return (max(0.0, top / edge) if edge > 0 else math.inf), math.inf
+    root = math.sqrt(max(0.0, b * b - a * c))
+    return max(0.0, (b - root) / a), (b + root) / a
+
+
+def _judged(found: Samples, attempt: int, policy: GradientNoisePolicy) -> Finding:
+    batch = found.batch_tokens
+    newest = slice(-min(policy.window_samples, max(policy.min_samples, len(found.step) // 3)), None)
+    ratio = float(np.mean(found.local_square[newest]) / np.mean(found.global_square[newest]))
+    if not 0.99 <= ratio <= 2.0 * found.num_data_ranks:
+        why = f"local norms are {ratio:.3g} times the global one: the gradients were scaled in a way that is not known"
+        return _insufficient(why, attempt)
+    noise = noise_scale(
+        found.local_square[newest], found.global_square[newest], found.rank_tokens, batch, policy.sigmas
+    )
+    advice = "larger" if policy.far_ratio * batch <= noise.low_tokens else ""
+    advice = "smaller" if batch >= policy.far_ratio * noise.high_tokens else advice
+    return Finding(
+        analyzer="gradient_noise",
+        kind="gradient_noise",
+        severity="info",
+        status="advice" if advice else "ok",
+        first_step=int(found.step[newest][0]),
+        last_step=int(found.step[-1]),
+        cause=f"{advice}_batch" if advice else "",
+        summary=_summary(noise, batch, advice),
+        evidence={
+            "noise_scale_tokens": _rounded(noise.scale_tokens),
+            "low_tokens": _rounded(noise.low_tokens),
+            "high_tokens": _rounded(noise.high_tokens),
+            "batch_tokens": batch,
+            "signal_ratio": _signal(batch, noise.scale_tokens),
+            "trace_of_covariance": noise.trace,
+            "trace_standard_error": noise.trace_error,
+            "square_of_mean_gradient": noise.square,
+            "square_standard_error": noise.square_error,
+            "local_to_global_square_ratio": round(ratio, 4),
+            "data_ranks": found.num_data_ranks,
+            "samples": len(found.step[newest]),
+            "course_tokens": _course(found, policy),
+        },
+        advice="gradient-noise",
+        attempt=attempt,
+    )
+
+
+def _summary(noise: Noise, batch: float, advice: str) -> str:
+    share = 100 * _signal(batch, noise.scale_tokens)
+    interval = f"{_text(noise.low_tokens)} to {_text(noise.high_tokens)}"
+    if math.isinf(noise.high_tokens):
+        found = (
+            f"the gradient's noise scale is at least {_text(noise.low_tokens)} tokens (no signal rises above it yet)"
+        )
+    else:
+        found = f"the gradient's noise scale is {_text(noise.scale_tokens)} tokens ({interval})"
+    beside = f"{found}; the batch has {_text(batch)}, {share:.0f} % of a step's gradient is signal"
+    if advice == "larger":
+        return f"{beside}: twice the batch would take nearly half the steps"
+    if advice == "smaller":
+        return f"{beside}: a smaller batch would learn as much in a step, from fewer tokens"
+    return beside
+
+
+def _signal(batch: float, scale: float) -> float:
+    """Progress of a step beside that of a step without noise (equation 2.7 of the paper)."""
+    return 0.0 if math.isinf(scale) else 1.0 / (1.0 + max(0.0, scale) / batch)
+
+
+def _course(found: Samples, policy: GradientNoisePolicy) -> list[dict[str, float | None]]:
+    """The scale in windows over the run, the oldest first."""
+    count = min(policy.max_points, len(found.step) // policy.min_samples)
+    course: list[dict[str, float | None]] = []
+    for part in np.array_split(np.arange(len(found.step)), max(1, count)):
+        local, whole = found.local_square[part], found.global_square[part]
+        noise = noise_scale(local, whole, found.rank_tokens, found.batch_tokens, policy.sigmas)
+        course.append({"step": int(found.step[part[-1]]), "tokens": _rounded(noise.scale_tokens)})
+    return course
+
+
+def _rounded(tokens: float) -> float | None:
+    """None where it has no bound: no signal was seen."""
+    return float(f"{tokens:.4g}") if math.isfinite(tokens) else None
+
+
+def _text(tokens: float) -> str:
+    """Two digits are all that it is good for."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if tokens >= size:
+            return f"{float(f'{tokens / size:.2g}'):g}{unit}"
+    return f"{float(f'{tokens:.2g}'):g}"
+
+
+def _why_absent(source: Source, absent: list[str]) -> str:
+    if absent != ["steps.local_grad_norm"]:
+        return f"nothing in {', '.join(absent)}"
+    ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE rank >= 0")
+    if num_ranks < 2:
+        return "with one data rank there is no local gradient beside the global one"
+    return (
+        "the ranks' own gradients were not measured (steps.local_grad_norm): it takes two data ranks, recorded "
+        "collectives, probes.local_norm_interval above 0 and no tensor parallelism"
+    )
+
+
+def _insufficient(why: str, attempt: int | None = None) -> Finding:
+    return Finding.insufficient("gradient_noise", "gradient_noise", f"not measured: {why}", attempt=attempt)

@@ -1,0 +1,185 @@
+"""Where the first NaN or Inf of a step was made, from what the ranks recorded of it: ranks, phase, parameter. Pure.
+
+    where = locate(StepEvidence(rows=[RankStep(rank=0, local_loss=2.1), ...], flags=[...], parameters=[...]))
+    where.ranks, where.phase, where.parameter, where.how
+
+The rules, and how records become this evidence, stand in `analyzers.numerics.nonfinite`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["Flag", "Location", "Phase", "RankStep", "StepEvidence", "is_bad", "locate"]
+
+Phase = Literal["forward", "backward", "reduction", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStep:
+    """One rank's row of the step. None = not recorded."""
+
+    rank: int
+    local_loss: float | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    nonfinite_count: int | None = None
+    committed: bool | None = None
+    batch_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One rank's input of one collective: whether it was non-finite, and when after the rank's begin of the step."""
+
+    rank: int
+    group: str
+    seq: int
+    op: str
+    since_begin_ns: int
+    nonfinite: bool
+    phase: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEvidence:
+    """What is known of one bad step. `parameters` holds (rank, name, non-finite elements) in the model's order."""
+
+    rows: Sequence[RankStep]
+    flags: Sequence[Flag] = ()
+    parameters: Sequence[tuple[int, str, int]] = ()
+    reported_phase: str = ""
+    reported_parameters: Sequence[str] = ()
+    data_parallel: bool = False
+    """Whether every gradient is reduced over other ranks before the optimizer's phase."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """Where it began. `ranks` is empty if nothing names one; `how` says which evidence did."""
+
+    ranks: tuple[int, ...]
+    phase: Phase
+    parameter: str
+    how: str
+    group: str = ""
+    seq: int | None = None
+    op: str = ""
+    others: tuple[str, ...] = field(default=())
+
+
+def locate(evidence: StepEvidence) -> Location:
+    """Name ranks, phase and parameter of one bad step. Pure."""
+    parameter, others = _parameter(evidence)
+    bad_loss = tuple(sorted(row.rank for row in evidence.rows if is_bad(row.local_loss)))
+    good_loss = [row.rank for row in evidence.rows if row.local_loss is not None and not is_bad(row.local_loss)]
+    flagged = [flag for flag in evidence.flags if flag.nonfinite]
+    if flagged and not bad_loss and (_only_after_reduction(evidence, flagged) or _by_sharding(evidence, flagged)):
+        return Location(ranks=(), phase="reduction", parameter=parameter, how="all_inputs_finite", others=others)
+    if flagged:
+        ranks, first = _earliest(evidence, flagged)
+        forward = bool(set(ranks) & set(bad_loss))
+        if forward and set(ranks) <= set(bad_loss):
+            # A loss is made before data ranks reduce anything: whose is bad made it so. Within the forward pass, groups
+            # of one sample (tensor parallel) reduce apart from each other, and none of them is another's fallout.
+            ranks = bad_loss if first.phase != "forward" else _apart(evidence, flagged, bad_loss)
+        return Location(
+            ranks=ranks,
+            phase="forward" if forward else "backward",
+            parameter="" if forward else parameter,
+            how="flag",
+            group=first.group,
+            seq=first.seq,
+            op=first.op,
+            others=others,
+        )
+    if bad_loss:
+        named = bad_loss if good_loss or len(evidence.rows) == 1 else tuple(sorted(row.rank for row in evidence.rows))
+        return Location(ranks=named, phase="forward", parameter="", how="local_loss", others=others)
+    if len(evidence.rows) == 1:
+        phase: Phase = "backward" if parameter or evidence.rows[0].nonfinite_count else "unknown"
+        return Location(ranks=(evidence.rows[0].rank,), phase=phase, parameter=parameter, how="single", others=others)
+    if evidence.flags and good_loss:
+        return Location(ranks=(), phase="reduction", parameter=parameter, how="all_inputs_finite", others=others)
+    reported = evidence.reported_phase
+    phase = "backward" if reported == "backward" or parameter else "forward" if reported == "forward" else "unknown"
+    return Location(ranks=(), phase=phase, parameter=parameter, how="nothing", others=others)
+
+
+def _only_after_reduction(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
+    """Whether gradients went finite into their reduction and not out of it: then the first flags are those of the
+    norm, whose input is made from what was reduced. Only where every gradient is reduced at all: a tensor-parallel
+    rank's own NaN meets no other reduction than the norm's."""
+    if not evidence.data_parallel or any(flag.phase != "optimizer" for flag in flagged):
+        return False
+    return any(flag.phase == "backward" for flag in evidence.flags)
+
+
+def _by_sharding(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
+    """Whether what came out of a reduce-scatter was bad although everything that went into it was finite: with
+    replicas of shards, the next reduction, over the replicas, is the first that sees it."""
+    ranks, first = _earliest(evidence, flagged)
+    by_call: dict[tuple[str, int], list[Flag]] = {}
+    for flag in evidence.flags:
+        by_call.setdefault((flag.group, flag.seq), []).append(flag)
+    for flag in by_call[first.group, first.seq]:
+        if flag.rank not in ranks:
+            continue
+        earlier = [f for f in evidence.flags if f.rank == flag.rank and f.since_begin_ns < flag.since_begin_ns]
+        before = max(earlier, key=lambda f: f.since_begin_ns, default=None)
+        if before is None or before.op != "reduce_scatter" or before.group == flag.group:
+            return False
+        if any(member.nonfinite for member in by_call[before.group, before.seq]):
+            return False
+    return first.op == "all_reduce" and first.phase == "backward"
+
+
+def _earliest(evidence: StepEvidence, flagged: Sequence[Flag]) -> tuple[tuple[int, ...], Flag]:
+    """The members with a bad input of the earliest flagged collective; of several in groups that share no rank, of the
+    soonest."""
+    roots = _roots(evidence, flagged)
+    first = min(roots, key=lambda flag: (flag.since_begin_ns, flag.seq, flag.rank))
+    same = [flag for flag in flagged if (flag.group, flag.seq) == (first.group, first.seq)]
+    return tuple(sorted({flag.rank for flag in same})), first
+
+
+def _apart(evidence: StepEvidence, flagged: Sequence[Flag], bad_loss: Sequence[int]) -> tuple[int, ...]:
+    """The members with a bad input of all earliest collectives of the forward pass."""
+    roots = [flag for flag in _roots(evidence, flagged) if flag.phase == "forward"]
+    return tuple(sorted({flag.rank for flag in roots} & set(bad_loss)))
+
+
+def _roots(evidence: StepEvidence, flagged: Sequence[Flag]) -> Sequence[Flag]:
+    """Flags of the collectives that are nobody's fallout.
+
+    Earlier is what some rank did earlier: ranks begin a step apart, so their times since then say nothing of one
+    another (a late rank's first collective may come after the others' second by that clock). A collective that one of
+    its members entered after another flagged one counts neither for nor against anybody: its inputs may be made from
+    the result of that one.
+    """
+    calls = {(flag.group, flag.seq) for flag in flagged}
+    fallout: set[tuple[str, int]] = set()
+    by_rank: dict[int, list[Flag]] = {}
+    for flag in evidence.flags:
+        by_rank.setdefault(flag.rank, []).append(flag)
+    for own in by_rank.values():
+        own.sort(key=lambda flag: (flag.since_begin_ns, flag.seq))
+        made = [(flag.group, flag.seq) for flag in own if (flag.group, flag.seq) in calls]
+        fallout.update(call for call in made[1:] if call != made[0])
+    return [flag for flag in flagged if (flag.group, flag.seq) not in fallout] or flagged
+
+
+def _parameter(evidence: StepEvidence) -> tuple[str, tuple[str, ...]]:
+    """The parameter nearest the loss among those that are not finite, and all of them."""
+    seen: dict[str, int] = {}
+    for _, name, count in evidence.parameters:
+        seen[name] = seen.get(name, 0) + count
+    bad = [name for name, count in seen.items() if count > 0] or list(evidence.reported_parameters)
+    return (bad[-1] if bad else ""), tuple(bad)
+
+
+def is_bad(value: float | None) -> bool:
+    return value is not None and not math.isfinite(value)

@@ -1,0 +1,151 @@
+"""The pipeline's bubble, measured, and the stage that makes it larger than it must be.
+
+    findings = analyze(store, schedule="1f1b")      # kinds bubble (a measurement) and stage_imbalance
+
+1. Idle share of each step of each pipeline, beside what the schedule has with equal stages; what is over it, split into
+   imbalance, communication and waiting for data; and the stage to lighten (`pipeline_bubble`).
+2. Work of a pipeline coordinate: the median over steps and pipelines of what its ranks computed in a step.
+3. Imbalance: the one coordinate with the most work is over the median of the others by `excess_ratio`, on every
+   pipeline, in the first third of the steps as in the last. A rank that is slow by itself is slow on one pipeline or
+   from some step on: that is the straggler's business.
+
+What a balanced split would gain: the slowest stage sets the pace, so a step's pipeline takes mean / largest of what it
+takes now, with the same total work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from analyzers.account.bubble import StepIdle
+from analyzers.account.wait_split import pipelines
+from analyzers.finding import Finding
+from analyzers.pipeline.pipeline_bubble import Bubble, Pipeline, load_pipeline, summarise
+from analyzers.source import Source, missing_tables
+
+__all__ = ["StageBalancePolicy", "analyze", "heaviest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageBalancePolicy:
+    """When a stage is too heavy, and how much is looked at."""
+
+    excess_ratio: float = 1.15
+    """Work over the median of the other stages: less than a layer more in ten is how layers divide."""
+    min_steps: int = 12
+    """Steps from which a median of a third of them means something."""
+    warm_up_steps: int = 3
+    """First steps, which allocate and compile."""
+    max_steps: int = 120
+    """Steps that are looked at, evenly over the run."""
+    max_pipelines: int = 16
+    """Pipelines that are looked at."""
+
+
+def analyze(source: Source, schedule: str = "", policy: StageBalancePolicy | None = None) -> list[Finding]:
+    """Findings of the newest attempt that has a pipeline; none without one."""
+    policy = policy or StageBalancePolicy()
+    if missing_tables(source, "ranks", "spans"):
+        return []  # said by `coverage`
+    found = pipelines(source)
+    if not found:
+        return []
+    attempt = max(number for number, _ in found)
+    members = [ranks for number, ranks in found if number == attempt][: policy.max_pipelines]
+    loaded = (
+        load_pipeline(source, attempt, ranks, first_steps=policy.warm_up_steps, max_steps=policy.max_steps)
+        for ranks in members
+    )
+    measured = [one for one in loaded if one is not None and len(one.steps) >= policy.min_steps]
+    bubble = summarise(measured, schedule)
+    if bubble is None:
+        return [_insufficient(attempt)]
+    everybody = [ranks for number, ranks in found if number == attempt]
+    told = _bubble(attempt, bubble, measured)
+    heavy = heaviest([[_work(steps, one.ranks) for steps in _thirds(one.steps)] for one in measured], policy)
+    if heavy is None:
+        return [told]
+    return [told, _imbalance(attempt, heavy, [ranks[heavy] for ranks in everybody], measured)]
+
+
+def heaviest(work: Sequence[Sequence[Sequence[float]]], policy: StageBalancePolicy) -> int | None:
+    """The coordinate that has too much work on every pipeline in every part of the run: `work[pipeline][part]` holds
+    one number a coordinate. None if there is no such one. Pure."""
+    candidates = {max(range(len(part)), key=part.__getitem__) for parts in work for part in parts}
+    if len(candidates) != 1:
+        return None
+    (heavy,) = candidates
+    for parts in work:
+        for part in parts:
+            others = median(value for number, value in enumerate(part) if number != heavy)
+            if part[heavy] < policy.excess_ratio * others:
+                return None
+    return heavy
+
+
+def _thirds(steps: Sequence[StepIdle]) -> list[Sequence[StepIdle]]:
+    third = len(steps) // 3
+    return [steps[:third], steps[-third:]]
+
+
+def _work(steps: Sequence[StepIdle], ranks: Sequence[int]) -> list[float]:
+    """Nanoseconds of work a step, one number a coordinate."""
+    return [median(step.ranks[rank].busy_ns for step in steps) for rank in ranks]
+
+
+def _bubble(attempt: int, bubble: Bubble, measured: Sequence[Pipeline]) -> Finding:
+    return Finding(
+        analyzer="stage_balance",
+        kind="bubble",
+        severity="info",
+        status="ok",
+        first_step=measured[0].steps[0].step,
+        last_step=measured[0].steps[-1].step,
+        summary=bubble.text,
+        evidence=bubble.evidence(),
+        advice="bubble",
+        attempt=attempt,
+    )
+
+
+def _imbalance(attempt: int, heavy: int, ranks: Sequence[int], measured: Sequence[Pipeline]) -> Finding:
+    by_coordinate: Mapping[int, float] = {
+        place: median(step.ranks[one.ranks[place]].busy_ns for one in measured for step in one.steps)
+        for place in range(len(measured[0].ranks))
+    }
+    mean = sum(by_coordinate.values()) / len(by_coordinate)
+    others = median(value for place, value in by_coordinate.items() if place != heavy)
+    gain = by_coordinate[heavy] / mean
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+    return Finding(
+        analyzer="stage_balance",
+        kind="stage_imbalance",
+        severity="info",
+        status="fired",
+        ranks=tuple(sorted(ranks)),
+        first_step=measured[0].steps[0].step,
+        last_step=measured[0].steps[-1].step,
+        cause="imbalance",
+        summary=(
+            f"pipeline coordinate {heavy} ({who}) has {by_coordinate[heavy] / others:.2f}x the work of the others: "
+            f"{100 * (1 - mean / by_coordinate[heavy]):.0f} % of its layers moved away would balance it"
+        ),
+        evidence={
+            "work_ms_by_coordinate": [round(value / 1e6, 3) for value in by_coordinate.values()],
+            "work_factor_ratio": round(by_coordinate[heavy] / others, 3),
+            "pipeline_speedup_ratio": round(gain, 3),
+        },
+        advice="stage-imbalance",
+        attempt=attempt,
+    )
+
+
+def _insufficient(attempt: int) -> Finding:
+    return Finding.insufficient(
+        "stage_balance",
+        "bubble",
+        "the pipeline's bubble was not measured: too few steps in which all of its ranks have all their spans",
+        attempt=attempt,
+    )

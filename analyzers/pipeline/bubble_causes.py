@@ -1,0 +1,172 @@
+"""What makes a pipeline idle for longer than its schedule asks: unequal stages, hand-over, or waiting for data.
+
+    (step, *_) = split_idle(whole_steps(spans, ranks), ranks, loading_ns={(5, 0): 2_000_000})
+    step.idle.idle_ratio                     # measured
+    step.even_ratio                          # what the same order has with equal stages and nothing in between
+    step.imbalance_ratio, step.communication_ratio, step.data_ratio        # what is over it; they add up
+
+Each step is replayed in the order in which its ranks worked, with less and less in the way:
+
+1. As it ran: from where the first stage begins to load its batch to the last backward.
+2. Without hand-over: a stage goes on as soon as what it needs was computed. The difference is *communication*: messages
+   on their way, and the gaps between two computations of a rank.
+3. Without loading, too. The difference is *waiting for data*. Ranks are taken to begin to load at the same time.
+4. With all stages alike: every forward, backward and weight takes the mean of its kind over stages and microbatches.
+   The difference is *imbalance*. What is idle now is the schedule's own.
+
+The work is the same in all of them, so the shares are of one piece. Only durations and each rank's own order are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from analyzers.account.bubble import PipelineSpans, StepIdle, idle_of
+
+__all__ = ["StepSplit", "split_idle", "typical"]
+
+MAX_REPLAYED_SPANS = 400_000
+"""Spans that are replayed; of more every k-th step is taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSplit:
+    """One step: what was measured, with the loading of the first stage in it, and what it is made of (shares of the
+    pipeline's time; `even_ratio` and the three others add up to the idle share)."""
+
+    idle: StepIdle
+    even_ratio: float
+    imbalance_ratio: float
+    communication_ratio: float
+    data_ratio: float
+    imbalance_ns: float
+    """By which the step would be shorter with equal stages."""
+    times_ns: tuple[float, float, float]
+    """Mean of a stage's forward (with the loss), backward and weight."""
+
+
+def split_idle(
+    steps: Sequence[PipelineSpans], ranks: Sequence[int], loading_ns: Mapping[tuple[int, int], int] | None = None
+) -> list[StepSplit]:
+    """Of each execution of a step (`bubble.whole_steps`); those whose order cannot be replayed are left out.
+
+    `loading_ns`: by (step, rank), how long the rank loaded its batch by itself.
+    """
+    every = max(1, -(-sum(len(one.rank) for one in steps) // MAX_REPLAYED_SPANS))
+    found = (_split(one, ranks, loading_ns or {}) for one in steps[::every])
+    return [split for split in found if split is not None]
+
+
+def typical(splits: Sequence[StepSplit]) -> list[StepSplit]:
+    """The half of the steps that are neither the longest nor the shortest: their means add up, and no pause is in
+    them."""
+    ordered = sorted(splits, key=lambda split: split.idle.total_ns)
+    quarter = len(ordered) // 4
+    return ordered[quarter : len(ordered) - quarter]
+
+
+def _split(one: PipelineSpans, ranks: Sequence[int], loading_ns: Mapping[tuple[int, int], int]) -> StepSplit | None:
+    number = int(one.step[0])
+    loading = {rank: loading_ns.get((number, rank), 0) for rank in ranks}
+    idle = idle_of(one, ranks, loading)
+    order = _order(one)
+    if order is None:
+        return None
+    took = (one.end_ns - one.start_ns).astype(np.float64)
+    even, times = _evened(one, took)
+    first = int(one.rank[np.argmin(one.stage)])
+    with_loading = min(float(idle.total_ns), _replay(one, order, took, loading, first))
+    alone = min(with_loading, _replay(one, order, took, {}, first))
+    evened = _replay(one, order, even, {}, first)
+    if evened <= 0:
+        return None
+    busy = float(took.sum()) / len(ranks)
+    shares = [1 - busy / total for total in (float(idle.total_ns), with_loading, alone, evened)]
+    return StepSplit(
+        idle=idle,
+        even_ratio=shares[3],
+        communication_ratio=shares[0] - shares[1],
+        data_ratio=shares[1] - shares[2],
+        imbalance_ratio=shares[2] - shares[3],
+        imbalance_ns=alone - evened,
+        times_ns=times,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Spans such that each comes after all it needs, and what that is."""
+
+    spans: list[int]
+    needs: list[list[int]]
+
+
+def _order(one: PipelineSpans) -> _Order | None:
+    """None if the ranks' own orders contradict each other: the records are not whole."""
+    kind = np.asarray(one.kind).astype(str)
+    place = {
+        key: row for row, key in enumerate(zip(kind.tolist(), one.stage.tolist(), one.microbatch.tolist(), strict=True))
+    }
+    needs: list[list[int]] = []
+    for name, stage, microbatch in place:
+        wanted = {
+            "forward": [("forward", stage - 1, microbatch)],
+            "backward": [("forward", stage, microbatch), ("backward", stage + 1, microbatch)],
+            "weight": [("backward", stage, microbatch)],
+        }.get(name, [])
+        needs.append([place[key] for key in wanted if key in place])
+    if len(needs) < len(kind):
+        return None  # a piece of work twice
+    rows = np.lexsort((one.start_ns, one.rank))
+    own = [part.tolist() for part in np.split(rows, np.flatnonzero(np.diff(one.rank[rows])) + 1)]
+    at = [0] * len(own)
+    done: list[int] = []
+    is_done = np.zeros(len(kind), dtype=bool)
+    while len(done) < len(kind):
+        before = len(done)
+        for lane, program in enumerate(own):
+            while at[lane] < len(program) and all(is_done[need] for need in needs[program[at[lane]]]):
+                is_done[program[at[lane]]] = True
+                done.append(program[at[lane]])
+                at[lane] += 1
+        if len(done) == before:
+            return None
+    return _Order(done, needs)
+
+
+def _replay(
+    one: PipelineSpans, order: _Order, took: npt.NDArray[np.float64], loading: Mapping[int, int], first: int
+) -> float:
+    """The longest time of a rank, nanoseconds; that of `first`, which has the first stage, with its loading."""
+    lanes, lengths = one.rank.tolist(), took.tolist()
+    now = {lane: float(loading.get(lane, 0)) for lane in set(lanes)}
+    begin: dict[int, float] = {first: 0.0}
+    end = [0.0] * len(lanes)
+    for row in order.spans:
+        lane = lanes[row]
+        start = max([now[lane], *(end[need] for need in order.needs[row])])
+        begin.setdefault(lane, start)
+        now[lane] = end[row] = start + lengths[row]
+    return max(now[lane] - begin[lane] for lane in now)
+
+
+def _evened(
+    one: PipelineSpans, took: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], tuple[float, float, float]]:
+    """Times of the spans with all stages and microbatches alike, and the mean of each kind."""
+    kind = np.asarray(one.kind).astype(str)
+    even = np.zeros(len(took))
+    forward = kind == "forward"
+    even[forward] = (took[forward].sum() + took[kind == "loss"].sum()) / max(1, forward.sum())
+    # A backward of inputs alone is shorter than a whole one: the weights of those that have a span of their own follow.
+    weighed = set(zip(one.stage[kind == "weight"].tolist(), one.microbatch[kind == "weight"].tolist(), strict=True))
+    apart = np.array([key in weighed for key in zip(one.stage.tolist(), one.microbatch.tolist(), strict=True)])
+    for rows in ((kind == "backward") & apart, (kind == "backward") & ~apart, kind == "weight"):
+        if rows.any():
+            even[rows] = took[rows].mean()
+    means = [float(even[kind == name].mean()) if (kind == name).any() else 0.0 for name in ("backward", "weight")]
+    return even, (float(even[forward].mean()) if forward.any() else 0.0, means[0], means[1])

@@ -1,0 +1,255 @@
+"""The bubble of an attempt's pipelines: by step, rank and stage, what is over the schedule's own, and whom to lighten.
+
+    loaded = load_pipeline(source, attempt=0, ranks=[0, 1, 2, 3], first_steps=3, max_steps=120)
+    bubble = summarise([loaded], schedule="1f1b")
+    bubble.idle_ratio, bubble.expected_ratio, bubble.imbalance_ratio, bubble.communication_ratio, bubble.data_ratio
+    bubble.heaviest_stage, bubble.lighten_ms
+
+All numbers are means over the typical steps (`bubble_split.typical`), so that the parts add up to the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from analyzers.account.bubble import COMPUTATIONS, PipelineSpans, StepIdle, expected_idle, idle_of, whole_steps
+from analyzers.pipeline.bubble_causes import StepSplit, split_idle, typical
+from analyzers.source import Source, ints, lacking
+
+__all__ = ["Bubble", "Pipeline", "load_pipeline", "summarise"]
+
+MIN_LIGHTEN_RATIO = 0.02
+"""Work of the heaviest over the mean from which it is worth to be moved; a layer is seldom less."""
+MAX_SHOWN = 256
+"""Ranks and steps that are listed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """One pipeline: its ranks by coordinate, and its whole steps in the order run."""
+
+    ranks: Sequence[int]
+    steps: Sequence[StepIdle]
+    """From the first forward to the last backward."""
+    splits: Sequence[StepSplit]
+    """With the loading of the first stage, and its parts."""
+    num_microbatches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bubble:
+    """Ratios are of the pipeline's time, from where the first stage begins to load to the last backward."""
+
+    schedule: str
+    idle_ratio: float
+    expected_ratio: float
+    is_formula: bool
+    """Whether `expected_ratio` is the schedule's closed form; else its order was replayed with equal stages."""
+    imbalance_ratio: float
+    communication_ratio: float
+    data_ratio: float
+    order_ratio: float
+    """What the order that was taken has over the formula, with equal stages; 0 without one."""
+    imbalance_ms: float
+    total_ms: float
+    num_microbatches: int
+    num_pipelines: int
+    num_steps: int
+    idle_ratio_by_rank: Mapping[int, float]
+    idle_ratio_by_step: Mapping[int, float]
+    """Over all pipelines; of a step that ran again the newest."""
+    stages_by_rank: Mapping[int, tuple[int, ...]]
+    work_ms_by_stage: Mapping[int, float]
+    heaviest_stage: int | None
+    """That with the most work of the coordinate that has the most; None where all have as good as the same."""
+    lighten_ms: float
+    lighten_ratio: float
+    """What of that coordinate's work is over the mean of all."""
+
+    @property
+    def excess_ratio(self) -> float:
+        """Over the schedule's own."""
+        return self.idle_ratio - self.expected_ratio
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        own = f"{self.schedule or 'its order'} with equal stages has {100 * self.expected_ratio:.1f} %"
+        parts = [f"the pipeline's ranks have nothing to do for {100 * self.idle_ratio:.1f} % of its time; {own}"]
+        if self.excess_ratio >= 0.005:
+            split = f"imbalance {100 * self.imbalance_ratio:.1f}, communication {100 * self.communication_ratio:.1f}"
+            split += f", waiting for data {100 * self.data_ratio:.1f}"
+            split += f", the order itself {100 * self.order_ratio:.1f}" if abs(self.order_ratio) >= 0.001 else ""
+            parts.append(f"of the {100 * self.excess_ratio:.1f} points over it {split}")
+        if self.heaviest_stage is not None:
+            parts.append(
+                f"stage {self.heaviest_stage} has the most work: {100 * self.lighten_ratio:.0f} % of it "
+                f"({self.lighten_ms:.3g} ms a step) moved away would make it even"
+            )
+        return "; ".join(parts)
+
+    def evidence(self) -> dict[str, Any]:
+        """Plain values for a finding."""
+        return {
+            "idle_ratio": round(self.idle_ratio, 4),
+            "idle_expected_ratio": round(self.expected_ratio, 4),
+            "idle_expected_from": "formula" if self.is_formula else "order",
+            "excess_ratio": round(self.excess_ratio, 4),
+            "excess_imbalance_ratio": round(self.imbalance_ratio, 4),
+            "excess_communication_ratio": round(self.communication_ratio, 4),
+            "excess_data_ratio": round(self.data_ratio, 4),
+            "excess_order_ratio": round(self.order_ratio, 4),
+            "pipeline_ms": round(self.total_ms, 3),
+            "imbalance_ms": round(self.imbalance_ms, 3),
+            "heaviest_stage": self.heaviest_stage,
+            "lighten_ms": round(self.lighten_ms, 3),
+            "lighten_ratio": round(self.lighten_ratio, 4),
+            "num_microbatches": self.num_microbatches,
+            "num_pipelines_measured": self.num_pipelines,
+            "num_steps_measured": self.num_steps,
+            "idle_ratio_by_rank": {str(rank): round(value, 4) for rank, value in self.idle_ratio_by_rank.items()},
+            "idle_ratio_by_step": {str(step): round(value, 4) for step, value in self.idle_ratio_by_step.items()},
+            "work_ms_by_stage": {str(stage): round(value, 3) for stage, value in self.work_ms_by_stage.items()},
+        }
+
+
+def load_pipeline(
+    source: Source, attempt: int, ranks: Sequence[int], *, first_steps: int = 0, max_steps: int = 120
+) -> Pipeline | None:
+    """The pipeline of `ranks` over at most `max_steps` steps, evenly, without its `first_steps`; None without any."""
+    marks = ", ".join(map(str, ranks))
+    kinds = ", ".join(f"'{kind}'" for kind in COMPUTATIONS)
+    ((first, last),) = source.rows(
+        f"SELECT min(step), max(step) FROM spans WHERE attempt = ? AND stage IS NOT NULL AND rank IN ({marks})",
+        [attempt],
+    )
+    if first is None:
+        return None
+    every = max(1, (last - first + 1) // max_steps)
+    table = source.query(
+        f"""
+        SELECT rank, step, stage, coalesce(microbatch, -1) AS microbatch, kind, start_ns, coalesce(end_ns, -1) AS end_ns
+        FROM spans WHERE attempt = ? AND stage IS NOT NULL AND kind IN ({kinds}) AND rank IN ({marks})
+          AND step >= ? AND step % ? = 0
+        ORDER BY rank, start_ns
+        """,
+        [attempt, first + first_steps, every],
+    )
+    columns = ("rank", "step", "stage", "microbatch", "start_ns", "end_ns")
+    spans = PipelineSpans(**{name: ints(table[name]) for name in columns}, kind=table["kind"])
+    whole = whole_steps(spans, ranks)
+    if not whole:
+        return None
+    return Pipeline(
+        ranks=tuple(ranks),
+        steps=[idle_of(one, ranks) for one in whole],
+        splits=split_idle(whole, ranks, _loading(source, attempt, marks, sorted({int(one.step[0]) for one in whole}))),
+        num_microbatches=int(whole[-1].microbatch.max()) + 1,
+    )
+
+
+def _loading(source: Source, attempt: int, marks: str, steps: Sequence[int]) -> dict[tuple[int, int], int]:
+    """By (step, rank) the nanoseconds in which the rank loaded its batch by itself."""
+    if lacking(source, steps=("data_ns",)):
+        return {}
+    rows = source.rows(
+        "SELECT step, rank, CAST(avg(coalesce(data_ns, 0) - coalesce(data_wait_ns, 0)) AS BIGINT) FROM steps "
+        f"WHERE attempt = ? AND rank IN ({marks}) AND step BETWEEN ? AND ? AND step IN ({', '.join(map(str, steps))}) "
+        "AND duration_ns IS NOT NULL GROUP BY ALL",
+        [attempt, steps[0], steps[-1]],
+    )
+    return {(step, rank): max(0, own_ns) for step, rank, own_ns in rows}
+
+
+def summarise(found: Sequence[Pipeline], schedule: str = "") -> Bubble | None:
+    """Of the pipelines of one attempt; None where no step could be split. Pure."""
+    kept = [(pipeline, typical(pipeline.splits)) for pipeline in found if pipeline.splits]
+    splits = [split for _, own in kept for split in own]
+    if not splits:
+        return None
+    (first, _), *_ = kept
+    by_rank = first.splits[0].idle.ranks
+    stages_per_rank = max(len(one.busy_ns_by_stage) for one in by_rank.values())
+    even = fmean(split.even_ratio for split in splits)
+    times = [fmean(split.times_ns[kind] for split in splits) for kind in range(3)]
+    formula = expected_idle(
+        schedule, ranks=len(first.ranks), microbatches=first.num_microbatches, stages_per_rank=stages_per_rank,
+        times=(times[0], times[1], times[2]),
+    )  # fmt: skip
+    expected = even if formula is None else formula
+    by_stage = _work_by_stage(splits)
+    place, over_ms, over_ratio = _heaviest(kept)
+    stages = sorted(by_rank[first.ranks[place]].busy_ns_by_stage)
+    imbalance = fmean(split.imbalance_ratio for split in splits)
+    always = _is_always_heaviest([pipeline for pipeline, _ in kept], place)
+    is_heavy = over_ratio >= MIN_LIGHTEN_RATIO and imbalance > 0 and always
+    listed = [(rank, own) for pipeline, own in kept for rank in pipeline.ranks][:MAX_SHOWN]
+    return Bubble(
+        schedule=schedule,
+        idle_ratio=fmean(split.idle.idle_ratio for split in splits),
+        expected_ratio=expected,
+        is_formula=formula is not None,
+        imbalance_ratio=imbalance,
+        communication_ratio=fmean(split.communication_ratio for split in splits),
+        data_ratio=fmean(split.data_ratio for split in splits),
+        order_ratio=even - expected,
+        imbalance_ms=fmean(split.imbalance_ns for split in splits) / 1e6,
+        total_ms=fmean(split.idle.total_ns for split in splits) / 1e6,
+        num_microbatches=first.num_microbatches,
+        num_pipelines=len(kept),
+        num_steps=len(splits),
+        idle_ratio_by_rank={rank: fmean(split.idle.ranks[rank].idle_ratio for split in own) for rank, own in listed},
+        idle_ratio_by_step=_by_step(found),
+        stages_by_rank={rank: tuple(sorted(own[0].idle.ranks[rank].busy_ns_by_stage)) for rank, own in listed},
+        work_ms_by_stage=by_stage,
+        heaviest_stage=max(stages, key=lambda stage: by_stage[stage]) if is_heavy else None,
+        lighten_ms=over_ms if is_heavy else 0.0,
+        lighten_ratio=over_ratio if is_heavy else 0.0,
+    )
+
+
+def _by_step(found: Sequence[Pipeline]) -> dict[int, float]:
+    """Idle share of each step that was looked at, mean over the pipelines; at most MAX_SHOWN of them."""
+    steps: dict[int, list[float]] = {}
+    for pipeline in found:
+        newest = {split.idle.step: split.idle.idle_ratio for split in pipeline.splits}
+        for step, ratio in newest.items():
+            steps.setdefault(step, []).append(ratio)
+    every = max(1, -(-len(steps) // MAX_SHOWN))
+    return {step: fmean(steps[step]) for step in sorted(steps)[::every]}
+
+
+def _work_by_stage(splits: Sequence[StepSplit]) -> dict[int, float]:
+    """Milliseconds of work a step of a rank of each stage."""
+    found: dict[int, list[float]] = {}
+    for split in splits:
+        for rank in split.idle.ranks.values():
+            for stage, busy_ns in rank.busy_ns_by_stage.items():
+                found.setdefault(stage, []).append(busy_ns / 1e6)
+    return {stage: fmean(found[stage]) for stage in sorted(found)}
+
+
+def _heaviest(splits: Sequence[tuple[Pipeline, Sequence[StepSplit]]]) -> tuple[int, float, float]:
+    """(coordinate with the most work, milliseconds a step over the mean of all, that as a share of its work)."""
+    work = [
+        fmean(split.idle.ranks[pipeline.ranks[place]].busy_ns for pipeline, own in splits for split in own) / 1e6
+        for place in range(min(len(pipeline.ranks) for pipeline, _ in splits))
+    ]
+    place = max(range(len(work)), key=work.__getitem__)
+    over_ms = work[place] - fmean(work)
+    return place, over_ms, over_ms / work[place] if work[place] else 0.0
+
+
+def _is_always_heaviest(found: Sequence[Pipeline], place: int) -> bool:
+    """Whether that coordinate has too much work in the first third of the steps as in the last: else it is a rank that
+    became slow, of which moving layers would make a heavy stage of another."""
+    first, last = [], []
+    for pipeline in found:
+        third = max(1, len(pipeline.splits) // 3)
+        first.append((pipeline, pipeline.splits[:third]))
+        last.append((pipeline, pipeline.splits[-third:]))
+    of_parts = [_heaviest(part) for part in (first, last)]
+    return all(heaviest == place and over_ratio >= MIN_LIGHTEN_RATIO for heaviest, _, over_ratio in of_parts)

@@ -1,0 +1,107 @@
+"""A comparison of two runs as one HTML file that needs nothing else.
+
+    page = render(comparison, a=Side(...), b=Side(...))
+    path.write_bytes(page)
+
+Both loss curves in one picture, both step times, both accounts of the time, then everything that differs in tables. It
+is laid out like the report of one run, and keeps the same rules of safety (`sheet`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from analyzers.compare.two_runs import Comparison, Side
+from analyzers.figures import goodput, queries, series
+from analyzers.figures.theme import SEQUENCE
+from analyzers.report.html.page_frame import Section, Sheet
+from analyzers.report.terminal.compare_text import sentence, tables
+from analyzers.report.terminal.diagnosis_text import title
+from analyzers.report.wording.explained import next_step, why
+from analyzers.source import floats, ints
+from analyzers.stragglers.throughput import step_times
+
+__all__ = ["render"]
+
+MAX_ROWS = 200
+_COLOURS = (SEQUENCE[7], SEQUENCE[0])
+"""Of the first run, which is what the second one is held against, and of the second."""
+
+
+def render(comparison: Comparison, a: Side, b: Side, *, version: str = "") -> bytes:
+    """The page, UTF-8."""
+    sheet = Sheet()
+    slower = comparison.findings[0] if comparison.findings else None
+    return sheet.render(
+        run_id=f"{comparison.run_b} against {comparison.run_a}",
+        worst=slower.severity if slower else "",
+        verdict=sentence(comparison),
+        why=why(slower) if slower else "",
+        next=next_step(slower) if slower else "",
+        quiet="No slowdown beyond doubt.",
+        tiles=_tiles(comparison),
+        findings=[],
+        advised=[],
+        not_judged=[],
+        sections=list(_sections(sheet, comparison, a, b)),
+        settings=[],
+        footer=f"Made by rankscope {version} from the records of both runs.".replace("  ", " "),
+    )
+
+
+def _sections(sheet: Sheet, comparison: Comparison, a: Side, b: Side) -> Iterator[Section]:
+    names = (comparison.run_a, comparison.run_b)
+    if lines := _losses(a, b, names):
+        figure = series.draw(lines, x="step", y="loss (nat)", height=360)
+        yield Section(title="Loss", figures=[sheet.figure(figure, what="Loss of both runs over the steps")])
+    if lines := _durations(a, b, names):
+        figure = series.draw(lines, x="step", y="step time (ms)", height=320)
+        what = "Step time of both runs over the steps: median of the ranks, without checkpoints and evaluations"
+        yield Section(title="Step time", note=f"{what}.", figures=[sheet.figure(figure, what=what)])
+    accounts = [(name, side.diagnosis.goodput) for name, side in zip(names, (a, b), strict=True)]
+    figures = [sheet.figure(goodput.strip(account), name) for name, account in accounts if account is not None]
+    if figures:
+        yield Section(title="Where the time went", figures=figures)
+    for heading, rows in tables(comparison):
+        if rows:
+            more = f"The first {MAX_ROWS} of {len(rows)}." if len(rows) > MAX_ROWS else ""
+            yield Section(title=heading, note=more, columns=("", *names), rows=rows[:MAX_ROWS])
+    for finding in comparison.findings:
+        numbers = [(name, str(value)) for name, value in finding.evidence.items()]
+        yield Section(title=title(finding).capitalize(), note=finding.summary, columns=("", ""), rows=numbers)
+
+
+def _losses(a: Side, b: Side, names: tuple[str, str]) -> list[series.Series]:
+    lines = []
+    for side, name, colour in zip((a, b), names, _COLOURS, strict=True):
+        curve = queries.loss_curve(side.source)
+        kept = np.asarray(curve["kept"], dtype=bool)
+        if len(kept) and np.isfinite(floats(curve["loss"])[kept]).any():
+            steps, values = ints(curve["step"])[kept], floats(curve["loss"])[kept]
+            lines.append(series.Series(name=name, x=steps, y=values, colour=colour))
+    return lines
+
+
+def _durations(a: Side, b: Side, names: tuple[str, str]) -> list[series.Series]:
+    lines = []
+    for side, name, colour in zip((a, b), names, _COLOURS, strict=True):
+        times = step_times(side.source)
+        if times is not None:
+            lines.append(series.Series(name=name, x=times.step, y=times.duration, colour=colour))
+    return lines
+
+
+def _tiles(comparison: Comparison) -> list[tuple[str, str]]:
+    tiles = []
+    if comparison.speed is not None:
+        what = "time of a token" if comparison.speed.per_token else "time of a step"
+        tiles.append((f"{what}, against the first", f"{comparison.speed.ratio:.2f}x"))
+        tiles.append(("95 % interval", f"{comparison.speed.low:.2f} to {comparison.speed.high:.2f}"))
+    if comparison.loss is not None:
+        tiles.append(("loss at the end, nat", f"{comparison.loss.difference:+.3g}"))
+    tiles.append(("settings that differ", str(len(comparison.settings))))
+    tiles.append(("findings in the second only", str(len(comparison.only_b))))
+    tiles.append(("findings in the first only", str(len(comparison.only_a))))
+    return tiles

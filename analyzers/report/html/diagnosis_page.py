@@ -1,0 +1,274 @@
+"""A diagnosis as one HTML file that needs nothing else: no network, no server, no other file.
+
+    page = render(store, diagnosis, run.manifest())
+    path.write_bytes(page)
+
+`sheet` is the frame; here is what goes into it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from analyzers.diagnose import Diagnosis
+from analyzers.figures import collectives, goodput, heatmap, loss, queries
+from analyzers.finding import Finding
+from analyzers.numerics import why_spike
+from analyzers.report.evidence import Drawing, drawings, moment
+from analyzers.report.html.page_frame import PlacedFigure, Section, Sheet
+from analyzers.report.html.pipeline_section import pipeline_sections
+from analyzers.report.terminal.diagnosis_text import evidence_rows, title
+from analyzers.report.terminal.why_spike_text import tables
+from analyzers.report.wording.account_lines import what_if_line
+from analyzers.report.wording.explained import next_step, why
+from analyzers.report.wording.links import finding_link
+from analyzers.report.wording.stack_texts import stack_texts
+from analyzers.source import Source, floats
+
+__all__ = ["render"]
+
+MAX_FINDINGS = 40
+MAX_DRAWN = 12
+"""Findings whose evidence is drawn."""
+MAX_SETTINGS = 300
+
+
+def render(source: Source, diagnosis: Diagnosis, manifest: Mapping[str, Any], *, version: str = "") -> bytes:
+    """The page, UTF-8."""
+    page = _Page(source, diagnosis)
+    fired = diagnosis.fired[:MAX_FINDINGS]
+    findings = [page.finding(finding, number=number) for number, finding in enumerate(fired)]
+    sections = list(page.sections())
+    return page.sheet.render(
+        run_id=diagnosis.run.get("run_id") or "a run",
+        worst=fired[0].severity if fired else "",
+        verdict=diagnosis.verdict,
+        why=why(fired[0]) if fired else "",
+        next=next_step(fired[0]) if fired else "",
+        quiet="Nothing fired.",
+        tiles=_tiles(diagnosis),
+        findings=findings,
+        advised=[f"{finding.summary}. {next_step(finding)}" for finding in diagnosis.advised],
+        not_judged=[finding.summary for finding in diagnosis.not_judged],
+        sections=sections,
+        settings=_settings(manifest),
+        footer=f"Made by rankscope {version} from the run's own records.".replace("  ", " "),
+    )
+
+
+class _Page:
+    """What of the run goes where on the page."""
+
+    def __init__(self, source: Source, diagnosis: Diagnosis) -> None:
+        self.source, self.diagnosis = source, diagnosis
+        self.sheet = Sheet()
+        self.figure = self.sheet.figure
+
+    def drawn(self, found: Iterator[Drawing]) -> list[PlacedFigure]:
+        return [self.figure(drawing.figure, drawing.title) for drawing in found]
+
+    def finding(self, finding: Finding, *, number: int) -> dict[str, Any]:
+        reason = why(finding)
+        return {
+            "title": title(finding),
+            "severity": finding.severity,
+            "suspected": finding.status == "suspect",
+            "where": _where(finding),
+            "summary": finding.summary,
+            # Of the first one it stands on top of the page.
+            "why": "" if number == 0 or reason == finding.summary else reason,
+            "next": next_step(finding) if number else "",
+            "link": finding_link(self.diagnosis.run, finding),
+            "figures": self.drawn(drawings(self.source, finding)) if number < MAX_DRAWN else [],
+            "numbers": _numbers(finding),
+            "texts": _texts(finding),
+        }
+
+    def sections(self) -> Iterator[Section]:
+        """Loss, goodput, ranks and steps, pipeline, timeline, collectives, events."""
+        source, diagnosis = self.source, self.diagnosis
+        curve = queries.loss_curve(source)
+        if len(curve["loss"]):
+            figure = loss.draw(curve, queries.marks(source), diagnosis.fired)
+            yield Section(title="Loss", figures=[self.figure(figure, what="Loss and gradient norm over the steps")])
+        yield from self._spike()
+        if account := diagnosis.goodput:
+            note = (
+                f"{account.wall_s:.1f} s of wall time; {account.num_kept:,} steps kept, {account.num_discarded:,} not."
+            )
+            if account.basis == "steps":
+                note += " No collectives were recorded: waits are split step by step."
+            if diagnosis.what_if is not None:
+                note += f" What-if: {what_if_line(diagnosis.what_if)}."
+            figures = [self.figure(goodput.waterfall(account), what="Where the wall time went")]
+            if len(account.by_rank) > 1:
+                figures.append(self.figure(goodput.by_rank(account), "Rank by rank"))
+            yield Section(title="Where the time went", note=note, figures=figures)
+        yield from self._ranks()
+        yield from pipeline_sections(source, diagnosis.findings, self.figure)
+        if figures := self.drawn(moment(source)):
+            note = f"{figures[0].title}. Above: phases; below: collectives. Hatched: never ended."
+            figures[0].title = ""
+            yield Section(title="Timeline", note=note, figures=figures)
+        yield from self._calls()
+        yield from self._events()
+
+    def _spike(self) -> Iterator[Section]:
+        """What made the worst jump of the loss, if there is one."""
+        try:
+            found = why_spike.explain(self.source)
+        except why_spike.SpikeError:
+            return
+        note = ". ".join([found.summary, *(f"Not known: {line}" for line in found.unknown)])
+        for number, (name, columns, rows) in enumerate(tables(found)):
+            heading = f"Why the loss jumped: {name.lower()}"
+            yield Section(title=heading, note=note if number == 0 else "", columns=columns, rows=rows)
+
+    def _ranks(self) -> Iterator[Section]:
+        figures: list[PlacedFigure] = []
+        for measure in queries.MEASURES:
+            matrix = queries.rank_step(self.source, measure)
+            if matrix.values.size and (matrix.values > 0).any():
+                figures.append(self.figure(heatmap.draw(matrix), measure, hidden=bool(figures)))
+        if figures:
+            note = (
+                "Own work is what a rank computes and loads without waiting for others: a slow rank stands out there."
+            )
+            yield Section(title="Ranks and steps", note=note, figures=figures, tabs=True)
+
+    def _calls(self) -> Iterator[Section]:
+        calls = queries.collectives(self.source)
+        if not len(calls["op"]):
+            return
+        size, took, bandwidth, wait = (floats(calls[n]) for n in ("bytes", "transfer_ms", "bus_gb_per_s", "wait_s"))
+        rows = [
+            (str(calls["op"][i]), str(calls["process_group"][i]), f"{size[i]:,.0f}", f"{int(calls['num_calls'][i]):,}",
+             f"{took[i]:.3g}", f"{bandwidth[i]:.3g}", f"{wait[i]:.3g}")
+            for i in range(min(12, len(calls["op"])))
+        ]  # fmt: skip
+        yield Section(
+            title="Collectives",
+            note="Transfer: the shortest time of a member, which came last. The area is the waiting of all ranks.",
+            figures=[self.figure(collectives.draw(calls), what="Bandwidth by operation, size and group")],
+            columns=("operation", "group", "bytes", "calls", "transfer ms", "bus GB/s", "waited s"),
+            numeric=range(2, 7),
+            rows=rows,
+        )
+
+    def _events(self) -> Iterator[Section]:
+        told = [event for event in queries.story(self.source) if not _is_routine(event)]
+        if told:
+            begin = told[0].wall_ns
+            rows = [
+                (
+                    f"{(t.wall_ns - begin) / 1e9:.2f}",
+                    "node" if t.rank < 0 else str(t.rank),
+                    "" if t.step is None else str(t.step),
+                    t.kind,
+                    _detail(t.detail),
+                )
+                for t in told
+            ]
+            columns = ("seconds", "rank", "step", "event", "")
+            yield Section(title="Events", columns=columns, numeric=(0, 1, 2), rows=rows)
+
+
+def _where(finding: Finding) -> str:
+    first, last = finding.first_step, finding.last_step
+    steps = "" if first is None else f"step {first}" if last in (None, first) else f"steps {first} to {last}"
+    ranks = ", ".join(map(str, finding.ranks[:12])) + (", …" if len(finding.ranks) > 12 else "")
+    who = f"rank{'s' * (len(finding.ranks) > 1)} {ranks}" if finding.ranks else ""
+    attempt = f"attempt {finding.attempt}" if finding.attempt else ""
+    return ", ".join(part for part in (steps, who, attempt) if part)
+
+
+def _numbers(finding: Finding) -> list[tuple[str, str]]:
+    rows = evidence_rows(finding.evidence)
+    if finding.cost_s:
+        rows.append(("cost", f"{finding.cost_s:.3g} s"))
+    return rows
+
+
+def _texts(finding: Finding) -> list[tuple[str, list[str]]]:
+    """Stacks, messages and tracebacks, folded away."""
+    found = stack_texts(finding.evidence)
+    message = finding.evidence.get("message")
+    if isinstance(message, str) and message.strip():
+        found.append(("Message", message[:20_000].splitlines()[:200]))
+    return found
+
+
+def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    facts, what_if = diagnosis.run, diagnosis.what_if
+    tiles = [
+        ("ranks", facts.get("num_ranks"), "{:,}"),
+        ("steps", facts.get("steps"), "{:,}"),
+        ("attempts", None if facts.get("attempts") == 1 else facts.get("attempts"), "{:,}"),
+        ("wall time", diagnosis.goodput.wall_s if diagnosis.goodput else facts.get("wall_s"), "{:,.1f} s"),
+        (
+            "goodput",
+            100 * diagnosis.goodput.goodput_ratio if diagnosis.goodput else None,
+            "{:.1f} %",
+        ),
+        (
+            "slower by stragglers",
+            what_if.slowdown if what_if and what_if.is_beyond_error else None,
+            f"{{:.2f}}x, error {100 * what_if.error_ratio:.1f} %" if what_if else "",
+        ),
+        ("ms a step, median", facts.get("step_ms_median"), "{:,.4g}"),
+        ("tokens/s", facts.get("tokens_per_s"), "{:,.0f}"),
+        ("loss, last", facts.get("last_loss"), "{:.4f}"),
+    ]
+    return [(name, form.format(value)) for name, value, form in tiles if isinstance(value, (int, float))] + [
+        ("ended", str(facts.get("ended") or "without a word"))
+    ]
+
+
+def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    flat: list[tuple[str, str]] = []
+
+    def walk(prefix: str, value: Any, depth: int) -> None:
+        if len(flat) >= MAX_SETTINGS:
+            return
+        if isinstance(value, Mapping) and depth < 6:
+            for key, item in value.items():
+                walk(f"{prefix}.{key}" if prefix else str(key), item, depth + 1)
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            flat.append((prefix[:120], text if len(text) <= 200 else text[:199] + "…"))
+
+    config = manifest.get("config")
+    walk("", config if isinstance(config, Mapping) else {}, 0)
+    walk("", {key: value for key, value in manifest.items() if key != "config"}, 0)
+    return flat
+
+
+def _is_routine(event: queries.Told) -> bool:
+    """Copies in memory are taken every few steps; of those only a return to one is part of the story."""
+    routine = ("writing", "complete", "good", "removed")
+    detail = event.detail
+    return event.kind == "checkpoint" and detail.get("tier") == "memory" and detail.get("state") in routine
+
+
+def _measured(key: str, value: Any) -> tuple[str, str]:
+    """A name and its value as people say them: no nanoseconds, no bytes by the million."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if key.endswith("_ns"):
+            return key[:-3], f"{value / 1e9:.3g} s" if value >= 1e9 else f"{value / 1e6:.3g} ms"
+        if key.endswith("_s"):
+            return key[:-2], f"{value:.3g} s"
+        if key == "bytes" and value >= 1 << 20:
+            return "", f"{value / (1 << 20):,.1f} MiB"
+    return key, f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def _detail(detail: Mapping[str, Any]) -> str:
+    known = ("wall_ns", "attempt", "rank", "kind", "step")
+    parts = []
+    for key, value in detail.items():
+        if key not in known and value not in (None, "", [], {}):
+            key, shown = _measured(key, value)
+            parts.append(f"{key} {shown}".strip() if len(shown) <= 120 else f"{key} {shown[:119]}…")
+    return "; ".join(parts)[:400]

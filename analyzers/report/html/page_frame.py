@@ -1,0 +1,103 @@
+"""One HTML page that needs nothing else: the frame around the sections of a report or a comparison.
+
+    sheet = Sheet()
+    section = Section(title="Loss", figures=[sheet.figure(figure, what="Loss over the steps")])
+    page = sheet.render(run_id="demo", verdict="no finding", sections=[section], ...)     # bytes, UTF-8
+
+Everything that comes from the run (names, log lines, tracebacks) is text: the template escapes it, control signs are
+made visible, and what is very long is cut. The page's own rule (Content-Security-Policy) lets it load nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from analyzers.figures import theme
+from analyzers.printable import visible
+
+__all__ = ["PlacedFigure", "Section", "Sheet"]
+
+PAGE = Path(__file__).parent / "page"
+MAX_TEXT = 2_000
+"""Characters of one text from the run."""
+_SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+@dataclass(slots=True, kw_only=True)
+class PlacedFigure:
+    """A figure with its place on the page and one sentence for those who cannot see it."""
+
+    id: str
+    title: str
+    what: str
+    height: int
+    json: Markup
+    hidden: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Section:
+    """A heading, a note, figures (side by side as tabs, or one below the other) and a table."""
+
+    title: str
+    note: str = ""
+    figures: list[PlacedFigure] = field(default_factory=list)
+    tabs: bool = False
+    columns: Sequence[str] = ()
+    numeric: Sequence[int] = ()
+    rows: Sequence[Sequence[str]] = ()
+
+
+class Sheet:
+    """Collects figures under names of their own, and puts everything into the page."""
+
+    def __init__(self) -> None:
+        self.figures: list[PlacedFigure] = []
+
+    def figure(self, figure: go.Figure, heading: str = "", *, hidden: bool = False, what: str = "") -> PlacedFigure:
+        """A place for a figure of any height."""
+        made = PlacedFigure(
+            id=f"figure-{len(self.figures) + 1}", title=heading, what=what or heading, hidden=hidden,
+            height=int(figure.layout.height or 320), json=_for_script(figure.to_json()),
+        )  # fmt: skip
+        self.figures.append(made)
+        return made
+
+    def render(self, **values: Any) -> bytes:
+        """The page, UTF-8. `values` are those of `page/page.html.j2`, all of them."""
+        environment = Environment(
+            loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True
+        )
+        text = environment.get_template("page.html.j2").render(
+            **values,
+            css=Markup((PAGE / "page.css").read_text(encoding="utf-8")),
+            js=Markup((PAGE / "page.js").read_text(encoding="utf-8")),
+            plotly=Markup(get_plotlyjs()),
+            templates=_for_script(json.dumps({"light": theme.template(dark=False), "dark": theme.template(dark=True)})),
+            all_figures=self.figures,
+        )
+        return text.encode("utf-8", "replace")
+
+
+def _shown(value: Any) -> Any:
+    """What the template prints: texts of the run without control signs and of bounded length."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        cut = value if len(value) <= MAX_TEXT else f"{value[:MAX_TEXT]} … ({len(value):,} characters)"
+        return visible(cut)
+    return value
+
+
+def _for_script(text: str) -> Markup:
+    """JSON that cannot end the script element it stands in."""
+    for sign, escaped in _SCRIPT.items():
+        text = text.replace(sign, escaped)
+    return Markup(text)

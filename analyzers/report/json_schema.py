@@ -1,0 +1,146 @@
+"""The JSON Schema of `rankscope analyze --format json`, for whoever reads it by program.
+
+    python -m analyzers.report.json_schema > docs/report.schema.json
+
+`docs/report.schema.json` is this module's output; a test keeps it so, and holds real reports against it. Keys may be
+added under the same `schema_version`; it is raised when a reader of the former version would misread a report.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, get_args
+
+from analyzers.account.goodput import CATEGORIES
+from analyzers.diagnose import SCHEMA_VERSION
+from analyzers.finding import SEVERITIES, Status
+
+__all__ = ["schema"]
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema, draft 2020-12."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "rankscope analyze --format json",
+        "type": "object",
+        "required": ["schema_version", "run", "verdict", "findings", "goodput"],
+        "properties": {
+            "schema_version": {"const": SCHEMA_VERSION},
+            "run": {
+                "description": "Facts of the run; null where not recorded. More keys may be there.",
+                "type": "object",
+                "properties": {
+                    "run_id": _or_null("string", "name of the run's folder"),
+                    "ended": _or_null("string", "finished, interrupted, failed; null: without a word"),
+                    "attempts": _or_null("integer", "lives of the worker group"),
+                    "num_ranks": _or_null("integer", "ranks that left a record"),
+                    "num_nodes": _or_null("integer", "hosts"),
+                    "steps": _or_null("integer", "newest finished step"),
+                    "wall_s": _or_null("number", "first to last record of a step, seconds"),
+                    "step_ms_median": _or_null("number", "milliseconds"),
+                    "tokens_per_s": _or_null("number", "over all ranks, while steps ran"),
+                    "first_loss": _or_null("number", "nat"),
+                    "last_loss": _or_null("number", "nat"),
+                },
+            },
+            "verdict": {"type": "string", "description": "one sentence; the worst finding's, or that there is none"},
+            "findings": {
+                "description": "The most severe first; those that could not be judged last.",
+                "type": "array",
+                "items": {"$ref": "#/$defs/finding"},
+            },
+            "goodput": {"oneOf": [{"type": "null"}, {"$ref": "#/$defs/goodput"}]},
+            "why_spike": {
+                "type": "object",
+                "description": "only with --why-spike: `ranks`, `samples` and `layers` of a jump of the loss, what "
+                "stands out most first, and what is `unknown`",
+            },
+            "what_if": {"oneOf": [{"type": "null"}, {"$ref": "#/$defs/what_if"}]},
+        },
+        "$defs": {"finding": _finding(), "goodput": _goodput(), "what_if": _what_if()},
+    }
+
+
+def _finding() -> dict[str, Any]:
+    properties: dict[str, Any] = {
+        "id": {"type": "string", "description": "name within the run: kind, attempt, first step, ranks"},
+        "link": {"type": "string", "description": "path and query of its page on `rankscope dashboard`"},
+        "analyzer": {"type": "string", "description": "module that made it"},
+        "kind": {"type": "string", "description": "what happened"},
+        "severity": {"enum": list(SEVERITIES)},
+        "status": {
+            "enum": list(get_args(Status)),
+            "description": "insufficient_data: not judged, which is not healthy",
+        },
+        "ranks": {
+            "type": "array",
+            "items": {"type": "integer"},
+            "description": "ranks to blame; victims are not named",
+        },
+        "first_step": _or_null("integer", "first step concerned"),
+        "last_step": _or_null("integer", "last step concerned"),
+        "cause": {"type": "string", "description": "why, within the kind; empty if there is one cause only"},
+        "summary": {"type": "string", "description": "one sentence"},
+        "evidence": {"type": "object", "description": "named values; names end in their unit: _s, _ms, _ratio, _bytes"},
+        "advice": {"type": "string", "description": "anchor in docs/runbook.md"},
+        "attempt": _or_null("integer", "life of the worker group; null: the whole run"),
+        "cost_s": _or_null("number", "estimated wall time lost, seconds"),
+    }
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _goodput() -> dict[str, Any]:
+    seconds: dict[str, Any] = {
+        "type": "object",
+        "required": list(CATEGORIES),
+        "additionalProperties": False,
+        "properties": {
+            name: {"type": "number", "minimum": 0, "description": text} for name, text in CATEGORIES.items()
+        },
+    }
+    properties: dict[str, Any] = {
+        "wall_s": {"type": "number", "description": "seconds from the run's begin to its end"},
+        "goodput_ratio": {"type": "number", "minimum": 0, "maximum": 1, "description": "share of training"},
+        "seconds": seconds | {"description": "mean over the ranks; adds up to wall_s"},
+        "by_rank": {"type": "object", "additionalProperties": seconds, "description": "each adds up to wall_s"},
+        "steps_kept": {"type": "integer"},
+        "steps_discarded": {"type": "integer", "description": "executions that were refused or rolled back"},
+        "waits_split_by": {"enum": ["collectives", "steps", None]},
+    }
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _what_if() -> dict[str, Any]:
+    ratio = {"type": "number", "minimum": 0}
+    properties: dict[str, Any] = {
+        "attempt": {"type": "integer"},
+        "first_step": {"type": "integer", "description": "first of the newest steps that were replayed"},
+        "last_step": {"type": "integer"},
+        "basis": {"enum": ["calls", "steps"], "description": "what the dependencies were taken from"},
+        "replay_error_ratio": ratio | {"description": "difference between the replay as it ran and the measured time"},
+        "step_ms": {"type": "number", "description": "measured, mean"},
+        "step_without_stragglers_ms": {"type": "number", "description": "all work and transfers alike"},
+        "slowdown_ratio": ratio | {"description": "S: as it ran / with all alike"},
+        "slowdown_by_rank_ratio": {
+            "type": "object",
+            "additionalProperties": ratio,
+            "description": "S_w: all others alike; the slowest ranks",
+        },
+        "worst_ranks": {"type": "array", "items": {"type": "integer"}, "description": "the worst 3 %, at least one"},
+        "removed_by_worst_ranks_ratio": _or_null(
+            "number", "M_W: share of the slowdown; null where there is hardly any"
+        ),
+        "removed_by_last_stage_ratio": _or_null("number", "M_S; null without a pipeline"),
+    }
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _or_null(kind: str, description: str) -> dict[str, Any]:
+    return {"type": [kind, "null"], "description": description}
+
+
+if __name__ == "__main__":
+    json.dump(schema(), sys.stdout, indent=2)
+    sys.stdout.write("\n")

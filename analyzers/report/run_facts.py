@@ -1,0 +1,193 @@
+"""Plain facts of a run for the head of a report: ranks, steps, attempts, times, throughput, rollbacks.
+
+facts = run_facts(source, run.manifest())
+facts["num_ranks"], facts["steps"], facts["tokens_per_s"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from analyzers.account.long_run import Views, unpicked
+from analyzers.checkpoints.interval import suggest
+from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
+from analyzers.numerics.learning import loss_fall
+from analyzers.run.event_log import EventLog
+from analyzers.run.snapshot import attempts
+from analyzers.run.token_copies import token_copies
+from analyzers.settings.plan_deviation import against_plan
+from analyzers.source import Source, every_kth
+
+__all__ = ["run_facts"]
+
+MAX_ROWS = 20_000_000
+"""Rows whose median is taken; of more, those of every k-th step."""
+MAX_STEPS = 1 << 40
+
+
+def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None = None) -> dict[str, Any]:
+    """JSON values; None where it is not recorded."""
+    views = views or unpicked(source)
+    log = EventLog.load(
+        source, ("rollback", "run_started", "run_ended", "fault_injected", "rank_closed", "preempted", "excluded")
+    )
+    began_ns = max((event.wall_ns for event in log.of("run_started")), default=0)
+    ended = [event for event in log.of("run_ended") if event.wall_ns >= began_ns]
+    config = manifest.get("config")
+    own = config.get("run") if isinstance(config, dict) else None
+    facts: dict[str, Any] = {
+        "run_id": _text(manifest.get("run_id")),
+        "name": _text(own.get("name")) if isinstance(own, dict) else None,
+        "attempts": len(attempts(views.sampled)),
+        "ended": ended[-1].text("reason") if ended else None,
+        "preempted_at_step": _preempted_at(log) if ended and ended[-1].text("reason") == "preempted" else None,
+        **_ranks(source),
+        **_steps(views),
+    }
+    facts |= _utilisation(manifest, facts)
+    facts["rollbacks"] = [
+        {"attempt": e.attempt, "from_step": e.integer("from_step"), "to_step": e.integer("to_step"),
+         "tier": e.text("tier"), "reason": e.text("reason"), "skipped_batches": e.integers("skipped_batches"),
+         "duration_s": e.number("duration_s")}
+        for e in log.of("rollback")
+    ]  # fmt: skip
+    facts["excluded"] = [
+        {
+            "device": e.text("device"),
+            "node_rank": e.integer("node_rank"),
+            "attempt": e.attempt,
+            "reason": e.text("reason"),
+        }
+        for e in log.of("excluded")
+    ]
+    facts["faults_injected"] = [
+        {"fault": e.text("fault"), "rank": e.rank, "step": e.step} for e in log.of("fault_injected")
+    ]
+    interval = suggest(views.histories, manifest)
+    facts["checkpoint_interval"] = None if interval is None else asdict(interval)
+    facts["against_plan"] = [
+        {
+            "what": each.what,
+            "planned_bytes": each.planned_bytes,
+            "measured_bytes": each.measured_bytes,
+            "as_planned": each.as_planned,
+        }
+        for each in against_plan(views.histories, manifest)
+    ]
+    facts["probe_errors"], facts["dropped_records"] = _losses(log)
+    facts["file_problems"] = _file_problems(source)
+    return facts
+
+
+def _utilisation(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Operations a second that go into the model, their share of the devices' peak, or why that was not judged."""
+    tokens_per_s, operations = facts["tokens_per_s"], flops_per_token(manifest)
+    missing = why_not_judged(manifest) or (None if tokens_per_s else "no tokens are recorded")
+    told: dict[str, Any] = {"model_tflops_per_s": None, "mfu_ratio": None, "mfu_not_judged": missing}
+    if tokens_per_s and operations is not None:
+        share = mfu(manifest, tokens_per_s=tokens_per_s, num_devices=facts["num_ranks"] or 1)
+        told |= {"model_tflops_per_s": _round(tokens_per_s * operations / 1e12, 6), "mfu_ratio": _round(share, 4)}
+    return told
+
+
+def _preempted_at(log: EventLog) -> int | None:
+    """Step of the checkpoint that was saved when the run was told to stop; None if there was no time for one."""
+    told = [event.integer("checkpoint_step") for event in log.of("preempted")]
+    return told[-1] if told and told[-1] >= 0 else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _ranks(source: Source) -> dict[str, Any]:
+    facts: dict[str, Any] = {"num_ranks": None, "num_nodes": None, "devices": [], "mesh": {}}
+    if not source.has("ranks"):
+        return facts
+    ((num_ranks, num_nodes),) = source.rows(
+        "SELECT count(DISTINCT rank), count(DISTINCT host) FROM ranks WHERE rank >= 0"
+    )
+    names = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+    ((*sizes,),) = source.rows(f"SELECT {', '.join(f'max({name}) + 1' for name in names)} FROM ranks")
+    kinds = source.rows("SELECT DISTINCT split_part(device, ':', 1) FROM ranks WHERE device IS NOT NULL ORDER BY 1")
+    facts |= {"num_ranks": num_ranks, "num_nodes": num_nodes, "devices": [kind for (kind,) in kinds]}
+    facts["mesh"] = {name: size for name, size in zip(names, sizes, strict=True) if size and size > 1}
+    return facts
+
+
+def _steps(views: Views) -> dict[str, Any]:
+    facts: dict[str, Any] = dict.fromkeys(
+        ("steps", "wall_s", "step_ms_median", "tokens", "tokens_per_s", "first_loss", "last_loss")
+    )
+    if not views.whole.has("steps"):
+        return facts
+    ((steps, wall_s, median_ms),) = views.sampled.rows(
+        """
+        SELECT max(step) FILTER (duration_ns IS NOT NULL),
+               (max(start_ns + coalesce(duration_ns, 0)) - min(start_ns)) / 1e9,
+               median(duration_ns) FILTER (step % ? = 0) / 1e6
+        FROM steps
+        """,
+        [every_kth(views.sampled, "steps", MAX_ROWS, MAX_STEPS)],
+    )
+    ((tokens, seconds),) = views.whole.rows(
+        # By each rank's own clock: the longest time that one rank needed in an attempt.
+        """
+        SELECT CAST(sum(tokens) AS DOUBLE), sum(seconds) FROM (
+            SELECT attempt, sum(tokens) AS tokens, max(seconds) AS seconds FROM (
+                SELECT attempt, rank, sum(tokens) AS tokens,
+                       (max(start_ns + duration_ns) - min(start_ns)) / 1e9 AS seconds
+                FROM steps WHERE duration_ns IS NOT NULL GROUP BY attempt, rank) GROUP BY attempt)
+        """
+    )
+    tokens = tokens / token_copies(views.whole) if tokens else tokens
+    facts |= {"steps": steps, "wall_s": _round(wall_s, 3), "step_ms_median": _round(median_ms, 3)}
+    facts |= {"tokens": int(tokens) if tokens else None}
+    facts["tokens_per_s"] = _round(tokens / seconds, 1) if tokens and seconds else None
+    return facts | _learning(views.histories)
+
+
+def _learning(source: Source) -> dict[str, Any]:
+    """How the loss went, over the steps that were taken, in the order of training."""
+    rows = source.rows(
+        """
+        SELECT loss FROM steps
+        WHERE isfinite(loss) AND committed AND rank = (SELECT min(rank) FROM steps WHERE loss IS NOT NULL)
+        ORDER BY attempt, start_ns
+        """
+    )
+    losses = [float(loss) for (loss,) in rows]
+    fall = loss_fall(losses)
+    return {
+        "first_loss": _round(losses[0], 5) if losses else None,
+        "last_loss": _round(losses[-1], 5) if losses else None,
+        "loss_drop": _round(fall.drop_nat, 5) if fall else None,
+        "loss_noise": _round(fall.noise_nat, 5) if fall else None,
+        "loss_drop_in_noise": _round(fall.margin_ratio, 2) if fall and fall.noise_nat else None,
+    }
+
+
+def _file_problems(source: Source) -> list[dict[str, str]]:
+    """Files of the run that could not be read, or not wholly, and why."""
+    if not source.has("ingest_problems"):
+        return []
+    rows = source.rows("SELECT path, problem FROM ingest_problems ORDER BY path")
+    return [{"path": str(path), "problem": str(problem)} for path, problem in rows]
+
+
+def _losses(log: EventLog) -> tuple[dict[str, int], dict[str, int]]:
+    errors: dict[str, int] = {}
+    dropped: dict[str, int] = {}
+    for event in log.of("rank_closed"):
+        for key, total in (("probe_errors", errors), ("dropped_records", dropped)):
+            counts = event.detail.get(key)
+            for name, count in counts.items() if isinstance(counts, dict) else ():
+                if isinstance(count, int):
+                    total[str(name)] = total.get(str(name), 0) + count
+    return errors, dropped
+
+
+def _round(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(float(value), digits)

@@ -1,0 +1,275 @@
+"""A diagnosis for the terminal: Verdict / Why / Next in three lines, then each finding with its numbers, then the run.
+
+    render(diagnosis, rich.console.Console())
+
+Plain text where the output is no terminal. Text that comes from the run is shown as it is, never obeyed: neither rich's
+markup nor a terminal's control sequences in it have an effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from analyzers.diagnose import Diagnosis
+from analyzers.finding import Finding
+from analyzers.printable import visible
+from analyzers.report.terminal.trace_table import render_ranks
+from analyzers.report.wording.account_lines import goodput_line, pipeline_line, what_if_line
+from analyzers.report.wording.explained import next_step, why
+from analyzers.report.wording.labels import label_of, shown
+from analyzers.report.wording.links import finding_link
+from analyzers.report.wording.stack_texts import stack_texts
+from analyzers.report.wording.words import counted, is_number, listed
+from analyzers.settings.plan_deviation import TOLERANCE
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+__all__ = ["evidence_rows", "render", "title"]
+
+_COLOURS = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
+_TITLES = {
+    "hang": "HANG",
+    "loss_spike": "LOSS SPIKE",
+    "non_finite": "NON-FINITE",
+    "rank_lost": "RANK LOST",
+    "resume_differs": "RESUME DIFFERS",
+    "replica_mismatch": "REPLICA MISMATCH",
+    "fingerprint_chain_broken": "STATE CHANGED",
+    "straggler": "STRAGGLER",
+}
+_NOT_SHOWN = {
+    "phase_factors_ratio",
+    "phase_excess_ms",
+    "stacks",
+    "stack_groups",
+    "traceback",
+    "message",
+    "differs",
+    "doing",
+    "last_seq_of_culprits",
+    "named_by",
+    "episodes",
+    "whatif_basis",
+    "action",
+    "first_wall_ns",
+}
+MAX_VALUE = 120
+
+
+def render(diagnosis: Diagnosis, console: Console) -> None:
+    """Print the report."""
+    _head(diagnosis, console)
+    for number, finding in enumerate(diagnosis.fired):
+        console.print()
+        _finding(finding, console, shown_above=number == 0)
+        if link := finding_link(diagnosis.run, finding):
+            console.print(_indented(f"page: {link}", "dim"), soft_wrap=True)
+    if diagnosis.advised:
+        console.print()
+        for finding in diagnosis.advised:
+            console.print(_text(visible(f"advice      {finding.summary}; {next_step(finding)}"), "cyan"))
+    if diagnosis.not_judged:
+        console.print()
+        for finding in diagnosis.not_judged:
+            console.print(_text(visible(f"not judged  {finding.summary}"), "dim"))
+    console.print()
+    _facts(diagnosis, console)
+    if "trace" in diagnosis.run:  # of profiler traces
+        render_ranks(diagnosis.run["trace"]["ranks"], console)
+
+
+def title(finding: Finding) -> str:
+    """The kind in capitals."""
+    return _TITLES.get(finding.kind, finding.kind.upper().replace("_", " "))
+
+
+def _head(diagnosis: Diagnosis, console: Console) -> None:
+    worst = diagnosis.fired[0] if diagnosis.fired else None
+    lines = [("Verdict", diagnosis.verdict, _COLOURS[worst.severity] if worst else "bold green")]
+    if worst:
+        lines += [("Why", why(worst), ""), ("Next", next_step(worst), "")]
+    table = _columns()
+    for label, text, style in lines:
+        table.add_row(_text(label, "bold"), _text(visible(text), style))
+    console.print(table)
+
+
+def _finding(finding: Finding, console: Console, *, shown_above: bool) -> None:
+    where = f"step {finding.first_step}" if finding.first_step is not None else "run"
+    if finding.last_step is not None and finding.last_step != finding.first_step:
+        where = f"steps {finding.first_step} to {finding.last_step}"
+    ranks = f"  rank{'s' * (len(finding.ranks) > 1)} {listed(finding.ranks)}" if finding.ranks else ""
+    attempt = f"  attempt {finding.attempt}" if finding.attempt else ""
+    suspect = "  suspected" if finding.status == "suspect" else ""
+    head = _text(title(finding), _COLOURS[finding.severity])
+    head.append(visible(f"  {finding.severity}{suspect}  {where}{ranks}{attempt}"), style="dim")
+    console.print(head)
+    if not shown_above:
+        console.print(_indented(finding.summary, ""))
+    rows = evidence_rows(finding.evidence)
+    if finding.cost_s:
+        rows.append(("cost", f"{finding.cost_s:.3g} s"))
+    console.print(_pairs(rows, console.width))
+    for heading, frames in stack_texts(finding.evidence):
+        console.print(_indented(heading, "dim"))
+        for frame in frames:
+            console.print(_indented(f"  {frame}", ""))
+    for what, ranks_of in (finding.evidence.get("differs") or {}).items():
+        console.print(_indented(f"{what}: rank{'s' * (len(ranks_of) > 1)} {listed(ranks_of)}", ""))
+    if not shown_above:
+        console.print(_indented(f"next: {next_step(finding)}", "dim"))
+
+
+def evidence_rows(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names and values of what proves a finding, with units, as people read them."""
+    rows = []
+    for name, value in evidence.items():
+        if name in _NOT_SHOWN or value is None or value == [] or value == "":
+            continue
+        text = shown(name, value)
+        rows.append((label_of(name), text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 3] + "..."))
+    return rows
+
+
+def _saves(interval: Mapping[str, Any]) -> str:
+    """What a save costs, and how often to save by that."""
+    hours, failures = interval["mtbf_s"] / 3600, interval["num_failures"]
+    rate = f"{counted(failures, 'failure')} in this run" if failures else "an assumed failure rate"
+    between = f"{hours:,.0f} h" if hours >= 10 else f"{60 * hours:,.1f} min"
+    return (
+        f"{interval['num_saves']} measured, {1e3 * interval['cost_s']:.1f} ms of standstill each; with {rate} "
+        f"(one in {between}) save every {counted(interval['steps'], 'step')} ({interval['interval_s']:,.0f} s, Daly)"
+    )
+
+
+def _against_plan(plan: Sequence[Mapping[str, Any]]) -> str:
+    """What a step moved and a rank held against what was planned: where it differs, and where it does not."""
+    differs = [
+        f"{each['what']} {each['measured_bytes'] / each['planned_bytes'] - 1:+.0%}"
+        for each in plan
+        if not each["as_planned"]
+    ]
+    fits = [each["what"] for each in plan if each["as_planned"]]
+    told = [f"not as planned: {', '.join(differs)}"] if differs else []
+    return "; ".join([*told, *([f"{', '.join(fits)} within {100 * TOLERANCE:.0f} % of it"] if fits else [])])
+
+
+def _facts(diagnosis: Diagnosis, console: Console) -> None:
+    facts = diagnosis.run
+    mesh = " x ".join(f"{name} {size}" for name, size in (facts.get("mesh") or {}).items())
+    devices = ", ".join(facts.get("devices") or [])
+    parts = [
+        counted(facts.get("num_ranks"), "rank"),
+        mesh,
+        devices,
+        counted(facts.get("steps"), "step"),
+        counted(facts.get("attempts"), "attempt"),
+        f"{facts['wall_s']:.1f} s" if is_number(facts.get("wall_s")) else "",
+        f"{facts['step_ms_median']:.1f} ms a step" if is_number(facts.get("step_ms_median")) else "",
+        f"{facts['tokens_per_s']:,.0f} tokens/s" if is_number(facts.get("tokens_per_s")) else "",
+        f"{100 * facts['mfu_ratio']:.1f} % MFU" if is_number(facts.get("mfu_ratio")) else "",
+    ]
+    rows = [("Run", str(facts.get("run_id") or "?")), ("", "  ".join(part for part in parts if part))]
+    if facts.get("mfu_not_judged") and any(kind != "cpu" for kind in facts.get("devices") or []):
+        rows.append(("MFU", f"not judged: {facts['mfu_not_judged']}"))
+    if is_number(facts.get("first_loss")) and is_number(facts.get("last_loss")):
+        rows.append(("Loss", _loss(facts)))
+    if diagnosis.goodput is not None:
+        rows.append(("Goodput", goodput_line(diagnosis.goodput)))
+    if diagnosis.what_if is not None:
+        rows.append(("What-if", what_if_line(diagnosis.what_if)))
+    if pipeline := pipeline_line(diagnosis.findings):
+        rows.append(("Pipeline", pipeline))
+    if interval := facts.get("checkpoint_interval"):
+        rows.append(("Saves", _saves(interval)))
+    if plan := facts.get("against_plan"):
+        rows.append(("Plan", _against_plan(plan)))
+    rows.append(("Ended", str(facts.get("ended") or "without a word")))
+    for excluded in (facts.get("excluded") or [])[:20]:
+        device, node = excluded.get("device"), f"node {excluded.get('node_rank')}"
+        where = f"{device} of {node}" if device else node
+        rows.append(("Excluded", f"{where} after attempt {excluded.get('attempt')}: {excluded.get('reason')}"))
+    for rollback in (facts.get("rollbacks") or [])[:20]:
+        batches = ", ".join(map(str, rollback.get("skipped_batches") or []))
+        rows.append(
+            (
+                "Rollback",
+                f"step {rollback['from_step']} to {rollback['to_step']} from {rollback['tier'] or '?'}"
+                f" ({rollback['reason'] or '?'})" + (f", skipped batch {batches}" if batches else ""),
+            )
+        )
+    for label, key in (("Dropped", "dropped_records"), ("Probe errors", "probe_errors")):
+        counts = facts.get(key) or {}
+        if counts:
+            rows.append((label, ", ".join(f"{name} {count}" for name, count in counts.items())))
+    if few := facts.get("steps_compared"):
+        told = (
+            f"ranks in {few['steps']:,} of {few['of']:,} steps; shorter slowdowns than {few['shortest_slowdown_steps']}"
+        )
+        rows.append(("Compared", f"{told} steps that were over may be missed"))
+    problems = facts.get("file_problems") or []
+    label = "Left out" if "input" in facts else "Damaged"  # of other runs links and second files are told, too
+    rows += [(label, f"{found['path']}: {found['problem']}") for found in problems[:10]]
+    if len(problems) > 10:
+        rows.append(("", f"... and {len(problems) - 10} more files"))
+    table = _columns()
+    for label, text in rows:
+        table.add_row(_text(label, "dim"), _text(visible(text), ""))
+    console.print(table)
+
+
+def _loss(facts: Mapping[str, Any]) -> str:
+    text = f"{facts['first_loss']:.4f} at the start, {facts['last_loss']:.4f} at the end"
+    drop, ratio = facts.get("loss_drop"), facts.get("loss_drop_in_noise")
+    if drop is None or ratio is None:
+        return text
+    verb = "fell" if drop > 0 else "rose"
+    return f"{text}: {verb} by {abs(drop):.2f} (first to last tenth), {abs(ratio):.0f} x its noise"
+
+
+def _text(text: str, style: str) -> Text:
+    from rich.text import Text
+
+    return Text(text, style=style)  # a Text is not parsed for markup
+
+
+def _indented(text: str, style: str) -> Any:
+    from rich.padding import Padding
+
+    return Padding(_text(visible(text), style), (0, 0, 0, 2))
+
+
+def _pairs(rows: Sequence[tuple[str, str]], width: int) -> Any:
+    """Names and values, two pairs a line where there is room; a long value has a line of its own."""
+    from rich.padding import Padding
+    from rich.table import Table
+
+    beside = width >= 80
+    table = Table.grid(padding=(0, 2))
+    for i in range(2 if beside else 1):
+        table.add_column(style="dim", min_width=18, max_width=24, overflow="fold")
+        table.add_column(min_width=20 if beside and i == 0 else None, overflow="fold")
+    short = [row for row in rows if len(row[1]) <= 24]
+    long = [row for row in rows if len(row[1]) > 24]
+    step = 2 if beside else 1
+    for i in range(0, len(short), step):
+        cells = [_text(visible(cell), "") for row in short[i : i + step] for cell in row]
+        table.add_row(*cells)
+    lines: list[Any] = [Padding(table, (0, 0, 0, 2))] if short else []
+    lines += [_indented(f"{name:<18}  {value}", "") for name, value in long]
+    from rich.console import Group
+
+    return Group(*lines)
+
+
+def _columns() -> Table:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(min_width=8, max_width=12, overflow="fold")
+    table.add_column(overflow="fold", ratio=1)
+    return table

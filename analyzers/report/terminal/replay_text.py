@@ -1,0 +1,78 @@
+"""A replayed step for the terminal: whether it came back, where it begins, what went in, which samples.
+
+    render(again, console)
+
+What comes from the run is shown as it is and never obeyed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from analyzers.numerics.replay_evidence import Replayed
+from analyzers.printable import visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["render", "verdict"]
+
+MAX_SAMPLES = 8
+MAX_TEXT = 60
+SAME_RATIO = 1e-3
+"""Relative difference of a loss that rounding explains: sums in another order, a restart in between."""
+
+
+def verdict(found: Replayed, *, kind: str, ranks: Sequence[int], loss: float, recorded: float) -> str:
+    """One sentence. `kind`: what the step was then (healthy, non_finite, spike)."""
+    if kind == "healthy":
+        if not math.isfinite(loss):
+            return f"step {found.step} was healthy; {found.text(ranks)}"
+        if not math.isfinite(recorded):
+            return f"step {found.step} was healthy: its loss is {loss:.6g}, and was not recorded then"
+        same = abs(loss - recorded) <= SAME_RATIO * abs(recorded)
+        return f"step {found.step} was healthy: its loss is {loss:.6g} and was {recorded:.6g}, " + (
+            "the same" if same else "which rounding does not explain: data, code or a device is another now"
+        )
+    was = "NaN or Inf" if kind == "non_finite" else "a spike"
+    return f"step {found.step} was {was}; {found.text(ranks)}"
+
+
+def render(
+    found: Replayed, console: Console, *, kind: str, ranks: Sequence[int], figures: Sequence[tuple[str, str]],
+    loss: float, recorded: float, doubts: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Print it. `figures`: (name, value) lines; `doubts`: why it may be otherwise than in the run."""
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(Text(visible(f"Verdict   {verdict(found, kind=kind, ranks=ranks, loss=loss, recorded=recorded)}"),
+                       style="bold"))  # fmt: skip
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in figures:
+        table.add_row(Text(name, style="dim"), Text(visible(value)))
+    if found.origin is not None:
+        table.add_row(Text("first", style="dim"), Text(visible(found.origin.text)))
+        table.add_row(Text("on ranks", style="dim"), Text(", ".join(map(str, found.origin.ranks[:16]))))
+        for number, line in enumerate(found.origin.inputs):
+            table.add_row(Text(f"input {number}", style="dim"), Text(visible(line)))
+        if found.origin.samples:
+            listed = ", ".join(map(str, found.origin.samples[:16]))
+            table.add_row(Text("samples", style="dim"), Text(listed + ", ..." * (len(found.origin.samples) > 16)))
+    console.print(table)
+    if found.samples and found.came_back:
+        console.print()
+        console.print(Text("Samples with the highest loss", style="bold"))
+        rows = Table.grid(padding=(0, 2))
+        rows.add_row(*(Text(name, style="dim") for name in ("sample", "data rank", "loss", "file:byte", "text")))
+        for sample in found.samples[:MAX_SAMPLES]:
+            loss_text = "not finite" if sample.loss is None or not math.isfinite(sample.loss) else f"{sample.loss:.3f}"
+            cells = (str(sample.number), str(sample.data_rank), loss_text, sample.place, sample.text[:MAX_TEXT])
+            rows.add_row(*(Text(visible(cell)) for cell in cells))
+        console.print(rows)
+    for doubt in doubts:
+        console.print(Text(visible(f"but       {doubt}"), style="dim"))

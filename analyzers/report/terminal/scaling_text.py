@@ -1,0 +1,63 @@
+"""A scaling report for the terminal.
+
+render(scaling, rich.console.Console())
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analyzers.compare.scaling import Scaling
+from analyzers.printable import visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["render", "sentence"]
+
+_WORK = {
+    "strong": "the same tokens a step",
+    "weak": "the same tokens a step and rank",
+    "mixed": "neither the same tokens a step nor a rank: compare with care",
+}
+
+
+_LEAST_SHARE = 0.005
+_HEADINGS = ("ranks", "mesh", "ms", "tokens/s", "speed-up", "efficiency", "serial", "lost most to")
+
+
+def render(scaling: Scaling, console: Console) -> None:
+    """Print one sentence, and a row for each run."""
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(Text(visible(sentence(scaling)), style="bold"))
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("run", overflow="ellipsis", no_wrap=True, max_width=18)
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="left" if heading in ("mesh", "lost most to") else "right", no_wrap=True)
+    for point in scaling.points:
+        mesh = " x ".join(f"{name} {size}" for name, size in point.mesh.items()) or "1"
+        certain = "base" if point is scaling.points[0] else (
+            f"{point.efficiency_ratio:.3f} ({point.low:.2f}-{point.high:.2f})"
+        )  # fmt: skip
+        lost = max((share for name, share in point.shares.items() if name != "training"), default=0.0)
+        table.add_row(
+            visible(point.run), str(point.num_ranks), mesh, f"{point.step_ms:.1f}",
+            f"{point.tokens_per_s:,.0f}", f"{point.speedup:.2f}", certain,
+            "" if point.serial_ratio is None else f"{point.serial_ratio:.1%}",
+            f"{point.lost_to.split()[-1]} {lost:.0%}" if lost >= _LEAST_SHARE else "",
+        )  # fmt: skip
+    console.print()
+    console.print(table)
+
+
+def sentence(scaling: Scaling) -> str:
+    """The largest run against the smallest."""
+    base, last = scaling.points[0], scaling.points[-1]
+    times = last.num_ranks / base.num_ranks
+    lost = f", most of it lost to {last.lost_to}" if last.efficiency_ratio < 1 and last.lost_to else ""
+    return (
+        f"{scaling.kind} scaling ({_WORK[scaling.kind]}): {times:g} times the ranks give {last.speedup:.2f} times the "
+        f"tokens/s, efficiency {last.efficiency_ratio:.3f} (95 % interval {last.low:.3f} to {last.high:.3f}){lost}"
+    )

@@ -1,0 +1,62 @@
+"""The stacks and the traceback that a finding carries, as headings and lines: the same in every report.
+
+    for heading, frames in stack_texts(finding.evidence):
+        ...                      # "odd one out: rank 3, stage 1, in data, innermost first", ["loader.py:41 read", ...]
+
+The evidence may come from a file that somebody else wrote: whatever does not fit is left out, and sizes are bounded.
+Whoever shows the lines escapes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from analyzers.report.wording.words import listed
+
+__all__ = ["stack_texts"]
+
+MAX_TEXTS = 32
+MAX_FRAMES = 60
+MAX_CHARACTERS = 2_000
+
+
+def stack_texts(evidence: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """Heading and frames of each stack, the most telling first."""
+    return [
+        (heading, [str(frame)[:MAX_CHARACTERS] for frame in frames[:MAX_FRAMES]]) for heading, frames in _all(evidence)
+    ][:MAX_TEXTS]
+
+
+def _all(evidence: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any]]]:
+    traceback = evidence.get("traceback")
+    if isinstance(traceback, (list, tuple)) and traceback:
+        yield "traceback, innermost first", traceback
+    groups = evidence.get("stack_groups")
+    if isinstance(groups, (list, tuple)) and groups:
+        for group in groups:
+            if isinstance(group, Mapping):
+                yield _heading(group), _sequence(group.get("frames"))
+        return
+    stacks = evidence.get("stacks")
+    for rank, frames in (stacks if isinstance(stacks, Mapping) else {}).items():
+        yield f"Python stack of rank {rank}, innermost first", _sequence(frames)
+
+
+def _heading(group: Mapping[str, Any]) -> str:
+    ranks = _sequence(group.get("ranks"))
+    number = group.get("num_ranks")
+    number = number if isinstance(number, int) else len(ranks)
+    if group.get("is_rest"):
+        return f"and {number} ranks with other stacks"
+    who = f"rank{'s' * (number > 1)} {listed(ranks)}"
+    if number > 1:
+        who = f"{number} ranks alike: {listed(ranks) if number <= len(ranks) else f'{listed(ranks[:12])}, ...'}"
+    told = [who, *(str(group[name]) for name in ("role", "doing") if group.get(name))]
+    odd = "odd one out: " if group.get("is_odd") else ""
+    end = "innermost first" if _sequence(group.get("frames")) else "no stack"
+    return f"{odd}{', '.join(told)}, {end}"
+
+
+def _sequence(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else ()

@@ -1,0 +1,191 @@
+"""How the ranks of an attempt ended, and who only died of somebody else's death.
+
+    deaths = find_deaths(view, log)
+    roots = [death for death in deaths if not death.collateral]
+
+1. Deaths are gathered from the launcher (`rank_exit`), the rank itself (`exception`) and `watch` (`rank_state` dead).
+2. An exception is collateral only if the facts allow it: it was raised by a process group's backend or its store, and
+   it speaks of a connection or a peer that is gone. Its type tells the most (a backend raises RuntimeError or an error
+   of torch.distributed, never ConnectionResetError), then the source file that the backend names in its message, then
+   the innermost frame of the traceback and whether the rank was inside a collective. Of a chain of exceptions the
+   original one is judged.
+3. An error inside a collective after somebody else's death is collateral, whatever it says.
+4. A silent end is collateral if anybody else has a reason; so is one by SIGTERM, which somebody sent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from analyzers.run.event_log import Event, EventLog
+from analyzers.run.exceptions import Frame, Link, own_frame, read_traceback
+from analyzers.run.snapshot import AttemptView
+
+__all__ = ["Death", "find_deaths"]
+
+LOST_PEER = re.compile(
+    r"connection (was )?(likely )?(closed|reset|refused)|closed by (the )?(peer|remote)|time(d[ -]?)?[ -]?out"
+    r"|broken pipe|remote ?error|remote (process|server)|pair closure|heartbeat|terminat|SIGTERM|aborted by"
+    r"|peer (is )?(gone|closed)|connectFullMesh failed|got 0 bytes|SignalException",
+    re.IGNORECASE,
+)
+"""What a backend says when a peer is gone or does not answer. Its other errors are a rank's own: CUDA, memory."""
+BACKENDS_SOURCE = re.compile(
+    r"\bgloo\b|\b(pair|buffer|unbound_buffer|context)\.cc:\d|\bc10d\b|ProcessGroup[A-Z]\w+|\bNCCL\b|\bnccl[A-Z]|WorkNCCL"
+    r"|TCPStore|key-value store|monitoredBarrier|Watchdog caught|socket\.cpp|ms for (recv|send) operation"
+)
+"""How the backends of torch.distributed and their store say where in their own code an error was made."""
+STORE = re.compile(r"TCPStore|key-value store")
+STORE_CLOSED = re.compile(
+    r"broken pipe|connection (was )?(likely )?(closed|reset|refused)|got 0 bytes|remote server|failed to (recv|send)",
+    re.IGNORECASE,
+)
+OUT_OF_MEMORY = re.compile(
+    r"MemoryError|OutOfMemoryError|out of memory|can't allocate memory|cannot allocate memory|bad_alloc", re.IGNORECASE
+)
+"""What an error says when there was no memory left, on a device or on the host."""
+_BACKENDS_TYPES = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError", "SignalException")
+_UNNAMED_TYPES = ("RuntimeError", "Exception", "")
+"""What a backend's error is where torch has no type of its own for it; Exception and none: not recorded."""
+_MAKES_CALLS = re.compile(r"/torch/(?!utils/)")
+"""Torch calls collectives in backward passes, hooks and wrappers; its data loader does not."""
+_NAMED = re.compile(r"(?:[A-Za-z_][\w.]{0,200}\.)?([A-Z]\w{0,100}(?:Error|Exception))\b")
+"""The type at the beginning of what an error file says."""
+_LOADER = re.compile(r"\bDataLoader\b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """How one rank ended. `cause` is exception, signal, out_of_memory, exit or vanished."""
+
+    rank: int
+    when_ns: int
+    cause: str
+    signal: str = ""
+    exit_code: int | None = None
+    error_type: str = ""
+    message: str = ""
+    links: tuple[Link, ...] = ()
+    """The chain of exceptions, the original one first; without a traceback one link without frames."""
+    collateral: bool = False
+
+    @property
+    def origin(self) -> Link:
+        """The exception that it came to: the last of the chain, or the one that was given as its cause."""
+        i = len(self.links) - 1
+        while i > 0 and self.links[i].is_caused:
+            i -= 1
+        return self.links[i] if self.links else Link(self.error_type, self.message)
+
+    @property
+    def frame(self) -> Frame | None:
+        """The line of the user's own code that raised; None if that is not recorded."""
+        return own_frame(self.origin)
+
+    @property
+    def is_surely_backends(self) -> bool:
+        """Whether every exception of its chain was certainly raised by a backend or its store."""
+        return bool(self.links) and all(_is_backends(link) for link in self.links)
+
+    @property
+    def is_of_store(self) -> bool:
+        """Whether it says that the connection to the rendezvous store is closed."""
+        found = self.origin
+        told = _is_backends(found) and STORE.search(found.message) is not None
+        of_store = told or found.error_type in ("DistNetworkError", "DistStoreError")
+        return of_store and STORE_CLOSED.search(found.message) is not None
+
+
+def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
+    """Every rank that died in the attempt, in order of time, roots told from collateral ones."""
+    found: dict[int, Death] = {}
+    for event in log.of("exception", attempt=view.attempt):
+        if event.rank >= 0 and event.rank not in found:
+            said = f"{event.text('type')}: {event.text('message')}"
+            found[event.rank] = Death(
+                rank=event.rank,
+                when_ns=event.wall_ns,
+                cause="out_of_memory" if OUT_OF_MEMORY.search(said) else "exception",
+                error_type=event.text("type", "Exception"),
+                message=event.text("message"),
+                links=_links(event),
+            )
+    for event in log.of("rank_exit", attempt=view.attempt):
+        rank, name = event.integer("exit_rank"), event.text("signal")
+        code = event.integer("exit_code", 0)
+        if rank in found or rank < 0 or (code == 0 and not name):
+            continue
+        if not name and rank in view.ranks and view.ranks[rank].closed:
+            continue  # it ended in order: the code says what the run came to (given up), not what the rank died of
+        exhausted = event.text("out_of_memory")
+        cause = "out_of_memory" if exhausted else "signal" if name else "exit"
+        message = f"killed by the kernel: {exhausted} exhausted" if exhausted else event.text("message")
+        named = _NAMED.match(message)
+        found[rank] = Death(rank=rank, when_ns=event.wall_ns, cause=cause, signal=name, exit_code=code, message=message,
+                            links=(Link(named[1] if named else "", message),))  # fmt: skip
+    for event in log.of("rank_state", attempt=view.attempt):
+        rank = event.integer("state_rank")
+        if event.text("state") == "dead" and rank in view.ranks and rank not in found and not view.ranks[rank].closed:
+            found[rank] = Death(rank=rank, when_ns=event.wall_ns, cause="vanished")
+    deaths = sorted(found.values(), key=lambda death: (death.when_ns, death.rank))
+    # watch sees the processes that the agent ended, too: a silent end counts only where nobody else has a reason.
+    reasons = [death for death in deaths if death.cause != "vanished" and not _blames_others(death, view)]
+    all_vanished = sum(death.cause == "vanished" for death in deaths) == len(view.ranks)
+    return [replace(death, collateral=_is_collateral(death, reasons, view, all_vanished)) for death in deaths]
+
+
+def _is_collateral(death: Death, reasons: Sequence[Death], view: AttemptView, all_vanished: bool) -> bool:
+    """`reasons`: who did not die of somebody else by its own words, in order of time."""
+    if death.cause == "vanished":
+        return bool(reasons) or all_vanished
+    if death.signal and death.signal != "SIGTERM":
+        return False
+    first = next((reason for reason in reasons if reason.rank != death.rank), None)
+    # The launcher sees a signal only after those whom it took along have said so.
+    by_signal = first is not None and any(reason.signal for reason in reasons if reason.rank != death.rank)
+    earlier = first is not None and (first.when_ns <= death.when_ns or by_signal)
+    return _blames_others(death, view, earlier) or (_in_call(death, view) and earlier)
+
+
+def _links(event: Event) -> tuple[Link, ...]:
+    """The chain of an `exception` event, whose last link has the whole message, which the traceback may have cut."""
+    told = Link(event.text("type", "Exception"), event.text("message"))
+    links = read_traceback(event.text("traceback"))
+    return (*links[:-1], replace(links[-1], error_type=told.error_type, message=told.message)) if links else (told,)
+
+
+def _blames_others(death: Death, view: AttemptView, earlier: bool = False) -> bool:
+    """Whether it died of a peer that is gone. `earlier`: somebody else had died of something else before."""
+    if death.signal:
+        return death.signal == "SIGTERM"
+    if death.cause not in ("exception", "exit"):
+        return False
+    judged = death.links if earlier else (death.origin,)
+    certain = any(_is_backends(link) and _speaks_of_peer(link) for link in judged)
+    likely = (earlier or _in_call(death, view)) and _speaks_of_peer(death.origin) and _may_be_backends(death.origin)
+    return certain or likely
+
+
+def _speaks_of_peer(link: Link) -> bool:
+    return LOST_PEER.search(f"{link.error_type} {link.message}") is not None
+
+
+def _is_backends(link: Link) -> bool:
+    """Whether a process group's backend or its store certainly raised it."""
+    if link.error_type in _BACKENDS_TYPES:
+        return True
+    return link.error_type in _UNNAMED_TYPES and BACKENDS_SOURCE.search(link.message) is not None
+
+
+def _may_be_backends(link: Link) -> bool:
+    """Whether nothing speaks against it: no type of Python's own, no frame in a place that makes no collectives."""
+    if link.error_type not in _UNNAMED_TYPES or _LOADER.search(link.message):
+        return False
+    innermost = link.frames[-1] if link.frames else None
+    return innermost is None or not innermost.is_library or _MAKES_CALLS.search(innermost.path) is not None
+
+
+def _in_call(death: Death, view: AttemptView) -> bool:
+    return death.rank in view.ranks and bool(view.ranks[death.rank].calls)

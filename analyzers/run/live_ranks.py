@@ -1,0 +1,54 @@
+"""What is running on a node, for `watch`: the ranks of the newest attempt, and whether the run has ended."""
+
+from __future__ import annotations
+
+from analyzers.run.event_log import EventLog
+from analyzers.source import Source
+
+__all__ = ["has_ended", "placed_on_node", "ranks_on_node", "stale_ranks"]
+
+
+def ranks_on_node(source: Source, node_rank: int) -> tuple[int, dict[int, int]]:
+    """(newest attempt, {rank: pid}) of the ranks on this node that have not closed."""
+    rows = source.rows(
+        """
+        SELECT attempt, rank, arg_max(pid, wall_ns) FROM ranks
+        WHERE node_rank = ? AND attempt = (SELECT max(attempt) FROM ranks)
+          AND (attempt, rank) NOT IN (SELECT (attempt, rank) FROM events WHERE kind = 'rank_closed')
+        GROUP BY ALL ORDER BY rank
+        """,
+        [node_rank],
+    )
+    return (int(rows[0][0]) if rows else 0), {int(rank): int(pid) for _, rank, pid in rows}
+
+
+def placed_on_node(source: Source, node_rank: int, attempt: int) -> list[int]:
+    """The ranks of an attempt on this node, those that have closed too."""
+    rows = source.rows(
+        "SELECT DISTINCT rank FROM ranks WHERE node_rank = ? AND attempt = ? ORDER BY rank", [node_rank, attempt]
+    )
+    return [int(rank) for (rank,) in rows]
+
+
+def stale_ranks(source: Source, node_rank: int) -> list[tuple[int, int, int, int]]:
+    """(attempt, rank, pid, start_ticks) of this node's ranks of older attempts that have not closed."""
+    rows = source.rows(
+        """
+        SELECT attempt, rank, any_value(pid), any_value(start_ticks) FROM ranks
+        WHERE node_rank = ? AND attempt < (SELECT max(attempt) FROM ranks) AND start_ticks IS NOT NULL
+          AND (attempt, rank) NOT IN (SELECT (attempt, rank) FROM events WHERE kind = 'rank_closed')
+        GROUP BY ALL ORDER BY ALL
+        """,
+        [node_rank],
+    )
+    return [(int(attempt), int(rank), int(pid), int(ticks)) for attempt, rank, pid, ticks in rows]
+
+
+def has_ended(source: Source, node_rank: int = 0) -> bool:
+    """Whether the launcher of a node has said that the run is over there, and no later one has begun again."""
+    log = EventLog.load(source, ("run_started", "run_ended"))
+
+    def newest_ns(kind: str) -> int:
+        return max((event.wall_ns for event in log.of(kind) if event.integer("node_rank", 0) == node_rank), default=0)
+
+    return newest_ns("run_ended") > newest_ns("run_started")

@@ -1,0 +1,388 @@
+"""What every rank of an attempt was doing when its records end.
+
+    view = take_snapshot(source, attempt=0)
+    view.ranks[3].calls           # collectives that rank 3 had begun and not finished
+    view.last_seq[("dp[0,1]", 3)] # number of the last collective that rank 3 entered in that group
+
+The snapshot says nothing of right or wrong; `waitfor`, `hang` and `rank_lost` do. It looks only at the newest steps,
+so that it costs the same after a million steps. Once a process of the attempt has ended, the picture is that of the
+moment before: what the others recorded afterwards (calls that failed, errors) is its consequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from analyzers.run.event_log import EventLog
+from analyzers.run.step_ends import NEVER_NS, ends_of_steps
+from analyzers.source import Source
+
+__all__ = ["SNAPSHOT_EVENTS", "AttemptView", "Call", "RankView", "attempts", "first_end_ns", "take_snapshot"]
+
+SNAPSHOT_EVENTS = (
+    "rank_state", "rank_exit", "rank_closed", "exception", "run_ended", "culprit_killed", "stacks", "attempt_started",
+    "rank_stopped",
+)  # fmt: skip
+RECENT_STEPS = 50
+"""Steps whose durations say what a normal step is."""
+ORDER_STEPS = 5
+"""Steps before the newest ones that say in which order a group's collectives come."""
+P2P = ("send", "recv")
+KEPT_CALLS = 4
+SKEW_NS = 60 * 10**9
+"""Records this long after the first end mean that the clocks of two nodes disagree: then nothing is cut off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A collective or p2p call that had begun and not ended."""
+
+    rank: int
+    group: str
+    seq: int
+    op: str
+    issue_ns: int = 0
+    num_bytes: int | None = None
+    dtype: str = ""
+    shape: str = ""
+    phase: str = ""
+    caller: str = ""
+    peer: int | None = None
+    step: int | None = None
+
+    @property
+    def is_p2p(self) -> bool:
+        """Whether it has one partner instead of a group."""
+        return self.op in P2P
+
+    @property
+    def text(self) -> str:
+        """The call as people say it."""
+        if self.is_p2p:
+            return f"{self.op} {'to' if self.op == 'send' else 'from'} rank {self.peer} (number {self.seq})"
+        return f"{self.op} {self.seq} of {self.group}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankView:
+    """One rank. `last_ns` is the time of its newest record; `phases` its open spans, outermost first."""
+
+    rank: int
+    last_ns: int = 0
+    step: int | None = None
+    step_is_open: bool = False
+    finished_steps: int = 0
+    """Of the attempt, or of its newest minutes where it is long."""
+    phases: tuple[str, ...] = ()
+    calls: tuple[Call, ...] = ()
+    """The oldest in flight of each group or peer, in the order of their issue."""
+    num_in_flight: int = 0
+    unwaited: tuple[Call, ...] = ()
+    """Open calls with a later one of the same group that is done: most likely nobody asked whether they ended."""
+    closed: bool = False
+    state: str = "running"
+    """As `watch` saw the process last: running, stopped, dead."""
+    os_state: str = ""
+    holds_gil: bool = False
+    """`watch` saw it asleep in C with Python's lock held, after its last record."""
+
+    @property
+    def doing(self) -> str:
+        """What it does outside of collectives, in a few words."""
+        if self.phases:
+            return f"in {self.phases[-1]}"
+        return "in user code" if self.step_is_open else "between steps"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptView:
+    """All ranks of an attempt, by number, and what they share."""
+
+    attempt: int
+    ranks: Mapping[int, RankView]
+    members: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    last_seq: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """Newest number of a collective that a rank entered, by (group, rank)."""
+    last_p2p: Mapping[tuple[int, str, int], int] = field(default_factory=dict)
+    """Newest number of a p2p call, by (rank, send or recv, peer)."""
+    next_calls: Mapping[tuple[str, str, str], frozenset[tuple[str, str]]] = field(default_factory=dict)
+    """(group, op, caller) -> (op, caller) of the collectives that followed it in this group in the newest steps."""
+    newest_calls: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """(op, caller) of the newest collective of a group that its first member has finished."""
+    median_step_ns: int = 0
+    longest_step_ns: int = 0
+    world_size: int = 0
+
+    @property
+    def last_ns(self) -> int:
+        """When anybody made progress for the last time."""
+        return max((view.last_ns for view in self.ranks.values()), default=0)
+
+    @property
+    def step(self) -> int | None:
+        """The newest step that a rank had begun."""
+        return max((view.step for view in self.ranks.values() if view.step is not None), default=None)
+
+
+def attempts(source: Source) -> list[int]:
+    """The lives of the worker group that left any record, in order."""
+    found: set[int] = set()
+    for table in ("ranks", "steps"):
+        if source.has(table):
+            found |= {row[0] for row in source.rows(f"SELECT DISTINCT attempt FROM {table} WHERE rank >= 0")}
+    return sorted(found)
+
+
+def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
+    """Read the end of an attempt. Tables that are missing leave their part empty."""
+    identities = _identities(source, attempt)
+    views = {rank: RankView(rank=rank, last_ns=wall_ns) for rank, (wall_ns, _) in identities.items()}
+    cut_ns = _cut(source, attempt, log)
+    median_ns, longest_ns = _steps(source, attempt, views, cut_ns)
+    since_step = min((view.step for view in views.values() if view.step is not None), default=0) - 1
+    _spans(source, attempt, views, since_step, cut_ns)
+    last_seq, last_p2p = _calls(source, attempt, views, since_step, cut_ns)
+    next_calls, newest_calls = _order(source, attempt, since_step - ORDER_STEPS, cut_ns)
+    _process_states(log, attempt, views, cut_ns)
+    return AttemptView(
+        attempt=attempt,
+        ranks=views,
+        members=_members(source, attempt, last_seq),
+        last_seq=last_seq,
+        last_p2p=last_p2p,
+        next_calls=next_calls,
+        newest_calls=newest_calls,
+        median_step_ns=median_ns,
+        longest_step_ns=longest_ns,
+        world_size=max([len(views), *(size for _, size in identities.values())]),
+    )
+
+
+def first_end_ns(log: EventLog, attempt: int) -> int | None:
+    """When the first process of an attempt ended (epoch nanoseconds); None if none did, or nobody says so."""
+    closed = {event.rank for event in log.of("rank_closed", attempt=attempt)}
+    times = [e.wall_ns for kind in ("culprit_killed", "exception") for e in log.of(kind, attempt=attempt)]
+    times += [e.wall_ns for e in log.of("rank_exit", attempt=attempt) if e.integer("exit_code", 1) != 0]
+    times += [
+        event.wall_ns
+        for event in log.of("rank_state", attempt=attempt)
+        if event.text("state") == "dead" and event.integer("state_rank") not in closed
+    ]
+    return min(times, default=None)
+
+
+def _cut(source: Source, attempt: int, log: EventLog) -> int:
+    cut_ns = first_end_ns(log, attempt)
+    if cut_ns is None or not source.has("steps"):
+        return NEVER_NS
+    ((last_ns,),) = source.rows(
+        "SELECT max(start_ns + coalesce(duration_ns, 0)) FROM steps WHERE attempt = ?", [attempt]
+    )
+    return cut_ns if last_ns is None or last_ns <= cut_ns + SKEW_NS else NEVER_NS
+
+
+def _identities(source: Source, attempt: int) -> dict[int, tuple[int, int]]:
+    if not source.has("ranks"):
+        return {}
+    sql = "SELECT rank, max(wall_ns), max(world_size) FROM ranks WHERE attempt = ? AND rank >= 0 GROUP BY rank"
+    return {rank: (wall_ns or 0, size or 0) for rank, wall_ns, size in source.rows(sql, [attempt])}
+
+
+def _steps(source: Source, attempt: int, views: dict[int, RankView], cut_ns: int) -> tuple[int, int]:
+    if not source.has("steps"):
+        return 0, 0
+    rows = ends_of_steps(source, attempt, views.keys(), cut_ns)
+    for rank, step, is_open, finished, last_ns in rows:
+        view = views.get(rank, RankView(rank=rank))
+        views[rank] = replace(
+            view,
+            step=step,
+            step_is_open=bool(is_open),
+            finished_steps=finished,
+            last_ns=max(view.last_ns, last_ns or 0),
+        )
+    newest = max((row[1] for row in rows if row[1] is not None), default=0)
+    ((median_ns, longest_ns),) = source.rows(
+        """
+        SELECT median(duration_ns), max(duration_ns - coalesce(checkpoint_ns, 0) - coalesce(evaluate_ns, 0))
+        FROM steps WHERE attempt = ? AND step > ? AND duration_ns IS NOT NULL
+        """,
+        [attempt, newest - RECENT_STEPS],
+    )
+    return int(median_ns or 0), int(longest_ns or 0)
+
+
+def _spans(source: Source, attempt: int, views: dict[int, RankView], since_step: int, cut_ns: int) -> None:
+    if not source.has("spans"):
+        return
+    rows = source.rows(
+        """
+        SELECT rank, max(CASE WHEN end_ns <= ? THEN end_ns ELSE start_ns END),
+               coalesce(list(kind ORDER BY start_ns) FILTER (end_ns IS NULL OR end_ns > ?), [])
+        FROM spans WHERE attempt = ? AND step >= ? AND start_ns <= ? GROUP BY rank
+        """,
+        [cut_ns, cut_ns, attempt, since_step, cut_ns],
+    )
+    for rank, last_ns, kinds in rows:
+        view = views.get(rank, RankView(rank=rank))
+        phases = tuple(str(kind) for kind in kinds if kind)
+        views[rank] = replace(view, last_ns=max(view.last_ns, last_ns or 0), phases=phases)
+
+
+def _calls(
+    source: Source, attempt: int, views: dict[int, RankView], since_step: int, cut_ns: int
+) -> tuple[dict[tuple[str, int], int], dict[tuple[int, str, int], int]]:
+    if not source.has("collectives"):
+        return {}, {}
+    rows = source.rows(
+        """
+        SELECT rank, process_group, op IN ('send', 'recv'), CASE WHEN op IN ('send', 'recv') THEN op END,
+               peer, max(seq), max(seq) FILTER (end_ns <= ?), max(CASE WHEN end_ns <= ? THEN end_ns ELSE issue_ns END)
+        FROM collectives WHERE attempt = ? AND step >= ? AND issue_ns <= ? GROUP BY ALL
+        """,
+        [cut_ns, cut_ns, attempt, since_step, cut_ns],
+    )
+    last_seq: dict[tuple[str, int], int] = {}
+    last_p2p: dict[tuple[int, str, int], int] = {}
+    done: dict[tuple[Any, ...], int] = {}
+    for rank, group, is_p2p, direction, peer, seq, done_seq, last_ns in rows:
+        view = views.get(rank, RankView(rank=rank))
+        views[rank] = replace(view, last_ns=max(view.last_ns, last_ns or 0))
+        if seq is None:
+            continue
+        if is_p2p:
+            last_p2p[(rank, direction, peer)] = max(seq, last_p2p.get((rank, direction, peer), -1))
+        else:
+            last_seq[(group, rank)] = max(seq, last_seq.get((group, rank), -1))
+        key = (rank, group, direction, peer if is_p2p else None)
+        done[key] = max(done.get(key, -1), done_seq if done_seq is not None else -1)
+    for rank, open_ in _open_calls(source, attempt, since_step, cut_ns, done).items():
+        views[rank] = replace(
+            views.get(rank, RankView(rank=rank)),
+            calls=tuple(sorted(open_.calls, key=lambda call: call.issue_ns)),
+            unwaited=tuple(open_.unwaited),
+            num_in_flight=open_.number,
+        )
+    return last_seq, last_p2p
+
+
+def _open_calls(
+    source: Source, attempt: int, since_step: int, cut_ns: int, done: Mapping[tuple[Any, ...], int]
+) -> dict[int, _Open]:
+    """By rank: calls in flight, the oldest of each group or peer, and how many there are in all.
+
+    One that is open although a later one of its group is done was never waited for: apart. What queues behind the
+    oldest says nothing more, and thousands of ranks may have thousands in flight.
+    """
+    later = {key: seq for key, seq in done.items() if seq >= 0}
+    rows = source.rows(
+        f"""
+        SELECT rank, process_group, op IN ('send', 'recv'), CASE WHEN op IN ('send', 'recv') THEN op END,
+               CASE WHEN op IN ('send', 'recv') THEN peer END, max(seq), count(*), arg_min(row(
+                   seq, op, issue_ns, bytes, dtype, shape, phase, caller, peer, step), seq, {KEPT_CALLS})
+        FROM collectives
+        WHERE attempt = ? AND step >= ? AND issue_ns <= ? AND (end_ns IS NULL OR end_ns > ?) AND seq IS NOT NULL
+        GROUP BY ALL
+        """,
+        [attempt, since_step, cut_ns, cut_ns],
+    )
+    found: dict[int, _Open] = {}
+    for rank, group, is_p2p, direction, partner, newest, number, oldest in rows:
+        done_seq = later.get((rank, group, direction, partner if is_p2p else None), -1)
+        place = found.setdefault(rank, _Open())
+        place.unwaited += [_call(rank, group, fields) for fields in oldest if fields[0] < done_seq]
+        if newest < done_seq:
+            continue
+        if oldest[0][0] < done_seq:
+            oldest = _beyond(source, (attempt, since_step, cut_ns, cut_ns, rank, group, done_seq), direction, partner)
+        place.calls += [_call(rank, group, fields) for fields in oldest]
+        place.number += number
+    return found
+
+
+@dataclass(slots=True)
+class _Open:
+    """Calls of one rank without an end."""
+
+    calls: list[Call] = field(default_factory=list)
+    unwaited: list[Call] = field(default_factory=list)
+    number: int = 0
+
+
+def _call(rank: int, group: str | None, fields: tuple[Any, ...]) -> Call:
+    seq, op, issue_ns, num_bytes, dtype, shape, phase, caller, peer, step = fields
+    return Call(
+        rank=rank, group=group or "", seq=seq, op=op or "", issue_ns=issue_ns or 0, num_bytes=num_bytes,
+        dtype=dtype or "", shape=shape or "", phase=phase or "", caller=caller or "", peer=peer, step=step,
+    )  # fmt: skip
+
+
+def _beyond(
+    source: Source, place: tuple[Any, ...], direction: str | None, partner: int | None
+) -> list[tuple[Any, ...]]:
+    """The oldest open calls of a rank in a group from the newest one that is done on."""
+    same = "op NOT IN ('send', 'recv')" if direction is None else "op = ? AND peer IS NOT DISTINCT FROM ?"
+    return source.rows(
+        f"""
+        SELECT seq, op, issue_ns, bytes, dtype, shape, phase, caller, peer, step FROM collectives
+        WHERE attempt = ? AND step >= ? AND issue_ns <= ? AND (end_ns IS NULL OR end_ns > ?) AND rank = ?
+          AND process_group IS NOT DISTINCT FROM ? AND seq >= ? AND {same} ORDER BY seq LIMIT {KEPT_CALLS}
+        """,
+        [*place, *([] if direction is None else [direction, partner])],
+    )
+
+
+def _order(
+    source: Source, attempt: int, since_step: int, cut_ns: int
+) -> tuple[dict[tuple[str, str, str], frozenset[tuple[str, str]]], dict[str, tuple[str, str]]]:
+    """What follows what in each group, and the newest of each, from its first member: a program is the same on all."""
+    if not source.has("collectives"):
+        return {}, {}
+    rows = source.rows(
+        """
+        WITH newest AS (
+            SELECT rank, process_group, seq, op, coalesce(caller, '') AS caller FROM collectives
+            WHERE attempt = ? AND step >= ? AND end_ns <= ? AND op NOT IN ('send', 'recv')
+        ), first_members AS (SELECT process_group, min(rank) AS rank FROM newest GROUP BY ALL)
+        SELECT DISTINCT process_group, op, caller, next_op, next_caller FROM (
+            SELECT process_group, op, caller, lead(op) OVER by_seq AS next_op, lead(caller) OVER by_seq AS next_caller
+            FROM newest SEMI JOIN first_members USING (process_group, rank)
+            WINDOW by_seq AS (PARTITION BY process_group ORDER BY seq)
+        )
+        """,
+        [attempt, since_step, cut_ns],
+    )
+    following: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
+    for group, op, caller, next_op, next_caller in rows:
+        if next_op is not None:
+            following.setdefault((group or "", op or "", caller), set()).add((next_op, next_caller))
+    newest = {group or "": (op or "", caller) for group, op, caller, next_op, _ in rows if next_op is None}
+    return {call: frozenset(after) for call, after in following.items()}, newest
+
+
+def _members(source: Source, attempt: int, last_seq: Mapping[tuple[str, int], int]) -> dict[str, tuple[int, ...]]:
+    members: dict[str, set[int]] = {}
+    for group, rank in last_seq:
+        members.setdefault(group, set()).add(rank)
+    if source.has("process_groups"):
+        # A group's name is made of its members: every one of thousands lists the same thousands.
+        sql = "SELECT process_group, any_value(members) FROM process_groups WHERE attempt = ? GROUP BY process_group"
+        for group, listed in source.rows(sql, [attempt]):
+            members.setdefault(group or "", set()).update(int(rank) for rank in listed or ())
+    return {group: tuple(sorted(ranks)) for group, ranks in members.items()}
+
+
+def _process_states(log: EventLog, attempt: int, views: dict[int, RankView], cut_ns: int) -> None:
+    for event in log.of("rank_state", attempt=attempt):
+        rank = event.integer("state_rank")
+        if rank in views and event.wall_ns <= cut_ns:
+            views[rank] = replace(views[rank], state=event.text("state", "running"), os_state=event.text("os_state"))
+    for event in log.of("stacks", attempt=attempt):
+        for rank in event.integers("gil_ranks"):
+            if rank in views and event.wall_ns > views[rank].last_ns:
+                views[rank] = replace(views[rank], holds_gil=True)
+    for event in log.of("rank_closed", attempt=attempt):
+        if event.rank in views:
+            views[event.rank] = replace(views[event.rank], closed=True)

@@ -1,0 +1,128 @@
+"""What a run is doing, or how it ended: one word, the reason, and when anybody last wrote anything.
+
+    state = run_state(store, stall_policy(run.manifest()), now_ns=time.time_ns(), is_watched=True)
+    state.word, state.reason            # "stalled", "no record for 12 s, the limit is 5 s"
+    state.is_live                       # whether more may come
+
+The words: starting, training, stalled, recovering, then finished, preempted, interrupted, failed, given up, fenced (by
+the launcher's own account) and died (nobody said why it stopped); empty while there is no record at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from analyzers.run.event_log import Event, EventLog
+from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
+from analyzers.run.stall_limits import StallPolicy, limit_s, stalled_s
+from analyzers.source import Source
+
+__all__ = ["LIVE_WORDS", "RunState", "run_state"]
+
+LIVE_WORDS = ("starting", "training", "stalled", "recovering")
+UNWATCHED_S = 60.0
+"""Silence (seconds) after which a run that no `watch` follows is taken for dead; with one, processes are looked at."""
+_EVENTS = (*SNAPSHOT_EVENTS, "run_started", "rollback", "preempted", "run_stopped")
+_ENDS = {"given_up": "given up"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """`last_ns`: the newest record of anybody, epoch nanoseconds by the writer's clock; None where there is none."""
+
+    word: str
+    reason: str = ""
+    attempt: int | None = None
+    step: int | None = None
+    last_ns: int | None = None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it may write more."""
+        return self.word in LIVE_WORDS
+
+
+def run_state(source: Source, policy: StallPolicy, *, now_ns: int, is_watched: bool) -> RunState:
+    """The state at `now_ns` (epoch nanoseconds). `is_watched`: a `watch` process lives beside the run."""
+    log = EventLog.load(source, _EVENTS)
+    lives = attempts(source)
+    last_event_ns = _last_event_ns(source)
+    if not lives:
+        word = "starting" if is_watched else "empty"
+        return RunState(word=word, reason="no rank has written yet", last_ns=last_event_ns)
+    view = take_snapshot(source, lives[-1], log)
+    last_ns = max(view.last_ns, last_event_ns or 0)
+    word, reason = _word(view, log, policy, now_ns=now_ns, is_watched=is_watched, last_ns=last_ns)
+    return RunState(word=word, reason=reason, attempt=lives[-1], step=view.step, last_ns=last_ns)
+
+
+def _word(
+    view: AttemptView, log: EventLog, policy: StallPolicy, *, now_ns: int, is_watched: bool, last_ns: int
+) -> tuple[str, str]:
+    ended = _end(log)
+    if ended is not None:
+        reason = ended.text("reason") or "ended"
+        return _ENDS.get(reason, reason), _why_ended(ended, log) or _lost(view, log)
+    silent_s = (now_ns - last_ns) / 1e9
+    again = _rolled_back(view, log.of("rollback", attempt=view.attempt))
+    lost = _lost(view, log)
+    if not is_watched:
+        if silent_s > max(UNWATCHED_S, limit_s(view, policy)):
+            return "died", lost or f"its records end at step {view.step} without a word"
+        return "training", again or "no watch follows it: it is read from its tapes"
+    if lost:
+        return "recovering", lost
+    if view.attempt > 0 and not _has_finished_step(view):
+        return "recovering", f"attempt {view.attempt} is starting"
+    if not _has_finished_step(view):
+        return "starting", "the first step has not ended yet"
+    silence_s = stalled_s(view, now_ns, policy)
+    if silence_s is not None:
+        return "stalled", f"no record for {silence_s:.0f} s, the limit is {limit_s(view, policy):.0f} s"
+    return "training", again
+
+
+def _end(log: EventLog) -> Event | None:
+    """The launcher's last word, if none has started since."""
+    began_ns = max((event.wall_ns for event in log.of("run_started")), default=0)
+    ends = [event for event in log.of("run_ended") if event.wall_ns >= began_ns]
+    return ends[-1] if ends else None
+
+
+def _why_ended(ended: Event, log: EventLog) -> str:
+    if stopped := log.of("run_stopped"):
+        return stopped[-1].text("reason")
+    if ended.text("reason") == "preempted" and log.of("preempted"):
+        step = log.of("preempted")[-1].integer("checkpoint_step")
+        return f"told to stop by SIGTERM; checkpoint at step {step}" if step >= 0 else "told to stop by SIGTERM"
+    return ""
+
+
+def _lost(view: AttemptView, log: EventLog) -> str:
+    """Who ended in the newest attempt other than cleanly, first."""
+    exits = [e for e in log.of("rank_exit", attempt=view.attempt) if e.text("signal") or e.integer("exit_code", 0)]
+    if not exits:
+        return ""
+    first = exits[0]
+    how = first.text("signal") or f"exit code {first.integer('exit_code', 0)}"
+    return f"rank {first.integer('exit_rank')} ended: {how}"
+
+
+def _has_finished_step(view: AttemptView) -> bool:
+    return any(rank.finished_steps for rank in view.ranks.values())
+
+
+def _rolled_back(view: AttemptView, rollbacks: Sequence[Event]) -> str:
+    if not rollbacks or view.step is None:
+        return ""
+    last = rollbacks[-1]
+    begun = last.integer("from_step")
+    return f"going over steps {last.integer('to_step') + 1} to {begun} again" if view.step <= begun else ""
+
+
+def _last_event_ns(source: Source) -> int | None:
+    if not source.has("events"):
+        return None
+    ((newest_ns,),) = source.rows("SELECT max(wall_ns) FROM events")
+    return None if newest_ns is None else int(newest_ns)

@@ -1,0 +1,119 @@
+"""The life of a run as a sequence of phases and moments, for the page on recovery.
+
+    life = measure(store, now_ns=None)
+    life.phases         # (attempt, "training", begin_s, end_s), seconds since the run's begin
+    life.moments        # (seconds, attempt, "rollback", "step 40 to 30 from memory: ...")
+
+A phase is one of: start-up, training, going over steps again, silent, down, ending. Boundaries are what was recorded:
+the first and last step of an attempt, the events of the launcher and of the ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from analyzers.run.event_log import Event, EventLog
+from analyzers.run.snapshot import SNAPSHOT_EVENTS
+from analyzers.source import Source
+
+__all__ = ["Life", "measure"]
+
+SILENT_S = 1.0
+"""Shortest time between the last record and a death that is shown as silence."""
+_EVENTS = (*SNAPSHOT_EVENTS, "run_started", "rollback", "checkpoint", "fault_injected", "preempted", "rank")
+MAX_MOMENTS = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """Seconds since `begin_ns` (epoch nanoseconds of the first event)."""
+
+    begin_ns: int
+    phases: tuple[tuple[int, str, float, float], ...]
+    moments: tuple[tuple[float, int, str, str], ...]
+
+
+def measure(source: Source, now_ns: int | None = None) -> Life | None:
+    """None where no step was recorded. `now_ns` (epoch) only while the run is alive."""
+    if not source.has("steps"):
+        return None
+    rows = source.rows(
+        "SELECT attempt, min(start_ns), max(start_ns + coalesce(duration_ns, 0)) FROM steps WHERE rank >= 0 "
+        "GROUP BY attempt ORDER BY attempt"
+    )
+    if not rows:
+        return None
+    log = EventLog.load(source, _EVENTS)
+    born = {attempt: _born(log, attempt, first) for attempt, first, _ in rows}
+    begin = min(born.values())
+    ended = max((event.wall_ns for event in log.of("run_ended")), default=now_ns or rows[-1][2])
+    phases: list[tuple[int, str, float, float]] = []
+
+    def add(attempt: int, word: str, begin_ns: int, end_ns: int) -> None:
+        if end_ns > begin_ns:
+            phases.append((attempt, word, (begin_ns - begin) / 1e9, (end_ns - begin) / 1e9))
+
+    for number, (attempt, first, last) in enumerate(rows):
+        add(attempt, "start-up", born[attempt], first)
+        add(attempt, "training", first, last)
+        for event in log.of("rollback", attempt=attempt):
+            add(attempt, "going over steps again", event.wall_ns, _caught_up(source, event, last))
+        followed = number + 1 < len(rows)
+        until = born[rows[number + 1][0]] if followed else max(ended, last)
+        death = _death(log, attempt, last)
+        if death is not None and (death - last) / 1e9 >= SILENT_S:
+            add(attempt, "silent", last, min(death, until))
+            last = min(death, until)
+        add(attempt, "down" if followed else "ending", last, until)
+    return Life(begin_ns=begin, phases=tuple(phases), moments=tuple(_moments(log, begin)))
+
+
+def _born(log: EventLog, attempt: int, first_ns: int) -> int:
+    told = [event.wall_ns for event in log.of("rank", attempt=attempt)]
+    told += [event.wall_ns for event in log.of("attempt_started", attempt=attempt)]
+    if attempt == 0:
+        told += [event.wall_ns for event in log.of("run_started")][:1]
+    return min([first_ns, *(wall for wall in told if wall > 0)])
+
+
+def _death(log: EventLog, attempt: int, last_ns: int) -> int | None:
+    """When the first process of the attempt ended other than cleanly."""
+    ends = [event.wall_ns for event in log.of("culprit_killed", attempt=attempt)]
+    ends += [e.wall_ns for e in log.of("rank_exit", attempt=attempt) if e.text("signal") or e.integer("exit_code", 0)]
+    return min((end for end in ends if end >= last_ns), default=None)
+
+
+def _caught_up(source: Source, event: Event, last_ns: int) -> int:
+    """When the step that was rolled back had been trained again."""
+    rows = source.rows(
+        "SELECT min(start_ns + duration_ns) FROM steps WHERE attempt = ? AND step = ? AND start_ns > ? AND rank >= 0",
+        [event.attempt, event.integer("from_step"), event.wall_ns],
+    )
+    return int(rows[0][0]) if rows and rows[0][0] is not None else last_ns
+
+
+def _moments(log: EventLog, begin_ns: int) -> list[tuple[float, int, str, str]]:
+    found: list[tuple[float, int, str, str]] = []
+
+    def add(event: Event, kind: str, text: str) -> None:
+        found.append(((event.wall_ns - begin_ns) / 1e9, event.attempt, kind, text))
+
+    for event in log.of("checkpoint"):
+        if event.text("tier") == "disk" and event.text("state") == "complete":
+            add(event, "checkpoint", f"step {event.step} on disk")
+        elif event.text("state") == "loaded":
+            add(event, "loaded", f"step {event.step} from {event.text('tier')}")
+    for event in log.of("rollback"):
+        tier, reason = event.text("tier") or "?", event.text("reason")
+        add(event, "rollback", f"step {event.integer('from_step')} to {event.integer('to_step')} from {tier}: {reason}")
+    for event in log.of("rank_exit"):
+        if event.text("signal") or event.integer("exit_code", 0):
+            how = event.text("signal") or f"exit code {event.integer('exit_code', 0)}"
+            add(event, "rank ended", f"rank {event.integer('exit_rank')}: {how}")
+    for event in log.of("culprit_killed"):
+        add(event, "killed by watch", f"rank {event.integer('killed_rank')}: {event.text('reason')}")
+    for event in log.of("fault_injected"):
+        add(event, "fault injected", f"{event.text('fault')} on rank {event.rank}")
+    for event in log.of("preempted"):
+        add(event, "preempted", event.text("signal") or "told to stop")
+    return sorted(found)[:MAX_MOMENTS]

@@ -1,0 +1,282 @@
+"""Settings that cost time or safety in this run: the anti-patterns, each with the numbers that make it one here.
+
+    findings = analyze(store, run.manifest())       # kind configuration, status advice; the cause names the rule
+
+A rule looks at a setting *and* at what it did: no loader worker is said only of a run that waits for data, an interval
+between saves only where another one would have cost measurably less. Nothing here is a fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from analyzers.checkpoints.interval import suggest
+from analyzers.finding import Finding
+from analyzers.run.setting import number, setting
+from analyzers.source import Source, every_kth_rank, lacking
+
+__all__ = ["RULES", "ConfigurationPolicy", "analyze"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigurationPolicy:
+    """Thresholds of the rules."""
+
+    max_buckets: int = 100
+    """Gradient buckets of a backward pass: DDP's default of 25 MiB gives 20 for a model of 124 million parameters."""
+    one_bucket_bytes: int = 64 << 20
+    """Gradients from which a single bucket hides nothing that would be worth hiding."""
+    microbatches_per_stage: float = 2.0
+    """Below, more than a third of 1f1b's time is bubble."""
+    tokens_per_rank: int = 2048
+    """Tokens of a step on one GPU below which kernels are too short to fill it."""
+    compression_error: float = 0.7
+    """Relative error of compressed gradients: from here on the step points more than 45 degrees (sine 0.7) away."""
+    share_ratio: float = 0.1
+    """Share of the time for data or evaluation that is worth a word."""
+    interval_loss_ratio: float = 0.01
+    """Share of the run that another interval between saves would have gained."""
+    min_run_s: float = 600.0
+    """A run without any checkpoint is told from this length on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """What rules look at."""
+
+    source: Source
+    manifest: Mapping[str, Any]
+    policy: ConfigurationPolicy
+
+
+Told = tuple[str, dict[str, Any]] | None
+"""What a rule says: a sentence and its numbers."""
+
+
+def analyze(source: Source, manifest: Mapping[str, Any], policy: ConfigurationPolicy | None = None) -> list[Finding]:
+    """One piece of advice a rule that holds."""
+    if not isinstance(manifest.get("config"), Mapping):
+        return [_insufficient("run.json holds none (an attached loop may hand its own to `attach`)")]
+    if absent := lacking(source, steps=("duration_ns",)):
+        return [_insufficient(f"what the settings did is not known: nothing in {', '.join(absent)}")]
+    run = _Run(source=source, manifest=manifest, policy=policy or ConfigurationPolicy())
+    found = []
+    for cause, rule in RULES.items():
+        told = rule(run)
+        if told is not None:
+            sentence, numbers = told
+            found.append(
+                Finding.advise(
+                    "configuration",
+                    "configuration",
+                    sentence,
+                    cause=cause,
+                    evidence=numbers,
+                    advice=f"configuration-{cause}",
+                )
+            )
+    return found
+
+
+def _buckets(run: _Run) -> Told:
+    """DDP's buckets: so many that calls dominate, or a single one that hides nothing."""
+    size_mb, parameters = number(run.manifest, "parallel.ddp_bucket_mb"), run.manifest.get("num_parameters")
+    sizes = run.manifest.get("mesh")
+    mesh = sizes if isinstance(sizes, Mapping) else {}
+    is_ddp = mesh.get("dp_replicate", 1) > 1 and all(mesh.get(dim, 1) == 1 for dim in ("dp_shard", "ep", "cp", "tp"))
+    if not size_mb or not isinstance(parameters, int) or not is_ddp:
+        return None
+    gradients = 4 * parameters
+    buckets = max(1, round(gradients / (size_mb * 2**20)))
+    numbers = {"ddp_bucket_mb": size_mb, "num_buckets": buckets, "gradient_bytes": gradients}
+    if buckets > run.policy.max_buckets:
+        return f"parallel.ddp_bucket_mb = {size_mb:g} cuts the gradients into {buckets} buckets", numbers
+    if buckets == 1 and gradients >= run.policy.one_bucket_bytes:
+        size = gradients / 2**20
+        return (
+            f"parallel.ddp_bucket_mb = {size_mb:g} puts all {size:,.0f} MiB of gradients into one bucket, which no "
+            "backward pass can hide",
+            numbers,
+        )
+    return None
+
+
+def _microbatches(run: _Run) -> Told:
+    """Too few microbatches for the stages of a pipeline."""
+    stages = number(run.manifest, "parallel.pp")
+    if not stages or stages < 2 or lacking(run.source, spans=("microbatch",)):
+        return None
+    if str(setting(run.manifest, "parallel.schedule")) == "zbv_zero_bubble":
+        return None
+    ((microbatches,),) = run.source.rows("SELECT max(microbatch) + 1 FROM spans")
+    if microbatches >= run.policy.microbatches_per_stage * stages:
+        return None
+    share = (stages - 1) / (microbatches + stages - 1)
+    return (
+        f"{microbatches} microbatches for {stages:.0f} pipeline stages leave {100 * share:.0f} % of 1f1b's time empty: "
+        f"{2 * stages:.0f} to {4 * stages:.0f} are usual",
+        {"num_microbatches": microbatches, "num_stages": int(stages), "idle_ratio": round(share, 4)},
+    )
+
+
+def _tensor_parallel(run: _Run) -> Told:
+    """A tensor-parallel group over several hosts: it communicates in every layer."""
+    if lacking(run.source, ranks=("tp", "host")):
+        return None
+    rows = run.source.rows(
+        """
+        SELECT max(hosts), count(*) FROM (
+            SELECT count(DISTINCT host) AS hosts FROM (
+                SELECT attempt, rank, arg_max(host, wall_ns) AS host,
+                       arg_max((coalesce(pp, 0), coalesce(dp_replicate, 0), coalesce(dp_shard, 0), coalesce(cp, 0),
+                                coalesce(ep, 0)), wall_ns) AS beside
+                FROM ranks WHERE rank >= 0 AND tp IS NOT NULL GROUP BY attempt, rank)
+            GROUP BY attempt, beside HAVING count(*) > 1 AND count(DISTINCT host) > 1)
+        """
+    )
+    ((hosts, groups),) = rows
+    if not groups:
+        return None
+    return (
+        f"{groups} tensor-parallel group{'s' * (groups > 1)} lie over {hosts} hosts: every layer waits for the network "
+        "between them",
+        {"num_groups": groups, "num_hosts": hosts},
+    )
+
+
+def _batch(run: _Run) -> Told:
+    """So little work on each GPU that kernels cannot fill it."""
+    if lacking(run.source, ranks=("device",), steps=("tokens",)):
+        return None
+    ((on_gpu,),) = run.source.rows("SELECT count(*) FROM ranks WHERE starts_with(device, 'cuda')")
+    ((tokens,),) = run.source.rows(
+        "SELECT median(tokens) FROM steps WHERE tokens > 0 AND rank % ? = 0", [every_kth_rank(run.source, "steps")]
+    )
+    if not on_gpu or not tokens or tokens >= run.policy.tokens_per_rank:
+        return None
+    return f"a step has {tokens:,.0f} tokens a rank: kernels are too short to fill a GPU", {"tokens_per_rank": tokens}
+
+
+def _fp16(run: _Run) -> Told:
+    """fp16 without a loss scale: small gradients become zero."""
+    if setting(run.manifest, "train.precision") not in ("fp16", "float16"):
+        return None
+    scaling = setting(run.manifest, "train.loss_scaling")
+    if scaling is not False:  # our trainer always scales; an attached loop says if it does not
+        return None
+    return "fp16 without a loss scale: gradients below 6e-8 become zero", {"precision": "fp16"}
+
+
+def _compression(run: _Run) -> Told:
+    """What compression leaves of the gradients points elsewhere."""
+    if lacking(run.source, steps=("compression_error",)):
+        return None
+    ((error, count),) = run.source.rows(
+        "SELECT median(compression_error), count(DISTINCT step) FROM steps WHERE compression_error IS NOT NULL"
+    )
+    if error is None or not error >= run.policy.compression_error:
+        return None
+    kind = setting(run.manifest, "parallel.gradient_compression")
+    return (
+        f"compressed gradients ({kind}) are {100 * error:.0f} % away from whole ones, in the median of {count} "
+        "measured steps",
+        {"compression_error_ratio": round(error, 4), "num_samples": count},
+    )
+
+
+def _interval(run: _Run) -> Told:
+    """No checkpoints, or an interval that is far from what saves and failures of this run ask for."""
+    interval = number(run.manifest, "checkpoint.interval")
+    if interval is None:
+        return None
+    ((step_s, whole_s),) = run.source.rows(
+        """
+        SELECT median(step_s), sum(seconds) FROM (
+            SELECT avg(duration_ns) / 1e9 AS step_s, (max(start_ns + duration_ns) - min(start_ns)) / 1e9 AS seconds
+            FROM steps WHERE duration_ns IS NOT NULL AND rank % ? = 0 GROUP BY attempt)
+        """,
+        [every_kth_rank(run.source, "steps")],
+    )
+    if not interval:
+        if (whole_s or 0.0) < run.policy.min_run_s:
+            return None
+        return f"checkpoint.interval = 0: a failure costs all {whole_s:,.0f} s", {"run_s": round(whole_s, 1)}
+    best = suggest(run.source, run.manifest)
+    if best is None or not step_s:
+        return None
+
+    def lost_ratio(every_s: float) -> float:
+        return best.cost_s / every_s + every_s / (2 * best.mtbf_s)
+
+    now, then = lost_ratio(interval * step_s), lost_ratio(best.interval_s)
+    if now - then < run.policy.interval_loss_ratio:
+        return None
+    return (
+        f"checkpoint.interval = {interval:.0f} costs {100 * now:.1f} % of the time in saves and repeated steps; every "
+        f"{best.steps} steps (Daly) it would be {100 * then:.1f} %",
+        {
+            "interval_steps": int(interval),
+            "suggested_steps": best.steps,
+            "lost_ratio": round(now, 4),
+            "lost_at_suggested_ratio": round(then, 4),
+            "save_ms": round(1e3 * best.cost_s, 3),
+            "mtbf_s": round(best.mtbf_s, 1),
+        },
+    )
+
+
+def _workers(run: _Run) -> Told:
+    """Batches are made in the training process, which waits for them."""
+    if number(run.manifest, "data.num_workers") != 0:
+        return None
+    share = _share(run.source, "data_ns - coalesce(data_wait_ns, 0)")
+    if share < run.policy.share_ratio:
+        return None
+    return (
+        f"data.num_workers = 0, and {100 * share:.0f} % of a step is making the batch in the training process",
+        {"data_ratio": round(share, 4)},
+    )
+
+
+def _evaluation(run: _Run) -> Told:
+    """Evaluation takes a large part of the run."""
+    interval = number(run.manifest, "train.eval_interval")
+    share = _share(run.source, "evaluate_ns")
+    if not interval or share < run.policy.share_ratio:
+        return None
+    return (
+        f"train.eval_interval = {interval:.0f}: evaluation takes {100 * share:.0f} % of the time",
+        {"evaluate_ratio": round(share, 4), "eval_interval": int(interval)},
+    )
+
+
+def _share(source: Source, expression: str) -> float:
+    """Share of the steps' time, without the first ones."""
+    ((share,),) = source.rows(
+        f"""
+        SELECT CAST(sum({expression}) AS DOUBLE) / sum(duration_ns) FROM steps
+        WHERE rank >= 0 AND duration_ns IS NOT NULL AND step > 5 AND rank % ? = 0
+        """,
+        [every_kth_rank(source, "steps")],
+    )
+    return float(share or 0.0)
+
+
+RULES: dict[str, Callable[[_Run], Told]] = {
+    "buckets": _buckets,
+    "microbatches": _microbatches,
+    "tensor_parallel": _tensor_parallel,
+    "batch": _batch,
+    "fp16": _fp16,
+    "compression": _compression,
+    "checkpoint_interval": _interval,
+    "workers": _workers,
+    "evaluation": _evaluation,
+}
+"""By cause, which is a part of the anchor in the runbook."""
+
+
+def _insufficient(why: str) -> Finding:
+    return Finding.insufficient("configuration", "configuration", f"the configuration was not judged: {why}")

@@ -1,0 +1,83 @@
+"""What was planned against what came: memory of a rank, and the bytes of its collectives in a step.
+
+    for item in against_plan(source, run.manifest()):
+        item.what, item.planned_bytes, item.measured_bytes, item.ratio
+
+The trainer keeps its plan in `run.json`. Memory is compared on devices only: what a process on a CPU holds is mostly
+libraries. Traffic is the median over the steps, so evaluations and checkpoints do not count; calls of some bytes (loss,
+norm, verdicts) are in neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from analyzers.source import Source
+
+__all__ = ["TOLERANCE", "Against", "against_plan"]
+
+TOLERANCE = 0.1
+"""A plan that is nearer than this was right."""
+_SMALLEST_CALL_BYTES = 256
+_MAX_STEPS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Against:
+    what: str
+    """memory, or an operation: all_gather, all_reduce, ..."""
+    planned_bytes: int
+    measured_bytes: int
+
+    @property
+    def ratio(self) -> float:
+        """Measured over planned."""
+        return self.measured_bytes / self.planned_bytes
+
+    @property
+    def as_planned(self) -> bool:
+        return abs(self.ratio - 1) <= TOLERANCE
+
+
+def against_plan(source: Source, manifest: Mapping[str, Any]) -> list[Against]:
+    """Empty where no plan was kept, or nothing of what it says was recorded."""
+    plan = manifest.get("planned")
+    if not isinstance(plan, Mapping) or not isinstance(plan.get("rank"), int):
+        return []
+    rank = plan["rank"]
+    found = []
+    memory = plan.get("memory_bytes")
+    if plan.get("device") == "cuda" and isinstance(memory, int) and memory > 0 and source.has("steps"):
+        ((most,),) = source.rows("SELECT max(memory_bytes) FROM steps WHERE rank = ?", [rank])
+        if most:
+            found.append(Against(what="memory", planned_bytes=memory, measured_bytes=int(most)))
+    traffic = plan.get("bytes_per_step")
+    if isinstance(traffic, Mapping) and source.has("collectives"):
+        measured = _bytes_per_step(source, rank)
+        found += [
+            Against(what=str(op), planned_bytes=num_bytes, measured_bytes=measured[op])
+            for op, num_bytes in traffic.items()
+            if _is_size(num_bytes) and op in measured
+        ]
+    return found
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _bytes_per_step(source: Source, rank: int) -> dict[str, int]:
+    rows = source.rows(
+        """
+        WITH newest AS (SELECT max(attempt) AS attempt FROM collectives WHERE rank = $1),
+             own AS (SELECT op, step, bytes FROM collectives, newest
+                     WHERE rank = $1 AND collectives.attempt = newest.attempt AND step > 1 AND bytes > $2),
+             steps_seen AS (SELECT DISTINCT step FROM own ORDER BY step LIMIT $3),
+             sums AS (SELECT op, step, sum(bytes) AS num_bytes FROM own SEMI JOIN steps_seen USING (step) GROUP BY ALL)
+        SELECT op, median(num_bytes)::BIGINT FROM sums GROUP BY op
+        """,
+        [rank, _SMALLEST_CALL_BYTES, _MAX_STEPS],
+    )
+    return {str(op): int(num_bytes) for op, num_bytes in rows}

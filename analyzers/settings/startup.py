@@ -1,0 +1,152 @@
+"""Start-up: from the launch to the first finished step, in pieces, and which rank the others waited for.
+
+    measure(source)                 # seconds: launch, imports, set-up, first step; by attempt
+    findings = analyze(store)       # advice slow_startup, cause launch | imports | setup | first_step
+
+| piece | from | to |
+|---|---|---|
+| launch | `run_started` (or the end of the attempt before) | `attempt_started`: rendezvous, and waiting for nodes |
+| imports | `attempt_started` | a rank's first record: process start, imports, the first connection |
+| setup | its first record | its first step: model, data, process groups, loading a checkpoint |
+| first_step | | its first step beyond the usual one: compilation, autotuning, caches |
+
+A piece is told where it takes `slow_s` or more and `share_ratio` of the run. If one rank took much longer in it than
+the median rank, that rank is named: everybody waits for it in the first collective (rank 0 that prepares data for all,
+a host that reads its imports over the network).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from analyzers.finding import Finding
+from analyzers.run.event_log import EventLog
+from analyzers.source import Source, every_kth, lacking
+
+__all__ = ["PIECES", "Startup", "StartupPolicy", "analyze", "measure"]
+
+MAX_ROWS = 4_000_000
+"""Rows of steps that a usual step is taken from; of more, every k-th step's."""
+PIECES = {
+    "launch": "the launch until the ranks are started",
+    "imports": "processes and imports until a rank's first word",
+    "setup": "model, data and process groups until the first step",
+    "first_step": "the first step beyond a usual one",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartupPolicy:
+    """When a start is slow."""
+
+    slow_s: float = 20.0
+    """Least length of a piece. torch alone takes a few seconds to import from a local disk."""
+    share_ratio: float = 0.05
+    """Share of the run so far that the piece takes."""
+    rank_factor: float = 2.0
+    """Time of a rank over that of the median one from which it is named."""
+    rank_s: float = 5.0
+    """Least difference for that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Startup:
+    """One attempt, seconds; `by_rank[piece][rank]`. A piece whose begin nobody recorded is not there."""
+
+    attempt: int
+    by_rank: Mapping[str, Mapping[int, float]]
+
+    def longest(self, piece: str) -> float:
+        """Of all ranks: that is what the others wait for."""
+        return max(self.by_rank.get(piece, {}).values(), default=0.0)
+
+
+def analyze(source: Source, policy: StartupPolicy | None = None) -> list[Finding]:
+    """The slowest piece of each attempt's start, if it is slow."""
+    policy = policy or StartupPolicy()
+    needed = {"steps": ("start_ns", "duration_ns"), "ranks": ("wall_ns",), "events": ("wall_ns",)}
+    if absent := lacking(source, **needed):
+        return [_insufficient(f"nothing in {', '.join(absent)}")]
+    starts = measure(source)
+    if not any(start.by_rank for start in starts):
+        return [_insufficient("neither a launch nor a rank's first record is there")]
+    ((run_s,),) = source.rows(
+        "SELECT (max(start_ns + coalesce(duration_ns, 0)) - (SELECT min(wall_ns) FROM events)) / 1e9 FROM steps"
+    )
+    findings = []
+    for start in starts:
+        slow = [
+            piece
+            for piece in PIECES
+            if start.longest(piece) >= max(policy.slow_s, policy.share_ratio * float(run_s or 0.0))
+        ]
+        if slow:
+            findings.append(_finding(start, max(slow, key=start.longest), policy))
+    return findings
+
+
+def measure(source: Source) -> list[Startup]:
+    """The start of each attempt that has come to a step."""
+    log = EventLog.load(source, ("run_started", "attempt_started", "rank_exit"))
+    firsts = source.rows(
+        """
+        SELECT attempt, rank, min(start_ns), arg_min(duration_ns, start_ns),
+               median(duration_ns) FILTER (step % ? = 0), count(*) FROM steps
+        WHERE rank >= 0 AND duration_ns IS NOT NULL GROUP BY attempt, rank ORDER BY attempt, rank
+        """,
+        [every_kth(source, "steps", MAX_ROWS, MAX_ROWS)],
+    )
+    words = {
+        (attempt, rank): wall_ns
+        for attempt, rank, wall_ns in source.rows(
+            "SELECT attempt, rank, min(wall_ns) FROM ranks WHERE rank >= 0 AND wall_ns > 0 GROUP BY attempt, rank"
+        )
+    }
+    found = []
+    for attempt in sorted({attempt for attempt, *_ in firsts}):
+        by_rank: dict[str, dict[int, float]] = {}
+        begun = min((event.wall_ns for event in log.of("attempt_started", attempt=attempt)), default=None)
+        before = [event.wall_ns for kind in ("run_started", "rank_exit") for event in log.of(kind)]
+        asked = max((wall_ns for wall_ns in before if begun is not None and wall_ns <= begun), default=None)
+        for of, rank, start_ns, first_ns, usual_ns, num_steps in firsts:
+            if of != attempt:
+                continue
+            word = words.get((attempt, rank))
+            pieces = {
+                "launch": (begun - asked) / 1e9 if begun is not None and asked is not None else None,
+                "imports": (word - begun) / 1e9 if word is not None and begun is not None else None,
+                "setup": (start_ns - word) / 1e9 if word is not None else None,
+                "first_step": (first_ns - usual_ns) / 1e9 if num_steps >= 5 and usual_ns else None,
+            }
+            for piece, seconds in pieces.items():
+                if seconds is not None and seconds >= 0:  # clocks of two hosts may disagree
+                    by_rank.setdefault(piece, {})[rank] = seconds
+        found.append(Startup(attempt=attempt, by_rank=by_rank))
+    return found
+
+
+def _finding(start: Startup, piece: str, policy: StartupPolicy) -> Finding:
+    of = start.by_rank[piece]
+    slowest = max(of, key=lambda rank: of[rank])
+    usual = median(seconds for rank, seconds in of.items() if rank != slowest) if len(of) > 1 else of[slowest]
+    alone = of[slowest] >= policy.rank_factor * usual and of[slowest] - usual >= policy.rank_s
+    # The first step of the others is the waiting for the slow one.
+    alone = alone and piece != "launch"
+    whom = f": rank {slowest} took {of[slowest]:.1f} s, the median of the others {usual:.1f} s" if alone else ""
+    return Finding.advise(
+        "startup",
+        "slow_startup",
+        f"the start took {of[slowest]:.1f} s in {PIECES[piece]}{whom}",
+        ranks=(slowest,) if alone else (),
+        cause=piece,
+        attempt=start.attempt,
+        cost_s=round(of[slowest], 3),
+        evidence={f"{name}_s": round(start.longest(name), 3) for name in PIECES if name in start.by_rank}
+        | {"usual_rank_s": round(usual, 3)},
+    )
+
+
+def _insufficient(why: str) -> Finding:
+    return Finding.insufficient("startup", "slow_startup", f"the start was not judged: {why}")

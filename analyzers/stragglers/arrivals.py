@@ -1,0 +1,46 @@
+"""How a rank comes to its collectives: in how many it was last, and what share of all waiting it caused.
+
+arrivals = load_arrivals(source, attempt=0, rank=3, first_step=40, last_step=90)
+arrivals.caused_wait_ratio       # 0.93: nearly all waiting in the groups of rank 3 was for it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from analyzers.source import Source
+
+__all__ = ["Arrivals", "load_arrivals"]
+
+ARRIVAL_STEPS = 50
+"""Newest slow steps whose collectives are looked at: enough for a percentage, little enough for any run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """How a rank comes to its collectives: in how many it was last, and what share of all waiting it caused."""
+
+    num_last: int
+    num_checked: int
+    caused_wait_ratio: float | None
+
+
+def load_arrivals(source: Source, attempt: int, rank: int, first_step: int, last_step: int) -> Arrivals:
+    """The member with the shortest time in a collective came last; what the others were in it longer, they waited."""
+    if not source.has("collectives"):
+        return Arrivals(num_last=0, num_checked=0, caused_wait_ratio=None)
+    first = max(first_step, last_step - ARRIVAL_STEPS)
+    ((last, checked, caused_ns, waited_ns),) = source.rows(
+        """
+        SELECT count(*) FILTER (shortest = ?), count(*), sum(waited_ns) FILTER (shortest = ?), sum(waited_ns) FROM (
+            SELECT arg_min(rank, end_ns - issue_ns) AS shortest,
+                   CAST(sum(end_ns - issue_ns) - count(*) * min(end_ns - issue_ns) AS DOUBLE) AS waited_ns
+            FROM collectives
+            WHERE attempt = ? AND step BETWEEN ? AND ? AND end_ns IS NOT NULL AND op NOT IN ('send', 'recv')
+            GROUP BY process_group, seq HAVING count(*) > 1 AND bool_or(rank = ?)
+        )
+        """,
+        [rank, rank, attempt, first, last_step, rank],
+    )
+    ratio = (caused_ns or 0.0) / waited_ns if waited_ns else None
+    return Arrivals(num_last=last, num_checked=checked, caused_wait_ratio=ratio)

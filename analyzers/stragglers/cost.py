@@ -1,0 +1,115 @@
+"""What a straggler costs: the step and the run without it, by replaying its recorded steps (`whatif`).
+
+    cost = cost_of(source, timings, suspect)
+    cost.step_ms, cost.step_without_ms, cost.saved_s, cost.basis
+
+Where too little was recorded to replay (`basis` is then "excess"), the excess over the next slowest rank is taken off
+the step: exact if the rank was last everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analyzers.account.timings import Timings
+from analyzers.communication.slow_link import SlowLink
+from analyzers.source import Source
+from analyzers.stragglers.slow_rank import Straggler
+from analyzers.stragglers.suspects import Suspect
+from analyzers.whatif.step_graph import StepGraph, load_graph
+from analyzers.whatif.what_if import without
+
+__all__ = ["Cost", "cost_of", "cost_of_link"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Milliseconds a step as it ran and without the straggler; seconds of the run that it cost."""
+
+    step_ms: float
+    step_without_ms: float
+    saved_s: float
+    run_s: float
+    """Time of all steps of the attempt that were compared."""
+    basis: str
+    error_ratio: float | None = None
+
+    @property
+    def speedup(self) -> float:
+        """Step time as it ran / without it."""
+        return self.step_ms / max(self.step_without_ms, 1e-9)
+
+    def evidence(self) -> dict[str, Any]:
+        """For a finding: the same names as ever, and what they rest on."""
+        return {
+            "step_ms": round(self.step_ms, 3),
+            "step_without_it_ms": round(self.step_without_ms, 3),
+            "speedup_without_it_ratio": round(self.speedup, 3),
+            "run_s": round(self.run_s, 3),
+            "run_without_it_s": round(max(0.0, self.run_s - self.saved_s), 3),
+            "whatif_basis": self.basis,
+            "replay_error_ratio": None if self.error_ratio is None else round(self.error_ratio, 4),
+        }
+
+
+def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
+    """Of slow ranks: the last episode of the worst is replayed, and stands for all steps in which they were slow."""
+    worst = suspect.worst
+    run_s = float(np.nansum(np.nanmax(timings.duration, axis=0))) / 1e3
+    if suspect.pattern == "rotating":  # each costs its own steps
+        saved_s = sum((m.step_ms - m.step_without_ms) * m.num_steps for m in suspect.members) / 1e3
+        return Cost(
+            step_ms=worst.step_ms, step_without_ms=worst.step_without_ms, saved_s=saved_s, run_s=run_s, basis="excess"
+        )
+    segment = worst.segments[-1]
+    found = load_graph(source, timings.attempt, int(timings.steps[segment.begin]), int(timings.steps[segment.end - 1]))
+    if found is None:
+        step_ms, without_ms, basis, error = worst.step_ms, worst.step_without_ms, "excess", None
+    else:
+        peers = _peers(timings, worst.cause)
+        step_ms, basis, error = found.measured_ms, found.basis, found.error_ratio
+        pauses = worst.paused_ratio > 0
+        before = {member.rank: 1 / max(member.factor, 1.0) for member in suspect.members if member.alone}
+        with_peers = [rank for rank in suspect.ranks if rank not in before]
+        replayed_ms = without(found, with_peers, peers, share=_share(worst), pauses=pauses, faster_ranks=before)
+        without_ms = min(step_ms, replayed_ms)
+    saved_s = (step_ms - without_ms) * worst.num_steps / 1e3
+    return Cost(
+        step_ms=step_ms, step_without_ms=without_ms, saved_s=saved_s, run_s=run_s, basis=basis, error_ratio=error
+    )
+
+
+def cost_of_link(source: Source, timings: Timings, link: SlowLink) -> Cost | None:
+    """Of a slow link: its groups' transfers take as long as those beside them, or as before."""
+    found: StepGraph | None = load_graph(source, timings.attempt, link.first_step, link.last_step)
+    if found is None or found.basis != "calls":
+        return None
+    faster = {group.partition(":")[0]: 1 / max(link.factor, 1.0) for group in link.groups}
+    without_ms = min(found.measured_ms, without(found, (), {}, faster_calls=faster))
+    return Cost(
+        step_ms=found.measured_ms,
+        step_without_ms=without_ms,
+        saved_s=(found.measured_ms - without_ms) * (link.last_step - link.first_step + 1) / 1e3,
+        run_s=float(np.nansum(np.nanmax(timings.duration, axis=0))) / 1e3,
+        basis=found.basis,
+        error_ratio=found.error_ratio,
+    )
+
+
+def _share(straggler: Straggler) -> float:
+    """Part of all that the rank takes longer that is of this cause."""
+    if straggler.cause == "data":
+        of_cause = straggler.phase_excess_ms.get("data", 0.0)
+    else:
+        of_cause = sum(value for phase, value in straggler.phase_excess_ms.items() if phase != "data")
+    whole = sum(max(0.0, value) for value in straggler.phase_excess_ms.values())
+    return float(np.clip(of_cause / whole, 0.0, 1.0)) if whole > 0 else 1.0
+
+
+def _peers(timings: Timings, cause: str) -> Mapping[int, list[int]]:
+    groups = [timings.ranks[rows].tolist() for rows in (timings.data_peers if cause == "data" else timings.peers)]
+    return {rank: group for group in groups for rank in group}

@@ -1,0 +1,246 @@
+"""Throughput that fell: at some step of a run, for all ranks together, or from one run to another.
+
+    analyze(store)                                  # findings of kind `throughput`
+    change = between(step_times(store_a), step_times(store_b))
+    change.ratio, change.low, change.high           # time of a token in B over that in A, with its 95 % interval
+
+Within a run one slow rank is a straggler and not looked at here: of each step the median rank's own work is taken and
+the shortest wait of a rank, which is the transfer. Their sum is what all ranks share.
+
+1. Medians of blocks of 10 steps take out single jitters; the first steps (compilation, caches) are left out.
+2. Where the medians before and after differ most in units of the blocks' noise is the candidate.
+3. It counts if the time rose by `min_rise_ratio`, if nearly all blocks after it lie above the middle between the two
+   levels and nearly all before it below, and if it lasted to the end over `min_blocks`. A machine that others use has
+   bursts; those come back down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from analyzers.finding import Finding
+from analyzers.run.token_copies import token_copies
+from analyzers.source import Floats, Ints, Source, floats, ints, missing_tables
+
+__all__ = ["Change", "StepTimes", "ThroughputPolicy", "analyze", "between", "regression", "step_times"]
+
+MAX_ROWS = 20_000_000
+"""Rows of steps looked at; more are thinned out by whole steps."""
+_RESAMPLES = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputPolicy:
+    """Thresholds of a lasting drop."""
+
+    min_rise_ratio: float = 0.15
+    """Least rise of the step's time. Below, placement and temperature do it by themselves."""
+    between_rise_ratio: float = 0.05
+    """The same between two runs, whose interval must lie above it as a whole."""
+    block: int = 10
+    """Steps whose median is looked at."""
+    min_blocks: int = 10
+    """Blocks before and after: 100 steps. A neighbour's job on a shared machine is most often shorter."""
+    min_sigmas: float = 6.0
+    """Rise over the noise of a block."""
+    agreement_ratio: float = 0.9
+    """Share of the blocks on their side of the middle between the levels."""
+    skip_first: int = 10
+    """Steps of the start, which are slow by themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Of each kept step in the order of training, milliseconds: what all ranks share, and its parts."""
+
+    step: Ints
+    data: Floats
+    compute: Floats
+    communication: Floats
+    duration: Floats
+    """Median rank, without checkpoints and evaluations; a straggler's lateness is in it."""
+    tokens: Floats
+    """Of all ranks, each counted once; NaN where not recorded."""
+    attempt: int = 0
+
+    @property
+    def shared(self) -> Floats:
+        """Own work of the median rank, and the transfer."""
+        return self.data + self.compute + self.communication
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """B over A, of the median time of a step, or of a token where both say how many there were."""
+
+    ratio: float
+    low: float
+    high: float
+    per_token: bool
+    ms_before: float
+    ms_after: float
+
+
+def step_times(source: Source, attempt: int | None = None) -> StepTimes | None:
+    """Times of an attempt's steps, of the newest one without a number; None without any."""
+    if missing_tables(source, "steps"):
+        return None
+    ((newest, num_rows),) = source.rows("SELECT max(attempt), count(*) FROM steps WHERE duration_ns IS NOT NULL")
+    if newest is None:
+        return None
+    attempt = newest if attempt is None else attempt
+    own = {p: f"(coalesce({p}_ns, 0) - coalesce({p}_wait_ns, 0))" for p in ("data", "forward", "backward", "optimizer")}
+    table = source.query(
+        f"""
+        SELECT step, median({own["data"]}) / 1e6 AS data,
+               median({own["forward"]} + {own["backward"]} + {own["optimizer"]}) / 1e6 AS compute,
+               coalesce(min(collective_wait_ns), 0) / 1e6 AS communication,
+               median(duration_ns - coalesce(checkpoint_ns, 0) - coalesce(evaluate_ns, 0)) / 1e6 AS duration,
+               CAST(sum(tokens) AS DOUBLE) / {token_copies(source)} AS tokens
+        FROM steps
+        WHERE attempt = ? AND rank >= 0 AND duration_ns IS NOT NULL AND coalesce(committed, true) AND step % ? = 0
+        GROUP BY step ORDER BY step
+        """,
+        [attempt, max(1, -(-num_rows // MAX_ROWS))],
+    )
+    if not len(table["step"]):
+        return None
+    values = {name: floats(table[name]) for name in ("data", "compute", "communication", "duration", "tokens")}
+    return StepTimes(step=ints(table["step"]), attempt=int(attempt), **values)
+
+
+def analyze(source: Source, policy: ThroughputPolicy | None = None) -> list[Finding]:
+    """At most one lasting drop an attempt; too few steps say nothing."""
+    policy = policy or ThroughputPolicy()
+    if missing_tables(source, "steps"):
+        return [_insufficient("nothing in steps")]
+    findings = []
+    for (attempt,) in source.rows("SELECT DISTINCT attempt FROM steps WHERE rank >= 0 ORDER BY attempt"):
+        times = step_times(source, attempt)
+        found = _drop(times, policy) if times is not None else None
+        findings += [found] if found else []
+    return findings
+
+
+def between(before: StepTimes, after: StepTimes, policy: ThroughputPolicy | None = None) -> Change | None:
+    """How much longer a token (or step) takes in `after`; None with fewer than three blocks of steps in either.
+
+    The interval is that of the ratio of medians over resampled blocks: neighbouring steps are not independent.
+    """
+    policy = policy or ThroughputPolicy()
+    per_token = bool((before.tokens > 0).all() and (after.tokens > 0).all())
+    sides = []
+    for times in (before, after):
+        cost = times.duration / times.tokens if per_token else times.duration
+        sides.append(_blocks(cost[min(policy.skip_first, len(cost) // 4) :], policy.block))
+    if min(len(side) for side in sides) < 3:
+        return None
+    rng = np.random.default_rng(0)
+    medians = [np.median(rng.choice(side, (_RESAMPLES, len(side))), axis=1) for side in sides]
+    low, high = np.percentile(medians[1] / medians[0], (2.5, 97.5))
+    return Change(
+        ratio=float(np.median(sides[1]) / np.median(sides[0])),
+        low=float(low),
+        high=float(high),
+        per_token=per_token,
+        ms_before=float(np.median(before.duration)),
+        ms_after=float(np.median(after.duration)),
+    )
+
+
+def regression(change: Change, policy: ThroughputPolicy | None = None) -> Finding | None:
+    """The finding that the second run is slower, if its interval leaves no doubt."""
+    policy = policy or ThroughputPolicy()
+    if change.low < 1 + policy.between_rise_ratio:
+        return None
+    what = "a token" if change.per_token else "a step"
+    return Finding(
+        analyzer="throughput",
+        kind="throughput",
+        severity="warning",
+        status="fired",
+        summary=f"{what} takes {change.ratio:.2f}x as long as in the first run "
+        f"(95 % interval {change.low:.2f} to {change.high:.2f})",
+        cause="between_runs",
+        evidence={
+            "factor_ratio": round(change.ratio, 4),
+            "factor_low_ratio": round(change.low, 4),
+            "factor_high_ratio": round(change.high, 4),
+            "step_before_ms": round(change.ms_before, 3),
+            "step_ms": round(change.ms_after, 3),
+        },
+        advice="throughput-between_runs",
+    )
+
+
+def _drop(times: StepTimes, policy: ThroughputPolicy) -> Finding | None:
+    shared = times.shared[policy.skip_first :]
+    blocks = _blocks(shared, policy.block)
+    num = len(blocks)
+    if num < 2 * policy.min_blocks:
+        return None
+    noise = 1.4826 * float(np.median(np.abs(np.diff(blocks)))) / np.sqrt(2) or 1e-9
+    places = np.arange(policy.min_blocks, num - policy.min_blocks + 1)
+    rises = np.array([np.median(blocks[k:]) - np.median(blocks[:k]) for k in places])
+    weights = np.sqrt(places * (num - places) / num)
+    split = int(places[int(np.argmax(rises * weights))])
+    level, after = float(np.median(blocks[:split])), float(np.median(blocks[split:]))
+    middle = (level + after) / 2
+    agree = min(float((blocks[:split] < middle).mean()), float((blocks[split:] > middle).mean()))
+    is_over = float(np.median(blocks[-3:])) < middle
+    rise = after - level
+    if (
+        rise < policy.min_rise_ratio * level
+        or rise < policy.min_sigmas * noise
+        or is_over
+        or agree < policy.agreement_ratio
+    ):
+        return None
+    first = policy.skip_first + split * policy.block + len(shared) % policy.block
+    parts = {
+        name: float(np.median(column[first:]) - np.median(column[policy.skip_first : first]))
+        for name, column in (
+            ("compute", times.compute), ("communication", times.communication), ("data", times.data),
+        )
+    }  # fmt: skip
+    cause = max(parts, key=lambda name: parts[name])
+    begin, last = int(times.step[first]), int(times.step[-1])
+    return Finding(
+        analyzer="throughput",
+        kind="throughput",
+        severity="warning",
+        status="fired",
+        summary=f"all ranks are slower since step {begin}: {after:.4g} ms a step instead of {level:.4g} "
+        f"({after / level:.2f}x), in {cause}",
+        first_step=begin,
+        last_step=last,
+        cause=cause,
+        evidence={
+            "factor_ratio": round(after / level, 3),
+            "step_before_ms": round(level, 3),
+            "step_ms": round(after, 3),
+            "excess_ms": round(rise, 3),
+            **{f"{name}_rise_ms": round(value, 3) for name, value in parts.items()},
+            "noise_ratio": round(noise / level, 4),
+            "agreeing_blocks_ratio": round(agree, 3),
+        },
+        advice=f"throughput-{cause}",
+        attempt=times.attempt,
+        cost_s=round(rise * (last - begin + 1) / 1e3, 3),
+    )
+
+
+def _blocks(values: npt.NDArray[np.float64], length: int) -> Floats:
+    """Medians of blocks that end at the newest value."""
+    num = len(values) // length
+    medians: Floats = (
+        np.median(values[len(values) - num * length :].reshape(num, length), axis=1) if num else values[:0]
+    )
+    return medians
+
+
+def _insufficient(why: str) -> Finding:
+    return Finding.insufficient("throughput", "throughput", f"throughput was not looked at: {why}")

@@ -1,0 +1,131 @@
+"""Runs steps again on paper: each rank's own work, and who waits for whom, give the time that they take together.
+
+    graph = Graph()
+    call = graph.new_call(("dp", "all_reduce", 4096), transfer_ms=2.0)
+    for rank, ms in enumerate((10.0, 14.0)):
+        graph.add_work(rank, step=1, place=0, ms=ms)
+        graph.add_post(rank, call)
+        graph.add_wait(rank, call)
+        graph.end_step(rank, 1)
+    replay(graph)                              # 16.0: rank 0 waits for rank 1
+    replay(graph, work_ms=[10.0, 10.0])        # 12.0: without what rank 1 takes longer
+
+A call is complete when its last member has posted it and the transfer is over. A rank posts and goes on; where it waits
+it goes on when the call is complete. That is all that ranks depend on each other for, whatever the parallelism: the
+order of a pipeline's microbatches follows from its sends and receives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from analyzers.source import Floats, Ints
+
+__all__ = ["Graph", "Key", "replay", "step_ends"]
+
+Key = tuple[object, ...]
+_WORK, _POST, _WAIT, _MARK = range(4)
+
+
+@dataclass(slots=True)
+class Graph:
+    """What each rank does, in order. Times in milliseconds."""
+
+    programs: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """By rank: (operation, number of its work or call)."""
+    work_ms: list[float] = field(default_factory=list)
+    """Durations of pieces of work, by number."""
+    work_at: list[tuple[int, int, int]] = field(default_factory=list)
+    """Of each piece of work: rank, step, and how many calls the rank had made in the step. Where ranks wait differs
+    from rank to rank; what they call does not."""
+    transfer_ms: list[float] = field(default_factory=list)
+    """How long each call takes after its last member has come."""
+    call_of: list[Key] = field(default_factory=list)
+    """Of each call: what it is compared with (dimension, operation, size)."""
+    members: list[int] = field(default_factory=list)
+    """How many ranks post each call."""
+    steps: list[int] = field(default_factory=list)
+    """The steps, in order."""
+    meetings: Ints | None = None
+    """(steps, ranks) numbers of the work before the one call of each step, which all make and wait for at once; None
+    for every other graph. Such a one is replayed without going through the programs."""
+
+    def new_call(self, alike: Key, transfer_ms: float) -> int:
+        """A call; returns its number."""
+        self.call_of.append(alike)
+        self.transfer_ms.append(transfer_ms)
+        self.members.append(0)
+        return len(self.members) - 1
+
+    def add_work(self, rank: int, step: int, place: int, ms: float) -> None:
+        """The rank's next piece of work."""
+        self.programs.setdefault(rank, []).append((_WORK, len(self.work_ms)))
+        self.work_ms.append(ms)
+        self.work_at.append((rank, step, place))
+
+    def add_post(self, rank: int, call: int) -> None:
+        """The rank makes its part of a call, and goes on."""
+        self.programs.setdefault(rank, []).append((_POST, call))
+        self.members[call] += 1
+
+    def add_wait(self, rank: int, call: int) -> None:
+        """The rank waits until a call is complete."""
+        self.programs.setdefault(rank, []).append((_WAIT, call))
+
+    def end_step(self, rank: int, step: int) -> None:
+        """The rank's step ends."""
+        if step not in self.steps:
+            self.steps.append(step)
+        self.programs.setdefault(rank, []).append((_MARK, self.steps.index(step)))
+
+
+def step_ends(graph: Graph, work_ms: Sequence[float] | Floats, transfer_ms: Sequence[float] | Floats) -> Floats:
+    """(ranks, steps) times at which steps end; NaN after a wait that never ends. Ranks in order of their number."""
+    ranks = sorted(graph.programs)
+    ends = np.full((len(ranks), len(graph.steps)), np.nan)
+    now = dict.fromkeys(ranks, 0.0)
+    place = dict.fromkeys(ranks, 0)
+    missing = list(graph.members)
+    latest = [0.0] * len(missing)
+    waiting: dict[int, list[int]] = {}
+    row = {rank: number for number, rank in enumerate(ranks)}
+    ready = list(ranks)
+    while ready:
+        rank = ready.pop()
+        program, at, time = graph.programs[rank], place[rank], now[rank]
+        while at < len(program):
+            kind, number = program[at]
+            if kind == _WORK:
+                time += work_ms[number]
+            elif kind == _POST:
+                missing[number] -= 1
+                latest[number] = max(latest[number], time)
+                if not missing[number]:
+                    ready += waiting.pop(number, [])
+            elif kind == _WAIT:
+                if missing[number]:
+                    waiting.setdefault(number, []).append(rank)
+                    break
+                time = max(time, latest[number] + transfer_ms[number])
+            else:
+                ends[row[rank], number] = time
+            at += 1
+        place[rank], now[rank] = at, time
+    return ends
+
+
+def replay(
+    graph: Graph,
+    work_ms: Sequence[float] | Floats | None = None,
+    transfer_ms: Sequence[float] | Floats | None = None,
+) -> float:
+    """Milliseconds that all steps take together, until the last rank's end."""
+    work_ms = graph.work_ms if work_ms is None else work_ms
+    transfer_ms = graph.transfer_ms if transfer_ms is None else transfer_ms
+    if graph.meetings is not None:
+        return float(np.asarray(work_ms)[graph.meetings].max(axis=1).sum() + np.sum(transfer_ms))
+    ends = step_ends(graph, work_ms, transfer_ms)
+    return float(np.nanmax(ends[:, -1])) if ends.size else 0.0

@@ -1,0 +1,241 @@
+"""The recorded steps of an attempt as a graph of work and calls (`replay`): what depends on what.
+
+    graph = load_graph(source, attempt=0, first_step=60, last_step=120)
+    graph.basis, graph.error_ratio       # "calls", 0.01: replayed as it ran it takes 1 % less or more than measured
+
+1. A rank's calls, in the order in which it made them, cut its step into pieces of work. Where a call made it wait, the
+   wait ended with the call; what lies between is its own.
+2. The shortest time of a member in a collective is the transfer: that member came last. A message is on its way from
+   when the later side has posted it.
+3. Steps are taken in runs of neighbours, so that who leaves one step late is late in the next.
+4. The calls' waits must add up to those of the steps, and the graph is replayed as it ran. If that does not give the
+   measured time (records were dropped, a device did the waiting and not the host), the steps alone are taken: each
+   rank's own time, and one meeting a step.
+
+Only durations of one rank are used; clocks are compared nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analyzers.source import Ints, Source, floats, ints
+from analyzers.whatif.simulate import Graph, Key, replay
+
+__all__ = ["StepGraph", "load_graph"]
+
+MAX_CALLS = 60_000
+"""Calls in a graph; fewer steps are taken where there are more."""
+MAX_STEPS = 40
+MAX_STEPS_ONLY = 400
+"""Steps in a graph without calls, which costs little."""
+MAX_ERROR_RATIO = 0.1
+"""Difference between replay and measurement up to which a graph is believed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGraph:
+    """A graph, what it rests on (calls, or steps) and how far its replay is from the measured time."""
+
+    graph: Graph
+    basis: str
+    error_ratio: float
+    measured_ms: float
+    """Measured time of a step, mean over the graph's steps."""
+
+
+def load_graph(source: Source, attempt: int, first_step: int, last_step: int) -> StepGraph | None:
+    """The newest whole steps of the range; None where too little is recorded."""
+    steps = _whole_steps(source, attempt, first_step, last_step)
+    if len(steps) < 3:
+        return None
+    if source.has("collectives"):
+        newest = _newest(source, attempt, steps)
+        told = len(newest) >= 3 and _waits_are_told(source, attempt, newest)
+        graph = _from_calls(source, attempt, newest) if told else None
+        found = _checked(graph, "calls", source, attempt, newest) if graph else None
+        if found is not None and found.error_ratio <= MAX_ERROR_RATIO:
+            return found
+    ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE attempt = ? AND step = ?",
+                                  [attempt, steps[-1]])  # fmt: skip
+    newest = steps[-max(3, min(MAX_STEPS_ONLY, MAX_CALLS // max(1, num_ranks))) :]
+    return _checked(_from_steps(source, attempt, newest), "steps", source, attempt, newest)
+
+
+def _whole_steps(source: Source, attempt: int, first_step: int, last_step: int) -> list[int]:
+    """Neighbouring steps that every rank has finished exactly once, the newest run of them."""
+    rows = source.rows(
+        """
+        SELECT step FROM steps WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0 AND duration_ns IS NOT NULL
+        GROUP BY step HAVING count(*) = (SELECT count(DISTINCT rank) FROM steps WHERE attempt = ? AND rank >= 0)
+          AND count(DISTINCT rank) = count(*) AND bool_and(coalesce(committed, true)) ORDER BY step DESC LIMIT ?
+        """,
+        [attempt, max(first_step, last_step - 4 * MAX_STEPS_ONLY), last_step, attempt, MAX_STEPS_ONLY],
+    )
+    run: list[int] = []
+    for (step,) in rows:
+        if run and step != run[-1] - 1:
+            if len(run) >= MAX_STEPS:
+                break
+            run = []  # a gap: the older, longer run may still follow
+        run.append(int(step))
+    return run[::-1]
+
+
+def _waits_are_told(source: Source, attempt: int, steps: Sequence[int]) -> bool:
+    """Whether the calls' waits add up to those of the steps: else a rank waited where no call says so."""
+    bounds = [attempt, steps[0], steps[-1]]
+    where = "WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0"
+    ((of_calls,),) = source.rows(f"SELECT sum(wait_ns)::DOUBLE FROM collectives {where} AND end_ns IS NOT NULL", bounds)
+    ((of_steps,),) = source.rows(f"SELECT sum(collective_wait_ns)::DOUBLE FROM steps {where}", bounds)
+    return bool(of_steps) and abs((of_calls or 0.0) / of_steps - 1) <= MAX_ERROR_RATIO
+
+
+def _newest(source: Source, attempt: int, steps: Sequence[int]) -> list[int]:
+    """As many of the newest steps as have a bearable number of calls."""
+    newest = list(steps[-MAX_STEPS:])
+    ((num_calls,),) = source.rows(
+        "SELECT count(*) FROM collectives WHERE attempt = ? AND step BETWEEN ? AND ?", [attempt, newest[0], newest[-1]]
+    )
+    per_step = max(1.0, num_calls / len(newest))
+    return newest[-int(max(0, min(MAX_STEPS, MAX_CALLS // per_step))) :] if MAX_CALLS >= 3 * per_step else []
+
+
+def _checked(graph: Graph | None, basis: str, source: Source, attempt: int, steps: Sequence[int]) -> StepGraph | None:
+    if graph is None or not graph.steps:
+        return None
+    ((measured_ms,),) = source.rows(
+        """
+        SELECT median(took) FROM (
+            SELECT (max(start_ns + duration_ns) - min(start_ns)) / 1e6 AS took FROM steps
+            WHERE attempt = ? AND step BETWEEN ? AND ? AND duration_ns IS NOT NULL AND rank >= 0 GROUP BY rank)
+        """,
+        [attempt, steps[0], steps[-1]],
+    )
+    error = abs(replay(graph) / measured_ms - 1) if measured_ms else 1.0
+    return StepGraph(graph=graph, basis=basis, error_ratio=error, measured_ms=measured_ms / len(steps))
+
+
+def _from_steps(source: Source, attempt: int, steps: Sequence[int]) -> Graph:
+    """One meeting a step, at its end: exact where only one call of a step makes ranks wait."""
+    table = source.query(
+        """
+        SELECT rank, step, duration_ns / 1e6 AS took, coalesce(collective_wait_ns, 0) / 1e6 AS waited FROM steps
+        WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0 AND duration_ns IS NOT NULL ORDER BY rank, step
+        """,
+        [attempt, steps[0], steps[-1]],
+    )
+    graph = Graph()
+    rank, step = ints(table["rank"]), ints(table["step"])
+    took, waited = floats(table["took"]), floats(table["waited"])
+    calls = {number: graph.new_call(("step",), float(waited[step == number].min())) for number in steps}
+    for row in range(len(rank)):
+        graph.add_work(int(rank[row]), int(step[row]), 0, max(0.0, float(took[row] - waited[row])))
+        graph.add_post(int(rank[row]), calls[int(step[row])])
+        graph.add_wait(int(rank[row]), calls[int(step[row])])
+        graph.end_step(int(rank[row]), int(step[row]))
+    graph.meetings = np.arange(len(rank)).reshape(-1, len(steps)).T  # the steps are whole: all ranks did each once
+    return graph
+
+
+def _from_calls(source: Source, attempt: int, steps: Sequence[int]) -> Graph | None:
+    """Every call and every wait for one."""
+    bounds = [attempt, steps[0], steps[-1]]
+    calls = source.query(
+        """
+        SELECT rank, step, coalesce(process_group, '') AS process_group, op, seq, coalesce(bytes, 0) AS bytes,
+               coalesce(peer, -1) AS peer, issue_ns, end_ns, coalesce(wait_ns, 0) AS wait_ns
+        FROM collectives WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0 AND end_ns >= issue_ns
+        ORDER BY rank, issue_ns
+        """,
+        bounds,
+    )
+    rows = source.query(
+        """
+        SELECT rank, step, start_ns, duration_ns FROM steps
+        WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0 AND duration_ns IS NOT NULL ORDER BY rank, start_ns
+        """,
+        bounds,
+    )
+    if not len(calls["rank"]):
+        return None
+    graph = Graph()
+    numbers = _calls(graph, calls)
+    _programs(graph, calls, numbers, rows)
+    return graph
+
+
+def _calls(graph: Graph, calls: dict[str, Any]) -> list[int]:
+    """The number of each row's call in the graph; -1 where the others' part is not recorded."""
+    keys: list[Key] = []
+    took = (ints(calls["end_ns"]) - ints(calls["issue_ns"])) / 1e6
+    found: dict[Key, list[int]] = {}
+    columns = [calls[name].tolist() for name in ("rank", "process_group", "op", "seq", "peer")]
+    for row, (rank, group, op, seq, peer) in enumerate(zip(*columns, strict=True)):
+        if peer >= 0 and op in ("send", "recv"):
+            key: Key = ("p2p", *((rank, peer) if op == "send" else (peer, rank)), seq)
+        else:
+            key = (group, seq)
+        keys.append(key)
+        found.setdefault(key, []).append(row)
+    sizes: list[int] = ints(calls["bytes"]).tolist()
+    ops: list[str] = columns[2]
+    number: dict[Key, int] = {}
+    for key, members in found.items():
+        if len(members) > 1:
+            first = members[0]
+            kind = key[0] if key[0] == "p2p" else str(key[0]).partition(":")[0]
+            alike: Key = (kind, "p2p" if kind == "p2p" else ops[first], sizes[first])
+            number[key] = graph.new_call(alike, max(0.0, float(took[members].min())))
+    return [number.get(key, -1) for key in keys]
+
+
+def _programs(graph: Graph, calls: dict[str, Any], numbers: Sequence[int], rows: dict[str, Any]) -> None:
+    """Work between calls: posts and ends of waits in the order of time, rank by rank and step by step."""
+    rank, step = ints(rows["rank"]), ints(rows["step"])
+    start, end = ints(rows["start_ns"]), ints(rows["start_ns"]) + ints(rows["duration_ns"])
+    by_step = _rows_by_step(calls)
+    left: dict[int, int] = {}
+    for row in range(len(rank)):
+        own = by_step.get((int(rank[row]), int(step[row])), np.zeros(0, dtype=np.int64))
+        # What the loop does between two steps belongs to the later one.
+        cursor = min(left.get(int(rank[row]), int(start[row])), int(start[row]))
+        place = 0
+        for at, kind, call, waited in _events(calls, numbers, own):
+            graph.add_work(int(rank[row]), int(step[row]), place, max(0, at - cursor) / 1e6)
+            cursor = max(cursor, at)
+            if kind == "post":
+                graph.add_post(int(rank[row]), call)
+                place += 1
+            elif call >= 0:
+                graph.add_wait(int(rank[row]), call)
+                cursor += waited
+            # A wait for a call of which only this side is known stays the rank's own time.
+        graph.add_work(int(rank[row]), int(step[row]), place, max(0, int(end[row]) - cursor) / 1e6)
+        graph.end_step(int(rank[row]), int(step[row]))
+        left[int(rank[row])] = int(end[row])
+
+
+def _rows_by_step(calls: dict[str, Any]) -> dict[tuple[int, int], Ints]:
+    rank, step = ints(calls["rank"]), ints(calls["step"])
+    order = np.lexsort((step, rank))
+    bounds = np.flatnonzero((np.diff(rank[order]) != 0) | (np.diff(step[order]) != 0)) + 1
+    return {(int(rank[rows[0]]), int(step[rows[0]])): rows for rows in np.split(order, bounds)}
+
+
+def _events(calls: dict[str, Any], numbers: Sequence[int], own: Ints) -> list[tuple[int, str, int, int]]:
+    """(time, post or wait, call, nanoseconds waited) of one rank's step, in order."""
+    events: list[tuple[int, str, int, int]] = []
+    for row in own:
+        call = numbers[row]
+        issue, end = int(calls["issue_ns"][row]), int(calls["end_ns"][row])
+        waited = max(0, int(calls["wait_ns"][row]))
+        if call >= 0:
+            events.append((issue, "post", call, 0))
+        if waited:
+            events.append((max(issue, end - waited), "wait", call, waited))
+    return sorted(events, key=lambda event: (event[0], event[1]))

@@ -1,0 +1,270 @@
+"""What a run would take without a slowdown: its steps are replayed with other durations of work and transfers.
+
+    measured = measure(source)
+    measured.slowdown                    # S: 1.31 = the job takes 1.31 times what it would if all ranks were alike
+    measured.by_rank[3], measured.worst_ranks_ratio, measured.last_stage_ratio
+    without(graph, ranks=[3])            # milliseconds a step if rank 3 took no longer than its peers
+
+The definitions are those of Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis"
+(OSDI 2025), over the recorded dependencies (`step_graph`):
+
+| | |
+|---|---|
+| S | step time as it ran / step time with all work at the mean over (data-parallel rank, stage, step), transfers at the median |
+| S_w | the same with all other workers alike and worker w as it was: the smaller of its data-parallel rank's and its stage's |
+| M_W | share of the slowdown that goes if the worst 3 % of the workers are made alike |
+| M_S | share that goes if the last stage is made alike |
+
+For one rank less is assumed: what it takes longer than its peers, in the median over the steps at that place of the step,
+is taken off; its noise stays. Of a rank that pauses now and then, what it takes longer in each single step is.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analyzers.account.timings import load_places
+from analyzers.run.snapshot import attempts
+from analyzers.source import Floats, Source, lacking
+from analyzers.whatif.simulate import Graph, Key, replay
+from analyzers.whatif.step_graph import StepGraph, load_graph
+
+__all__ = ["WhatIf", "exceeds_error", "measure", "measure_graph", "without"]
+
+WORST_SHARE = 0.03
+"""Workers that M_W makes alike."""
+MAX_WORKERS = 64
+"""Workers whose own slowdown is replayed, those with the largest excess first: the others take less than these."""
+MAX_OPERATIONS = 3_000_000
+"""Operations that are replayed for that in all; with more a worker, fewer workers are looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """The whole job's slowdown by stragglers. Ratios; `step_ms` as measured, mean over the steps looked at."""
+
+    attempt: int
+    first_step: int
+    last_step: int
+    basis: str
+    error_ratio: float
+    step_ms: float
+    ideal_step_ms: float
+    slowdown: float
+    by_rank: Mapping[int, float]
+    """S_w, the largest first."""
+    worst_ranks: tuple[int, ...]
+    worst_ranks_ratio: float | None
+    last_stage_ratio: float | None
+
+    @property
+    def is_beyond_error(self) -> bool:
+        """Whether more of the step would go than the replay is off by."""
+        return exceeds_error(self.slowdown, self.error_ratio)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a report."""
+        shown = list(self.by_rank.items())[:MAX_WORKERS]
+        return {
+            "attempt": self.attempt,
+            "first_step": self.first_step,
+            "last_step": self.last_step,
+            "basis": self.basis,
+            "replay_error_ratio": round(self.error_ratio, 4),
+            "step_ms": round(self.step_ms, 3),
+            "step_without_stragglers_ms": round(self.ideal_step_ms, 3),
+            "slowdown_ratio": round(self.slowdown, 4),
+            "slowdown_by_rank_ratio": {str(rank): round(value, 4) for rank, value in shown},
+            "worst_ranks": list(self.worst_ranks),
+            "removed_by_worst_ranks_ratio": _rounded(self.worst_ranks_ratio),
+            "removed_by_last_stage_ratio": _rounded(self.last_stage_ratio),
+        }
+
+
+def exceeds_error(speedup: float, error_ratio: float | None) -> bool:
+    """Whether a step that becomes shorter by the factor `speedup` loses more than a replay with this error can tell."""
+    return error_ratio is None or 1 - 1 / max(speedup, 1e-9) > error_ratio
+
+
+def measure(source: Source) -> WhatIf | None:
+    """Of the newest attempt that has enough steps of two ranks or more; None without one."""
+    if lacking(source, steps=("step", "start_ns", "duration_ns")):
+        return None
+    for attempt in reversed(attempts(source)):
+        ((first, last, num_ranks),) = source.rows(
+            "SELECT min(step), max(step), count(DISTINCT rank) FROM steps "
+            "WHERE attempt = ? AND rank >= 0 AND duration_ns IS NOT NULL",
+            [attempt],
+        )
+        if first is None or num_ranks < 2:
+            continue
+        found = load_graph(source, attempt, first + 5, last)
+        if found is not None:
+            stage, worker = load_places(source, attempt)
+            return measure_graph(found, attempt, stage, worker)
+    return None
+
+
+def measure_graph(found: StepGraph, attempt: int, stage: Mapping[int, int], beside: Mapping[int, Key]) -> WhatIf:
+    """S, S_w, M_W and M_S of a graph; `stage` of each rank, and `beside`: its place in all other dimensions. Pure."""
+    graph = found.graph
+    ranks = sorted(graph.programs)
+    own = np.array(graph.work_ms)
+    alike = _ideal_work(graph, stage)
+    transfer = _median_transfers(graph)
+    of_work = np.array([rank for rank, _, _ in graph.work_at])
+    ran, ideal = replay(graph), max(replay(graph, alike, transfer), 1e-9)
+    lanes = {rank: beside.get(rank, (rank,)) for rank in ranks}
+    excess = np.bincount(of_work, weights=own - alike)
+    by_lane: dict[Key, float] = {}
+    by_stage: dict[int, float] = {}
+    size = sum(len(program) for program in graph.programs.values())
+    looked_at = max(4, min(MAX_WORKERS, MAX_OPERATIONS // max(1, size)))
+    for rank in sorted(ranks, key=lambda r: -excess[r])[:looked_at]:
+        if lanes[rank] not in by_lane:
+            kept = [r for r in ranks if lanes[r] == lanes[rank]]
+            by_lane[lanes[rank]] = replay(graph, _mixed(own, alike, of_work, kept), transfer) / ideal
+        if stage.get(rank, 0) not in by_stage:
+            kept = [r for r in ranks if stage.get(r, 0) == stage.get(rank, 0)]
+            by_stage[stage.get(rank, 0)] = replay(graph, _mixed(own, alike, of_work, kept), transfer) / ideal
+    num_stages = len({stage.get(rank, 0) for rank in ranks})
+    by_rank = {
+        rank: min(by_lane[lanes[rank]], by_stage[stage.get(rank, 0)]) if num_stages > 1 else by_lane[lanes[rank]]
+        for rank in ranks
+        if lanes[rank] in by_lane and stage.get(rank, 0) in by_stage
+    }
+    by_rank = dict(sorted(by_rank.items(), key=lambda pair: -pair[1]))
+    worst = tuple(sorted(list(by_rank)[: max(1, math.ceil(WORST_SHARE * len(ranks)))]))
+    last_stage = max(stage.get(rank, 0) for rank in ranks)
+    last = [rank for rank in ranks if stage.get(rank, 0) == last_stage]
+    return WhatIf(
+        attempt=attempt,
+        first_step=graph.steps[0],
+        last_step=graph.steps[-1],
+        basis=found.basis,
+        error_ratio=found.error_ratio,
+        step_ms=found.measured_ms,
+        ideal_step_ms=found.measured_ms * ideal / ran,
+        slowdown=ran / ideal,
+        by_rank=by_rank,
+        worst_ranks=worst,
+        worst_ranks_ratio=_removed(graph, ran, ideal, _mixed(alike, own, of_work, worst)),
+        last_stage_ratio=_removed(graph, ran, ideal, _mixed(alike, own, of_work, last)) if num_stages > 1 else None,
+    )
+
+
+def without(
+    found: StepGraph,
+    ranks: Collection[int],
+    peers: Mapping[int, Collection[int]],
+    *,
+    share: float = 1.0,
+    pauses: bool = False,
+    faster_calls: Mapping[str, float] | None = None,
+    faster_ranks: Mapping[int, float] | None = None,
+) -> float:
+    """Milliseconds a step without the slowness of some ranks. Pure.
+
+    `peers`: of each of them the ranks with the same work. `share`: part of the excess that is taken off (one cause of
+    several). `pauses`: they are slow in some steps only. `faster_calls`: {dimension of groups: factor on their
+    transfers}, for a slow link. `faster_ranks`: {rank: factor on all its work}, for one without peers whose past is
+    known.
+    """
+    graph = found.graph
+    totals = _totals(graph)
+    work = np.array(graph.work_ms)
+    scale: dict[Key, float] = {}
+    for rank in ranks:
+        beside = [peer for peer in peers.get(rank, ()) if peer not in ranks] or [
+            peer for peer in peers.get(rank, ()) if peer != rank
+        ]
+        excess: dict[Key, list[float]] = {}
+        own = {key: total for key, total in totals.items() if key[0] == rank}
+        typical: dict[Key, float] = {}
+        for (_, step, place), (total, number) in own.items():
+            there = [totals[peer, step, place] for peer in beside if (peer, step, place) in totals]
+            same = [other for other, count in there if count == number]
+            if same:
+                typical[step, place] = float(np.median(same))
+                excess.setdefault((number, place), []).append(total - typical[step, place])
+        for (_, step, place), (total, number) in own.items():
+            found_here = excess.get((number, place))
+            if found_here and total > 0:
+                more = max(0.0, total - typical.get((step, place), total)) if pauses else float(np.median(found_here))
+                less = max(0.0, total - share * more)
+                scale[rank, step, place] = less / total
+    for number, at in enumerate(graph.work_at):
+        work[number] *= scale.get(at, 1.0) * (faster_ranks or {}).get(at[0], 1.0)
+    transfer = np.array(graph.transfer_ms)
+    for number, alike in enumerate(graph.call_of):
+        transfer[number] *= (faster_calls or {}).get(str(alike[0]), 1.0)
+    return found.measured_ms * replay(graph, work, transfer) / max(replay(graph), 1e-9)
+
+
+def _totals(graph: Graph) -> dict[Key, tuple[float, int]]:
+    """{(rank, step, place): (milliseconds of work, calls that the rank makes in the step)}."""
+    found: dict[Key, float] = {}
+    calls: dict[tuple[int, int], int] = {}
+    for (rank, step, place), ms in zip(graph.work_at, graph.work_ms, strict=True):
+        found[rank, step, place] = found.get((rank, step, place), 0.0) + ms
+        calls[rank, step] = max(calls.get((rank, step), 0), place)
+    return {key: (total, calls[key[0], key[1]]) for key, total in found.items()}  # type: ignore[index]
+
+
+def _ideal_work(graph: Graph, stage: Mapping[int, int]) -> Floats:
+    """Every piece of work at the mean of its place over data-parallel ranks and steps, and stages made equal."""
+    totals = _totals(graph)
+    places: dict[Key, list[float]] = {}
+    for (rank, _, place), (total, number) in totals.items():
+        places.setdefault((stage.get(rank, 0), number, place), []).append(total)  # type: ignore[call-overload]
+    mean = {key: float(np.mean(values)) for key, values in places.items()}
+    work_of_stage: dict[int, list[float]] = {}
+    for (rank, _, place), (_, number) in totals.items():
+        at = stage.get(rank, 0)  # type: ignore[call-overload]
+        work_of_stage.setdefault(at, []).append(mean[at, number, place])
+    count = {at: len({(k[0], k[1]) for k in totals if stage.get(k[0], 0) == at}) for at in work_of_stage}  # type: ignore[call-overload]
+    per_step = {at: sum(values) / count[at] for at, values in work_of_stage.items()}
+    level = float(np.mean(list(per_step.values())))
+    ideal = np.zeros(len(graph.work_ms))
+    given: set[Key] = set()
+    for number, (rank, step, place) in enumerate(graph.work_at):
+        total, calls = totals[rank, step, place]
+        at = stage.get(rank, 0)
+        target = mean[at, calls, place] * (level / per_step[at] if per_step[at] else 1.0)
+        if total > 0:
+            ideal[number] = graph.work_ms[number] / total * target
+        elif (rank, step, place) not in given:
+            ideal[number] = target
+        given.add((rank, step, place))
+    return ideal
+
+
+def _median_transfers(graph: Graph) -> Floats:
+    """Every transfer at the median of those like it."""
+    alike: dict[Key, list[float]] = {}
+    for key, ms in zip(graph.call_of, graph.transfer_ms, strict=True):
+        alike.setdefault(key, []).append(ms)
+    middle = {key: float(np.median(values)) for key, values in alike.items()}
+    return np.array([middle[key] for key in graph.call_of])
+
+
+def _mixed(inside: Floats, outside: Floats, of_work: Any, ranks: Collection[int]) -> Floats:
+    """`inside` for the work of some ranks, `outside` for that of the others."""
+    mixed: Floats = np.where(np.isin(of_work, list(ranks)), inside, outside)
+    return mixed
+
+
+def _removed(graph: Graph, ran: float, ideal: float, work: Floats) -> float | None:
+    """Share of the slowdown that other work removes; None where there is hardly any slowdown."""
+    if ran <= 1.005 * ideal:
+        return None
+    return (ran - replay(graph, work)) / (ran - ideal)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

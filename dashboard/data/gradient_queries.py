@@ -1,0 +1,81 @@
+"""Gradients by parameter and step, as many of each as a chart shows.
+
+found = gradient_table(store)
+found.columns["norm"], found.num_parameters          # what is shown, and of how many
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from analyzers.source import Source
+from dashboard.data.queries import Columns, none
+from dashboard.data.sampling import evenly
+
+__all__ = ["MAX_GRADIENT_STEPS", "MAX_PARAMETERS", "Gradients", "gradient_table"]
+
+MAX_GRADIENT_STEPS = 200
+MAX_PARAMETERS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients:
+    """`columns`: parameter, step, norm, nonfinite, a row a parameter and step that is shown; of how many of each."""
+
+    columns: Columns
+    num_parameters: int = 0
+    num_steps: int = 0
+
+
+_BAD = """CASE WHEN nonfinite_count IS NULL AND NOT (isfinite(norm) AND isfinite(max_abs)) THEN 1
+          ELSE nonfinite_count END"""
+"""NaN and Inf of a gradient; a device's late reading tells only that there were some."""
+
+
+def gradient_table(source: Source) -> Gradients:
+    """Norms and counts of NaN and Inf of at most `MAX_PARAMETERS` parameters in `MAX_GRADIENT_STEPS` steps.
+
+    1. The norm is the largest of the ranks', as the analyzers take it (`gradient_flow`): under plain data parallelism
+       each rank records the whole gradient, and shards of one parameter are alike. Of a step that several attempts ran
+       it is the newest attempt's. A count is that of all ranks and attempts.
+    2. Steps are chosen evenly, the newest included, and as many of those with NaN or Inf.
+    3. Parameters: those with NaN or Inf, the largest and the smallest norms, and the others evenly.
+    """
+    nothing = Gradients(columns=none("parameter", "step", "norm", "nonfinite"))
+    if not source.has("gradients"):
+        return nothing
+    known = [int(step) for (step,) in source.rows("SELECT DISTINCT step FROM gradients ORDER BY step")]
+    bad = source.rows(f"SELECT DISTINCT step FROM gradients WHERE {_BAD} > 0 ORDER BY step")
+    if not known:
+        return nothing
+    steps = {*evenly(known, MAX_GRADIENT_STEPS), *evenly([int(step) for (step,) in bad], MAX_GRADIENT_STEPS)}
+    chosen = f"""
+        WITH chosen AS (SELECT *, attempt = max(attempt) OVER (PARTITION BY step) AS is_newest FROM gradients
+                        WHERE step IN ({", ".join(map(str, sorted(steps)))}))
+        """
+    of_each = source.rows(
+        f"""{chosen} SELECT parameter, coalesce(max({_BAD}), 0) > 0, max(norm) FILTER (isfinite(norm))
+        FROM chosen GROUP BY parameter ORDER BY parameter"""
+    )
+    names = _parameters(of_each)
+    columns = source.query(
+        f"""{chosen} SELECT parameter, step, max(norm) FILTER (is_newest AND isfinite(norm)) AS norm,
+               CAST(coalesce(sum({_BAD}), 0) AS DOUBLE) AS nonfinite
+        FROM chosen SEMI JOIN (SELECT unnest(?::VARCHAR[]) AS parameter) USING (parameter)
+        GROUP BY parameter, step ORDER BY step, parameter""",
+        [names],
+    )
+    return Gradients(columns=columns, num_parameters=len(of_each), num_steps=len(known))
+
+
+def _parameters(of_each: Sequence[tuple[str, bool, float | None]]) -> list[str]:
+    """Names of those to show, of (name, whether it had NaN or Inf, largest norm)."""
+    if len(of_each) <= MAX_PARAMETERS:
+        return [name for name, _, _ in of_each]
+    by_norm = [name for _, name in sorted((norm, name) for name, _, norm in of_each if norm is not None)]
+    few = MAX_PARAMETERS // 4
+    shown = dict.fromkeys(evenly([name for name, is_bad, _ in of_each if is_bad], MAX_PARAMETERS // 2))
+    shown |= dict.fromkeys(by_norm[-few // 2 :] + by_norm[: few // 2])
+    others = [name for name, _, _ in of_each if name not in shown]
+    return [*shown, *evenly(others, MAX_PARAMETERS - len(shown))]

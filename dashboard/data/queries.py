@@ -1,0 +1,281 @@
+"""The SQL of the pages, beside what they share with the report (`analyzers.figures.queries`).
+
+    pulse(store)["tokens_per_s"]
+    curve = speed(store)                 # columns step, low, middle, high (ms), tokens_per_s
+
+Every function takes a store and plain parameters and gives small columns: long tables are reduced inside DuckDB, to at
+most `MAX_BUCKETS` pieces of the steps. Missing tables give empty answers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from analyzers.figures.queries import MEASURES
+from analyzers.figures.sampling import sampled
+from analyzers.finding import Finding
+from analyzers.run.event_log import parsed_detail
+from analyzers.run.token_copies import token_copies
+from analyzers.source import Source, lacking
+
+__all__ = [
+    "MAX_BUCKETS", "Columns", "checkpoints", "extent", "findings_said", "last_finished_steps", "last_steps",
+    "memory_by_rank", "memory_curve", "newest_attempt", "none", "places", "pulse", "ranking", "rate", "speed",
+    "step_range", "two_ranks",
+]  # fmt: skip
+
+MAX_BUCKETS = 1_000
+MAX_CHECKPOINTS = 500
+RECENT_STEPS = 40
+"""Newest steps over which the present speed is taken."""
+MAX_SAMPLE = 1_000_000
+"""Rows of steps that a percentile looks at; of more, every k-th step."""
+Columns = dict[str, npt.NDArray[Any]]
+
+
+def none(*names: str) -> Columns:
+    """Empty columns of these names."""
+    return {name: np.zeros(0) for name in names}
+
+
+def step_range(source: Source) -> tuple[int, int, int] | None:
+    """(first step, last step, number of rows) of finished steps of ranks; None where there is none."""
+    if not source.has("steps"):
+        return None
+    ((first, last, num),) = source.rows("SELECT min(step), max(step), count(*) FROM steps WHERE rank >= 0")
+    return None if first is None or last is None else (int(first), int(last), int(num))
+
+
+def last_steps(source: Source) -> dict[int, int]:
+    """{attempt: its newest step}."""
+    if not source.has("steps"):
+        return {}
+    rows = source.rows("SELECT attempt, max(step) FROM steps WHERE rank >= 0 GROUP BY attempt ORDER BY attempt")
+    return {int(attempt): int(step) for attempt, step in rows if step is not None}
+
+
+def extent(source: Source) -> dict[str, Any]:
+    """`last`: {attempt: its newest step}; `ranks`: all of them."""
+    rows = source.rows("SELECT DISTINCT rank FROM ranks WHERE rank >= 0 ORDER BY rank") if source.has("ranks") else []
+    return {"last": last_steps(source), "ranks": [int(rank) for (rank,) in rows]}
+
+
+def pulse(source: Source) -> dict[str, float | None]:
+    """Of the newest steps: step, loss, grad_norm, lr, step_ms, tokens_per_s, memory_bytes, memory_rank.
+
+    The newest are those that ran last: after a rollback, not those that were discarded. A loss that is NaN is one. The
+    memory is that of the fullest rank. Tokens count once, whatever the number of ranks that read the same text.
+    """
+    names = ("step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "memory_bytes", "memory_rank")
+    attempt = newest_attempt(source)
+    if attempt is None:
+        return dict.fromkeys(names)
+    finished = f"attempt = {attempt} AND rank >= 0 AND duration_ns IS NOT NULL"
+    ((step,),) = source.rows(f"SELECT arg_max(step, start_ns) FROM steps WHERE {finished}")
+    if step is None:
+        return dict.fromkeys(names)
+    ((*found,),) = source.rows(
+        f"""
+        WITH recent AS (SELECT * FROM steps WHERE {finished} AND step > {step - RECENT_STEPS} AND step <= {step}
+                        QUALIFY row_number() OVER (PARTITION BY rank, step ORDER BY start_ns DESC) = 1),
+             each AS (SELECT step, median(duration_ns) AS took_ns, sum(tokens) AS tokens FROM recent GROUP BY step)
+        SELECT (SELECT arg_max(loss, start_ns) FROM recent WHERE loss IS NOT NULL),
+               (SELECT arg_max(grad_norm, start_ns) FROM recent WHERE grad_norm IS NOT NULL),
+               (SELECT arg_max(lr, start_ns) FROM recent WHERE lr IS NOT NULL),
+               (SELECT median(took_ns) / 1e6 FROM each),
+               (SELECT CAST(sum(tokens) AS DOUBLE) / nullif(sum(took_ns) / 1e9, 0) FROM each),
+               (SELECT max(memory_bytes) FROM recent), (SELECT arg_max(rank, memory_bytes) FROM recent)
+        """
+    )
+    result: dict[str, float | None] = dict(zip(names, (step, *found), strict=True))
+    if result["tokens_per_s"] is not None:
+        result["tokens_per_s"] /= token_copies(source)
+    return result
+
+
+def speed(source: Source) -> Columns:
+    """Columns step, low, middle, high (percentiles 10, 50, 90 of step time over the ranks, ms), tokens_per_s.
+
+    The newest execution of a step counts as well as those before it, each with its own tokens and time. Of long runs
+    every k-th step of a bucket is looked at.
+    """
+    names = ("step", "low", "middle", "high", "tokens_per_s")
+    span = step_range(source)
+    if span is None:
+        return none(*names)
+    first, last, num = span
+    width = max(1, -(-(last - first + 1) // MAX_BUCKETS))
+    every = max(1, -(-num // MAX_SAMPLE))
+    return source.query(
+        f"""
+        WITH looked AS (SELECT attempt, rank, step, tokens, duration_ns / 1e6 AS took,
+                               (step - {first}) // {max(width, every)} AS piece FROM steps
+                        WHERE duration_ns IS NOT NULL AND rank >= 0 AND (step - {first}) % {every} = 0),
+             executed AS (SELECT piece, CAST(sum(tokens) AS DOUBLE) / sum(times) AS tokens FROM (
+                              SELECT piece, sum(tokens) AS tokens, count(*) / count(DISTINCT rank) AS times
+                              FROM looked GROUP BY piece, attempt) GROUP BY piece)
+        SELECT min(step) AS step, quantile_cont(took, 0.1) AS low, median(took) AS middle,
+               quantile_cont(took, 0.9) AS high,
+               any_value(executed.tokens) / {token_copies(source)} / nullif(median(took) / 1e3, 0) AS tokens_per_s
+        FROM looked JOIN executed USING (piece) GROUP BY piece ORDER BY 1
+        """
+    )
+
+
+def findings_said(source: Source, *, limit: int = 500) -> list[Finding]:
+    """What `watch` has said while the run lived, its newest word first; what tells of no finding is left out."""
+    if not source.has("events"):
+        return []
+    rows = source.rows("SELECT detail FROM events WHERE kind = 'finding' ORDER BY wall_ns DESC LIMIT ?", [limit])
+    told = (Finding.of_event(parsed_detail(detail)) for (detail,) in rows)
+    return [finding for finding in told if finding is not None]
+
+
+def newest_attempt(source: Source) -> int | None:
+    """The newest attempt that has steps."""
+    return max(last_steps(source), default=None)
+
+
+def places(source: Source) -> Columns:
+    """Columns rank, host, device and the mesh's coordinates, of the newest word of each rank."""
+    dimensions = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "node_rank", "local_rank")
+    if not source.has("ranks"):
+        return none("rank", "host", "device", *dimensions)
+    newest = ", ".join(f"arg_max(coalesce({name}, 0), wall_ns) AS {name}" for name in dimensions)
+    return source.query(
+        f"SELECT rank, arg_max(host, wall_ns) AS host, arg_max(device, wall_ns) AS device, {newest} FROM ranks "
+        "WHERE rank >= 0 GROUP BY rank ORDER BY rank"
+    )
+
+
+def ranking(source: Source, first_step: int, last_step: int) -> Columns:
+    """Columns rank, own_ms, step_ms, waiting_ms (medians) and memory_mib; of long runs of some stretches of steps."""
+    names = ("rank", "own_ms", "step_ms", "waiting_ms", "memory_mib")
+    if step_range(source) is None:
+        return none(*names)
+    return source.query(
+        f"""
+        SELECT rank, median({MEASURES["own work"][0]}) AS own_ms, median(duration_ns) / 1e6 AS step_ms,
+               median(collective_wait_ns) / 1e6 AS waiting_ms, max(memory_bytes) / 1048576.0 AS memory_mib
+        FROM steps WHERE rank >= 0 AND duration_ns IS NOT NULL AND {sampled(source, first_step, last_step)}
+        GROUP BY rank ORDER BY own_ms DESC NULLS LAST, rank
+        """
+    )
+
+
+def two_ranks(source: Source, a: int, b: int, measure: str) -> Columns:
+    """Columns step, a, b: a measure of `MEASURES` of two ranks, medians of at most `MAX_BUCKETS` pieces."""
+    span = step_range(source)
+    if span is None:
+        return none("step", "a", "b")
+    first, last, _ = span
+    width = max(1, -(-(last - first + 1) // MAX_BUCKETS))
+    expression = MEASURES[measure][0]
+    return source.query(
+        f"""
+        SELECT min(step) AS step, median({expression}) FILTER (rank = ?) AS a,
+               median({expression}) FILTER (rank = ?) AS b
+        FROM steps WHERE rank IN (?, ?) AND duration_ns IS NOT NULL GROUP BY step // {width} ORDER BY 1
+        """,
+        [a, b, a, b],
+    )
+
+
+def rate(source: Source) -> Columns:
+    """Columns step, lr: of the first rank that recorded one."""
+    if not source.has("steps"):
+        return none("step", "lr")
+    return source.query(
+        "SELECT step, lr FROM steps WHERE lr IS NOT NULL AND rank = (SELECT min(rank) FROM steps WHERE lr IS NOT NULL) "
+        "ORDER BY attempt, start_ns"
+    )
+
+
+def compression_error(source: Source) -> Columns:
+    """Columns step, error: relative error of the reduced gradient, where it was compressed and measured."""
+    if lacking(source, steps=("compression_error",)):
+        return none("step", "error")
+    return source.query(
+        "SELECT step, max(compression_error) AS error FROM steps WHERE compression_error IS NOT NULL "
+        "GROUP BY attempt, step ORDER BY attempt, step"
+    )
+
+
+def expert_load(source: Source) -> Columns:
+    """Columns step, high, low: load of the most and the least used expert of all layers, 1 is an even share."""
+    if not source.has("experts"):
+        return none("step", "high", "low")
+    return source.query(
+        """
+        SELECT step, max(load) AS high, min(load) AS low FROM (
+            SELECT step, CAST(sum(tokens) * count(*) OVER own / sum(sum(tokens)) OVER own AS DOUBLE) AS load
+            FROM experts GROUP BY step, layer, expert WINDOW own AS (PARTITION BY step, layer))
+        GROUP BY step ORDER BY step
+        """
+    )
+
+
+def memory_curve(source: Source) -> Columns:
+    """Columns step, low, middle, high: MiB of the least, the median and the fullest rank."""
+    span = step_range(source)
+    if span is None:
+        return none("step", "low", "middle", "high")
+    first, last, num = span
+    width, every = max(1, -(-(last - first + 1) // MAX_BUCKETS)), max(1, -(-num // MAX_SAMPLE))
+    return source.query(
+        f"""
+        SELECT min(step) AS step, min(memory_bytes) / 1048576.0 AS low, median(memory_bytes) / 1048576.0 AS middle,
+               max(memory_bytes) / 1048576.0 AS high
+        FROM steps WHERE memory_bytes IS NOT NULL AND rank >= 0 AND (step - {first}) % {every} = 0
+        GROUP BY (step - {first}) // {max(width, every)} ORDER BY 1
+        """
+    )
+
+
+def memory_by_rank(source: Source) -> Columns:
+    """Columns rank, first_mib, largest_mib, last_mib of the newest attempt."""
+    attempt = newest_attempt(source)
+    if attempt is None:
+        return none("rank", "first_mib", "largest_mib", "last_mib")
+    return source.query(
+        """
+        SELECT rank, arg_min(memory_bytes, step) / 1048576.0 AS first_mib, max(memory_bytes) / 1048576.0 AS largest_mib,
+               arg_max(memory_bytes, step) / 1048576.0 AS last_mib
+        FROM steps WHERE attempt = ? AND rank >= 0 AND memory_bytes IS NOT NULL GROUP BY rank ORDER BY largest_mib DESC
+        """,
+        [attempt],
+    )
+
+
+def checkpoints(source: Source) -> Columns:
+    """Columns attempt, step, tier, states (in order), bytes, duration_ms, stall_ms, reason: a row a checkpoint.
+
+    Of each tier the newest `MAX_CHECKPOINTS`; column num: of how many.
+    """
+    names = ("attempt", "step", "tier", "states", "bytes", "duration_ms", "stall_ms", "reason", "num")
+    if not source.has("checkpoints"):
+        return none(*names)
+    return source.query(
+        f"""
+        SELECT *, count(*) OVER (PARTITION BY tier) AS num FROM (
+            SELECT attempt, step, tier, string_agg(state, ', ' ORDER BY wall_ns) AS states, max(bytes) AS bytes,
+                   max(duration_ns) / 1e6 AS duration_ms, max(stall_ns) / 1e6 AS stall_ms,
+                   coalesce(string_agg(DISTINCT reason, '; ') FILTER (reason <> ''), '') AS reason
+            FROM checkpoints GROUP BY attempt, step, tier)
+        QUALIFY row_number() OVER (PARTITION BY tier ORDER BY attempt DESC, step DESC) <= {MAX_CHECKPOINTS}
+        ORDER BY attempt DESC, step DESC, tier
+        """
+    )
+
+
+def last_finished_steps(source: Source) -> dict[int, int]:
+    """{attempt: its newest step that a rank has finished}."""
+    if not source.has("steps"):
+        return {}
+    rows = source.rows(
+        "SELECT attempt, max(step) FROM steps WHERE duration_ns IS NOT NULL AND rank >= 0 GROUP BY attempt"
+    )
+    return {int(attempt): int(step) for attempt, step in rows if step is not None}

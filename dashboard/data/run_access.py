@@ -1,0 +1,171 @@
+"""A run as the dashboard reads it: when it has changed, a short-lived reader, its state and its diagnosis.
+
+    access = RunAccess(run)
+    access.version()                     # changes when there is something new to see
+    access.ask(load_overview, 40)        # load_overview(store, 40), through the answers
+    access.state(), access.diagnosis()
+
+A run that a `watch` follows is only read. Of any other, what stands on its tapes is taken into the store first, every
+few seconds while it may still be written.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from analyzers.compare.two_runs import Side, compare
+from analyzers.diagnose import Diagnosis, diagnose, stall_policy
+from analyzers.figures.queries import loss_curve
+from analyzers.run.state import RunState, run_state
+from dashboard.data.background_answers import OFTEN_REST_FACTOR, REST_FACTOR, Answer, Answers
+from dashboard.data.diagnosis_process import diagnosed_beside
+from probes.tape.rundir import RunDir
+from store import Store, is_watched
+
+__all__ = ["FIRST_S", "LARGE_BYTES", "RunAccess"]
+
+LARGE_BYTES = 256 << 20
+"""Size of a store from which a page takes a noticeable while."""
+CATCH_UP_S = 4.0
+"""Seconds between two looks at the tapes of a run that no watch follows."""
+WAIT_S = 3.0
+"""Seconds that a reader waits for whoever holds the store."""
+FIRST_S, AGAIN_S = 0.4, 0.1
+"""Seconds that a part of a page waits for its first answer, and for a newer one; then the other parts are drawn."""
+STATE_S = 20.0
+"""Seconds that a page waits for the run's state, without which there is nothing to draw."""
+
+
+class RunAccess:
+    """One for each run of a process; shared by everybody who looks at it."""
+
+    def __init__(self, run: RunDir, answers: Answers) -> None:
+        self.run = run
+        self._answers = answers
+        self._lock = threading.Lock()
+        self._caught_up_at = float("-inf")
+        self._last_state = RunState(word="")
+        self._last_diagnosis: tuple[Hashable, Diagnosis] | None = None
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a watch process lives beside the run."""
+        return is_watched(self.run.stores())
+
+    def manifest(self) -> dict[str, Any]:
+        """`run.json`."""
+        return self.run.manifest()
+
+    def version(self) -> Hashable:
+        """Something else whenever there is something new to read."""
+        parts: list[Hashable] = []
+        for path in self.run.stores():
+            for name in (path, path.with_name(path.name + ".wal")):
+                try:
+                    found = os.stat(name)
+                except OSError:
+                    continue
+                parts.append((name.name, found.st_mtime_ns, found.st_size))
+        if not self.is_watched and self._may_grow():
+            parts.append(int(time.monotonic() / CATCH_UP_S))
+        return tuple(parts)
+
+    def open(self, *, memory_bytes: int | None = None) -> Store:
+        """A reader, for a short while, that may take so much memory. Raises StoreError."""
+        watched = self.is_watched
+        with self._lock:
+            due = not watched and time.monotonic() - self._caught_up_at >= CATCH_UP_S
+            if due or not self.run.stores():
+                store = Store.open(self.run, catch_up=True, wait_s=WAIT_S, memory_bytes=memory_bytes)
+                self._caught_up_at = time.monotonic()
+                return store
+        return Store.open(self.run, catch_up=False, wait_s=WAIT_S, memory_bytes=memory_bytes)
+
+    def size_bytes(self) -> int:
+        """Bytes of its stores."""
+        return sum(path.stat().st_size for path in self.run.stores() if path.exists())
+
+    def ask(
+        self, load: Callable[..., Any], *parameters: Hashable, first_s: float = FIRST_S, often: bool = False
+    ) -> Answer:
+        """What `load(store, *parameters)` returns for the newest version of the run; `often`: it says what is now."""
+
+        def compute() -> Any:
+            with self.open() as store:
+                return load(store, *parameters)
+
+        key = (str(self.run.path), f"{load.__module__}.{load.__qualname__}", parameters)
+        rest = OFTEN_REST_FACTOR if often else REST_FACTOR
+        return self._answers.get(
+            key,
+            self.version(),
+            compute,
+            patience_s=first_s,
+            again_s=2 * AGAIN_S if often else AGAIN_S,
+            rest_factor=rest,
+        )
+
+    def state(self) -> Answer:
+        """The RunState; looked at again every second while the run may go on, also if nothing was written."""
+        policy, watched = stall_policy(self.manifest()), self.is_watched
+
+        def compute() -> RunState:
+            with self.open() as store:
+                found = run_state(store, policy, now_ns=time.time_ns(), is_watched=watched)
+            self._last_state = found
+            return found
+
+        moment = int(time.monotonic()) if watched or self._may_grow() else 0
+        version = (self.version(), watched, moment)
+        return self._answers.get(
+            ("state", str(self.run.path)), version, compute, patience_s=STATE_S, again_s=2 * AGAIN_S,
+            rest_factor=OFTEN_REST_FACTOR,
+        )  # fmt: skip
+
+    def diagnosis(self, *, first_s: float = FIRST_S) -> Answer:
+        """The Diagnosis of the whole run, as `rankscope analyze` makes it; a long one comes at a later look."""
+        watched = self.is_watched
+
+        version = (self.version(), watched)
+        key = ("diagnosis", str(self.run.path))
+        patience_s = 0.0 if self.size_bytes() >= LARGE_BYTES else first_s  # it cannot come so soon: the page goes on
+        return self._answers.get(key, version, lambda: self._diagnosed(version), patience_s=patience_s)
+
+    def compared_with(self, other: RunAccess) -> Answer:
+        """The Comparison of this run (B) with another one (A), and both loss curves."""
+
+        def compute() -> dict[str, Any]:
+            found_a, found_b = (one._diagnosed((one.version(), one.is_watched)) for one in (other, self))
+            with other.open() as store_a, self.open() as store_b:
+                side_a, side_b = other._side(store_a, found_a), self._side(store_b, found_b)
+                found = {"comparison": compare(side_a, side_b)}
+                return found | {"loss_a": loss_curve(store_a), "loss_b": loss_curve(store_b)}
+
+        other.state()  # whether anything new can come; of one that nobody has looked at it would for ever
+        key = ("compare", str(self.run.path), str(other.run.path))
+        return self._answers.get(key, (self.version(), other.version()), compute, patience_s=FIRST_S)
+
+    def _side(self, store: Store, diagnosis: Diagnosis) -> Side:
+        return Side(source=store, manifest=self.manifest(), diagnosis=diagnosis)
+
+    def _diagnosed(self, version: Hashable) -> Diagnosis:
+        """The diagnosis of this version of the run, made once: beside the server where it takes long."""
+        known = self._last_diagnosis
+        if known is not None and known[0] == version:
+            return known[1]
+        now_ns = time.time_ns() if self.is_watched else None
+        if self.size_bytes() >= LARGE_BYTES:
+            self.open().close()  # what stands on the tapes of a run that nobody watches is taken in
+            found = diagnosed_beside(self.run, now_ns=now_ns)
+        else:
+            with self.open() as store:
+                found = diagnose(store, self.manifest(), now_ns=now_ns, stacks_dir=self.run.stacks)
+        self._last_diagnosis = (version, found)
+        return found
+
+    def _may_grow(self) -> bool:
+        return self._last_state.word == "" or self._last_state.is_live

@@ -1,0 +1,73 @@
+"""The folder of runs that the dashboard shows, and the one way to a run in it: by its id.
+
+    folder = RunsFolder(Path("runs"))
+    folder.run_ids()                      # newest first
+    folder.open("demo-20260101-120000")   # RunError for anything that is not one of them
+
+An id comes from the address in the browser, so it is compared with the names that are there and never made into a path
+of its own; a link that leads out of the folder is none of its runs.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from probes.tape.rundir import RunDir, RunError
+
+__all__ = ["RunsFolder"]
+
+MAX_RUNS = 2_000
+"""Runs that are listed; of more the newest."""
+
+
+class RunsFolder:
+    """The runs directly inside one folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+
+    def run_ids(self) -> list[str]:
+        """Names of the runs, the newest first."""
+        found: list[tuple[float, str]] = []
+        try:
+            with os.scandir(self.path) as entries:
+                for entry in entries:
+                    if entry.is_symlink() or not entry.is_dir() or entry.name.startswith("."):
+                        continue  # `latest` is a second name of a run that is listed anyway
+                    path = self.path / entry.name
+                    if RunDir.is_run(path):
+                        found.append((_began(path), entry.name))
+        except OSError:
+            return []
+        return [name for _, name in sorted(found, reverse=True)[:MAX_RUNS]]
+
+    def newest(self) -> str | None:
+        """The run that began last."""
+        return next(iter(self.run_ids()), None)
+
+    def resolved(self, run_id: str) -> str | None:
+        """The id itself if it is one of the runs; `latest` is the one that it points at. None for everything else."""
+        names = self.run_ids()
+        if run_id in names:
+            return run_id
+        if run_id == "latest":
+            target = (self.path / "latest").resolve()
+            return target.name if target.parent == self.path and target.name in names else None
+        return None
+
+    def open(self, run_id: str) -> RunDir:
+        """The run of that id. Raises RunError: there is none, or it is from a newer rankscope."""
+        name = self.resolved(run_id)
+        if name is None:
+            raise RunError(f"no run {run_id[:120]!r} in {self.path}: choose one from the list")
+        return RunDir.open(self.path / name)
+
+
+def _began(path: Path) -> float:
+    for name in ("run.json", "tapes", "."):
+        try:
+            return (path / name).stat().st_mtime
+        except OSError:
+            continue
+    return 0.0

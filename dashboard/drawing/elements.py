@@ -1,0 +1,147 @@
+"""What every page draws with: charts that keep their zoom, text that is shown and never obeyed, calm empty states.
+
+    chart(loss.draw, curve, key="loss", what="Loss over the steps")
+    st.markdown(said(finding.summary))
+    nothing("No collectives were recorded.", "They are, by default: see `probes` in the configuration.")
+
+Text from a run (names, messages, summaries) reaches Streamlit through `said`, `st.text`, `st.code` or a table, and
+nothing on these pages allows HTML with text of a run in it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+
+from analyzers.finding import Finding
+from analyzers.printable import visible
+from analyzers.report.markdown import escaped
+from dashboard.drawing.chart_cache import drawn
+from dashboard.drawing.live_chart import show_in_place
+
+__all__ = [
+    "SEVERITY_COLOURS", "chart", "distinct", "figures_are_dark", "nothing", "said", "style", "table", "tiles", "where",
+]  # fmt: skip
+
+SEVERITY_COLOURS = {"critical": "red", "warning": "orange", "info": "blue"}
+MAX_TEXT = 600
+MAX_NAME = 80
+MAX_ROWS_SHOWN = 14
+"""Rows of a table that are seen at once; more are scrolled."""
+_CHART = {
+    "displaylogo": False,
+    "scrollZoom": False,
+    "responsive": True,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+    "toImageButtonOptions": {"format": "png", "scale": 2},
+}
+_STYLE = """
+<style>
+[data-stale="true"], .stale-element { opacity: 1 !important; transition: none !important; }
+[data-testid="stMainBlockContainer"] { padding: 2.6rem 2.2rem 2rem 2.2rem; max-width: 1760px; }
+[data-testid="stHeader"] { background: transparent; }
+h1 { padding: 0.4rem 0 0.4rem 0 !important; }
+[data-testid="stMetricValue"], [data-testid="stDataFrame"] { font-variant-numeric: tabular-nums; }
+[data-testid="stMetric"] > div:first-child { padding: 0.5rem 0.6rem !important; }
+[data-testid="stMetricValue"] { font-size: 1.2rem; font-weight: 500; }
+[data-testid="stMetricLabel"] * { white-space: normal; overflow: visible; }
+[data-testid="stMetricDelta"] { font-size: 0.72rem; padding: 0.1rem 0.35rem; }
+@media (max-width: 640px) { [data-testid="stMainBlockContainer"] { padding: 2.6rem 0.9rem 2rem 0.9rem; } }
+[class*="st-key-tiles-"] { flex-wrap: wrap; gap: 0.6rem; }
+[class*="st-key-tiles-"] > div { flex: 1 1 7.6rem !important; width: auto !important; min-width: 0; max-width: 13rem; }
+[data-testid="stSidebarHeader"] { padding-bottom: 0; }
+[data-testid="stStatusWidget"] { visibility: hidden; }
+</style>
+"""
+
+
+def style() -> None:
+    """Our few rules of style: no dimming while a part refreshes, figures of equal width in metrics."""
+    st.html(_STYLE)
+
+
+def figures_are_dark() -> bool:
+    """Whether the reader's theme is the dark one."""
+    return getattr(st.context.theme, "type", None) == "dark"
+
+
+def chart(
+    draw: Callable[..., go.Figure],
+    *shown: Any,
+    key: str,
+    what: str,
+    selected: tuple[Hashable, ...] = (),
+    **options: Any,
+) -> None:
+    """The figure `draw(*shown, **options)`, built anew only if one of `shown` is another than before.
+
+    With the same `key` and the same `selected` (steps, ranks: what the reader chose, not what grows by itself) zoom and
+    hidden lines stay at every refresh; `what` is for those who cannot see.
+    """
+    name = (st.session_state.get("run_id"), key)
+    figure = drawn(name, draw, shown, options, dark=figures_are_dark(), selected=selected)
+    show_in_place(figure, key=key, config=_CHART, what=what)
+
+
+def tiles(shown: Sequence[tuple[str, str, str | None, str | None]], *, key: str) -> None:
+    """Numbers in a row of equal boxes, in as many rows as the window needs: name, value, what is beneath, help."""
+    with st.container(horizontal=True, gap="small", key=f"tiles-{key}"):
+        for name, value, beneath, more in shown:
+            st.metric(
+                name, value, beneath, delta_color="off", delta_arrow="off", border=True, height="stretch", help=more
+            )
+
+
+def said(text: object, limit: int = MAX_TEXT) -> str:
+    """Text of a run for `st.markdown` and labels: bounded, and no sign in it has a meaning."""
+    shown = " ".join(visible(str(text)[: 4 * limit]).split())
+    shown = shown if len(shown) <= limit else shown[: limit - 1] + "…"
+    return escaped(shown).replace(":", "\\:")
+
+
+def nothing(sentence: str, hint: str = "") -> None:
+    """In place of an empty chart: what is missing and what would bring it. Our own words only."""
+    with st.container(border=True):
+        st.markdown(f":gray[{sentence}]")
+        if hint:
+            st.caption(hint)
+
+
+def table(
+    rows: Sequence[Mapping[str, Any]] | Mapping[str, Any], *, key: str, height: int | None = None, **more: Any
+) -> Any:
+    """Rows as a table that can be sorted; text in it stands as it is, control signs made visible."""
+    frame = pd.DataFrame(rows)
+    for name in frame.columns:
+        if frame[name].dtype == object or str(frame[name].dtype) in ("str", "string"):
+            frame[name] = [visible(value[:2_000]) if isinstance(value, str) else value for value in frame[name]]
+    if height is None and len(frame) > MAX_ROWS_SHOWN:
+        height = 36 + 33 * MAX_ROWS_SHOWN
+    return st.dataframe(frame, hide_index=True, key=key, height=height or "content", **more)
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Names for the columns of a table: each its own, also where two are alike, or alike as far as they are shown."""
+    found: list[str] = []
+    for name in names:
+        shown = visible(name)[:MAX_NAME]
+        numbered = (f"{shown} ({number})" for number in itertools.count(2))
+        found.append(next(one for one in itertools.chain((shown,), numbered) if one not in found))
+    return found
+
+
+def where(finding: Finding) -> str:
+    """Steps, ranks and attempt of a finding in a few words."""
+    first, last = finding.first_step, finding.last_step
+    steps = "" if first is None else f"step {first:,}" if last in (None, first) else f"steps {first:,} to {last:,}"
+    ranks = ", ".join(map(str, finding.ranks[:8])) + (
+        f" and {len(finding.ranks) - 8} more" if finding.ranks[8:] else ""
+    )
+    who = f"rank{'s' * (len(finding.ranks) > 1)} {ranks}" if finding.ranks else ""
+    attempt = f"attempt {finding.attempt}" if finding.attempt else ""
+    return " · ".join(part for part in (steps, who, attempt) if part)

@@ -1,0 +1,362 @@
+"""Attach to a training loop that somebody else wrote.
+
+    recorder = attach(model, optimizer)          # any script: one process, DDP, FSDP2, wrappers
+    log(loss=loss)                               # optional
+    ...
+    detach()                                     # optional; the end of the process does it too
+
+What it does: finds the run's folder and this rank's place in it (`joining`), opens the rank's tapes, records process
+groups made before and after (`collectives`, `existing_groups`), times phases and steps through hooks (`loop_phases`),
+looks at gradients, lets the node process take stacks (`stack_file`), and local rank 0 leaves a `watch` beside the
+ranks. No collective is added, no number of the training is changed, and whatever fails here is told and left out.
+
+Whoever wants to say himself what is a step and what a phase:
+
+    with recorder.step():
+        with recorder.phase("forward"): ...
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import multiprocessing
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from multiprocessing.util import Finalize
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..collectives.existing_groups import record_existing
+from ..collectives.wrapped import install, uninstall
+from ..fail_open import failing_open, probes_disabled
+from ..gradients import GradientProbe
+from ..recorder import Recorder
+from ..step_scalars import LateValues
+from ..tape.events import read_events
+from ..tape.run_facts import described, device_name, versions
+from ..tape.rundir import RunDir, RunError
+from ..tape.schema import TABLES
+from ..tape.stack_file import register
+from .identity import Identity
+from .joining import join_run
+from .loop_hooks import LoopPhases
+from .watch_process import leave_watch, meeting_point
+
+__all__ = ["Attached", "attach", "current", "detach", "log"]
+
+logger = logging.getLogger("rankscope.probes")
+LOGGED = tuple(column.name for column in TABLES["steps"].columns)
+_current: Attached | None = None
+
+
+class Attached:
+    """What `attach` returns: the loop's own words about itself, and the way back."""
+
+    def __init__(self, recorder: Recorder, run: RunDir | None) -> None:
+        self.recorder = recorder
+        self.run_dir = run.path if run is not None else None
+        """The run's folder; None if nothing is recorded."""
+        self._values = LateValues(recorder) if recorder.enabled else None
+        self._phases = LoopPhases(recorder, self._values) if self._values is not None else None
+        self._undo: list[Callable[[], object]] = []
+        self._unknown: set[str] = set()
+        self._number = 0
+        self._died = False
+        self._speaks_for = -1
+        self._parameters: list[tuple[str, nn.Parameter]] = []
+        self._gradient_interval = 50
+
+    @contextlib.contextmanager
+    def step(self, number: int | None = None) -> Iterator[None]:
+        """Record the block as a step; from the first one on, the optimizer no longer says where steps end."""
+        self._number = self._number + 1 if number is None else number
+        if self._phases is None:
+            yield
+            return
+        if self._phases.automatic:
+            self._phases.end_last()
+            self._phases.automatic = False
+        with self.recorder.step(self._number):
+            self._phases.began()
+            yield
+            self._phases.settle()
+        self._phases.values.flush()
+
+    def phase(self, kind: str, *, microbatch: int = -1) -> contextlib.AbstractContextManager[object]:
+        """Record the block as `data`, `forward`, `backward`, `optimizer`, `checkpoint`, `evaluate`, or a name of yours.
+
+        Phases of a step add up to no more than the step: what lies inside another one is recorded, not counted twice.
+        """
+        return self.recorder.span(kind, microbatch=microbatch) if microbatch >= 0 else self.recorder.span(kind)
+
+    def log(self, **values: float | Tensor) -> None:
+        """Numbers of the current step: loss, tokens, grad_norm, lr, batch_index. Tensors are read without waiting."""
+        if self._phases is None:
+            return
+        with failing_open("attach.log"):
+            known = {name: value for name, value in values.items() if name in LOGGED}
+            if new := values.keys() - known.keys() - self._unknown:
+                self._unknown |= new
+                logger.warning("rankscope.log: %s is no column of a step (docs/schema.md)", ", ".join(sorted(new)))
+            if "loss" in known:
+                known.setdefault("local_loss", known["loss"])
+            self._phases.log(**known)
+
+    def event(self, kind: str, **detail: Any) -> None:
+        """Write a fact that is rare, such as a change of the data, to the run's events."""
+        self.recorder.event(kind, **detail)
+
+    def detach(self) -> None:
+        """Stop recording; hooks, patches, process groups and signal handlers are again what they were."""
+        global _current
+        if _current is self:
+            _current = None
+        if self._phases is not None:
+            with failing_open("attach.detach"):
+                self._phases.end_last()
+                self._phases.remove()
+            self._phases = None
+        while self._undo:
+            with failing_open("attach.detach"):
+                self._undo.pop()()
+
+    # ---- how it begins ----
+
+    def _begin(
+        self, identity: Identity, models: list[nn.Module], optimizers: list[Any], *, run: RunDir, gradient_interval: int
+    ) -> None:
+        assert self._phases is not None
+        if identity.local_rank == 0:
+            self._speaks_for = identity.node_rank
+            self.recorder.event("run_started", node_rank=identity.node_rank)
+        self._undo.append(self._close)
+        self._undo.append(register(run, self.recorder.attempt, identity.rank))
+        install(self.recorder)
+        self._undo.append(uninstall)
+        self._undo.append(record_existing(models))
+        self._undo.append(self._at_exceptions())
+        atexit.register(self._at_exit)
+        self._undo.append(lambda: atexit.unregister(self._at_exit))
+        if multiprocessing.parent_process() is not None:  # such a process may end without what `atexit` knows
+            self._undo.append(Finalize(None, self._at_exit, exitpriority=0).cancel)
+        self._phases.patch()
+        self.watch(models, optimizers, gradient_interval=gradient_interval)
+
+    def _at_exceptions(self) -> Callable[[], None]:
+        """Record the exception that ends the process; returns what undoes it."""
+        before = sys.excepthook
+
+        def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            with failing_open("attach.exception"):
+                if _current is self and not issubclass(kind, KeyboardInterrupt):
+                    self._died = True
+                    self.recorder.event("exception", **described(error))
+            before(kind, error, trace)
+
+        sys.excepthook = tell
+
+        def restore() -> None:
+            if sys.excepthook is tell:
+                sys.excepthook = before
+
+        return restore
+
+    def _at_exit(self) -> None:
+        """Close the record of a process that comes to its end. One that died of an exception has no end to tell of."""
+        if not self._died and self._phases is not None:
+            with failing_open("attach.exit"):
+                self._phases.end_last()
+                self._phases = None
+                self._close()
+
+    def _close(self) -> None:
+        """The records are whole: whoever speaks for the node says so, as a launcher of ours would."""
+        if self._speaks_for >= 0:
+            self.recorder.event("run_ended", node_rank=self._speaks_for, reason="finished", exit_code=0)
+        self.recorder.close()
+
+    def watch(
+        self,
+        models: Iterable[nn.Module],
+        optimizers: Iterable[Any] = (),
+        *,
+        gradient_interval: int | None = None,
+        leads: bool = True,
+    ) -> None:
+        """Hook models and optimizers, also those that were made since."""
+        if self._phases is None:
+            return
+        with failing_open("attach.watch"):
+            models = list(models)
+            for model in models:
+                self._phases.watch_model(model)
+            for optimizer in optimizers:
+                self._phases.watch_optimizer(optimizer, leads=leads)
+            self._gradient_interval = self._gradient_interval if gradient_interval is None else gradient_interval
+            self._parameters += [pair for model in models for pair in model.named_parameters()]
+            if models and self._parameters:
+                probe = GradientProbe(self.recorder, self._parameters, interval=self._gradient_interval)
+                self._phases.gradients = probe
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Of the models that are watched."""
+        return [parameter for _, parameter in self._parameters]
+
+    def refused(self) -> None:
+        """The current step is not taken: it ends without an update, and the next thing done begins another."""
+        if self._phases is not None:
+            with failing_open("attach.refused"):
+                self._phases.refused()
+
+    def called(self, model: nn.Module) -> None:
+        """`model` is being called, and was not watched when that began."""
+        if self._phases is not None:
+            self._phases.before_forward(model)
+
+
+def attach(
+    model: nn.Module | Iterable[nn.Module] = (),
+    optimizer: Any = (),
+    *,
+    name: str = "",
+    run_dir: str | os.PathLike[str] | None = None,
+    config: Mapping[str, Any] | None = None,
+    gradient_interval: int = 50,
+    watch: bool = True,
+) -> Attached:
+    """Record this process's training from here on.
+
+    `model` and `optimizer` are those of the loop, as the loop calls them (lists of them where there are several; the
+    last optimizer's step ends the loop's). Call it on every rank, best right after the two are made.
+    `run_dir` (or RANKSCOPE_RUN_DIR) is the run's folder; else it is `runs/<name>-<date>`, the same on all ranks, with
+    the script's name for `name`. `config` is kept in run.json. `gradient_interval` is the number of steps between
+    looks at each gradient by itself. `watch=False` starts no node process: the tapes are read afterwards.
+    """
+    global _current
+    if _current is not None:
+        _current.watch(_several(model), _several(optimizer), gradient_interval=gradient_interval)
+        return _current
+    attached = None
+    if not probes_disabled():
+        with failing_open("attach"):
+            attached = _attach(
+                _several(model),
+                _several(optimizer),
+                name=name,
+                run_dir=run_dir or os.environ.get("RANKSCOPE_RUN_DIR"),
+                config=dict(config or {}),
+                gradient_interval=gradient_interval,
+                watch=watch,
+            )
+    _current = attached or Attached(Recorder.disabled(), None)
+    return _current
+
+
+def current() -> Attached | None:
+    """What this process is attached to."""
+    return _current
+
+
+def detach() -> None:
+    """Undo `attach`; harmless without."""
+    if _current is not None:
+        _current.detach()
+
+
+def log(**values: float | Tensor) -> None:
+    """`Attached.log` of this process; nothing if nobody has attached."""
+    if _current is not None:
+        _current.log(**values)
+
+
+def _attach(
+    models: list[nn.Module],
+    optimizers: list[Any],
+    *,
+    name: str,
+    run_dir: str | os.PathLike[str] | None,
+    config: dict[str, Any],
+    gradient_interval: int,
+    watch: bool,
+) -> Attached | None:
+    identity = Identity.from_environment().in_group()
+    manifest = {
+        # Whoever attaches did not ask for anybody to be killed.
+        "config": {"recovery": {"enabled": False}} | config,
+        "attached": True,
+        "world_size": identity.world_size,
+        "versions": versions(),
+        "num_parameters": sum(parameter.numel() for model in models for parameter in model.parameters()),
+        "launcher_pid": os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
+        "command": sys.argv,
+        "cwd": os.getcwd(),
+    } | device_name()
+    try:
+        run, attempt, is_first = join_run(
+            identity,
+            runs_dir=Path("runs"),
+            name=name or _script_name(),
+            manifest=manifest,
+            run_dir=Path(run_dir) if run_dir is not None else None,
+        )
+    except (OSError, RunError) as error:
+        logger.warning("rankscope does not record: %s", error)
+        return None
+    directory = run.rank_dir(attempt, identity.rank)
+    if directory.exists() and read_events(directory / "events.jsonl")[0]:
+        logger.warning(
+            "rankscope does not record: another process is rank %d of %s; with processes of your own, attach after "
+            "init_process_group or set RANK and WORLD_SIZE",
+            identity.rank,
+            run.path,
+        )
+        return None
+    recorder = Recorder(
+        directory,
+        rank=identity.rank,
+        attempt=attempt,
+        world_size=identity.world_size,
+        local_rank=identity.local_rank,
+        node_rank=identity.node_rank,
+        device=_device_of(models),
+    )
+    if identity.rank == 0:
+        recorder.event("attempt_started", world_size=identity.world_size)
+        if not is_first:
+            run.write_manifest(manifest | run.manifest())
+    attached = Attached(recorder, run)
+    attached._begin(identity, models, optimizers, run=run, gradient_interval=gradient_interval)
+    if watch and identity.local_rank == 0:
+        with failing_open("attach.watch"):
+            num_nodes, digests = meeting_point()
+            leave_watch(run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
+    if identity.rank == 0:
+        logger.info("rankscope records to %s", run.path)
+    return attached
+
+
+def _several(given: Any) -> list[Any]:
+    """One, or a list of them."""
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _script_name() -> str:
+    path = Path(sys.argv[0]) if sys.argv and sys.argv[0] else Path("python")
+    stem = path.parent.name if path.stem == "__main__" else path.stem
+    return re.sub(r"^-.*", "python", stem) or "python"
+
+
+def _device_of(models: list[nn.Module]) -> str:
+    parameter = next((parameter for model in models for parameter in model.parameters()), None)
+    if parameter is not None:
+        return str(parameter.device)
+    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"

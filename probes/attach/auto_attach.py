@@ -1,0 +1,66 @@
+"""Attach to a script that says nothing: before it begins, and to the model and optimizer that turn out to train.
+
+    attach_to_whatever_trains()              # then run the script
+
+The recorder and the process groups come first. The model is found when it is called: the outermost module with
+parameters to be trained that is called with gradients on. The optimizer is found at its first step. From then on this
+is what `attach(model, optimizer)` sets up, and the global hook that has looked for the model is gone.
+"""
+
+from __future__ import annotations
+
+import os
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..fail_open import failing_open
+from .attach import Attached, attach
+
+__all__ = ["attach_to_whatever_trains"]
+
+MAX_MODELS = 8
+
+
+def attach_to_whatever_trains(*, name: str = "", **options: Any) -> Attached:
+    """Attach now, and hook what the script makes. Options are those of `attach`."""
+    attached = attach(name=name or os.environ.get("RANKSCOPE_RUN_NAME", ""), **options)
+    if attached.run_dir is not None:
+        with failing_open("attach.unattended"):
+            _Search(attached)
+    return attached
+
+
+class _Search:
+    """Looks for what trains until the first step is taken."""
+
+    def __init__(self, attached: Attached) -> None:
+        self._attached = attached
+        self._thread = get_ident()
+        self._inside: set[int] = set()  # modules of models that were found: no models of their own
+        self._models: list[nn.Module] = []
+        self._module_hook = register_module_forward_pre_hook(self._called)
+        register_optimizer_step_pre_hook(self._steps)  # one call a step; torch walks through them, so it stays
+
+    def _called(self, module: nn.Module, args: Any) -> None:
+        if id(module) in self._inside or torch.compiler.is_compiling() or get_ident() != self._thread:
+            return
+        if not torch.is_grad_enabled() or not module.training or len(self._models) >= MAX_MODELS:
+            return
+        with failing_open("attach.unattended"):
+            if any(parameter.requires_grad for parameter in module.parameters()):
+                self._models.append(module)
+                self._inside.update(id(part) for part in module.modules())
+                self._attached.watch([module])
+                self._attached.called(module)  # torch has put together this call's hooks already
+
+    def _steps(self, optimizer: Any, *unused: Any) -> None:
+        """An optimizer steps, whose own hooks come after this one. The first to do so ends the loop's steps."""
+        if get_ident() == self._thread:
+            if self._models:  # else a closure calls the model inside the step
+                self._module_hook.remove()
+            self._attached.watch([], [optimizer], leads=False)

@@ -1,0 +1,26 @@
+"""How a process of ours is started: with our modules, whatever else has their names where it is started.
+
+    command, environment = own_process("watch.node_process", str(run.path))
+    subprocess.Popen(command, env=environment)
+
+`-P` keeps the working folder off the path, where a user may have a `trainer` or `dashboard` of his own; PYTHONPATH
+comes before what is installed, where somebody else's may lie.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+__all__ = ["own_process"]
+
+_PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def own_process(
+    module: str, *arguments: str, environment: Mapping[str, str] = os.environ
+) -> tuple[list[str], dict[str, str]]:
+    """The command line that runs `module`, and `environment` with what it needs to be found."""
+    path = os.pathsep.join(filter(None, [_PACKAGES, environment.get("PYTHONPATH")]))
+    return [sys.executable, "-P", "-u", "-m", module, *arguments], {**environment, "PYTHONPATH": path}

@@ -1,0 +1,69 @@
+"""Starts `watch` as a process of its own beside the ranks.
+
+    process = start_watch(run.path, node_rank, launcher_pid)       # a child, for whoever looks after it
+    leave_watch(run.path, node_rank)                               # nobody's child, for a rank that may die
+
+A second watch of a node ends by itself with one line (it cannot have the writer's right), so whoever may be the first
+simply starts one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from .own_process import own_process
+
+__all__ = ["leave_watch", "meeting_point", "start_watch"]
+
+# Forks once more and goes: the script that is being trained may wait for its own children, and must not find this one.
+_LEAVE = "import os, sys; os.fork() and os._exit(0); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def start_watch(
+    run_dir: Path, node_rank: int = 0, launcher_pid: int = 0, *, num_nodes: int = 1, digests: str = ""
+) -> subprocess.Popen[bytes]:
+    """Start a watch process for a run; its log is `logs/watch-node<k>.log` in the run's folder.
+
+    `digests`: HOST:PORT of the store through which the watches of several nodes talk.
+    """
+    return _start(run_dir, node_rank, launcher_pid, [], num_nodes, digests)
+
+
+def leave_watch(
+    run_dir: Path, node_rank: int = 0, launcher_pid: int = 0, *, num_nodes: int = 1, digests: str = ""
+) -> None:
+    """The same without a child: the process belongs to the system, whatever becomes of this one."""
+    _start(run_dir, node_rank, launcher_pid, [sys.executable, "-S", "-E", "-c", _LEAVE], num_nodes, digests).wait(60)
+
+
+def meeting_point(environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
+    """(nodes, HOST:PORT) where the watches of several nodes meet under torchrun: its own store; "" for one node."""
+    host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
+    nodes = environment.get("GROUP_WORLD_SIZE", "1")
+    if not host or not port.isdecimal() or not nodes.isdecimal() or int(nodes) < 2:
+        return 1, ""
+    return int(nodes), f"{host}:{port}"
+
+
+def _start(
+    run_dir: Path, node_rank: int, launcher_pid: int, through: list[str], num_nodes: int, digests: str
+) -> subprocess.Popen[bytes]:
+    logs = run_dir / "logs"
+    logs.mkdir(exist_ok=True)
+    arguments = [str(run_dir), "--node-rank", str(node_rank), "--launcher-pid", str(launcher_pid)]
+    if digests and num_nodes > 1:
+        arguments += ["--num-nodes", str(num_nodes), "--digests", digests]
+    command, environment = own_process("watch.node_process", *arguments)
+    with (logs / f"watch-node{node_rank}.log").open("ab") as log:
+        return subprocess.Popen(
+            [*through, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C in the terminal is for the trainer; watch records how it ends
+            env=environment,
+        )

@@ -1,0 +1,119 @@
+"""How long the end of a backward pass waits for collectives that nobody waits for in Python.
+
+DDP's reducer takes the future of every bucket and waits for all of them in C++ when the last gradient is there, so no
+`wait()` is seen. Autograd runs its final callbacks in the order in which they were queued:
+
+1. with the first bucket of a backward we queue `_begin`; the reducer queues its own only after its last bucket;
+2. `_begin` notes the time: the gradients are all computed here, what follows is waiting; it queues `_end`;
+3. the reducer waits for its buckets;
+4. `_end` takes the time from `_begin` to the last bucket's completion, less what a `wait()` in between has counted.
+
+The wait is written to the record of the bucket that completed last, and added to the recorder's.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+
+from ..fail_open import failing_open, record_error
+from .call_records import Call, Calls
+
+__all__ = ["BackwardWait"]
+
+_monotonic_ns = time.monotonic_ns
+
+
+class BackwardWait:
+    """Follows futures, and the end of the backward pass in which they were taken."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._expected: list[tuple[Call, Any]] = []
+        self._task = -1
+        self._begin_ns = 0
+        self._begin_wait_ns = 0
+        self._before: Any = None  # the event of `_begin`, if calls of a GPU are expected
+
+    def follow(self, call: Call, future: Any) -> bool:
+        """Complete `call` when `future` is, and count the wait for it if a backward pass ends with one.
+
+        False if `call` can't be followed: the future of a GPU's call is complete at once, and its end is seen only
+        where a stream waits for it.
+        """
+        calls = self._calls
+        call.in_backward = self._expect(call, future)
+        if call.start is not None:
+            return call.in_backward
+
+        def completed(done: Any) -> None:
+            end = _monotonic_ns()  # on gloo's thread: the less it does, the less it keeps others from Python
+            try:
+                done.value()
+            except Exception:  # the call failed: its record stays open, and whoever waits gets the error
+                return
+            try:
+                if call.finished:
+                    return
+                if call.in_backward:
+                    calls.note_end(call, end)
+                else:
+                    calls.finish(call, end, 0)
+            except Exception as error:
+                record_error("collectives.completed", error)
+
+        future.add_done_callback(completed)
+        return True
+
+    def _expect(self, call: Call, future: Any) -> bool:
+        task: int = torch._C._current_graph_task_id()
+        if task < 0:
+            return False  # not in a backward pass
+        if task != self._task:
+            self._expected.clear()  # of a pass that raised
+            self._task = task
+            Variable._execution_engine.queue_callback(self._begin)
+        self._expected.append((call, future))
+        return True
+
+    def _begin(self) -> None:
+        with failing_open("collectives.backward"):
+            self._begin_wait_ns = self._calls.recorder.wait_ns
+            Variable._execution_engine.queue_callback(self._end)
+            if any(call.start is not None for call, _ in self._expected):
+                self._before = self._calls.device.mark()
+            self._begin_ns = _monotonic_ns()
+
+    def _end(self) -> None:
+        with failing_open("collectives.backward"):
+            now = _monotonic_ns()
+            calls, expected = self._calls, self._expected
+            self._expected, self._task = [], -1
+            complete = []
+            if self._before is not None:
+                self._end_on_device([call for call, _ in expected if call.start is not None])
+            for call, future in expected:
+                if call.start is not None:
+                    continue
+                call.in_backward = False
+                if future.done():  # else nobody waited for it here: it is finished when it is complete
+                    complete.append(call)
+                    call.end_ns = call.end_ns or now  # its callback still waits for the interpreter's lock
+            if not complete:
+                return
+            last = max(complete, key=lambda call: call.end_ns)
+            counted = calls.recorder.wait_ns - self._begin_wait_ns
+            exposed = max(0, last.end_ns - self._begin_ns - counted)
+            calls.add_wait(exposed)
+            for call in complete:
+                calls.finish(call, call.end_ns, exposed if call is last else 0)
+
+    def _end_on_device(self, expected: list[Call]) -> None:
+        device = self._calls.device
+        before, self._before = self._before, None
+        after = device.mark()
+        for call in expected:  # the last that was issued is the one that the stream waited for
+            device.passed(call, before if call is expected[-1] else after, after, shared=True)

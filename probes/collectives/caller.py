@@ -1,0 +1,97 @@
+"""Who made a call: the nearest frame outside torch, the standard library and these probes.
+
+    callers = CallerNames(recorder.name)
+    caller = callers.find(1)       # of our caller; its `number` is that of the name "train.py:48 training_step"
+
+Every collective asks, and a walk up the stack makes an object of every frame that it meets, some twenty inside FSDP: it
+cost more than the rest of a record. So the answer says how far up it was found, and at which instruction: who asks from
+the same place again need only look whether that instruction is there again (`probes.collectives.call_records` does).
+The walk is bounded. Where autograd runs a backward on a thread of its own there are no Python frames, hence no caller.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["Caller", "CallerNames"]
+
+MAX_FRAMES = 80  # a module in a module in a module costs three frames of torch a level
+MAX_REMEMBERED = 4096  # code that is made at run time must not fill the memory
+
+_PROBES = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+# typing_extensions wraps what torch calls deprecated.
+_INTERNAL = (_TORCH + os.sep, _PROBES, "<", os.path.join(os.path.dirname(_TORCH), "typing_extensions.py"))
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
+_SITE_PACKAGES = tuple(sysconfig.get_path(kind) + os.sep for kind in ("purelib", "platlib"))
+
+_getframe = sys._getframe
+
+
+class Caller(NamedTuple):
+    """Where a caller was found: so many frames up, at this instruction. `number` is its name's."""
+
+    distance: int
+    code: CodeType
+    instruction: int
+    number: int
+
+
+class CallerNames:
+    """Turns frames into interned names of the form `file:line function`."""
+
+    def __init__(self, name: Callable[[str], int]) -> None:
+        self._name = name
+        self._internal: dict[CodeType, bool] = {}
+        self._known: dict[tuple[CodeType, int], int] = {}
+        self._folder = os.getcwd() + os.sep
+
+    def find(self, level: int) -> Caller | None:
+        """The first frame outwards that is somebody's own code, None if there is none.
+
+        `level` says where to begin, and `distance` where it is, both as for `sys._getframe` in the calling function.
+        """
+        try:
+            frame: FrameType | None = _getframe(level + 1)
+        except ValueError:
+            return None
+        internal = self._internal
+        for distance in range(level, level + MAX_FRAMES):
+            if frame is None:
+                return None
+            code = frame.f_code
+            skip = internal.get(code)
+            if skip is None:
+                skip = self._remember(code)
+            if not skip:
+                # The instruction stands for the line: working out a line number costs more than the look-up.
+                place = (code, frame.f_lasti)
+                number = self._known.get(place)
+                if number is None:
+                    number = self._describe(frame, place)
+                return Caller(distance, code, frame.f_lasti, number)
+            frame = frame.f_back
+        return None
+
+    def _remember(self, code: CodeType) -> bool:
+        if len(self._internal) >= MAX_REMEMBERED:
+            self._internal.clear()
+        path = code.co_filename
+        stdlib = path.startswith(_STDLIB) and not path.startswith(_SITE_PACKAGES)
+        self._internal[code] = skip = stdlib or path.startswith(_INTERNAL)
+        return skip
+
+    def _describe(self, frame: FrameType, place: tuple[CodeType, int]) -> int:
+        if len(self._known) >= MAX_REMEMBERED:
+            self._known.clear()
+        path = place[0].co_filename.removeprefix(self._folder)
+        number = self._name(f"{path}:{frame.f_lineno} {place[0].co_qualname}")
+        self._known[place] = number
+        return number

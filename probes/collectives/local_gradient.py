@@ -1,0 +1,77 @@
+"""The norm of a rank's own gradient, taken from what it hands to the reductions of a backward pass before they mix it.
+
+    unreduced = unreduced_gradients()               # of the groups that `probes.collectives.wrapped.install` records
+    unreduced.begin(device)                         # before the forward pass
+    loss.backward()                                 # DDP's all-reduces, FSDP2's reduce-scatters
+    (square,) = unreduced.end().tolist()            # |g|^2 of this rank's part of the batch; NaN if nothing was reduced
+
+After the reduction every rank has the mean of all gradients, and nobody knows any more how much they differed: that
+difference is the gradient's noise (`analyzers.numerics.gradient_noise`). The sum stays on the device and is read back
+with whatever the step reads back anyway. No communication, one more pass over the gradients in the steps that are
+asked for.
+
+Scale: a reduction that sums is handed gradients that were divided by the number of ranks before (DDP), one that takes
+the mean is handed them as they are (FSDP2). Where shards are scattered and then reduced over replicas (HSDP) the first
+of the two calls counts. Whoever reduces activations in the same stretch (tensor parallelism) must not ask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["Unreduced"]
+
+
+class Unreduced:
+    """Adds up squares while it is asked to; autograd's threads call `add`, one at a time."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._sums: dict[str, torch.Tensor] = {}
+        self._num_calls = dict.fromkeys(("all_reduce", "reduce_scatter"), 0)
+
+    def begin(self, device: torch.device) -> None:
+        """From here on reductions are those of gradients."""
+        if not self._sums or self._sums["all_reduce"].device != device:
+            self._sums = {op: torch.zeros(1, dtype=torch.float64, device=device) for op in self._num_calls}
+        for op, total in self._sums.items():
+            total.zero_()
+            self._num_calls[op] = 0
+        self.is_on = True
+
+    def add(self, op: str, tensors: Sequence[torch.Tensor], reduce_op: object, num_members: int) -> None:
+        """A call that is about to be made. `reduce_op`: torch's, None where a call has none."""
+        total = self._sums.get(op)
+        if total is None:
+            return
+        if reduce_op == dist.ReduceOp.AVG:
+            factor = 1.0
+        elif reduce_op == dist.ReduceOp.SUM:
+            factor = float(num_members) ** 2
+        else:
+            factor = math.nan  # how it was scaled is not known
+        with torch.no_grad():
+            for tensor in tensors:
+                if tensor.is_floating_point() and tensor.layout is torch.strided and tensor.device == total.device:
+                    total.add_(_square(tensor.detach()), alpha=factor)
+        self._num_calls[op] += 1
+
+    def end(self) -> torch.Tensor:
+        """The square of the norm since `begin`: one number of float64 on the device."""
+        self.is_on = False
+        op = "reduce_scatter" if self._num_calls["reduce_scatter"] else "all_reduce"
+        total = self._sums[op]
+        return total if self._num_calls[op] else total.fill_(math.nan)
+
+
+def _square(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_cpu:
+        # A norm of many numbers takes half as long again as BLAS takes, and of bfloat16 a thousand times as long.
+        flat = tensor.reshape(-1).float() if tensor.dtype != torch.float64 else tensor.reshape(-1)
+        return torch.dot(flat, flat).double()
+    norm: torch.Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float32)
+    return norm.double().square()

@@ -1,0 +1,89 @@
+"""What the machine gave a step: CPU time of the process, time its thread waited for a core, pages read from a disk.
+
+    time = CoreTime()
+    time.begin()
+    ...                       # a training step
+    time.end()                # CoreUse(cpu_ns=41_000_000, run_delay_ns=350_000, major_faults=0)
+
+A second witness beside the wall clock. A rank whose wall time grows and whose CPU time does not is not computing more:
+somebody has its core, or it waits for a disk. The kernel counts how long each thread was ready to run and had to wait
+(`/proc/thread-self/schedstat`); that of the thread which runs the steps is read, some microseconds a step.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from typing import NamedTuple
+
+from ..tape.schema import UNSET
+
+__all__ = ["CoreTime", "CoreUse"]
+
+_NONE = int(UNSET["i64"])
+_SCHEDSTAT = "/proc/thread-self/schedstat"
+_usage, _SELF = resource.getrusage, resource.RUSAGE_SELF
+
+
+class CoreUse(NamedTuple):
+    """Over one step. `run_delay_ns` is UNSET where the kernel does not tell."""
+
+    cpu_ns: int
+    run_delay_ns: int
+    major_faults: int
+
+
+class CoreTime:
+    """Reads the kernel's counters at the begin and the end of a step."""
+
+    __slots__ = ("_begun", "_descriptor", "_faults", "_seconds", "_thread", "_waited_ns")
+
+    def __init__(self) -> None:
+        self._thread = 0
+        self._descriptor = -1
+        self._seconds = 0.0
+        self._faults = 0
+        self._waited_ns = _NONE
+
+    def begin(self) -> None:
+        """A step begins, in the thread that calls."""
+        if self._thread != threading.get_ident():
+            self._open()
+        self._waited_ns = self._read_waited_ns()
+        usage = _usage(_SELF)
+        self._seconds, self._faults = usage.ru_utime + usage.ru_stime, usage.ru_majflt
+
+    def end(self) -> CoreUse:
+        """What was used since `begin`."""
+        usage = _usage(_SELF)
+        waited_ns = self._read_waited_ns() if self._waited_ns != _NONE else _NONE
+        return CoreUse(
+            round((usage.ru_utime + usage.ru_stime - self._seconds) * 1e9),
+            waited_ns - self._waited_ns if waited_ns != _NONE else _NONE,
+            usage.ru_majflt - self._faults,
+        )
+
+    def close(self) -> None:
+        """Close the kernel's file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+        self._thread = 0
+
+    def _open(self) -> None:
+        """The counters of the calling thread: the file belongs to whoever opens it."""
+        self.close()
+        self._thread = threading.get_ident()
+        try:
+            self._descriptor = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._descriptor = -1  # no Linux, or a kernel without it
+
+    def _read_waited_ns(self) -> int:
+        if self._descriptor < 0:
+            return _NONE
+        try:
+            return int(os.pread(self._descriptor, 96, 0).split()[1])
+        except (OSError, ValueError, IndexError):
+            return _NONE

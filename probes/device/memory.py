@@ -1,0 +1,89 @@
+"""A rank's memory, and torch's caching allocator at its limit: it gave its cache back to the device and tried again.
+
+    read = memory_reader("cuda:0")      # bytes allocated on it; memory_reader("cpu"): resident bytes of the process
+    allocator = AllocatorRetries("cuda:0")
+    allocator.newest()          # {"num_retries": 3, "allocated_bytes": ..., "reserved_bytes": ...}; None if none is new
+    allocator.tell(recorder.event)
+
+A retry waits for the device and costs a step a good part of its time, and what is in use then does not fit beside a
+fragmented cache. A device that is nearly full says nothing of the kind: the cache takes what it gets.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..fail_open import failing_open
+from ..tape.schema import UNSET
+
+__all__ = ["AllocatorRetries", "memory_reader"]
+
+_PAGE_BYTES = resource.getpagesize()
+
+
+def memory_reader(device: str) -> Callable[[], int]:
+    """What `steps.memory_bytes` is read with; it gives UNSET where nothing can be read."""
+    if not device.startswith("cuda"):
+        return _resident_bytes
+    read = _reader(device)
+
+    def allocated_bytes() -> int:
+        found = int(UNSET["i64"])
+        with failing_open("recorder.memory"):
+            found = int(read().get("allocated_bytes.all.current", found))
+        return found
+
+    return allocated_bytes
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return int(UNSET["i64"])
+
+
+class AllocatorRetries:
+    """Counts for one device; on a CPU nothing is read, and nothing is ever new."""
+
+    def __init__(self, device: str, read: Callable[[], Mapping[str, Any]] | None = None) -> None:
+        self._read = read or (_reader(device) if device.startswith("cuda") else None)
+        self._known = 0
+
+    def newest(self) -> dict[str, int] | None:
+        """Retries since the last look, and what the allocator held: at most allocated, and reserved now (bytes).
+
+        Takes a tenth of a millisecond, and does not wait for the device.
+        """
+        if self._read is None:
+            return None
+        stats = self._read()
+        count = int(stats.get("num_alloc_retries", 0))
+        new, self._known = count - self._known, count
+        if new <= 0:
+            return None
+        return {
+            "num_retries": new,
+            "allocated_bytes": int(stats.get("allocated_bytes.all.peak", 0)),
+            "reserved_bytes": int(stats.get("reserved_bytes.all.current", 0)),
+        }
+
+    def tell(self, event: Callable[..., None]) -> None:
+        """Write an event `allocation_retries` if there are new ones."""
+        if self._read is not None:
+            with failing_open("recorder.allocator"):
+                if retries := self.newest():
+                    event("allocation_retries", **retries)
+
+
+def _reader(device: str) -> Callable[[], Mapping[str, Any]]:
+    import torch
+
+    def read() -> Mapping[str, Any]:
+        stats: Mapping[str, Any] = torch.cuda.memory_stats(device)
+        return stats
+
+    return read

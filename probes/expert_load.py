@@ -1,0 +1,81 @@
+"""How a mixture of experts is used: for each layer and expert, the tokens sent to it and those of them dropped.
+
+    probe = ExpertProbe(recorder, {3: layer.take_load, ...}, interval=10)
+    probe.after_backward(step)          # at every 10th step: rows for all steps since the last ones
+
+`take_load()` gives (2, experts) integers on the device, choices and drops of this rank's own tokens since it was last
+asked, or None where there were none. No rank asks another: who reads the table adds up. On a GPU the numbers come back
+a step or more later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .fail_open import failing_open
+from .recorder import Recorder
+from .step_scalars import read_back
+from .tape.writer import COMPLETE
+
+__all__ = ["ExpertProbe"]
+
+
+MAX_IN_FLIGHT = 8  # readings of a device that have not come back
+
+
+class _Reading(NamedTuple):
+    """(layers, 2, experts) on their way from the device."""
+
+    step: int
+    layers: list[int]
+    values: Tensor
+    arrived: Any  # the CUDA event after the copy
+
+
+class ExpertProbe:
+    """Writes the `experts` tape of one rank."""
+
+    def __init__(self, recorder: Recorder, layers: Mapping[int, Callable[[], Tensor | None]], *, interval: int) -> None:
+        self._recorder = recorder
+        self._layers = dict(layers)
+        self._interval = interval
+        self._in_flight: deque[_Reading] = deque()
+        if recorder.enabled:
+            self._append = recorder.tape("experts").append
+            recorder.at_close.append(self.flush)
+
+    def after_backward(self, step: int) -> None:
+        """Write what has come up since the last rows if `step` is a multiple of the interval (0: never)."""
+        if not self._recorder.enabled:
+            return
+        is_due = self._interval > 0 and step % self._interval == 0
+        if not is_due and not self._in_flight:
+            return
+        with failing_open("experts"), torch.no_grad():
+            self.flush()
+            if not is_due or len(self._in_flight) >= MAX_IN_FLIGHT:  # what is not taken now is in the next rows
+                return
+            loads = {layer: load for layer, take in self._layers.items() if (load := take()) is not None}
+            if not loads:
+                return
+            values = torch.stack(list(loads.values()))
+            if values.is_cuda:
+                self._in_flight.append(_Reading(step, list(loads), *read_back(values)))
+            else:
+                self._write(step, list(loads), values)
+
+    def flush(self) -> None:
+        """Write the readings that have come back from the device."""
+        while self._in_flight and self._in_flight[0].arrived.query():
+            reading = self._in_flight.popleft()
+            self._write(reading.step, reading.layers, reading.values)
+
+    def _write(self, step: int, layers: list[int], values: Tensor) -> None:
+        for layer, (tokens, dropped) in zip(layers, values.tolist(), strict=True):
+            for expert, (count, lost) in enumerate(zip(tokens, dropped, strict=True)):
+                self._append(COMPLETE, step, count, lost, layer, expert)

@@ -1,0 +1,192 @@
+"""The guard for a loop that somebody else wrote: verdict, way back and skipped batch in three lines of it.
+
+    guard = rankscope.guard(lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, load)
+    for x, y in loader:
+        loss = criterion(model(x), y)
+        loss.backward()
+        if guard.refuses(loss):          # NaN, Inf or a jump of the loss: the state is the last good one again
+            continue                     # and this batch is not trained on
+        optimizer.step()
+        optimizer.zero_grad()
+
+All ranks come to the same verdict, from one small all-reduce a step: the mean loss and the gradient norm. Copies of the
+state lie in host memory; one is good once enough healthy steps have followed it. How often is put up with, and that it
+never goes round in circles, is `probes.guard.decisions`'s. A loop that goes back goes on with its next batch: it has
+fewer updates than it has had batches, and the learning rate is the loop's own affair.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from ..attach.attach import current
+from .decisions import Guard, GuardPolicy, RunStopped, Verdict
+from .ledger import Ledger
+from .position import Position
+
+__all__ = ["LoopGuard", "RunStopped", "guard"]
+
+
+@dataclass(slots=True)
+class _Copy:
+    step: int
+    state: Any
+    detector: dict[str, Any]
+    vetted: bool
+
+
+class LoopGuard:
+    """What `guard` returns. Every method is called on all ranks alike."""
+
+    def __init__(
+        self,
+        state: Callable[[], Any],
+        load: Callable[[Any], object],
+        *,
+        parameters: Iterable[nn.Parameter],
+        interval: int,
+        max_rollbacks: int,
+        policy: GuardPolicy | None,
+    ) -> None:
+        self._state = state
+        self._load = load
+        self._parameters = list(parameters)
+        self._interval = interval
+        self._guard = Guard(Ledger(), max_rollbacks=max_rollbacks, policy=policy)
+        self._copies: list[_Copy] = []
+        self._updates = 0  # that the state has seen
+        self._batches = 0
+        self.last: Verdict | None = None
+        """The newest verdict that was not healthy."""
+        self._keep(vetted=True)
+
+    def refuses(self, loss: float | Tensor) -> bool:
+        """Whether this step must not be taken; then the state has been restored and the gradients are gone.
+
+        Call it after the last `backward` of a step and before clipping. `loss` is this rank's own. Raises RunStopped
+        when the guard's patience is spent.
+        """
+        step = self._updates + 1
+        verdict = self._guard.judge(step, *self._reduced(loss))
+        batch, self._batches = self._batches, self._batches + 1
+        if verdict.healthy:
+            self._vet(step)
+            if self._updates and self._updates % self._interval == 0 and self._copies[-1].step != self._updates:
+                self._keep(vetted=False)
+            self._updates = step
+            self._guard.taken(Position(step=step, batch_index=batch + 1), batch)
+            return False
+        self.last = verdict
+        self._go_back(verdict, batch)
+        return True
+
+    def _reduced(self, loss: float | Tensor) -> tuple[float, float]:
+        """Mean loss and gradient norm, the same on all ranks: NaN and Inf come through."""
+        own = loss.detach().double().reshape(()) if isinstance(loss, Tensor) else torch.tensor(float(loss)).double()
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        local: list[Tensor] = [getattr(gradient, "_local_tensor", gradient) for gradient in gradients]
+        sharded = any(hasattr(gradient, "_local_tensor") for gradient in gradients)
+        squared = torch.zeros((), dtype=torch.float64, device=own.device)
+        if local:
+            squared = torch.nn.utils.get_total_norm(local).double().to(own.device) ** 2
+        row = torch.stack((own, squared))
+        size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        if size > 1:
+            if dist.get_backend() == "nccl":
+                row = row.to("cuda")
+            dist.all_reduce(row)
+        mean, total = row.tolist()
+        norm = math.sqrt(total if sharded else total / size) if math.isfinite(total) else total
+        return mean / size, norm if gradients else math.nan if math.isfinite(mean) else mean
+
+    @torch.no_grad()
+    def _keep(self, *, vetted: bool) -> None:
+        """Copy the state as it is before this step's update."""
+        copy = _Copy(self._updates, tree_map(_to_host, self._state()), self._guard.state(), vetted)
+        self._copies.append(copy)
+
+    def _vet(self, step: int) -> None:
+        """A healthy step vouches for the states that came long enough before it; older ones are not needed."""
+        for copy in self._copies:
+            copy.vetted = copy.vetted or step - copy.step >= self._guard.policy.healthy_steps
+        good = [index for index, copy in enumerate(self._copies) if copy.vetted]
+        del self._copies[: good[-1]]
+
+    def _go_back(self, verdict: Verdict, batch: int) -> None:
+        start, attached = time.monotonic(), current()
+        if attached is not None:
+            attached.refused()
+        decision = self._guard.decide(verdict, batch)
+        self._guard.ledger.rollbacks += 1
+        fit = [copy for copy in self._copies if copy.vetted and copy.step < decision.before_step]
+        back = (fit or self._copies)[-1 if fit else 0]
+        with torch.no_grad():
+            self._load(tree_map(_fresh, back.state))
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._copies = [copy for copy in self._copies if copy.step <= back.step]
+        self._guard.load(back.detector)
+        self._guard.went_back(back.step)
+        self._updates = back.step
+        if attached is not None and attached.recorder.enabled and attached.recorder.rank == 0:
+            for number in decision.batches:
+                attached.event("batch_skipped", batch_index=number, reason=verdict.reason)
+            attached.event(
+                "rollback",
+                from_step=verdict.step,
+                to_step=back.step,
+                tier="memory",
+                verdict=verdict.kind,
+                reason=verdict.reason,
+                skipped_batches=list(decision.batches),
+                duration_s=time.monotonic() - start,
+                failures=self._guard.ledger.failures,
+                rate_scale=1.0,
+            )
+
+
+def guard(
+    state: Callable[[], Any],
+    load: Callable[[Any], object],
+    *,
+    parameters: Iterable[nn.Parameter] = (),
+    interval: int = 10,
+    max_rollbacks: int = 8,
+    policy: GuardPolicy | None = None,
+) -> LoopGuard:
+    """A guard for a loop of one's own; copies the state now.
+
+    `state` returns what is to be restored, any nesting of dicts and lists with tensors in it (state dicts as they are);
+    `load` takes the same and puts it back. Both are called on all ranks alike. The gradients that are looked at and
+    cleared are those of `parameters`, by default of the models that `rankscope.attach` was given. `interval` is the
+    number of steps between copies. Raises RunStopped from `refuses` after `max_rollbacks`, or earlier where one failure
+    follows the other.
+    """
+    attached = current()
+    given = list(parameters) or (attached.parameters if attached is not None else [])
+    return LoopGuard(
+        state, load, parameters=given, interval=max(1, interval), max_rollbacks=max_rollbacks, policy=policy
+    )
+
+
+def _to_host(value: Any) -> Any:
+    """A copy on the host; of a sharded tensor, beside it."""
+    if not isinstance(value, Tensor):
+        return value
+    if type(value) is Tensor and not value.is_cpu:
+        return value.detach().to("cpu", copy=True)
+    return value.detach().clone()
+
+
+def _fresh(value: Any) -> Any:
+    """A copy of a copy: an optimizer keeps the tensors that it is given."""
+    return value.clone() if isinstance(value, Tensor) else value

@@ -1,0 +1,186 @@
+"""The guard: judges every step from reduced values, and decides what is done about a bad one.
+
+    guard = Guard(ledger, max_rollbacks=8)
+    verdict = guard.judge(step, loss, grad_norm)           # the same on every rank
+    if not verdict.healthy: decision = guard.decide(verdict, batch_index)
+
+A bad step is never taken. What follows depends on how often it went wrong in the same incident, that is, before
+`quiet_steps` steps beyond the failing one were taken:
+
+1. to 3. failure: the batch is skipped and the last good state restored (nothing restored where there is none),
+4., 5. failure: the same with a window of batches before it, and the learning rate is lowered for a while,
+then, or when the run's budget of rollbacks is spent: stop, with a report. It never goes round in circles.
+
+State that was changed by nobody (`trainer.guard.integrity`) is no batch's fault: the last state that was found
+healthy is restored, nothing is skipped and no rate lowered. It counts like any other failure, and the second time on
+the same device ends the run: that device must go.
+
+The guard is plain arithmetic: no torch, no clock, nothing that may differ between ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .ledger import Ledger
+from .position import Position
+from .spike_detector import SpikeDetector
+
+__all__ = ["Decision", "Guard", "GuardPolicy", "RunStopped", "Verdict"]
+
+
+HISTORY = 4096
+"""Steps whose batches are remembered: a window reaches back from where a rollback led."""
+
+
+class RunStopped(RuntimeError):
+    """The guard has given up; the text says why, and a restart would only repeat it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardPolicy:
+    """How patient the guard is."""
+
+    healthy_steps: int = 3
+    """Healthy steps after a copy before it is good: a poisoned update shows in the loss at once or within a few."""
+    quiet_steps: int = 10
+    """Steps beyond a failing one that end its incident."""
+    windows: tuple[int, ...] = (1, 1, 1, 4, 8)
+    """Batches skipped at the n-th failure of an incident, the failing one last; PaLM skipped hundreds at once, but
+    nearly always the failing batch is the bad one. Its length is the number of failures that are put up with."""
+    lower_from_failure: int = 4
+    """First failure of an incident that lowers the rate as well."""
+    rate_factor: float = 0.5
+    rate_steps: int = 50
+    """Steps for which a lowered rate holds."""
+    corruptions_per_device: int = 2
+    """Corruptions on one device that end the run: cosmic rays do not strike twice, a broken device does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What is to be thought of one step."""
+
+    step: int
+    kind: Literal["healthy", "non_finite", "spike", "corruption"]
+    reason: str = ""
+    healthy_step: int = -1
+    """Of a corruption: the newest state that was found healthy."""
+    devices: tuple[str, ...] = ()
+    """Of a corruption: whose state was changed, if that is certain."""
+    ranks: tuple[int, ...] = ()
+    """Those of `devices`."""
+    loss: float = math.nan
+    loss_level: float = math.nan
+    """Of a spike: the loss, and what was usual before."""
+
+    @property
+    def healthy(self) -> bool:
+        return self.kind == "healthy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to do: give up `batches`, go back to a state from before `before_step`."""
+
+    batches: tuple[int, ...]
+    before_step: int
+    rate_scale: float = 1.0
+
+
+class Guard:
+    """One rank's guard; all ranks' guards agree because they see the same numbers."""
+
+    def __init__(
+        self, ledger: Ledger, *, max_rollbacks: int, enabled: bool = True, policy: GuardPolicy | None = None
+    ) -> None:
+        self.ledger = ledger
+        self.max_rollbacks = max_rollbacks
+        self.enabled = enabled
+        self.policy = policy or GuardPolicy()
+        self.detector = SpikeDetector()
+        self.corruption: Verdict | None = None
+        """Judged in the place of the step; set from what all ranks found together."""
+        self._taken: deque[tuple[int, int]] = deque(maxlen=HISTORY)  # (step, batch), newest last
+
+    def judge(self, step: int, loss: float, grad_norm: float) -> Verdict:
+        """Judge a step before its update is taken; only healthy steps teach the detector."""
+        if self.corruption is not None:
+            return self.corruption
+        wrong = [name for name, value in (("loss", loss), ("gradient norm", grad_norm)) if not math.isfinite(value)]
+        if wrong:
+            reason = f"non-finite {' and '.join(wrong)} at step {step}"
+            return Verdict(step=step, kind="non_finite", reason=reason, loss=loss)
+        spike = self.detector.observe(step, loss, grad_norm)
+        if spike.is_spike and self.enabled:
+            share = "" if spike.is_signed else f"{spike.loss_rise_ratio:+.0%} "
+            rise = f"{share}over {spike.loss_level:.3f}, {spike.loss_z:.1f} robust sigmas"
+            reason = f"loss {loss:.3f} at step {step} is a spike ({rise})"
+            return Verdict(step=step, kind="spike", reason=reason, loss=loss, loss_level=spike.loss_level)
+        return Verdict(step=step, kind="healthy")
+
+    def taken(self, position: Position, batch_index: int) -> None:
+        """The update of a healthy step was taken with this batch."""
+        self._taken.append((position.step, batch_index))
+        ledger = self.ledger
+        if ledger.failures and position.step >= ledger.incident_step + self.policy.quiet_steps:
+            ledger.failures = 0
+
+    def decide(self, verdict: Verdict, batch_index: int) -> Decision:
+        """Count the failure and choose. Raises RunStopped when patience or budget is spent."""
+        ledger, policy = self.ledger, self.policy
+        ledger.failures += 1
+        ledger.incident_step = max(verdict.step, ledger.incident_step if ledger.failures > 1 else 0)
+        if ledger.failures > len(policy.windows):
+            raise self._stop(f"{ledger.failures} failures in a row, the last: {verdict.reason}")
+        if ledger.rollbacks >= self.max_rollbacks:
+            raise self._stop(f"recovery.max_rollbacks = {self.max_rollbacks} are spent, then: {verdict.reason}")
+        if verdict.kind == "corruption":
+            return self._decide_corruption(verdict)
+        window = policy.windows[ledger.failures - 1]
+        before = list(self._taken)[-(window - 1) :] if window > 1 else []
+        scale = ledger.rate_at(verdict.step)
+        if ledger.failures >= policy.lower_from_failure:
+            scale *= policy.rate_factor
+            ledger.rate_scale, ledger.rate_until_step = scale, verdict.step + policy.rate_steps
+        return Decision(
+            batches=(*(batch for _, batch in before), batch_index),
+            before_step=before[0][0] if before else verdict.step,
+            rate_scale=scale,
+        )
+
+    def _decide_corruption(self, verdict: Verdict) -> Decision:
+        ledger = self.ledger
+        for device in verdict.devices:
+            ledger.corruptions[device] = ledger.corruptions.get(device, 0) + 1
+        worn = [d for d in verdict.devices if ledger.corruptions[d] >= self.policy.corruptions_per_device]
+        if worn:
+            times = ledger.corruptions[worn[0]]
+            raise self._stop(f"state corrupted {times} times on {worn[0]}, take it out of the run: {verdict.reason}")
+        return Decision(batches=(), before_step=verdict.healthy_step + 1, rate_scale=ledger.rate_at(verdict.step))
+
+    def went_back(self, step: int) -> None:
+        """The state is that of `step` again: later steps were not taken."""
+        self.corruption = None
+        while self._taken and self._taken[-1][0] > step:
+            self._taken.pop()
+
+    def state(self) -> dict[str, Any]:
+        """The history that belongs to a state of the model."""
+        return self.detector.state_dict()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.detector = SpikeDetector(self.detector.policy)
+        if state:
+            self.detector.load_state_dict(state)
+
+    def give_up(self, reason: str) -> RunStopped:
+        """End the run for a reason that the ladder does not know; to be raised by the caller."""
+        return self._stop(reason)
+
+    def _stop(self, reason: str) -> RunStopped:
+        self.ledger.stopped = reason
+        return RunStopped(f"stopped by the guard: {reason}")

@@ -1,0 +1,114 @@
+"""What a run must not forget, whatever state it goes back to: skipped batches, budgets spent, good checkpoints.
+
+    ledger = Ledger.load(run.checkpoints / "ledger.json")
+    ledger.skip(40, "non-finite gradient norm at step 41")
+    ledger.next_batch(40)        # 41
+
+It lies beside the checkpoints, not in them, because going back to an older checkpoint must not bring a bad batch back.
+Every checkpoint holds a copy, which is used where the file itself is damaged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..tape.safe_open import read_plain
+
+__all__ = ["LEDGER_NAME", "Ledger"]
+
+LEDGER_NAME = "ledger.json"
+MAX_BYTES = 16 << 20
+
+
+@dataclass(slots=True, kw_only=True)
+class Ledger:
+    """The same on all ranks; only rank 0 has a `path` and writes."""
+
+    skipped: dict[int, str] = field(default_factory=dict)
+    """Batch -> why, in the order in which they were given up. A batch is in it once or not at all."""
+    rollbacks: int = 0
+    failures: int = 0
+    """Failures of the incident that is going on."""
+    incident_step: int = 0
+    """Last step that failed in it."""
+    rate_scale: float = 1.0
+    rate_until_step: int = 0
+    """The learning rate is scaled up to this step."""
+    good_step: int | None = None
+    """Newest checkpoint on disk that enough healthy steps followed."""
+    corruptions: dict[str, int] = field(default_factory=dict)
+    """Device -> how often its parameters or optimizer state were found changed by nobody."""
+    stopped: str = ""
+    """Why the guard gave up; a restart must not try again."""
+    path: Path | None = None
+
+    def next_batch(self, batch_index: int) -> int:
+        """The first batch from `batch_index` on that is not skipped."""
+        while batch_index in self.skipped:
+            batch_index += 1
+        return batch_index
+
+    def skip(self, batch_index: int, reason: str) -> bool:
+        """Never train on a batch again; False if it was skipped already."""
+        if batch_index in self.skipped:
+            return False
+        self.skipped[batch_index] = reason
+        return True
+
+    def gave_up_since(self, then: Ledger, batch_index: int) -> bool:
+        """Whether a state with the ledger `then`, trained up to before `batch_index`, holds a batch skipped by now."""
+        return any(batch < batch_index and batch not in then.skipped for batch in self.skipped)
+
+    def rate_at(self, step: int) -> float:
+        """What the learning rate of `step` is multiplied with."""
+        return self.rate_scale if step <= self.rate_until_step else 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; JSON has no integer keys."""
+        values = asdict(self) | {"skipped": [[batch, reason] for batch, reason in self.skipped.items()]}
+        del values["path"]
+        return values
+
+    @classmethod
+    def from_json(cls, loaded: Mapping[str, Any]) -> Ledger:
+        """Raises KeyError, TypeError, AttributeError, OverflowError or ValueError for anything else."""
+        good = loaded["good_step"]
+        rate_scale = float(loaded["rate_scale"])
+        if not 0.0 < rate_scale <= 1.0:  # it multiplies the learning rate: NaN would end the run
+            raise ValueError(f"no scale of a learning rate: {rate_scale}")
+        return cls(
+            skipped={int(batch): str(reason) for batch, reason in loaded["skipped"]},
+            rollbacks=int(loaded["rollbacks"]),
+            failures=int(loaded["failures"]),
+            incident_step=int(loaded["incident_step"]),
+            rate_scale=rate_scale,
+            rate_until_step=int(loaded["rate_until_step"]),
+            good_step=None if good is None else int(good),
+            corruptions={str(device): int(count) for device, count in loaded.get("corruptions", {}).items()},
+            stopped=str(loaded["stopped"]),
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> tuple[Ledger, str]:
+        """The ledger on disk (empty if there is none), and what is wrong with the file if something is."""
+        problem = ""
+        try:
+            ledger = cls.from_json(json.loads(read_plain(path, MAX_BYTES)))
+        except FileNotFoundError:
+            ledger = cls()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            ledger, problem = cls(), f"{path.name} is damaged: {type(error).__name__}"
+        ledger.path = path
+        return ledger, problem
+
+    def adopt(self, other: Ledger) -> None:
+        """Take over what a checkpoint's copy knows beyond this one."""
+        for batch, reason in other.skipped.items():
+            self.skip(batch, reason)
+        self.rollbacks = max(self.rollbacks, other.rollbacks)
+        for device, count in other.corruptions.items():
+            self.corruptions[device] = max(count, self.corruptions.get(device, 0))

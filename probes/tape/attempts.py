@@ -1,0 +1,120 @@
+"""Attempts of a run: each life of its ranks claims a number, durably, that no other life has or will have.
+
+    attempt = claim(run)                        # whoever starts the ranks, once
+    attempt = claim(run, launch="torchrun-4711-0")       # every rank by itself: the same number for the same launch
+
+A claim is a file `attempts/00003.json` that appears with its content, under a name that nobody has taken: two launchers
+never get one number, a number is never given twice, and ranks that cannot talk to each other yet agree on theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from .rundir import RunDir
+from .safe_open import open_plain
+from .schema import UNSET
+
+__all__ = ["all_closed", "claim", "claims", "newest", "start_ticks"]
+
+_CLAIM = re.compile(r"(\d{5,9})\.json")
+MAX_BYTES = 1 << 20
+_LAST_BYTES = 1 << 14
+
+
+def claim(run: RunDir, *, launch: str = "", **detail: Any) -> int:
+    """Take the next attempt's number, or the one that was taken for this `launch`.
+
+    Raises OSError if the run's folder cannot be written.
+    """
+    folder = _folder(run)
+    folder.mkdir(exist_ok=True)
+    who = {"wall_ns": time.time_ns(), "host": socket.gethostname(), "pid": os.getpid(), "start_ticks": start_ticks()}
+    fresh = folder / f".claim-{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
+    with open(fresh, "w", encoding="utf-8") as file:
+        json.dump(who | ({"launch": launch} if launch else {}) | detail, file)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        while True:
+            taken = [attempt for attempt, _, _ in run.rank_dirs()] if not launch else []
+            for number, claimed in claims(run).items():
+                if launch and claimed.get("launch") == launch:
+                    return number
+                taken.append(number)
+            number = max(taken, default=-1) + 1
+            try:
+                os.link(fresh, folder / f"{number:05d}.json")  # with its content, or not at all
+            except FileExistsError:
+                continue
+            break
+    finally:
+        fresh.unlink(missing_ok=True)
+    directory = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    return number
+
+
+def claims(run: RunDir) -> dict[int, dict[str, Any]]:
+    """{attempt: who took it: host, pid, start_ticks, ...}; empty for a claim that was torn by a crash."""
+    found: dict[int, dict[str, Any]] = {}
+    for number in sorted(_numbers(_folder(run))):
+        try:
+            loaded = json.loads((_folder(run) / f"{number:05d}.json").read_bytes()[:MAX_BYTES])
+        except (OSError, ValueError, RecursionError):
+            loaded = {}
+        found[number] = loaded if isinstance(loaded, dict) else {}
+    return found
+
+
+def newest(run: RunDir, default: int) -> int:
+    """The newest attempt's number; a folder that cannot be read tells of none."""
+    return max(_numbers(_folder(run)), default=default)
+
+
+def all_closed(run: RunDir) -> bool:
+    """Whether every rank of the newest attempt has ended by itself and closed its tapes."""
+    folders = list(run.rank_dirs())
+    last = max((attempt for attempt, _, _ in folders), default=-1)
+    return last >= 0 and all(_is_closed(folder / "events.jsonl") for attempt, _, folder in folders if attempt == last)
+
+
+def _is_closed(events: Path) -> bool:
+    """A rank's last event says so; one file is read from its end, whatever it holds."""
+    try:
+        with open(open_plain(events), "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+            return b'"kind":"rank_closed"' in file.read(_LAST_BYTES)
+    except OSError:
+        return False
+
+
+def _folder(run: RunDir) -> Path:
+    return run.path / "attempts"
+
+
+def _numbers(folder: Path) -> list[int]:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return [int(match[1]) for match in map(_CLAIM.fullmatch, names) if match]
+
+
+def start_ticks() -> int:
+    """When this process started, in clock ticks since boot, from /proc; UNSET where there is none."""
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except OSError:
+        return int(UNSET["i64"])

@@ -1,0 +1,112 @@
+"""Events: rare, rich facts, one JSON object a line in `events.jsonl`.
+
+    events = EventWriter(path, attempt=0, rank=3)
+    events.write("rollback", step=40, restored_step=30)
+
+Appending is one `write` to a file opened with O_APPEND, so several processes of a node may share a file and a killed
+writer leaves at most one torn last line, which the reader skips and counts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..fail_open import failing_open
+from .safe_open import open_plain
+
+__all__ = ["EventWriter", "read_events"]
+
+MAX_LINE_BYTES = 1 << 20
+
+
+class EventWriter:
+    """Appends events of one rank (or of a node process: rank -1)."""
+
+    def __init__(self, path: Path, *, attempt: int, rank: int) -> None:
+        self.path = path
+        self.attempt = attempt
+        self.rank = rank
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._torn = False
+
+    def write(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
+        """Append one event; an error is counted, never raised (a full disk must not end a run)."""
+        with failing_open("events"):
+            line = {
+                "wall_ns": time.time_ns(),
+                "attempt": self.attempt,
+                "rank": self.rank,
+                "kind": kind,
+                "step": step,
+                **detail,
+            }
+            data = (json.dumps(_finite(line), default=str, separators=(",", ":")) + "\n").encode()
+            if len(data) > MAX_LINE_BYTES:
+                raise ValueError(f"event {kind!r} of {len(data)} bytes is above the limit of {MAX_LINE_BYTES}")
+            if self._torn:  # the disk was full in the middle of a line: do not let it swallow this one
+                data = b"\n" + data
+            self._torn = os.write(self._fd, data) != len(data)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _finite(value: Any) -> Any:
+    """NaN and Inf as text: JSON has neither, and DuckDB refuses Python's spelling."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def read_events(path: Path, start_byte: int = 0, limit_bytes: int = 64 << 20) -> tuple[list[dict[str, Any]], int, int]:
+    """Read whole lines from `start_byte`: (events, position after the last whole line, lines skipped).
+
+    A last line without its newline is not consumed: it may still be in the middle of being written.
+    """
+    try:
+        with open(open_plain(path), "rb") as file:
+            file.seek(start_byte)
+            blob = file.read(limit_bytes)
+            end = blob.rfind(b"\n") + 1
+            if end == 0 and len(blob) == limit_bytes:  # one endless line: no event of ours, step over it
+                return [], _next_data(file.fileno(), start_byte + len(blob)), 1
+    except FileNotFoundError:
+        return [], start_byte, 0
+    events: list[dict[str, Any]] = []
+    skipped = 0
+    for line in _lines(blob[:end]):
+        try:
+            event = json.loads(line)
+            if not isinstance(event, dict) or not isinstance(event.get("kind"), str):
+                raise ValueError("not an event")
+            events.append(event)
+        except (ValueError, RecursionError):
+            skipped += 1
+    return events, start_byte + end, skipped
+
+
+def _next_data(fd: int, start_byte: int) -> int:
+    """The next byte that is stored: a file may have a terabyte that is not."""
+    try:
+        return os.lseek(fd, start_byte, os.SEEK_DATA)
+    except OSError:  # nothing follows, or the file system cannot tell
+        return os.fstat(fd).st_size
+
+
+def _lines(blob: bytes) -> Iterator[bytes]:
+    for line in blob.split(b"\n"):
+        if line:
+            yield line

@@ -1,0 +1,236 @@
+"""The files of a run on disk, and nothing else knows their names.
+
+run = RunDir.create(Path("runs"), name="demo", manifest={...})
+run = RunDir.open(Path("runs/latest"))
+run.rank_dir(attempt=0, rank=3)          # tapes/attempt-0/rank-00003
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .safe_open import file_problem, folder_problem, read_plain
+from .schema import SCHEMA_VERSION
+
+__all__ = ["NODE_RANK", "RunDir", "RunError"]
+
+NODE_RANK = -1
+"""The `rank` of what a node process (watch, launcher) writes."""
+MAX_MANIFEST_BYTES = 16 << 20
+NO_MANIFEST = "is damaged: what was configured is not known"
+
+
+class RunError(ValueError):
+    """A run's folder is missing or unusable; the text is one line that says what, where and what to do."""
+
+
+class RunDir:
+    """One run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, runs_dir: Path, *, name: str, manifest: dict[str, Any]) -> RunDir:
+        """Make a new run `<name>-<date>-<time>`, write its manifest and point `latest` at it. Raises RunError."""
+        stem = f"{_safe(name)}-{time.strftime('%Y%m%d-%H%M%S')}"
+        for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
+            path = runs_dir / (stem + suffix)
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                reason = f"cannot make the run's folder {path}: {error.strerror}"
+                raise RunError(f"{reason}; choose another run.dir") from None
+            break
+        run = cls(path)
+        run._make_folders()
+        run.begin_manifest(manifest)
+        _point_latest(runs_dir, path.name)
+        return run
+
+    @classmethod
+    def join(cls, runs_dir: Path, job: str, name: str) -> tuple[RunDir, bool]:
+        """The run of a launch: the one that its first rank has named, or `name`; and whether we are the first.
+
+        Who is first has to write the manifest. Raises OSError where nothing can be written.
+        """
+        launches = runs_dir / ".launches"
+        launches.mkdir(parents=True, exist_ok=True)
+        stem = _safe(name)
+        for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
+            if not os.path.lexists(runs_dir / (stem + suffix)):
+                break
+        try:
+            (launches / job).symlink_to(Path("..") / (stem + suffix))
+        except FileExistsError:
+            return cls.adopt(runs_dir / Path(os.readlink(launches / job)).name)[0], False
+        run, _ = cls.adopt(runs_dir / (stem + suffix))
+        _point_latest(runs_dir, run.path.name)
+        return run, True
+
+    @classmethod
+    def adopt(cls, path: Path) -> tuple[RunDir, bool]:
+        """The run in this very folder, and whether there was none: its manifest is to be written then.
+
+        Raises RunError if the folder holds something else, OSError where it cannot be made.
+        """
+        is_new = not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
+        if not is_new and not cls.is_run(path):
+            raise RunError(f"{path} holds something that is no run: name a folder that is new or empty")
+        path.mkdir(parents=True, exist_ok=True)
+        run = cls(path.resolve())
+        run._make_folders()
+        return run, is_new
+
+    @classmethod
+    def open(cls, path: Path) -> RunDir:
+        """An existing run. Raises RunError with one line if there is none or it is from a newer rankscope."""
+        if not path.exists():
+            raise RunError(f"no run at {path}: {_where_to_look(path)}")
+        if not path.is_dir():
+            raise RunError(f"{path} is not a run's folder (expected run.json and tapes/ in it)")
+        run = cls(path.resolve())
+        if not cls.is_run(path):
+            raise RunError(f"{path} holds no run: neither run.json nor tapes/ nor telemetry.duckdb is in it")
+        version = run.manifest().get("schema_version", SCHEMA_VERSION)
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            known = f"this rankscope reads up to {SCHEMA_VERSION}"
+            raise RunError(f"{path} was written with schema {version}, {known}: update rankscope")
+        return run
+
+    @classmethod
+    def is_run(cls, path: Path) -> bool:
+        """Whether a folder holds anything of a run: its manifest, tapes or a store."""
+        run = cls(path)
+        try:
+            return os.path.lexists(path / "run.json") or run.tapes.is_dir() or bool(run.stores())
+        except OSError:  # a folder that we may not look into
+            return False
+
+    @property
+    def run_id(self) -> str:
+        """The run's name on disk."""
+        return self.path.name
+
+    @property
+    def tapes(self) -> Path:
+        """Folder of all tapes."""
+        return self.path / "tapes"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints on disk."""
+        return self.path / "checkpoints"
+
+    @property
+    def stacks(self) -> Path:
+        """Python stacks, one file a rank, taken when a run hangs."""
+        return self.path / "stacks"
+
+    @property
+    def reports(self) -> Path:
+        """Reports that `analyze` was asked to write."""
+        return self.path / "reports"
+
+    def store(self, node_rank: int = 0) -> Path:
+        """The store of a node: `telemetry.duckdb` on the first, `telemetry-node<k>.duckdb` on the others."""
+        return self.path / ("telemetry.duckdb" if node_rank == 0 else f"telemetry-node{node_rank}.duckdb")
+
+    def stores(self) -> list[Path]:
+        """Every store that is there, the first node's first."""
+        return sorted(self.path.glob("telemetry*.duckdb"), key=lambda path: (len(path.name), path.name))
+
+    def rank_dir(self, attempt: int, rank: int) -> Path:
+        """Folder of one rank's tapes in one attempt."""
+        return self.tapes / f"attempt-{attempt}" / f"rank-{rank:05d}"
+
+    def node_dir(self, node_rank: int) -> Path:
+        """Folder of a node process's tapes and events (health, findings, restarts), over all attempts."""
+        return self.tapes / f"node-{node_rank:05d}"
+
+    def rank_dirs(self) -> Iterator[tuple[int, int, Path]]:
+        """(attempt, rank, folder) of every rank that ever wrote, in order."""
+        found = []
+        for attempt in self._folders("attempt-*"):
+            for path in attempt.glob("rank-*"):
+                match = re.fullmatch(r"attempt-(\d{1,9})/rank-(\d{1,9})", f"{attempt.name}/{path.name}")
+                if match and path.is_dir() and not path.is_symlink():
+                    found.append((int(match[1]), int(match[2]), path))
+        yield from sorted(found)
+
+    def node_dirs(self) -> Iterator[tuple[int, Path]]:
+        """(node rank, folder) of every node process that ever wrote."""
+        for path in self._folders("node-*"):
+            match = re.fullmatch(r"node-(\d{1,9})", path.name)
+            if match:
+                yield int(match[1]), path
+
+    def _folders(self, pattern: str) -> list[Path]:
+        """Folders of the tapes; links are left out, they may lead out of the run."""
+        if folder_problem(self.tapes):
+            return []
+        return sorted(path for path in self.tapes.glob(pattern) if path.is_dir() and not path.is_symlink())
+
+    def problems(self) -> dict[str, str]:
+        """What of the run is not opened because it is not what it should be: {path in the run: why}."""
+        found = {"run.json": file_problem(self.path / "run.json"), "tapes": folder_problem(self.tapes)}
+        if not found["run.json"] and (self.path / "run.json").exists() and not self.manifest():
+            found["run.json"] = NO_MANIFEST
+        places = [self.tapes, *self._folders("attempt-*")] if not found["tapes"] else []
+        for place in places:
+            for path in place.glob("*-*"):
+                found[path.relative_to(self.path).as_posix()] = folder_problem(path)
+        for _, _, folder in self.rank_dirs():
+            for name in ("events.jsonl", "names.jsonl"):
+                found[(folder / name).relative_to(self.path).as_posix()] = file_problem(folder / name)
+        return {path: problem for path, problem in sorted(found.items()) if problem}
+
+    def _make_folders(self) -> None:
+        for folder in (self.tapes, self.checkpoints, self.stacks, self.reports):
+            folder.mkdir(exist_ok=True)
+
+    def manifest(self) -> dict[str, Any]:
+        """`run.json`, or an empty dict where it is missing or damaged: a dead run must still be readable."""
+        try:
+            loaded = json.loads(read_plain(self.path / "run.json", MAX_MANIFEST_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return loaded if isinstance(loaded, dict) else {}
+
+    def begin_manifest(self, manifest: dict[str, Any]) -> None:
+        """Write `run.json` of a new run: `manifest`, with what every run says of itself."""
+        own = {"run_id": self.run_id, "schema_version": SCHEMA_VERSION, "created_wall_ns": time.time_ns()}
+        self.write_manifest(own | manifest)
+
+    def write_manifest(self, manifest: dict[str, Any]) -> None:
+        """Replace `run.json` in one step."""
+        fresh = self.path / f".run.json.{os.getpid()}"
+        fresh.write_text(json.dumps(manifest, indent=2, default=str) + "\n")
+        fresh.replace(self.path / "run.json")
+
+
+def _where_to_look(missing: Path) -> str:
+    """Where there may be runs instead: beside it, if its folder is there; else its folder is the mistake."""
+    if missing.name == "latest":
+        return "it is made by the first `rankscope train`"
+    folder = missing.parent
+    return f"see `ls {folder}`" if folder.is_dir() else f"there is no folder {folder} either"
+
+
+def _point_latest(runs_dir: Path, name: str) -> None:
+    fresh = runs_dir / f".latest-{os.getpid()}"
+    fresh.symlink_to(name)
+    fresh.replace(runs_dir / "latest")
+
+
+def _safe(name: str) -> str:
+    """A run's name as a file name: letters, digits, dot, dash, underscore."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:80] or "run"

@@ -1,0 +1,36 @@
+"""Runs a training script unchanged, and attaches to whatever it trains.
+
+    python -m rankscope.attached_script train.py --lr 1e-3           # what `rankscope run` starts as each rank
+    python -m rankscope.attached_script -m my.package.train
+
+The script is `__main__`, with its own arguments and its own folder first on the path, as if Python had been given it.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+__all__ = ["main"]
+
+
+def main(words: list[str]) -> None:
+    """Attach, then run the script or module with its arguments."""
+    from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
+
+    is_module = words[:1] == ["-m"]
+    target, arguments = (words[1], words[2:]) if is_module else (words[0], words[1:])
+    sys.argv = [target, *arguments]
+    sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(target))
+    attach_to_whatever_trains()
+    if is_module:
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(target, run_name="__main__")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1:] == ["-m"]:
+        sys.exit("rankscope.attached_script: name a script, or -m and a module")
+    main(sys.argv[1:])

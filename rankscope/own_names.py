@@ -1,0 +1,66 @@
+"""The import names of our packages: `rankscope.probes` everywhere, and `probes` in processes that are ours alone.
+
+    import rankscope
+    rankscope.attach(model, optimizer)      # a user's process: only `rankscope.probes...` is imported, no short name
+
+    from rankscope.own_names import claim_names
+    claim_names()                           # a process of ours: `import trainer` is our trainer, whatever sys.path says
+
+The packages `probes`, `trainer` and so on are folders at the top of the project, and names like these are taken: a
+training script may have a `trainer` package or a `probes.py` beside it. What runs in a user's process therefore lives
+in `probes` and imports relatively, under the name `rankscope.probes`. A process that runs no user code calls
+`claim_names` first: it finds the short names before anything on `sys.path`, and gives `rankscope.<package>` the same
+modules, so that no module exists twice.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+__all__ = ["FOLDER", "PACKAGES", "claim_names"]
+
+PACKAGES = ("probes", "store", "analyzers", "watch", "trainer", "dashboard")
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+FOLDER = _HERE if os.path.isdir(os.path.join(_HERE, PACKAGES[0])) else os.path.dirname(_HERE)
+"""The folder that holds the packages: in a wheel the package `rankscope` itself, in a checkout the one around it."""
+
+
+class _SameModule(Loader):
+    """Loads `rankscope.<package>...` as the module that has the short name."""
+
+    def __init__(self, short_name: str) -> None:
+        self._short_name = short_name
+        self._spec: ModuleSpec | None = None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._short_name)
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec  # the import system has just replaced it by the spec of the second name
+
+
+class _OwnNames(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname in PACKAGES:
+            return PathFinder.find_spec(fullname, [FOLDER], target)
+        front, _, short_name = fullname.partition(".")
+        if front == "rankscope" and short_name.partition(".")[0] in PACKAGES:
+            return ModuleSpec(fullname, _SameModule(short_name))
+        return None
+
+
+def claim_names() -> None:
+    """Make the short names ours in this process. Not for a process that runs a user's code."""
+    if not any(isinstance(finder, _OwnNames) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _OwnNames())

@@ -1,0 +1,145 @@
+"""Run folders that lie on the disks of several nodes, put together into one that every reader opens.
+
+    collected = collect([Path("node-0/runs/demo"), Path("node-1/runs/demo")], into=Path("runs/demo"))
+    collected.ranks, collected.nodes, collected.num_bytes
+
+Each node's folder holds the tapes of its own ranks and of its watch, so nothing is merged inside a file: tapes, events,
+stacks and logs are copied beside each other. Stores come too, where no watch has them open; what they lack is read from
+the tapes. Links and anything else that is no plain file are left out. It can be done again: what grew is copied anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from probes.tape.rundir import RunDir, RunError
+from probes.tape.safe_open import file_problem, folder_problem
+
+__all__ = ["Collected", "collect"]
+
+FOLDERS = ("tapes", "stacks", "logs")
+MARK = ".collected"
+"""In a folder that was made here, and may be written again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What is in the folder now. `left_out`: what was no plain file."""
+
+    run: RunDir
+    nodes: tuple[int, ...]
+    ranks: tuple[int, ...]
+    num_files: int
+    num_bytes: int
+    left_out: tuple[str, ...] = ()
+
+
+def collect(sources: Sequence[Path], into: Path, *, checkpoints: bool = False, force: bool = False) -> Collected:
+    """Copy the nodes' folders into one. Raises RunError if they are not of one run (`force`: they are), or clash."""
+    runs = [RunDir.open(source) for source in sources]
+    _same_run(runs, force=force)
+    _may_write(into)
+    _no_clash(runs)
+    folders = (*FOLDERS, "checkpoints") if checkpoints else FOLDERS
+    left_out: list[str] = []
+    num_files = num_bytes = 0
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        (into / MARK).touch()
+        for run in runs:
+            for name in _files(run, folders, left_out):
+                num_bytes += _copy(run.path / name, into / name)
+                num_files += 1
+        # Of the first node's folder: it has the launcher's process and the mesh. Another's where that has none.
+        best = max(runs, key=lambda run: (run.node_dir(0).is_dir(), bool(run.manifest())))
+        if manifest := best.manifest():
+            RunDir(into).write_manifest(manifest)
+    except OSError as error:
+        raise RunError(f"{error.filename or into}: cannot be copied: {error.strerror}") from None
+    made = RunDir(into.resolve())
+    return Collected(
+        run=made,
+        nodes=tuple(node for node, _ in made.node_dirs()),
+        ranks=tuple(sorted({rank for _, rank, _ in made.rank_dirs()})),
+        num_files=num_files,
+        num_bytes=num_bytes,
+        left_out=tuple(left_out),
+    )
+
+
+def _same_run(runs: Sequence[RunDir], *, force: bool) -> None:
+    ids = {str(run.manifest().get("run_id", run.run_id)): run.path for run in runs}
+    if len(ids) > 1 and not force:
+        (first, place), (second, other) = list(ids.items())[:2]
+        raise RunError(f"{place} is run {first} and {other} is run {second}: if they are of one job, add --force")
+
+
+def _may_write(into: Path) -> None:
+    if folder_problem(into):
+        raise RunError(f"{into} {folder_problem(into)}")
+    if into.is_dir() and any(into.iterdir()) and not (into / MARK).exists():
+        raise RunError(f"{into} is there already and was not made by collect: name a new folder")
+
+
+def _no_clash(runs: Sequence[RunDir]) -> None:
+    """The same rank of the same attempt, or the same node, on two nodes is not one job (or one folder given twice)."""
+    owners: dict[str, Path] = {}
+    for run in runs:
+        places = [folder for _, _, folder in run.rank_dirs()] + [folder for _, folder in run.node_dirs()]
+        for folder in places:
+            name = folder.relative_to(run.path).as_posix()
+            other = owners.setdefault(name, run.path)
+            if other != run.path and not _is_same(other / name, folder):
+                raise RunError(f"both {other} and {run.path} have {name}, and they differ: not one job's folders")
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    names = {path.name for folder in (one, other) for path in folder.iterdir() if path.is_file()}
+    matching, _, _ = filecmp.cmpfiles(one, other, names, shallow=False)
+    return len(matching) == len(names)
+
+
+def _files(run: RunDir, folders: Sequence[str], left_out: list[str]) -> Iterator[str]:
+    """Names of the plain files of a run, relative to it."""
+    for name in folders:
+        for place, inside, files in os.walk(run.path / name, followlinks=False):
+            linked = [folder for folder in inside if Path(place, folder).is_symlink()]
+            inside[:] = [folder for folder in inside if folder not in linked]
+            for found in sorted((*files, *linked)):
+                path = Path(place, found)
+                relative = path.relative_to(run.path).as_posix()
+                if file_problem(path):
+                    left_out.append(f"{run.path / relative} {file_problem(path)}")
+                else:
+                    yield relative
+    for store in run.stores():
+        if not file_problem(store) and not _is_open(store):
+            yield store.name
+
+
+def _is_open(store: Path) -> bool:
+    """Whether somebody writes it now; a journal beside it means so too, or that its writer was killed."""
+    from store import is_watched
+
+    return is_watched([store]) or store.with_name(store.name + ".wal").exists()
+
+
+def _copy(source: Path, target: Path) -> int:
+    """Copy unless it is there with this size and time; the reader never sees half of a file."""
+    found = source.stat()
+    with contextlib.suppress(OSError):
+        there = target.stat()
+        if (there.st_size, there.st_mtime_ns) == (found.st_size, found.st_mtime_ns):
+            return found.st_size
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = target.with_name(f".{target.name}.collect-{os.getpid()}")
+    shutil.copyfile(source, fresh, follow_symlinks=False)
+    os.utime(fresh, ns=(found.st_atime_ns, found.st_mtime_ns))
+    fresh.replace(target)
+    return found.st_size

@@ -1,0 +1,275 @@
+"""Opening the store's files: who may write, what is busy, what is damaged, and what a file is not allowed to do.
+
+    with WriterLock(path, role="watch"):
+        connection = connect_writer(path, wait_s=1.0)
+
+Two locks: DuckDB's own lock on the file is held only while somebody has it open (a tick, a query), so it is waited
+for; the writer lock (`<store>.lock`, an flock that dies with its process) says whose job the writing is, for as long
+as `watch` lives. DuckDB is imported here and nowhere else, at the first use: `import store` costs little.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from probes.tape.safe_open import file_problem
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+__all__ = [
+    "StoreBusyError",
+    "StoreCorruptError",
+    "StoreError",
+    "StoreLockedError",
+    "WriterLock",
+    "connect_attached",
+    "connect_foreign",
+    "connect_writer",
+    "is_watched",
+    "log_of",
+    "quarantine",
+    "translated",
+]
+
+
+class StoreError(ValueError):
+    """The store cannot be used; the text is one line that says why and what to do.
+
+    StoreError
+    ├── StoreLockedError    another process is the store's writer
+    ├── StoreBusyError      the file stayed open elsewhere for longer than we wait
+    └── StoreCorruptError   the file is not a readable DuckDB database
+    """
+
+
+class StoreLockedError(StoreError):
+    """Another process is the writer; `role` and `pid` say which."""
+
+    def __init__(self, path: Path, holder: Mapping[str, Any]) -> None:
+        self.role = str(holder.get("role", "unknown"))
+        self.pid = holder.get("pid")
+        super().__init__(f"{path} already has a writer: {self.role}, process {self.pid}; stop it, or only read")
+
+
+class StoreBusyError(StoreError):
+    """The file stayed open elsewhere for longer than we wait."""
+
+
+class StoreCorruptError(StoreError):
+    """The file is not a readable DuckDB database."""
+
+
+POLL_S = 0.005
+READER = "reader"
+"""Role of one that brings a store up to date to read it, and is gone in a moment."""
+_NO_EXTENSIONS: dict[str, str | bool | int | float | list[str]] = {
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+}
+_CLOSED = _NO_EXTENSIONS | {"enable_external_access": "false", "lock_configuration": "true"}
+_MIN_BYTES = 3 * 4096  # a DuckDB file begins with three headers
+_NO_ROOM = ("No space left", "Disk quota exceeded", "File too large")
+_DAMAGED = (
+    "Corrupt database", "not a valid DuckDB", "Could not read enough bytes", "Failed to load metadata",
+    "This WAL ", "WAL does not match",  # killed between a checkpoint and the removal of the log that it made useless
+)  # fmt: skip
+_STORAGE_VERSION = "v1.4.0"  # the oldest DuckDB that should open our file
+
+
+class WriterLock:
+    """The right to write a store, held until `close` or the end of the process.
+
+    One that only catches up (role `reader`) is waited for, `wait_s` at most. Raises StoreLockedError.
+    """
+
+    def __init__(self, store: Path, *, role: str, wait_s: float = 30.0) -> None:
+        path = store.with_name(store.name + ".lock")
+        if problem := file_problem(path):  # of a link, the file behind it would be written to
+            raise StoreError(f"cannot write {path}: it {problem}; remove it")
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        except OSError as error:
+            raise StoreError(f"cannot write {path}: {error.strerror}") from None
+        deadline = time.monotonic() + wait_s
+        while not _locked(self._fd):
+            holder = _holder(self._fd)
+            if holder.get("role", READER) != READER or time.monotonic() >= deadline:
+                os.close(self._fd)
+                raise StoreLockedError(store, holder)
+            time.sleep(POLL_S)
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "role": role}).encode(), 0)
+
+    def close(self) -> None:
+        """Give the right back."""
+        if self._fd >= 0:
+            os.ftruncate(self._fd, 0)
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> WriterLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def is_watched(stores: Iterable[Path]) -> bool:
+    """Whether a live `watch` writes one of these stores: then the run's end is not the end of its records."""
+    for store in stores:
+        if not store.with_name(store.name + ".lock").exists():
+            continue
+        try:
+            WriterLock(store, role="reader").close()
+        except StoreLockedError as error:
+            if error.role == "watch":
+                return True
+        except StoreError:
+            continue  # a folder that cannot be written is an archived run
+    return False
+
+
+def _holder(fd: int) -> dict[str, Any]:
+    try:
+        found = json.loads(os.pread(fd, 4096, 0))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def connect_writer(path: Path, *, wait_s: float, threads: int) -> DuckDBPyConnection:
+    """Open a store for writing, or make it. What is in the file can neither read nor write another file."""
+    import duckdb
+
+    config = _NO_EXTENSIONS | {
+        "enable_external_access": "false",
+        "storage_compatibility_version": _STORAGE_VERSION,
+        "threads": threads,
+        "pandas_analyze_sample": 0,  # an object column is text: no guess from its first rows
+    }
+    _refuse_odd(path)
+    return _patiently(path, wait_s, lambda: duckdb.connect(str(path), config=config))
+
+
+def connect_attached(paths: Mapping[str, Path], *, wait_s: float) -> DuckDBPyConnection:
+    """An in-memory connection with the stores attached read-only under their names; `lock_down` it before use."""
+    import duckdb
+
+    connection = duckdb.connect(":memory:", config=_NO_EXTENSIONS)
+    try:
+        for name, path in paths.items():
+            _refuse_odd(path)
+            literal = str(path).replace("'", "''")
+            _patiently(path, wait_s, partial(connection.execute, f"ATTACH '{literal}' AS {name} (READ_ONLY)"))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def lock_down(connection: DuckDBPyConnection, *, memory_bytes: int | None = None, spill_to: Path | None = None) -> None:
+    """From here on SQL reaches no file beside the attached ones, no network, no extension, and cannot change that.
+
+    What does not fit into `memory_bytes` goes into the folder `spill_to`; without one it is refused.
+    """
+    if memory_bytes is not None:
+        connection.execute(f"SET memory_limit = '{int(memory_bytes)} B'")
+        folder = "" if spill_to is None else str(spill_to).replace("'", "''")
+        connection.execute(f"SET temp_directory = '{folder}'")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def connect_foreign(path: Path, *, wait_s: float) -> DuckDBPyConnection:
+    """Open somebody else's DuckDB file, read-only and shut off from the host."""
+    import duckdb
+
+    _refuse_odd(path)
+    return _patiently(path, wait_s, lambda: duckdb.connect(str(path), read_only=True, config=_CLOSED))
+
+
+def _refuse_odd(path: Path) -> None:
+    """A store and its write-ahead log are plain files: DuckDB would follow a link and wait for a FIFO."""
+    for file in (path, log_of(path)):
+        if problem := file_problem(file):
+            raise StoreCorruptError(f"{file} {problem}")
+
+
+def log_of(path: Path) -> Path:
+    """The write-ahead log that DuckDB keeps beside a store."""
+    return path.with_name(path.name + ".wal")
+
+
+def _patiently(path: Path, wait_s: float, connect: Callable[[], DuckDBPyConnection]) -> DuckDBPyConnection:
+    """Call `connect` until the file is free, at most `wait_s` seconds."""
+    import duckdb
+
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            return connect()
+        except duckdb.Error as error:
+            meant = translated(error, path)
+            if not isinstance(meant, StoreBusyError) or time.monotonic() >= deadline:
+                raise meant from error
+        time.sleep(POLL_S)
+
+
+def translated(error: Exception, path: Path | str) -> StoreError:
+    """A DuckDB error as one of ours."""
+    import duckdb
+
+    text = str(error)
+    line = text.strip().partition("\n")[0][:300]
+    if any(mark in text for mark in ("Could not set lock", "Unique file handle conflict", "different configuration")):
+        return StoreBusyError(f"{path} is in use: {line}")
+    if any(mark in text for mark in _NO_ROOM):
+        return StoreError(f"{path} cannot be written: {line}; free some space, nothing is lost")
+    damaged = isinstance(error, (duckdb.InternalException, duckdb.SerializationException))
+    if damaged or any(mark in text for mark in _DAMAGED):
+        return StoreCorruptError(f"{path} is damaged: {line}; `rankscope rebuild` makes it anew from the tapes")
+    return StoreError(f"{path}: {line}")
+
+
+def quarantine(path: Path) -> Path | None:
+    """Set a store aside that cannot be used, with its write-ahead log; returns where it is now.
+
+    One that is too short to have held anything is removed: its making was cut off, perhaps by a full disk, and will
+    be again.
+    """
+    log = log_of(path)
+    is_empty = path.is_symlink() or (not path.is_dir() and path.lstat().st_size < _MIN_BYTES)
+    if is_empty and (log.is_symlink() or not log.is_dir()):
+        log.unlink(missing_ok=True)
+        path.unlink()
+        return None
+    aside = path.with_name(path.name + ".quarantine")
+    number = 1
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.name}.quarantine-{number}")
+    if log.exists() or log.is_symlink():
+        log.replace(aside.with_name(aside.name + ".wal"))
+    if path.exists():
+        path.replace(aside)
+    return aside

@@ -1,0 +1,81 @@
+"""The store's tables as SQL, generated from `probes.tape.schema`.
+
+    for statement in create_statements():
+        connection.execute(statement)
+
+A table whose records can be open becomes two tables and a view: `<table>_done` only ever grows, `<table>_open` holds
+what has begun and not ended (replaced at each tick), `<table>` shows both. Nobody but the ingester looks at the two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from probes.tape.schema import SCHEMA_VERSION, TABLES, Column, Table
+
+__all__ = ["SEGMENT", "SQL_TYPES", "create_statements", "fingerprint", "grown_table", "quoted", "store_columns"]
+
+SQL_TYPES = {
+    "i64": "BIGINT",
+    "i32": "INTEGER",
+    "bool": "BOOLEAN",
+    "f64": "DOUBLE",
+    "name": "VARCHAR",
+    "text": "VARCHAR",
+    "json": "JSON",
+    "list_i64": "BIGINT[]",
+}
+SEGMENT = "_segment"
+"""Column of the `_open` tables: the tape segment that an open row was read from."""
+
+_ATTEMPT = Column("attempt", "i32", "1", "life of the worker group, from 0")
+_RANK = Column("rank", "i32", "1", "global rank; -1: a node process (watch, launcher)")
+_WALL = Column("wall_ns", "i64", "ns", "when the event was written", is_time=True)
+_STEP = Column("step", "i64", "1", "training step that it belongs to, NULL if none")
+
+_BOOKKEEPING = (
+    "CREATE TABLE ingest_meta (schema_version INTEGER, fingerprint VARCHAR, store_id VARCHAR, generation BIGINT)",
+    "CREATE TABLE ingest_positions (path VARCHAR, source_table VARCHAR, attempt INTEGER, rank INTEGER, "
+    "segment INTEGER, next_place BIGINT, pending BIGINT[], open_digest VARCHAR, dropped BIGINT, done BOOLEAN)",
+    "CREATE TABLE ingest_bytes (path VARCHAR, next_byte BIGINT, skipped_lines BIGINT)",
+    "CREATE TABLE ingest_anchors (path VARCHAR, wall_minus_mono_ns BIGINT)",
+    "CREATE TABLE ingest_problems (path VARCHAR, problem VARCHAR)",
+)
+
+
+def store_columns(table: Table) -> tuple[Column, ...]:
+    """The columns of a table in the store, in order: attempt and rank first, then what its source adds."""
+    if table.source == "event":
+        return (_ATTEMPT, _RANK, _WALL, _STEP, *table.columns)
+    return (_ATTEMPT, _RANK, *table.columns)
+
+
+def grown_table(table: Table) -> str:
+    """The table that finished rows are appended to."""
+    return f"{table.name}_done" if table.can_be_open else table.name
+
+
+def quoted(name: str) -> str:
+    """An SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def create_statements() -> list[str]:
+    """Everything that an empty store needs."""
+    statements = list(_BOOKKEEPING)
+    for _, table in sorted(TABLES.items()):  # the order of the dict says nothing of the tables
+        columns = ", ".join(f"{quoted(c.name)} {SQL_TYPES[c.type]}" for c in store_columns(table))
+        statements.append(f"CREATE TABLE {grown_table(table)} ({columns})")
+        if table.can_be_open:
+            names = ", ".join(quoted(c.name) for c in store_columns(table))
+            statements.append(f"CREATE TABLE {table.name}_open ({columns}, {SEGMENT} VARCHAR)")
+            statements.append(
+                f"CREATE VIEW {table.name} AS SELECT {names} FROM {table.name}_done "
+                f"UNION ALL SELECT {names} FROM {table.name}_open"
+            )
+    return statements
+
+
+def fingerprint() -> str:
+    """Changes with every change of a table; a store with another one is rebuilt from the tapes."""
+    return hashlib.sha256(f"{SCHEMA_VERSION}\n{chr(10).join(create_statements())}".encode()).hexdigest()[:16]

@@ -1,0 +1,301 @@
+"""Tapes and events into the store, exactly once.
+
+    with Ingester(run) as ingester:
+        result = ingester.tick()          # what came since the last tick
+        result.rows["steps"]
+
+One tick:
+
+1. Look at the files (`tail`). If nothing is new, that is all: the database isn't even opened.
+2. Open the database; if it is another one than last time, take the read positions from it and look again.
+3. In one transaction append finished records, replace the open ones, append events, and write the read positions.
+4. Close it, so that readers have their turn. Only now the new positions count.
+
+A kill at any moment leaves the rows and their positions, or neither. The store can be deleted beneath a living
+ingester: the next tick makes it again from the tapes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from probes.tape.rundir import RunDir
+from probes.tape.schema import SCHEMA_VERSION
+from store.database import (
+    StoreBusyError,
+    StoreCorruptError,
+    StoreError,
+    WriterLock,
+    connect_attached,
+    connect_writer,
+    quarantine,
+    translated,
+)
+from store.ddl import create_statements, fingerprint
+from store.ingest.name_codes import Dictionary, NameBook
+from store.ingest.read_positions import ReadState, load, save
+from store.ingest.tail import EventsLook, Folder, ProblemLook, SegmentLook, Tail, anchor_of
+from store.ingest.transaction import Transfer
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+__all__ = ["Ingester", "TickResult"]
+
+logger = logging.getLogger("rankscope.store")
+TICK_BYTES = 256 << 20  # of tapes in one transaction: bounds memory, and what a kill makes us do again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TickResult:
+    """What one tick did."""
+
+    rows: dict[str, int] = field(default_factory=dict)
+    """Finished rows appended, by table."""
+    lag: bool = False
+    """More is there already; tick again."""
+    busy: bool = False
+    """A reader had the store open for too long; nothing was lost, the next tick takes it up."""
+    skipped_lines: int = 0
+    """Lines of events that could not be read, so far."""
+    truncated: tuple[str, ...] = ()
+    """Tapes that are shorter than their headers say."""
+    damaged: tuple[str, ...] = ()
+    """Files that could not be read, or not wholly."""
+    quarantined: Path | None = None
+    """Where a store that could not be used was set aside."""
+    bytes_read: int = 0
+    duration_s: float = 0.0
+
+    @property
+    def num_rows(self) -> int:
+        """Finished rows over all tables."""
+        return sum(self.rows.values())
+
+
+class Ingester:
+    """The writer of one node's store. Raises StoreLockedError if another process is it already."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        node_rank: int = 0,
+        *,
+        role: str = "watch",
+        threads: int = 1,
+        wait_s: float = 1.0,
+        store_path: Path | None = None,
+        folders: Sequence[Folder] | None = None,
+    ) -> None:
+        """`store_path` writes elsewhere than to the run's folder; then nobody is asked for the right to write.
+
+        `folders` are the node's, if they are known (`folders_by_node`) and no more will come.
+        """
+        self.run = run
+        self.path = store_path or run.store(node_rank)
+        self._lock = None if store_path else WriterLock(self.path, role=role)
+        self._threads = threads
+        self._wait_s = wait_s
+        self._tail = Tail(run, node_rank, given=folders)
+        self._state = ReadState()
+        self._identity: tuple[int, ...] | None = None  # of the file as we left it
+        self._ticks = -1
+        self._dictionary = Dictionary()
+        self._books: dict[str, NameBook] = {}
+
+    def close(self) -> None:
+        """Give up the right to write."""
+        if self._lock:
+            self._lock.close()
+
+    def __enter__(self) -> Ingester:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def tick(self, *, thorough: bool = False) -> TickResult:
+        """Bring the store up to date. `thorough` searches tapes to their ends: for runs whose writers are gone.
+
+        Raises StoreError if the store cannot be written (a full disk, no permission); the next tick tries again.
+        """
+        start = time.perf_counter()
+        self._ticks += 1
+        quarantined = None
+        try:
+            if self._is_idle(thorough):
+                return self._result(start)
+            try:
+                transfer = self._write(thorough)
+            except StoreCorruptError as error:
+                quarantined = quarantine(self.path)
+                logger.warning("%s (set aside: %s)", error, quarantined)
+                transfer = self._write(thorough)
+        except StoreBusyError:
+            return replace(self._result(start), busy=True, lag=True)
+        return replace(self._result(start, transfer), quarantined=quarantined)
+
+    def catch_up(self) -> dict[str, int]:
+        """Tick thoroughly until nothing is left; returns the rows appended by table. Raises StoreBusyError."""
+        rows: Counter[str] = Counter()
+        while True:
+            result = self.tick(thorough=True)
+            rows.update(result.rows)
+            if result.busy:
+                raise StoreBusyError(f"{self.path} is in use by another process")
+            if not result.lag:
+                return dict(rows)
+
+    def _is_idle(self, thorough: bool) -> bool:
+        """Whether the store is as we know it and the files hold nothing more."""
+        identity = _identity(self.path)
+        if identity is None:
+            return False
+        if identity != self._identity:
+            state = _load_read_only(self.path, self._wait_s)
+            if state is None:
+                return False
+            self._state = state
+            self._identity = identity
+        return next(self._tail.looks(self._state, tick=self._ticks, thorough=thorough), None) is None
+
+    def _write(self, thorough: bool) -> Transfer:
+        import duckdb
+
+        connection = connect_writer(self.path, wait_s=self._wait_s, threads=self._threads)
+        try:
+            known = _known(connection, self.path)
+            connection.execute("BEGIN")
+            if known is None:
+                known = _create(connection)
+            if known != (self._state.store_id, self._state.generation):
+                self._state = load(connection)
+            transfer = Transfer(connection, self._dictionary, self._state)
+            self._take_all(transfer, thorough)
+            changes = transfer.finish()
+            save(connection, changes)
+            connection.execute("COMMIT")
+        except duckdb.Error as error:
+            raise translated(error, self.path) from error
+        finally:
+            connection.close()
+        self._state = self._state.updated(changes)
+        self._identity = _identity(self.path)
+        return transfer
+
+    def _take_all(self, transfer: Transfer, thorough: bool) -> None:
+        for look in self._tail.looks(self._state, tick=self._ticks, thorough=thorough):
+            if isinstance(look, ProblemLook):
+                transfer.take_problem(look.path, look.problem)
+            elif isinstance(look, EventsLook):
+                transfer.take_events(look)
+            else:
+                transfer.take_segment(look, anchor_ns=self._anchor(look, transfer), names=self._book(look))
+            if transfer.bytes_read >= TICK_BYTES:
+                transfer.is_partial = True
+                break
+
+    def _anchor(self, look: SegmentLook, transfer: Transfer) -> int:
+        """What turns a segment's monotonic times into epoch times: one value for all segments of a rank.
+
+        A node's tapes are written by process after process, maybe with a reboot between: each has its own.
+        """
+        name = look.folder.name
+        if look.folder.is_node:
+            return look.header.wall_minus_mono_ns
+        known = self._state.anchors.get(name, transfer.changes.anchors.get(name))
+        if known is None:
+            known = anchor_of(self.run, self._tail.files(look.folder))
+            known = look.header.wall_minus_mono_ns if known is None else known
+            transfer.changes.anchors[name] = known
+        return known
+
+    def _book(self, look: SegmentLook) -> NameBook:
+        name = look.folder.name
+        if name not in self._books:
+            self._books[name] = NameBook(look.folder.path / "names.jsonl", self._dictionary)
+        return self._books[name]
+
+    def _result(self, start: float, transfer: Transfer | None = None) -> TickResult:
+        problems = self._state.problems
+        truncated = tuple(path for path, text in problems.items() if "shorter than its header" in text)
+        return TickResult(
+            rows=dict(transfer.rows) if transfer else {},
+            lag=transfer is not None and transfer.is_partial,
+            skipped_lines=sum(position.skipped_lines for position in self._state.events.values()),
+            truncated=truncated,
+            damaged=tuple(path for path in problems if path not in truncated),
+            bytes_read=transfer.bytes_read if transfer else 0,
+            duration_s=time.perf_counter() - start,
+        )
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """Differs when somebody else wrote, replaced or removed the file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _load_read_only(path: Path, wait_s: float) -> ReadState | None:
+    """The read state of a store that fits this schema; None: it has to be opened for writing, or made anew."""
+    import duckdb
+
+    try:
+        connection = connect_attached({"store": path}, wait_s=wait_s)
+    except StoreBusyError:
+        raise
+    except StoreError:
+        return None
+    try:
+        rows = connection.execute("SELECT schema_version, fingerprint FROM store.main.ingest_meta").fetchall()
+        return load(connection, "store.main") if rows == [(SCHEMA_VERSION, fingerprint())] else None
+    except duckdb.Error:
+        return None
+    finally:
+        connection.close()
+
+
+def _known(connection: DuckDBPyConnection, path: Path) -> tuple[str, int] | None:
+    """(store_id, generation) of a store that this version can go on with, None if the file is empty."""
+    import duckdb
+
+    try:
+        rows = connection.execute(
+            "SELECT schema_version, fingerprint, store_id, generation FROM ingest_meta"
+        ).fetchall()
+    except (duckdb.CatalogException, duckdb.BinderException):
+        (count,) = connection.execute("SELECT count(*) FROM duckdb_tables()").fetchall()[0]
+        if not count:
+            return None
+        raise StoreCorruptError(f"{path} is no store of rankscope") from None
+    if len(rows) != 1:
+        raise StoreCorruptError(f"{path} has a damaged description of itself")
+    version, mark, store_id, generation = rows[0]
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} was written with schema {version}, this rankscope reads up to {SCHEMA_VERSION}: update rankscope"
+        )
+    if mark != fingerprint():
+        raise StoreCorruptError(f"{path} has the tables of another version of rankscope")
+    return str(store_id), int(generation)
+
+
+def _create(connection: DuckDBPyConnection) -> tuple[str, int]:
+    for statement in create_statements():
+        connection.execute(statement)
+    store_id = uuid.uuid4().hex
+    connection.execute("INSERT INTO ingest_meta VALUES ($1, $2, $3, 0)", [SCHEMA_VERSION, fingerprint(), store_id])
+    return store_id, 0

@@ -1,0 +1,93 @@
+"""Names of all ranks as codes of one dictionary, so that records of many ranks go into the store together.
+
+A rank numbers its names by itself (`names.jsonl`); the same operation has another number on another rank. A `NameBook`
+turns one rank's numbers into codes of the ingester's `Dictionary`; code 0 is "no name".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probes.tape.names import read_names
+
+__all__ = ["Dictionary", "NameBook"]
+
+
+class Dictionary:
+    """Texts by code."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, int] = {"": 0}
+        self._texts: list[str | None] = [None]
+
+    def code(self, text: str) -> int:
+        """The code of a text, a new one if it is new."""
+        text = text.encode("utf-8", "replace").decode()
+        code = self._codes.setdefault(text, len(self._texts))
+        if code == len(self._texts):
+            self._texts.append(text)
+        return code
+
+    def decoded(self, codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A column of codes as a column of texts, None where there is no name."""
+        texts = np.empty(len(codes), dtype=object)
+        texts[:] = [self._texts[code] for code in codes.tolist()]
+        return texts
+
+    def texts_of(self, columns: Sequence[npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """The part of the dictionary that these columns use: {"code": codes, "text": their texts}."""
+        used = np.zeros(len(self._texts), dtype=bool)
+        for codes in columns:
+            used[codes] = True
+        used[0] = False
+        codes = np.flatnonzero(used)
+        texts = np.empty(len(codes), dtype=object)
+        texts[:] = [self._texts[code] for code in codes]
+        return {"code": codes.astype(np.int64), "text": texts}
+
+
+class NameBook:
+    """One rank's names; read again when a record refers to a number that is not known yet."""
+
+    def __init__(self, path: Path, dictionary: Dictionary) -> None:
+        self.skipped = 0
+        self._path = path
+        self._dictionary = dictionary
+        self._table: npt.NDArray[np.int64] = np.zeros(1, dtype=np.int64)  # code by number, -1: unknown
+        self._size = -1
+
+    def codes(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Codes of a column of name numbers. A number that `names.jsonl` does not explain reads `?<number>`."""
+        found = self._look_up(numbers)
+        if (found < 0).any():
+            self._read()
+            found = self._look_up(numbers)
+            for number in np.unique(numbers[found < 0]).tolist():
+                found[numbers == number] = self._dictionary.code(f"?{number}")
+        return found
+
+    def _look_up(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        top = len(self._table)
+        if int(numbers.max(initial=0)) < top:
+            return np.take(self._table, numbers)
+        return np.where(numbers < top, np.take(self._table, np.minimum(numbers, top - 1)), -1)
+
+    def _read(self) -> None:
+        try:
+            size = self._path.stat().st_size
+            if size == self._size:
+                return
+            known, self.skipped = read_names(self._path)
+        except OSError:
+            return  # no plain file: `RunDir.problems` tells it
+        self._size = size
+        table = np.full(max(known, default=0) + 1, -1, dtype=np.int64)
+        table[0] = 0
+        for number, text in known.items():
+            table[number] = self._dictionary.code(text)
+        self._table = table

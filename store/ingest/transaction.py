@@ -1,0 +1,121 @@
+"""One transaction's worth of records and events on the way into the store.
+
+    transfer = Transfer(connection, dictionary, state)
+    transfer.take_segment(look, anchor_ns=..., names=...)
+    transfer.take_events(look)
+    save(connection, transfer.finish())
+
+Records of many segments go in together, a table at a time: an INSERT costs a millisecond, whatever it carries.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from probes.tape.schema import TABLES
+from store.ddl import SEGMENT, grown_table
+from store.ingest.columns import Event, Part, event_batch, insert, tape_batch
+from store.ingest.name_codes import Dictionary, NameBook
+from store.ingest.read_positions import ReadState
+from store.ingest.tail import EventsLook, SegmentLook
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+__all__ = ["Transfer"]
+
+BATCH_ROWS = 200_000
+_EVENT_TABLES = {table.event_kind: table for table in TABLES.values() if table.source == "event"}
+
+
+class Transfer:
+    """Collects looks and appends their rows; `changes` are the read positions that belong to them."""
+
+    def __init__(self, connection: DuckDBPyConnection, dictionary: Dictionary, state: ReadState) -> None:
+        self.rows: Counter[str] = Counter()
+        self.bytes_read = 0
+        self.is_partial = False
+        self.changes = ReadState(store_id=state.store_id, generation=state.generation + 1)
+        self._connection = connection
+        self._dictionary = dictionary
+        self._state = state
+        self._complete: dict[str, list[Part]] = {}
+        self._open: dict[str, list[Part]] = {}
+        self._once_open: dict[str, list[str]] = {}  # segments whose open rows are out of date
+        self._waiting: Counter[str] = Counter()
+        self._events: dict[str, list[Event]] = {}
+
+    def take_problem(self, path: str, problem: str) -> None:
+        """Note what is wrong with a file; the empty text: nothing any more."""
+        if problem != self._state.problems.get(path, ""):
+            self.changes.problems[path] = problem
+
+    def take_segment(self, look: SegmentLook, *, anchor_ns: int, names: NameBook) -> None:
+        """Add what is new in a segment."""
+        table, path = look.header.table.name, look.position.path
+        self.take_problem(path, look.problem)
+        self.changes.segments[path] = look.position
+        self.bytes_read += look.complete.nbytes
+        before = self._state.segments.get(path)
+        if before is not None and before.pending and look.header.table.can_be_open:
+            self._once_open.setdefault(table, []).append(path)
+        still_open = look.open_records if look.header.table.can_be_open else look.open_records[:0]
+        for records, parts in ((look.complete, self._complete), (still_open, self._open)):
+            if len(records):
+                part = Part(
+                    rank=look.folder.rank,
+                    attempt=look.header.attempt,
+                    anchor_ns=anchor_ns,
+                    names=names,
+                    records=records,
+                    segment=path,
+                )
+                parts.setdefault(table, []).append(part)
+        self._waiting[table] += len(look.complete)
+        if self._waiting[table] >= BATCH_ROWS:
+            self._flush(table)
+
+    def take_events(self, look: EventsLook) -> None:
+        """Add new events, to the table of all events and to the tables of their kinds."""
+        before = self._state.events.get(look.position.path)
+        self.take_problem(look.position.path, look.problem)
+        self.changes.events[look.position.path] = look.position
+        self.bytes_read += look.position.next_byte - (before.next_byte if before else 0)
+        self.is_partial |= look.is_partial
+        for content in look.events:
+            event = Event(content=content, attempt=look.folder.attempt, rank=look.folder.rank)
+            self._events.setdefault("events", []).append(event)
+            table = _EVENT_TABLES.get(content["kind"])
+            if table is not None:
+                self._events.setdefault(table.name, []).append(event)
+
+    def finish(self) -> ReadState:
+        """Append what waits, replace the open rows; returns the read positions to save."""
+        for table in list(self._complete):
+            self._flush(table)
+        for name, events in self._events.items():
+            batch = event_batch(TABLES[name], events)
+            insert(self._connection, batch, name)
+            self.rows[name] += batch.num_rows
+        for table, paths in self._once_open.items():
+            names = np.empty(len(paths), dtype=object)
+            names[:] = paths
+            self._connection.register("segments", {"path": names})
+            self._connection.execute(f"DELETE FROM {table}_open WHERE {SEGMENT} IN (SELECT path FROM segments)")
+            self._connection.unregister("segments")
+        for name, parts in self._open.items():
+            batch = tape_batch(TABLES[name], parts, self._dictionary, with_segment=True)
+            insert(self._connection, batch, f"{name}_open")
+        return self.changes
+
+    def _flush(self, name: str) -> None:
+        parts = self._complete.pop(name, [])
+        self._waiting[name] = 0
+        if parts:
+            table = TABLES[name]
+            batch = tape_batch(table, parts, self._dictionary)
+            insert(self._connection, batch, grown_table(table))
+            self.rows[name] += batch.num_rows

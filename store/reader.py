@@ -1,0 +1,324 @@
+"""Reading a store: one connection over all nodes' files, shut off from the rest of the machine.
+
+    with Store.open(run) as store:
+        columns = store.query("SELECT step, duration_ns FROM steps WHERE rank = ? ORDER BY step", [3])
+        np.median(columns["duration_ns"])
+
+Every table of the schema is there, empty if nobody wrote it. The connection is for a short while: as long as it is
+open, the writer's ticks wait (they lose nothing).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probes.tape.attempts import all_closed
+from probes.tape.rundir import RunDir
+from probes.tape.safe_open import file_problem
+from probes.tape.schema import TABLES, Table
+from store.database import (
+    POLL_S,
+    READER,
+    StoreCorruptError,
+    StoreError,
+    StoreLockedError,
+    connect_attached,
+    connect_foreign,
+    is_watched,
+    lock_down,
+    translated,
+)
+from store.ddl import SQL_TYPES, fingerprint, grown_table, quoted, store_columns
+from store.ingest.ingest import Ingester
+from store.ingest.tail import Folder, folders_by_node
+from store.sql_console import ConsoleAnswer
+from store.sql_console import run as run_console
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+__all__ = ["Store"]
+
+WAIT_S = 10.0
+LAST_WORD_S = 5.0
+Params = Sequence[Any] | Mapping[str, Any] | None
+
+
+class Store:
+    """A run's records, to be asked in SQL. Made by `Store.open` or `Store.open_foreign`."""
+
+    def __init__(
+        self,
+        connection: DuckDBPyConnection,
+        name: str,
+        *,
+        stand_ins: frozenset[str] = frozenset(),
+        scratch: contextlib.ExitStack | None = None,
+    ) -> None:
+        self._connection = connection
+        self._name = name
+        self._stand_ins = stand_ins  # tables of the schema that none of the files has
+        self._scratch = scratch
+        self._tables: tuple[str, ...] | None = None
+
+    @classmethod
+    def open(
+        cls,
+        run: RunDir,
+        *,
+        catch_up: bool = True,
+        node: int | None = None,
+        wait_s: float = WAIT_S,
+        memory_bytes: int | None = None,
+        spills: bool = False,
+    ) -> Store:
+        """The store of a run, live or dead.
+
+        With `catch_up`, what is on the tapes and not in the store is ingested first, unless a `watch` lives, whose
+        job that is; if all ranks have ended, its last word is waited for, for `LAST_WORD_S` at most. Where the run's
+        folder cannot be written, it goes into a temporary copy. Without it, `node` reads the store of one node alone,
+        so that nobody else's writer waits. `memory_bytes` bounds what queries may take; with `spills` they go on in a
+        temporary folder beyond it. Raises StoreError.
+        """
+        with contextlib.ExitStack() as scratch:
+            paths = _caught_up(run, scratch, wait_s) if catch_up else run.stores()
+            paths = paths if node is None or catch_up else [path for path in paths if path == run.store(node)]
+            if not paths:
+                raise StoreError(f"{run.path} has no store yet: neither a watch nor a reader made one from its tapes")
+            connection = connect_attached({f"n{i}": path for i, path in enumerate(paths)}, wait_s=wait_s)
+            try:
+                stand_ins = _make_views(connection, paths)
+                spill_to = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-"))) if spills else None
+                lock_down(connection, memory_bytes=memory_bytes, spill_to=spill_to)
+            except BaseException:
+                connection.close()
+                raise
+            return cls(connection, str(run.path), stand_ins=stand_ins, scratch=scratch.pop_all())
+
+    @classmethod
+    def open_foreign(cls, path: Path, *, wait_s: float = WAIT_S) -> Store:
+        """Somebody else's DuckDB file: read-only, no other file, no network, no extension. Raises StoreError."""
+        if not path.is_file():
+            raise StoreError(f"no file at {path}")
+        return cls(connect_foreign(path, wait_s=wait_s), str(path))
+
+    def query(self, sql: str, params: Params = None) -> dict[str, npt.NDArray[Any]]:
+        """The result's columns as plain numpy arrays, never masked ones. Raises StoreError.
+
+        NULL is NaN in a number column (integers with a NULL become float64, exact up to 2^53: take differences of
+        times in SQL), None in a text, list, JSON or bool column (dtype object), NaT in a timestamp. To tell a NULL
+        from a recorded NaN, ask for `x IS NULL`. `sum` of integers is HUGEINT, which arrives as float64: cast it.
+        """
+        found = self._execute(sql, params, "fetchnumpy")
+        return {name: _plain(values) for name, values in found.items()}
+
+    def rows(self, sql: str, params: Params = None) -> list[tuple[Any, ...]]:
+        """The result's rows as tuples of Python values, None for NULL. Raises StoreError."""
+        found: list[tuple[Any, ...]] = self._execute(sql, params, "fetchall")
+        return found
+
+    def batches(self, sql: str, params: Params = None, *, batch_rows: int = 100_000) -> Any:
+        """The result as an iterator of pyarrow's record batches, for what is too large for the memory. Raises
+        StoreError; ImportError without pyarrow."""
+        import duckdb
+
+        try:  # a relation is computed as it is read; what `execute` returns would be in memory whole
+            return self._connection.sql(sql, params=params).to_arrow_reader(batch_rows)
+        except duckdb.Error as error:
+            raise translated(error, self._name) from error
+
+    def typed(self, sql: str, *, max_rows: int = 1_000, limit_s: float = 15.0) -> ConsoleAnswer:
+        """The answer to a statement that somebody typed: one, that reads, `max_rows` of it. Raises StoreError."""
+        return run_console(self._connection, sql, max_rows=max_rows, limit_s=limit_s)
+
+    def has(self, table: str) -> bool:
+        """Whether a file of the run has this table (it may be empty)."""
+        return table in self.tables() and table not in self._stand_ins
+
+    def tables(self) -> tuple[str, ...]:
+        """Names of all tables and views, in order: those that there were when it was first asked."""
+        if self._tables is None:  # analyzers ask some twenty times a second while a run lives
+            names = self.rows(
+                "SELECT table_name FROM information_schema.tables WHERE table_catalog = current_database() "
+                "GROUP BY table_name ORDER BY table_name"
+            )
+            self._tables = tuple(str(name) for (name,) in names)
+        return self._tables
+
+    def close(self) -> None:
+        """Close the connection; writers may go on."""
+        self._connection.close()
+        if self._scratch is not None:
+            self._scratch.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _execute(self, sql: str, params: Params, fetch: str) -> Any:
+        import duckdb
+
+        try:
+            return getattr(self._connection.execute(sql, params), fetch)()
+        except duckdb.Error as error:
+            raise translated(error, self._name) from error
+
+
+def _plain(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if not isinstance(values, np.ma.MaskedArray):
+        return values
+    mask = np.ma.getmaskarray(values)
+    if not mask.any():
+        return np.asarray(values.data)
+    kind = values.dtype.kind
+    if kind in "iuf":
+        return np.where(mask, np.nan, values.data.astype(np.float64, copy=False))
+    if kind in "mM":
+        plain = values.data.copy()
+        plain[mask] = np.array("NaT", dtype=plain.dtype)
+        return plain
+    plain = values.data.astype(object)
+    plain[mask] = None
+    return plain
+
+
+def _make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozenset[str]:
+    """A view a table over all nodes. A store of another version may lack a table or a column: NULLs stand in.
+
+    Only tables of the files are asked, never their views: a stranger's view may read or compute anything.
+
+    Returns the tables that no file has, whose views are empty.
+    """
+    import duckdb
+
+    stand_ins = set()
+    try:
+        there = None if _all_of_this_version(connection, len(paths)) else _columns_of(connection)
+        for table_ in TABLES.values():
+            typed = [(quoted(c.name), f"CAST(NULL AS {SQL_TYPES[c.type]})", c.name) for c in store_columns(table_)]
+            selects = []
+            for i in range(len(paths)):
+                columns = {name for _, _, name in typed} if there is None else _common(table_, there, i)
+                if columns:
+                    picked = ", ".join(q if name in columns else f"{null} AS {q}" for q, null, name in typed)
+                    for part in _parts_of(table_, there, i):
+                        selects.append(f"SELECT {picked} FROM n{i}.main.{quoted(part)}")
+            if not selects:
+                stand_ins.add(table_.name)
+                selects.append("SELECT " + ", ".join(f"{null} AS {q}" for q, null, _ in typed) + " WHERE false")
+            connection.execute(f"CREATE VIEW {quoted(table_.name)} AS {' UNION ALL '.join(selects)}")
+        listed = [i for i in range(len(paths)) if there is None or (f"n{i}", "ingest_problems") in there]
+        problems = [f"SELECT path, problem FROM n{i}.main.ingest_problems" for i in listed]
+        empty = "SELECT '' AS path, '' AS problem WHERE false"
+        connection.execute(f"CREATE VIEW ingest_problems AS {' UNION ALL '.join(problems or [empty])}")
+    except duckdb.Error as error:
+        raise translated(error, ", ".join(map(str, paths))) from error
+    return frozenset(stand_ins)
+
+
+def _all_of_this_version(connection: DuckDBPyConnection, num_files: int) -> bool:
+    """Whether every file has the tables of this version: then nobody needs to look them up, which takes a while."""
+    import duckdb
+
+    try:
+        views = {
+            name for (name,) in connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
+        }
+        if not views <= {table.name for table in TABLES.values() if table.can_be_open}:
+            return False
+        selects = [f"SELECT fingerprint FROM n{i}.main.ingest_meta" for i in range(num_files)]
+        return connection.execute(" UNION ALL ".join(selects)).fetchall() == [(fingerprint(),)] * num_files
+    except (duckdb.CatalogException, duckdb.BinderException):
+        return False
+
+
+def _columns_of(connection: DuckDBPyConnection) -> dict[tuple[str, str], set[str]]:
+    """The columns of every table, by file and name."""
+    rows = connection.execute(
+        "SELECT c.database_name, c.table_name, c.column_name FROM duckdb_columns() c "
+        "JOIN duckdb_tables() t USING (database_name, schema_name, table_name) WHERE c.schema_name = 'main'"
+    ).fetchall()
+    there: dict[tuple[str, str], set[str]] = {}
+    for database, table, column in rows:
+        there.setdefault((database, table), set()).add(column)
+    return there
+
+
+def _parts_of(table: Table, there: dict[tuple[str, str], set[str]] | None, number: int) -> list[str]:
+    """The tables of a file that hold the rows of `table`: finished and open ones apart, or all in one."""
+    apart = [grown_table(table), f"{table.name}_open"] if table.can_be_open else [table.name]
+    if there is None or all((f"n{number}", part) in there for part in apart):
+        return apart
+    return [table.name] if (f"n{number}", table.name) in there else []
+
+
+def _common(table: Table, there: dict[tuple[str, str], set[str]], number: int) -> set[str]:
+    parts = _parts_of(table, there, number)
+    return set.intersection(*(there[f"n{number}", part] for part in parts)) if parts else set()
+
+
+def _caught_up(run: RunDir, scratch: contextlib.ExitStack, wait_s: float) -> list[Path]:
+    """Bring every node's store up to date; returns the files to read."""
+    paths: dict[Path, Path] = {path: path for path in run.stores()}
+    for node, folders in folders_by_node(run).items():
+        path = run.store(node)
+        try:
+            paths[path] = _catch_up_node(run, node, folders, wait_s)
+        except StoreLockedError:
+            _await_last_word(run, path)
+            if not path.exists() and not _appears(path, wait_s):
+                raise
+            paths[path] = path
+        except StoreCorruptError:
+            raise
+        except StoreError:  # the folder cannot be written, or readers never let go of the file
+            paths[path] = _scratch_copy(run, node, folders, scratch)
+    return [paths[path] for path in sorted(paths, key=lambda path: (len(path.name), path.name))]
+
+
+def _catch_up_node(run: RunDir, node: int, folders: Sequence[Folder], wait_s: float) -> Path:
+    with Ingester(run, node, role=READER, threads=2, wait_s=wait_s, folders=folders) as ingester:
+        ingester.catch_up()
+        return ingester.path
+
+
+def _await_last_word(run: RunDir, path: Path) -> None:
+    """Ranks that have just ended left records that `watch` is reading: half of them would be half a verdict."""
+    deadline = time.monotonic() + LAST_WORD_S
+    while is_watched([path]) and all_closed(run) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+
+
+def _scratch_copy(run: RunDir, node: int, folders: Sequence[Folder], scratch: contextlib.ExitStack) -> Path:
+    folder = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-")))
+    original, copy = run.store(node), folder / run.store(node).name
+    for suffix in ("", ".wal"):
+        source = original.with_name(original.name + suffix)
+        if source.exists() and not file_problem(source):
+            shutil.copyfile(source, copy.with_name(copy.name + suffix))
+    with Ingester(run, node, threads=2, store_path=copy, folders=folders) as ingester:
+        ingester.catch_up()
+    return copy
+
+
+def _appears(path: Path, wait_s: float) -> bool:
+    deadline = time.monotonic() + wait_s
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True

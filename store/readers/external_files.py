@@ -1,0 +1,183 @@
+"""Files that a stranger hands over: only plain ones are opened, nothing is followed, and no read is without a bound.
+
+    for path in survey(folder).paths: ...
+    for chunk in unpacked(path): ...        # bytes, gunzipped where they are compressed; SourceError says what is wrong
+
+A link, a FIFO or a device in such a folder is named and left alone: opening it could read another file or never return.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from probes.tape.safe_open import LINK, NOT_PLAIN, open_plain
+
+__all__ = ["SourceError", "Survey", "head", "rank_of_name", "read_whole", "survey", "unpacked"]
+
+CHUNK_BYTES = 1 << 20
+MAX_FILES = 20_000
+MAX_DEPTH = 3
+"""Folders below the one that was given: dumps are often gathered in one folder a host."""
+MAX_PROBLEMS = 50
+MAX_UNPACKED_BYTES = 4 << 30
+"""Of one file. A trace of 8 million events has about 2 GiB; a compressed bomb is stopped here (it is never held)."""
+_GZIP = b"\x1f\x8b"
+_RANK = re.compile(r"rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_NUMBER = re.compile(r"(?<!\d)(\d{1,7})(?!\d)")
+MAX_RANK = 1_000_000
+
+
+class SourceError(ValueError):
+    """A foreign file or folder cannot be read; the text is one line that says what and why."""
+
+
+@dataclass(slots=True)
+class Survey:
+    """Plain files below a folder, in the order of their names, and what was left alone."""
+
+    paths: list[Path] = field(default_factory=list)
+    problems: list[dict[str, str]] = field(default_factory=list)
+
+    def tell(self, path: Path, problem: str) -> None:
+        """Note what is wrong with a file; a folder full of rubbish doesn't fill the report."""
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append({"path": path.name, "problem": problem})
+
+
+def survey(folder: Path) -> Survey:
+    """What lies in a folder (or the one file that was given). Raises SourceError where it cannot be listed."""
+    found = Survey()
+    if not folder.is_dir():
+        found.paths.append(folder)
+        return found
+    try:
+        _walk(folder, MAX_DEPTH, found)
+    except OSError as error:
+        raise SourceError(f"{folder}: {error.strerror}") from None
+    found.paths.sort()
+    return found
+
+
+def _walk(folder: Path, depth: int, found: Survey) -> None:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            path = Path(entry.path)
+            if len(found.paths) >= MAX_FILES:
+                found.tell(folder, f"holds more than {MAX_FILES} files: the rest was not looked at")
+                return
+            if entry.is_symlink():
+                found.tell(path, LINK)
+            elif entry.is_dir(follow_symlinks=False):
+                try:
+                    if depth:
+                        _walk(path, depth - 1, found)
+                except OSError as error:
+                    found.tell(path, f"cannot be listed: {error.strerror}")
+            elif entry.is_file(follow_symlinks=False):
+                found.paths.append(path)
+            else:
+                found.tell(path, NOT_PLAIN)
+
+
+def _opened(path: Path) -> int:
+    """A file descriptor of a plain file."""
+    try:
+        return open_plain(path)
+    except OSError as error:
+        told = error.strerror in (LINK, NOT_PLAIN)
+        raise SourceError(str(error.strerror) if told else f"cannot be opened: {error.strerror}") from None
+
+
+def read_whole(path: Path, max_bytes: int) -> tuple[bytes, int]:
+    """The bytes of a file and when it was last written (epoch nanoseconds)."""
+    fd = _opened(path)
+    with open(fd, "rb") as file:
+        size = os.fstat(fd).st_size
+        if size > max_bytes:
+            raise SourceError(f"has {size:,} bytes: more than the {max_bytes:,} that are read")
+        return file.read(max_bytes), os.fstat(fd).st_mtime_ns
+
+
+def modified_ns(path: Path) -> int:
+    """When a file was last written (epoch nanoseconds); 0 if that cannot be told."""
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def unpacked(path: Path, max_bytes: int = MAX_UNPACKED_BYTES) -> Iterator[bytes]:
+    """A file in chunks of at most 1 MiB, gunzipped if it is compressed. SourceError at a cut or past the limit."""
+    total = 0
+    with open(_opened(path), "rb") as file:
+        first = file.read(CHUNK_BYTES)
+        chunks = _gunzipped(file, first) if first.startswith(_GZIP) else _plain(file, first)
+        for chunk in chunks:
+            total += len(chunk)
+            if total > max_bytes:
+                raise SourceError(f"holds more than {max_bytes:,} bytes: the rest was not read")
+            yield chunk
+
+
+def _plain(file: object, first: bytes) -> Iterator[bytes]:
+    chunk = first
+    while chunk:
+        yield chunk
+        chunk = file.read(CHUNK_BYTES)  # type: ignore[attr-defined]
+
+
+def _gunzipped(file: object, first: bytes) -> Iterator[bytes]:
+    inflate = zlib.decompressobj(31)
+    chunk = first
+    try:
+        while chunk:
+            unpacked_chunk = inflate.decompress(chunk, CHUNK_BYTES)
+            if unpacked_chunk:
+                yield unpacked_chunk
+            chunk = inflate.unconsumed_tail
+            if inflate.eof:
+                chunk = inflate.unused_data
+                if chunk.startswith(_GZIP):  # another member
+                    inflate = zlib.decompressobj(31)
+                    continue
+                return
+            if not chunk:
+                chunk = file.read(CHUNK_BYTES)  # type: ignore[attr-defined]
+    except zlib.error as error:
+        raise SourceError(f"is damaged: {error}") from None
+    if not inflate.eof:
+        raise SourceError("is cut off: the end of the compressed data is missing")
+
+
+def head(path: Path, num_bytes: int = 4096) -> bytes:
+    """The first bytes of a file, unpacked; what can be had of them where it is damaged."""
+    found = b""
+    try:
+        for chunk in unpacked(path, max_bytes=CHUNK_BYTES):
+            found += chunk[:num_bytes]
+            if len(found) >= num_bytes:
+                break
+    except SourceError:
+        if not found:
+            raise
+    return found[:num_bytes]
+
+
+def rank_of_name(path: Path) -> int | None:
+    """The rank that a file's name tells: the number after `rank`, else the last number before its suffixes."""
+    stem = path.name.split(".")[0] if path.name.split(".")[0] else path.name
+    for name in (path.name, stem):
+        marked = _RANK.findall(name)
+        if marked:
+            return _rank(marked[-1])
+    numbers = _NUMBER.findall(stem) or _NUMBER.findall(path.name)
+    return _rank(numbers[-1]) if numbers else None
+
+
+def _rank(digits: str) -> int | None:
+    return int(digits) if int(digits) < MAX_RANK else None

@@ -1,0 +1,68 @@
+"""SQL that somebody typed: one statement that reads, its first rows, and an end by the clock.
+
+    answer = run(connection, "SELECT rank, median(duration_ns) FROM steps GROUP BY rank", max_rows=1000, limit_s=10)
+    answer.names, answer.rows, answer.is_cut
+
+What the statement may reach was settled when the connection was locked down (`database.lock_down`): no file, no
+network, no extension, no setting. Here the rest: nothing but reading, and nothing that takes the machine for itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from store.database import StoreError
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+__all__ = ["ConsoleAnswer", "run"]
+
+_READING = ("SELECT", "EXPLAIN")
+"""Kinds of statements that only read; DESCRIBE, SHOW, SUMMARIZE and FROM are SELECT to DuckDB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsoleAnswer:
+    """`is_cut`: there are more rows than these. `took_s`: seconds."""
+
+    names: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    is_cut: bool
+    took_s: float
+
+
+def run(connection: DuckDBPyConnection, sql: str, *, max_rows: int, limit_s: float) -> ConsoleAnswer:
+    """The answer to one reading statement. Raises StoreError with DuckDB's own words, or ours."""
+    import duckdb
+
+    began = time.monotonic()
+    try:
+        statements = connection.extract_statements(sql)
+    except duckdb.Error as error:
+        raise StoreError(str(error)[:2000]) from None
+    if not statements:
+        raise StoreError("there is no statement in it")
+    if len(statements) > 1:
+        raise StoreError(f"one statement at a time; there are {len(statements)}")
+    kind = statements[0].type.name
+    if kind not in _READING:
+        raise StoreError(f"{kind} is not allowed: this console only reads")
+    timer = threading.Timer(limit_s, connection.interrupt)
+    timer.start()
+    try:
+        found = connection.execute(statements[0])
+        names = tuple(str(column[0]) for column in found.description or ())
+        rows = found.fetchmany(max_rows + 1)
+    except duckdb.InterruptException:
+        raise StoreError(f"it took longer than {limit_s:g} s and was ended; look at fewer steps or ranks") from None
+    except duckdb.Error as error:
+        raise StoreError(str(error)[:2000]) from None
+    finally:
+        timer.cancel()
+    return ConsoleAnswer(
+        names=names, rows=rows[:max_rows], is_cut=len(rows) > max_rows, took_s=time.monotonic() - began
+    )

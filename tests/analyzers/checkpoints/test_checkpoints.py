@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from analyzers.checkpoints.analyze import analyze
+from tests.analyzers.plain_run import MS, plain_run, save
+
+MANIFEST: dict[str, Any] = {"config": {"checkpoint": {"interval": 20}}}
+
+
+def test_good_saves_are_silent() -> None:
+    assert analyze(plain_run(), MANIFEST) == []
+
+
+def test_a_save_that_failed_and_one_that_was_good_after_it() -> None:
+    store = plain_run(steps=60)
+    save(store, 80, "failed", reason="No space left on device: checkpoints/step-80.tmp")
+    failed, *_ = analyze(store, MANIFEST)
+    assert (failed.kind, failed.severity, failed.last_step) == ("checkpoint_failed", "critical", 80)
+    assert "No space left on device" in failed.summary
+    save(store, 100, "good")
+    (healed,) = analyze(store, MANIFEST)
+    assert healed.severity == "warning"
+
+
+def test_the_age_of_the_last_good_one() -> None:
+    store = plain_run(steps=100, saves_every=20)
+    store.connection.execute("DELETE FROM checkpoints WHERE step > 20")
+    (finding,) = analyze(store, MANIFEST)
+    assert (finding.kind, finding.evidence["age_steps"], finding.first_step) == ("checkpoint_age", 80, 20)
+    assert finding.evidence["lost_s"] == pytest.approx(8.0, rel=0.01)
+    save(store, 80, "verified")
+    assert analyze(store, MANIFEST) == []
+    save(store, 80, "condemned", reason="a loss spike")
+    assert [f.kind for f in analyze(store, MANIFEST)] == ["checkpoint_age"]
+    store.connection.execute("UPDATE checkpoints SET tier = 'memory'")
+    (never,) = analyze(store, MANIFEST)
+    assert never.summary.startswith("no good checkpoint in 100 steps")
+
+
+def test_saves_that_cost_too_much_or_come_late() -> None:
+    store = plain_run()
+    store.connection.execute(f"UPDATE steps SET checkpoint_ns = {10 * MS} WHERE step > 10")
+    (cost,) = analyze(store, MANIFEST)
+    assert (cost.kind, cost.status, cost.cause) == ("checkpoint_cost", "advice", "stall")
+    assert cost.evidence["stall_ratio"] == pytest.approx(0.09, rel=0.05)
+    late = plain_run()
+    for step in (41, 61):
+        save(late, step, "delayed", reason="the save before it is still being written")
+    (slow,) = analyze(late, MANIFEST)
+    assert (slow.kind, slow.cause, slow.evidence["num_delayed"]) == ("checkpoint_cost", "slow", 2)
+
+
+def test_what_is_missing_is_said_unless_nothing_was_due() -> None:
+    for damage in ("DELETE FROM steps", "DELETE FROM checkpoints", "UPDATE checkpoints SET state = NULL",
+                   "UPDATE checkpoints SET stall_ns = NULL"):  # fmt: skip
+        store = plain_run()
+        store.connection.execute(damage)
+        assert [finding.status for finding in analyze(store, MANIFEST)] == ["insufficient_data"], damage
+    store = plain_run(steps=15)
+    assert analyze(store, MANIFEST) == [], "none was due"
+    assert analyze(store, {"config": {"checkpoint": {"interval": 0}}}) == [], "none was wanted"
+    assert [finding.status for finding in analyze(store, {})] == ["insufficient_data"]

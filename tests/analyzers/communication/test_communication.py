@@ -1,0 +1,212 @@
+"""Exposed and overlapped communication, bandwidth, buckets: simulated worlds whose truth is known, and a real one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analyzers.account.exposure import measure
+from analyzers.communication.analyze import analyze
+from analyzers.communication.bandwidth import call_classes, call_columns
+from analyzers.communication.exposed_calls import exposed_calls
+from analyzers.external.trace_diagnosis import breakdown
+from analyzers.finding import Finding
+from probes.tape.rundir import RunDir
+from store import Store
+from store.readers.kineto import read_trace
+from tests.analyzers.bucketed_world import bucketed_world
+from tests.analyzers.memory_store import MemoryStore
+from tests.processes import run_ranks
+
+
+def of_kind(findings: list[Finding], kind: str) -> Finding:
+    (found,) = [finding for finding in findings if finding.kind == kind]
+    return found
+
+
+def test_what_is_hidden_and_what_is_not() -> None:
+    """Four buckets of 6 ms behind 10 ms of backward each: the last one alone is exposed."""
+    store = bucketed_world(buckets=4, bucket_bytes=4_000_000, gb_per_s=1.0, latency_ms=0.0)
+    measured = measure(store, 0)
+    assert measured.num_steps == 30
+    assert measured.exposed_ms == pytest.approx(6.0)
+    assert measured.transfer_ms == pytest.approx(6.0)
+    assert measured.busy_ms == pytest.approx(24.0)
+    assert measured.overlapped_ms == pytest.approx(18.0)
+    finding = of_kind(analyze(store), "exposed_communication")
+    assert finding.status == "ok"
+    assert finding.evidence["overlapped_ratio"] == pytest.approx(0.75)
+    assert finding.evidence["exposed_transfer_ratio"] == pytest.approx(6 / 68, rel=1e-3)
+    (one,) = call_classes(store, 0)
+    assert one.bus_gb_per_s == pytest.approx(1.0)
+    assert one.bus_bytes == pytest.approx(6_000_000)
+    assert one.of_best_ratio == 1.0
+
+
+def test_exposed_time_by_call_adds_up_to_that_of_the_steps() -> None:
+    store = bucketed_world(buckets=4, bucket_bytes=4_000_000, gb_per_s=1.0, latency_ms=0.0)
+    found, measured = exposed_calls(store, 0), measure(store, 0)
+    assert found["num_classes"].tolist() == [1]
+    assert found["num_calls"].tolist() == [4.0]
+    assert found["exposed_ms"].sum() == pytest.approx(measured.exposed_ms.mean())
+    assert found["transfer_ms"].sum() == pytest.approx(measured.transfer_ms.mean())
+    assert found["busy_ms"].tolist() == pytest.approx([24.0])
+    assert found["exposed_ratio"].tolist() == pytest.approx([0.25])
+
+
+def test_exposed_time_is_told_by_operation_size_and_group_and_the_late_apart() -> None:
+    """Two sizes, two operations; of the large all_gather rank 0 is blocked for 10 ms, 6 of them for a late member."""
+    store = MemoryStore()
+    ms, calls = 1_000_000, []
+    classes = (("all_gather", 8 << 20, 10, 4), ("all_gather", 1 << 10, 1, 1), ("all_reduce", 4, 3, 3))
+    for seq, (op, num_bytes, waited, transfer) in enumerate(classes):
+        for rank in range(2):
+            took = waited if rank == 0 else transfer
+            calls.append(
+                {"attempt": 0, "rank": rank, "step": 1, "op": op, "process_group": "g:0-1", "seq": seq,
+                 "bytes": num_bytes, "issue_ns": 20 * seq * ms, "end_ns": (20 * seq + took) * ms, "wait_ns": took * ms}
+            )  # fmt: skip
+    store.add("collectives", calls)
+    step = {"attempt": 0, "step": 1, "start_ns": 0, "duration_ns": 100 * ms}
+    store.add(
+        "steps", [step | {"rank": 0, "collective_wait_ns": 14 * ms}, step | {"rank": 1, "collective_wait_ns": 4 * ms}]
+    )
+    found = exposed_calls(store, 0)
+    assert found["op"].tolist() == ["all_gather", "all_reduce", "all_gather"]
+    # Rank 1 waited in 8 ms of calls and counted 4 of them: beside one another.
+    assert found["exposed_ms"].tolist() == pytest.approx([(10 + 2) / 2, (3 + 1.5) / 2, (1 + 0.5) / 2])
+    assert found["transfer_ms"].tolist() == pytest.approx([(4 + 2) / 2, (3 + 1.5) / 2, (1 + 0.5) / 2])
+    assert exposed_calls(store, 0, limit=1)["num_classes"].tolist() == [3]
+
+
+def test_a_slow_link_is_exposed_and_a_late_rank_is_not_communication() -> None:
+    finding = of_kind(analyze(bucketed_world(gb_per_s=0.2)), "exposed_communication")
+    assert (finding.status, finding.cause, finding.advice) == ("advice", "transfer", "exposed-communication")
+    assert finding.evidence["exposed_transfer_ratio"] > 0.4
+    late = of_kind(analyze(bucketed_world(gb_per_s=2.0, slow={3: 2.0})), "exposed_communication")
+    assert late.status == "ok"
+    assert late.evidence["waiting_for_late_ratio"] > 0.3
+
+
+def test_small_buckets_are_told_beside_one_that_shows_the_bandwidth() -> None:
+    store = bucketed_world(steps=16, buckets=64, bucket_bytes=64 << 10, latency_ms=1.0, gb_per_s=2.0)
+    seen = {"attempt": 0, "op": "all_gather", "process_group": "dp_shard:0-3", "phase": "forward", "bytes": 8 << 20}
+    took_ns = int(3 * (8 << 20) / 2.0)  # 2 GB/s over each link
+    seen |= {"step": 9, "seq": 0, "issue_ns": 10**12, "end_ns": 10**12 + took_ns, "wait_ns": 0}
+    store.add("collectives", [seen | {"rank": rank} for rank in range(4)])
+    finding = of_kind(analyze(store), "small_buckets")
+    assert (finding.status, finding.advice) == ("advice", "small-buckets")
+    assert finding.evidence["calls_a_step"] == pytest.approx(64)
+    assert finding.evidence["latency_ms"] == pytest.approx(1.0, rel=0.1)
+    assert finding.evidence["gain_ms"] > 20
+
+
+def test_large_buckets_and_small_votes_are_not_blamed() -> None:
+    assert [f.kind for f in analyze(bucketed_world(buckets=4))] == ["exposed_communication"]
+
+
+def test_a_dimension_over_a_slower_link() -> None:
+    store = bucketed_world(group="tp", gb_per_s=8.0)
+    bucketed_world(group="dp_shard", gb_per_s=0.8, store=store)
+    store.connection.execute("DELETE FROM steps WHERE rowid >= (SELECT count(*) // 2 FROM steps)")
+    finding = of_kind(analyze(store), "low_bandwidth")
+    assert (finding.status, finding.cause) == ("advice", "dp_shard")
+    assert finding.evidence["factor_ratio"] == pytest.approx(10, rel=0.1)
+
+
+def test_what_is_missing_is_said() -> None:
+    (nothing,) = analyze(MemoryStore())
+    assert nothing.status == "insufficient_data"
+    store = bucketed_world()
+    store.connection.execute("DELETE FROM collectives")
+    (finding,) = analyze(store)
+    assert (finding.status, "collectives" in finding.summary) == ("insufficient_data", True)
+    (short,) = analyze(bucketed_world(steps=8))
+    assert short.status == "insufficient_data"
+    alone = bucketed_world(ranks=2)
+    alone.connection.execute("DELETE FROM collectives; DELETE FROM steps WHERE rank > 0")
+    assert analyze(alone) == [], "one rank has nobody to talk to"
+
+
+# ---- beside torch's profiler ----
+
+STEPS, WARM_UP, LINK_BYTES_PER_S = 10, 2, 25_000_000
+
+
+def profiled(rank: int, world_size: int, folder: str) -> None:
+    """Real DDP steps over a link that the kernel paces, recorded by us and by torch's profiler at the same time."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
+
+    from probes.collectives.wrapped import install, uninstall
+    from probes.recorder import Recorder
+    from trainer.faults.timing import _pace
+
+    torch.set_num_threads(1)
+    run = RunDir(Path(folder))
+    dist.barrier()
+    dist.destroy_process_group()
+    recorder = Recorder(run.rank_dir(0, rank), rank=rank, attempt=0, world_size=world_size)
+    install(recorder)
+    store = dist.FileStore(f"{folder}/store", world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    layers = [layer for _ in range(6) for layer in (torch.nn.Linear(512, 512), torch.nn.ReLU())]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=2.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    assert _pace(LINK_BYTES_PER_S)
+    handler = tensorboard_trace_handler(f"{folder}/traces", worker_name=f"worker{rank}")
+    plan = schedule(wait=0, warmup=WARM_UP, active=STEPS)
+    batch = torch.randn(256, 512)
+    with profile(activities=[ProfilerActivity.CPU], schedule=plan, on_trace_ready=handler) as profiler:
+        for step in range(WARM_UP + STEPS):
+            with recorder.step(step):
+                with recorder.span("forward"):
+                    loss = model(batch).square().mean()
+                with recorder.span("backward"):
+                    loss.backward()
+                with recorder.span("optimizer"):
+                    optimizer.step()
+                    optimizer.zero_grad()
+            if step < WARM_UP + STEPS - 1:
+                profiler.step()
+    uninstall()
+    recorder.close()
+
+
+def test_exposed_communication_is_what_torchs_profiler_says_on_the_same_steps(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "runs", name="profiled", manifest={"world_size": 2})
+    run_ranks(profiled, world_size=2, args=(str(run.path),))
+    with Store.open(run) as store:
+        ours = measure(store, 0, since_step=WARM_UP)
+    assert ours.num_steps == STEPS
+    for path in sorted((run.path / "traces").iterdir()):
+        trace = read_trace(path)
+        theirs = breakdown(trace)
+        own = ours.rank == trace.rank
+        assert np.array_equal(ours.step[own], trace.steps)
+        ratios = ours.exposed_ms[own] / theirs["exposed"]
+        assert np.median(ratios) == pytest.approx(1.0, abs=0.05), (ours.exposed_ms[own], theirs["exposed"])
+        # There is something to tell apart: part of the communication is hidden, and part is not.
+        assert 0.2 < np.sum(ours.exposed_ms[own]) / np.sum(ours.busy_ms[own]) < 0.95
+
+
+def test_uneven_exchanges_of_about_a_size_are_one_class() -> None:
+    """Tokens on their way to experts: each call has a size of its own, which must not make thousands of classes."""
+    store = MemoryStore()
+    call = {"attempt": 0, "op": "all_to_all", "process_group": "ep:0-1", "wait_ns": 10**6}
+    store.add(
+        "collectives",
+        [
+            call | {"rank": rank, "step": seq, "seq": seq, "bytes": 60_000 + 131 * seq + rank, "issue_ns": seq * 10**7,
+                    "end_ns": seq * 10**7 + 10**6}
+            for seq in range(1, 40)
+            for rank in range(2)
+        ],
+    )  # fmt: skip
+    table = call_columns(store)
+    assert table["bytes"].tolist() == [1 << 16]
+    assert table["num_calls"].tolist() == [39.0]

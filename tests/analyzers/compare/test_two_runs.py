@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from analyzers.compare.two_runs import Comparison, Side, compare
+from analyzers.diagnose import diagnose
+from analyzers.report.terminal.compare_text import render
+from probes.tape.rundir import RunDir
+from store import Store
+from tests.analyzers.memory_store import MemoryStore
+from tests.e2e.launched import rankscope
+from tests.factories import make_run
+
+
+def config(**optim: float) -> dict[str, Any]:
+    return {"config": {"optim": optim, "model": {"dim": 64}}, "versions": {"torch": "2.13.0"}}
+
+
+def compared(a: RunDir, b: RunDir) -> Comparison:
+    with Store.open(a) as store_a, Store.open(b) as store_b:
+        sides = [
+            Side(source=store, manifest=run.manifest(), diagnosis=diagnose(store, run.manifest()))
+            for run, store in ((a, store_a), (b, store_b))
+        ]
+        return compare(*sides)
+
+
+def text_of(comparison: Comparison) -> str:
+    console = Console(width=110, no_color=True, file=io.StringIO())
+    render(comparison, console)
+    output: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return output
+
+
+def wobbling(step: int) -> float:
+    return 2.0 + 3.0 * math.exp(-step / 40) + 0.02 * math.sin(step * 12.9898)
+
+
+def test_equal_runs_differ_in_nothing(tmp_path: Path) -> None:
+    a = make_run(tmp_path / "a", steps=80, **config(lr=1e-3))
+    b = make_run(tmp_path / "b", steps=80, **config(lr=1e-3))
+    found = compared(a, b)
+    assert found.settings == found.versions == found.findings == found.only_a == found.only_b == ()
+    assert found.speed is not None
+    assert found.speed.low <= 1 <= found.speed.high
+    assert found.loss is not None
+    assert (found.loss.first_different_step, found.loss.is_real) == (None, False)
+    assert "equal to the last bit in 80 steps" in text_of(found)
+
+
+def test_what_changed_is_listed(tmp_path: Path) -> None:
+    a = make_run(tmp_path / "a", steps=100, loss=wobbling, **config(lr=1e-3, decay=0.1))
+    b = make_run(
+        tmp_path / "b",
+        steps=100,
+        step_ms=65.0,
+        slow={2: 1.6},
+        seed=1,
+        loss=lambda step: wobbling(step) + (0.3 if step > 50 else 0.0),
+        **config(lr=3e-3) | {"versions": {"torch": "2.11.0"}},
+    )
+    found = compared(a, b)
+    assert found.settings == (("optim.lr", "0.001", "0.003"), ("optim.decay", "0.1", None))
+    assert found.versions == (("versions.torch", "2.13.0", "2.11.0"),)
+    (slower,) = found.findings
+    assert (slower.kind, slower.cause) == ("throughput", "between_runs")
+    assert [finding.kind for finding in found.only_b] == ["straggler"]
+    assert found.loss is not None
+    assert found.loss.first_different_step == 51
+    assert found.loss.is_real
+    assert abs(found.loss.difference - 0.3) < 0.01
+    before, after = found.phases["forward"]
+    assert before
+    assert after
+    assert 1.2 < after / before < 1.5
+    assert found.goodput["straggler"] > found.goodput["bubble"]
+    text = text_of(found)
+    for words in ("optim.lr", "0.003", "torch", "straggler", "0.3 higher", "step 51"):
+        assert words in text, words
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_a_run_without_records_is_compared_as_far_as_it_goes(tmp_path: Path) -> None:
+    empty = MemoryStore()
+    a = Side(source=empty, manifest={}, diagnosis=diagnose(empty, {}))
+    run = make_run(tmp_path, steps=40)
+    with Store.open(run) as store:
+        b = Side(source=store, manifest=run.manifest(), diagnosis=diagnose(store, run.manifest()))
+        found = compare(a, b)
+    assert (found.speed, found.loss) == (None, None)
+    assert found.phases["forward"][0] is None
+    assert "too few steps" in text_of(found)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    a = make_run(tmp_path / "a", steps=80, **config(lr=1e-3))
+    b = make_run(tmp_path / "b", steps=80, step_ms=80.0, **config(lr=1e-3))
+    done = rankscope("compare", str(a.path), str(b.path), "--format", "json", "--fail-on", "warning")
+    assert done.returncode == 1, done.stderr
+    report = json.loads(done.stdout)
+    assert 1.4 < report["speed"]["factor_ratio"] < 1.8
+    assert rankscope("compare", str(b.path), str(a.path), "--fail-on", "warning").returncode == 0
+    gone = rankscope("compare", str(a.path), str(tmp_path / "gone"))
+    assert (gone.returncode, len(gone.stderr.strip().splitlines())) == (2, 1)

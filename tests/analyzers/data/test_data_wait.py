@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+
+from analyzers.data.analyze import analyze
+from tests.analyzers.plain_run import MS, plain_run
+
+SLOW = 80 * MS
+
+
+def starving(where: str, **options: int) -> list[object]:
+    store = plain_run(steps=200, **options)
+    store.connection.execute(
+        f"UPDATE steps SET data_ns = {SLOW}, duration_ns = duration_ns + {SLOW - MS} WHERE {where}"
+    )
+    return list(analyze(store))
+
+
+@pytest.mark.parametrize(
+    ("where", "cause", "every", "since"),
+    [
+        ("step > 60", "steady", None, 61),
+        ("step % 3 = 0", "periodic", 3, None),
+        ("(step - 1) % 25 < 12", "epoch_start", 25, None),
+    ],
+)
+def test_the_share_the_rhythm_and_the_onset(where: str, cause: str, every: int | None, since: int | None) -> None:
+    (finding,) = starving(where)
+    assert (finding.kind, finding.status, finding.cause) == ("data_bound", "fired", cause)  # type: ignore[attr-defined]
+    assert finding.ranks == ()  # type: ignore[attr-defined]
+    assert finding.evidence["every_steps"] == every  # type: ignore[attr-defined]
+    assert 0.1 < finding.evidence["data_ratio"] < 0.5  # type: ignore[attr-defined]
+    if since is not None:
+        assert abs(finding.first_step - since) <= 1  # type: ignore[attr-defined]
+        assert finding.evidence["data_ratio"] == pytest.approx(80 / 179, rel=0.02)  # type: ignore[attr-defined]
+
+
+def test_half_of_the_ranks_are_named() -> None:
+    (finding,) = starving("rank >= 1")
+    assert finding.ranks == (1, 2, 3)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["false", "rank = 3", "step BETWEEN 40 AND 60", "step % 50 = 0", "step <= 3"],
+)
+def test_silence_where_the_loader_keeps_up_or_one_rank_alone_is_slow_or_it_is_over(where: str) -> None:
+    assert starving(where) == []
+
+
+def test_what_is_missing_is_said() -> None:
+    for damage in ("DELETE FROM steps", "UPDATE steps SET data_ns = NULL", "UPDATE steps SET data_ns = 0",
+                   "DELETE FROM steps WHERE step > 20"):  # fmt: skip
+        store = plain_run()
+        store.connection.execute(damage)
+        (finding,) = analyze(store)
+        assert (finding.status, finding.kind) == ("insufficient_data", "data_bound"), damage

@@ -1,0 +1,350 @@
+from __future__ import annotations
+
+import pytest
+
+from analyzers.deaths.analyze import analyze
+from analyzers.finding import Finding
+from analyzers.hangs import analyze as hang
+from analyzers.run.stall_limits import StallPolicy
+from tests.analyzers.standstill import World
+
+POLICY = StallPolicy()
+
+
+def lost(world: World, now_ns: int | None = None) -> list[Finding]:
+    assert hang.analyze(world.store, POLICY, now_ns) == []
+    return analyze(world.store, POLICY, now_ns)
+
+
+def killed(rank: int = 2, name: str = "SIGKILL", code: int = -9) -> World:
+    """A rank dies of a signal; the others' collectives break."""
+    world = World()
+    for other in set(world.ranks) - {rank}:
+        world.enter(other)
+        world.event("exception", 0.03, rank=other, type="RuntimeError",
+                    message="[pair.cc:500] Connection closed by peer [127.0.0.1]:9")  # fmt: skip
+    world.event("rank_exit", 0.1, exit_rank=rank, exit_code=code, signal=name, pid=7, message="")
+    return world
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGKILL", -9), ("SIGSEGV", -11), ("SIGABRT", -6)])
+def test_a_signal_names_its_rank_and_the_others_are_victims(name: str, code: int) -> None:
+    (finding,) = lost(killed(2, name, code))
+    assert (finding.kind, finding.cause, finding.ranks) == ("rank_lost", "signal", (2,))
+    assert finding.evidence["victims"] == [0, 1, 3]
+    assert name in finding.summary
+    assert finding.severity == "critical"
+
+
+def test_an_exception_is_the_root_and_the_errors_of_the_others_are_not() -> None:
+    world = World()
+    for other in (0, 1, 2):
+        world.enter(other)
+        world.event("exception", 0.01 * other, rank=other, type="DistBackendError", message="Connection reset by peer")
+    world.event("exception", 0.05, rank=3, type="ValueError", message="bad sample\nmore", traceback="...")
+    for rank in range(4):
+        world.event("rank_exit", 0.2, exit_rank=rank, exit_code=1, signal=None, pid=1, message="")
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks) == ("exception", (3,))
+    assert "ValueError: bad sample" in finding.summary
+    assert "more" not in finding.summary
+
+
+def test_the_same_exception_everywhere_is_one_finding() -> None:
+    world = World()
+    for rank in range(4):
+        world.event("exception", 0.1, rank=rank, type="KeyError", message="'lr'")
+    (finding,) = lost(world)
+    assert finding.ranks == (0, 1, 2, 3)
+    assert "victims" not in finding.summary
+
+
+def test_watch_alone_saw_it() -> None:
+    world = World()
+    for other in (0, 1, 3):
+        world.enter(other)
+    world.event("rank_state", 0.8, state_rank=2, state="dead", os_state="")
+    assert lost(world, world.after(1.0)) == []
+    (finding,) = lost(world, world.after(2.5))
+    assert (finding.cause, finding.ranks) == ("vanished", (2,))
+
+
+def test_processes_that_the_agent_ended_are_collateral() -> None:
+    world = killed(1)
+    for rank in range(4):
+        world.event("rank_state", 0.9, state_rank=rank, state="dead", os_state="")
+    (finding,) = lost(world)
+    assert finding.ranks == (1,)
+
+
+def test_two_faults_at_once_are_two_findings() -> None:
+    world = killed(1)
+    world.event("rank_exit", 0.1, exit_rank=3, exit_code=-11, signal="SIGSEGV", pid=9, message="")
+    world.store.connection.execute("DELETE FROM events WHERE kind = 'exception' AND rank = 3")
+    assert {f.ranks: f.evidence["signal"] for f in lost(world)} == {(1,): "SIGKILL", (3,): "SIGSEGV"}
+
+
+def test_a_run_killed_whole_is_explained() -> None:
+    world = World()
+    for rank in (0, 2):
+        world.enter(rank)
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks) == ("killed_all", (0, 1, 2, 3))
+    assert "killed from outside at step 16" in finding.summary
+
+
+def test_a_run_that_may_be_alive_is_not_declared_dead() -> None:
+    world = World()
+    assert lost(world, world.after(0.5)) == []
+
+
+def test_the_agents_sigterm_to_all_is_a_termination() -> None:
+    world = World()
+    for rank in range(4):
+        world.event("rank_exit", 0.1, exit_rank=rank, exit_code=-15, signal="SIGTERM", pid=1, message="")
+    (finding,) = lost(world)
+    assert "terminated from outside" in finding.summary
+
+
+def test_a_past_attempts_death_counts_and_says_how_it_went_on() -> None:
+    world = killed(2)
+    World(attempt=1, first_step=11, store=world.store, start_ns=world.after(5))
+    world.store.event("run_ended", attempt=1, wall_ns=world.after(60), reason="finished", exit_code=0)
+    (finding,) = lost(world)
+    assert (finding.attempt, finding.ranks, finding.severity) == (0, (2,), "warning")
+    assert "restarted as attempt 1, resumed at step 11" in finding.summary
+
+
+def test_clocks_of_two_nodes_that_disagree_change_nothing() -> None:
+    world = World(clock_offset_ns={2: 600 * 10**9, 3: 600 * 10**9})
+    for other in (0, 2, 3):
+        world.enter(other)
+    world.event("rank_exit", 0.1, exit_rank=1, exit_code=-9, signal="SIGKILL", pid=7, message="")
+    (finding,) = lost(world)
+    assert finding.ranks == (1,)
+
+
+def test_missing_events_are_said() -> None:
+    world = World()
+    world.store.drop("events")
+    assert [f.status for f in analyze(world.store, POLICY)] == ["insufficient_data"]  # not: everybody was killed
+    world.store.drop("steps")
+    assert [f.status for f in analyze(world.store, POLICY)] == ["insufficient_data"]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        ("MemoryError", ""),
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB"),
+        (
+            "RuntimeError",
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 67108864 bytes",
+        ),
+    ],
+)
+def test_a_refused_allocation_is_out_of_memory_with_its_history(error: str, message: str) -> None:
+    world = World()
+    world.event("exception", 0.01, rank=1, type=error, message=message)
+    for other in (0, 2, 3):
+        world.enter(other)
+        world.event("exception", 0.05, rank=other, type="RuntimeError", message="Connection closed by peer")
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks) == ("out_of_memory", (1,))
+    assert finding.advice == "rank-lost-out_of_memory"
+    assert finding.evidence.keys() >= {"memory_first_bytes", "memory_last_bytes", "memory_of_peers_bytes"}
+
+
+def test_sigkill_is_out_of_memory_only_where_the_kernel_counted_one() -> None:
+    world = World()
+    world.event("rank_exit", 0.1, exit_rank=2, exit_code=-9, signal="SIGKILL", pid=7, message="",
+                out_of_memory="memory limit of the control group")  # fmt: skip
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks) == ("out_of_memory", (2,))
+    assert "memory limit of the control group exhausted" in finding.summary
+    assert lost(killed(2))[0].cause == "signal"
+
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:5026."
+
+
+def traced(path: str, error: str, line: int = 12, function: str = "read", *, before: str = "") -> str:
+    return (
+        f"{before}Traceback (most recent call last):\n"
+        '  File "/home/me/train.py", line 140, in main\n    step()\n'
+        f'  File "{path}", line {line}, in {function}\n    do()\n    ^^^^\n{error}\n'
+    )
+
+
+OWN_ERRORS = [
+    ("JSONDecodeError", "Unterminated string starting at: line 1 column 9 (char 8)",
+     "/usr/lib/python3.11/json/decoder.py"),
+    ("ReadTimeoutError", "AWSHTTPSConnectionPool(host='s3', port=443): Read timed out.",
+     "/x/site-packages/urllib3/response.py"),
+    ("ConnectionResetError", "[Errno 104] Connection reset by peer", "/home/me/data/shards.py"),
+    ("BrokenPipeError", "[Errno 32] Broken pipe", "/home/me/data/shards.py"),
+    ("TimeoutError", "[Errno 110] Connection timed out", "/home/me/data/shards.py"),
+    ("RuntimeError", "DataLoader timed out after 60 seconds", "/x/site-packages/torch/utils/data/dataloader.py"),
+    ("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Terminated. ",
+     "/x/site-packages/torch/utils/data/_utils/signal_handling.py"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("has_traceback", [True, False])
+@pytest.mark.parametrize("in_call", [False, True])
+@pytest.mark.parametrize(("error", "message", "path"), OWN_ERRORS)
+def test_words_alone_make_no_error_collateral(
+    error: str, message: str, path: str, in_call: bool, has_traceback: bool
+) -> None:
+    world = World()
+    trace = {"traceback": traced(path, f"{error}: {message}")} if has_traceback else {}
+    if in_call:
+        world.enter(2, is_async=True)  # gradients of the step before may still be on their way
+    world.event("exception", 0.01, rank=2, type=error, message=message, **trace)
+    for other in (0, 1, 3):
+        world.enter(other)
+        world.event("exception", 0.03, rank=other, type="RuntimeError", message=GLOO,
+                    traceback=traced("/home/me/train.py", f"RuntimeError: {GLOO}"))  # fmt: skip
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks) == ("exception", (2,))
+    assert finding.evidence["victims"] == [0, 1, 3]
+    assert f"rank 2 died of {error}: {message.strip()}" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        ("RuntimeError", GLOO),
+        ("RuntimeError", "[/pytorch/gloo/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation"),
+        ("DistBackendError", "NCCL error in: ProcessGroupNCCL.cpp:1970, remote process exited or a network error"),
+        ("DistNetworkError", "Broken pipe"),
+    ],
+)  # fmt: skip
+def test_a_backends_error_is_collateral_also_where_the_rank_had_not_entered_yet(error: str, message: str) -> None:
+    world = World()
+    for other in (0, 1, 3):  # they came to their collective only after rank 2 had gone, which nobody saw yet
+        world.event("exception", 0.03, rank=other, type=error, message=message)
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks) == ("vanished", (2,))
+
+
+def test_a_devices_error_told_by_the_backend_is_a_root() -> None:
+    world = World()
+    message = "NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled cuda error, Cuda failure 'illegal memory access'"
+    world.event("exception", 0.01, rank=1, type="DistBackendError", message=message)
+    for other in (0, 2, 3):
+        world.enter(other)
+        world.event("exception", 0.03, rank=other, type="DistBackendError", message="NCCL: remote process exited")
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks) == ("exception", (1,))
+
+
+CAUSED = "The above exception was the direct cause of the following exception:\n\n"
+HANDLED = "During handling of the above exception, another exception occurred:\n\n"
+
+
+def test_an_error_made_from_a_backends_error_is_collateral() -> None:
+    world = killed(2)
+    before = traced("/x/site-packages/torch/distributed/distributed_c10d.py", f"RuntimeError: {GLOO}") + "\n" + CAUSED
+    world.store.connection.execute("DELETE FROM events WHERE rank = 0")
+    world.event("exception", 0.3, rank=0, type="TrainingError", message="step failed",
+                traceback=traced("/home/me/train.py", "TrainingError: step failed", before=before))  # fmt: skip
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks) == ("signal", (2,))
+
+
+def test_a_barrier_in_a_finally_does_not_hide_the_error_before_it() -> None:
+    world = World()
+    before = traced("/home/me/data.py", "KeyError: 'tokens'") + "\n" + HANDLED
+    for rank in range(4):
+        world.enter(rank)
+        trace = traced("/home/me/train.py", f"RuntimeError: {GLOO}", before=before if rank == 3 else "")
+        world.event("exception", 0.01 * rank, rank=rank, type="RuntimeError", message=GLOO, traceback=trace)
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks) == ("exception", (3,))
+
+
+def test_errors_of_peers_alone_are_lost_connections_and_nobody_is_named() -> None:
+    world = World()
+    for rank in range(4):
+        world.enter(rank)
+        world.event("exception", 0.01 * (4 - rank), rank=rank, type="RuntimeError", message=GLOO)
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks) == ("connection_lost", ())
+    assert "4 of 4 ranks report a lost connection" in finding.summary
+    assert "rank 3 first, RuntimeError: [/pytorch" in finding.summary
+    assert "killed" not in finding.summary
+    assert "nobody reported an error" not in finding.summary
+
+
+def test_ranks_that_somebody_terminated_are_told_beside_the_errors_of_the_others() -> None:
+    world = World()
+    for rank in (1, 2, 3):
+        world.event("exception", 0.02, rank=rank, type="RuntimeError", message=GLOO)
+    world.event("rank_exit", 0.1, exit_rank=0, exit_code=-15, signal="SIGTERM", pid=7, message="")
+    (finding,) = lost(world)
+    assert (finding.cause, finding.evidence["terminated_ranks"]) == ("connection_lost", [0])
+    assert finding.summary.endswith("somebody ended rank 0 by SIGTERM")
+
+
+def test_ranks_that_the_agent_ended_are_not_missing() -> None:
+    world = World()
+    world.event("exception", 0.01, rank=1, type="RuntimeError", message=GLOO)
+    for rank in (0, 2, 3):
+        world.event("rank_stopped", 0.3, exit_rank=rank, pid=1, exit_code=-15)
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks) == ("connection_lost", ())
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [  # the first two as torch writes them where the server of a TCPStore is killed
+        ("DistNetworkError", "Broken pipe"),
+        ("DistNetworkError", "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote "
+         "server shutdown or crash?"),
+        ("DistStoreError", "Connection reset by peer"),
+        ("RuntimeError", "[/pytorch/torch/csrc/distributed/c10d/TCPStore.cpp:106] sendBytes failed: Broken pipe"),
+        ("DistBackendError", "[1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d "
+         "key-value store by key '0', but store->get('0') got error: Connection reset by peer"),
+    ],
+)  # fmt: skip
+def test_a_lost_store_is_named_and_no_rank_is(error: str, message: str) -> None:
+    world = World()
+    world.store.connection.execute("UPDATE ranks SET node_rank = rank // 2, host = 'host-' || (rank // 2)")
+    for rank in range(4):
+        trace = traced("/x/site-packages/torch/distributed/distributed_c10d.py", f"{error}: {message}")
+        world.event("exception", 0.01 * (4 - rank), rank=rank, type=error, message=message, traceback=trace)
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks, finding.severity) == ("store_lost", (), "critical")
+    assert finding.advice == "rank-lost-store_lost"
+    assert "the rendezvous store is gone at step 16: 4 of 4 ranks" in finding.summary
+    assert "it was on node 0, host-0" in finding.summary
+    assert finding.evidence["store_host"] == "host-0"
+    assert finding.evidence["victims"] == [0, 1, 2, 3]
+
+
+def test_whoever_hosted_the_store_and_was_killed_is_the_root() -> None:
+    world = World()
+    for rank in (1, 2, 3):
+        world.event("exception", 0.02, rank=rank, type="DistNetworkError", message="Broken pipe")
+    world.event("rank_exit", 0.1, exit_rank=0, exit_code=-9, signal="SIGKILL", pid=7, message="")
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks) == ("signal", (0,))
+
+
+def test_the_line_that_raised_is_told() -> None:
+    world = World()
+    trace = (
+        "Traceback (most recent call last):\n"
+        '  File "/home/me/project/train.py", line 140, in main\n    run()\n'
+        '  File "/home/me/project/data/shards.py", line 41, in __getitem__\n    return json.loads(x)\n'
+        '  File "/usr/lib/python3.11/json/decoder.py", line 355, in raw_decode\n    raise\n'
+        "json.decoder.JSONDecodeError: Unterminated string\n"
+    )
+    world.event("exception", 0.01, rank=2, type="JSONDecodeError", message="Unterminated string", traceback=trace)
+    (finding,) = lost(world)
+    assert finding.evidence["raised_at"] == "data/shards.py:41 in __getitem__"
+    assert finding.evidence["traceback"] == [
+        "json/decoder.py:355 in raw_decode", "data/shards.py:41 in __getitem__", "project/train.py:140 in main",
+    ]  # fmt: skip
+    assert "died of JSONDecodeError: Unterminated string (data/shards.py:41 in __getitem__)" in finding.summary

@@ -1,0 +1,68 @@
+"""`rankscope analyze` on folders of runs that never heard of us."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.launched import rankscope
+from tests.store.readers.dump_files import Job
+from tests.store.readers.trace_files import trace, write
+
+
+@pytest.fixture
+def hung(tmp_path: Path) -> Path:
+    job = Job(4)
+    job.steps(5)
+    job.collective("all_reduce", ranks=[0, 1, 2])
+    return job.write(tmp_path / "dumps")
+
+
+def test_dumps(hung: Path) -> None:
+    done = rankscope("analyze", str(hung), "--fail-on", "critical")
+    assert done.returncode == 1
+    assert "rank 3 never entered all_reduce 6 of world:0-3" in " ".join(done.stdout.split())
+
+
+def test_traces(tmp_path: Path) -> None:
+    for rank in range(4):
+        made = trace(rank, world_size=4, steps=20, compute_ms=lambda rank, step: 36.0 if rank == 3 else 30.0)
+        write(tmp_path / "traces", made, f"rank{rank}", packed=True)
+    done = rankscope("analyze", str(tmp_path / "traces"), "--format", "json", "--fail-on", "warning")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["run"]["input"]) == (1, "kineto")
+    assert [(f["kind"], f["ranks"]) for f in report["findings"]] == [("straggler", [3])]
+    text = rankscope("analyze", str(tmp_path / "traces")).stdout
+    assert "overlapped" in text
+
+
+def test_one_file_is_enough(tmp_path: Path) -> None:
+    write(tmp_path, trace(0, steps=5), "rank0")
+    done = rankscope("analyze", str(tmp_path / "rank0.pt.trace.json"))
+    assert done.returncode == 0, done.stderr
+    assert "1 rank" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "\x1b[31mred\x1b[0m.json", "data.pkl"])
+def test_a_folder_of_something_else_is_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\x80\x04K\x01.")
+    (tmp_path / f"link{name}").symlink_to("/etc/hostname")
+    done = rankscope("analyze", str(tmp_path))
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "no flight-recorder dumps and no profiler traces" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_torch_is_not_loaded(hung: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "rankscope", "analyze", str(hung)],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
+    assert "store.readers.flight_recorder" in imported
+    assert not imported & {"torch", "pickle._Unpickler", "streamlit", "pandas", "plotly"}

@@ -1,0 +1,419 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzers.deaths import analyze as rank_lost
+from analyzers.finding import Finding
+from analyzers.hangs import analyze as hang
+from analyzers.hangs.stacks import parse_stack, read_stack
+from analyzers.run.stall_limits import StallPolicy
+from tests.analyzers.standstill import MS, SECOND, STEP_NS, World
+
+POLICY = StallPolicy()
+SILENT_S = 6.0
+
+
+def hang_of(world: World, seconds: float = SILENT_S) -> Finding:
+    """The one hang seen live after so many seconds of silence, and nothing else."""
+    now_ns = world.after(seconds)
+    assert rank_lost.analyze(world.store, POLICY, now_ns) == []
+    (finding,) = hang.analyze(world.store, POLICY, now_ns)
+    return finding
+
+
+def test_the_rank_that_never_entered_is_named_and_the_others_wait() -> None:
+    world = World()
+    for rank in (0, 2, 3):
+        world.enter(rank)
+    world.span(1, "forward")
+    finding = hang_of(world)
+    assert (finding.kind, finding.cause, finding.ranks) == ("hang", "not_entered", (1,))
+    assert finding.evidence["waiting_ranks"] == [0, 2, 3]
+    assert finding.evidence["seq"] == 30
+    assert finding.evidence["last_seq_of_culprits"] == {"1": 29}
+    assert "never entered all_reduce 30 of dp[0, 1, 2, 3]: in forward" in finding.summary
+    assert finding.first_step == 16
+
+
+def test_within_the_limit_there_is_silence() -> None:
+    world = World()
+    for rank in (0, 2, 3):
+        world.enter(rank)
+    assert hang.analyze(world.store, POLICY, world.after(4.5)) == []
+    assert hang.analyze(world.store, StallPolicy(floor_s=3.0), world.after(4.5)) != []
+
+
+def test_a_stopped_process_is_the_culprit_even_inside_the_collective() -> None:
+    world = World()
+    for rank in range(4):
+        world.enter(rank)
+    world.event("rank_state", 0.5, state_rank=2, state="stopped", os_state="T")
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("stopped", (2,))
+    assert finding.evidence["waiting_ranks"] == [0, 1, 3]
+    assert "stopped" in finding.summary
+
+
+def test_a_process_that_was_continued_is_no_culprit() -> None:
+    world = World()
+    for rank in (0, 1, 2):
+        world.enter(rank)
+    world.event("rank_state", 0.5, state_rank=2, state="stopped", os_state="T")
+    world.event("rank_state", 1.5, state_rank=2, state="running", os_state="S")
+    assert hang_of(world).ranks == (3,)
+
+
+@pytest.mark.parametrize("phase", ["data", "checkpoint", "evaluate"])
+def test_what_the_culprit_does_instead_is_the_cause(phase: str) -> None:
+    world = World()
+    for rank in (0, 1, 3):
+        world.enter(rank)
+    world.span(2, phase)
+    finding = hang_of(world, 6.0 if phase == "data" else 130.0)
+    assert (finding.cause, finding.ranks) == (phase, (2,))
+
+
+@pytest.mark.parametrize("phase", ["checkpoint", "evaluate", "compile"])
+def test_long_phases_have_limits_of_their_own(phase: str) -> None:
+    world = World()
+    world.span(0, phase)
+    for rank in (1, 2, 3):
+        world.enter(rank)
+    assert hang.analyze(world.store, POLICY, world.after(60)) == []
+
+
+def test_start_up_is_no_hang() -> None:
+    world = World(steps=0)
+    for rank in (0, 1, 2):
+        world.enter(rank)
+    assert hang.analyze(world.store, POLICY, world.after(60)) == []
+    assert hang_of(world, 200).ranks == (3,)
+
+
+def test_the_limit_grows_with_the_step() -> None:
+    world = World()
+    world.store.connection.execute("UPDATE steps SET duration_ns = duration_ns * 100, start_ns = start_ns - 5000000000")
+    for rank in (0, 1, 2):
+        world.enter(rank)
+    assert hang.analyze(world.store, POLICY, world.after(15)) == []  # steps of 5 s: 5 of them
+    assert hang.analyze(world.store, POLICY, world.after(30)) != []
+
+
+def test_different_operations_group_the_ranks() -> None:
+    world = World()
+    for rank in range(4):
+        world.enter(rank, **({"op": "all_gather"} if rank == 1 else {}))
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("mismatch_operation", (1,))
+    assert finding.evidence["differs"] == {"all_reduce": [0, 2, 3], "all_gather": [1]}
+    assert finding.evidence["waiting_ranks"] == [0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("columns", "cause"),
+    [({"bytes": 8192, "shape": "2048"}, "mismatch_size"), ({"dtype": "bfloat16"}, "mismatch_dtype")],
+)
+def test_different_sizes_and_dtypes(columns: dict[str, object], cause: str) -> None:
+    world = World()
+    for rank in range(4):
+        world.enter(rank, **(columns if rank == 3 else {}))
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == (cause, (3,))
+
+
+def test_an_abort_on_a_size_mismatch_is_explained_by_the_mismatch() -> None:
+    world = World()
+    for rank in range(4):
+        world.enter(rank, **({"bytes": 8192} if rank == 0 else {}))
+    world.event("rank_exit", 0.2, exit_rank=0, exit_code=-6, signal="SIGABRT", pid=1, message="")
+    assert rank_lost.analyze(world.store, POLICY) == []
+    (finding,) = hang.analyze(world.store, POLICY)
+    assert (finding.cause, finding.ranks) == ("mismatch_size", (0,))
+
+
+def test_a_skipped_collective_leaves_its_rank_one_behind() -> None:
+    world = World()
+    for rank in (0, 1, 3):
+        world.enter(rank, seq=31)
+    group = "dp[0, 1, 2, 3]"
+    done = {"attempt": 0, "rank": 2, "step": 16, "seq": 30, "process_group": group, "op": "all_reduce"}
+    world.store.add("collectives", [done | {"issue_ns": world.now_ns - MS, "end_ns": world.now_ns}])
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("not_entered", (2,))
+    assert finding.evidence["last_seq_of_culprits"] == {"2": 30}
+
+
+def test_two_groups_in_opposite_order_are_a_cycle() -> None:
+    world = World(ranks=2, groups={"a[0,1]": (0, 1), "b[0,1]": (0, 1)})
+    world.enter(0, "a[0,1]")
+    world.enter(1, "b[0,1]")
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks, finding.evidence["cycle"]) == ("order_inversion", (0, 1), [0, 1])
+
+
+def test_victims_of_victims_over_groups() -> None:
+    """Rank 3 hangs; its tp partner 2 waits for it, and rank 0 waits for 2 in dp."""
+    groups = {"tp[0,1]": (0, 1), "tp[2,3]": (2, 3), "dp[0,2]": (0, 2), "dp[1,3]": (1, 3)}
+    world = World(groups=groups)
+    world.enter(2, "tp[2,3]")
+    world.enter(0, "dp[0,2]")
+    world.enter(1, "dp[1,3]")
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("not_entered", (3,))
+    assert finding.evidence["waiting_ranks"] == [0, 1, 2]
+
+
+def test_a_receive_without_its_send() -> None:
+    world = World(ranks=2, groups={"pp[0,1]": (0, 1)})
+    world.enter(1, "pp[0,1]", seq=8, op="recv", peer=0)
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("p2p_unmatched", (0,))
+    assert "recv from rank 0" in finding.summary
+
+
+def test_everybody_entered_and_nobody_left() -> None:
+    world = World()
+    for rank in range(4):
+        world.enter(rank)
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("all_entered", (0, 1, 2, 3))
+
+
+def test_one_rank_alone_makes_no_progress() -> None:
+    world = World(ranks=1)
+    world.span(0, "forward")
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("busy", (0,))
+    assert "in forward" in finding.summary
+
+
+def test_a_call_that_was_never_waited_for_is_not_in_flight() -> None:
+    world = World()
+    world.store.connection.execute("UPDATE collectives SET end_ns = NULL WHERE rank = 1 AND seq = 20")
+    for rank in (0, 1, 2):
+        world.enter(rank)
+    assert hang_of(world).ranks == (3,)
+
+
+def hung_killed_and_restarted() -> World:
+    world = World()
+    for rank in (0, 2, 3):
+        world.enter(rank)
+    world.event("stacks", 5.8, path="stacks", ranks=[0, 1, 2, 3])
+    world.event("culprit_killed", 6.0, killed_rank=1, pid=7, reason="...")
+    # What the others record afterwards is its consequence.
+    world.store.connection.execute(f"UPDATE collectives SET end_ns = {world.after(6.01)} WHERE end_ns IS NULL")
+    for rank in (0, 2, 3):
+        world.event("exception", 6.05, rank=rank, type="RuntimeError", message="Connection closed by peer")
+    world.event("rank_exit", 6.1, exit_rank=1, exit_code=-9, signal="SIGKILL", pid=7, message="")
+    World(attempt=1, first_step=11, store=world.store, start_ns=world.after(9))
+    world.store.event("run_ended", attempt=1, wall_ns=world.after(20), reason="finished", exit_code=0)
+    return world
+
+
+def test_a_hang_that_watch_ended_reads_the_same_afterwards() -> None:
+    world = hung_killed_and_restarted()
+    assert rank_lost.analyze(world.store, POLICY) == []
+    (finding,) = hang.analyze(world.store, POLICY)
+    assert (finding.cause, finding.ranks, finding.attempt) == ("not_entered", (1,), 0)
+    assert finding.evidence["waiting_ranks"] == [0, 2, 3]
+    assert finding.summary.endswith("restarted as attempt 1, resumed at step 11")
+    assert 5.9 < finding.evidence["silent_s"] < 6.1
+
+
+def test_timeouts_of_the_others_are_a_hang_of_the_one() -> None:
+    world = World()
+    for rank in (0, 2, 3):
+        world.enter(rank)
+        world.event("exception", 1800.0 + rank, rank=rank, type="RuntimeError", message="Timed out waiting 1800000ms")
+    world.event("run_ended", 1810.0, reason="failed", exit_code=1)
+    assert rank_lost.analyze(world.store, POLICY) == []
+    (finding,) = hang.analyze(world.store, POLICY)
+    assert finding.ranks == (1,)
+    assert finding.cost_s == pytest.approx(1800, abs=1)
+
+
+@pytest.mark.parametrize("reason", ["finished", "interrupted"])
+def test_a_clean_end_is_silent(reason: str) -> None:
+    world = World()
+    for rank in range(4):
+        world.event("rank_closed", 0.1, rank=rank)
+    world.event("run_ended", 30.0, reason=reason, exit_code=0)
+    for now_ns in (None, world.after(100)):
+        assert hang.analyze(world.store, POLICY, now_ns) == []
+        assert rank_lost.analyze(world.store, POLICY, now_ns) == []
+
+
+def test_missing_tables_are_said() -> None:
+    for table in ("ranks", "steps", "collectives"):
+        world = World()
+        world.store.drop(table)
+        (finding,) = hang.analyze(world.store, POLICY)
+        assert finding.status == "insufficient_data"
+        assert table in finding.summary
+    for table in ("process_groups", "spans", "events"):
+        world = World()
+        for rank in (0, 2, 3):
+            world.enter(rank)
+        world.store.drop(table)
+        assert [f.ranks for f in hang.analyze(world.store, POLICY, world.after(SILENT_S))] == [(1,)]
+
+
+STACK = """
+Current thread 0x00007f (most recent call first):
+  File "/x/site-packages/torch/distributed/c10d.py", line 5 in all_reduce
+  File "/home/me/project/train.py", line 42 in step
+  File "/home/me/project/train.py", line 99 in main
+
+Thread 0x00007e (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 1 in wait
+"""
+
+
+def test_stacks_show_the_frames_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "attempt-0-rank-00001.txt").write_text("noise\n" + STACK)
+    assert read_stack(tmp_path, 0, 1) == ["project/train.py:42 step", "project/train.py:99 main"]
+    assert read_stack(tmp_path, 0, 2) == []
+    (tmp_path / "attempt-0-rank-00003.txt").symlink_to("/etc/passwd")
+    assert read_stack(tmp_path, 0, 3) == []
+    assert parse_stack("") == []
+    world = World()
+    for rank in (0, 2, 3):
+        world.enter(rank)
+    (finding,) = hang.analyze(world.store, POLICY, world.after(SILENT_S), tmp_path)
+    assert "project/train.py:42 step" in finding.summary
+    assert STEP_NS < SECOND
+
+
+GATHER, NORM = ("all_gather", "fsdp.py:1 gather"), ("all_reduce", "train.py:9 norm")
+
+
+def met(others: tuple[str, str], own: tuple[str, str]) -> Finding:
+    """The hang of a run in which each step ends with a norm, and rank 2 is now in another call than the others."""
+    world = World(program=(GATHER, NORM))
+    for rank in range(4):
+        op, caller = own if rank == 2 else others
+        world.enter(rank, op=op, caller=caller)
+    return hang_of(world)
+
+
+def test_a_rank_that_left_a_call_out_is_a_call_ahead() -> None:
+    finding = met(GATHER, NORM)
+    assert (finding.cause, finding.ranks, finding.evidence["waiting_ranks"]) == ("skipped", (2,), [0, 1, 3])
+    assert "rank 2 left out all_gather 30 of dp[0, 1, 2, 3]" in finding.summary
+
+
+def test_three_ranks_that_left_a_call_out_are_named_and_not_the_one_that_made_it() -> None:
+    finding = met(NORM, GATHER)
+    assert (finding.cause, finding.ranks) == ("skipped", (0, 1, 3))
+
+
+def test_a_call_that_never_followed_is_a_mismatch() -> None:
+    finding = met(GATHER, ("all_reduce", "train.py:30 other_branch"))
+    assert (finding.cause, finding.ranks) == ("mismatch_operation", (2,))
+
+
+def test_calls_that_do_not_fit_are_told_although_nobody_says_how_the_run_ended() -> None:
+    """Launcher and watch died too: without them a hang looks like a run that was killed, a mismatch does not."""
+    world = World(program=(GATHER, NORM))
+    for rank in range(4):
+        op, caller = NORM if rank == 2 else GATHER
+        world.enter(rank, op=op, caller=caller)
+    (finding,) = hang.analyze(world.store, POLICY)
+    assert (finding.cause, finding.ranks) == ("skipped", (2,))
+    assert rank_lost.analyze(world.store, POLICY) == []
+
+
+def test_two_stages_that_wait_for_each_other_miss_a_message() -> None:
+    """Rank 1 waits for a message that rank 0 never sent; rank 0 has gone on to the next collective."""
+    world = World(ranks=2)
+    world.enter(1, seq=4, op="recv", peer=0)
+    world.enter(0)
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("p2p_unmatched", (0, 1))
+
+
+def test_stacks_that_watch_took_prove_a_hang_whose_launcher_died() -> None:
+    """Records that end without a word look like a run that was killed whole, but for watch having looked at it."""
+    world = World()
+    for rank in (0, 2, 3):
+        world.enter(rank)
+    assert hang.analyze(world.store, POLICY) == []
+    assert [finding.cause for finding in rank_lost.analyze(world.store, POLICY)] == ["killed_all"]
+    world.event("stacks", SILENT_S, path="stacks", ranks=[0, 1, 2, 3])
+    (finding,) = hang.analyze(world.store, POLICY)
+    assert (finding.cause, finding.ranks) == ("not_entered", (1,))
+    assert finding.evidence["silent_s"] == pytest.approx(SILENT_S, abs=0.1)
+    assert rank_lost.analyze(world.store, POLICY) == []
+
+
+@pytest.mark.parametrize("ending", ["", "interrupted"])
+def test_a_rank_that_came_to_its_end_while_others_go_on_is_named(ending: str) -> None:
+    world = World()
+    for rank in (0, 2, 3):
+        world.enter(rank)
+    world.event("rank_closed", 0.0, rank=1)
+    if ending:
+        world.event("run_ended", 60.0, reason=ending, exit_code=130)
+    (finding,) = hang.analyze(world.store, POLICY)
+    assert (finding.cause, finding.ranks) == ("finished", (1,))
+    assert "came to its end" in finding.summary
+    assert finding.advice == "hang-finished"
+    assert rank_lost.analyze(world.store, POLICY) == []
+
+
+def test_ranks_that_close_after_an_interruption_do_not_hang() -> None:
+    world = World()
+    world.enter(0)
+    world.event("rank_closed", 0.2, rank=1)
+    world.event("run_ended", 0.5, reason="interrupted", exit_code=130)
+    assert hang.analyze(world.store, POLICY) == []
+
+
+def test_sizes_that_differ_count_although_a_later_call_is_done() -> None:
+    world = World()
+    (group,) = world.groups
+    for rank in range(4):
+        world.enter(rank, group, 30, op="reduce_scatter", bytes=50 if rank == 2 else 100)
+        world.enter(rank, group, 31, op="all_gather", bytes=8, end_ns=world.now_ns + MS)
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("mismatch_size", (2,))
+
+
+def test_a_rank_in_the_optimizer_that_is_awaited_in_the_backward_pass_has_left_a_call_out() -> None:
+    world = World(groups={"world": (0, 1, 2, 3), "tp": (2, 3)})
+    world.enter(3, "world", 30, phase="optimizer")
+    for rank in (0, 1):
+        world.enter(rank, "world", 30, phase="optimizer")
+    world.enter(2, "tp", 30, phase="backward")
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("skipped", (3,))
+
+
+def asleep_with_the_lock(after_s: float) -> World:
+    world = World()
+    for rank in (0, 2, 3):
+        world.enter(rank)
+    world.span(1, "forward")
+    world.event("stacks", after_s, path="stacks", ranks=[0, 1, 2, 3], gil_ranks=[1])
+    return world
+
+
+def test_a_rank_that_sleeps_in_c_with_pythons_lock_does_not_answer() -> None:
+    finding = hang_of(asleep_with_the_lock(5.5))
+    assert (finding.cause, finding.ranks, finding.advice) == ("gil", (1,), "hang-gil")
+    assert "rank 1 is alive, but its interpreter does not answer" in finding.summary
+    assert "ranks 0, 2, 3 wait in all_reduce 30 of dp[0, 1, 2, 3]" in finding.summary
+
+
+def test_a_look_before_the_last_record_says_nothing_of_this_hang() -> None:
+    assert hang_of(asleep_with_the_lock(-1.0)).cause == "not_entered"
+
+
+def test_alone_it_is_the_same() -> None:
+    world = World(ranks=1, groups={})
+    assert hang_of(world).cause == "busy"
+    world.event("stacks", 5.5, path="stacks", ranks=[0], gil_ranks=[0])
+    assert (hang_of(world).cause, hang_of(world).ranks) == ("gil", (0,))

@@ -1,0 +1,187 @@
+"""Readings of GPUs and hosts through the real store, and what is said of them."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from analyzers.finding import Finding, Severity
+from analyzers.health.analyze import analyze, xid_table
+from analyzers.live import LivePolicy, LiveState, live_findings
+from probes.tape.events import EventWriter
+from probes.tape.names import NameWriter
+from probes.tape.rundir import NODE_RANK, RunDir
+from probes.tape.schema import TABLES
+from probes.tape.writer import COMPLETE, TapeWriter
+from store import Store
+from tests.analyzers.plain_run import plain_run
+from tests.factories import RankWriter, empty_run
+
+GPU = {"gpu_utilization_ratio": 0.98, "temperature_celsius": 61.0, "sm_clock_hertz": 1.98e9, "throttle_reasons": 4,
+       "ecc_corrected_total": 3, "ecc_uncorrected_total": 0, "remapped_rows_total": 0, "pcie_replay_total": 2,
+       "nvlink_errors_total": 0, "remap_pending": 0, "remap_failed": 0}  # fmt: skip
+HOST = {"load_1m": 3.0, "num_cpus": 16, "disk_free_bytes": 1 << 40, "memory_used_bytes": 1 << 34,
+        "memory_total_bytes": 1 << 38}  # fmt: skip
+
+
+class Node:
+    """What a sampler would write: readings a second apart, and events."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.run: RunDir = empty_run(tmp_path)
+        self.folder = self.run.node_dir(0)
+        self.folder.mkdir(parents=True)
+        self.names = NameWriter(self.folder / "names.jsonl")
+        self.tape = TapeWriter(self.folder, TABLES["health"], rank=NODE_RANK, attempt=0)
+        self.begin_ns = time.monotonic_ns() - 10**12
+        for rank in range(2):
+            RankWriter(self.run, rank, ranks=2, identity={"device": "cuda:0", "device_uuid": f"GPU-{rank}"}).close()
+
+    def read(self, device: str, second: int, **values: Any) -> None:
+        row = self.tape.unset_row()
+        values = {"sample_ns": self.begin_ns + second * 10**9, "node": "node-0", "device": device, **values}
+        for i, column in enumerate(TABLES["health"].columns):
+            value = values.pop(column.name, None)
+            if value is not None:
+                row[i] = self.names(value) if isinstance(value, str) else value
+        assert not values
+        self.tape.append(COMPLETE, *row)
+
+    def minute(self, *, gpu: dict[str, Any] | None = None, host: dict[str, Any] | None = None) -> Node:
+        """Sixty readings of a sound node; `gpu` and `host` change those of GPU-1 and of the host in the second half."""
+        for second in range(60):
+            late = second >= 30
+            self.read("GPU-0", second, **GPU)
+            self.read("GPU-1", second, **{**GPU, **((gpu or {}) if late else {})})
+            self.read("host", second, **{**HOST, **((host or {}) if late else {})})
+        return self
+
+    def xid(self, code: int, device: str = "GPU-1") -> None:
+        with_events = EventWriter(self.folder / "events.jsonl", attempt=0, rank=NODE_RANK)
+        with_events.write("xid", step=7, xid=code, device=device, node="node-0", message="NVRM: Xid")
+        with_events.close()
+
+    def findings(self) -> list[Finding]:
+        self.names.close()
+        self.tape.close()
+        with Store.open(self.run) as store:
+            return analyze(store)
+
+
+def test_a_sound_node_is_silent(tmp_path: Path) -> None:
+    assert Node(tmp_path).minute().findings() == []
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kind", "cause", "severity"),
+    [
+        ({"throttle_reasons": 4 | 0x20}, "gpu_throttled", "thermal", "warning"),
+        ({"throttle_reasons": 0x80}, "gpu_throttled", "power", "warning"),
+        ({"throttle_reasons": 0x08}, "gpu_throttled", "hardware", "warning"),
+        ({"ecc_uncorrected_total": 1}, "gpu_memory_errors", "uncorrected", "critical"),
+        ({"ecc_corrected_total": 500}, "gpu_memory_errors", "corrected", "warning"),
+        ({"remapped_rows_total": 1, "remap_pending": 1}, "gpu_memory_errors", "remapped", "warning"),
+        ({"remap_failed": 1}, "gpu_memory_errors", "remap_failed", "critical"),
+        ({"nvlink_errors_total": 9}, "link_errors", "nvlink", "warning"),
+        ({"pcie_replay_total": 900}, "link_errors", "pcie", "warning"),
+    ],
+)
+def test_what_changed_on_a_device_names_it_and_its_rank(
+    tmp_path: Path, gpu: dict[str, Any], kind: str, cause: str, severity: str
+) -> None:
+    (finding,) = Node(tmp_path).minute(gpu=gpu).findings()
+    assert (finding.kind, finding.cause, finding.severity, finding.ranks) == (kind, cause, severity, (1,))
+    assert finding.evidence["device"] == "GPU-1"
+    assert finding.summary.startswith("GPU-1 of node-0 (rank 1): ")
+    assert finding.advice == f"{kind.replace('_', '-')}-{cause}"
+
+
+def test_what_was_counted_before_the_run_and_idle_devices_are_not_its_own(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    for second in range(60):
+        old = {
+            "ecc_uncorrected_total": 4,
+            "ecc_corrected_total": 10**6,
+            "pcie_replay_total": 10**5,
+            "remapped_rows_total": 3,
+        }
+        idle = {"throttle_reasons": 0x40, "gpu_utilization_ratio": 0.0}
+        node.read("GPU-0", second, **{**GPU, **old})
+        node.read("GPU-1", second, **{**GPU, **idle})
+        node.read("host", second, **HOST)
+    assert node.findings() == []
+
+
+def test_hosts(tmp_path: Path) -> None:
+    (disk,) = Node(tmp_path / "a").minute(host={"disk_free_bytes": 1 << 30}).findings()
+    assert (disk.kind, disk.cause, disk.status) == ("host_pressure", "disk", "fired")
+    (queue,) = Node(tmp_path / "b").minute(host={"load_1m": 99.0}).findings()
+    assert (queue.kind, queue.cause, queue.status) == ("host_pressure", "run_queue", "advice")
+
+
+def test_an_xid_is_told_with_what_to_do(tmp_path: Path) -> None:
+    node = Node(tmp_path).minute()
+    node.xid(79)
+    node.xid(79)
+    node.xid(31, "GPU-0")
+    node.xid(4711, "GPU-2")
+    found = {finding.evidence["xid"]: finding for finding in node.findings()}
+    lost, fault, unknown = found[79], found[31], found[4711]
+    assert (lost.cause, lost.severity, lost.ranks, lost.evidence["count"]) == ("bus", "critical", (1,), 2)
+    assert "fallen off the bus" in lost.summary
+    assert "reboot" in lost.evidence["action"]
+    assert (fault.cause, fault.severity, fault.ranks) == ("application", "warning", (0,))
+    assert (unknown.cause, unknown.ranks) == ("unknown", ())
+
+
+def test_the_table_of_xids_is_whole() -> None:
+    table = xid_table()
+    assert len(table["xid"]) >= 50
+    assert {"13", "31", "48", "63", "64", "74", "79", "94", "95", "119"} <= set(table["xid"])
+    for code, about in table["xid"].items():
+        assert code.isdecimal()
+        assert set(about) == {"class", "severity", "action", "meaning"}
+        assert about["severity"] in get_args(Severity)
+        assert about["action"] in table["action"]
+        assert re.fullmatch(r"[a-z]+", about["class"])
+    assert table["source"].startswith("https://docs.nvidia.com/")
+
+
+def test_it_is_told_once_while_the_run_lives() -> None:
+    store = plain_run(steps=10)
+    store.event("xid", wall_ns=10**15, xid=79, device="GPU-1", node="node-0", message="")
+    state = LiveState(policy=LivePolicy(straggler_every_ticks=1))
+    assert [f.kind for f in live_findings(store, state, 10**15 + 8 * 10**9) if f.kind == "xid"] == ["xid"]
+    assert [f for f in live_findings(store, state, 10**15 + 8 * 10**9) if f.kind == "xid"] == []
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    (nothing,) = Node(tmp_path / "a").findings()
+    assert (nothing.status, "nothing in health" in nothing.summary) == ("insufficient_data", True)
+    node = Node(tmp_path / "b")
+    node.read("host", 0, **HOST)
+    (hosts_only,) = node.findings()
+    assert (hosts_only.status, "readings of hosts only" in hosts_only.summary) == ("insufficient_data", True)
+    node = Node(tmp_path / "c")
+    node.read("GPU-0", 0, **{**GPU, "ecc_corrected_total": None, "nvlink_errors_total": None})
+    summaries = {finding.summary for finding in node.findings()}
+    assert "nothing is known of the GPUs' ECC, NVLink errors: not read or not supported" in summaries
+    assert any("readings of GPUs only" in summary for summary in summaries)
+    node = Node(tmp_path / "d")
+    node.read("GPU-0", 0, **GPU)
+    node.read("host", 0, **{**HOST, "num_cpus": None})
+    (unknown,) = node.findings()
+    assert unknown.summary == "nothing is known of the hosts' num_cpus"
+
+
+@pytest.mark.parametrize(("seconds", "fires"), [(60, False), (300, True)])
+def test_a_disk_that_fills_up_is_told_once_its_rate_is_a_trend(tmp_path: Path, seconds: int, fires: bool) -> None:
+    node = Node(tmp_path)
+    for second in range(seconds):
+        node.read("host", second, **{**HOST, "disk_free_bytes": (100 << 30) - second * (100 << 20)})
+    found = [finding for finding in node.findings() if finding.kind == "host_pressure"]
+    assert [finding.cause for finding in found] == ["disk"] * fires

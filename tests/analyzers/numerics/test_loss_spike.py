@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from analyzers.numerics.loss_spike import LossSpikePolicy, Observation, analyze, find_spikes
+from probes.guard.spike_detector import SpikeDetector
+from tests.analyzers.memory_store import MemoryStore
+from tests.probes.guard.test_spike_detector import training_curve
+
+
+def observations(seed: int = 0, **curve: float) -> list[Observation]:
+    loss, norm = training_curve(seed, noise=0.03, **curve)  # type: ignore[arg-type]
+    return [Observation(0, i + 1, loss[i], norm[i], 1e-3, i, True) for i in range(len(loss))]
+
+
+def changed(seen: list[Observation], first: int, last: int, factor: float, **columns: float) -> list[Observation]:
+    hit = range(first, last + 1)
+    values = {"grad_norm": 3.0} | columns
+    return [
+        Observation(
+            o.attempt, o.step, o.loss * factor, values["grad_norm"], columns.get("lr", o.lr), o.batch_index, True
+        )
+        if o.step in hit
+        else o
+        for o in seen
+    ]
+
+
+def test_one_bad_batch() -> None:
+    (spike,) = find_spikes(changed(observations(), 150, 150, 2.0))
+    assert ([v.step for v in spike.verdicts], spike.cause) == ([150], "batch")
+
+
+def test_a_spike_of_several_steps_is_one() -> None:
+    (spike,) = find_spikes(changed(observations(), 150, 153, 2.0))
+    assert (spike.verdicts[0].step, spike.verdicts[-1].step, spike.cause) == (150, 153, "batch")
+
+
+def test_divergence() -> None:
+    (spike,) = find_spikes(changed(observations(), 150, 400, 2.5))
+    assert (spike.verdicts[0].step, spike.cause) == (150, "divergence")
+
+
+def test_a_jump_of_the_learning_rate() -> None:
+    seen = observations()
+    seen[148] = Observation(0, 149, seen[148].loss, seen[148].grad_norm, 0.1, 148, True)
+    (spike,) = find_spikes(changed(seen, 150, 152, 2.0))
+    assert spike.cause == "learning_rate"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_warm_up_and_decay_of_the_rate_are_silent(seed: int) -> None:
+    seen = observations(seed)
+    rates = [1e-3 * min(1.0, o.step / 40) * (0.1 + 0.9 * (1 + math.cos(math.pi * o.step / 400)) / 2) for o in seen]
+    assert find_spikes([Observation(0, o.step, o.loss, o.grad_norm, r) for o, r in zip(seen, rates, strict=True)]) == []
+
+
+def stored(seen: list[Observation], ranks: int = 2) -> MemoryStore:
+    store = MemoryStore()
+    for rank in range(ranks):
+        store.add_columns(
+            "steps",
+            attempt=np.array([o.attempt for o in seen], np.int32),
+            rank=np.full(len(seen), rank, np.int32),
+            step=np.array([o.step for o in seen]),
+            start_ns=np.arange(len(seen)) * 1_000_000,
+            duration_ns=np.full(len(seen), 900_000),
+            loss=np.array([o.loss for o in seen]),
+            grad_norm=np.array([o.grad_norm for o in seen]),
+            lr=np.array([o.lr or 0.0 for o in seen]),
+            batch_index=np.array([o.batch_index or 0 for o in seen]),
+            committed=np.array([bool(o.committed) for o in seen]),
+        )
+    return store
+
+
+def rolled_back() -> list[Observation]:
+    """A spike at step 150 is refused; the run goes on from step 140 with other batches."""
+    seen = changed(observations(), 150, 150, 2.0)
+    bad = seen[149]
+    refused = Observation(0, 150, bad.loss, bad.grad_norm, bad.lr, bad.batch_index, False)
+    again = [
+        Observation(0, o.step, o.loss, o.grad_norm, o.lr, (o.batch_index or 0) + 10, True) for o in observations()[140:]
+    ]
+    return [*seen[:149], refused, *again]
+
+
+def test_the_finding_names_batch_and_response() -> None:
+    store = stored(rolled_back())
+    store.event("rollback", rank=0, step=150, from_step=150, to_step=140, tier="memory", reason="loss_spike",
+                skipped_batches=[149], duration_s=0.1)  # fmt: skip
+    (finding,) = analyze(store)
+    assert (finding.kind, finding.first_step, finding.last_step) == ("loss_spike", 150, 150)
+    assert (finding.cause, finding.severity) == ("batch", "warning")
+    assert finding.evidence["batch_indices"] == [149]
+    assert "on batch 149" in finding.summary
+    assert "step refused, step 140 restored from memory in 0.1 s, batch 149 skipped" in finding.summary
+
+
+def test_a_post_mortem_gives_the_live_verdicts_again() -> None:
+    seen = rolled_back()
+    detector = SpikeDetector()
+    live = [o.step for o in seen if detector.observe(o.step, o.loss, o.grad_norm).is_spike]
+    assert live == [f.first_step for f in analyze(stored(seen))]
+
+
+def test_the_live_window_says_nothing_that_the_whole_run_does_not() -> None:
+    for seed in range(10):
+        assert analyze(stored(observations(seed), ranks=1), LossSpikePolicy(since_step=100)) == []
+    (finding,) = analyze(stored(changed(observations(), 380, 380, 2.0)), LossSpikePolicy(since_step=100))
+    assert finding.first_step == 380
+
+
+def test_without_a_loss_nothing_is_claimed() -> None:
+    assert [f.status for f in analyze(MemoryStore())] == ["insufficient_data"]

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from analyzers.finding import Finding
+from analyzers.numerics.nonfinite import analyze
+from analyzers.numerics.provenance import Flag, RankStep, StepEvidence, locate
+from tests.analyzers.memory_store import MemoryStore
+
+MODEL = ["embed.weight", "blocks.0.mlp.up.weight", "blocks.1.mlp.up.weight", "blocks.10.mlp.up.weight", "head.weight"]
+STEP_NS = 50_000_000
+
+
+def flag(rank: int, seq: int, bad: bool, *, group: str = "dp[0,1,2,3]", since_ns: int | None = None) -> Flag:
+    since_ns = seq * 1000 if since_ns is None else since_ns
+    return Flag(rank=rank, group=group, seq=seq, op="all_reduce", since_begin_ns=since_ns, nonfinite=bad)
+
+
+def rows(*bad_losses: int, world_size: int = 4) -> list[RankStep]:
+    return [RankStep(rank=r, local_loss=math.nan if r in bad_losses else 2.0) for r in range(world_size)]
+
+
+def test_the_earliest_flag_names_the_rank_and_the_rest_is_fallout() -> None:
+    flags = [flag(r, 5, r == 2) for r in range(4)] + [flag(r, 6, True) for r in range(4)]
+    where = locate(
+        StepEvidence(rows=rows(), flags=flags, parameters=[(r, name, 1) for r in range(4) for name in MODEL])
+    )
+    assert (where.ranks, where.phase, where.seq, where.parameter) == ((2,), "backward", 5, "head.weight")
+
+
+def test_order_is_that_of_the_step_and_not_of_the_group() -> None:
+    """HSDP: rank 1's shard group sees it first; the replica groups see the sum of it."""
+    flags = [
+        flag(0, 90, True, group="dp_replicate[0,2]", since_ns=500),
+        flag(2, 90, False, group="dp_replicate[0,2]", since_ns=510),
+        flag(0, 7, False, group="dp_shard[0,1]", since_ns=100),
+        flag(1, 7, True, group="dp_shard[0,1]", since_ns=120),
+    ]
+    assert locate(StepEvidence(rows=rows(), flags=flags)).ranks == (1,)
+
+
+def test_a_rank_that_waited_long_before_its_first_collective_is_still_the_first() -> None:
+    """Rank 2 began its step before the others, and was late: by its own clock its first call is after their second."""
+    flags = [flag(rank, 5, False, since_ns=100) for rank in (0, 1, 3)] + [flag(2, 5, True, since_ns=900)]
+    flags += [flag(rank, 6, True, since_ns=200) for rank in (0, 1, 3)] + [flag(2, 6, True, since_ns=950)]
+    where = locate(StepEvidence(rows=rows(), flags=flags))
+    assert (where.ranks, where.seq) == ((2,), 5)
+
+
+def test_a_bad_local_loss_is_forward() -> None:
+    where = locate(StepEvidence(rows=rows(3), flags=[flag(r, 1, r == 3) for r in range(4)]))
+    assert (where.ranks, where.phase, where.parameter) == ((3,), "forward", "")
+    assert locate(StepEvidence(rows=rows(3))).ranks == (3,)
+
+
+def test_a_batch_that_is_bad_for_all_names_all_tensor_parallel_groups() -> None:
+    """Each group of one sample sees its own NaN in the forward pass; which of them was sooner says nothing."""
+
+    def found(*bad: int) -> tuple[int, ...]:
+        flags = [
+            replace(flag(rank, seq, rank in bad, group=group, since_ns=100 * seq + 10 * rank), phase="forward")
+            for group, members in (("tp:0-1", (0, 1)), ("tp:2-3", (2, 3)))
+            for rank in members
+            for seq in (1, 2)
+        ]
+        flags += [replace(flag(rank, 3, rank in bad, since_ns=900), phase="backward") for rank in range(4)]
+        where = locate(StepEvidence(rows=rows(*bad), flags=flags))
+        assert where.phase == "forward"
+        return where.ranks
+
+    assert found(0, 1, 2, 3) == (0, 1, 2, 3)
+    assert found(2, 3) == (2, 3)
+
+
+def test_finite_inputs_and_a_bad_result_is_the_reduction() -> None:
+    where = locate(StepEvidence(rows=rows(), flags=[flag(r, 1, False) for r in range(4)]))
+    assert (where.ranks, where.phase) == ((), "reduction")
+
+
+def test_a_sum_that_overflows_is_the_reduction_though_the_norm_that_follows_is_flagged() -> None:
+    """FSDP: every gradient goes finite into its reduce-scatter, and rank 1 gets the shard with the Inf."""
+
+    def found(*, data_parallel: bool) -> tuple[tuple[int, ...], str]:
+        flags = [replace(flag(rank, 1, False), phase="backward") for rank in range(4)]
+        flags += [replace(flag(rank, 2, rank == 1), phase="optimizer") for rank in range(4)]
+        where = locate(StepEvidence(rows=rows(), flags=flags, data_parallel=data_parallel))
+        return where.ranks, where.phase
+
+    assert found(data_parallel=True) == ((), "reduction")
+    assert found(data_parallel=False) == ((1,), "backward"), "a tensor-parallel rank's own gradient is not reduced"
+
+
+def test_without_evidence_nobody_is_named() -> None:
+    where = locate(StepEvidence(rows=[RankStep(rank=r) for r in range(4)], reported_parameters=["a", "b"]))
+    assert (where.ranks, where.phase, where.parameter) == ((), "backward", "b")
+
+
+def test_one_rank_needs_no_flags() -> None:
+    where = locate(StepEvidence(rows=[RankStep(rank=0, local_loss=2.0)], parameters=[(0, "a", 0), (0, "b", 3)]))
+    assert (where.ranks, where.phase, where.parameter) == ((0,), "backward", "b")
+
+
+def test_the_parameter_nearest_the_loss_is_last_in_model_order() -> None:
+    parameters = [(r, name, int(name in MODEL[:4] and r == 1)) for r in range(4) for name in MODEL]
+    where = locate(StepEvidence(rows=rows(), flags=[flag(2, 1, True)], parameters=parameters))
+    assert where.parameter == "blocks.10.mlp.up.weight"
+    assert where.others == tuple(MODEL[:4])
+
+
+def run_with_nan(bad_step: int = 12, culprit: int = 2, world_size: int = 4) -> MemoryStore:
+    """A run whose guard refuses the bad step, restores step 10 and skips the batch."""
+    store = MemoryStore()
+    order = [*range(1, bad_step + 1), *range(11, 21)]
+    for rank in range(world_size):
+        for i, step in enumerate(order):
+            bad = i == bad_step - 1
+            row = {"attempt": 0, "rank": rank, "step": step, "start_ns": rank * 10**12 + i * STEP_NS}
+            row |= {"duration_ns": STEP_NS - 1000, "loss": 2.0, "local_loss": 2.0 + rank, "batch_index": i}
+            store.add("steps", [row | {"grad_norm": math.nan if bad else 1.0, "committed": not bad}])
+            for seq in (2 * i, 2 * i + 1):
+                store.add("collectives", [{
+                    "attempt": 0, "rank": rank, "step": step, "seq": seq, "process_group": "dp[0,1,2,3]",
+                    "op": "all_reduce", "issue_ns": row["start_ns"] + 1_000_000 * (1 + seq % 2),
+                    "nonfinite": bad and (rank == culprit or seq % 2 == 1),
+                }])  # fmt: skip
+        for name in MODEL:
+            store.add("gradients", [{"attempt": 0, "rank": rank, "step": bad_step, "parameter": name,
+                                     "nonfinite_count": int(name == MODEL[2])}])  # fmt: skip
+    store.event("rollback", rank=0, step=bad_step, from_step=bad_step, to_step=10, tier="memory", reason="non_finite",
+                skipped_batches=[bad_step - 1], duration_s=0.2)  # fmt: skip
+    return store
+
+
+def only(findings: list[Finding]) -> Finding:
+    (finding,) = findings
+    return finding
+
+
+def test_a_refused_step_is_one_finding_and_its_replay_none() -> None:
+    finding = only(analyze(run_with_nan()))
+    assert (finding.kind, finding.status, finding.ranks, finding.cause) == ("non_finite", "fired", (2,), "backward")
+    assert (finding.first_step, finding.last_step) == (12, 12)
+    for words in ("rank 2", MODEL[2], "step refused", "step 10 restored from memory in 0.2 s", "batch 11 skipped"):
+        assert words in finding.summary
+    assert finding.evidence["seq"] == 22
+
+
+@pytest.mark.parametrize("bad_from", [1, 30])
+def test_a_poisoned_run_is_one_finding(bad_from: int) -> None:
+    store = MemoryStore()
+    for rank in range(4):
+        for step in range(1, 61):
+            loss = math.nan if step >= bad_from else 2.0
+            store.add("steps", [{"attempt": 0, "rank": rank, "step": step, "start_ns": step, "duration_ns": 1,
+                                 "loss": loss, "local_loss": loss, "committed": True}])  # fmt: skip
+    finding = only(analyze(store))
+    assert (finding.first_step, finding.last_step, finding.ranks) == (bad_from, 60, (0, 1, 2, 3))
+    assert "all ranks at once" in finding.summary
+    assert "nothing was done" in finding.summary
+
+
+def test_a_ruined_update_is_traced_to_the_step_before() -> None:
+    store = MemoryStore()
+    for rank in range(4):
+        for step in range(1, 41):
+            loss = math.nan if step >= 20 else 2.0
+            store.add("steps", [{"attempt": 0, "rank": rank, "step": step, "start_ns": step * STEP_NS,
+                                 "duration_ns": STEP_NS - 1, "loss": loss, "local_loss": loss}])  # fmt: skip
+            store.add("collectives", [{"attempt": 0, "rank": rank, "step": step, "seq": step, "process_group": "dp",
+                                       "op": "reduce_scatter", "issue_ns": step * STEP_NS + 100,
+                                       "nonfinite": step >= 20 or (step == 19 and rank == 1)}])  # fmt: skip
+    finding = only(analyze(store))
+    assert (finding.ranks, finding.first_step, finding.cause) == ((1,), 19, "backward")
+
+
+def test_a_clean_run_is_silent_and_a_flag_without_consequence_too() -> None:
+    store = MemoryStore()
+    for step in range(1, 30):
+        store.add("steps", [{"attempt": 0, "rank": 0, "step": step, "start_ns": step, "duration_ns": 1, "loss": 2.0}])
+    store.add("collectives", [{"attempt": 0, "rank": 0, "step": 7, "seq": 1, "process_group": "tp", "op": "all_reduce",
+                               "issue_ns": 7, "nonfinite": True}])  # fmt: skip
+    assert analyze(store) == []
+
+
+def test_missing_tables() -> None:
+    store = run_with_nan()
+    store.drop("collectives")
+    finding = only(analyze(store))
+    assert (finding.status, finding.ranks) == ("suspect", ())
+    store.drop("gradients")
+    assert only(analyze(store)).status == "suspect"
+    store.drop("events")
+    assert only(analyze(store)).status == "suspect"
+    store.drop("steps")
+    assert only(analyze(store)).status == "insufficient_data"
+
+
+@pytest.mark.parametrize("bad_input", [False, True])
+def test_a_shard_that_overflows_when_it_is_summed_is_nobodys(bad_input: bool) -> None:
+    """HSDP: what comes out of the reduce-scatter is seen by the reduction over replicas."""
+    shard = [
+        replace(
+            flag(rank, 7, bad_input and rank == 1, group=group, since_ns=100), op="reduce_scatter", phase="backward"
+        )
+        for group, members in (("dp_shard[0,1]", (0, 1)), ("dp_shard[2,3]", (2, 3)))
+        for rank in members
+    ]
+    replicas = [
+        replace(flag(rank, 90, True, group="dp_replicate[0,2]", since_ns=200), phase="backward") for rank in (0, 2)
+    ]
+    where = locate(StepEvidence(rows=rows(), flags=[*shard, *replicas], data_parallel=True))
+    assert (where.phase, where.ranks) == (("backward", (1,)) if bad_input else ("reduction", ()))
+
+
+def test_a_flag_in_the_forward_pass_is_nearer_than_the_losses() -> None:
+    """Tensor parallel: both ranks of the group have the bad loss, and one of them put the bad value in."""
+    flags = [replace(flag(rank, 5, rank == 1, group="tp[0,1]"), phase="forward") for rank in (0, 1)]
+    where = locate(StepEvidence(rows=rows(0, 1), flags=flags))
+    assert (where.phase, where.ranks) == ("forward", (1,))

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from analyzers.numerics import loss_spike, nonfinite
+from analyzers.numerics.replay_evidence import REPLAY_EVENTS, find_replay
+from analyzers.run.event_log import EventLog
+from tests.analyzers.memory_store import MemoryStore
+
+INPUT = {"shape": "8x32x64", "dtype": "float32", "min": -3.0, "max": 3e38, "mean": 1e30, "nonfinite_count": 0}
+
+
+def origin(module: str, *, how: str = "operation", phase: str = "forward", samples: tuple[int, ...] = ()) -> Any:
+    operation = "mm" if how == "operation" else ""
+    return {"module": module, "operation": operation, "how": how, "phase": phase, "samples": list(samples),
+            "inputs": [INPUT]}  # fmt: skip
+
+
+def add_replay(
+    store: MemoryStore, *, back: bool, older: bool | None = None, origins: dict[int, Any] | None = None, step: int = 40
+) -> None:
+    for rank in range(4):
+        for state, came in (("same", back), ("restored", older)):
+            if came is not None:
+                store.event(
+                    "replay", rank=rank, step=step, wall_ns=1 + (state != "same"), state=state, came_back=came,
+                    state_step=39 if state == "same" else 30, origin=(origins or {}).get(rank), data_rank=rank,
+                    num_samples=4,
+                    samples=[{"id": 100 + rank, "loss": "nan" if rank == 2 else 2.0, "file": "a.py", "byte": 7}],
+                )  # fmt: skip
+
+
+def found(store: MemoryStore, turn: int = 0) -> Any:
+    return find_replay(EventLog.load(store, REPLAY_EVENTS), attempt=0, step=40, turn=turn)
+
+
+@pytest.mark.parametrize(
+    ("back", "older", "judgement", "says"),
+    [
+        (False, None, "transient", "suspect the device of rank 2"),
+        (True, True, "batch", "on the state of step 30 too: the batch"),
+        (True, False, "weights", "the weights of step 39, not the batch"),
+        (True, None, "data_or_numerics", "data or numerics"),
+    ],
+)
+def test_four_judgements(back: bool, older: bool | None, judgement: str, says: str) -> None:
+    store = MemoryStore()
+    add_replay(store, back=back, older=older)
+    assert found(store).judgement == judgement
+    assert says in found(store).text((2,))
+
+
+def test_the_rank_with_an_operation_made_it_and_the_others_were_handed_it() -> None:
+    store = MemoryStore()
+    told = {0: origin("blocks.0.mlp.down", how="module"), 1: None, 2: origin("blocks.3.mlp.up", samples=(812,)),
+            3: origin("head", phase="backward")}  # fmt: skip
+    add_replay(store, back=True, origins=told)
+    where = found(store).origin
+    assert (where.ranks, where.module, where.operation, where.samples) == ((2,), "blocks.3.mlp.up", "mm", (812,))
+    assert where.inputs == ("8x32x64 float32 min -3 max 3e+38 mean 1e+30 non-finite 0",)
+    assert "in blocks.3.mlp.up (mm) forward on rank 2 with sample 812" in found(store).text()
+
+
+def test_samples_with_a_loss_that_is_not_finite_come_first() -> None:
+    store = MemoryStore()
+    add_replay(store, back=True)
+    assert [(s.number, s.loss) for s in found(store).samples][:2] == [(102, None), (100, 2.0)]
+    assert found(store).num_samples == 16
+    assert found(store).samples[0].place == "a.py:7"
+
+
+def test_each_run_of_a_step_has_its_own_replay() -> None:
+    store = MemoryStore()
+    add_replay(store, back=True, older=True)
+    store.event("replay", rank=0, step=40, wall_ns=9, state="same", came_back=False)
+    assert found(store, turn=0).judgement == "batch"
+    assert [s.judgement for s in (found(store, turn=1),)] == ["batch"], "one rank has a second one, three do not"
+    assert find_replay(EventLog.load(store, REPLAY_EVENTS), attempt=0, step=41) is None
+
+
+@pytest.mark.parametrize("damaged", [{"origin": 7, "samples": "x"}, {"origin": {}, "samples": [1, {"id": "a"}]}, {}])
+def test_damaged_events_say_less_and_break_nothing(damaged: dict[str, Any]) -> None:
+    store = MemoryStore()
+    store.event("replay", rank=0, step=40, state="same", came_back="yes", **damaged)
+    assert found(store).judgement == "transient"
+    assert found(store).samples == ()
+    assert found(store).evidence()["comes_back"] is False
+
+
+def step_rows(step: int, loss: float, **more: Any) -> list[dict[str, Any]]:
+    return [
+        {"attempt": 0, "rank": rank, "step": step, "start_ns": step * 10**8, "duration_ns": 10**8, "loss": loss,
+         "grad_norm": loss, "local_loss": 2.0, "committed": math.isfinite(loss), "batch_index": step - 1, **more}
+        for rank in range(4)
+    ]  # fmt: skip
+
+
+def test_the_finding_says_whether_it_came_back_and_a_replay_names_whom_nothing_else_does() -> None:
+    store = MemoryStore()
+    store.add("steps", step_rows(40, math.nan))
+    (before,) = nonfinite.analyze(store)
+    assert (before.ranks, before.status) == ((), "suspect")
+    add_replay(store, back=True, older=True, origins={2: origin("blocks.3.mlp.up", samples=(812,))})
+    (finding,) = nonfinite.analyze(store)
+    assert (finding.ranks, finding.status, finding.cause) == ((2,), "fired", "forward")
+    assert "replayed it came back in blocks.3.mlp.up" in finding.summary
+    assert finding.evidence["judgement"] == "batch"
+    assert finding.evidence["origin_samples"] == [812]
+
+
+@pytest.mark.parametrize(
+    ("back", "older", "cause"), [(False, None, "transient"), (True, False, "weights"), (True, True, "batch")]
+)
+def test_the_replay_knows_the_cause_of_a_spike(back: bool, older: bool | None, cause: str) -> None:
+    store = MemoryStore()
+    for step in range(1, 60):
+        store.add("steps", step_rows(step, (4.0 if step == 40 else 2.0) * (1 + 0.01 * math.sin(step))))
+    add_replay(store, back=back, older=older)
+    (finding,) = loss_spike.analyze(store)
+    assert (finding.cause, finding.advice) == (cause, f"loss-spike-{cause}")
+
+
+def test_live_nothing_is_said_of_a_step_that_has_not_ended() -> None:
+    """What is done about it comes between its verdict and its end."""
+    store = MemoryStore()
+    store.add("steps", step_rows(39, 2.0))
+    store.event("nonfinite", rank=0, step=40, phase="backward", parameters=["head.weight"])
+    assert nonfinite.analyze(store, nonfinite.NonFinitePolicy(ended_only=True)) == []
+    assert len(nonfinite.analyze(store)) == 1

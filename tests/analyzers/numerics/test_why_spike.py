@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from analyzers.numerics.why_spike import SpikeError, explain
+from analyzers.report.terminal.why_spike_text import render, tables
+from tests.analyzers.memory_store import MemoryStore
+
+
+def run_with_spike(*, spike_step: int = 40, gradients: bool = True, replayed: bool = True) -> MemoryStore:
+    """Four data ranks; at the step rank 2 alone has a bad part of the batch, and blocks.1 the gradient."""
+    store = MemoryStore()
+    rows: list[dict[str, Any]] = []
+    for step in range(1, 50):
+        for rank in range(4):
+            bad = step == spike_step
+            local = (8.0 if rank == 2 else 2.1) if bad else 2.0 + 0.01 * math.sin(step + rank)
+            rows.append(
+                {"attempt": 0, "rank": rank, "step": step, "start_ns": step * 10**8 + rank, "duration_ns": 10**8,
+                 "loss": 3.575 if bad else 2.0 + 0.01 * math.sin(step), "grad_norm": 9.0 if bad else 1.0,
+                 "local_loss": local, "committed": not bad, "batch_index": step - 1}
+            )  # fmt: skip
+    store.add("steps", rows)
+    store.add("ranks", [{"attempt": 0, "rank": rank, "dp_shard": rank} for rank in range(4)])
+    if gradients:
+        store.add(
+            "gradients",
+            [
+                {"attempt": 0, "rank": rank, "step": step, "parameter": f"blocks.{block}.mlp.up.weight",
+                 "norm": 3.0 if step == spike_step and block == 1 else 1.0}
+                for step in (10, 20, 30, spike_step) for rank in range(4) for block in range(3)
+            ],
+        )  # fmt: skip
+    if replayed:
+        for rank in range(4):
+            samples = [{"id": 10 * rank + n, "loss": 20.0 if (rank, n) == (2, 1) else 2.0, "text": "\x1b[31mred"}
+                       for n in range(2)]  # fmt: skip
+            store.event("replay", rank=rank, step=spike_step, state="same", came_back=True, data_rank=rank,
+                        num_samples=2, samples=samples)  # fmt: skip
+    return store
+
+
+@pytest.mark.parametrize("step", [None, 40])
+def test_the_rank_the_sample_and_the_layer_that_made_it_come_first(step: int | None) -> None:
+    found = explain(run_with_spike(), step)
+    assert (found.step, found.batch_index, found.committed) == (40, 39, False)
+    assert found.ranks[0].rank == 2
+    assert found.ranks[0].jump_ratio == pytest.approx(6.0 / 6.3, abs=0.02)
+    assert sum(rank.jump_ratio for rank in found.ranks) == pytest.approx(1.0)
+    assert (found.samples[0].number, found.samples[0].data_rank) == (21, 2)
+    assert found.samples[0].share_ratio == pytest.approx(20.0 / (3.575 * 8))
+    assert (found.layers[0].name, found.layers[0].share_ratio) == ("blocks.1", pytest.approx(9 / 11))
+    assert found.layers[0].factor == pytest.approx(9 / 11 * 3)
+    assert found.unknown == ()
+    assert "rank 2 brings" in found.summary
+
+
+def test_what_is_missing_is_said() -> None:
+    found = explain(run_with_spike(gradients=False, replayed=False), 40)
+    assert [line.partition(":")[0] for line in found.unknown] == ["which samples", "which layers"]
+    assert [title for title, _, _ in tables(found)] == ["Data ranks"]
+    with pytest.raises(SpikeError, match="step 99"):
+        explain(run_with_spike(), 99)
+    with pytest.raises(SpikeError, match="no loss spike"):
+        explain(run_with_spike(spike_step=99), None)
+    with pytest.raises(SpikeError, match="no step"):
+        explain(MemoryStore(), None)
+
+
+def test_text_of_a_sample_is_never_obeyed_by_the_terminal() -> None:
+    console = Console(width=110, no_color=True, record=True, file=io.StringIO())
+    render(explain(run_with_spike()), console)
+    text = console.export_text()
+    assert "\x1b" not in text
+    assert "red" in text
+    assert "Layers" in text

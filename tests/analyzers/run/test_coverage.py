@@ -1,0 +1,51 @@
+"""What is not in the records is said: ranks that are silent, tables that are empty."""
+
+from __future__ import annotations
+
+from analyzers.run.coverage import analyze
+from tests.analyzers.memory_store import MemoryStore
+
+TOLD = dict.fromkeys(
+    ("forward_ns", "backward_ns", "optimizer_ns", "collective_wait_ns", "loss", "grad_norm", "tokens"), 1
+)
+
+
+def recorded(ranks: tuple[int, ...], *, world_size: int = 4, spans: bool = True) -> MemoryStore:
+    store = MemoryStore()
+    store.add(
+        "ranks", [{"attempt": 0, "rank": rank, "wall_ns": 1, "world_size": world_size, "host": "a"} for rank in ranks]
+    )
+    store.add("steps", [{"attempt": 0, "rank": rank, "step": 1, **TOLD} for rank in ranks])
+    if spans:
+        store.add("spans", [{"attempt": 0, "rank": rank, "step": 1, "kind": "data"} for rank in ranks])
+    return store
+
+
+def test_where_all_is_there_nothing_is_said() -> None:
+    assert analyze(recorded((0, 1, 2, 3))) == []
+    assert analyze(MemoryStore()) == [], "whoever needs steps says that there are none"
+
+
+def test_silent_ranks_are_named() -> None:
+    (finding,) = analyze(recorded((0, 2)))
+    assert (finding.status, finding.ranks, finding.attempt) == ("insufficient_data", (1, 3), 0)
+    assert finding.summary == "ranks 1, 3 have no step in attempt 0 (2 of 4 ranks): nothing is known of them"
+
+
+def test_missing_spans_are_said() -> None:
+    (finding,) = analyze(recorded((0, 1, 2, 3), spans=False))
+    assert "no spans were recorded" in finding.summary
+
+
+def test_an_attempt_that_died_before_its_first_step_is_not_a_gap() -> None:
+    store = recorded((0, 1, 2, 3))
+    store.add("ranks", [{"attempt": 1, "rank": 0, "wall_ns": 2, "world_size": 4}])
+    assert analyze(store) == []
+
+
+def test_columns_of_nulls_are_said() -> None:
+    store = recorded((0, 1, 2, 3))
+    store.connection.execute("UPDATE steps SET grad_norm = NULL, tokens = NULL; UPDATE ranks SET host = NULL")
+    steps, ranks = analyze(store)
+    assert "nothing in steps.grad_norm, steps.tokens: " in steps.summary
+    assert "nothing in ranks.host: " in ranks.summary

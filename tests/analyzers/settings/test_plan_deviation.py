@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from typing import Any
+
+from analyzers.settings.plan_deviation import against_plan
+from tests.analyzers.memory_store import MemoryStore
+
+SIZES = {"all_reduce": 4000, "send": 7}
+PLAN = {"planned": {"rank": 0, "device": "cuda", "memory_bytes": 1000, "bytes_per_step": SIZES}}
+
+
+def store(num_bytes: int) -> MemoryStore:
+    filled = MemoryStore()
+    calls = [
+        {"attempt": 0, "rank": rank, "step": step, "seq": step, "op": "all_reduce", "bytes": size}
+        for rank in (0, 1)
+        for step in range(6)
+        for size in (num_bytes, num_bytes, 8)  # the last one: a loss
+    ]
+    filled.add("collectives", calls)
+    filled.add("steps", [{"attempt": 0, "rank": 0, "step": step, "memory_bytes": 900 + step} for step in range(6)])
+    return filled
+
+
+def told(source: MemoryStore, manifest: dict[str, Any]) -> dict[str, tuple[int, bool]]:
+    return {each.what: (each.measured_bytes, each.as_planned) for each in against_plan(source, manifest)}
+
+
+def test_what_came_beside_what_was_planned() -> None:
+    assert told(store(2000), PLAN) == {"memory": (905, True), "all_reduce": (4000, True)}
+    assert told(store(2500), PLAN)["all_reduce"] == (5000, False)
+
+
+def test_without_a_plan_nothing_is_said() -> None:
+    assert told(store(2000), {}) == {}
+    assert told(store(2000), {"planned": "?"}) == {}
+    wrong = {"rank": 0, "memory_bytes": "many", "bytes_per_step": {"all_reduce": -1}}
+    assert told(store(2000), {"planned": wrong}) == {}
+
+
+def test_a_table_that_is_missing_leaves_out_what_it_would_tell() -> None:
+    source = store(2000)
+    source.drop("steps")
+    assert told(source, PLAN) == {"all_reduce": (4000, True)}
+    source.drop("collectives")
+    assert told(source, PLAN) == {}

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from analyzers.settings.startup import analyze, measure
+from tests.analyzers.memory_store import MemoryStore
+from tests.analyzers.plain_run import S, plain_run
+
+
+def test_the_pieces_of_a_start() -> None:
+    (start,) = measure(plain_run())
+    pieces = {piece: start.longest(piece) for piece in start.by_rank}
+    assert pieces == pytest.approx({"launch": 2.0, "imports": 3.0, "setup": 1.0, "first_step": 0.0})
+    assert analyze(plain_run()) == []
+
+
+def later(store: MemoryStore, sql: str) -> MemoryStore:
+    store.connection.execute(sql)
+    return store
+
+
+def test_a_rank_that_the_others_wait_for_is_named() -> None:
+    store = later(plain_run(), f"UPDATE ranks SET wall_ns = wall_ns + {40 * S} WHERE rank = 2")
+    store.connection.execute(f"UPDATE steps SET start_ns = start_ns + {40 * S}")
+    (finding,) = analyze(store)
+    assert (finding.kind, finding.status, finding.cause, finding.ranks) == ("slow_startup", "advice", "imports", (2,))
+    assert finding.evidence["imports_s"] == pytest.approx(43.0)
+
+
+@pytest.mark.parametrize(
+    ("sql", "cause"),
+    [
+        (f"UPDATE steps SET start_ns = start_ns + {60 * S}", "setup"),
+        (f"UPDATE steps SET duration_ns = {90 * S} WHERE step = 1", "first_step"),
+        (f"UPDATE events SET wall_ns = wall_ns - {50 * S} WHERE kind = 'run_started'", "launch"),
+    ],
+)
+def test_a_piece_that_is_slow_for_all_names_nobody(sql: str, cause: str) -> None:
+    (finding,) = analyze(later(plain_run(), sql))
+    assert (finding.cause, finding.ranks) == (cause, ())
+
+
+def test_what_is_missing_is_said() -> None:
+    for damage in ("DELETE FROM steps", "DELETE FROM ranks", "DELETE FROM events", "UPDATE ranks SET wall_ns = NULL"):
+        (finding,) = analyze(later(plain_run(), damage))
+        assert (finding.status, finding.kind) == ("insufficient_data", "slow_startup"), damage

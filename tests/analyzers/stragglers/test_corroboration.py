@@ -1,0 +1,104 @@
+"""The second witness: CPU time, waits for a core, garbage collections and tokens beside the wall clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from analyzers.stragglers.analyze import analyze
+from analyzers.stragglers.corroboration import Witness, judge, load_witness
+from tests.analyzers.memory_store import MemoryStore
+from tests.analyzers.rank_timings import Slow, simulate
+from tests.analyzers.stragglers.test_straggler import stored
+
+
+def verdict(cause: str = "compute", **witness: float | bool | None) -> tuple[str, str]:
+    found = judge(Witness(**witness), cause=cause, excess_ms=10.0, factor=1.5)  # type: ignore[arg-type]
+    return found.cause, found.reason
+
+
+@pytest.mark.parametrize(
+    ("witness", "expected"),
+    [
+        ({}, ("compute", "")),  # nothing recorded decides nothing
+        ({"cpu_ms": 9.5, "on_cpu": True, "run_delay_ms": 0.1}, ("compute", "")),
+        ({"cpu_ms": 1.0, "on_cpu": True, "run_delay_ms": 8.0}, ("host", "core")),
+        ({"cpu_ms": 3.0, "on_cpu": True, "run_delay_ms": 6.0}, ("host", "core")),  # caches are shared as well
+        # Twice the work on a crowded host waits for a core twice as long.
+        ({"cpu_ms": 3.0, "cpu_ratio": 0.45, "on_cpu": True, "run_delay_ms": 7.0}, ("compute", "")),
+        ({"cpu_ms": 1.0, "cpu_ratio": 0.15, "on_cpu": True, "run_delay_ms": 7.0}, ("host", "core")),  # caches
+        ({"cpu_ms": 9.0, "cpu_ratio": 0.5, "on_cpu": True, "gc_ms": 8.0}, ("host", "gc")),
+        ({"cpu_ms": 9.0, "cpu_ratio": 0.5, "on_cpu": True, "tokens_ratio": 0.5}, ("sequence_length", "")),
+        ({"cpu_ms": 10.0, "on_cpu": True, "gc_ms": 9.0}, ("host", "gc")),  # which is CPU time, too
+        ({"cpu_ms": 0.2, "on_cpu": True, "run_delay_ms": 0.1, "major_faults": 40.0}, ("host", "paging")),
+        ({"cpu_ms": 0.2, "on_cpu": True, "run_delay_ms": 0.1, "major_faults": 0.0}, ("host", "blocked")),
+        ({"cpu_ms": 0.2, "on_cpu": True}, ("host", "kept")),  # of an older recorder
+        ({"cpu_ms": 0.2, "on_cpu": False}, ("compute", "")),  # a GPU computes without the host's CPU
+        ({"run_delay_ms": 8.0, "on_cpu": False}, ("host", "core")),
+        ({"cpu_ms": 10.0, "on_cpu": True, "tokens_ratio": 0.5}, ("sequence_length", "")),
+        ({"cpu_ms": 10.0, "on_cpu": True, "tokens_ratio": 0.05}, ("compute", "")),
+    ],
+)
+def test_what_the_witness_makes_of_slow_computing(witness: dict[str, float], expected: tuple[str, str]) -> None:
+    assert verdict(**witness) == expected
+
+
+def test_a_loader_that_waits_for_its_disk_is_data_and_one_without_a_core_is_host() -> None:
+    assert verdict("data", cpu_ms=0.1, on_cpu=True, run_delay_ms=0.2) == ("data", "")
+    assert verdict("data", cpu_ms=0.1, on_cpu=True, run_delay_ms=9.0) == ("host", "core")
+
+
+def witnessed(seed: int, *, cause: str = "compute", **of_rank: str) -> MemoryStore:
+    """Rank 3 is 1.5 times as slow from step 60 on; `of_rank`: what its host says then, SQL over its row."""
+    store = stored(simulate(seed, steps=120, machine="busy", faults=[Slow(rank=3, step=60, factor=1.5, cause=cause)]))
+    store.add("ranks", [{"attempt": 0, "rank": rank, "device": "cpu", "wall_ns": 1} for rank in range(4)])
+    own = "(forward_ns + backward_ns - backward_wait_ns + optimizer_ns)"
+    store.connection.execute(f"UPDATE steps SET cpu_ns = {own}, run_delay_ns = 100000, gc_ns = 0, major_faults = 0")
+    settings = ", ".join(f"{name} = {value}" for name, value in of_rank.items())
+    if settings:
+        store.connection.execute(f"UPDATE steps SET {settings} WHERE rank = 3 AND step >= 60")
+    return store
+
+
+def test_a_rank_that_computes_more_is_slow_in_computing() -> None:
+    (finding,) = analyze(witnessed(20))
+    assert (finding.ranks, finding.cause) == ((3,), "compute")
+    assert finding.evidence["cpu_time_excess_ms"] == pytest.approx(finding.evidence["excess_ms"], rel=0.2)
+
+
+def test_a_rank_whose_core_is_taken_is_no_bad_device() -> None:
+    (finding,) = analyze(witnessed(21, cpu_ns="cpu_ns / 1.5", run_delay_ns="cpu_ns / 3"))
+    assert (finding.ranks, finding.cause, finding.advice) == ((3,), "host", "straggler-host")
+    assert "waits for a core" in finding.summary
+    assert finding.evidence["core_wait_excess_ms"] > 10
+
+
+def test_slow_in_everything_because_of_the_host_is_one_finding() -> None:
+    store = stored(
+        simulate(
+            22,
+            steps=120,
+            faults=[Slow(rank=2, step=60, factor=1.4), Slow(rank=2, step=60, factor=1.4, cause="data")],
+        )
+    )
+    store.connection.execute("UPDATE steps SET run_delay_ns = CASE WHEN rank = 2 AND step >= 60 THEN 30e6 ELSE 0 END")
+    (finding,) = analyze(store)
+    assert (finding.ranks, finding.cause) == ((2,), "host")
+
+
+def test_longer_sequences_are_no_bad_machine() -> None:
+    (finding,) = analyze(witnessed(23, tokens="6000"))
+    assert finding.cause == "compute"  # of the others nothing is known
+    store = witnessed(23)
+    store.connection.execute("UPDATE steps SET tokens = CASE WHEN rank = 3 AND step >= 60 THEN 6000 ELSE 4000 END")
+    (finding,) = analyze(store)
+    assert (finding.ranks, finding.cause) == ((3,), "sequence_length")
+    assert finding.evidence["tokens_excess_ratio"] == pytest.approx(0.5)
+
+
+def test_a_store_of_an_older_recorder_says_less_and_nothing_false() -> None:
+    store = witnessed(24)
+    store.connection.execute("UPDATE steps SET run_delay_ns = NULL, major_faults = NULL, cpu_ns = NULL, gc_ns = NULL")
+    (finding,) = analyze(store)
+    assert finding.cause == "compute"
+    assert "cpu_time_excess_ms" not in finding.evidence
+    assert load_witness(store, 0, 3, [0, 1, 2], 60, 119).cpu_ms is None

@@ -1,0 +1,55 @@
+"""A rank that is stopped in a part of its steps only, which no median shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from analyzers.account.timings import OWN_PHASES
+from analyzers.stragglers.analyze import analyze
+from analyzers.stragglers.slow_rank import find_stragglers
+from tests.analyzers.rank_timings import Slow, simulate
+from tests.analyzers.stragglers.test_straggler import stored
+
+
+def paused(rank: int, *, step: int = 1, share: float = 0.35, until: int = 10**9, pause_ms: float = 150.0) -> Slow:
+    return Slow(rank=rank, step=step, until=until, share=share, pause_ms=pause_ms)
+
+
+@pytest.mark.parametrize("machine", ["quiet", "busy", "crowded"])
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_a_rank_that_is_stopped_now_and_then_is_named(machine: str, ranks: int) -> None:
+    for seed in range(20):
+        fault = paused(seed % ranks, share=(0.25, 0.35, 0.45)[seed % 3], pause_ms=300)
+        timings = simulate(seed, ranks=ranks, steps=100, machine=machine, faults=[fault])
+        (found,) = find_stragglers(timings)
+        assert found.rank == fault.rank, seed
+        true = float((sum(timings.own[phase] for phase in OWN_PHASES)[fault.rank] > 300).mean())
+        assert found.paused_ratio == pytest.approx(true, abs=0.06)
+        assert found.excess_ms == pytest.approx(found.paused_ratio * 300, rel=0.25)
+        assert found.ongoing
+
+
+def test_the_finding_says_in_how_many_steps_and_what_the_run_loses() -> None:
+    (finding,) = analyze(stored(simulate(1, ranks=4, steps=200, faults=[paused(2, step=60)])))
+    assert (finding.ranks, finding.evidence["pattern"]) == ((2,), "pauses")
+    assert finding.first_step is not None
+    assert 60 <= finding.first_step <= 75
+    assert "% of steps" in finding.summary
+    assert "in which it pauses" in finding.summary
+    lost_ms = finding.evidence["step_ms"] - finding.evidence["step_without_it_ms"]
+    assert lost_ms == pytest.approx(0.35 * 150, rel=0.35)
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param([paused(rank) for rank in range(4)], id="all ranks pause"),
+        pytest.param([paused(1), paused(3)], id="two of four do"),
+        pytest.param([paused(1, step=60, until=85, share=0.5)], id="a burst that is over"),
+        pytest.param([paused(1, share=0.04)], id="hardly ever"),
+        pytest.param([paused(1, pause_ms=40.0)], id="pauses shorter than the work"),
+    ],
+)
+def test_what_is_nobodys_pausing(faults: list[Slow]) -> None:
+    for seed in range(20):
+        assert find_stragglers(simulate(seed, ranks=4, steps=200, faults=faults)) == [], seed

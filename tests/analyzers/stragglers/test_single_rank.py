@@ -1,0 +1,120 @@
+"""Ranks without peers, against their own past: who became slower, and what all of them share is nobody's fault."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from analyzers.account.timings import Timings
+from analyzers.stragglers.analyze import analyze
+from analyzers.stragglers.single_rank import find_slower_alone
+from analyzers.stragglers.slow_rank import find_stragglers
+from tests.analyzers.rank_timings import Slow, simulate
+from tests.analyzers.stragglers.test_straggler import named, stored
+
+
+def one_rank_a_stage(seed: int, *, ranks: int = 4, **more: object) -> Timings:
+    return simulate(seed, ranks=ranks, stages=ranks, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("machine", ["quiet", "busy", "crowded"])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_clean_pipelines_are_silent(machine: str, ranks: int) -> None:
+    for seed in range(40):
+        assert find_slower_alone(one_rank_a_stage(seed, ranks=ranks, steps=200, machine=machine)) == [], seed
+
+
+@pytest.mark.parametrize(("machine", "factor"), [("quiet", 1.2), ("busy", 1.5), ("crowded", 3.0)])
+def test_a_rank_that_becomes_slow_is_named_with_its_onset(machine: str, factor: float) -> None:
+    hits = 0
+    for seed in range(20):
+        fault = Slow(rank=seed % 4, step=100, factor=factor)
+        found = find_slower_alone(one_rank_a_stage(seed, steps=200, machine=machine, faults=[fault]))
+        assert named(found) in ([], [(fault.rank, "compute")]), seed
+        hits += bool(found)
+        for straggler in found:
+            assert abs(straggler.first_step - 100) <= 12
+            assert straggler.alone
+            assert 1 + 0.5 * (factor - 1) < straggler.factor < 1 + 1.1 * (factor - 1)
+    assert hits >= 19
+
+
+def test_loading_has_a_past_too() -> None:
+    fault = Slow(rank=2, step=100, factor=1.4, cause="data")
+    assert named(find_slower_alone(one_rank_a_stage(1, steps=200, faults=[fault]))) == [(2, "data")]
+
+
+def test_stages_that_have_more_to_do_from_the_first_step_on_are_not_slow_ranks() -> None:
+    fault = Slow(rank=2, step=1, factor=1.5)
+    assert find_slower_alone(one_rank_a_stage(1, steps=200, faults=[fault])) == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_all_ranks_share_is_nobodys_fault(seed: int) -> None:
+    """Longer sequences: each stage answers in its own measure, the last one by a quarter more than the first."""
+    calm = one_rank_a_stage(seed, steps=200, machine="busy")
+    growth = np.where(np.arange(200) >= 100, 1.6 + 0.15 * np.arange(4)[:, None], 1.0).astype(np.float32)
+    longer = replace(calm, own={phase: values * growth for phase, values in calm.own.items()})
+    assert find_slower_alone(longer) == []
+
+
+def test_ranks_with_peers_are_left_to_the_comparison_with_them() -> None:
+    timings = simulate(2, ranks=8, stages=4, steps=200, faults=[Slow(rank=3, step=100, factor=1.5)])
+    assert find_slower_alone(timings) == []
+    assert named(find_stragglers(timings)) == [(3, "compute")]
+
+
+# ---- through the store ----
+
+
+def pipeline_run(seed: int, *, steps: int = 300, faults: tuple[Slow, ...] = ()) -> object:
+    store = stored(one_rank_a_stage(seed, steps=steps, faults=faults))
+    store.add("ranks", [{"attempt": 0, "rank": rank, "wall_ns": 1, "pp": rank} for rank in range(4)])
+    return store
+
+
+def test_the_finding_says_against_what() -> None:
+    (finding,) = analyze(pipeline_run(3, faults=(Slow(rank=2, step=150, factor=1.5),)))  # type: ignore[arg-type]
+    assert (finding.ranks, finding.cause, finding.status) == ((2,), "compute", "fired")
+    assert abs((finding.first_step or 0) - 150) <= 2
+    assert "x what it took before) in compute" in finding.summary
+    assert finding.evidence["compared_with"] == "its own past"
+    assert finding.evidence["pattern"] == "since"
+    assert "caused_wait_ratio" not in finding.evidence, "of a pipeline hardly anybody waits in collectives"
+    assert finding.evidence["speedup_without_it_ratio"] > 1.1
+    assert analyze(pipeline_run(3)) == []  # type: ignore[arg-type]
+
+
+def test_what_it_takes_is_what_is_said() -> None:
+    (finding,) = analyze(pipeline_run(4, steps=29))  # type: ignore[arg-type]
+    assert finding.status == "insufficient_data"
+    assert "15 steps of ranks with the same work, 30 of one against its own past" in finding.summary
+    assert analyze(pipeline_run(4, steps=30)) == []  # type: ignore[arg-type]
+
+
+# ---- one rank of a tensor-parallel group loads ----
+
+
+def loaded_by_the_first(seed: int, *, tp: int, dp: int, dimension: str = "tp", faults: tuple[Slow, ...] = ()) -> object:
+    """The first rank of each group takes 5 ms more for its batch: 1.11 times the others' work."""
+    timings = simulate(seed, ranks=tp * dp, steps=120, faults=faults)
+    data = timings.own["data"].copy()
+    data[np.arange(tp * dp) % tp == 0] += 5.0
+    store = stored(replace(timings, own=timings.own | {"data": data}))
+    rows = [{"attempt": 0, "rank": r, "wall_ns": 1, "pp": 0, dimension: r % tp, "dp_shard": r // tp}
+            for r in range(tp * dp)]  # fmt: skip
+    store.add("ranks", rows)
+    return store
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("tp", "dp", "dimension"), [(4, 2, "tp"), (8, 1, "tp"), (2, 4, "tp"), (4, 2, "cp")])
+def test_who_alone_loads_is_no_straggler(seed: int, tp: int, dp: int, dimension: str) -> None:
+    shape = {"tp": tp, "dp": dp, "dimension": dimension}
+    assert analyze(loaded_by_the_first(seed, **shape)) == []  # type: ignore[arg-type]
+    for fault in (Slow(rank=3, step=60, factor=1.1), Slow(rank=0, step=60, factor=1.3, cause="data")):
+        (found,) = analyze(loaded_by_the_first(seed, **shape, faults=(fault,)))  # type: ignore[arg-type]
+        assert (found.ranks, found.cause) == ((fault.rank,), fault.cause)
+        assert abs((found.first_step or 0) - 60) <= 2

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from analyzers.account.timings import OWN_PHASES, Timings, others_median
+from analyzers.report.wording.explained import why
+from analyzers.stragglers.analyze import analyze
+from analyzers.stragglers.slow_rank import Straggler, StragglerPolicy, find_stragglers
+from tests.analyzers.memory_store import MemoryStore
+from tests.analyzers.rank_timings import Slow, simulate
+
+
+def named(stragglers: Sequence[Straggler]) -> list[tuple[int, str]]:
+    return [(straggler.rank, straggler.cause) for straggler in stragglers]
+
+
+@pytest.mark.parametrize("num", [2, 3, 4, 5, 8, 9])
+def test_median_of_the_others(num: int) -> None:
+    values = np.random.default_rng(num).normal(size=(num, 50)).astype(np.float32)
+    expected = [np.median(np.delete(values, row, axis=0), axis=0) for row in range(num)]
+    np.testing.assert_allclose(others_median(values), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("machine", ["quiet", "busy", "crowded"])
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_clean_runs_are_silent(machine: str, ranks: int) -> None:
+    """Jitter with tails, preemption, garbage collections, neighbours that come and go."""
+    for seed in range(60):
+        assert find_stragglers(simulate(seed, ranks=ranks, steps=200, machine=machine)) == [], seed
+
+
+@pytest.mark.parametrize("cause", ["compute", "data"])
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_five_percent_within_ten_steps_on_a_quiet_machine(cause: str, ranks: int) -> None:
+    for seed in range(30):
+        fault = Slow(rank=seed % ranks, step=61, factor=1.055 if cause == "compute" else 1.05, cause=cause)
+        (found,) = find_stragglers(simulate(seed, ranks=ranks, steps=70, faults=[fault]))
+        assert (found.rank, found.cause) == (fault.rank, cause)
+        assert abs(found.first_step - 61) <= 2
+        assert found.ongoing
+        assert found.factor == pytest.approx(1.05, abs=0.015)
+
+
+def test_two_percent_within_two_hundred_steps_among_many() -> None:
+    for seed in range(10):
+        fault = Slow(rank=seed, step=51, factor=1.023)
+        (found,) = find_stragglers(simulate(seed, ranks=16, steps=250, faults=[fault]))
+        assert (found.rank, found.cause) == (seed, "compute")
+
+
+@pytest.mark.parametrize(
+    ("machine", "factor", "steps"), [("busy", 1.2, 60), ("crowded", 2.0, 60), ("crowded", 3.0, 30)]
+)
+def test_right_rank_and_cause_in_noise(machine: str, factor: float, steps: int) -> None:
+    hits = 0
+    for seed in range(40):
+        fault = Slow(rank=seed % 4, step=61, factor=factor)
+        found = find_stragglers(simulate(seed, steps=60 + steps, machine=machine, faults=[fault]))
+        assert named(found) in ([], [(fault.rank, "compute")]), seed
+        hits += bool(found)
+        for straggler in found:
+            assert abs(straggler.first_step - 61) <= 12
+            assert straggler.phase_factors["forward"] > 1 + (factor - 1) / 3
+    assert hits >= 39
+
+
+def test_a_straggler_that_is_over_is_told_with_its_end() -> None:
+    (found,) = find_stragglers(simulate(3, steps=200, faults=[Slow(rank=1, step=60, until=120, factor=1.3)]))
+    assert (found.rank, found.ongoing) == (1, False)
+    assert abs(found.first_step - 60) <= 2
+    assert abs(found.last_step - 120) <= 2
+
+
+def test_from_the_first_step_on() -> None:
+    (found,) = find_stragglers(simulate(4, steps=60, faults=[Slow(rank=2, step=1, factor=1.2)]))
+    assert (found.rank, found.first_step) == (2, 1)
+
+
+def test_two_faults_of_two_ranks_and_two_causes() -> None:
+    faults = [Slow(rank=1, step=50, factor=1.5), Slow(rank=6, step=80, factor=1.4, cause="data")]
+    assert sorted(named(find_stragglers(simulate(5, ranks=8, steps=150, faults=faults)))) == [
+        (1, "compute"),
+        (6, "data"),
+    ]
+
+
+def test_uneven_stages_are_not_stragglers() -> None:
+    """Ranks of the second stage have half as much work again: their peers are the ranks of their stage."""
+    assert find_stragglers(simulate(6, ranks=8, stages=2, steps=120)) == []
+    faults = [Slow(rank=3, step=60, factor=1.3)]
+    assert named(find_stragglers(simulate(6, ranks=8, stages=2, steps=120, faults=faults))) == [(3, "compute")]
+
+
+def test_one_step_of_jitter_is_nothing() -> None:
+    faults = [Slow(rank=1, step=step, until=step, factor=20.0) for step in (30, 60, 90)]
+    assert find_stragglers(simulate(7, faults=faults)) == []
+
+
+def test_the_step_time_without_it() -> None:
+    (found,) = find_stragglers(simulate(8, ranks=8, steps=120, faults=[Slow(rank=1, step=20, factor=1.5)]))
+    assert found.excess_ms == pytest.approx(21, rel=0.05)  # half of 42 ms in forward and backward
+    assert found.step_ms - found.step_without_ms == pytest.approx(21, rel=0.1)
+    assert found.peers_wait_more_ms == pytest.approx(21, rel=0.1)
+
+
+def test_big_runs_take_seconds() -> None:
+    timings = simulate(9, ranks=256, steps=4000, faults=[Slow(rank=200, step=3000, factor=1.1)])
+    start = time.process_time()
+    assert named(find_stragglers(timings)) == [(200, "compute")]
+    assert time.process_time() - start < 5  # 1 s
+
+
+# ---- through the store ----
+
+
+def stored(timings: Timings, *, clock_offset_ns: dict[int, int] | None = None) -> MemoryStore:
+    store = MemoryStore()
+    num_steps = len(timings.steps)
+    for row, rank in enumerate(timings.ranks.tolist()):
+        start_ns = (clock_offset_ns or {}).get(rank, 0) + np.cumsum(timings.duration[row] * 1e6).astype(np.int64)
+        columns = {f"{phase}_ns": (timings.own[phase][row] * 1e6).astype(np.int64) for phase in OWN_PHASES}
+        wait_ns = (timings.wait[row] * 1e6).astype(np.int64)
+        columns["backward_ns"] = columns["backward_ns"] + wait_ns
+        store.add_columns(
+            "steps",
+            attempt=np.zeros(num_steps, np.int32),
+            rank=np.full(num_steps, rank, np.int32),
+            step=timings.steps,
+            start_ns=start_ns,
+            duration_ns=(timings.duration[row] * 1e6).astype(np.int64),
+            backward_wait_ns=wait_ns,
+            collective_wait_ns=wait_ns,
+            **columns,
+        )
+        store.add_columns(
+            "collectives",
+            attempt=np.zeros(num_steps, np.int32),
+            rank=np.full(num_steps, rank, np.int32),
+            step=timings.steps,
+            seq=np.arange(num_steps),
+            issue_ns=start_ns,
+            end_ns=start_ns + wait_ns,
+            process_group=np.full(num_steps, "dp:0-3", dtype=object),
+            op=np.full(num_steps, "all_reduce", dtype=object),
+        )
+    return store
+
+
+def test_a_finding_says_who_since_when_how_much_and_why() -> None:
+    store = stored(simulate(10, steps=120, machine="busy", faults=[Slow(rank=3, step=60, factor=1.5)]))
+    (finding,) = analyze(store)
+    assert (finding.kind, finding.ranks, finding.cause) == ("straggler", (3,), "compute")
+    assert abs((finding.first_step or 0) - 60) <= 2
+    assert finding.evidence["caused_wait_ratio"] > 0.9
+    assert finding.evidence["speedup_without_it_ratio"] > 1.2
+    assert finding.cost_s == pytest.approx(21 * 61 / 1000, rel=0.2)
+    assert "rank 3 is a straggler since step" in finding.summary
+    for words in ("compute: forward 1.5", "backward 1.5", "data", "of the waiting"):
+        assert words in why(finding)
+
+
+def test_clocks_ten_minutes_apart_change_nothing() -> None:
+    clean = simulate(11, steps=120, machine="busy")
+    assert analyze(stored(clean, clock_offset_ns={1: 600 * 10**9, 2: -600 * 10**9})) == []
+
+
+def test_steps_that_run_again_are_observations_of_their_own() -> None:
+    order = [*range(1, 61), *range(41, 101)]
+    store = stored(simulate(12, steps_run=order, faults=[Slow(rank=2, step=41, until=60, factor=1.4)]))
+    (finding,) = analyze(store)
+    assert (finding.ranks, finding.first_step, finding.evidence["steps_slow"]) == ((2,), 41, 40)
+
+
+def test_a_rank_with_missing_rows_is_compared_by_step() -> None:
+    store = stored(simulate(13, steps=120, faults=[Slow(rank=1, step=60, factor=1.3)]))
+    store.connection.execute("DELETE FROM steps WHERE rank = 0 AND step % 7 = 0")
+    (finding,) = analyze(store)
+    assert finding.ranks == (1,)
+    assert abs((finding.first_step or 0) - 60) <= 2
+
+
+def test_one_rank_that_evaluates_and_saves_for_all_is_nothing() -> None:
+    store = stored(simulate(14, steps=120))
+    store.connection.execute(
+        "UPDATE steps SET checkpoint_ns = 80000000, evaluate_ns = 90000000, duration_ns = duration_ns + 170000000 "
+        "WHERE rank = 0 AND step % 2 = 0"
+    )
+    assert analyze(store) == []
+
+
+def test_warm_up_is_left_out() -> None:
+    faults = [Slow(rank=0, step=1, until=StragglerPolicy().warm_up_steps, factor=50.0)]
+    assert analyze(stored(simulate(15, steps=40, faults=faults))) == []
+
+
+def test_without_peers_or_steps_nothing_is_claimed() -> None:
+    assert [f.status for f in analyze(MemoryStore())] == ["insufficient_data"]
+    assert [f.status for f in analyze(stored(simulate(16, steps=8)))] == ["insufficient_data"]
+    assert analyze(stored(simulate(17, ranks=1, steps=60))) == []
+    store = stored(simulate(18, steps=120, faults=[Slow(rank=3, step=60, factor=1.5)]))
+    store.drop("collectives")
+    (finding,) = analyze(store)
+    assert "caused_wait_ratio" not in finding.evidence
+
+
+def slow_link(
+    slow_groups: bool,
+    *,
+    steps: int = 45,
+    seed: int = 0,
+    jitter: float = 0.1,
+    in_columns: float = 4.0,
+    before: int = 0,
+    onset: int = 20,
+    faults: Sequence[Slow] = (),
+) -> MemoryStore:
+    """A 2 x 4 mesh, fsdp in rows and dp in columns: from `onset` on rank 5's link is four times as slow, in its column
+    `in_columns` times; in its row already so many steps `before`."""
+    rng = np.random.default_rng(seed)
+    groups = {"fsdp:0-3": (0, 1, 2, 3), "fsdp:4-7": (4, 5, 6, 7)} | {f"dp:{r},{r + 4}": (r, r + 4) for r in range(4)}
+    store = stored(simulate(seed, ranks=8, steps=steps, faults=faults))
+    store.connection.execute("DELETE FROM collectives")
+    rows = []
+    for group, members in groups.items():
+        store.add(
+            "process_groups", [{"attempt": 0, "rank": r, "process_group": group, "members": members} for r in members]
+        )
+        for step in range(1, steps + 1):
+            base = 4e6 if group.startswith("fsdp") else 2e6
+            in_row = group.startswith("fsdp")
+            slow = slow_groups and step >= onset - before * in_row and 5 in members
+            factor = (4 if in_row else in_columns) if slow else 1
+            transfer = base * factor * np.exp(jitter * rng.standard_normal())
+            late = rng.exponential(1e6, len(members))
+            for rank, wait in zip(members, late - late.min(), strict=True):
+                call = {"attempt": 0, "rank": rank, "step": step, "seq": step, "process_group": group, "bytes": 4096}
+                rows.append(call | {"op": "all_gather", "issue_ns": 0, "end_ns": int(transfer + wait)})
+    store.add("collectives", rows)
+    return store
+
+
+def test_a_slow_link_is_named_by_the_groups_that_share_it() -> None:
+    (finding,) = analyze(slow_link(True))
+    assert (finding.cause, finding.ranks) == ("communication", (5,))
+    assert 18 <= (finding.first_step or 0) <= 25
+    assert set(finding.evidence["process_groups"]) == {"fsdp:4-7", "dp:1,5"}
+    for seed in range(3):
+        assert analyze(slow_link(False, seed=seed, jitter=0.3)) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_group_that_is_a_little_slower_says_which_member_of_a_slow_one_it_is(seed: int) -> None:
+    (finding,) = analyze(slow_link(True, seed=seed, in_columns=1.45))
+    assert finding.ranks == (5,)
+    (finding,) = analyze(slow_link(True, seed=seed, in_columns=1.45, before=10))
+    assert finding.ranks == (5,), "although its row seemed slow before the column was"
+    (finding,) = analyze(slow_link(True, seed=seed, in_columns=1.0))
+    assert finding.ranks == (4, 5, 6, 7), "no other group says which of them"
+
+
+@pytest.mark.parametrize(
+    ("fault", "explains"),
+    [
+        (Slow(rank=5, step=70, factor=1.5), True),
+        (Slow(rank=5, step=10, until=40, factor=1.5), False),
+        (Slow(rank=5, step=10, until=40, factor=1.5, cause="data"), False),
+        (Slow(rank=5, step=70, factor=1.5, cause="data"), False),
+        (Slow(rank=2, step=70, factor=1.5), False),
+    ],
+    ids=["slow meanwhile", "slow earlier", "loaded earlier", "loads meanwhile", "another rank"],
+)
+def test_a_straggler_keeps_a_slow_link_quiet_only_if_it_explains_it(fault: Slow, explains: bool) -> None:
+    """The link of rank 5 is slow from step 70 on."""
+    found = analyze(slow_link(True, steps=120, onset=70, faults=[fault]))
+    assert (fault.rank,) in [finding.ranks for finding in found if finding.cause != "communication"]
+    links = [finding.ranks for finding in found if finding.cause == "communication"]
+    assert links == ([] if explains else [(5,)])

@@ -1,0 +1,59 @@
+"""One rank or one node; for good, for a while, again and again, or in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analyzers.stragglers.analyze import analyze
+from analyzers.stragglers.slow_rank import find_stragglers
+from analyzers.stragglers.suspects import Suspect, suspects
+from tests.analyzers.rank_timings import Slow, simulate
+from tests.analyzers.stragglers.test_straggler import stored
+
+
+def found(
+    faults: Sequence[Slow], *, ranks: int = 8, steps: int = 200, per_node: int = 0, seed: int = 0
+) -> list[Suspect]:
+    timings = simulate(seed, ranks=ranks, steps=steps, faults=faults)
+    nodes = {rank: f"node {rank // per_node}" for rank in range(ranks)} if per_node else {}
+    return suspects(find_stragglers(timings), {}, nodes, int(timings.steps.min()))
+
+
+def test_how_slowness_lies_in_time() -> None:
+    (chronic,) = found([Slow(rank=1, step=1, factor=1.3)])
+    assert chronic.pattern == "chronic"
+    (onset,) = found([Slow(rank=1, step=80, factor=1.3)])
+    assert (onset.pattern, onset.ongoing) == ("since", True)
+    (over,) = found([Slow(rank=1, step=40, until=90, factor=1.3)])
+    assert (over.pattern, over.ongoing) == ("transient", False)
+    (again,) = found([Slow(rank=1, step=step, until=step + 29, factor=1.3) for step in (20, 80, 140)])
+    assert (again.pattern, len(again.worst.segments)) == ("intermittent", 3)
+
+
+def test_a_slowness_that_goes_round_names_nobody_alone() -> None:
+    faults = [Slow(rank=rank, step=1 + 40 * rank, until=40 + 40 * rank, factor=1.4) for rank in range(5)]
+    (suspect,) = found(faults, ranks=8)
+    assert (suspect.pattern, suspect.ranks) == ("rotating", (0, 1, 2, 3, 4))
+    (finding,) = analyze(stored(simulate(0, ranks=8, steps=200, faults=faults)))
+    assert "in turn" in finding.summary
+    assert finding.evidence["pattern"] == "rotating"
+
+
+def test_all_ranks_of_a_node_are_the_node() -> None:
+    faults = [Slow(rank=rank, step=60, factor=1.3) for rank in (4, 5, 6, 7)]
+    (suspect,) = found(faults, ranks=16, per_node=4)
+    assert (suspect.node, suspect.ranks) == ("node 1", (4, 5, 6, 7))
+    alone = found(faults[:1], ranks=16, per_node=4)
+    assert [(s.node, s.ranks) for s in alone] == [("", (4,))]
+    # With one node there is nothing to tell it from.
+    assert {s.ranks for s in found(faults[:2], ranks=8, per_node=8)} == {(4,), (5,)}
+
+
+def test_a_node_in_a_finding() -> None:
+    store = stored(simulate(1, ranks=12, steps=120, faults=[Slow(rank=r, step=60, factor=1.3) for r in (4, 5, 6, 7)]))
+    store.add("ranks", [{"attempt": 0, "rank": r, "node_rank": r // 4, "host": f"gpu{r // 4}", "wall_ns": 1}
+                        for r in range(12)])  # fmt: skip
+    (finding,) = analyze(store)
+    assert finding.ranks == (4, 5, 6, 7)
+    assert finding.evidence["node"] == "node 1 (gpu1)"
+    assert "node 1 (gpu1)" in finding.summary

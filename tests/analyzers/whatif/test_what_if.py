@@ -1,0 +1,139 @@
+"""What-if against the truth: the same simulated run, with the fault and without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from analyzers.diagnose import diagnose
+from analyzers.finding import Finding
+from analyzers.report.html import diagnosis_page as html
+from analyzers.report.json import to_json
+from analyzers.report.wording.account_lines import what_if_line
+from analyzers.report.wording.explained import next_step
+from analyzers.whatif.step_graph import load_graph
+from analyzers.whatif.what_if import WhatIf, exceeds_error, measure, without
+from benchmarks.simulator import QUIET, SHARED_HOST, Fault, Layout, Scenario, simulate, write
+from benchmarks.simulator.recording import Recording
+from store import Store
+
+ONSET = 12
+LAYOUTS = {
+    "ddp": Layout(dp_replicate=4),
+    "fsdp": Layout(dp_shard=4),
+    "fsdp_tp": Layout(dp_shard=4, tp=2),
+    "pp": Layout(pp=2, dp_replicate=2, microbatches=4, layers=1),
+    "gpipe": Layout(pp=4, dp_shard=2, microbatches=8, layers=1, schedule="gpipe"),
+}
+
+
+def scenario(layout: str, kind: str = "slow_compute", factor: float = 1.5) -> Scenario:
+    fault = Fault(kind=kind, rank=1, step=ONSET, factor=factor)
+    noise = SHARED_HOST if layout in ("ddp", "pp") else QUIET
+    return Scenario(seed=5, layout=LAYOUTS[layout], steps=36, noise=noise, backend="gloo", fault=fault)
+
+
+def step_ms(recording: Recording) -> float:
+    """Mean of the steps after the onset."""
+    steps = recording.log.columns("steps", recording.until)
+    chosen = (steps["rank"] == 0) & (steps["step"] > ONSET + 1)
+    begin, end = steps["start_ns"][chosen].min(), (steps["start_ns"] + steps["duration_ns"])[chosen].max()
+    return float(end - begin) / 1e6 / float(chosen.sum())
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[object]:
+    opened: list[Store] = []
+
+    def store(recording: Recording) -> Store:
+        opened.append(Store.open(write(recording, tmp_path / "run")))
+        return opened[-1]
+
+    yield store
+    for one in opened:
+        one.close()
+
+
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+@pytest.mark.parametrize(("kind", "factor"), [("slow_compute", 1.5), ("slow_data", 1.3)])
+def test_the_step_without_it_is_what_it_really_takes_without_it(layout: str, kind: str, factor: float, stored) -> None:  # type: ignore[no-untyped-def]
+    made = scenario(layout, kind, factor)
+    with_it, truth = simulate(made), simulate(replace(made, fault=None))
+    found = load_graph(stored(with_it), 0, ONSET + 2, made.steps)
+    assert found is not None
+    assert (found.basis, found.error_ratio < 0.01) == ("calls", True)
+    assert found.measured_ms == pytest.approx(step_ms(with_it), rel=0.01)
+    peers = [rank for rank in range(made.layout.num_ranks) if rank // made.layout.width == 1 // made.layout.width]
+    assert without(found, [1], {1: peers}) == pytest.approx(step_ms(truth), rel=0.01)
+
+
+def test_the_finding_and_the_report_say_it(stored) -> None:  # type: ignore[no-untyped-def]
+    made = replace(scenario("fsdp"), steps=45)
+    store = stored(simulate(made))
+    diagnosis = diagnose(store, {})
+    (finding,) = (finding for finding in diagnosis.fired if finding.kind == "straggler")
+    truth = step_ms(simulate(replace(made, fault=None)))
+    assert finding.evidence["step_without_it_ms"] == pytest.approx(truth, rel=0.01)
+    assert finding.evidence["whatif_basis"] == "calls"
+    assert finding.cost_s == pytest.approx((step_ms(simulate(made)) - truth) * (45 - ONSET + 1) / 1e3, rel=0.03)
+    assert finding.evidence["run_s"] - finding.evidence["run_without_it_s"] == pytest.approx(finding.cost_s, abs=0.01)
+    what = diagnosis.what_if
+    assert isinstance(what, WhatIf)
+    assert what.worst_ranks == (1,)
+    assert what.slowdown > 1.2
+    assert "rank 1 alone" in what_if_line(what)
+    assert to_json(diagnosis)["what_if"]["slowdown_ratio"] == round(what.slowdown, 4)
+
+
+def test_without_calls_the_steps_say_nearly_as_much(stored) -> None:  # type: ignore[no-untyped-def]
+    made = replace(scenario("ddp"), missing_tables=("collectives",))
+    found = load_graph(stored(simulate(made)), 0, ONSET + 2, made.steps)
+    assert found is not None
+    assert found.basis == "steps"
+    assert without(found, [1], {1: [0, 1, 2, 3]}) == pytest.approx(
+        step_ms(simulate(replace(made, fault=None))), rel=0.03
+    )
+
+
+def test_nothing_to_gain_and_nothing_to_replay(stored) -> None:  # type: ignore[no-untyped-def]
+    what = measure(stored(simulate(replace(scenario("ddp"), fault=None, noise=QUIET))))
+    assert what is not None
+    assert what.slowdown < 1.02
+    assert what.basis == "calls"
+
+
+def slow(**evidence: object) -> Finding:
+    return Finding(
+        analyzer="straggler", kind="straggler", severity="warning", status="fired", summary="", ranks=(3,),
+        cause="compute", evidence=evidence, advice="straggler-compute",
+    )  # fmt: skip
+
+
+def test_a_gain_is_said_with_the_error_of_its_replay_and_not_if_it_is_smaller() -> None:
+    clear, lost = {"speedup_without_it_ratio": 1.31}, {"speedup_without_it_ratio": 1.04}
+    assert next_step(slow(**clear, replay_error_ratio=0.012)).endswith(
+        "; without it: 1.31x faster (replay error 1.2 %)"
+    )
+    assert "without it" not in next_step(slow(**lost, replay_error_ratio=0.098))
+    assert next_step(slow(**lost, replay_error_ratio=None)).endswith("; without it: 1.04x faster"), "nothing replayed"
+    assert exceeds_error(1.12, 0.1)
+    assert not exceeds_error(1.11, 0.1), "10 % of a step that is 1.11 times as long"
+
+
+def test_every_report_says_how_far_the_replay_is_off(stored) -> None:  # type: ignore[no-untyped-def]
+    store = stored(simulate(replace(scenario("fsdp"), steps=45)))
+    diagnosis = diagnose(store, {})
+    assert diagnosis.what_if is not None
+    for error, promised in ((0.043, True), (0.5, False)):
+        told = replace(diagnosis, what_if=replace(diagnosis.what_if, error_ratio=error))
+        assert told.what_if is not None
+        line = what_if_line(told.what_if)
+        page = html.render(store, told, {}).decode()
+        assert f"error {100 * error:.1f} %" in line
+        assert line.replace("'", "&#39;") in page
+        assert ("with all ranks alike: 1." in line) == promised
+        assert ("slower by stragglers" in page) == promised
+        assert ("rank 1 alone" in line) == promised

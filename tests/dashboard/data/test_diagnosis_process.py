@@ -1,0 +1,52 @@
+"""The diagnosis that a process of its own makes is the one that the server would have made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzers.diagnose import diagnose
+from analyzers.report.json import to_json
+from dashboard.data import run_access as access
+from dashboard.data.background_answers import Answers
+from dashboard.data.diagnosis_process import diagnosed_beside
+from dashboard.data.run_access import RunAccess
+from probes.tape.rundir import RunDir
+from store import Store, StoreError
+from tests.factories import make_run
+from tests.waiting import wait_for
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return make_run(tmp_path_factory.mktemp("beside"), steps=40)
+
+
+def test_it_is_the_same(run: RunDir) -> None:
+    with Store.open(run) as store:
+        here = diagnose(store, run.manifest(), stacks_dir=run.stacks)
+    assert to_json(diagnosed_beside(run, now_ns=None)) == to_json(here)
+
+
+def test_a_large_run_is_diagnosed_there_once_for_a_version(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[RunDir] = []
+    monkeypatch.setattr(access, "LARGE_BYTES", 1)
+    monkeypatch.setattr(
+        access, "diagnosed_beside", lambda of, **_: asked.append(of) or diagnosed_beside(of, now_ns=None)
+    )
+    one = RunAccess(run, Answers())
+    assert one.state().value.word == "finished", "from here on nothing new can come"
+    assert one.diagnosis(first_s=60.0).value is None, "a page does not wait for what takes a minute"
+    answer = wait_for(lambda: (found := one.diagnosis()).value is not None and found, "diagnosis of the large run")
+    assert answer.error is None
+    assert one.diagnosis().value is answer.value
+    assert one._diagnosed((one.version(), one.is_watched)) is answer.value, "Compare uses it too"
+    assert asked == [run]
+
+
+def test_what_the_child_says_of_a_run_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    run = make_run(tmp_path, steps=2)
+    run.store().write_bytes(b"no database" * 400)
+    with pytest.raises(StoreError, match=r"telemetry\.duckdb"):
+        diagnosed_beside(run, now_ns=None)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from dashboard.data.runs_folder import RunsFolder
+from probes.tape.rundir import RunDir, RunError
+
+OUTSIDE = ["../secret", "..", ".", "/etc", "runs/../../secret", "a/b", "", "link", "\x00", "a" * 5000, "~", "%2e%2e"]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs"
+    for number, name in enumerate(("older", "newer")):
+        run = RunDir.create(folder, name=name, manifest={})
+        os.utime(run.path / "run.json", (time.time() + number - 50, time.time() + number - 50))
+    return folder
+
+
+def test_the_newest_run_comes_first_and_latest_is_no_run_of_its_own(runs: Path) -> None:
+    names = RunsFolder(runs).run_ids()
+    assert [name.partition("-")[0] for name in names] == ["newer", "older"]
+    assert RunsFolder(runs).newest() == names[0]
+    assert RunsFolder(runs).resolved("latest") == names[0]
+
+
+@pytest.mark.parametrize("run_id", OUTSIDE)
+def test_nothing_outside_the_folder_is_opened(runs: Path, run_id: str) -> None:
+    secret = RunDir.create(runs.parent, name="secret", manifest={}).path
+    secret.rename(runs.parent / "secret")
+    (runs / "link").symlink_to(runs.parent / "secret")
+    with pytest.raises(RunError, match="choose one from the list"):
+        RunsFolder(runs).open(run_id)
+
+
+def test_latest_that_leads_out_is_no_run(runs: Path) -> None:
+    other = RunDir.create(runs.parent / "elsewhere", name="other", manifest={})
+    (runs / "latest").unlink()
+    (runs / "latest").symlink_to(other.path)
+    assert RunsFolder(runs).resolved("latest") is None
+
+
+def test_a_run_is_opened_by_its_name_whatever_signs_are_in_it(runs: Path) -> None:
+    name = "<script>alert(1)</script>".replace("/", "-")
+    (runs / name / "tapes").mkdir(parents=True)
+    assert RunsFolder(runs).open(name).path == runs.resolve() / name
+
+
+def test_a_folder_without_runs_or_without_a_folder_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    assert RunsFolder(tmp_path).run_ids() == []
+    assert RunsFolder(tmp_path / "nowhere").run_ids() == []

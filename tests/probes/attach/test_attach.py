@@ -1,0 +1,158 @@
+"""Attached to a loop in this process: what becomes a step and a phase, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import distributed_c10d as c10d
+from torch.nn.utils import clip_grad
+from torch.utils.data import DataLoader, TensorDataset, dataloader
+
+from probes.attach.attach import attach, current, detach, log
+from probes.tape.rundir import RunDir
+from store import Store
+
+
+@pytest.fixture(autouse=True)
+def left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever a test does, it leaves no hook."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "RANKSCOPE_RUN_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    before = places()
+    yield
+    detach()
+    assert places() == before
+    assert current() is None
+
+
+def places() -> list[Any]:
+    """All that `attach` puts something into."""
+    return [
+        torch.autograd.backward,
+        dataloader._BaseDataLoaderIter.__next__,
+        clip_grad._get_total_norm,
+        c10d.ProcessGroup,
+        sys.excepthook,
+    ]
+
+
+class Loop:
+    """A model, its optimizer and its data."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.loader = DataLoader(TensorDataset(torch.randn(12, 4), torch.randn(12, 1)), batch_size=4)
+
+    def epoch(self, backwards: int = 1) -> None:
+        for x, y in self.loader:
+            for _ in range(backwards):
+                loss = (self.model(x) - y).square().mean() / backwards
+                loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
+def rows(run_dir: Path, sql: str) -> list[tuple[Any, ...]]:
+    with Store.open(RunDir(run_dir)) as store:
+        return store.rows(sql)
+
+
+def test_accumulated_backwards_are_one_step_and_an_epochs_end_begins_none(tmp_path: Path) -> None:
+    loop = Loop()
+    attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
+    loop.epoch(backwards=2)
+    with torch.no_grad():
+        loop.model(torch.zeros(1, 4))  # an evaluation, still of the third step
+    loop.epoch(backwards=2)
+    detach()
+    found = rows(tmp_path / "run", "SELECT step, evaluate_ns > 0, committed, lr FROM steps ORDER BY step")
+    assert found == [(step, step == 3, True, 0.1) for step in range(1, 7)]
+    kinds = rows(tmp_path / "run", "SELECT kind, count(*) FROM spans GROUP BY kind ORDER BY kind")
+    # 8 fetches: two of them found the end of an epoch.
+    assert kinds == [("backward", 12), ("data", 8), ("evaluate", 1), ("forward", 12), ("optimizer", 6)]
+    assert rows(tmp_path / "run", "SELECT max(step) FROM spans WHERE kind = 'data'") == [(7,)]
+
+
+def test_loss_and_norm_come_without_a_word(tmp_path: Path) -> None:
+    loop = Loop()
+    attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
+    x, y = torch.ones(1, 4), torch.zeros(1, 1)
+    loss = (loop.model(x) - y).square().mean()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(loop.model.parameters(), 1e-3)
+    loop.optimizer.step()
+    detach()
+    ((own, seen),) = rows(tmp_path / "run", "SELECT loss, grad_norm FROM steps")
+    assert own == loss.item()
+    assert seen == pytest.approx(norm.item())  # before it was clipped
+
+
+def test_what_is_logged_after_the_update_is_of_its_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop()
+    attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
+    for number, (x, y) in enumerate(loop.loader):
+        (loop.model(x) - y).square().mean().backward()
+        loop.optimizer.step()
+        log(loss=torch.tensor(float(number)), tokens=7, accuracy=0.5)
+    detach()
+    assert rows(tmp_path / "run", "SELECT loss, tokens FROM steps ORDER BY step") == [(0.0, 7), (1.0, 7), (2.0, 7)]
+    told = [record.message for record in caplog.records if record.name == "rankscope.probes"]
+    assert [message.count("accuracy") for message in told] == [1]
+
+
+def test_the_loop_may_say_itself_what_a_step_is(tmp_path: Path) -> None:
+    loop = Loop()
+    recorder = attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
+    for _ in range(2):
+        with recorder.step():
+            loop.epoch()
+            with recorder.phase("my own phase"):
+                pass
+    detach()
+    assert rows(tmp_path / "run", "SELECT step FROM steps ORDER BY step") == [(1,), (2,)]
+    assert rows(tmp_path / "run", "SELECT count(*) FROM spans WHERE kind = 'my own phase'") == [(2,)]
+
+
+def test_a_wrapped_optimizer_and_a_second_attach_count_once(tmp_path: Path) -> None:
+    class Wrapper:
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+        def step(self) -> None:
+            self.optimizer.step()
+
+    loop = Loop()
+    first = attach(loop.model, Wrapper(loop.optimizer), run_dir=tmp_path / "run", watch=False)
+    assert attach(loop.model, loop.optimizer) is first
+    loop.epoch()
+    detach()
+    assert rows(tmp_path / "run", "SELECT count(*) FROM spans WHERE kind = 'optimizer'") == [(3,)]
+    assert not loop.model._forward_hooks
+    assert not loop.optimizer._optimizer_step_pre_hooks
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    loop = Loop()
+    assert attach(loop.model, loop.optimizer, run_dir=tmp_path, watch=False).run_dir is None
+    loop.epoch()
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    assert "holds something that is no run" in caplog.text
+
+
+def test_turned_off_it_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKSCOPE_DISABLED", "1")
+    loop = Loop()
+    recorder = attach(loop.model, loop.optimizer, run_dir=tmp_path / "run")
+    with recorder.step(), recorder.phase("forward"):
+        loop.epoch()
+    log(loss=1.0)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,48 @@
+"""The ledger: batches are skipped once, in order, and it survives the disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from probes.guard.ledger import Ledger
+from trainer.guard.ledger_file import save_ledger
+
+
+@given(st.lists(st.integers(0, 60), unique=True))
+def test_every_batch_is_either_skipped_or_met_once(skipped: list[int]) -> None:
+    ledger = Ledger()
+    for batch in skipped:
+        assert ledger.skip(batch, "bad")
+        assert not ledger.skip(batch, "again")
+    met, batch = [], ledger.next_batch(0)
+    while batch < 80:
+        met.append(batch)
+        batch = ledger.next_batch(batch + 1)
+    assert sorted(met + skipped) == list(range(80))
+
+
+def test_it_comes_back_from_the_disk_as_it_was(tmp_path: Path) -> None:
+    ledger = Ledger(path=tmp_path / "ledger.json", rollbacks=2, failures=1, good_step=50, rate_scale=0.5)
+    for batch in (40, 7):
+        ledger.skip(batch, f"reason {batch}")
+    save_ledger(ledger)
+    again, problem = Ledger.load(tmp_path / "ledger.json")
+    assert (again, problem) == (ledger, "")
+    assert list(again.skipped) == [40, 7], "in the order of the decisions"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"skipped": 3}', '{"skipped": [["x", "y"]]}', "[" * 100_000])
+def test_a_damaged_file_is_told_and_costs_only_its_contents(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    path.write_text(text)
+    ledger, problem = Ledger.load(path)
+    assert "damaged" in problem
+    assert ledger == Ledger(path=path)
+
+
+def test_no_file_is_no_problem(tmp_path: Path) -> None:
+    assert Ledger.load(tmp_path / "ledger.json") == (Ledger(path=tmp_path / "ledger.json"), "")

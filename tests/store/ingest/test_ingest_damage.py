@@ -1,0 +1,157 @@
+"""Tapes and events that are torn, damaged, foreign or links: what can be read is, and what cannot is told."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from probes.tape.rundir import RunDir
+from probes.tape.writer import COMPLETE, HEADER_BYTES
+from store import Ingester, Store, rebuild
+from tests.factories import RankWriter, empty_run, make_run
+
+
+def problems(run: RunDir) -> dict[str, str]:
+    with Store.open(run) as store:
+        return {path.rpartition("/")[2]: problem for path, problem in store.rows("SELECT * FROM ingest_problems")}
+
+
+def test_a_truncated_tape_gives_what_is_there(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=100)
+    path = run.rank_dir(0, 1) / "spans.00000.tape"
+    with path.open("r+b") as file:
+        file.truncate(HEADER_BYTES + 56 * 10 + 17)
+    with Ingester(run) as ingester:
+        result = ingester.tick()
+        assert result.truncated == ("tapes/attempt-0/rank-00001/spans.00000.tape",)
+        assert result.damaged == ()
+        assert 400 < result.rows["spans"] < 420
+        assert result.rows["steps"] == 200
+        assert ingester.tick().num_rows == 0
+    assert "shorter than its header says" in problems(run)["spans.00000.tape"]
+
+
+@pytest.mark.parametrize(
+    ("blob", "problem"),
+    [
+        (b"RSTAPE\x00\x01" + b"\xff" * 5000, "written with schema 4294967295"),
+        (b"something else" * 500, "not a tape"),
+        (b"RS", "too short"),
+    ],
+)
+def test_a_damaged_tape_is_told_and_the_others_go_on(tmp_path: Path, blob: bytes, problem: str) -> None:
+    run = make_run(tmp_path, ranks=2, steps=10)
+    (run.rank_dir(0, 0) / "steps.00000.tape").write_bytes(blob)
+    with Ingester(run) as ingester:
+        assert ingester.tick().rows["steps"] == 10
+        result = ingester.tick()
+        assert result.damaged == ("tapes/attempt-0/rank-00000/steps.00000.tape",)
+    assert problem in problems(run)["steps.00000.tape"]
+
+
+def test_a_tape_that_is_just_being_made_is_no_problem(tmp_path: Path) -> None:
+    """Reserved, not yet written: it becomes a tape a moment later, or never if its writer died."""
+    run = make_run(tmp_path, ranks=1, steps=10)
+    path = run.rank_dir(0, 0) / "steps.00000.tape"
+    whole = path.read_bytes()
+    path.write_bytes(bytes(len(whole)))
+    with Ingester(run) as ingester:
+        for _ in range(3):
+            assert ingester.tick().damaged == ()
+        path.write_bytes(whole)
+        assert ingester.tick().rows == {"steps": 10}
+    path.write_bytes(bytes(len(whole)))
+    rebuild(run)
+    assert problems(run) == {}
+
+
+def test_a_problem_that_is_gone_is_forgotten(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=1, steps=10)
+    path = run.rank_dir(0, 0) / "steps.00000.tape"
+    whole = path.read_bytes()
+    path.write_bytes(b"damaged")
+    with Ingester(run) as ingester:
+        ingester.tick()
+        assert ingester.tick().damaged
+        path.write_bytes(whole)
+        assert ingester.tick().rows == {"steps": 10}
+    assert problems(run) == {}
+
+
+def test_a_tape_under_another_name_is_not_believed(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=10)
+    source = run.rank_dir(0, 0) / "steps.00000.tape"
+    (run.rank_dir(0, 1) / "steps.00000.tape").write_bytes(source.read_bytes())
+    with Store.open(run) as store:
+        assert store.rows("SELECT rank, count(*) FROM steps GROUP BY rank") == [(0, 10)]
+    assert "its header says table steps, segment 0, rank 0" in problems(run)["steps.00000.tape"]
+
+
+def test_flipped_bytes_anywhere_never_stop_the_others(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=20, gradients_every=2)
+    folder = run.rank_dir(0, 1)
+    paths = sorted(path for path in folder.iterdir() if path.is_file())
+    originals = {path: path.read_bytes() for path in paths}
+    dice = random.Random(3)
+    for _ in range(12):
+        for path, blob in originals.items():
+            broken = bytearray(blob)
+            for _ in range(20):
+                broken[dice.randrange(min(len(broken), 8192))] = dice.randrange(256)
+            path.write_bytes(broken)
+        run.store().unlink(missing_ok=True)
+        with Ingester(run) as ingester:
+            ingester.tick(thorough=True)
+        with Store.open(run, catch_up=False) as store:
+            assert store.rows("SELECT count(*) FROM steps WHERE rank = 0") == [(20,)]
+
+
+def test_torn_and_foreign_lines_of_events_are_counted(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=1, steps=3)
+    path = run.rank_dir(0, 0) / "events.jsonl"
+    with path.open("ab") as file:
+        file.write(b'not json\n[1,2]\n\xff\xfe\n{"kind": "checkpoint", "step": 3}\n{"kind": "checkp')
+    with Ingester(run) as ingester:
+        result = ingester.tick()
+        assert result.skipped_lines == 3
+        assert ingester.tick().num_rows == 0
+        with path.open("ab") as file:
+            file.write(b'oint", "step": 4}\n')
+        assert ingester.tick().rows == {"events": 1, "checkpoints": 1}
+    with Store.open(run) as store:
+        assert store.rows("SELECT step FROM checkpoints ORDER BY step") == [(3,), (4,)]
+    assert problems(run) == {"events.jsonl": "3 lines are no events"}
+
+
+def test_records_that_the_writer_dropped_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = empty_run(tmp_path)
+    writer = RankWriter(run, rank=0)
+
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for step in range(1500):
+        if step == 10:
+            monkeypatch.setattr(os, "posix_fallocate", no_space)
+        writer.append("steps", COMPLETE, step=step)
+    with Ingester(run) as ingester:
+        ingester.tick()
+    dropped = writer.tape("steps").dropped
+    assert dropped > 0
+    assert problems(run) == {"steps.tape": f"{dropped} records were dropped by the writer, no space for a new segment"}
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=5)
+    secret = tmp_path / "events.jsonl"
+    secret.write_text('{"kind": "secret"}\n')
+    for name in ("events.jsonl", "steps.00000.tape"):
+        path = run.rank_dir(0, 1) / name
+        path.unlink()
+        path.symlink_to(secret)
+    with Store.open(run) as store:
+        assert store.rows("SELECT count(*) FROM events WHERE kind = 'secret'") == [(0,)]
+        assert store.rows("SELECT DISTINCT rank FROM steps") == [(0,)]

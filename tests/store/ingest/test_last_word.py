@@ -1,0 +1,75 @@
+"""A run that has just ended is read when its `watch` has read it, and a run that lives is not waited for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from probes.tape.attempts import all_closed
+from probes.tape.rundir import RunDir
+from store import Store
+from tests.factories import make_run
+
+ROOT = Path(__file__).parents[3]
+WATCH = """
+import sys
+from pathlib import Path
+from probes.tape.rundir import RunDir
+from store import Ingester
+with Ingester(RunDir.open(Path(sys.argv[1])), role="watch") as ingester:
+    print("there", flush=True)
+    sys.stdin.readline()
+    ingester.catch_up()
+"""
+
+
+@contextmanager
+def watch_that_has_not_read_yet(run: RunDir) -> Iterator[subprocess.Popen[str]]:
+    """It reads when it is sent a line, and leaves."""
+    command = [sys.executable, "-c", WATCH, str(run.path)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "there\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def rows_of_steps(run: RunDir) -> int:
+    with Store.open(run) as store:
+        return int(store.rows("SELECT count(*) FROM steps")[0][0])
+
+
+def test_the_last_word_about_ranks_that_have_ended_is_waited_for(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=30)
+    Store.open(run).close()  # a store of what was there before
+    late = make_run(tmp_path, ranks=2, steps=30, run=run, attempt=1, first_step=31)
+    assert all_closed(late)
+    with watch_that_has_not_read_yet(run) as process:
+        timer = threading.Timer(0.5, lambda: process.communicate("read\n"))
+        timer.start()
+        assert rows_of_steps(run) == 120
+        timer.join()
+
+
+@pytest.mark.parametrize("left", ["a rank that was killed", "no rank at all"])
+def test_a_run_whose_ranks_may_live_is_read_at_once(tmp_path: Path, left: str) -> None:
+    run = make_run(tmp_path, ranks=2, steps=30)
+    Store.open(run).close()
+    if left == "a rank that was killed":
+        make_run(tmp_path, ranks=2, steps=30, run=run, attempt=1, first_step=31, kill={1: 40})
+    else:
+        run.rank_dir(1, 0).mkdir(parents=True)
+    assert not all_closed(run)
+    with watch_that_has_not_read_yet(run):
+        start = time.monotonic()
+        assert rows_of_steps(run) == 60
+        assert time.monotonic() - start < 4.0, "the wait for a last word is 5 s"

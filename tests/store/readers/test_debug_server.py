@@ -1,0 +1,149 @@
+"""`rankscope dumps`: what torch's own debug server says of a job that hangs now, and what anybody else may answer."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from store.readers import debug_server
+from store.readers.debug_server import DebugServerError, fetch_dumps
+from tests.e2e.launched import rankscope
+from tests.ports import free_port
+from tests.waiting import wait_for
+
+HANGS = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from torch.distributed.debug import start_debug_server
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    start_debug_server(port=int(sys.argv[1]))
+    numbers = torch.ones(8)
+    for _ in range(4):
+        dist.all_reduce(numbers)
+    print("ready", os.getpid(), flush=True)
+    if dist.get_rank() == 1:
+        time.sleep(600)  # never comes to the fifth
+    dist.all_reduce(numbers)
+"""
+PAGE = """<section class="content"><h1>FlightRecorder</h1>
+<h2>Rank 0: http://a:1/handler/fr_trace_json?</h2> <pre>{"version": "2.10", "entries": []}</pre>
+<h2>Rank 1: http://b:1/handler/fr_trace_json?</h2> <p>Failed to fetch: status=408</p> <pre>Timeout: b</pre>
+<h2>Rank 2: <script>alert(1)</script></h2> <pre>{"entries": "none"}</pre>
+</section>"""
+
+
+def test_a_job_that_hangs_now(tmp_path: Path) -> None:
+    (tmp_path / "hangs.py").write_text(HANGS)
+    port, master_port = free_port(), free_port()
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(master_port),
+    ]
+    environment = os.environ | {"TORCH_FR_BUFFER_SIZE": "100"}
+    with (tmp_path / "log").open("wb") as log:
+        command = [*torchrun, "--master-port", str(master_port), "hangs.py", str(port)]
+        job = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        said = tmp_path / "log"
+        wait_for(lambda: said.read_bytes().count(b"ready") == 2, "both ranks in front of the fifth call")
+        folder = tmp_path / "dumps"
+
+        def verdict() -> str:
+            done = rankscope("dumps", f"localhost:{port}", "--into", str(folder))
+            assert done.returncode == 0, done.stderr
+            return " ".join(rankscope("analyze", str(folder)).stdout.split())
+
+        text = "rank 1 never entered all_reduce 5 of world:0-1"
+        wait_for(lambda: text in verdict(), text)  # a rank is silent for five seconds before anybody is accused
+    finally:
+        workers = re.findall(rb"ready (\d+)", (tmp_path / "log").read_bytes())
+        for leader in (job.pid, *map(int, workers)):  # torchrun gives each worker a session of its own
+            with suppress(ProcessLookupError):
+                os.killpg(leader, signal.SIGKILL)
+        job.wait()
+
+
+@contextmanager
+def answering(status: int, body: bytes, **headers: str) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_ranks_that_do_not_answer_are_told(tmp_path: Path) -> None:
+    with answering(200, PAGE.encode()) as address:
+        fetched = fetch_dumps(address, tmp_path / "dumps")
+    assert fetched.ranks == [0]
+    assert fetched.silent[1] == "Timeout: b"
+    assert [path.name for path in (tmp_path / "dumps").iterdir()] == ["rank_0.json"]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "headers", "said"),
+    [
+        (404, b"", {}, "/fr_trace_nccl_json answered 404: is it torch's debug server?"),
+        (302, b"", {"Location": "file:///etc/passwd"}, "answered 302"),
+        (200, b"", {}, "no rank is on its page"),
+        (200, b"\xff\x00<h2>Rank 0: x</h2><pre>" + b"[" * 100_000, {}, "an empty answer"),
+        (200, b"<h2>Rank 0: x</h2><pre>" + b"[" * 100_000 + b"</pre>", {}, "[[["),
+        (200, b"<h2>Rank 0: x</h2><pre>[1, 2]</pre>", {}, "[1, 2]"),
+        (200, b"x" * 2_000, {}, "larger than"),
+    ],
+)
+def test_what_is_no_debug_server(
+    status: int, body: bytes, headers: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if said == "larger than":
+        monkeypatch.setattr(debug_server, "MAX_PAGE_BYTES", 1_000)
+    with answering(status, body, **headers) as address, pytest.raises(DebugServerError) as error:
+        fetch_dumps(address, tmp_path / "dumps")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "dumps").exists()
+
+
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    for address, said in (
+        (f"http://127.0.0.1:{free_port()}", "no answer"),
+        ("file:///etc/passwd", "must be the debug server's address"),
+        ("http://", "must be the debug server's address"),
+    ):
+        done = rankscope("dumps", address, "--into", str(tmp_path / "dumps"))
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,74 @@
+"""Folders of several nodes become one; what is not of one run, or no plain file, is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from analyzers.diagnose import diagnose
+from probes.tape.rundir import RunDir, RunError
+from store import Store
+from store.collect import collect
+from tests.factories import make_run
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> list[Path]:
+    """Two folders with two ranks each of one run in which rank 2 is slow."""
+    where = {rank: {"node_rank": rank // 2} for rank in range(4)}
+    whole = make_run(tmp_path, steps=60, slow={2: 1.5}, identities=where)
+    folders = []
+    for node in (0, 1):
+        copy = RunDir(Path(shutil.copytree(whole.path, tmp_path / f"node-{node}" / whole.run_id)))
+        for rank in (2, 3) if node == 0 else (0, 1):
+            shutil.rmtree(copy.rank_dir(0, rank))
+        if node == 1:
+            shutil.rmtree(copy.node_dir(0))
+            (copy.path / "run.json").unlink()
+        folders.append(copy.path)
+    return folders
+
+
+def test_the_whole_run_is_found_and_judged(nodes: list[Path], tmp_path: Path) -> None:
+    for node in nodes:
+        Store.open(RunDir.open(node)).close()  # as a watch leaves it
+    done = collect(nodes, tmp_path / "into")
+    assert (done.ranks, done.left_out) == ((0, 1, 2, 3), ())
+    with Store.open(done.run) as store:
+        fired = [finding for finding in diagnose(store, done.run.manifest()).findings if finding.status == "fired"]
+    assert [(finding.kind, finding.ranks) for finding in fired] == [("straggler", (2,))]
+    again = collect(nodes, tmp_path / "into")
+    assert (again.num_files, again.num_bytes) == (done.num_files, done.num_bytes), "done again, it is the same"
+
+
+def test_what_grew_is_copied_anew(nodes: list[Path], tmp_path: Path) -> None:
+    collect(nodes, tmp_path / "into")
+    events = RunDir(nodes[0]).node_dir(0) / "events.jsonl"
+    events.write_text(events.read_text() + "{}\n")
+    done = collect(nodes, tmp_path / "into")
+    assert (done.run.node_dir(0) / "events.jsonl").read_text() == events.read_text()
+
+
+def test_what_is_not_one_run_is_refused(nodes: list[Path], tmp_path: Path) -> None:
+    other = make_run(tmp_path / "other", ranks=2, steps=2, name="another").path
+    with pytest.raises(RunError, match="add --force"):
+        collect([nodes[0], other], tmp_path / "into")
+    with pytest.raises(RunError, match="they differ"):
+        collect([nodes[0], other], tmp_path / "into", force=True)
+    with pytest.raises(RunError, match="not made by collect"):
+        collect(nodes, tmp_path / "node-0")
+    assert not (tmp_path / "into").exists()
+
+
+def test_links_lead_nowhere(nodes: list[Path], tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("secret")
+    os.symlink(secret, nodes[1] / "tapes" / "more")
+    os.symlink(secret / "key", nodes[1] / "tapes" / "key")
+    done = collect(nodes, tmp_path / "into")
+    assert len(done.left_out) == 2
+    assert not [path for path in (tmp_path / "into").rglob("*") if path.name in ("more", "key")]

@@ -1,0 +1,149 @@
+"""Five hundred damaged checkpoints: none is loaded, and the newest one that is whole always is."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from probes.guard.ledger import Ledger
+from probes.recorder import Recorder
+from tests.processes import run_ranks
+from tests.trainer.training_runs import run_loop, small, with_steps
+from trainer.checkpoint.disk_tier.checkpoints import DiskCheckpoints, checkpoint_steps
+from trainer.checkpoint.disk_tier.manifest import CheckpointError
+from trainer.checkpoint.state import training_tensors
+from trainer.config.config import Config
+from trainer.layout.plan import resolve
+from trainer.training.build import build
+from trainer.training.rank_training import Training
+
+DAMAGES = 500
+LOADED_ONE_OF = 5
+"""After one damage of so many the newest whole checkpoint is loaded; after the others nothing changes."""
+STEPS = (2, 4, 6)
+
+
+def _config(**parallel: int) -> Config:
+    model = {"dim": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 2, "hidden_dim": 16}
+    checkpoint = {"interval": 2, "memory_interval": 0, "asynchronous": False}
+    return with_steps(small(model=model, checkpoint=checkpoint, parallel=parallel), STEPS[-1])
+
+
+def _save(rank: int, world_size: int, folder: Path) -> None:
+    run_loop(_config(dp_shard=2), folder, rank=rank, world_size=world_size)
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three checkpoints of two ranks."""
+    folder = tmp_path_factory.mktemp("pristine")
+    run_ranks(_save, world_size=2, args=(folder,))
+    assert checkpoint_steps(folder / "checkpoints") == list(STEPS)
+    return folder / "checkpoints"
+
+
+@pytest.fixture(scope="module")
+def training() -> Training:
+    return build(_config(), resolve(_config(), 1), torch.device("cpu"))
+
+
+def _truncate(path: Path, other: Path, moments: random.Random) -> None:
+    os.truncate(path, moments.randrange(path.stat().st_size))
+
+
+def _flip(path: Path, other: Path, moments: random.Random) -> None:
+    blob = bytearray(path.read_bytes())
+    blob[moments.randrange(len(blob))] ^= 1 << moments.randrange(8)
+    path.write_bytes(blob)
+
+
+def _blank(path: Path, other: Path, moments: random.Random) -> None:
+    """A page that was never written, as after a power cut; at least one byte of it was none."""
+    blob = bytearray(path.read_bytes())
+    start = moments.randrange(len(blob))
+    blob[start : start + 512] = bytes(len(blob[start : start + 512]))
+    path.write_bytes(blob + b"\0")
+
+
+def _append(path: Path, other: Path, moments: random.Random) -> None:
+    with path.open("ab") as file:
+        file.write(moments.randbytes(moments.randint(1, 100)))
+
+
+def _swap(path: Path, other: Path, moments: random.Random) -> None:
+    """The same file of an older checkpoint."""
+    shutil.copyfile(other / path.name, path)
+
+
+def _remove(path: Path, other: Path, moments: random.Random) -> None:
+    path.unlink()
+
+
+HARMS = (_truncate, _flip, _blank, _append, _swap, _remove)
+
+
+def test_damage_is_found_and_the_newest_whole_one_is_loaded(pristine: Path, training: Training, tmp_path: Path) -> None:
+    expected = {step: _load(pristine, step, training) for step in STEPS}
+    moments, hits = random.Random(11), Counter[Any]()
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(pristine, folder)
+    state = expected[STEPS[-1]]
+    for number in range(DAMAGES):
+        disk = _disk(folder, training)
+        bad = STEPS[-1 - (number % 10 == 0) :]  # now and then the newest two
+        for step in bad:
+            path = moments.choice(sorted(disk.path(step).iterdir()))
+            harm = moments.choice(HARMS)
+            harm(path, pristine / "step-00000002", moments)
+            hits[harm.__name__, path.name] += 1
+        if number % LOADED_ONE_OF:
+            assert all(disk.load(step) is None for step in bad), hits
+        else:
+            loaded = disk.load_newest(Ledger())
+            assert loaded is not None
+            state = expected[loaded.values.position.step]
+            assert loaded.values.position.step == STEPS[-1 - len(bad)], hits
+        _assert_is(training, state)
+        assert checkpoint_steps(folder) == [step for step in STEPS if step not in bad]
+        for step in bad:
+            disk.path(step).with_suffix(".condemned").rename(tmp_path / f"{number}-{step}")
+            shutil.copytree(pristine / disk.path(step).name, disk.path(step))
+    assert sum(hits.values()) >= DAMAGES
+    assert len(hits) == len(HARMS) * 4, "every harm was done to every file"
+
+
+def test_if_none_is_whole_nothing_is_loaded(pristine: Path, training: Training, tmp_path: Path) -> None:
+    moments = random.Random(12)
+    shutil.copytree(pristine, tmp_path / "checkpoints")
+    for step in STEPS:
+        _flip(tmp_path / "checkpoints" / f"step-{step:08d}" / "__1_0.distcp", pristine, moments)
+    with torch.no_grad():
+        for tensor in training_tensors(training).values():
+            tensor.fill_(7.0)
+    with pytest.raises(CheckpointError, match="none of 3 checkpoints can be used"):
+        _disk(tmp_path / "checkpoints", training).load_newest(Ledger())
+    assert all(bool((tensor == 7.0).all()) for tensor in training_tensors(training).values()), "nothing was touched"
+
+
+def _disk(folder: Path, training: Training) -> DiskCheckpoints:
+    disk = DiskCheckpoints(folder, training, Recorder.disabled(), keep=3)
+    disk.adopt(Ledger(), STEPS[-1])
+    return disk
+
+
+def _load(folder: Path, step: int, training: Training) -> dict[str, torch.Tensor]:
+    assert _disk(folder, training).load(step) is not None
+    return {name: value.clone() for name, value in training_tensors(training).items()}
+
+
+def _assert_is(training: Training, expected: dict[str, torch.Tensor]) -> None:
+    found = training_tensors(training)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())

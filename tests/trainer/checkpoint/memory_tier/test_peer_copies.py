@@ -1,0 +1,177 @@
+"""Copies in memory on another node: a whole node is lost with its shared memory, and the run goes on from the tier.
+
+Two nodes of two ranks on one machine, with folders of shared memory of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from probes.tape.events import read_events
+from probes.tape.rundir import RunDir
+from probes.tape.shared_memory import SHARED_MEMORY, remove_shared, shared_folder
+from tests.processes import run_ranks
+from tests.trainer.training_runs import assert_same_bits, run_loop, small, with_steps
+from trainer.checkpoint.memory_tier.peers import PeerCopies, _partner, rank_folder
+from trainer.checkpoint.memory_tier.slots import Slot
+from trainer.checkpoint.state import Position
+from trainer.config.config import Config
+from trainer.rank.loop import Session
+
+pytestmark = pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="needs /dev/shm")
+STEPS = 20
+LAST = 15
+"""Killed after this step: the copy of step 12 has just been vetted, the disk has step 8."""
+
+
+@pytest.fixture(autouse=True)
+def _clean(tmp_path: Path) -> Any:
+    yield
+    for node in (0, 1):
+        for folder in (tmp_path, *(path for path in tmp_path.iterdir() if path.is_dir())):
+            remove_shared(folder, node)
+
+
+class Died(BaseException):
+    """Stands for the end of a process."""
+
+
+def _config(**sections: Any) -> Config:
+    sections["checkpoint"] = {"interval": 8, "asynchronous": False, **sections.get("checkpoint", {})}
+    return with_steps(small(parallel={"dp_shard": 4}, **sections), STEPS)
+
+
+def _stand_on_node(node: int, local_rank: int) -> None:
+    os.environ.update(
+        RANKSCOPE_NODE_RANK=str(node), GROUP_WORLD_SIZE="2", LOCAL_RANK=str(local_rank), LOCAL_WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+    )  # fmt: skip
+
+
+def _dies(session: Session) -> None:
+    taken = session.recovery.taken
+
+    def taking(position: Position, batch_index: int) -> Position:
+        after = taken(position, batch_index)
+        for copy in session.recovery.memory._copies:
+            if copy.sealing is not None:
+                copy.sealing.result(30)  # which sets `sending`
+            if copy.sending is not None:
+                copy.sending.result(30)
+        if position.step + 1 == LAST:
+            raise Died
+        return after
+
+    session.recovery.taken = taking  # type: ignore[method-assign]
+
+
+def _events(folder: Path, attempt: int, rank: int, kind: str) -> list[dict[str, Any]]:
+    events, _, _ = read_events(RunDir(folder).rank_dir(attempt, rank) / "events.jsonl")
+    return [event for event in events if event["kind"] == kind]
+
+
+CASES = {"lost": 13, "numbered anew": 13, "damaged": 9}
+"""What happens to node 1, and the first step that is trained again."""
+
+
+def _a_node_is_lost(rank: int, world_size: int, folder: Path) -> dict[str, dict[str, Any]]:
+    """In each case: train until all die, lose a node's memory, train on. What was seen on this rank."""
+    found = {}
+    for case in CASES:
+        place = folder / case
+        _stand_on_node(rank // 2, rank % 2)
+        with pytest.raises(Died):
+            run_loop(_config(), place, rank=rank, world_size=world_size, change=_dies)
+        own = shared_folder(place)
+        kept = sorted(int(path.name.removeprefix("rank-")) for path in own.glob("rank-*"))
+        dist.barrier()
+        if case == "numbered anew":
+            _stand_on_node(1 - rank // 2, rank % 2)  # the node that came back first has the first ranks now
+        elif rank == 2:
+            shutil.rmtree(own)
+        elif case == "damaged" and rank == 0:
+            for slot in Slot.all_in(rank_folder(own, 3)):
+                blob = bytearray(slot.path.read_bytes())
+                blob[len(blob) // 2] ^= 8
+                slot.path.write_bytes(blob)
+        dist.barrier()
+        again = run_loop(_config(), place, rank=rank, world_size=world_size, attempt=1)
+        found[case] = {"kept": kept, "again": again, "left": shared_folder(place).exists()}
+    whole = run_loop(_config(), folder / "whole", rank=rank, world_size=world_size)
+    for seen in found.values():
+        again = seen.pop("again")
+        seen["first"] = min(again.losses)
+        assert_same_bits(again, whole, steps=range(seen["first"], STEPS + 1))
+    return found
+
+
+def test_after_the_loss_of_a_node_the_memory_tier_is_gone_on_from(tmp_path: Path) -> None:
+    """Bit for bit; also when the ranks are numbered anew; with a bit flipped in the only copy, from the disk."""
+    by_rank = run_ranks(_a_node_is_lost, world_size=4, args=(tmp_path,))
+    for case, first in CASES.items():
+        found = [seen[case] for seen in by_rank]
+        assert [each["kept"] for each in found] == [[0, 1, 2, 3]] * 4, "each node has its own copies and the other's"
+        assert [each["first"] for each in found] == [first] * 4, case
+        assert not any(each["left"] for each in found), "the end of a run gives the memory back on each node"
+        loaded = [event for event in _events(tmp_path / case, 1, 0, "checkpoint") if event["state"] == "loaded"]
+        tier = "memory" if first == 13 else "disk"
+        assert [(event["tier"], event["step"]) for event in loaded] == [(tier, first - 1)]
+        for rank in range(4):
+            (told,) = _events(tmp_path / case, 0, rank, "peer_copy")
+            assert (told["state"], told["peer_rank"], told["peer_node"]) == ("complete", (rank + 2) % 4, 1 - rank // 2)
+            assert told["bytes"] > 10_000
+
+
+def _a_peer_is_deaf(rank: int, world_size: int, folder: Path) -> list[str]:
+    _stand_on_node(rank, 0)
+    config = with_steps(small(parallel={"dp_shard": 2}), STEPS)
+
+    def deaf(session: Session) -> None:
+        peers = session.recovery.memory.peers
+        assert peers is not None
+        if rank == 1:
+            peers._keep = lambda connection: (_ for _ in ()).throw(OSError("no space"))  # type: ignore[method-assign]
+
+    run_loop(config, folder, rank=rank, world_size=world_size, change=deaf)
+    return [f"{event['state']}: {event.get('reason', '')}" for event in _events(folder, 0, rank, "peer_copy")]
+
+
+def test_a_peer_that_keeps_nothing_is_told_once_and_costs_nothing_else(tmp_path: Path) -> None:
+    first, second = run_ranks(_a_peer_is_deaf, world_size=2, args=(tmp_path,))
+    assert first == ["failed: rank 1 on node 1 did not keep the copy: no space"]
+    assert second == ["complete: "]
+
+
+def test_partners_are_on_another_node_and_share_the_work() -> None:
+    assert [_partner(rank, [0, 0, 1, 1]) for rank in range(4)] == [2, 3, 0, 1]
+    assert [_partner(rank, [0, 0, 0, 2]) for rank in range(4)] == [3, 3, 3, 0]
+    assert [_partner(rank, [0, 0]) for rank in range(2)] == [None, None]
+    three = [_partner(rank, [0, 1, 2]) for rank in range(3)]
+    assert three == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    "blob", [b"", b"x" * 100, b"\0" * 32 + b"\0" * 12, b"y" * 5000], ids=["nothing", "noise", "wrong secret", "long"]
+)
+def test_who_does_not_know_the_secret_writes_nothing(blob: bytes, tmp_path: Path) -> None:
+    peers = PeerCopies(tmp_path, rank=0)
+    listener = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=peers._serve, args=(listener,), daemon=True).start()
+    for _ in range(2):  # the first does not keep it from serving the second
+        with socket.create_connection(listener.getsockname(), timeout=10) as connection:
+            answer = b""
+            with contextlib.suppress(OSError):  # it hangs up
+                connection.sendall(blob)
+                connection.shutdown(socket.SHUT_WR)
+                answer = connection.recv(100)
+            assert answer in (b"", b"the connection ended in the middle")
+    assert not list(tmp_path.iterdir())

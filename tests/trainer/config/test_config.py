@@ -1,0 +1,184 @@
+"""Every mistake in a configuration is one line that names the key, the value and what is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainer.config.config import Config, ConfigError, load_config
+from trainer.layout.plan import resolve
+
+
+def test_defaults_are_a_configuration() -> None:
+    config = load_config(None)
+    assert config == Config()
+    assert resolve(config, 4).sizes == {"pp": 1, "dp_replicate": 1, "dp_shard": 4, "ep": 1, "cp": 1, "tp": 1}
+
+
+def test_file_then_overrides(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[train]\nsteps = 7\n[optim]\nbetas = [0.8, 0.9]\n[data]\npath = ["a"]\n')
+    config = load_config(path, ["train.steps=9", "run.name=007", "parallel.schedule=gpipe", "data.path=x.txt, y.txt"])
+    assert (config.train.steps, config.optim.betas) == (9, (0.8, 0.9))
+    assert (config.run.name, config.parallel.schedule) == ("007", "gpipe")
+    assert config.data.path == ["x.txt", "y.txt"]
+    assert load_config(None, ['data.path=["a,b"]', "optim.lr=1", "data.pin_memory=false"]).data.path == ["a,b"]
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("train.stepz=3", ["train.stepz = 3", "did you mean steps?"]),
+        ("train.zzz=3", ["train.zzz = 3", "allowed are steps, global_batch_size"]),
+        ("trian.steps=3", ["trian", "did you mean train?"]),
+        ("train.steps=true", ["train.steps = True", "integer"]),
+        ("train.steps=ten", ["train.steps = 'ten'", "integer"]),
+        ("train.steps=0", ["train.steps = 0", "greater than or equal to 1"]),
+        ("optim.lr=-1", ["optim.lr = -1", "greater than 0"]),
+        ("optim.betas=[0.9, 1.5]", ["optim.betas = [0.9, 1.5]", "below 1"]),
+        ("parallel.schedule=2f2b", ["parallel.schedule = '2f2b'", "'gpipe', '1f1b'"]),
+        ("train.precision=fp8", ["train.precision = 'fp8'", "'float32', 'bf16' or 'fp16'"]),
+        ("model.num_heads=3", ["model.num_heads = 3", "model.dim = 128"]),
+        ("model.num_kv_heads=3", ["model.num_kv_heads = 3", "divide model.num_heads = 4"]),
+        ("model.vocab_size=100", ["model.vocab_size = 100", "at least 256"]),
+        ("data.seq_len=4096", ["data.seq_len = 4096", "model.max_seq_len = 1024"]),
+        ("model.num_experts=1", ["model.num_experts = 1", "2 or more"]),
+        ("model.experts_per_token=0", ["model.experts_per_token = 0"]),
+        ("run.name=../up", ["run.name = '../up'"]),
+        ("parallel.dp_shard=0", ["parallel.dp_shard = 0", "-1 to fill up"]),
+        ("parallel.dp_replicate=-1", ["parallel.dp_replicate = -1", "only one"]),
+        ("train.steps", ["--set train.steps", "section.key=value"]),
+        ("steps=3", ["--set steps=3", "section.key=value"]),
+    ],
+)
+def test_mistake_in_a_value(override: str, expected: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [override])
+    check_line(str(caught.value), expected)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "world_size", "expected"),
+    [
+        (["parallel.dp_replicate=3"], 4, ["parallel.dp_shard = -1", "dp_replicate 3", "world size 4"]),
+        (["parallel.dp_shard=3"], 4, ["makes 3 ranks", "world size is 4"]),
+        (["parallel.tp=3"], 3, ["model.num_heads = 4", "divisible by parallel.tp = 3"]),
+        (["parallel.tp=4", "model.num_kv_heads=2"], 4, ["model.num_kv_heads = 2", "parallel.tp = 4"]),
+        (["parallel.tp=4", "model.vocab_size=257"], 4, ["model.vocab_size = 257", "parallel.tp = 4"]),
+        (["parallel.tp=4", "data.seq_len=18"], 4, ["data.seq_len = 18", "parallel.tp = 4"]),
+        (["train.global_batch_size=6"], 4, ["train.global_batch_size = 6", "4 data ranks"]),
+        (["train.micro_batch_size=3"], 4, ["train.micro_batch_size = 3", "4 sequences"]),
+        (["parallel.pp=8"], 8, ["parallel.pp = 8", "model.num_layers = 4"]),
+        (["parallel.pp=4", "parallel.schedule=interleaved_1f1b"], 4, ["8 stages", "model.num_layers = 4"]),
+        (["parallel.pp=2", "parallel.stages_per_rank=2"], 2, ["parallel.stages_per_rank = 2", "1f1b takes 1"]),
+        (["parallel.pp=2", "parallel.stage_costs=[1, 2]"], 2, ["parallel.stage_costs = 2 numbers", "num_layers = 4"]),
+        (["parallel.stage_costs=[1, 1, 1, 2]"], 4, ["parallel.stage_costs = 4 numbers", "needs parallel.pp above 1"]),
+        (["parallel.pp=2", "data.document_mask=true"], 2, ["data.document_mask = true", "parallel.pp = 1"]),
+        (["parallel.pp=2", "model.tie_embeddings=true"], 2, ["model.tie_embeddings = true", "parallel.pp = 1"]),
+        (["parallel.pp=2", "train.micro_batch_size=16"], 2, ["makes 1 microbatches", "at least parallel.pp = 2"]),
+        (
+            ["parallel.pp=2", "parallel.schedule=zbv_zero_bubble", "train.activation_checkpointing=selective"],
+            2,
+            ["train.activation_checkpointing = 'selective'", "allowed: none, full, every_n"],
+        ),
+        (["parallel.dp_replicate=2", "parallel.zero1=true"], 4, ["parallel.zero1 = true", "needs DDP", "hsdp"]),
+        (
+            ["parallel.dp_replicate=-1", "parallel.dp_shard=1", "parallel.zero1=true", "train.global_batch_size=64"],
+            64,
+            ["parallel.zero1 = true", "64 replicas", "36", "use dp_shard"],
+        ),
+        (["parallel.dp_replicate=4", "parallel.cpu_offload=true"], 4, ["parallel.cpu_offload = true", "needs FSDP"]),
+        (["parallel.gradient_compression=fp16"], 4, ["parallel.gradient_compression = 'fp16'", "needs DDP", "fsdp"]),
+        (
+            [
+                "parallel.dp_replicate=2",
+                "parallel.dp_shard=1",
+                "parallel.pp=2",
+                "parallel.gradient_compression=powersgd",
+            ],
+            4,
+            ["parallel.gradient_compression = 'powersgd'", "needs parallel.pp = 1"],
+        ),
+        (["train.compile=true", "train.activation_checkpointing=selective"], 2, ["train.compile = true", "full"]),
+        (
+            ["train.compile=true", "parallel.pp=2", "parallel.schedule=zbv_zero_bubble"],
+            2,
+            ["train.compile = true", "in two parts", "interleaved_1f1b"],
+        ),
+        (["train.compile=true", "parallel.tp=2"], 2, ["train.compile = true", "parallel.tp = 1"]),
+        (["parallel.ep=2"], 4, ["parallel.ep = 2", "model.num_experts"]),
+        (["parallel.ep=4", "model.num_experts=6"], 4, ["model.num_experts = 6", "parallel.ep = 4"]),
+        (["parallel.tp=2", "model.num_experts=4"], 2, ["model.num_experts = 4", "parallel.tp = 2", "ep"]),
+        (
+            ["parallel.ep=2", "parallel.dp_shard=3", "model.num_experts=4", "train.global_batch_size=12"],
+            6,
+            ["model.dim = 128", "parallel.dp_shard = 3"],
+        ),
+        (["parallel.cp=4", "data.seq_len=18"], 4, ["data.seq_len = 18", "parallel.cp = 4"]),
+        (["parallel.cp=2", "data.document_mask=true"], 2, ["data.document_mask = true", "parallel.cp = 1"]),
+        (["parallel.cp=2", "model.num_experts=4"], 2, ["model.num_experts = 4", "parallel.cp = 1"]),
+        ([], 0, ["world size = 0"]),
+    ],
+)
+def test_layout_that_cannot_be(overrides: list[str], world_size: int, expected: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(load_config(None, overrides), world_size)
+    check_line(str(caught.value), expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"[train\nsteps = 3", "not valid TOML"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"train = 3", "train = 3"),
+        (b"[train]\nsteps = 3\nsteps = 4", "not valid TOML"),
+    ],
+)
+def test_file_that_is_no_configuration(tmp_path: Path, content: bytes, expected: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    check_line(str(caught.value), [expected])
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the configuration"):
+        load_config(tmp_path / "none.toml")
+
+
+def test_the_first_of_several_mistakes_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"\(and 1 more\)$"):
+        load_config(None, ["train.steps=0", "optim.lr=0"])
+
+
+def test_ranks_are_numbered_with_tp_fastest() -> None:
+    plan = resolve(
+        load_config(None, ["parallel.dp_replicate=2", "parallel.dp_shard=2", "parallel.tp=2", "parallel.pp=2"]), 16
+    )
+    assert plan.coordinates(5) == {"pp": 0, "dp_replicate": 1, "dp_shard": 0, "ep": 0, "cp": 0, "tp": 1}
+    assert [plan.data_rank(rank) for rank in range(16)] == [0, 0, 1, 1, 2, 2, 3, 3] * 2
+    assert plan.mesh_dims == (("pp", 2), ("dp_replicate", 2), ("dp_shard", 2), ("tp", 2))
+
+
+def test_unused_dimensions_get_no_groups() -> None:
+    assert resolve(load_config(None), 1).mesh_dims == ()
+    assert resolve(load_config(None), 4).mesh_dims == (("dp_shard", 4),)
+    # DDP x TP is FSDP2 with shards of one, which needs that dimension.
+    plan = resolve(load_config(None, ["parallel.dp_replicate=2", "parallel.tp=2"]), 4)
+    assert plan.mesh_dims == (("dp_replicate", 2), ("dp_shard", 1), ("tp", 2))
+
+
+def check_line(text: str, expected: list[str]) -> None:
+    assert "\n" not in text
+    for part in expected:
+        assert part in text
+
+
+def test_a_list_can_be_typed_with_commas() -> None:
+    assert load_config(None, ["data.path=a.txt,b.txt"]).data.path == ["a.txt", "b.txt"]
+    assert load_config(None, ["trackers.to=tensorboard, wandb"]).trackers.to == ["tensorboard", "wandb"]
+    with pytest.raises(ConfigError, match=r"trackers\.to\.1 = 'mlflow': must be 'tensorboard' or 'wandb'"):
+        load_config(None, ["trackers.to=wandb,mlflow"])

@@ -1,0 +1,56 @@
+"""What counts against a node, since when, and how it comes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from probes.tape.rundir import RunDir
+from trainer.launcher.nodes.node_exclusion import begin_to_count, count_failures, leave_out, left_out_path, why_left_out
+
+
+def _run(tmp_path: Path, *events: dict[str, object]) -> RunDir:
+    run = RunDir(tmp_path)
+    folder = run.node_dir(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps({"wall_ns": 1, "attempt": 0, "rank": -1, **event}) + "\n" for event in events)
+    return run
+
+
+def test_blamed_deaths_and_lives_without_an_end_count(tmp_path: Path) -> None:
+    run = _run(
+        tmp_path,
+        {"kind": "run_started"},
+        {"kind": "rank_exit", "blamed": True},
+        {"kind": "rank_exit", "blamed": False},
+        {"kind": "run_started"},
+        {"kind": "run_ended"},
+    )
+    assert count_failures(run, 1) == 2, "one rank, and the life that has no end"
+    assert count_failures(run, 0) == 0, "another node's are its own"
+
+
+def test_a_resumed_run_counts_anew(tmp_path: Path) -> None:
+    run = _run(tmp_path, {"kind": "run_started"}, {"kind": "rank_exit", "blamed": True})
+    begin_to_count(run, let_in=False)
+    assert count_failures(run, 1) == 0
+    _run(tmp_path, {"kind": "rank_exit", "blamed": True, "wall_ns": 2**62})
+    assert count_failures(run, 1) == 1
+
+
+def test_who_was_left_out_stays_so_until_he_is_let_in(tmp_path: Path) -> None:
+    run = _run(tmp_path)
+    begin_to_count(run, let_in=False)
+    leave_out(run, 1, "3 failures")
+    begin_to_count(run, let_in=False)
+    assert (why_left_out(run, 1), why_left_out(run, 0)) == ("3 failures", "")
+    begin_to_count(run, let_in=True)
+    assert why_left_out(run, 1) == ""
+
+
+def test_a_damaged_file_keeps_nobody_out(tmp_path: Path) -> None:
+    run = _run(tmp_path)
+    begin_to_count(run, let_in=False)
+    left_out_path(run, 1).write_text("{")
+    assert why_left_out(run, 1) == ""

@@ -1,0 +1,58 @@
+"""Sharded or whole, a model starts from the same values, and no rank needs memory for more than its shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from tests.processes import run_ranks
+from tests.trainer.layouts import tiny
+from trainer.config.config import Config
+from trainer.layout.plan import resolve
+from trainer.model.transformer import Transformer, initialise
+from trainer.training.build import build
+
+# 20 rows in four parts: some ranks have less, and of what tensor parallel leaves some have nothing.
+MODEL = {"dim": 40, "num_heads": 2, "num_kv_heads": 2, "hidden_dim": 20, "vocab_size": 258}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "ddp": {"dp_replicate": 4},
+    "fsdp": {"dp_shard": 4},
+    "hsdp": {"dp_replicate": 2, "dp_shard": 2},
+    "tp": {"tp": 2, "dp_replicate": 2},
+    "fsdp x tp": {"dp_shard": 2, "tp": 2},
+    "pp x fsdp": {"pp": 2, "dp_shard": 2},
+}
+
+
+def config_of(name: str) -> Config:
+    return tiny(model=MODEL, parallel={"dp_shard": 1, **LAYOUTS[name]})
+
+
+def _built(rank: int, world_size: int) -> dict[str, dict[str, Tensor]]:
+    found = {}
+    for name in LAYOUTS:
+        config = config_of(name)
+        training = build(config, resolve(config, world_size), torch.device("cpu"))
+        found[name] = {
+            key: (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
+            for key, value in training.named_parameters()
+        }
+        for module in training.modules:
+            found[name] |= {key: value.clone() for key, value in module.named_buffers()}
+    return found
+
+
+def test_every_layout_starts_from_the_same_values() -> None:
+    whole = Transformer(config_of("fsdp").model)
+    initialise(whole, config_of("fsdp").model, seed=0)
+    expected = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
+    by_rank = run_ranks(_built, world_size=4)
+    for name in LAYOUTS:
+        seen = {key: value for rank in by_rank for key, value in rank[name].items()}
+        assert seen.keys() == expected.keys()
+        for rank in by_rank:
+            for key, value in rank[name].items():
+                assert torch.equal(value, expected[key]), f"{name}: {key}"

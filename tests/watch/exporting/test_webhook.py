@@ -1,0 +1,130 @@
+"""Findings that are told to a webhook and to a command, real ones both."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analyzers.finding import Finding
+from probes.tape.events import EventWriter, read_events
+from probes.tape.rundir import NODE_RANK
+from watch.exporting.webhook import FindingHook, finding_hook
+
+
+def finding(status: str = "fired", severity: str = "warning", rank: int = 3) -> Finding:
+    return Finding(analyzer="straggler", kind="straggler", severity=severity, status=status, ranks=(rank,),
+                   summary="rank 3 is slow", cause="data", attempt=0, first_step=60)  # type: ignore[arg-type]  # fmt: skip
+
+
+class Receiver:
+    """A web server that keeps what is posted, and answers as slowly and badly as it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[dict[str, Any]] = []
+        self.slow = threading.Event()
+        self.code = 200
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                receiver.heard.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                if receiver.slow.is_set():
+                    time.sleep(3)
+                self.send_response(receiver.code)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Quiet."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}/hook"
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    found = Receiver()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> EventWriter:
+    return EventWriter(tmp_path / "events.jsonl", attempt=0, rank=NODE_RANK)
+
+
+def failures(events: EventWriter) -> list[dict[str, Any]]:
+    return [event for event in read_events(events.path)[0] if event["kind"] == "hook_failed"]
+
+
+def test_a_finding_and_its_end_are_posted(receiver: Receiver, events: EventWriter) -> None:
+    section = {"webhook": receiver.url, "command": "", "min_severity": "warning", "at_most_per_hour": 60}
+    with finding_hook({"config": {"alerts": section}}, run_id="demo", events=events) as hook:
+        assert hook is not None
+        hook.tell([finding("ok", "info", rank=1)])  # the end of what was never told
+        hook.tell([finding(), finding("fired", "info"), finding("insufficient_data"), finding("advice")])
+        hook.tell([finding("ok", "info")])
+    assert [(told["run_id"], told["finding"]["status"]) for told in receiver.heard] == [
+        ("demo", "fired"),
+        ("demo", "ok"),
+    ]
+    assert receiver.heard[0]["finding"]["ranks"] == [3]
+    assert "run=demo" in receiver.heard[0]["page"]
+    assert failures(events) == []
+
+
+def test_without_an_address_there_is_no_hook(events: EventWriter) -> None:
+    with finding_hook({"config": {}}, run_id="demo", events=events) as hook:
+        assert hook is None
+
+
+def test_a_command_reads_it_and_no_shell_does(tmp_path: Path, events: EventWriter) -> None:
+    out = tmp_path / "out.json"
+    script = tmp_path / "note.py"
+    script.write_text("import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + '\\n'); print(sys.argv[2:])")
+    hook = FindingHook(
+        run_id="$(touch x)", events=events, command=f"{sys.executable} {script} {out} '; touch {tmp_path}/y'"
+    )
+    hook.tell([finding()])
+    hook.close()
+    assert json.loads(out.read_text())["run_id"] == "$(touch x)"
+    assert not (tmp_path / "y").exists()
+
+
+def test_a_slow_receiver_holds_nobody_up(receiver: Receiver, events: EventWriter) -> None:
+    receiver.slow.set()
+    hook = FindingHook(run_id="demo", events=events, webhook=receiver.url)
+    start = time.monotonic()
+    hook.tell([finding(rank=rank) for rank in range(10)])
+    assert time.monotonic() - start < 1
+    hook.close(timeout_s=0.1)
+    assert time.monotonic() - start < 2
+
+
+def test_what_cannot_be_delivered_is_told(tmp_path: Path, receiver: Receiver, events: EventWriter) -> None:
+    receiver.code = 500
+    hook = FindingHook(run_id="demo", events=events, webhook=receiver.url, command="/no/such/program")
+    hook.tell([finding()])
+    hook.close()
+    assert [(event["hook"], event["reason"]) for event in failures(events)] == [
+        ("webhook", "Internal Server Error"),
+        ("command", "No such file or directory"),
+    ]
+
+
+def test_a_flood_is_counted(receiver: Receiver, events: EventWriter) -> None:
+    hook = FindingHook(run_id="demo", events=events, webhook=receiver.url, at_most_per_hour=3)
+    hook.tell([finding(rank=rank) for rank in range(10)])
+    hook._delivered.clear()  # an hour later
+    hook.tell([finding(rank=11)])
+    hook.close()
+    assert [told["left_out"] for told in receiver.heard] == [0, 0, 0, 7]

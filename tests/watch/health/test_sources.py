@@ -1,0 +1,191 @@
+"""Readings of the host, of NVML's answers, and of a dcgm-exporter."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probes.tape.schema import TABLES
+from tests.watch.health.fake_nvml import FakeNvml
+from watch.health.dcgm import FIELDS, Dcgm
+from watch.health.device import HOST, ReadingError, Xid
+from watch.health.host import Host
+from watch.health.nvml import Nvml, Xids
+
+COLUMNS = {column.name for column in TABLES["health"].columns}
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_this_host(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.read()
+    ((device, values),) = [(reading.device, reading.values) for reading in host.read()]
+    assert device == HOST
+    assert set(values) <= COLUMNS
+    assert 0 < values["memory_used_bytes"] < values["memory_total_bytes"]
+    assert values["num_cpus"] >= 1
+    assert values["disk_free_bytes"] > 0
+    assert values["load_1m"] >= 0
+
+
+def files(root: Path, **texts: str) -> Path:
+    for name, text in texts.items():
+        path = root / name.replace("__", "/").replace("_DOT_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_a_host_in_figures(tmp_path: Path) -> None:
+    root = files(
+        tmp_path,
+        proc__stat="cpu 100 0 50 800 50 0 0 0 0 0\n",
+        proc__meminfo="MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 400 kB\n",
+        proc__loadavg="3.50 1 1 5/300 1\n",
+        proc__vmstat="pswpin 3\npswpout 4\npgfault 9\n",
+        proc__net__dev="Inter-|\n face |\n lo: 0 0 9 9 0 0 0 0 0 0 9 9\n eth0: 7 7 1 2 0 0 0 0 7 7 3 4 0 0 0 0\n",
+    )
+    host = Host(tmp_path, root)
+    assert "cpu_utilization_ratio" not in host.read()[0].values  # a share needs two readings
+    files(tmp_path, proc__stat="cpu 170 0 60 810 60 0 0 0 0 0\n")
+    values = host.read()[0].values
+    assert values["cpu_utilization_ratio"] == pytest.approx(0.8)
+    assert (values["memory_used_bytes"], values["memory_total_bytes"]) == (600 << 10, 1000 << 10)
+    assert (values["swapped_pages_total"], values["network_errors_total"], values["load_1m"]) == (7, 10, 3.5)
+
+
+def test_in_a_container_memory_is_that_of_its_cgroup(tmp_path: Path) -> None:
+    root = files(tmp_path, proc__meminfo="MemTotal: 1000 kB\nMemAvailable: 900 kB\n",
+                 sys__fs__cgroup__memory_DOT_max="512000\n", sys__fs__cgroup__memory_DOT_current="400000\n",
+                 sys__fs__cgroup__memory_DOT_stat="anon 1\ninactive_file 100000\n")  # fmt: skip
+    values = Host(tmp_path, root).read()[0].values
+    assert (values["memory_used_bytes"], values["memory_total_bytes"]) == (300000, 512000)
+
+
+@pytest.mark.parametrize("text", ["", "cpu\n", "\x00\xff", "cpu 1 2\n"])
+def test_a_kernel_that_says_nothing_costs_that_column_only(tmp_path: Path, text: str) -> None:
+    root = files(tmp_path, proc__stat=text, proc__meminfo=text, proc__vmstat=text)
+    assert set(Host(tmp_path, root).read()[0].values) == {"num_cpus", "disk_free_bytes"}
+
+
+def test_all_fields_of_a_gpu_with_their_units() -> None:
+    gpus = Nvml(FakeNvml())
+    first, _ = gpus.read()
+    assert first.device == "GPU-0"
+    assert "sm_active_ratio" not in first.values  # it is a share since the reading before
+    first, second = gpus.read()
+    assert first.values == {
+        "gpu_utilization_ratio": 0.97, "memory_used_bytes": 70 << 30, "memory_total_bytes": 80 << 30,
+        "temperature_celsius": 64, "power_watts": 612.5, "energy_joules": 5000, "sm_clock_hertz": 1.98e9,
+        "throttle_reasons": 4, "ecc_corrected_total": 12, "ecc_uncorrected_total": 0, "remapped_rows_total": 3,
+        "remap_pending": False, "remap_failed": False, "pcie_replay_total": 3, "nvlink_errors_total": 16,
+        "sm_active_ratio": 0.2, "tensor_active_ratio": 0.5, "memory_bandwidth_ratio": 1.0,
+    }  # fmt: skip
+    assert set(first.values) <= COLUMNS
+    assert "sm_active_ratio" not in second.values  # GPM is of Hopper and later
+
+
+def test_gpm_samples_are_given_back() -> None:
+    nvml = FakeNvml(("GPU-0",))
+    gpus = Nvml(nvml)
+    for _ in range(10):
+        gpus.read()
+    assert nvml.freed == 9
+
+
+def test_what_is_not_supported_is_asked_for_once_and_left_out() -> None:
+    nvml = FakeNvml(("GPU-1",))
+    nvml.failing["nvmlDeviceGetRemappedRows"] = nvml.NVML_ERROR_NOT_SUPPORTED
+    nvml.failing["nvmlDeviceGetPowerUsage"] = 999  # for this moment only
+    gpus = Nvml(nvml)
+    values = gpus.read()[0].values
+    assert not {"remapped_rows_total", "remap_pending", "power_watts"} & set(values)
+    assert values["temperature_celsius"] == 64
+    del nvml.failing["nvmlDeviceGetPowerUsage"]
+    assert "power_watts" in gpus.read()[0].values
+    assert nvml.asked["nvmlDeviceGetRemappedRows"] == 1
+
+
+def test_no_driver_is_one_line() -> None:
+    nvml = FakeNvml()
+    nvml.failing["nvmlInit"] = 1
+    with pytest.raises(ReadingError, match="NVML: Uninitialized"):
+        Nvml(nvml).read()
+    with pytest.raises(ReadingError, match="NVML"):
+        Xids(nvml).wait(0.01)
+
+
+def test_xids_are_heard_and_a_lost_device_ends_it() -> None:
+    nvml = FakeNvml()
+    xids = Xids(nvml)
+    assert xids.wait(0.01) == []
+    nvml.events.put((79, "GPU-1"))
+    nvml.events.put((48, "GPU-0"))
+    assert [*xids.wait(1), *xids.wait(1)] == [Xid(79, "GPU-1"), Xid(48, "GPU-0")]
+    nvml.failing["nvmlEventSetWait_v2"] = nvml.NVML_ERROR_GPU_IS_LOST
+    with pytest.raises(ReadingError, match="heard no more"):
+        xids.wait(0.01)
+
+
+@contextmanager
+def exporter(page: dict[str, str]) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(page["text"].encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def dcgm_page(**fields: float) -> str:
+    return "".join(
+        f'# TYPE DCGM_FI_{name} gauge\nDCGM_FI_{name}{{gpu="0",UUID="GPU-0",device="nvidia0",Hostname="n"}} {value}\n'
+        for name, value in fields.items()
+    )
+
+
+def test_a_dcgm_exporter_is_read_in_our_units() -> None:
+    page = {"text": dcgm_page(DEV_SM_CLOCK=1980, DEV_POWER_USAGE=612.5, DEV_FB_USED=100, DEV_XID_ERRORS=31)}
+    with exporter(page) as url:
+        dcgm = Dcgm(url)
+        ((device, values),) = [(reading.device, reading.values) for reading in dcgm.read()]
+        assert (device, values) == (
+            "GPU-0",
+            {"sm_clock_hertz": 1.98e9, "power_watts": 612.5, "memory_used_bytes": 100 << 20},
+        )
+        assert dcgm.take_xids() == []  # it may be of last week: the field keeps the last one
+        page["text"] = dcgm_page(DEV_XID_ERRORS=79)
+        dcgm.read()
+        assert dcgm.take_xids() == [Xid(79, "GPU-0")]
+        assert dcgm.take_xids() == []
+        page["text"] = "<html>no metrics</html>{"
+        with pytest.raises(ReadingError, match="dcgm-exporter at"):
+            dcgm.read()
+    with pytest.raises(ReadingError, match="refused"):
+        dcgm.read()
+
+
+def test_the_counters_that_we_ship_are_those_that_we_read() -> None:
+    lines = (ROOT / "grafana" / "dcgm-counters.csv").read_text().splitlines()
+    fields = {line.split(",")[0] for line in lines if line and not line.startswith("#")}
+    assert fields <= {*FIELDS, "DCGM_FI_DEV_XID_ERRORS"}
+    assert {column for name, (column, _) in FIELDS.items() if name in fields} == {
+        column for column, _ in FIELDS.values()
+    }
+    assert {column for column, _ in FIELDS.values()} <= COLUMNS

@@ -1,0 +1,128 @@
+"""Watches of several nodes talk through a real store: digests, clocks, verdicts, and what happens when it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore
+
+from analyzers.finding import Finding
+from analyzers.hangs import silent_node
+from analyzers.live import LiveState, live_findings
+from analyzers.run.digest import Digest
+from analyzers.run.snapshot import AttemptView, RankView
+from probes.tape.events import EventWriter, read_events
+from probes.tape.rundir import NODE_RANK
+from tests.analyzers.memory_store import MemoryStore
+from tests.waiting import wait_for
+from watch import multi_node as job_watch
+from watch.clock_offsets import Trip, best
+from watch.digests import DigestLink, Verdict
+from watch.multi_node import JobWatch
+
+SECOND = 1_000_000_000
+AHEAD_NS = 600 * SECOND
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+    yield f"127.0.0.1:{store.port}"
+    del store
+
+
+def ahead() -> int:
+    return time.time_ns() + AHEAD_NS
+
+
+def digest(node: int, step: int = 1) -> Digest:
+    rank = RankView(rank=node, step=step, last_ns=time.time_ns())
+    return Digest(node=node, sent_ns=time.time_ns(), view=AttemptView(attempt=0, ranks={node: rank}))
+
+
+def test_digests_clocks_and_verdicts_go_over_the_store(endpoint: str, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        leader = stack.enter_context(DigestLink(endpoint, node=0, num_nodes=3))
+        one = stack.enter_context(DigestLink(endpoint, node=1, num_nodes=3, clock=ahead))
+        two = stack.enter_context(DigestLink(endpoint, node=2, num_nodes=3))
+        for step in (1, 2):
+            one.publish(digest(1, step))
+            two.publish(digest(2, step))
+            wait_for(lambda step=step: [d.view.step for d in leader.received()] == [step, step], "digest of both nodes")
+        wait_for(lambda: leader.offsets_ns.keys() == {1, 2}, "clock of both nodes")
+        for node, expected_ns in ((1, AHEAD_NS), (2, 0)):
+            assert abs(leader.offsets_ns[node] - expected_ns) <= leader.errors_ns[node]
+            assert leader.errors_ns[node] < SECOND // 4
+
+        leader.tell(Verdict(attempt=3, ranks=(2,), summary="rank 2 hangs"))
+        wait_for(lambda: one.verdict and two.verdict, "verdict on both nodes")
+        assert two.verdict == Verdict(attempt=3, ranks=(2,), summary="rank 2 hangs")
+        assert leader.traffic.received >= 4
+        assert not leader.traffic.failures
+
+        events = EventWriter(tmp_path / "events.jsonl", attempt=0, rank=NODE_RANK)
+        job = JobWatch(leader, node_rank=0, events=events)
+        job.exchange(MemoryStore(), 0, set())
+        assert {event["node_rank"] for event in read_events(tmp_path / "events.jsonl")[0]} == {1, 2}
+        finding = Finding(analyzer="hang", kind="hang", severity="critical", status="fired", summary="x", ranks=(1,))
+        job.tell([finding], 4, stands=True)
+        other = JobWatch(two, node_rank=2, events=events)
+        wait_for(lambda: other.told(4), "second verdict")
+        assert other.told(3) is None, "of an attempt that is over"
+        job.tell([], 4, stands=True)
+        assert other.told(4), "it stands"
+        job.tell([], 4, stands=False)
+        wait_for(lambda: other.told(4) is None, "word that it is over")
+
+
+def test_a_node_that_falls_silent_is_told_once_and_again_when_it_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "events.jsonl"
+    link = DigestLink("127.0.0.1:1", node=0, num_nodes=2)  # never started: what it has received is put there
+    job = JobWatch(link, node_rank=0, events=EventWriter(path, attempt=0, rank=NODE_RANK))
+    store, state = MemoryStore(), LiveState()
+    store.add("ranks", [{"attempt": 0, "rank": 0, "wall_ns": time.time_ns()}])
+
+    def heard(age_s: float, **more: Any) -> list[Finding]:
+        found = digest(1)
+        received_ns = time.time_ns() - int(age_s * SECOND)
+        link._received[1] = Digest(node=1, sent_ns=found.sent_ns, view=found.view, received_ns=received_ns, **more)
+        known = len(read_events(path)[0]) if path.exists() else 0
+        job.exchange(store, 0, set())
+        for event in read_events(path)[0][known:] if path.exists() else []:
+            event.pop("attempt"), event.pop("rank")
+            store.event(event.pop("kind"), wall_ns=event.pop("wall_ns"), step=event.pop("step"), **event)
+        return live_findings(store, state, time.time_ns())
+
+    silent = job_watch.SILENT_S + 1
+    assert heard(0) == []
+    (fired,) = heard(silent)
+    assert (fired.kind, fired.ranks, fired.evidence["node_rank"]) == ("node_silent", (1,), 1)
+    assert heard(silent) == [], "told once"
+    (over,) = heard(0)
+    assert (over.kind, over.status) == ("node_silent", "ok")
+    assert heard(silent, closing=True) == [], "who says goodbye is not missed"
+    (later,) = silent_node.analyze(store)
+    assert later.cause == "heard_again", "a post-mortem tells of it all the same"
+
+
+def test_a_store_that_is_gone_holds_nobody_up() -> None:
+    with DigestLink("127.0.0.1:1", node=1, num_nodes=2) as link:  # nobody listens there
+        begin = time.monotonic()
+        link.publish(digest(1))
+        assert time.monotonic() - begin < 0.1
+        assert link.received() == []
+        assert link.verdict is None
+
+
+def test_the_shortest_round_trip_says_the_offset() -> None:
+    quick = Trip(sent_ns=1_000, answered_ns=501_100, received_ns=1_200)
+    slow = Trip(sent_ns=2_000, answered_ns=2_100, received_ns=900_000)
+    assert best([slow, quick, slow]) == (500_000, 100)

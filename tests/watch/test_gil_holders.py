@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from watch import gil_holders as lock_holders
+from watch.gil_holders import holders
+from watch.pyspy_stacks import StacksError, program
+
+SCRIPT = """
+import ctypes, time
+def lock():
+    take, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+    take(mutex); print("ready", flush=True); take(mutex)
+def sleep():
+    print("ready", flush=True); time.sleep(100)
+def loop():
+    print("ready", flush=True)
+    while True: pass
+{what}()
+"""
+
+
+@pytest.fixture
+def pids() -> Iterator[dict[str, int]]:
+    """Processes that hold Python's lock asleep, sleep without it, and run with it."""
+    started = {
+        what: subprocess.Popen([sys.executable, "-c", SCRIPT.format(what=what)], stdout=subprocess.PIPE)
+        for what in ("lock", "sleep", "loop")
+    }
+    for process in started.values():
+        assert process.stdout is not None
+        process.stdout.readline()
+    yield {what: process.pid for what, process in started.items()}
+    for process in started.values():
+        process.kill()
+        process.communicate()
+
+
+def test_only_who_sleeps_with_the_lock_is_named(pids: dict[str, int]) -> None:
+    try:
+        spied = subprocess.run([program(), "dump", "--pid", str(pids["sleep"])], capture_output=True, check=False)
+    except StacksError:
+        pytest.skip("py-spy is not installed")
+    if spied.returncode:
+        pytest.skip("py-spy may not look into processes here")
+    assert holders({7: pids["lock"], 8: pids["sleep"], 9: pids["loop"]}) == [7]
+
+
+@pytest.mark.parametrize(
+    "script", ["echo 'Permission denied' >&2; exit 1", "echo not json", "echo '[{\"thread\": 1}]'", "sleep 60"]
+)
+def test_where_nobody_can_tell_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    fake = tmp_path / "py-spy"
+    fake.write_text(f"#!/bin/sh\n{script}\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(lock_holders, "program", lambda: str(fake))
+    monkeypatch.setattr(lock_holders, "LOOK_S", 0.2)
+    assert holders({0: 1}) == []
+
+
+def test_without_py_spy_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise StacksError("py-spy is not installed")
+
+    monkeypatch.setattr(lock_holders, "program", missing)
+    assert holders({0: 1}) == []

@@ -1,0 +1,76 @@
+"""The fence: only the newest attempt of a run may write what later attempts read.
+
+    attempt = claim(run)      # the launcher, before it starts ranks; torchrun: rank 0
+    hold(run, attempt)        # each rank, once
+    check()                   # before a rename that later attempts would see; raises Fenced
+
+A rank is fenced as soon as a later claim exists (`probes.tape.attempts`).
+
+Looking first and renaming then leaves a moment in between, in which a process can be stopped for hours. So:
+
+1. scratch files carry the attempt in their name (`scratch`), and `check` comes after they are made, before the rename,
+2. a new attempt removes the scratch files of all others (`sweep`) before it looks at what there is.
+
+Who passed the check before the claim has then either renamed before the sweep, or finds nothing to rename.
+What a process holds is a fact of the process: it lives in this module, and code that never held anything is not fenced.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from probes.tape.attempts import claim, claims, newest
+from probes.tape.rundir import RunDir
+from trainer.exit_codes import EXIT_FENCED
+
+__all__ = ["Fenced", "check", "claim", "claims", "held_attempt", "hold", "scratch", "sweep"]
+
+_held: tuple[RunDir, int] | None = None
+
+
+class Fenced(SystemExit):
+    """A later attempt has taken over. No Exception: whoever puts up with a failed save must not put up with this."""
+
+    def __init__(self, attempt: int, newest: int) -> None:
+        super().__init__(EXIT_FENCED)
+        self.attempt = attempt
+        self.newest = newest
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt} is over: attempt {self.newest} has taken the run; this process leaves"
+
+
+def hold(run: RunDir, attempt: int) -> None:
+    """Say which attempt this process belongs to."""
+    global _held
+    _held = (run, attempt)
+
+
+def held_attempt() -> int:
+    """The attempt of this process; 0 if it holds none."""
+    return _held[1] if _held else 0
+
+
+def check() -> None:
+    """Raise Fenced if this process's attempt is over. A folder that cannot be read is no proof of that."""
+    if _held is None:
+        return
+    run, attempt = _held
+    latest = newest(run, attempt)
+    if latest > attempt:
+        raise Fenced(attempt, latest)
+
+
+def scratch(path: Path) -> Path:
+    """The name under which this attempt prepares `path`, in the same folder: `ledger.json.a0.tmp`."""
+    return path.with_name(f"{path.name}.a{held_attempt()}.tmp")
+
+
+def sweep(folder: Path) -> None:
+    """Remove every scratch file and folder in `folder`: what older attempts prepared can no longer be renamed."""
+    for path in folder.glob("*.tmp"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

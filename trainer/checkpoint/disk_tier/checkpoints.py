@@ -1,0 +1,354 @@
+"""The checkpoints of a run on disk: sharded, hashed, complete or not there at all, written while the training goes on.
+
+    disk = DiskCheckpoints(run.checkpoints, training, recorder, keep=3)
+    disk.open(); loaded = disk.load_newest(ledger)      # all ranks; None if there is none
+    disk.begin(copy, extra={"ledger": {...}})           # all ranks; returns at once
+    disk.counted(summed(disk.votes()))                  # all ranks, once a step: True when a save has come to its end
+    disk.settle()                                       # all ranks: wait for the save that is being written
+
+A folder is `step-00000050.1.a0.tmp` while it is written (number of the save, attempt), gets its manifest last and then
+its name, in one rename; `trainer.checkpoint.disk_tier.saving` has the stages. One save is written at a time. A folder
+that must not be used again is renamed to `step-00000050.condemned`. Loading checks all hashes before torch opens any
+file, and takes the checkpoint before if one is not as it was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from probes.fail_open import failing_open
+from probes.guard.ledger import Ledger
+from probes.recorder import Recorder
+from trainer.checkpoint import attempt_fence as fence
+from trainer.checkpoint.agreement import first_error, from_rank_0, summed
+from trainer.checkpoint.disk_tier.loading import Loaded, load_folder
+from trainer.checkpoint.disk_tier.manifest import CheckpointError, read_manifest
+from trainer.checkpoint.disk_tier.save_plan import Layout, SavePlan, layout_of
+from trainer.checkpoint.disk_tier.saving import Save
+from trainer.checkpoint.lifecycle import States
+from trainer.checkpoint.memory_tier.host_copy import HostCopy
+from trainer.checkpoint.state import Values, local_tensors, rng_state, training_tensors
+from trainer.training.rank_training import Training
+
+__all__ = ["DiskCheckpoints", "checkpoint_steps"]
+
+_NAME = re.compile(r"step-(\d{8,18})")
+SWITCH_INTERVAL_S = 0.0005
+"""Of the interpreter's lock, while there are savers in the background."""
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """Steps of the finished checkpoints in a folder, oldest first."""
+    found = (_NAME.fullmatch(path.name) for path in folder.glob("step-*") if path.is_dir() and not path.is_symlink())
+    return sorted(int(match[1]) for match in found if match)
+
+
+class DiskCheckpoints:
+    """The checkpoints of a run. Methods marked "all ranks" are called on all alike; rank 0 renames and removes."""
+
+    def __init__(self, folder: Path, training: Training, recorder: Recorder, *, keep: int, keep_every: int = 0) -> None:
+        self.folder = folder
+        self.training = training
+        self.recorder = recorder
+        self.keep = keep
+        self.keep_every = keep_every
+        self.is_chief = training.rank == 0
+        self.saved: list[int] = []
+        """Steps that this run may go back to, verified, oldest first; the same on all ranks."""
+        self.states = States()
+        """Kept by rank 0 only."""
+        self.background = ThreadPoolExecutor(1, thread_name_prefix="rankscope-save")
+        """Does one thing at a time, none of which may be a collective."""
+        # A thread that pickles keeps the interpreter's lock until it is asked for so long; the training thread, which
+        # lets go of it in each operation, would wait 5 ms every time that it wants it back.
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+        self._save: Save | None = None
+        self._plan: SavePlan | None = None
+        self._planned: Layout = {}
+        self._num_saves = 0
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    # Saving.
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is being written; the same on all ranks."""
+        return self._save is not None
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it is known who writes what; the same on all ranks."""
+        return self._plan is not None
+
+    def prepare(self) -> None:
+        """Plan who writes what. All ranks; collective."""
+        tensors = training_tensors(self.training)
+        rng = {f"rng.{self.training.rank}.{name}": value for name, value in rng_state(self.training.device).items()}
+        self._plan = SavePlan.make(tensors | rng, rank=self.training.rank)
+        self._planned = layout_of(local_tensors(tensors))
+
+    def begin(
+        self,
+        copy: HostCopy,
+        extra: Mapping[str, Any],
+        *,
+        late_extra: Callable[[], Mapping[str, Any]] = dict,
+        stall_ns: int = 0,
+    ) -> None:
+        """Begin to write a checkpoint of what `copy` holds. All ranks; none may be `busy`, and `stall_ns` is told.
+
+        `late_extra` is called in the background, on rank 0: what takes long to find out belongs there.
+        """
+        assert self._save is None
+        start = time.monotonic_ns()
+        # Names and shapes change on all ranks alike, for instance when the optimizer gets its state; hardly ever.
+        if self._plan is None or self._planned != layout_of(copy.tensors):
+            self.prepare()
+        assert self._plan is not None
+        values, step = copy.values, copy.step
+        self._num_saves += 1
+        final = self.path(step)
+        self._tell(step, "writing")
+        self._save = Save(
+            step=step,
+            final=final,
+            scratch=fence.scratch(final.with_name(f"{final.name}.{self._num_saves}")),
+            plan=self._plan,
+            copy=copy,
+            content=self._content(values, extra),
+            late_extra=late_extra,
+            executor=self.background,
+        )
+        self._save.submit()
+        self._save.stall_ns = stall_ns + time.monotonic_ns() - start
+
+    def votes(self) -> list[float]:
+        """What this rank has to say about the save that is being written: still at work, failed."""
+        save = self._save
+        return [0.0, 0.0] if save is None else [float(save.pending), float(save.failed)]
+
+    def counted(self, sums: list[float]) -> bool:
+        """Go on with the save by what all ranks' votes sum up to; True if it came to a good end. All ranks."""
+        save = self._save
+        if save is None or sums[0]:
+            return False
+        if save.cancelled or sums[1]:
+            self._break_off(save)
+            return False
+        if self.is_chief and save.stage != "write":
+            self._tell(
+                save.step,
+                "complete" if save.stage == "finish" else "verified",
+                duration_ns=time.monotonic_ns() - save.start_ns,
+                stall_ns=save.stall_ns,
+                bytes=save.nbytes,
+            )
+        if not save.is_last_stage:
+            save.submit()
+            return False
+        self._save = None
+        self.saved.append(save.step)
+        return True
+
+    def settle(self) -> bool:
+        """Wait for the save that is being written and for what else is done in the background. All ranks; collective.
+
+        True if a save came to a good end.
+        """
+        ended = False
+        while (save := self._save) is not None:
+            start = time.monotonic_ns()
+            save.wait()
+            sums = summed(self.votes(), self.training.device)
+            save.stall_ns += time.monotonic_ns() - start
+            ended = self.counted(sums)
+        self.background.submit(bool).result()
+        return ended
+
+    # Loading.
+
+    def open(self) -> None:
+        """Remove what a former attempt left unfinished. All ranks, before loading."""
+        if self.is_chief:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                fence.sweep(self.folder)
+            except OSError as failure:  # a read-only folder must not keep a run from training
+                self._tell_problem(f"{self.folder.name} cannot be written: {failure.strerror}")
+
+    def newest(self, ledger: Ledger) -> int:
+        """Step of the newest finished checkpoint without a batch that was given up; -1 if there is none. All ranks."""
+        steps, stale = self._look(ledger)
+        return max((step for step in steps if step not in stale), default=-1)
+
+    def load_newest(self, ledger: Ledger) -> Loaded | None:
+        """Load the newest checkpoint whose hashes agree; those that do not are condemned. All ranks.
+
+        One that holds the update of a batch that was given up since is condemned too: the run was ended between the
+        decision and the way back. Raises CheckpointError if there are checkpoints but none can be used: to start over
+        must be asked for.
+        """
+        steps, stale = self._look(ledger)
+        candidates = [step for step in steps if step not in stale] or steps
+        for step in reversed(candidates):
+            loaded = self._try_load(step)
+            if loaded is None:
+                continue
+            self.saved = [older for older in steps if older <= step and older not in stale]
+            for newer in [newer for newer in steps if newer > step and newer not in candidates]:
+                self.condemn(newer, f"it holds the update of a batch that was given up; step {step} is older")
+            return loaded
+        if steps:
+            raise CheckpointError(
+                f"{self.folder}: none of {len(steps)} checkpoints can be used; checkpoint.resume=false starts over"
+            )
+        return None
+
+    def adopt(self, ledger: Ledger, before: int) -> None:
+        """Know the checkpoints up to a step without loading one of them. All ranks."""
+        steps, stale = self._look(ledger)
+        self.saved = [step for step in steps if step <= before and step not in stale]
+        for step in stale:
+            self.condemn(step, "it holds the update of a batch that was given up")
+
+    def load(self, step: int) -> Loaded | None:
+        """Load one checkpoint; if its hashes do not agree, condemn it and return None. All ranks."""
+        return self._try_load(step)
+
+    # Afterwards.
+
+    def condemn(self, step: int, reason: str) -> None:
+        """Never use a checkpoint again, even if it is still being written. All ranks; the folder stays, under another
+        name, until it is pruned."""
+        self.saved = [other for other in self.saved if other != step]
+        if self._save is not None and self._save.step == step:
+            self._save.cancel()
+        self._tell(step, "condemned", reason=reason)
+        if self.is_chief:
+            path = self.path(step)
+            target = path.with_name(path.name + ".condemned")
+            with contextlib.suppress(OSError):
+                self._discard(target)  # which looks at the fence
+                path.rename(target)
+
+    def condemn_from(self, step: int, reason: str) -> None:
+        """Condemn what holds the state of `step` or of a later one. All ranks."""
+        writing = [self._save.step] if self._save is not None and not self._save.cancelled else []
+        for other in [other for other in [*self.saved, *writing] if other >= step]:
+            self.condemn(other, reason)
+
+    def prune(self, good_step: int | None) -> None:
+        """Remove all but the newest `keep` good ones, those kept for ever, and those not yet known to be good.
+
+        The newest good one is never removed. All ranks.
+        """
+        good = [step for step in self.saved if good_step is not None and step <= good_step]
+        spare = [step for step in good[: -self.keep] if not (self.keep_every and step % self.keep_every == 0)]
+        self.saved = [step for step in self.saved if step not in spare]
+        for step in spare:
+            self._tell(step, "removed", reason=f"the newest {self.keep} good ones are kept")
+            if self.is_chief:
+                self._discard(self.path(step))
+        if self.is_chief and self.saved:
+            for path in self.folder.glob("step-*.condemned"):
+                match = _NAME.match(path.name)
+                if match and int(match[1]) < self.saved[0]:
+                    self._discard(path)
+
+    def mark_good(self, steps: list[int]) -> None:
+        """Say that enough healthy steps followed."""
+        for step in steps:
+            if self.states.of(step) == "verified":
+                self._tell(step, "good")
+
+    # Pieces of the above.
+
+    def _content(self, values: Values, extra: Mapping[str, Any]) -> dict[str, Any]:
+        plan = self.training.plan
+        return {
+            "step": values.position.step,
+            "wall_ns": time.time_ns(),
+            "values": values.to_json(),
+            "extra": dict(extra),
+            "mesh": plan.sizes,
+            "world_size": plan.world_size,
+            "parent": self.saved[-1] if self.saved else None,
+            "torch_version": torch.__version__,
+        }
+
+    def _break_off(self, save: Save) -> None:
+        """The end of a save that failed on some rank, or was condemned; nobody is pending."""
+        self._save = None
+        save.release()
+        if not save.cancelled:
+            save.cancel()
+            reason = first_error(save.error)  # collective, in the one step in which it is needed
+            took = time.monotonic_ns() - save.start_ns
+            self._tell(save.step, "failed", duration_ns=took, stall_ns=save.stall_ns, reason=reason)
+            if self.is_chief and save.renamed:
+                self._discard(save.final)
+        if self.is_chief:
+            self._discard(save.scratch)
+
+    def _look(self, ledger: Ledger) -> tuple[list[int], set[int]]:
+        """The finished checkpoints, and those of them that hold the update of a batch that was given up since."""
+        steps: list[int] = []
+        stale: list[int] = []
+        if self.is_chief:
+            steps = checkpoint_steps(self.folder)
+            stale = [step for step in steps if self._is_stale(step, ledger)]
+            for step in steps:
+                is_good = ledger.good_step is not None and step <= ledger.good_step
+                self.states.found(step, "good" if is_good else "complete")
+        steps, stale = from_rank_0([steps, stale])
+        return steps, set(stale)
+
+    def _is_stale(self, step: int, ledger: Ledger) -> bool:
+        try:
+            manifest = read_manifest(self.path(step))
+            values, then = Values.from_json(manifest["values"]), Ledger.from_json(manifest["extra"]["ledger"])
+        except (CheckpointError, KeyError, TypeError, ValueError):
+            return False  # damaged: to be found, and told, when it is loaded
+        return ledger.gave_up_since(then, values.position.batch_index)
+
+    def _try_load(self, step: int) -> Loaded | None:
+        try:
+            loaded = load_folder(self.path(step), self.training)
+        except CheckpointError as error:
+            self.condemn(step, str(error))
+            return None
+        if self.states.of(step) == "complete":
+            self._tell(step, "verified", reason="its hashes agree when it is loaded")
+        self._tell(step, "loaded")
+        return loaded
+
+    def _discard(self, path: Path) -> None:
+        """Take a folder out of the way at once, and delete it in the background: that can take long."""
+        fence.check()
+        trash = fence.scratch(path.with_name(f"{path.name}.{time.monotonic_ns()}"))
+        with contextlib.suppress(OSError):
+            path.rename(trash)
+            self.background.submit(shutil.rmtree, trash, ignore_errors=True)
+
+    def _tell(self, step: int, state: str, **detail: Any) -> None:
+        if self.is_chief:
+            if state != "loaded":
+                with failing_open("checkpoint states"):
+                    self.states.advance(step, state)
+            path = f"{self.folder.name}/{self.path(step).name}"
+            self.recorder.event("checkpoint", step=step, tier="disk", state=state, path=path, **detail)
+
+    def _tell_problem(self, reason: str) -> None:
+        self.recorder.event("checkpoint", tier="disk", state="failed", path=self.folder.name, reason=reason)

@@ -1,0 +1,101 @@
+"""Reads a checkpoint folder back: manifest, hashes, and only then what torch unpickles.
+
+    loaded = load_folder(folder, training)      # all ranks; raises CheckpointError on all if it cannot be used
+    loaded.values.position.step
+
+Any mesh loads what any other has saved: torch's reader takes from the files what this rank's shards need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+
+from trainer.checkpoint.agreement import first_error
+from trainer.checkpoint.disk_tier.manifest import CheckpointError, read_manifest, verify_files
+from trainer.checkpoint.disk_tier.saving import one_line
+from trainer.checkpoint.state import Values, allocate_optimizer_state, restore_rng, rng_state, training_tensors
+from trainer.training.rank_training import Training
+
+__all__ = ["Loaded", "load_folder"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a checkpoint held besides tensors."""
+
+    values: Values
+    extra: Mapping[str, Any]
+    signature: Mapping[str, Any] = field(default_factory=dict)
+    """Of this rank's state when it was saved, if that was on the same mesh: see `trainer.checkpoint.continuity`."""
+
+
+def load_folder(folder: Path, training: Training) -> Loaded:
+    """Load a checkpoint into `training`. All ranks; each checks the hashes of its share of the files first.
+
+    Raises CheckpointError on all ranks if any of them finds something wrong, in one line.
+    """
+    found: dict[str, Any] = {}
+
+    def verify() -> None:
+        manifest = read_manifest(folder)
+        if ".metadata" not in manifest["files"]:
+            raise CheckpointError(f"{folder.name}: the manifest lists no .metadata")
+        verify_files(folder, manifest, sorted(manifest["files"])[training.rank :: training.plan.world_size])
+        same_mesh = manifest["mesh"] == training.plan.sizes
+        saved = manifest.get("signatures", {}).get(str(training.rank), {}) if same_mesh else {}
+        found.update(extra=manifest["extra"], values=Values.from_json(manifest["values"]), signature=dict(saved))
+
+    error = first_error(_attempt(verify)) or first_error(_attempt(lambda: _read(folder, training)))
+    if error:
+        raise CheckpointError(error)
+    return Loaded(values=found["values"], extra=found["extra"], signature=found["signature"])
+
+
+def _read(folder: Path, training: Training) -> None:
+    """Only after `verify`: from here on torch unpickles."""
+    reader = FileSystemReader(folder)
+    names = reader.read_metadata().state_dict_metadata
+    training.discard()
+    allocate_optimizer_state(training, names)
+    prefix = f"rng.{training.rank}."
+    rng = {prefix + name: value for name, value in rng_state(training.device).items() if prefix + name in names}
+    # Compression that was switched on since begins with nothing kept.
+    tensors = {
+        name: t
+        for name, t in training_tensors(training).items()
+        if name in names or not name.startswith("compression.")
+    }
+    with _quiet():
+        dcp_load(tensors | rng, storage_reader=reader, no_dist=not dist.is_initialized())
+    if rng:
+        restore_rng({name.removeprefix(prefix): value for name, value in rng.items()}, training.device)
+
+
+def _attempt(action: Callable[[], None]) -> str:
+    """Run it; the error in one line, or nothing. torch's checkpoint error is no Exception."""
+    try:
+        action()
+    except CheckpointException as error:
+        causes = [f"{type(e).__name__}: {e}" for e, _ in error.failures.values()]
+        return one_line("; ".join(causes) or str(error))
+    except Exception as error:
+        return one_line(f"{type(error).__name__}: {error}")
+    return ""
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch warns of its own deprecated calls inside its checkpoint code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,136 @@
+"""The manifest of a checkpoint folder: what belongs to it, with sizes and hashes, written last.
+
+    write_manifest(folder, {"step": 50, ...}, files={"__0_0.distcp": FileDigest(bytes=123, blake2b="...")})
+    manifest = read_manifest(folder)            # raises CheckpointError unless it is whole
+    verify_files(folder, manifest, names)       # raises CheckpointError for a file that is not as it was written
+
+torch's own format has no checksums, and its `.metadata` is a pickle: nothing in a folder is opened by torch before
+the hashes agree. They guard against damage, not against somebody who can write both the files and the manifest:
+load checkpoints only from people you would run code from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from probes.tape.safe_open import open_plain, read_plain
+from trainer.checkpoint import attempt_fence as fence
+
+__all__ = [
+    "MANIFEST_NAME",
+    "CheckpointError",
+    "FileDigest",
+    "digest_file",
+    "fsync_path",
+    "read_manifest",
+    "verify_files",
+    "write_json",
+    "write_manifest",
+]
+
+MANIFEST_NAME = "manifest.json"
+FORMAT = 1
+MAX_MANIFEST_BYTES = 64 << 20
+_CHUNK_BYTES = 4 << 20
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used; one line that says which and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileDigest:
+    """Size and BLAKE2b-256 of one file."""
+
+    bytes: int
+    blake2b: str
+
+
+def digest_file(path: Path, *, from_disk: bool = False) -> FileDigest:
+    """Read a file and hash it. Refuses links and anything that is not a plain file.
+
+    `from_disk`: what the kernel still holds of it in memory is dropped first, as far as it is on the disk.
+    """
+    with open(open_plain(path), "rb", buffering=0) as file:
+        if from_disk:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        digest, size = hashlib.blake2b(digest_size=32), 0
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return FileDigest(bytes=size, blake2b=digest.hexdigest())
+
+
+def write_manifest(folder: Path, content: Mapping[str, Any], files: Mapping[str, FileDigest]) -> None:
+    """Write and sync the manifest, which makes the folder complete."""
+    manifest = {"format": FORMAT, **content, "files": {name: asdict(files[name]) for name in sorted(files)}}
+    write_json(folder / MANIFEST_NAME, manifest | {"digest": _digest(manifest)})
+    fsync_path(folder)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest, if its own hash agrees. Raises CheckpointError."""
+    path = folder / MANIFEST_NAME
+    try:
+        blob = read_plain(path, MAX_MANIFEST_BYTES + 1)
+        manifest = json.loads(blob)
+        claimed = manifest.pop("digest")
+        if len(blob) > MAX_MANIFEST_BYTES or manifest["format"] != FORMAT:
+            raise ValueError
+        files = {str(name): FileDigest(**digest) for name, digest in manifest["files"].items()}
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder.name}: has no {MANIFEST_NAME}, so it was never finished") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise CheckpointError(f"{folder.name}: {MANIFEST_NAME} is damaged or of another version") from None
+    if claimed != _digest(manifest):
+        raise CheckpointError(f"{folder.name}: {MANIFEST_NAME} does not have the hash that it was written with")
+    if any(Path(name).name != name or name == ".." or "\0" in name for name in files):
+        raise CheckpointError(f"{folder.name}: {MANIFEST_NAME} names files outside the folder")
+    loaded: dict[str, Any] = manifest | {"files": files}
+    return loaded
+
+
+def verify_files(folder: Path, manifest: Mapping[str, Any], names: Iterable[str], *, from_disk: bool = False) -> None:
+    """Compare files with the manifest. Raises CheckpointError for the first that differs."""
+    for name in names:
+        expected: FileDigest = manifest["files"][name]
+        try:
+            found = digest_file(folder / name, from_disk=from_disk)
+        except OSError as error:
+            raise CheckpointError(f"{folder.name}: {name} cannot be read ({error.strerror})") from None
+        if found.bytes != expected.bytes:
+            raise CheckpointError(f"{folder.name}: {name} has {found.bytes} bytes, not {expected.bytes}")
+        if found != expected:
+            raise CheckpointError(f"{folder.name}: {name} does not have the hash that it was written with")
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a JSON file in one step that survives a power cut. Raises Fenced in a process of an older attempt."""
+    fresh = fence.scratch(path)
+    with fresh.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+    fence.check()
+    fresh.replace(path)
+    fsync_path(path.parent)
+
+
+def fsync_path(path: Path) -> None:
+    """Sync a file, or the entries of a folder."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()

@@ -1,0 +1,194 @@
+"""One save to the disk, carried out in a thread while the training goes on.
+
+    save = Save(step=50, final=folder / "step-00000050", ..., executor=executor)
+    save.submit()                       # stage 1 of 3; returns at once
+    save.pending, save.failed           # what this rank votes, once a step
+    save.submit()                       # the next stage, once no rank is pending and none has failed
+
+1. write: every rank writes its shard into the scratch folder, synced, and a note of its size and hash,
+2. finish: rank 0 writes torch's metadata and the manifest, and gives the folder its name in one rename,
+3. verify: every rank reads its file back from the disk and compares its hash with the one computed from memory.
+
+The ranks agree on going from one stage to the next through votes that ride on a reduction which each step makes
+anyway: the thread makes no collective, and touches neither the recorder nor the training's tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from trainer.checkpoint import attempt_fence as fence
+from trainer.checkpoint.continuity import signature
+from trainer.checkpoint.disk_tier.manifest import (
+    CheckpointError,
+    digest_file,
+    fsync_path,
+    read_manifest,
+    verify_files,
+    write_manifest,
+)
+from trainer.checkpoint.disk_tier.save_plan import SavePlan, Shard
+from trainer.checkpoint.memory_tier.host_copy import HostCopy
+
+__all__ = ["STAGES", "Save", "one_line"]
+
+STAGES = ("write", "finish", "verify")
+_METADATA = ".metadata"
+
+
+class Save:
+    """One rank's part of one save. All methods are for the training thread; `_write` and so on run in the other."""
+
+    def __init__(
+        self,
+        *,
+        step: int,
+        final: Path,
+        scratch: Path,
+        plan: SavePlan,
+        copy: HostCopy,
+        content: Mapping[str, Any],
+        late_extra: Callable[[], Mapping[str, Any]],
+        executor: Executor,
+    ) -> None:
+        self.step = step
+        self.final = final
+        self.scratch = scratch
+        self.start_ns = time.monotonic_ns()
+        self.stall_ns = 0
+        """Time for which the training stood still."""
+        self.nbytes = 0
+        """Size over all shards; on rank 0, after `finish`."""
+        self.error = ""
+        """What went wrong on this rank, in one line."""
+        self.renamed = False
+        self._plan = plan
+        self._copy: HostCopy | None = copy
+        self._content = content
+        self._late_extra = late_extra
+        self._executor = executor
+        self._stage = -1
+        self._future: Future[None] | None = None
+        self._cancelled = False
+        self._naming = threading.Lock()
+        copy.borrowers += 1
+
+    @property
+    def stage(self) -> str:
+        """The stage that was submitted last."""
+        return STAGES[self._stage]
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self._stage == len(STAGES) - 1
+
+    @property
+    def pending(self) -> bool:
+        """Whether this rank is still at work on the stage."""
+        return self._future is not None and not self._future.done()
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.error)
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def submit(self) -> None:
+        """Begin the next stage."""
+        self.release()
+        self._stage += 1
+        work = {"write": self._write, "finish": self._finish, "verify": self._verify}[self.stage]
+        self._future = self._executor.submit(self._guarded, work)
+
+    def wait(self) -> None:
+        """Until this rank is no longer pending."""
+        if self._future is not None:
+            self._future.result()
+
+    def release(self) -> None:
+        """Give the copy back: after the first stage, or when the save is given up and no longer pending."""
+        if self._copy is not None and self._stage >= 0:
+            self._copy.borrowers -= 1
+            self._copy = None
+
+    def cancel(self) -> None:
+        """The folder must not get its name any more; if it has it already, `renamed` is true."""
+        with self._naming:
+            self._cancelled = True
+
+    # In the background.
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            if not self._cancelled:
+                fence.check()
+                work()
+        except (Exception, fence.Fenced) as error:  # the training thread looks at the fence by itself
+            self.error = one_line(f"{type(error).__name__}: {error}")
+
+    def _write(self) -> None:
+        assert self._copy is not None
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        rank = self._plan.rank
+        rng: dict[str, Tensor] = {f"rng.{rank}.{name}": value for name, value in self._copy.rng.items()}
+        shard = self._plan.write_shard(self.scratch, self._copy.tensors | rng)
+        note = shard.to_json() | {"signature": signature(self._copy.tensors, self._copy.rng)}
+        self._note(rank).write_text(json.dumps(note))
+
+    def _finish(self) -> None:
+        if self._plan.rank:
+            return
+        notes = [self._read_note(rank) for rank in range(len(self._plan.everybody))]
+        shards = [shard for shard, _ in notes]
+        self._plan.write_metadata(self.scratch, shards)
+        files = {shard.name: shard.digest for shard in shards}
+        files[_METADATA] = digest_file(self.scratch / _METADATA)
+        self.nbytes = sum(digest.bytes for digest in files.values())
+        signatures = {str(rank): found for rank, (_, found) in enumerate(notes)}
+        extra = {**self._content["extra"], **self._late_extra()}
+        write_manifest(self.scratch, {**self._content, "extra": extra, "signatures": signatures}, files)
+        if self.final.exists():
+            shutil.rmtree(self.final)  # of a run that was told to start over
+        with self._naming:
+            if self._cancelled:
+                raise CheckpointError("the save was cancelled")
+            fence.check()
+            self.scratch.rename(self.final)
+            self.renamed = True
+        fsync_path(self.final.parent)
+
+    def _verify(self) -> None:
+        rank = self._plan.rank
+        manifest = read_manifest(self.final)
+        own = [f"__{rank}_0.distcp", *([_METADATA] if rank == 0 else [])]
+        verify_files(self.final, manifest, own, from_disk=True)
+
+    def _note(self, rank: int) -> Path:
+        return self.scratch / f"__{rank}.json"
+
+    def _read_note(self, rank: int) -> tuple[Shard, dict[str, int]]:
+        """Read what a rank says about its shard, and take the note away: it is no part of the checkpoint."""
+        path = self._note(rank)
+        try:
+            note = json.loads(path.read_bytes())
+            shard, found = Shard.from_json(note), {str(part): int(value) for part, value in note["signature"].items()}
+            path.unlink()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{self.final.name}: the note of rank {rank} cannot be read ({error})") from None
+        return shard, found
+
+
+def one_line(text: str) -> str:
+    """An error's text as an event holds it."""
+    return " ".join(text.split())[:500]

@@ -1,0 +1,220 @@
+"""Copies of this rank's shard in host memory: the first thing to roll back to, and the source of saves to disk.
+
+    copies = MemoryCopies(training, healthy_steps=3, interval=10, folder=shared_folder(run.path), peers=None)
+    copies.take(values, vetted=True)        # the part that training waits for
+    copies.seal()                           # the rest, in the background
+    copies.promote(step)                    # steps up to here were healthy
+    values = copies.restore(before_step=40)  # newest vetted copy taken before step 40; None if there is none
+    copy = copies.lend(values)              # of the state as it is now, for a save in the background
+    copies.adopt(survivor)                  # after a restart: what the killed process left
+
+Each rank keeps its own copies, and all ranks take, promote and restore them at the same steps, so nothing has to be
+agreed upon. A copy is vetted once `healthy_steps` steps after it were healthy; there are just enough copies that one
+is always vetted, and one more while a save reads an old one.
+
+A launcher restarts all ranks of a node when one of them dies, so a copy in a neighbouring process would die too. These
+lie in the node's shared memory instead, which belongs to no process; where it has no room for them, in private memory.
+With several nodes each has its like in another node's shared memory (`trainer.checkpoint.memory_tier.peers`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from probes.tape.shared_memory import PID_NAME
+from trainer.checkpoint import attempt_fence as fence
+from trainer.checkpoint.memory_tier.host_copy import HostCopy, private_memory
+from trainer.checkpoint.memory_tier.peers import PeerCopies, rank_folder
+from trainer.checkpoint.memory_tier.slots import Slot, remove_others
+from trainer.checkpoint.memory_tier.survivors import Survivor
+from trainer.checkpoint.state import Values
+from trainer.training.rank_training import Training
+
+__all__ = ["MemoryCopies"]
+
+
+class MemoryCopies:
+    """The copies of one rank, oldest first."""
+
+    def __init__(
+        self,
+        training: Training,
+        *,
+        healthy_steps: int,
+        interval: int,
+        folder: Path | None = None,
+        peers: PeerCopies | None = None,
+    ) -> None:
+        self.training = training
+        self.healthy_steps = healthy_steps
+        self.problem = ""
+        """Why the copies do not outlive the process, in one line."""
+        self._limit = 1 + -(-healthy_steps // max(1, interval))
+        self._copies: list[HostCopy] = []
+        self._spare: list[HostCopy] = []
+        self.folder = folder
+        """Of this node's copies; None if they do not outlive the process."""
+        self.peers = peers
+        self._folder = folder and rank_folder(folder, training.rank)
+        self._rewinds = 0
+        self._unsealed: tuple[HostCopy, Slot, dict[str, Any]] | None = None
+        self._num_slots = 0
+        self._prefix = f"a{fence.held_attempt()}-"
+        self._sealer = ThreadPoolExecutor(1, thread_name_prefix="rankscope-seal")
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps of the copies that there are, oldest first."""
+        return [copy.step for copy in self._copies]
+
+    def take(
+        self,
+        values: Values,
+        *,
+        vetted: bool = False,
+        extra: Mapping[str, Any] | None = None,
+        origin: Sequence[int] | None = None,
+    ) -> int:
+        """Copy the state as it is now; returns the size in bytes. `extra` is found again after a restart, and so is
+        `origin`: which attempt computed the state, and how often it had gone back (this one)."""
+        if len(self._copies) >= self._limit:
+            self._spare.append(self._copies.pop(0))
+        copy = self._free()
+        copy.fill(self.training, values, vetted=vetted)
+        self._copies.append(copy)
+        if copy.slot is not None:
+            origin = origin or (fence.held_attempt(), self._rewinds)
+            self._unsealed = (copy, copy.slot, {"extra": dict(extra or {}), "origin": [*origin]})
+        return copy.nbytes
+
+    def seal(self) -> None:
+        """Hash what was taken last, and send it to another node, in the background. Best called when the step has
+        nothing more to write: the thread that hashes wants the interpreter's lock at once."""
+        if self._unsealed is not None:
+            (copy, slot, content), self._unsealed = self._unsealed, None
+            copy.sealing = self._sealer.submit(self._seal, copy, slot, content)
+
+    def lend(self, values: Values) -> HostCopy:
+        """A copy of the state as it is now, which nobody writes to while it has borrowers; taken if there is none."""
+        if self._copies and self._copies[-1].step == values.position.step:
+            return self._copies[-1]
+        copy = self._free()
+        copy.fill(self.training, values)
+        self._spare.append(copy)
+        return copy
+
+    def promote(self, step: int) -> list[int]:
+        """Vet the copies that `healthy_steps` steps up to `step` have followed; returns their steps."""
+        fresh = [copy for copy in self._copies if not copy.vetted and copy.step + self.healthy_steps <= step]
+        for copy in fresh:
+            copy.vetted = True
+            # Without its note it is still being hashed, and who hashes it looks at `vetted` after writing the note.
+            if copy.slot is not None and copy.slot.note_path.exists():
+                copy.slot.vet()
+        return [copy.step for copy in fresh]
+
+    def forget_from(self, step: int) -> list[int]:
+        """Drop the copies that hold the update of `step` or a later one; returns their steps."""
+        self._rewinds += 1
+        gone = [copy for copy in self._copies if copy.step >= step]
+        self._copies = [copy for copy in self._copies if copy.step < step]
+        self._spare += gone
+        for copy in gone:
+            if copy.slot is not None:
+                if copy.sealing is not None:
+                    copy.sealing.exception()  # waits
+                copy.slot.invalidate()
+        return [copy.step for copy in gone]
+
+    def restore(self, before_step: int) -> Values | None:
+        """Put back the newest vetted copy that lacks the update of `before_step`, and forget the later ones."""
+        candidates = [copy for copy in self._copies if copy.vetted and copy.step < before_step]
+        if not candidates:
+            return None
+        copy = candidates[-1]
+        self.forget_from(copy.step + 1)
+        return copy.restore(self.training)
+
+    # After a restart.
+
+    def adopt(self, survivor: Survivor) -> None:
+        """Load a surviving copy into the training, and forget this rank's others."""
+        note = survivor.note
+        values = survivor.copy.restore(self.training)
+        self._remove_former(keep_step=values.position.step)
+        # Once it is sealed, the former process's can go too.
+        self.take(values, vetted=True, extra=note["extra"], origin=note["origin"])
+        self.seal()
+
+    def remove(self) -> None:
+        """Give shared memory back: nobody needs the copies after this process, nor those kept for others."""
+        if self.peers is not None:
+            self.peers.remove()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._folder.parent.rmdir()  # by the last rank
+
+    def mesh(self) -> dict[str, Any]:
+        """What must be the same for another process to take a copy over."""
+        training = self.training
+        return {
+            "sizes": dict(training.plan.sizes),
+            "rank": training.rank,
+            "model": training.config.model.model_dump(),
+            "zero1": training.config.parallel.zero1,
+            "compression": training.config.parallel.gradient_compression,
+        }
+
+    # Pieces of the above.
+
+    def _free(self) -> HostCopy:
+        """Buffers that nobody reads."""
+        for copy in self._spare:
+            if not copy.in_use:
+                self._spare.remove(copy)
+                return copy
+        slot = None
+        if self._folder is not None and not self.problem:
+            slot = Slot(self._folder / f"slot-{self._prefix}{self._num_slots}")
+            self._num_slots += 1
+        copy = HostCopy(slot=slot)
+        copy.allocate = lambda live: self._allocate(copy, live)
+        return copy
+
+    def _allocate(self, copy: HostCopy, live: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Shared memory if it has room for all copies of all ranks on this node, else private."""
+        if copy.slot is not None:
+            try:
+                copy.slot.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                (copy.slot.path.parent / PID_NAME).write_text(str(os.getpid()))
+                ranks = int(os.environ.get("LOCAL_WORLD_SIZE", self.training.plan.world_size))
+                to_come = max(1, self._limit + 1 - len(self._copies) - len(self._spare))
+                kept_for_others = 2 if self.peers is not None and self.peers.partner is not None else 1
+                return copy.slot.allocate(live, share_of=ranks * to_come * kept_for_others)
+            except OSError as error:
+                self.problem = f"copies in memory do not survive a restart: {error}"
+                copy.slot.path.unlink(missing_ok=True)
+                copy.slot = None
+        return private_memory(live)
+
+    def _seal(self, copy: HostCopy, slot: Slot, content: Mapping[str, Any]) -> None:
+        slot.seal({**content, "values": copy.values.to_json(), "mesh": self.mesh()}, copy.rng)
+        if copy.vetted:
+            slot.vet()
+            self._remove_former()
+        if self.peers is not None:
+            copy.sending = self.peers.offer(slot)
+
+    def _remove_former(self, keep_step: int = -1) -> None:
+        """Delete what former processes left of this rank's copies, but not the copy of one step."""
+        assert self._folder is not None
+        remove_others(self._folder, f"slot-{self._prefix}", keep_step=keep_step)

@@ -1,0 +1,111 @@
+"""One rank's state copied to host memory: what a rollback restores and what is written to the disk.
+
+    copy = HostCopy()
+    copy.fill(training, values)                 # the only part that training waits for
+    copy.restore(training)
+
+Buffers are kept from one filling to the next: fresh memory costs a page fault every 4 KiB, more than the copy itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint.memory_tier.slots import Slot
+from trainer.checkpoint.state import (
+    Position,
+    Values,
+    allocate_optimizer_state,
+    local_tensors,
+    restore_rng,
+    rng_state,
+    training_tensors,
+)
+from trainer.training.rank_training import Training
+
+__all__ = ["Allocate", "HostCopy", "private_memory"]
+
+Allocate = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+"""Host tensors with the shapes and types of the given ones."""
+
+
+def private_memory(live: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Memory of this process; page-locked for tensors on a GPU."""
+    return {name: torch.empty_like(value, device="cpu", pin_memory=value.is_cuda) for name, value in live.items()}
+
+
+class HostCopy:
+    """Buffers, and what is in them. `borrowers` counts who reads it in the background."""
+
+    def __init__(self, allocate: Allocate = private_memory, slot: Slot | None = None) -> None:
+        self.values = Values(position=Position())
+        self.vetted = False
+        self.tensors: dict[str, Tensor] = {}
+        self.rng: dict[str, Tensor] = {}
+        self.borrowers = 0
+        self.slot = slot
+        """Where the buffers lie if they outlive the process."""
+        self.sealing: Future[None] | None = None
+        """Hashes the slot in the background."""
+        self.sending: Future[None] | None = None
+        """Sends the slot to another node, after that."""
+        self.allocate = allocate
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody reads the buffers."""
+        at_work = (future for future in (self.sealing, self.sending) if future is not None)
+        return self.borrowers > 0 or any(not future.done() for future in at_work)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken by the state that it holds."""
+        return self.values.position.step
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the tensors in bytes, without random generators."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @torch.no_grad()
+    def fill(self, training: Training, values: Values, *, vetted: bool = False) -> None:
+        """Copy the state as it is now."""
+        assert not self.in_use, "somebody still reads it"
+        if self.slot is not None:
+            self.slot.invalidate()
+        live = local_tensors(training_tensors(training))
+        if not _same_layout(self.tensors, live):
+            self.tensors = self.allocate(live)
+        _copy(list(self.tensors.values()), list(live.values()))
+        self.rng = rng_state(training.device)
+        self.values, self.vetted = values, vetted
+
+    @torch.no_grad()
+    def restore(self, training: Training) -> Values:
+        """Put tensors and random generators back. Returns the other values, which are the caller's to set."""
+        training.discard()
+        if training_tensors(training).keys() != self.tensors.keys():
+            allocate_optimizer_state(training, self.tensors)
+        live = local_tensors(training_tensors(training))
+        _copy([live[name] for name in self.tensors], list(self.tensors.values()))
+        restore_rng(self.rng, training.device)
+        return self.values
+
+
+def _same_layout(buffers: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> bool:
+    return list(buffers) == list(live) and all(
+        buffer.shape == value.shape and buffer.dtype == value.dtype
+        for buffer, value in zip(buffers.values(), live.values(), strict=True)
+    )
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy all at once; on CUDA the copies are queued first and waited for once."""
+    if targets:
+        torch._foreach_copy_(targets, sources, non_blocking=True)
+    if any(tensor.is_cuda for tensor in (*targets[:1], *sources[:1])):
+        torch.cuda.synchronize()

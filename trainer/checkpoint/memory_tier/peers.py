@@ -1,0 +1,267 @@
+"""Copies of this rank's shard in the memory of another node, so that the loss of a whole node does not cost the tier.
+
+    peers = PeerCopies(shared_folder(run.path), rank=3)
+    peers.connect()                          # all ranks; collective: who listens where, who keeps whose copies
+    peers.offer(slot)                        # in the background, once it is sealed; at most one is on its way
+    peers.send(slot, owner=3, to=5)          # after a restart: waits; raises OSError
+    peers.news()                             # what came of it, for the training thread to record
+
+Rank i of a node sends to rank i of the next node, which writes what comes into slots of its own shared memory, under
+the sender's number. Bytes go from one node's shared memory to the other's through a socket, a piece at a time: neither
+side holds a copy of the copy, nor the interpreter's lock. The receiver compares the hash before the note is written.
+
+The socket is one of ours, not a process group's: a peer that dies is then an error in a background thread, which no
+collective waits for. It listens only with several nodes, at the address by which this node reaches the rendezvous
+store, and talks to nobody who does not begin with the secret that the ranks exchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import ipaddress
+import json
+import os
+import secrets
+import shutil
+import socket
+import struct
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from probes.tape.shared_memory import PID_NAME, this_node
+from trainer.checkpoint import attempt_fence as fence
+from trainer.checkpoint.agreement import everyone
+from trainer.checkpoint.disk_tier.manifest import CheckpointError
+from trainer.checkpoint.memory_tier.slots import Slot, remove_others
+
+__all__ = ["PeerCopies", "rank_folder"]
+
+TIMEOUT_S = 20.0
+"""Without a byte for so long the other side is given up."""
+MAX_HEADER_BYTES = 64 << 20
+_PIECE_BYTES = 4 << 20
+_SECRET_BYTES = 32
+_LENGTHS = struct.Struct("!IQ")  # bytes of the header, bytes of the tensors
+
+
+def rank_folder(node_folder: Path, rank: int) -> Path:
+    """Where the copies of a rank lie on a node, its own or those that it keeps for another."""
+    return node_folder / f"rank-{rank:05d}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    """How a rank can be reached."""
+
+    node: int
+    host: str
+    port: int
+    secret: str
+
+
+class PeerCopies:
+    """One rank's sender and receiver."""
+
+    def __init__(self, folder: Path, *, rank: int) -> None:
+        self.folder = folder
+        self.rank = rank
+        self.partner: int | None = None
+        """Who keeps this rank's copies; None before `connect`, and with one node."""
+        self.hosted: set[int] = set()
+        """Ranks whose copies this one keeps."""
+        self._ranks: list[_Rank] = []
+        self._secret = secrets.token_bytes(_SECRET_BYTES)
+        self._slots: dict[Path, Slot] = {}
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix="rankscope-peer")
+        self._sending: Future[None] | None = None
+        self._outcomes: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        self._told = ""
+
+    # All ranks.
+
+    def connect(self) -> None:
+        """Listen, and learn how the others are reached. Collective. An address that fails shows when it is used."""
+        host, port = "", 0
+        try:
+            listener, host = _listen()
+            port = listener.getsockname()[1]
+            threading.Thread(target=self._serve, args=(listener,), name="rankscope-peer-in", daemon=True).start()
+        except OSError as error:
+            self._outcomes.put({"state": "failed", "step": -1, "reason": f"cannot listen: {error}"})
+        told = everyone({"node": this_node(), "host": host, "port": port, "secret": self._secret.hex()})
+        self._ranks = [_Rank(**each) for each in told]
+        partners = [_partner(rank, [each.node for each in self._ranks]) for rank in range(len(self._ranks))]
+        self.partner = partners[self.rank]
+        self.hosted = {other for other, partner in enumerate(partners) if partner == self.rank}
+
+    # The training thread.
+
+    def offer(self, slot: Slot) -> Future[None] | None:
+        """Send a sealed copy to the partner in the background; None where there is no partner, or where the copy
+        before is still on its way: this one is left out then, so that never more than one buffer waits."""
+        if self.partner is None:
+            return None
+        if self._sending is not None and not self._sending.done():
+            self._outcomes.put({"state": "delayed", "step": slot.step, "reason": "the copy before is still being sent"})
+            return None
+        self._sending = self._sender.submit(self._offer, slot, self.partner)
+        return self._sending
+
+    def news(self) -> list[dict[str, Any]]:
+        """What has become another since the last call, as details of an event `peer_copy`: the first copy that was
+        sent, and from then on each change between complete, delayed and failed."""
+        changes = []
+        while True:
+            try:
+                outcome = self._outcomes.get_nowait()
+            except Empty:
+                return changes
+            if outcome["state"] != self._told:
+                self._told = outcome["state"]
+                where = None if self.partner is None else self._ranks[self.partner].node
+                changes.append({"peer_rank": self.partner, "peer_node": where, **outcome})
+
+    def node_of(self, rank: int) -> int:
+        return self._ranks[rank].node
+
+    def remove(self) -> None:
+        """Give back the memory in which the copies of others are kept."""
+        self._slots.clear()
+        for owner in self.hosted:
+            shutil.rmtree(rank_folder(self.folder, owner), ignore_errors=True)
+
+    # Sending.
+
+    def _offer(self, slot: Slot, to: int) -> None:
+        start, step = time.monotonic_ns(), slot.step
+        if step < 0:
+            return  # it was gone back from in the meantime
+        try:
+            size = self.send(slot, owner=self.rank, to=to)
+        except (OSError, CheckpointError) as error:
+            self._outcomes.put({"state": "failed", "step": step, "reason": str(error)})
+        else:
+            took = time.monotonic_ns() - start
+            self._outcomes.put({"state": "complete", "step": step, "bytes": size, "duration_ns": took})
+
+    def send(self, slot: Slot, *, owner: int, to: int, name: str = "") -> int:
+        """Send a sealed copy of a rank to a rank, which keeps it under `name` (the slot's own); returns its bytes.
+
+        Raises OSError or CheckpointError, with one line that says what the other side did not like.
+        """
+        peer = self._ranks[to]
+        header = json.dumps(
+            {
+                "owner": owner,
+                "name": name or slot.path.name,
+                "attempt": fence.held_attempt(),
+                "vetted": slot.vetted,
+                "note": slot.note_path.read_text(encoding="utf-8"),
+            }
+        ).encode()
+        with (
+            slot.path.open("rb") as file,
+            socket.create_connection((peer.host, peer.port), timeout=TIMEOUT_S) as connection,
+        ):
+            size = os.fstat(file.fileno()).st_size
+            connection.sendall(bytes.fromhex(peer.secret) + _LENGTHS.pack(len(header), size) + header)
+            connection.sendfile(file)
+            connection.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda: connection.recv(4096), b"")).decode()
+        if answer != "kept":
+            reason = answer or "it closed the connection"
+            raise OSError(f"rank {to} on node {peer.node} did not keep the copy: {reason}")
+        return size
+
+    # Receiving.
+
+    def _serve(self, listener: socket.socket) -> None:
+        """One connection after the other: a rank has one partner, and after a restart a few senders."""
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                try:
+                    connection.settimeout(TIMEOUT_S)
+                    if not hmac.compare_digest(_receive(connection, _SECRET_BYTES), self._secret):
+                        continue
+                    self._keep(connection)
+                    connection.sendall(b"kept")
+                except (OSError, ValueError, KeyError, TypeError, fence.Fenced) as error:
+                    self._refuse(connection, str(error))
+
+    def _refuse(self, connection: socket.socket, reason: str) -> None:
+        with contextlib.suppress(OSError):  # whoever sent it may be gone
+            connection.sendall(" ".join(reason.split()).encode()[:500] or b"unknown")
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(_PIECE_BYTES):
+                pass  # closing with bytes unread would take our answer back
+
+    def _keep(self, connection: socket.socket) -> None:
+        """Write what comes into a slot. Raises OSError, or a ValueError for anything that is not a copy."""
+        header_size, size = _LENGTHS.unpack(_receive(connection, _LENGTHS.size))
+        if header_size > MAX_HEADER_BYTES:
+            raise CheckpointError("the header is too long")
+        header = json.loads(_receive(connection, header_size))
+        if header["attempt"] != fence.held_attempt():
+            raise CheckpointError(f"it comes from attempt {header['attempt']}, not {fence.held_attempt()}")
+        name = str(header["name"])
+        if Path(name).name != name or not name.startswith("slot-"):
+            raise CheckpointError("not the name of a slot")
+        folder = rank_folder(self.folder, int(header["owner"]))
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / PID_NAME).write_text(str(os.getpid()))
+        slot = self._slots.setdefault(folder / name, Slot(folder / name))
+        slot.receive(size, lambda view: _fill(connection, view), header["note"])
+        if header["vetted"]:
+            slot.vet()
+            own = f"slot-a{fence.held_attempt()}-"
+            if name.startswith(own):  # and so what former attempts sent is no longer needed
+                remove_others(folder, own)
+
+
+def _partner(rank: int, nodes: list[int]) -> int | None:
+    """The rank at the same place on the next node; with fewer places there, they are shared. None with one node."""
+    present = sorted(set(nodes))
+    if len(present) < 2:
+        return None
+    following = present[(present.index(nodes[rank]) + 1) % len(present)]
+    there = [other for other, node in enumerate(nodes) if node == following]
+    place = [other for other, node in enumerate(nodes) if node == nodes[rank]].index(rank)
+    return there[place % len(there)]
+
+
+def _listen() -> tuple[socket.socket, str]:
+    """A listening socket, and the address at which other nodes reach it. Raises OSError."""
+    store_host, store_port = os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", 1))
+    family, _, _, _, address = socket.getaddrinfo(store_host, store_port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing: only asks which of our addresses leads there
+        own = probe.getsockname()[0]
+    if own != address[0]:
+        return socket.create_server((own, 0), family=family), own
+    # This is the store's own node. The others know it by that name, which may mean something else here.
+    bound = own if ipaddress.ip_address(own).is_loopback else ""
+    return socket.create_server((bound, 0), family=family), store_host
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    blob = bytearray(size)
+    with memoryview(blob) as view:
+        _fill(connection, view)
+    return bytes(blob)
+
+
+def _fill(connection: socket.socket, view: memoryview) -> None:
+    """Read until the view is full. Raises OSError if the other side ends before."""
+    done = 0
+    while done < len(view):
+        count = connection.recv_into(view[done : done + _PIECE_BYTES])
+        if not count:
+            raise ConnectionError("the connection ended in the middle")
+        done += count

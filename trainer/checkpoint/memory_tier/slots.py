@@ -1,0 +1,204 @@
+"""A copy's buffers in shared memory, which a later process of the same rank finds again.
+
+    slot = Slot(folder / "rank-00003" / "slot-0")
+    tensors = slot.allocate(live)               # raises OSError if there is no room
+    slot.invalidate(); ...copy...               # nobody may take a copy that is being made for one that is whole
+    slot.seal({"step": 40, ...}, tensors)       # in the background: hash, then the note that makes it valid
+    slot.vet()                                  # healthy steps followed
+    note, tensors, rng = slot.open()            # in the next attempt; raises CheckpointError unless the hashes agree
+    slot.receive(size, fill, note)              # a copy that another node sends
+
+A slot is three files: the tensors' bytes, a note (written last, in one rename, with the hash of the bytes and of
+itself), and a mark once it is vetted. A process that is killed leaves them as they are: the pages are the kernel's.
+Whoever comes later never writes to the files of a former process, and reads them into memory of its own before it
+compares the hash: that process may not be dead but stopped, and wake up in the middle of a copy.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import mmap
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint import attempt_fence as fence
+from trainer.checkpoint.disk_tier.manifest import CheckpointError
+
+__all__ = ["Slot", "remove_others"]
+
+_ALIGNMENT = 64
+_LARGEST_SHARE = 0.5
+"""Of the shared memory that is free, for all copies of all ranks of a node: data workers need some too."""
+
+
+class Slot:
+    """The files of one copy."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.note_path = path.with_name(path.name + ".json")
+        self.vetted_path = path.with_name(path.name + ".vetted")
+        self._map: mmap.mmap | None = None
+        self._layout: list[tuple[str, str, list[int], int]] = []
+
+    def allocate(self, live: Mapping[str, Tensor], *, share_of: int = 1) -> dict[str, Tensor]:
+        """Tensors of these shapes and types. Raises OSError unless `share_of` times as much leaves half of it free."""
+        self.invalidate()
+        layout, size = [], 0
+        for name, value in live.items():
+            layout.append((name, str(value.dtype).removeprefix("torch."), list(value.shape), size))
+            size += -(-value.nbytes // _ALIGNMENT) * _ALIGNMENT
+        region = self._reserve(max(size, mmap.PAGESIZE), share_of)
+        self._layout = layout
+        tensors = _tensors(region, layout)
+        if any(value.is_cuda for value in live.values()):
+            _lock_pages(region)
+        return tensors
+
+    def _reserve(self, size: int, share_of: int) -> mmap.mmap:
+        free = shutil.disk_usage(self.path.parent).free
+        if size * share_of > free * _LARGEST_SHARE:
+            raise OSError(f"{size * share_of / 1e6:.0f} MB of copies do not fit into {free / 1e6:.0f} MB")
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size)  # or a copy would end in SIGBUS where there is no room
+            self._map = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        return self._map
+
+    def invalidate(self) -> None:
+        """What the slot holds is no copy any more."""
+        self.note_path.unlink(missing_ok=True)
+        self.vetted_path.unlink(missing_ok=True)
+
+    def seal(self, content: Mapping[str, Any], rng: Mapping[str, Tensor]) -> None:
+        """Hash the bytes and write the note. Raises OSError."""
+        assert self._map is not None
+        note: dict[str, Any] = {
+            **content,
+            "layout": self._layout,
+            "rng": {name: [str(value.dtype), _text(value)] for name, value in rng.items()},
+            "blake2b": hashlib.blake2b(self._map, digest_size=32).hexdigest(),
+        }
+        self._write_note(json.dumps(note | {"digest": _digest(note)}))
+
+    def receive(self, size: int, fill: Callable[[memoryview], None], note_text: str) -> None:
+        """Let `fill` write the bytes that belong to a note from elsewhere; the note is kept only if they have its hash.
+
+        Raises CheckpointError if they have not, and what `fill` raises. Memory is kept from one copy to the next.
+        """
+        self.invalidate()
+        region = self._map if self._map is not None and len(self._map) == size else self._reserve(size, 1)
+        with memoryview(region) as view:
+            fill(view)
+        note = _parse(note_text)
+        if hashlib.blake2b(region, digest_size=32).hexdigest() != note["blake2b"]:
+            raise CheckpointError(f"copy in {self.path.name}: it does not have the hash that it was sent with")
+        self._write_note(note_text)
+
+    def _write_note(self, text: str) -> None:
+        fresh = self.note_path.with_suffix(".fresh")
+        fresh.write_text(text)
+        fence.check()
+        fresh.replace(self.note_path)
+
+    def vet(self) -> None:
+        """Enough healthy steps followed."""
+        self.vetted_path.touch()
+
+    @property
+    def vetted(self) -> bool:
+        return self.vetted_path.exists()
+
+    @property
+    def step(self) -> int:
+        """Of the copy in it; -1 if its note cannot be read."""
+        try:
+            return int(self.note()["values"]["position"]["step"])
+        except (CheckpointError, ValueError, KeyError, TypeError):
+            return -1
+
+    def note(self) -> dict[str, Any]:
+        """What is known of the copy in it. Raises CheckpointError if there is none, or the note was changed."""
+        try:
+            return _parse(self.note_path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise CheckpointError(f"copy in {self.path.name}: {error.strerror}") from None
+
+    def open(self) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+        """Note, tensors and random generators that a former process left. Raises CheckpointError unless the hashes
+        agree."""
+        note = self.note()
+        try:
+            own = bytearray(self.path.read_bytes())
+            if hashlib.blake2b(own, digest_size=32).hexdigest() != note["blake2b"]:
+                raise ValueError("it does not have the hash that it was written with")
+            layout = [(name, dtype, shape, offset) for name, dtype, shape, offset in note["layout"]]
+            rng = {name: _tensor(dtype, text) for name, (dtype, text) in note["rng"].items()}
+            return note, _tensors(own, layout), rng
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"copy in {self.path.name}: {error}") from None
+
+    @staticmethod
+    def all_in(folder: Path) -> list[Slot]:
+        """The slots that a former process of this rank left with a note."""
+        return [Slot(path.with_suffix("")) for path in sorted(folder.glob("slot-*.json"))]
+
+
+def remove_others(folder: Path, prefix: str, *, keep_step: int = -1) -> None:
+    """Delete the slots of other processes than the one whose slots begin with `prefix`, unfinished ones too, but not
+    the copy of one step."""
+    kept = {slot.path.name for slot in Slot.all_in(folder) if slot.step == keep_step}
+    for path in folder.glob("slot-*"):
+        if path.name.partition(".")[0] not in kept and not path.name.startswith(prefix):
+            path.unlink(missing_ok=True)
+
+
+def _tensors(memory: Any, layout: list[tuple[str, str, list[int], int]]) -> dict[str, Tensor]:
+    tensors = {}
+    for name, dtype_name, shape, offset in layout:
+        dtype, count = getattr(torch, dtype_name), math.prod(shape)
+        flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset) if count else torch.empty(0)
+        tensors[name] = flat.to(dtype).view(shape)
+    return tensors
+
+
+def _lock_pages(region: mmap.mmap) -> None:
+    """Let a GPU copy into it directly. It works without, only slower."""
+    whole = torch.frombuffer(region, dtype=torch.uint8)
+    torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.nbytes, 0)
+
+
+def _text(value: Tensor) -> str:
+    return base64.b64encode(value.contiguous().view(torch.uint8).numpy().tobytes()).decode()
+
+
+def _tensor(dtype: str, text: str) -> Tensor:
+    blob = bytearray(base64.b64decode(text))
+    return torch.frombuffer(blob, dtype=getattr(torch, dtype.removeprefix("torch.")))
+
+
+def _parse(text: str) -> dict[str, Any]:
+    """A note whose own hash agrees. Raises CheckpointError."""
+    try:
+        note: dict[str, Any] = json.loads(text)
+        if note.pop("digest") != _digest(note):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise CheckpointError("the note of a copy in memory is damaged") from None
+    return note
+
+
+def _digest(note: Mapping[str, Any]) -> str:
+    blob = json.dumps(note, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.blake2b(blob, digest_size=32).hexdigest()

@@ -1,0 +1,318 @@
+"""The trainer's configuration: one pydantic model, read from a TOML file and `--set section.key=value`.
+
+    config = load_config(Path("examples/gpt-demo.toml"), ["train.steps=50", "parallel.tp=2"])
+    config.train.steps  # 50
+
+What a user can get wrong ends in a `ConfigError` whose text is one line: the key, the value, what is allowed.
+What depends on the number of ranks is checked by `trainer.layout.plan.resolve`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_origin
+
+from pydantic import Field, ValidationError, model_validator
+
+from trainer.config.export import AlertsConfig, MetricsConfig, OtelConfig, TrackersConfig
+from trainer.config.model import ModelConfig
+from trainer.config.parallel import ParallelConfig
+from trainer.config.section import Section
+
+__all__ = ["Config", "ConfigError", "ModelConfig", "ParallelConfig", "changed_config", "load_config"]
+
+
+class ConfigError(ValueError):
+    """A mistake in the configuration; its text is one line for the user."""
+
+
+class RunConfig(Section):
+    name: str = Field(default="run", min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run; its folder is `<dir>/<name>-<time>`."""
+    dir: str = Field(default="runs", min_length=1)
+    """Folder that holds all runs."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """Seed of the weights, the order of the data and dropout."""
+
+
+class DataConfig(Section):
+    path: list[str] = Field(default_factory=list)
+    """Text, Parquet, `datasets` folders, or one nanoGPT `.bin` with its `.json`; empty = Python's own library."""
+    column: str = ""
+    """Of Parquet and `datasets`: text or lists of tokens; empty = input_ids, tokens, text or content."""
+    seq_len: int = Field(default=256, ge=2)
+    """Tokens of a sequence."""
+    validation_ratio: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the tokens, at the end of the corpus, kept for evaluation."""
+    cache_dir: str = ""
+    """Where tokens are kept between runs; empty = `$XDG_CACHE_HOME/rankscope` or `~/.cache/rankscope`."""
+    document_mask: bool = False
+    """Packed documents do not see each other: attention stops at `separator` (costs a mask of seq_len squared)."""
+    separator: int = Field(default=0, ge=0)
+    """Token that ends a document; 0 for text, 50256 for GPT-2's tokens."""
+    num_workers: int = Field(default=0, ge=0)
+    """Worker processes that prepare batches; 0 = in the training process."""
+    prefetch: int = Field(default=2, ge=1)
+    """Batches that each worker prepares ahead."""
+    pin_memory: bool = True
+    """Page-locked host memory for batches (CUDA only)."""
+
+
+class TrainConfig(Section):
+    steps: int = Field(default=200, ge=1)
+    """Optimizer steps."""
+    global_batch_size: int = Field(default=16, ge=1)
+    """Sequences of one step over all ranks."""
+    micro_batch_size: int = Field(default=0, ge=0)
+    """Sequences of one forward pass on a rank; 0 = the rank's whole share, or one microbatch a pipeline stage."""
+    eval_interval: int = Field(default=0, ge=0)
+    """Steps between evaluations; 0 = never."""
+    eval_batches: int = Field(default=8, ge=1)
+    """Global batches of one evaluation."""
+    precision: Literal["float32", "bf16", "fp16"] = "float32"
+    """Computation; parameters, gradients' reduction and optimizer stay float32."""
+    activation_checkpointing: Literal["none", "full", "every_n", "selective"] = "none"
+    """What backward recomputes: nothing, every block, every n-th block, or all but matrix products and attention."""
+    compile: bool = False
+    """Each block goes through `torch.compile`."""
+    compile_backend: Literal["inductor", "aot_eager", "eager"] = "inductor"
+    """inductor writes kernels; the others only trace, where there is no C++ compiler or to look for a fault."""
+    checkpoint_every_n: int = Field(default=2, ge=1)
+    """With `every_n`: one of n blocks is recomputed."""
+    log_interval: int = Field(default=1, ge=1)
+    """Steps between lines of progress."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto = cuda where there is one."""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """auto = nccl on cuda, gloo on cpu."""
+
+
+class OptimConfig(Section):
+    lr: float = Field(default=3e-4, gt=0)
+    """Highest learning rate."""
+    betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.95)
+    """AdamW's decay of the first and second moment."""
+    eps: float = Field(default=1e-8, gt=0)
+    """AdamW's epsilon."""
+    weight_decay: float = Field(default=0.1, ge=0)
+    """AdamW's decay, for matrices other than the embedding."""
+    clip_norm: float = Field(default=1.0, ge=0)
+    """Largest global gradient norm; 0 = measure without clipping."""
+    warmup_steps: int = Field(default=20, ge=0)
+    """Steps of linear warm-up."""
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    """What the rate does after the warm-up."""
+    min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
+    """Last rate / highest rate."""
+    decay_ratio: float = Field(default=0.2, gt=0, le=1)
+    """With `wsd`: share of the steps in which the rate falls."""
+    reference_batch_size: int = Field(default=0, ge=0)
+    """`lr` is meant for this global batch size and scales linearly with the real one; 0 = no scaling."""
+    fused: bool = True
+    """One kernel for all of AdamW's update: several times faster than the other with sharded parameters."""
+
+    @model_validator(mode="after")
+    def _betas_in_range(self) -> OptimConfig:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optim.betas = {list(self.betas)}: each must be at least 0 and below 1")
+        return self
+
+
+class ProbesConfig(Section):
+    enabled: bool = True
+    """Record what every rank does."""
+    gradient_interval: int = Field(default=10, ge=0)
+    """Steps between per-parameter gradient statistics; 0 = only the global norm."""
+    expert_interval: int = Field(default=10, ge=0)
+    """Steps between rows of how experts are used, which cover all steps in between; 0 = never."""
+    compression_interval: int = Field(default=50, ge=0)
+    """Steps between measurements of what `parallel.gradient_compression` loses, for one more reduction; 0 = never."""
+    collectives: bool = True
+    """Record every collective."""
+    nonfinite_flags: bool = True
+    """Look for NaN and Inf in each gradient buffer before it is reduced."""
+    local_norm_interval: int = Field(default=5, ge=0)
+    """Steps between norms of each rank's own gradient before reduction, which tell the gradient's noise; 0 = never."""
+    fingerprint_interval: int = Field(default=50, ge=0)
+    """Steps between comparisons of parameters and optimizer state over replicas, besides every copy; 0 = never."""
+    chain_interval: int = Field(default=0, ge=0)
+    """Steps between looks at whether state without enough replicas changed between optimizer steps; 1 = all."""
+    stall_floor_s: float = Field(default=5.0, gt=0)
+    """A rank without progress for less than this is never called stalled (seconds)."""
+    health: bool = True
+    """Read host and GPUs once a second, in `watch`."""
+    dcgm_url: str = ""
+    """`/metrics` of a dcgm-exporter to read the GPUs from, instead of NVML."""
+
+
+class CheckpointConfig(Section):
+    interval: int = Field(default=50, ge=0)
+    """Steps between checkpoints on disk; 0 = only at the end."""
+    asynchronous: bool = True
+    """Write to disk while the training goes on, which then waits only for the copy to host memory."""
+    keep: int = Field(default=3, ge=1)
+    """Good checkpoints kept on disk, besides those that still have to prove themselves."""
+    keep_every: int = Field(default=0, ge=0)
+    """Checkpoints of steps that are multiples of this are kept for ever; 0 = none, else a multiple of `interval`."""
+    memory_interval: int = Field(default=10, ge=0)
+    """Steps between copies in memory; 0 = none."""
+    memory_survives: bool = True
+    """Keep the copies in shared memory, so that a restart goes on from them; off by itself where they do not fit."""
+    memory_on_peer: bool = True
+    """With several nodes: keep each copy in the memory of another node too, so that a lost node does not cost them."""
+    resume: bool = True
+    """Start from the newest good checkpoint of the run."""
+
+
+class RecoveryConfig(Section):
+    enabled: bool = True
+    """Act on what is found: skip, roll back, restart."""
+    max_restarts: int = Field(default=3, ge=0)
+    """Restarts of the worker group before the run gives up."""
+    max_rollbacks: int = Field(default=8, ge=0)
+    """Rollbacks before the run stops with a report."""
+    max_replays: int = Field(default=8, ge=0)
+    """Refused steps of an attempt that are replayed to see whether the fault comes back; 0 = none."""
+    hang_floor_s: float = Field(default=5.0, gt=0)
+    """A step shorter than this is never called a hang (seconds)."""
+    grace_s: float = Field(default=20.0, gt=0)
+    """After SIGTERM: time for the end of the step and a checkpoint, then the ranks leave without (seconds)."""
+    rejoin_s: float = Field(default=30.0, ge=0)
+    """How long a restart waits for further nodes once there are enough (seconds)."""
+    max_failures_per_device: int = Field(default=-1, ge=-1)
+    """Deaths by a signal, hangs included, before a device is left out; 0 = never, -1 = 3 on GPUs and never on CPUs."""
+    max_failures_per_node: int = Field(default=-1, ge=-1)
+    """The same over all devices of a node, and losses of the node itself; 0 = never, -1 = 6 on GPUs, never on CPUs."""
+    max_corruptions_per_device: int = Field(default=2, ge=1)
+    """Changes of state or gradients by one device that end the run: cosmic rays do not strike twice, a broken device
+    does."""
+
+
+class Config(Section):
+    """Everything a run is made from."""
+
+    run: RunConfig = Field(default_factory=RunConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    optim: OptimConfig = Field(default_factory=OptimConfig)
+    probes: ProbesConfig = Field(default_factory=ProbesConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    alerts: AlertsConfig = Field(default_factory=AlertsConfig)
+    otel: OtelConfig = Field(default_factory=OtelConfig)
+    trackers: TrackersConfig = Field(default_factory=TrackersConfig)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Config:
+        model, data = self.model, self.data
+        if model.dim % (2 * model.num_heads):
+            raise ValueError(
+                f"model.num_heads = {model.num_heads}: model.dim = {model.dim} must be a multiple of twice the heads"
+            )
+        if model.num_heads % model.kv_heads:
+            raise ValueError(f"model.num_kv_heads = {model.kv_heads}: must divide model.num_heads = {model.num_heads}")
+        every, interval = self.checkpoint.keep_every, self.checkpoint.interval
+        if every and (not interval or every % interval):
+            raise ValueError(
+                f"checkpoint.keep_every = {every}: must be a multiple of checkpoint.interval = {interval}, or 0"
+            )
+        if data.seq_len > model.max_seq_len:
+            raise ValueError(f"data.seq_len = {data.seq_len}: at most model.max_seq_len = {model.max_seq_len}")
+        if not data.path and model.vocab_size < 256:
+            raise ValueError(f"model.vocab_size = {model.vocab_size}: bytes of text need at least 256")
+        return self
+
+
+def load_config(path: Path | None, overrides: list[str] | None = None) -> Config:
+    """Read `path` (TOML; None = all defaults), apply `section.key=value` overrides in order, check everything.
+
+    Raises ConfigError, one line, for an unreadable file, an unknown key, a wrong type or an impossible value.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise ConfigError(f"{path}: cannot read the configuration ({reason})") from error
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: not valid TOML: {_one_line(str(error))}") from error
+    for override in overrides or []:
+        _apply_override(values, override)
+    return _checked(values)
+
+
+def changed_config(values: dict[str, Any], overrides: list[str]) -> Config:
+    """A configuration as `run.json` holds it, with `section.key=value` overrides. Raises ConfigError."""
+    copied = {key: dict(section) if isinstance(section, dict) else section for key, section in values.items()}
+    for override in overrides:
+        _apply_override(copied, override)
+    return _checked(copied)
+
+
+def _checked(values: dict[str, Any]) -> Config:
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_describe(error)) from error
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    section, dot, name = key.strip().partition(".")
+    if not equals or not dot or not section or not name or "." in name:
+        raise ConfigError(f"--set {override}: must look like section.key=value, for example train.steps=100")
+    table = values.setdefault(section, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{section} = {table!r}: is a section, not a value")
+    table[name] = _parse_value(section, name, text.strip())
+
+
+def _parse_value(section: str, name: str, text: str) -> Any:
+    """TOML's reading of `text`, except that a field of text takes it as it is (`run.name=007`, `schedule=1f1b`)."""
+    info = Config.model_fields.get(section)
+    field = info.annotation.model_fields.get(name) if info is not None else None  # type: ignore[union-attr]
+    if field is not None and (field.annotation is str or get_origin(field.annotation) is Literal):
+        return text.strip("\"'")
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        # `data.path=a.txt,b.txt` is what people type for a list.
+        if field is not None and get_origin(field.annotation) is list:
+            return [part.strip() for part in text.split(",") if part.strip()]
+        return text
+
+
+def _describe(error: ValidationError) -> str:
+    first, *others = error.errors(include_url=False)
+    key = ".".join(str(part) for part in first["loc"])
+    more = f" (and {len(others)} more)" if others else ""
+    if first["type"] == "value_error":  # our own validators name the key themselves
+        return _one_line(str(first["ctx"]["error"])) + more
+    if first["type"] == "extra_forbidden":
+        return f"{key} = {_shown(first['input'])}: unknown key; {_allowed_names(first['loc'])}{more}"
+    reason = first["msg"].replace("Input should be", "must be").replace("String should", "must")
+    return f"{key} = {_shown(first['input'])}: {_one_line(reason)}{more}"
+
+
+def _allowed_names(loc: tuple[int | str, ...]) -> str:
+    fields = list(Config.model_fields)
+    if len(loc) > 1:
+        info = Config.model_fields[str(loc[0])]
+        fields = list(info.annotation.model_fields)  # type: ignore[union-attr]
+    near = difflib.get_close_matches(str(loc[-1]), fields, n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(near)}?" if near else f"allowed are {', '.join(fields)}"
+
+
+def _shown(value: Any) -> str:
+    text = _one_line(repr(value))
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,74 @@
+"""`[model]`: the shape of the network."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from trainer.config.section import Section
+
+__all__ = ["ModelConfig"]
+
+
+class ModelConfig(Section):
+    vocab_size: int = Field(default=256, ge=2)
+    """Number of tokens; 256 for bytes of text."""
+    dim: int = Field(default=128, ge=8)
+    """Width of the residual stream."""
+    num_layers: int = Field(default=4, ge=1)
+    """Transformer blocks."""
+    num_heads: int = Field(default=4, ge=1)
+    """Query heads; `dim` must be divisible by it, and the head's width must be even."""
+    num_kv_heads: int = Field(default=0, ge=0)
+    """Key / value heads (grouped-query attention); 0 = as many as `num_heads`."""
+    hidden_dim: int = Field(default=0, ge=0)
+    """Width of the feed-forward layer; 0 = 8/3 of `dim`, rounded up to `multiple_of`."""
+    multiple_of: int = Field(default=32, ge=1)
+    """Rounding of the derived feed-forward width."""
+    max_seq_len: int = Field(default=1024, ge=1)
+    """Longest sequence for which rotary angles are kept (tokens)."""
+    rope_theta: float = Field(default=10_000.0, gt=0)
+    """Base of the rotary angles."""
+    norm_eps: float = Field(default=1e-5, gt=0)
+    """Added to the mean square in RMSNorm."""
+    num_experts: int = Field(default=0, ge=0)
+    """Feed-forward layers to choose from in each block (mixture of experts); 0 = one for all tokens."""
+    experts_per_token: int = Field(default=2, ge=1)
+    """Experts that the router chooses for a token."""
+    expert_dim: int = Field(default=0, ge=0)
+    """Width of an expert; 0 = that of the feed-forward layer."""
+    capacity_factor: float = Field(default=0.0, ge=0)
+    """An expert takes so many times its even share of a sequence's choices, and drops the rest; 0 = all of them."""
+    balance_loss: float = Field(default=0.01, ge=0)
+    """Weight of the loss that keeps experts evenly used."""
+    router_z_loss: float = Field(default=0.001, ge=0)
+    """Weight of the loss that keeps the router's numbers small."""
+    tie_embeddings: bool = False
+    """The output layer uses the embedding's weights."""
+    weights: str = ""
+    """Begin with these: a folder or file of safetensors, in our or in Hugging Face's Llama naming; empty = drawn."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Probability with which a value of a block's two branches is dropped in training."""
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def ffn_dim(self) -> int:
+        """Feed-forward width after the default is resolved."""
+        return self.hidden_dim or -(-(8 * self.dim // 3) // self.multiple_of) * self.multiple_of
+
+    @property
+    def expert_ffn_dim(self) -> int:
+        """An expert's width after the default is resolved."""
+        return self.expert_dim or self.ffn_dim
+
+    @model_validator(mode="after")
+    def _enough_experts(self) -> ModelConfig:
+        if self.num_experts == 1:
+            raise ValueError("model.num_experts = 1: leaves nothing to choose; must be 2 or more, or 0 for none")
+        if self.num_experts and self.experts_per_token > self.num_experts:
+            raise ValueError(
+                f"model.experts_per_token = {self.experts_per_token}: at most model.num_experts = {self.num_experts}"
+            )
+        return self

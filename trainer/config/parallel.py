@@ -1,0 +1,63 @@
+"""`[parallel]`: how the ranks share the work."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from trainer.config.section import Section
+
+__all__ = ["ParallelConfig"]
+
+
+class ParallelConfig(Section):
+    dp_replicate: int = Field(default=1, ge=-1)
+    """Replicas: DDP, or HSDP together with `dp_shard`; -1 = as many as the ranks allow."""
+    dp_shard: int = Field(default=-1, ge=-1)
+    """Ranks that share one copy of parameters, gradients and optimizer state (FSDP2); -1 = as many as there are."""
+    tp: int = Field(default=1, ge=1)
+    """Ranks that share every layer (tensor parallel)."""
+    cp: int = Field(default=1, ge=1)
+    """Ranks that share every sequence: each has a piece of it (context parallel)."""
+    ep: int = Field(default=1, ge=1)
+    """Ranks that share the experts of each layer (expert parallel); each reads sequences of its own."""
+    pp: int = Field(default=1, ge=1)
+    """Pipeline ranks; each holds some of the layers."""
+    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv_zero_bubble"] = "1f1b"
+    """Order of the pipeline's microbatches."""
+    stages_per_rank: int = Field(default=0, ge=0)
+    """Pipeline stages on a rank; 0 = 1, or 2 for the interleaved and ZBV schedules."""
+    stage_costs: list[float] = Field(default_factory=list)
+    """Cost of each layer (any unit) by which stages are balanced; empty = equal layers."""
+    reshard_after_forward: bool = True
+    """FSDP frees gathered parameters after forward (ZeRO-3); false keeps them until backward (ZeRO-2)."""
+    cpu_offload: bool = False
+    """FSDP keeps parameters, gradients and optimizer state in host memory, where the optimizer works (CUDA only)."""
+    sequence_parallel: bool = True
+    """With tp: norms and residuals are split along the sequence."""
+    loss_parallel: bool = True
+    """With tp: logits stay split along the vocabulary in the loss."""
+    ddp_bucket_mb: float = Field(default=25.0, gt=0)
+    """Size of DDP's gradient buckets (MiB)."""
+    gradient_as_bucket_view: bool = True
+    """DDP's gradients are views into its buckets: one copy less."""
+    gradient_compression: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    """How DDP's gradients travel: as they are, with half of the bits, or as matrices of low rank."""
+    powersgd_rank: int = Field(default=4, ge=1)
+    """Rank of PowerSGD's matrices: higher is nearer to the gradient and sends more."""
+    powersgd_start: int = Field(default=100, ge=2)
+    """Steps with whole gradients before PowerSGD begins."""
+    zero1: bool = False
+    """With DDP: each replica keeps and updates its share of the optimizer's state, then sends the result (ZeRO-1)."""
+    prefetch_blocks: int = Field(default=0, ge=0, le=8)
+    """Blocks that FSDP gathers ahead explicitly; 0 = its own implicit prefetch of one."""
+
+    @model_validator(mode="after")
+    def _one_free_dimension(self) -> ParallelConfig:
+        for key in ("dp_replicate", "dp_shard"):
+            if getattr(self, key) == 0:
+                raise ValueError(f"parallel.{key} = 0: must be 1 or more, or -1 to fill up")
+        if self.dp_replicate == -1 and self.dp_shard == -1:
+            raise ValueError("parallel.dp_replicate = -1: only one of dp_replicate and dp_shard can be -1")
+        return self

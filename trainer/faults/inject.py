@@ -1,0 +1,64 @@
+"""Arms a rank with the faults that a run was asked for: hooks and wrappers that exist only in such a run.
+
+    distort_clock(faults, rank=2)                                      # before anything is recorded
+    arm(faults, training, recorder, run, rank=2, world_size=4)
+
+Each fault leaves a marker on the disk and an event before it acts; the marker keeps it from firing twice in a run. A
+family of faults has a module of its own; each holds a table of what arms its kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from probes.recorder import Recorder
+from probes.tape.rundir import RunDir
+from trainer.faults import collective, data, integrity, node, numeric, process, slow_compute, storage, timing
+from trainer.faults.catalogue import CATALOGUE
+from trainer.faults.node import distort_clock
+from trainer.faults.options import Fault, FaultError
+from trainer.faults.trigger import Trigger
+from trainer.training.rank_training import Training
+
+__all__ = ["ARM", "arm", "distort_clock"]
+
+ARM: Mapping[str, Callable[[Trigger, Training], None]] = {
+    **process.ARM,
+    **collective.ARM,
+    **data.ARM,
+    **numeric.ARM,
+    **integrity.ARM,
+    **timing.ARM,
+    **slow_compute.ARM,
+    **node.ARM,
+    **storage.ARM,
+}
+"""What prepares a rank for each kind."""
+
+
+def arm(
+    faults: Sequence[Fault],
+    training: Training,
+    recorder: Recorder,
+    run: RunDir,
+    *,
+    rank: int,
+    world_size: int,
+) -> None:
+    """Prepare `training` on this rank for its faults. Raises FaultError for a rank or parameter that is not there.
+
+    To be called on every rank: some kinds make a process group of their own.
+    """
+    for number, fault in enumerate(faults):
+        if fault.rank >= world_size:
+            if recorder.attempt > 0:
+                continue  # the world has shrunk since: there is nobody left to break
+            raise FaultError(f"--fault {fault.kind}: rank = {fault.rank}: the run has ranks 0 to {world_size - 1}")
+        strikes = fault.rank in (-1, rank) or _same_rows(fault, training)
+        if strikes or CATALOGUE[fault.kind].armed_everywhere:
+            ARM[fault.kind](Trigger(fault, number, recorder, run, rank, strikes=strikes), training)
+
+
+def _same_rows(fault: Fault, training: Training) -> bool:
+    """Ranks of one tensor-parallel group read the same rows: a batch that is bad for one is bad for all."""
+    return "batch" in CATALOGUE[fault.kind].keys and training.plan.data_rank(fault.rank) == training.data_rank

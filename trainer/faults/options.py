@@ -1,0 +1,121 @@
+"""Faults that break a run on purpose, as `--fault KIND@key=value,...` asks for them.
+
+    fault = parse_fault("nan_grad@step=40,rank=2")
+
+The kinds are those of `trainer.faults.catalogue`; `rankscope drill --list` prints them. `rank` is the rank that is
+struck, `step` the step at, or from, which it is. Further keys, where a kind takes them:
+
+| key | meaning |
+|---|---|
+| until | last step of a fault that lasts; without it, to the end of its attempt |
+| factor | how many times as long (slow_compute 1.5, slow_data 2) or as high (lr_spike 100, divergence 1.1 a step) |
+| seconds | how long a delay (slow_data), pause (pause 0.5, slow_logging 0.03) or clock error (clock_shift 600) is |
+| rate_mb | megabytes a second that a slow link carries (1) |
+| parameter | whose gradient is struck |
+| where | what holds the bit that flips: parameter, optimizer, gradient; what is not restored: those, rng, data |
+| tensor | the parameter whose bit flips, or that of its state; `<parameter>.exp_avg_sq` names the state |
+| bit | which bit of the number: 31 is the sign, 23 to 30 the exponent (22) |
+| batch | the batch that is struck, instead of that of `step` |
+
+A fault fires once in a run: not again in the next attempt, nor when its step is replayed after a rollback. Those that
+are tied to a batch strike whenever it is trained, so whoever skips the batch is rid of them. `trainer.faults.inject`
+carries the faults out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from trainer.faults.catalogue import CATALOGUE
+
+__all__ = ["KINDS", "Fault", "FaultError", "parse_fault"]
+
+KINDS: dict[str, tuple[str, ...]] = {name: kind.keys for name, kind in CATALOGUE.items()}
+"""Every kind of fault with the keys that it takes."""
+_FLOATS = {"factor": (1.0, 1000.0), "seconds": (0.0, 3600.0), "rate_mb": (0.0, 1e6)}
+_FROM_ONE = ("step", "until")
+
+
+WHERE = ("parameter", "optimizer", "gradient", "rng", "data")
+"""What can hold a bit that flips (the first three), or be left out of a restore (all but the gradient)."""
+
+
+class FaultError(ValueError):
+    """A `--fault` that cannot be understood or carried out; its text is one line for the user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault. `step` from 1; `rank` -1 = every rank; `until` 0 = to the end; `batch` -1 = that of `step`."""
+
+    kind: str
+    step: int = 0
+    rank: int = -1
+    factor: float = 0.0
+    seconds: float = 0.0
+    rate_mb: float = 0.0
+    until: int = 0
+    batch: int = -1
+    parameter: str = ""
+    where: str = ""
+    tensor: str = ""
+    bit: int = -1
+    text: str = ""
+    """As it was asked for."""
+
+    @property
+    def batch_index(self) -> int:
+        """The batch that is struck; in a run that skipped nothing, step n trains on batch n - 1."""
+        return self.batch if self.batch >= 0 else self.step - 1
+
+    def parameters(self) -> dict[str, Any]:
+        """What was asked for, without the defaults."""
+        return {f.name: getattr(self, f.name) for f in fields(self)[1:-1] if getattr(self, f.name) != f.default}
+
+
+def parse_fault(text: str) -> Fault:
+    """Read `KIND@key=value,key=value`. Raises FaultError: one line with the text, what is wrong and what is allowed."""
+    kind, _, rest = text.strip().partition("@")
+    if kind not in KINDS:
+        raise FaultError(f"--fault {text}: unknown kind {kind!r}; allowed are {', '.join(KINDS)}")
+    values: dict[str, Any] = {}
+    for item in filter(None, rest.split(",")):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or key not in KINDS[kind]:
+            allowed = ", ".join(KINDS[kind])
+            raise FaultError(f"--fault {text}: {item!r} is not for {kind}; allowed are {allowed} (key=value)")
+        if key in values:
+            raise FaultError(f"--fault {text}: {key} is given twice")
+        values[key] = _value(text, key, value)
+    if "step" not in values and "batch" not in values:
+        raise FaultError(f"--fault {text}: step=N is missing, the step (from 1) at which it happens")
+    if "rank" not in values and not CATALOGUE[kind].all_ranks:
+        raise FaultError(f"--fault {text}: rank=R is missing, the rank (from 0) on which it happens")
+    return Fault(kind=kind, text=text.strip(), **values)
+
+
+def _value(text: str, key: str, value: str) -> int | float | str:
+    if key in ("parameter", "tensor"):
+        return value
+    if key == "where":
+        if value not in WHERE:
+            raise FaultError(f"--fault {text}: where = {value!r}: must be {', '.join(WHERE)}")
+        return value
+    try:
+        if key in _FLOATS:
+            number = float(value)
+            low, high = _FLOATS[key]
+            if not low < number <= high:
+                raise ValueError
+            return number
+        whole = int(value)
+        if whole < (1 if key in _FROM_ONE else 0):
+            raise ValueError
+        return whole
+    except ValueError:
+        if key in _FLOATS:
+            allowed = "a number above {:g}, at most {:g}".format(*_FLOATS[key])
+        else:
+            allowed = f"a whole number from {1 if key in _FROM_ONE else 0}"
+        raise FaultError(f"--fault {text}: {key} = {value!r}: must be {allowed}") from None

@@ -1,0 +1,169 @@
+"""Faults of a process: it dies, stops, hangs, or asks for more memory than there is. They strike where a batch is asked
+for, `hang` after the forward pass.
+
+ARM["kill"](trigger, training)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from trainer.checkpoint import attempt_fence as fence
+from trainer.faults.numeric import arm_nan_grad
+from trainer.faults.options import Fault
+from trainer.faults.trigger import FaultyLoader, Trigger, in_training
+from trainer.training.rank_training import Training
+
+__all__ = ["ARM"]
+
+_MUTEX_BYTES = 64  # a pthread_mutex_t has 40 on x86-64 and 48 on ARM; all zero is an unlocked one
+_HEADROOM_BYTES = 64 << 20
+_LATE_S = 60.0
+
+
+def _arm_act(trigger: Trigger, training: Training) -> None:
+    class Acting(FaultyLoader):
+        def before(self) -> None:
+            if trigger.due():
+                _ACTIONS[trigger.fault.kind](trigger.fault)
+
+    Acting(training)
+
+
+def _stop(fault: Fault) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _kill(fault: Fault) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _exit(fault: Fault) -> None:
+    os._exit(1)
+
+
+def _raise(fault: Fault) -> None:
+    raise RuntimeError(f"injected fault: exception at step {fault.step} on rank {fault.rank}")
+
+
+def _segfault(fault: Fault) -> None:
+    ctypes.string_at(0)
+
+
+def _abort(fault: Fault) -> None:
+    os.abort()
+
+
+def _hold_gil(fault: Fault) -> None:
+    """A library that locks a mutex twice; called through PyDLL, which keeps Python's lock meanwhile."""
+    lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(_MUTEX_BYTES)
+    lock(mutex)
+    lock(mutex)
+
+
+def _ask_for_too_much(fault: Fault) -> None:
+    """Under a limit of the address space, so that the rank runs out of memory and not the machine."""
+    with open("/proc/self/statm", "rb") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft = used + _HEADROOM_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    held: list[Any] = []
+    try:
+        while True:
+            held.append(torch.empty(_HEADROOM_BYTES, dtype=torch.uint8))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))  # what is left to do is to die properly
+
+
+_ACTIONS: Mapping[str, Callable[[Fault], None]] = {
+    "stop": _stop,
+    "kill": _kill,
+    "exit": _exit,
+    "exception": _raise,
+    "segfault": _segfault,
+    "abort": _abort,
+    "gil": _hold_gil,
+    "oom": _ask_for_too_much,
+}
+
+
+def _arm_hang(trigger: Trigger, training: Training) -> None:
+    def after_forward(module: nn.Module, inputs: Any, output: Any) -> None:
+        if in_training(module) and trigger.due():
+            _sleep_for_ever()
+
+    training.modules[-1].register_forward_hook(after_forward)
+
+
+def _sleep_for_ever() -> NoReturn:
+    while True:
+        time.sleep(1.0)
+
+
+def _arm_kill_in_recovery(trigger: Trigger, training: Training) -> None:
+    """A NaN, and the end of the process when the rank has told it and begins to go back."""
+    arm_nan_grad(trigger, training)
+    tell = trigger.recorder.event
+
+    def telling(kind: str, **detail: Any) -> None:
+        tell(kind, **detail)
+        if kind == "nonfinite" and trigger.firing:
+            _kill(trigger.fault)
+
+    trigger.recorder.event = telling  # type: ignore[method-assign]
+
+
+def _arm_late_writer(trigger: Trigger, training: Training) -> None:
+    """The rank is killed; a copy of it, which no launcher knows of, goes on to write when its attempt is over."""
+
+    class Dying(FaultyLoader):
+        def before(self) -> None:
+            if trigger.due():
+                if os.fork() == 0:
+                    _come_back(trigger)
+                _kill(trigger.fault)
+
+    Dying(training)
+
+
+def _come_back(trigger: Trigger) -> NoReturn:
+    try:
+        _close_connections()  # the others are to see the connection break
+        deadline = time.monotonic() + _LATE_S
+        while max(fence.claims(trigger.run)) <= fence.held_attempt() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        path = trigger.run.checkpoints / "ledger.json"
+        late = fence.scratch(path)
+        late.write_text("{}")
+        fence.check()
+        late.rename(path)  # as whoever writes does it: what it would destroy is not checked a second time
+    except fence.Fenced as fenced:
+        trigger.recorder.event("fenced", newest_attempt=fenced.newest)
+    finally:
+        os._exit(0)
+
+
+def _close_connections() -> None:
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                os.close(int(name))
+
+
+ARM: Mapping[str, Callable[[Trigger, Training], None]] = {
+    **dict.fromkeys(_ACTIONS, _arm_act),
+    "hang": _arm_hang,
+    "kill_in_recovery": _arm_kill_in_recovery,
+    "late_writer": _arm_late_writer,
+}

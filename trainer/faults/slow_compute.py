@@ -1,0 +1,119 @@
+"""Slow computing: every forward and backward takes `factor` times as long, really computing.
+
+ARM["slow_compute"](trigger, training)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from probes.recorder import Recorder
+from trainer.faults.trigger import Trigger
+from trainer.training.rank_training import Training
+
+__all__ = ["ARM"]
+
+
+def _arm_slow_compute(trigger: Trigger, training: Training) -> None:
+    drag = _Drag(training.device, (trigger.fault.factor or 1.5) - 1.0, trigger.recorder)
+    for part in training.modules:
+        for block in (*part.blocks.values(), part.head):
+            if block is not None:
+                _SlowBlock(trigger, drag, block)
+
+
+class _SlowBlock:
+    """Makes one block's forward and backward take `factor` times their own measured time, by computing more."""
+
+    def __init__(self, trigger: Trigger, drag: _Drag, block: nn.Module) -> None:
+        self.trigger = trigger
+        self.forward, self.backward = _Work(drag), _Work(drag)
+        block.register_forward_pre_hook(self._before)
+        block.register_forward_hook(self._after)
+
+    def _before(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if not module.training or not self.trigger.lasting():
+            return
+        self.forward.begin()
+        if inputs[0].requires_grad:
+            inputs[0].register_hook(lambda grad: self.backward.end())  # type: ignore[no-untyped-call]
+
+    def _after(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        if self.forward.begun:
+            if output.requires_grad:
+                output.register_hook(lambda grad: self.backward.begin())  # type: ignore[no-untyped-call]
+            self.forward.end()
+
+
+class _Drag:
+    """Work added so far. What one block adds may fall between another's begin and end, and is not that block's own."""
+
+    def __init__(self, device: torch.device, share: float, recorder: Recorder) -> None:
+        self.share = share
+        self.recorder = recorder
+        self.is_cuda = device.type == "cuda"
+        self.cycles_per_ms = 0.0
+        if self.is_cuda:
+            self.cycles_per_ms = float(getattr(torch.cuda.get_device_properties(device), "clock_rate", 1_500_000))
+        self.added = 0.0
+        """Nanoseconds on a CPU, cycles on a GPU."""
+
+    def compute_for(self, ns: float) -> None:
+        start, matrix = time.monotonic_ns(), torch.ones(32, 32)
+        while time.monotonic_ns() - start < ns:
+            matrix = matrix @ matrix * (1 / 32)
+        self.added += time.monotonic_ns() - start
+
+    def compute_on_gpu_for(self, cycles: float) -> None:
+        torch.cuda._sleep(int(cycles))  # type: ignore[no-untyped-call]
+        self.added += cycles
+
+
+class _Work:
+    """One piece of work between `begin` and `end`: measured as wall time without waits for other ranks, then dragged.
+
+    On a GPU the time is that of the kernels, taken with events and read one call later, so that nothing waits.
+    """
+
+    def __init__(self, drag: _Drag) -> None:
+        self.drag = drag
+        self.begun = False
+        self._start = (0, 0, 0.0)
+        self._events: list[Any] = []
+        self._own_cycles = 0.0
+
+    def begin(self) -> None:
+        drag, self.begun = self.drag, True
+        if drag.is_cuda:
+            if len(self._events) == 2 and self._events[1].query():
+                elapsed = self._events[0].elapsed_time(self._events[1]) * drag.cycles_per_ms
+                self._own_cycles = max(0.0, elapsed - self._start[2])
+            self._events = [_recorded_event()]
+        self._start = (time.monotonic_ns(), drag.recorder.wait_ns, drag.added)
+
+    def end(self) -> None:
+        if not self.begun:
+            return
+        drag, self.begun = self.drag, False
+        added = drag.added - self._start[2]
+        if drag.is_cuda:
+            self._events.append(_recorded_event())
+            self._start = (0, 0, added)
+            drag.compute_on_gpu_for(self._own_cycles * drag.share)
+            return
+        own_ns = time.monotonic_ns() - self._start[0] - (drag.recorder.wait_ns - self._start[1]) - added
+        drag.compute_for(max(0.0, own_ns) * drag.share)
+
+
+def _recorded_event() -> Any:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+ARM: Mapping[str, Callable[[Trigger, Training], None]] = {"slow_compute": _arm_slow_compute}

@@ -1,0 +1,116 @@
+"""Faults of checkpoints and of their disk: killed in a save, damaged shards, a disk that is full or slow.
+
+    ARM["torn_checkpoint"](trigger, training)
+
+A damaged checkpoint is met when the next attempt looks for one to begin from; so the rank is killed after the damage.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.disk_tier import saving
+from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
+from trainer.faults.trigger import FaultyLoader, Trigger
+from trainer.training.rank_training import Training
+
+__all__ = ["ARM"]
+
+_LONGEST_FILE_BYTES = 64 << 10
+"""Room for events, not for a shard."""
+_RELIEVED_AFTER_STEPS = 12
+
+
+def _arm_kill_in_save(trigger: Trigger, training: Training) -> None:
+    """In the first save from the fault's step on, when the shard is written and the note about it is not."""
+    sign, due = saving.signature, [False]
+
+    class Waiting(FaultyLoader):
+        def before(self) -> None:
+            due[0] = due[0] or trigger.due()
+
+    def dying(*values: Any) -> dict[str, int]:
+        if due[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sign(*values)
+
+    Waiting(training)
+    saving.signature = dying
+
+
+def _arm_damage(damage: Callable[[Path], None]) -> Callable[[Trigger, Training], None]:
+    def arm(trigger: Trigger, training: Training) -> None:
+        class Damaging(FaultyLoader):
+            def before(self) -> None:
+                if trigger.spent or trigger.step < trigger.fault.step:
+                    return
+                folder = trigger.run.checkpoints
+                saved = checkpoint_steps(folder)
+                if len(saved) < 2 or any(folder.glob("step-*.tmp")):
+                    return  # nothing to go back to; or the next one is about to be the newest
+                trigger.fire()
+                damage(folder / f"step-{max(saved):08d}" / f"__{trigger.rank}_0.distcp")
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        Damaging(training)
+
+    return arm
+
+
+def _tear(shard: Path) -> None:
+    os.truncate(shard, shard.stat().st_size // 2)
+
+
+def _flip(shard: Path) -> None:
+    with shard.open("r+b") as file:
+        file.seek(shard.stat().st_size // 2)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 4]))
+
+
+def _arm_disk_full(trigger: Trigger, training: Training) -> None:
+    """The kernel refuses, as on a full disk, though by another number: EFBIG for ENOSPC. Relieved after some steps."""
+    fault, before = trigger.fault, resource.getrlimit(resource.RLIMIT_FSIZE)
+    until = fault.until or fault.step + _RELIEVED_AFTER_STEPS
+
+    class Filling(FaultyLoader):
+        def before(self) -> None:
+            if trigger.due():
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (_LONGEST_FILE_BYTES, before[1]))
+            elif trigger.firing and trigger.step == until + 1:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    Filling(training)
+
+
+def _arm_slow_disk(trigger: Trigger, training: Training) -> None:
+    sync, slow = os.fsync, [False]
+
+    class Slow(FaultyLoader):
+        def before(self) -> None:
+            slow[0] = trigger.lasting()
+
+    def slowly(fd: Any) -> None:
+        if slow[0]:
+            time.sleep(trigger.fault.seconds or 1.0)
+        sync(fd)
+
+    Slow(training)
+    os.fsync = slowly
+
+
+ARM: Mapping[str, Callable[[Trigger, Training], None]] = {
+    "kill_in_save": _arm_kill_in_save,
+    "torn_checkpoint": _arm_damage(_tear),
+    "flipped_checkpoint": _arm_damage(_flip),
+    "disk_full": _arm_disk_full,
+    "slow_disk": _arm_slow_disk,
+}

@@ -1,0 +1,107 @@
+"""When a fault strikes: once in a run, at its step, and told before it acts.
+
+trigger = Trigger(fault, number, recorder, run, rank)
+if trigger.due(): ...                  # now, and never again: a marker on the disk outlives the process
+if trigger.lasting(): ...              # from its step to `until`
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from probes.recorder import Recorder
+from probes.tape.rundir import RunDir
+from trainer.data.batches import Batch
+from trainer.faults.options import Fault
+from trainer.training.rank_training import Training
+
+__all__ = ["FaultyLoader", "Trigger", "in_training"]
+
+
+class Trigger:
+    """Knows whether its fault is due on this rank, and tells it before it acts.
+
+    `strikes` is False on a rank that only has a part in another rank's fault: it acts then, and leaves the telling to
+    the other.
+    """
+
+    def __init__(
+        self, fault: Fault, number: int, recorder: Recorder, run: RunDir, rank: int, *, strikes: bool = True
+    ) -> None:
+        self.fault = fault
+        self.recorder = recorder
+        self.run = run
+        self.rank = rank
+        self.strikes = strikes
+        self._marker = run.path / "faults" / f"{number}-{fault.kind}-rank-{rank}"
+        self._spent = self._marker.exists()
+        self.firing = False
+
+    @property
+    def spent(self) -> bool:
+        """Whether it has struck in this run already, maybe in a former attempt."""
+        return self._spent
+
+    @property
+    def step(self) -> int:
+        return self.recorder.step_number
+
+    def due(self) -> bool:
+        """Whether to act now, at the fault's step; True only once in a run."""
+        if self._spent or self.step != self.fault.step:
+            return False
+        self.fire()
+        return True
+
+    def lasting(self) -> bool:
+        """Whether a fault that goes on for many steps is on; it begins once and ends with its attempt."""
+        if self.firing:
+            return not self.fault.until or self.step <= self.fault.until
+        if self._spent or self.step < self.fault.step:
+            return False
+        self.fire()
+        return True
+
+    def fire(self) -> None:
+        """Leave the marker on the disk, then say so."""
+        self._spent = self.firing = True
+        self._marker.parent.mkdir(exist_ok=True)
+        with self._marker.open("w") as file:
+            os.fsync(file.fileno())
+        if self.strikes:
+            self.tell()
+
+    def tell(self) -> None:
+        self.recorder.event("fault_injected", fault=self.fault.kind, parameters=self.fault.parameters())
+
+
+class FaultyLoader:
+    """A loader that does something before, or to, the batches that it hands out.
+
+    Making one puts it before the rank's loader.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self.inner: Any = training.loader
+        training.loader = self  # type: ignore[assignment]
+
+    def batch(self, batch_index: int) -> Batch:
+        self.before()
+        return self.change(self.inner.batch(batch_index))
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def before(self) -> None: ...
+
+    def change(self, batch: Batch) -> Batch:
+        return batch
+
+
+def in_training(module: nn.Module) -> bool:
+    """Whether a forward pass is one of training: not of evaluation, nor recomputed for a backward pass."""
+    return module.training and torch.is_grad_enabled()

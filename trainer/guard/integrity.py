@@ -1,0 +1,333 @@
+"""Watches over the bits of a rank's parameters and optimizer state, and names whose were changed by nobody.
+
+    integrity = Integrity(training, recorder)
+    integrity.after_step(step)                       # the optimizer has written the state of `step`
+    votes = integrity.votes()                        # in the next step, before its small reduction
+    found = integrity.counted(sums)                  # a Corruption, the same on all ranks, or None
+
+What is compared, at each state that is due:
+
+* Replicas. The ranks of a replica group (DDP, HSDP's replicas, what is whole on all tensor-parallel ranks) must hold
+  the same bits. Each rank's vote is its checksum times a coefficient; the coefficients of a group add up to zero. So
+  the sum over all ranks is zero if all replicas agree, whatever the groups are, and one number in the step's reduction
+  does. A difference gives zero with a chance of 2^-31.
+* The chain. State that fewer than three ranks hold (a shard has no replica, two replicas no majority) is read after
+  the optimizer's step and again before the next: nobody may write in between.
+
+Only on a mismatch do ranks exchange checksums by tensor, and `analyzers.corruption.analyze.judge` names rank and
+tensor.
+
+What it cannot see: a flip in a shard without a replica between two states that are not due (`probes.chain_interval = 1`
+makes all of them due); a wrong result inside the optimizer's step; gradients before they are reduced, which reach all
+replicas alike (`trainer.guard.recompute_check` looks at those); constants such as the rotary tables.
+
+On a GPU the second reading is judged one step later, when its numbers have come back by themselves.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from analyzers.corruption.analyze import ALL_TENSORS, Corruption, Fingerprint, judge
+from probes.collectives.group_label import group_label
+from probes.fail_open import record_error
+from probes.fingerprints import FingerprintReader, Reading
+from probes.guard.decisions import Verdict
+from probes.guard.ledger import Ledger
+from probes.recorder import Recorder
+from probes.tape.schema import UNSET
+from probes.tape.writer import COMPLETE
+from trainer.checkpoint.agreement import everyone
+from trainer.checkpoint.state import local_tensors, training_tensors
+from trainer.layout.plan import Plan
+from trainer.training.rank_training import Training
+
+__all__ = ["NUM_VOTES", "Integrity", "ReplicaGroup", "replica_group"]
+
+NUM_VOTES = 3
+PRIME = 2**31 - 1
+"""Votes are taken modulo it, so that their sum over four million ranks is exact in float64."""
+ENOUGH_REPLICAS = 3
+"""Replicas from which a majority names the odd one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaGroup:
+    """Ranks that hold the same bits of a tensor, this one among them."""
+
+    label: str
+    members: tuple[int, ...]
+    coefficient: int
+    """Of this rank's vote; those of the members add up to zero."""
+
+
+def replica_group(plan: Plan, rank: int, tensor: Tensor) -> ReplicaGroup:
+    """The ranks that hold what `rank` holds of a parameter or of its optimizer state."""
+    split = {"pp"}
+    if isinstance(tensor, DTensor):
+        names = tensor.device_mesh.mesh_dim_names or ()
+        # What is neither whole nor added up is split, in whatever way.
+        placements = zip(names, tensor.placements, strict=True)
+        joined = (name for name, placement in placements if not placement.is_replicate())
+        split |= {dim for name in joined for dim in name.split("+")}
+    at = plan.coordinates(rank)
+    members = tuple(
+        other
+        for other in range(plan.world_size)
+        if all(place == at[dim] for dim, place in plan.coordinates(other).items() if dim in split)
+    )
+    dims = [dim for dim, size in plan.sizes.items() if size > 1 and dim not in split]
+    label = group_label("+".join(dims) or "shard", members)
+    last = rank == members[-1]
+    return ReplicaGroup(label, members, 0 if len(members) == 1 else 1 - len(members) if last else 1)
+
+
+@dataclass(slots=True)
+class _Check:
+    """The state of `step`, read again before the next optimizer step."""
+
+    step: int
+    taken_ns: int
+    reading: Reading
+    expected: Reading | None
+    compares_replicas: bool
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A check whose numbers are there."""
+
+    step: int
+    taken_ns: int
+    found: dict[str, int]
+    expected: dict[str, int]
+
+    def broken(self) -> list[str]:
+        return [name for name, value in self.expected.items() if self.found.get(name, value) != value]
+
+
+class Integrity:
+    """One rank's share; every method is called on all ranks alike."""
+
+    def __init__(self, training: Training, recorder: Recorder) -> None:
+        probes, checkpoint = training.config.probes, training.config.checkpoint
+        self.training = training
+        self.recorder = recorder
+        self.enabled = probes.enabled and probes.fingerprint_interval > 0
+        self.healthy_step = 0
+        """Newest state that was found healthy."""
+        self._place = f"{socket.gethostname()} {training.device}"
+        if training.device.type == "cpu":
+            self._place += f" rank {training.rank}"
+        # No copy is trusted before it was looked at, so each state that is kept is due as well.
+        self._intervals = (probes.fingerprint_interval, checkpoint.memory_interval, checkpoint.interval)
+        self._chain_interval = probes.chain_interval
+        self._lags = training.device.type == "cuda"
+        self._reader = FingerprintReader()
+        self._groups: dict[str, ReplicaGroup] = {}
+        self._state_step = 0
+        self._after: Reading | None = None
+        self._pending: _Check | None = None
+        self._seen: _Seen | None = None
+        self._told: Corruption | None = None
+        self._places: list[str] = []
+
+    def verdict(self, found: Corruption) -> Verdict:
+        """The guard's verdict on the step in which the newest exchange took place."""
+        step = self.recorder.step_number
+        return Verdict(
+            step=step,
+            kind="corruption",
+            reason=f"state changed by nobody, found at step {step}: {found.text}",
+            healthy_step=self.healthy_step,
+            ranks=found.ranks if found.certain else (),
+            devices=tuple(self._places[rank] for rank in found.ranks) if found.certain else (),
+        )
+
+    def tell_devices(self, verdict: Verdict, ledger: Ledger) -> None:
+        """Name the devices of a corruption, and how often each was one: for whoever can take them out."""
+        if self.training.rank == 0:
+            for rank, device in zip(verdict.ranks, verdict.devices, strict=True):
+                count = ledger.corruptions.get(device, 0)
+                self.recorder.event("device_suspected", device=device, suspect_rank=rank, count=count)
+
+    def trusted_step(self, step: int) -> int:
+        """The newest state up to `step` that nothing speaks against: all, where nobody looks."""
+        return self.healthy_step if self.enabled else step
+
+    def begin(self, step: int) -> None:
+        """The state is that of `step`, from a copy or a checkpoint: what was read before says nothing about it."""
+        self._state_step, self.healthy_step = step, step
+        self._after = self._pending = self._seen = self._told = None
+
+    def after_step(self, step: int) -> None:
+        """The optimizer has written the state of `step`; queues the first reading where one is due."""
+        self._state_step, self._after = step, None
+        if self.enabled and self._is_chained(step):
+            try:
+                with self.recorder.span("fingerprint"):
+                    self._after = self._read(chained_only=True)
+            except Exception as error:
+                record_error("fingerprints", error)
+
+    def votes(self) -> list[float]:
+        """This rank's numbers for the step's reduction: checksum; whether its chain broke; whether it is blind."""
+        self._seen = None
+        if not self.enabled or not (self._due(self._state_step) or self._after or self._pending):
+            return [0.0] * NUM_VOTES
+        try:
+            with self.recorder.span("fingerprint"):
+                return self._vote()
+        except Exception as error:
+            record_error("fingerprints", error)
+            return [0.0, 0.0, 1.0]
+
+    def counted(self, sums: list[float]) -> Corruption | None:
+        """What the sums over all ranks say. Collective where they say that something differs."""
+        total, broken, blind = sums
+        if not self.enabled or blind or self._seen is None:
+            return None
+        if int(total) % PRIME == 0 and not broken:
+            self.healthy_step, self._told = self._seen.step, None
+            return None
+        return self._explain(self._seen)
+
+    def examine(self) -> Corruption | None:
+        """Look now: a step that went wrong may be a flipped bit's doing and not its batch's. Collective."""
+        if not self.enabled:
+            return None
+        self._pending = self._seen = None
+        try:
+            expected = self._after.values() if self._after is not None else {}
+            self._seen = _Seen(self._state_step, time.monotonic_ns(), self._read().values(), expected)
+        except Exception as error:
+            record_error("fingerprints", error)
+        return self._explain(self._seen)
+
+    def _vote(self) -> list[float]:
+        step = self._state_step
+        compares = self._due(step)
+        check = None
+        if compares or self._after is not None:
+            reading = self._read(chained_only=not compares)
+            check = _Check(step, time.monotonic_ns(), reading, self._after, compares)
+        if self._lags:
+            check, self._pending = self._pending, check
+        if check is None:
+            return [0.0] * NUM_VOTES
+        expected = check.expected.values() if check.expected is not None else {}
+        self._seen = seen = _Seen(check.step, check.taken_ns, check.reading.values(), expected)
+        broken = seen.broken()
+        total = 0
+        if check.compares_replicas:
+            weight = 1
+            for name, value in seen.found.items():
+                weight = weight * 48271 % PRIME  # a number of its own for each tensor, the same on all replicas
+                total += self._groups[name].coefficient * weight * (value % PRIME)
+            self._record_groups(seen)
+        return [float(total % PRIME), float(bool(broken)), 0.0]
+
+    def _read(self, *, chained_only: bool = False) -> Reading:
+        tensors = training_tensors(self.training)
+        # What a compression of gradients keeps is written in backward, not by the optimizer's step.
+        tensors = {name: value for name, value in tensors.items() if not name.startswith("compression.")}
+        for name in tensors.keys() - self._groups.keys():
+            self._groups[name] = self._group_of(name, tensors)
+        if chained_only:
+            tensors = {name: value for name, value in tensors.items() if self._has_no_majority(name)}
+        return self._reader.read(local_tensors(tensors))
+
+    def _group_of(self, name: str, tensors: dict[str, Tensor]) -> ReplicaGroup:
+        """That of the parameter, also for its optimizer state: the count of steps has no placement of its own.
+
+        Nobody else has that under ZeRO-1.
+        """
+        kind, _, rest = name.partition(".")
+        if kind == "optimizer" and self.training.plan.zero1:
+            rank = self.training.rank
+            return ReplicaGroup(group_label("shard", (rank,)), (rank,), 0)
+        parameter = name if kind == "model" else f"model.{rest.rpartition('.')[0]}"
+        return replica_group(self.training.plan, self.training.rank, tensors[parameter])
+
+    def _has_no_majority(self, name: str) -> bool:
+        return len(self._groups[name].members) < ENOUGH_REPLICAS
+
+    def _due(self, step: int) -> bool:
+        return any(interval and step % interval == 0 for interval in self._intervals)
+
+    def _is_chained(self, step: int) -> bool:
+        return self._due(step) or bool(self._chain_interval and step % self._chain_interval == 0)
+
+    # On a mismatch.
+
+    def _explain(self, seen: _Seen | None) -> Corruption | None:
+        """Exchange checksums by tensor; the culprits, or None if all is well after all (or was told already)."""
+        own = {} if seen is None else {n: [self._groups[n].label, v] for n, v in seen.found.items()}
+        broken = {} if seen is None else {name: seen.expected[name] for name in seen.broken()}
+        shared = everyone({"found": own, "broken": broken, "place": self._place})
+        self._places = [part["place"] for part in shared]
+        rows = [
+            Fingerprint(rank=rank, group=group, tensor=name, hash=value, expected=part["broken"].get(name))
+            for rank, part in enumerate(shared)
+            for name, (group, value) in part["found"].items()
+        ]
+        found = judge(rows)
+        if found is None or seen is None:
+            return found
+        self._record_tensors(seen, found)
+        if found == self._told:
+            return None
+        self._told = found
+        if self.training.rank == 0:
+            self.recorder.event(
+                "corruption",
+                state_step=seen.step,
+                finding_kind=found.kind,
+                ranks=list(found.ranks),
+                tensors=list(found.tensors[:64]),
+                certain=found.certain,
+                broken_ranks=list(found.broken_ranks),
+                devices=[self._places[rank] for rank in found.ranks],
+                healthy_step=self.healthy_step,
+            )
+        return found
+
+    # Records.
+
+    def _record_groups(self, seen: _Seen) -> None:
+        """One row a group: the sum of its tensors' checksums, each with a weight of its own."""
+        sums: dict[str, list[int]] = {}
+        for number, (name, value) in enumerate(seen.found.items()):
+            row = sums.setdefault(self._groups[name].label, [0, 0, 0])
+            weight = 2 * number + 1
+            row[0] += weight * value
+            if name in seen.expected:
+                row[1] += weight * seen.expected[name]
+                row[2] += 1
+        for label, (value, expected, count) in sums.items():
+            chained = count == sum(self._groups[name].label == label for name in seen.found)
+            self._append(seen, label, ALL_TENSORS, value, expected if chained else None)
+
+    def _record_tensors(self, seen: _Seen, found: Corruption) -> None:
+        for name in found.tensors:
+            if name in seen.found:
+                self._append(seen, self._groups[name].label, name, seen.found[name], seen.expected.get(name))
+
+    def _append(self, seen: _Seen, label: str, name: str, value: int, expected: int | None) -> None:
+        if not self.recorder.enabled:
+            return
+        texts = self.recorder.name(label), self.recorder.name(name)
+        before = int(UNSET["i64"]) if expected is None else _signed(expected)
+        tape = self.recorder.tape("fingerprints")
+        tape.append(COMPLETE, seen.step, seen.taken_ns, *texts, _signed(value), before)
+
+
+def _signed(value: int) -> int:
+    """Modulo 2^64, as a signed number; never the one that stands for "not recorded"."""
+    value = (value + 2**63) % 2**64 - 2**63
+    return value if value != UNSET["i64"] else 0

@@ -1,0 +1,82 @@
+"""The ledger of a run on its disk: loaded by rank 0 for all ranks, written at once or in the background.
+
+    file = LedgerFile(run.checkpoints, recorder, is_chief=rank == 0)
+    file.ledger.skip(40, "..."); file.save()        # on the disk when it returns
+    file.save_later(executor)                       # for what is not lost by a kill in between
+    file.tell_problem()                             # in the training thread: what went wrong in the background
+
+A full disk must not end the training: the ledger goes on in memory, and into the next checkpoint.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from probes.guard.ledger import LEDGER_NAME, Ledger
+from probes.recorder import Recorder
+from trainer.checkpoint.agreement import from_rank_0
+from trainer.checkpoint.disk_tier.manifest import write_json
+
+__all__ = ["LedgerFile", "save_ledger"]
+
+
+def save_ledger(ledger: Ledger) -> None:
+    """Write and sync a ledger that has a path. Raises Fenced in a process of an older attempt."""
+    if ledger.path is not None:
+        write_json(ledger.path, ledger.to_json())
+
+
+class LedgerFile:
+    """All ranks have the same `ledger`; rank 0 writes it."""
+
+    def __init__(self, folder: Path, recorder: Recorder, *, is_chief: bool) -> None:
+        self._path = folder / LEDGER_NAME
+        self._recorder = recorder
+        self._is_chief = is_chief
+        self._lock = threading.Lock()
+        self._newest = 0
+        self._written = 0
+        self._problem = ""
+        folder.mkdir(exist_ok=True)
+        found = None
+        if is_chief:
+            ledger, self._problem = Ledger.load(self._path)
+            self.tell_problem()
+            found = ledger.to_json()
+        self.ledger = Ledger.from_json(from_rank_0(found))
+        self.ledger.path = self._path if is_chief else None
+
+    def save(self) -> None:
+        """Write and sync it. Raises Fenced in a process of an older attempt."""
+        if self._is_chief:
+            self._write(*self._numbered())
+            self.tell_problem()
+
+    def save_later(self, executor: Executor) -> None:
+        """The same in the background, as it is now."""
+        if self._is_chief:
+            executor.submit(self._write, *self._numbered())
+
+    def tell_problem(self) -> None:
+        """Make an event of what went wrong since the last time."""
+        problem, self._problem = self._problem, ""
+        if problem:
+            self._recorder.event("checkpoint", tier="disk", state="failed", path=LEDGER_NAME, reason=problem)
+
+    def _numbered(self) -> tuple[dict[str, Any], int]:
+        self._newest += 1
+        return self.ledger.to_json(), self._newest
+
+    def _write(self, content: dict[str, Any], number: int) -> None:
+        """Unless a newer one is there."""
+        with self._lock:
+            if number < self._written:
+                return
+            try:
+                write_json(self._path, content)
+                self._written = number
+            except OSError as error:
+                self._problem = f"{LEDGER_NAME} cannot be written: {error.strerror}"

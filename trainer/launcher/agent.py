@@ -1,0 +1,272 @@
+"""torch's elastic agent with our processes: it meets the other nodes, starts the ranks of this one, and restarts them.
+
+    agent = Agent(spec, run=run, config=config, node=node, events=events, ranks=RankProcesses(...), devices=Devices(4))
+    result = agent.run()
+
+The agent is the engine behind torchrun: rendezvous, numbering of ranks, restarts and their budget are torch's own. Ours
+differs in three things. An attempt is claimed (`trainer.checkpoint.attempt_fence`) before any rank starts, and all
+nodes learn its number through the rendezvous store. Who ended first is an event before the agent acts on it. And once
+a rank has died the others are not given long: they cannot finish the step that they are in.
+
+The world is as large as the nodes and devices that are there allow: of the ranks that met, the largest number on which
+the configuration can be laid out takes part, and the global batch is divided among them. A node whose ranks are all
+left over waits until the world changes, or ends.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.multiprocessing import ProcessFailure
+
+from probes.tape.events import EventWriter
+from probes.tape.rundir import RunDir
+from trainer.checkpoint import attempt_fence as fence
+from trainer.config.config import Config
+from trainer.exit_codes import EXIT_FAILED, EXIT_LEFT_OUT, EXIT_PREEMPTED, NOT_RESTARTED
+from trainer.launcher.node import Node
+from trainer.launcher.nodes.devices import Devices
+from trainer.launcher.nodes.node_exclusion import NODE_FAILURES, leave_out
+from trainer.launcher.rank_processes import RankProcesses
+from trainer.layout.plan import fitting_world
+from watch.oom_kills import OomCounter
+
+__all__ = ["Agent"]
+
+STRANDED_S = 3.0
+"""How long ranks may live on after one of them died: they see the connection break within milliseconds, or never."""
+EXIT_BARRIER_S = 30.0
+_OVER = "rankscope/over"
+MARGIN_S = 3.0
+"""Ranks leave by themselves when their grace is over; only who cannot even do that is killed."""
+
+
+class Agent(SimpleElasticAgent):
+    """`exit_code` and `failure` say how it ended, where it did not end well."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        *,
+        run: RunDir,
+        config: Config,
+        node: Node,
+        events: EventWriter,
+        ranks: RankProcesses,
+        devices: Devices,
+    ) -> None:
+        patience_s = int(config.recovery.grace_s + MARGIN_S)
+        super().__init__(spec, exit_barrier_timeout=EXIT_BARRIER_S, shutdown_timeout=patience_s)
+        self.run_dir = run
+        self.config = config
+        self.node = node
+        self.devices = devices
+        self.events = events
+        self.ranks = ranks
+        self.attempts: list[int] = []
+        self.failure = ""
+        self.exit_code = EXIT_FAILED
+        self._oom = OomCounter()
+        self._goes_on_without = False
+        self._node_failures = node.failures
+        limit = config.recovery.max_failures_per_node
+        self._most_node_failures = limit if limit >= 0 else NODE_FAILURES if devices.has_gpus else 0
+
+    @property
+    def is_dispensable(self) -> bool:
+        """Whether the others can go on when this node leaves."""
+        return self.node.rank != 0 and self._worker_group.group_world_size > self.node.min_nodes
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        attempt = self._agree_on_attempt(worker_group)
+        self.attempts.append(attempt)
+        self._oom = OomCounter()
+        self._goes_on_without, self.failure = False, ""
+        self.events.attempt = attempt
+        met = worker_group.workers[0].world_size
+        world_size = fitting_world(self.config, met)
+        self.events.write(
+            "attempt_started", world_size=world_size, node_rank=self.node.rank, ranks_left_over=met - world_size
+        )
+        environments = {
+            worker.local_rank: self._environment(worker_group, worker, attempt, world_size)
+            for worker in worker_group.workers
+            if worker.global_rank < world_size
+        }
+        return dict(self.ranks.start(attempt=attempt, environments=environments))
+
+    def _agree_on_attempt(self, worker_group: WorkerGroup) -> int:
+        """The first node of this round claims the attempt; the others wait for its number."""
+        store = worker_group.store
+        if worker_group.group_rank == 0:
+            attempt = fence.claim(self.run_dir, nodes=worker_group.group_world_size)
+            store.set("rankscope/attempt", str(attempt))
+        return int(store.get("rankscope/attempt"))
+
+    def _environment(self, worker_group: WorkerGroup, worker: Any, attempt: int, world_size: int) -> dict[str, str]:
+        spec = worker_group.spec
+        return {
+            "RANK": str(worker.global_rank),
+            "LOCAL_RANK": str(worker.local_rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(min(spec.local_world_size, world_size - worker.global_rank + worker.local_rank)),
+            "GROUP_RANK": str(worker_group.group_rank),
+            "GROUP_WORLD_SIZE": str(worker_group.group_world_size),
+            "MASTER_ADDR": worker_group.master_addr,
+            "MASTER_PORT": str(worker_group.master_port),
+            "TORCHELASTIC_RESTART_COUNT": str(spec.max_restarts - self._remaining_restarts),
+            "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+            "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+            "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
+            "TORCHELASTIC_ERROR_FILE": str(self._error_file(attempt, worker.global_rank)),
+            "RANKSCOPE_RUN_DIR": str(self.run_dir.path),
+            "RANKSCOPE_ATTEMPT": str(attempt),
+            "RANKSCOPE_NODE_RANK": str(self.node.rank),
+            **self.devices.environment(),
+        }
+
+    def _error_file(self, attempt: int, rank: int) -> Path:
+        """Where torch's `record` leaves the exception that a rank died of."""
+        return self.ranks.logs / f"attempt-{attempt}" / f"rank-{rank:05d}.error.json"
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        codes = self.ranks.exit_codes()
+        store = worker_group.store
+        if not codes and not store.check([_OVER]):
+            return RunResult(state=WorkerState.HEALTHY)  # left over: whoever takes part says when it is over
+        if all(code == 0 for code in codes.values()):
+            store.set(_OVER, "")
+            return RunResult(
+                state=WorkerState.SUCCEEDED,
+                return_values={worker.global_rank: None for worker in worker_group.workers},
+            )
+        # Within one look, who died of a signal died first: the others' errors are of the connection that broke.
+        first = sorted(
+            (local_rank for local_rank, code in codes.items() if code), key=lambda rank: (codes[rank] or 0) > 0
+        )
+        if not first:
+            return RunResult(state=WorkerState.HEALTHY)
+        is_blamed = self._is_hardware(codes[first[0]] or 0)
+        failures = {
+            local_rank: self._failed(
+                worker_group, local_rank, codes[local_rank] or 0, is_blamed=is_blamed and local_rank == first[0]
+            )
+            for local_rank in first
+        }
+        if is_blamed:
+            self._judge_device(first[0], codes[first[0]] or 0, worker_group)
+            self._judge_node(codes[first[0]] or 0, worker_group)
+        if EXIT_PREEMPTED in (self.exit_code, *codes.values()):
+            self.ranks.wait(self._shutdown_timeout)  # all have agreed to stop: each is on its way out
+        self.ranks.stop(signal.SIGTERM, STRANDED_S)
+        for local_rank, code in self.ranks.exit_codes().items():
+            if local_rank not in first and code in (-signal.SIGTERM, -signal.SIGKILL, EXIT_PREEMPTED):
+                worker = worker_group.workers[local_rank]
+                self.events.write("rank_stopped", exit_rank=worker.global_rank, pid=worker.id, exit_code=code)
+            elif local_rank not in first and code:
+                failures[local_rank] = self._failed(worker_group, local_rank, code, is_blamed=False)
+        return RunResult(
+            state=WorkerState.FAILED,
+            failures={
+                worker_group.workers[local_rank].global_rank: failure for local_rank, failure in failures.items()
+            },
+        )
+
+    def _failed(self, worker_group: WorkerGroup, local_rank: int, code: int, *, is_blamed: bool) -> ProcessFailure:
+        """Tell how a rank ended, and what follows for the run; `is_blamed`: it counts against its device and node."""
+        worker = worker_group.workers[local_rank]
+        failure = ProcessFailure(
+            local_rank=local_rank,
+            pid=int(worker.id),
+            exitcode=code,
+            error_file=str(self._error_file(self.attempts[-1], worker.global_rank)),
+        )
+        name = signal.Signals(-code).name if code < 0 else ""
+        ended_by = f"rank {worker.global_rank} ended with {name or f'exit code {code}'}"
+        if code == EXIT_PREEMPTED or (code == -signal.SIGTERM and not self.failure):
+            # SIGTERM before the rank could even listen to it: somebody wants the machine back.
+            if worker_group.group_world_size > self.node.min_nodes:
+                # Another node is wanted back, and has agreed with us where to stop: go on without it, at no cost.
+                self._remaining_restarts += not self._goes_on_without
+                self._goes_on_without = True
+            else:
+                self.exit_code, self._remaining_restarts = EXIT_PREEMPTED, 0
+            self.events.write("rank_stopped", exit_rank=worker.global_rank, pid=worker.id, exit_code=code)
+        else:
+            self.events.write(
+                "rank_exit",
+                exit_rank=worker.global_rank,
+                pid=failure.pid,
+                exit_code=code,
+                signal=name or None,
+                out_of_memory=self._oom.since() or None if code == -signal.SIGKILL else None,
+                message=str(failure.message)[:4000],
+                blamed=is_blamed,
+            )
+            if code in NOT_RESTARTED:
+                self.exit_code, self._remaining_restarts = code, 0
+        self.failure = self.failure or ended_by
+        return failure
+
+    def _is_hardware(self, code: int) -> bool:
+        """Whether who died first did so of a signal that hardware can cause, or was killed because it hung."""
+        return code < 0 and code != -signal.SIGTERM and not (code == -signal.SIGKILL and self._oom.since())
+
+    def _judge_device(self, local_rank: int, code: int, worker_group: WorkerGroup) -> None:
+        """A device that failed too often is left out of the next attempt, if there is a next one without it."""
+        device = self.devices.in_use[local_rank]
+        if not self.devices.blame(local_rank) or not self._remaining_restarts:
+            return
+        others = worker_group.workers[0].world_size - 1
+        if not fitting_world(self.config, others):
+            return  # a mesh without a free dimension: better on this device than not at all
+        self.devices.leave_out(device)
+        worker_group.spec.local_world_size = len(self.devices.in_use)
+        self.events.write(
+            "excluded",
+            node_rank=self.node.rank,
+            device=self.devices.name(device),
+            excluded_rank=worker_group.workers[local_rank].global_rank,
+            failures=self.devices.failures(device),
+            reason=f"{self.devices.failures(device)} deaths by a signal, the last by {signal.Signals(-code).name}",
+        )
+        if not self.devices.in_use:
+            self._remaining_restarts = 0  # nothing is left here: this node leaves, the others go on
+            self.exit_code = EXIT_LEFT_OUT if self.is_dispensable else self.exit_code
+
+    def _judge_node(self, code: int, worker_group: WorkerGroup) -> None:
+        """A node that failed too often leaves if the others can go on: not node 0, at which they meet."""
+        self._node_failures += 1
+        if not 0 < self._most_node_failures <= self._node_failures:
+            return
+        others = worker_group.workers[0].world_size - len(worker_group.workers)
+        if not self.is_dispensable or not fitting_world(self.config, others):
+            return
+        reason = f"{self._node_failures} failures, the last: a rank died of {signal.Signals(-code).name}"
+        leave_out(self.run_dir, self.node.rank, reason)
+        self.events.write(
+            "excluded",
+            node_rank=self.node.rank,
+            device=None,
+            excluded_rank=None,
+            failures=self._node_failures,
+            reason=reason,
+        )
+        self.exit_code, self._remaining_restarts = EXIT_LEFT_OUT, 0
+        self.failure = f"this node is left out after {reason}"
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        """Before a restart: ranks that still run save first."""
+        self._shutdown()
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
+        self.ranks.stop(signal.Signals(death_sig), timeout or self._shutdown_timeout)

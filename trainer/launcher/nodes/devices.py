@@ -1,0 +1,56 @@
+"""The devices of a node, one a rank, and which of them are left out because ranks kept dying on them.
+
+    devices = Devices(4, max_failures=3)
+    devices.blame(2)               # the rank on the third device that is in use died: True if it is now left out
+    devices.in_use                 # (0, 1, 3)
+    devices.environment()          # {"CUDA_VISIBLE_DEVICES": "0,1,3"}; empty on a CPU
+
+Only deaths that hardware can cause are blamed on it (`trainer.launcher.agent`); an exception or a refused allocation
+says what it was. On a CPU a device is nothing but a place in a list, and is left out the same way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+__all__ = ["Devices"]
+
+GPU_FAILURES = 3
+"""Twice may be the same unlucky batch; hardware that fails three times on one device is rarely well again."""
+
+
+class Devices:
+    """Counts for the life of a launch."""
+
+    def __init__(self, count: int, *, max_failures: int = -1) -> None:
+        gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+        named = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self._names = named.split(",") if named else [str(number) for number in range(gpus)]
+        self.has_gpus = len(self._names) >= count
+        self._limit = max_failures if max_failures >= 0 else GPU_FAILURES if self.has_gpus else 0
+        self._failures: Counter[int] = Counter()
+        self.in_use: tuple[int, ...] = tuple(range(count))
+
+    def blame(self, place: int) -> bool:
+        """Count a death on the device at this place of those in use; True if there were too many."""
+        device = self.in_use[place]
+        self._failures[device] += 1
+        return 0 < self._limit <= self._failures[device]
+
+    def failures(self, device: int) -> int:
+        return self._failures[device]
+
+    def leave_out(self, device: int) -> None:
+        self.in_use = tuple(other for other in self.in_use if other != device)
+
+    def name(self, device: int) -> str:
+        """As people know it: `cuda:2`, or `slot 2` on a CPU."""
+        return f"cuda:{self._names[device]}" if self.has_gpus else f"slot {device}"
+
+    def environment(self) -> dict[str, str]:
+        """What ranks need in order to see no other devices."""
+        if not self.has_gpus:
+            return {}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self._names[device] for device in self.in_use)}

@@ -1,0 +1,97 @@
+"""Where the nodes of a run meet: torch's c10d rendezvous, and through its store what the nodes have to agree on.
+
+    meeting = Meeting(node, rejoin_s=30.0)              # connects; the node at the endpoint's address keeps the store
+    path = meeting.agree_on_run(lambda: make_a_run())   # node 0 makes it, the others are told where it is
+    meeting.handler                                     # for the agent
+
+The store lives in the launcher at the endpoint. If that node dies the others cannot meet again, and end when they have
+to: choose a node that is not preempted. `--resume` with another endpoint goes on (docs/operations.md).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed import Store
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousHandler
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
+from trainer.launcher.node import MeetingError, Node
+from trainer.launcher.nodes.host_address import gloo_interface, is_own, own_address
+from trainer.launcher.nodes.rendezvous_handler import PatientHandler
+
+__all__ = ["Meeting"]
+
+JOIN_S = 900
+"""How long a launch waits for the least number of nodes; schedulers start them minutes apart."""
+HEARTBEAT_S = 2
+HEARTBEATS_MISSED = 3
+"""A node that was silent for so many heartbeats is not waited for."""
+_RUN = "rankscope/run"
+
+
+class Meeting:
+    """One node's end."""
+
+    def __init__(self, node: Node, *, rejoin_s: float) -> None:
+        self.node = node
+        if node.max_nodes > 1:
+            # torch 2.13 publishes the address of a store that is kept over rounds only in the first of them, and a node
+            # that comes later waits for it for ever. So each round has a store of its own, in its first rank.
+            os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        host, _, port = node.endpoint.rpartition(":")
+        many = node.max_nodes > 1
+        address = own_address(host.strip("[]"), int(port)) if many and port.isdecimal() else None
+        if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := gloo_interface(address)):
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
+        # Where launchers share a machine, whoever came first would keep the store: it is to be the one that stays.
+        shared = host in ("localhost", "127.0.0.1")
+        here = {"is_host": str(node.rank == 0 if shared else is_own(host.strip("[]")))} if many else {}
+        parameters = RendezvousParameters(
+            backend="c10d",
+            endpoint=node.endpoint,
+            run_id="rankscope",
+            min_nodes=node.min_nodes,
+            max_nodes=node.max_nodes,
+            local_addr="localhost" if shared else address,
+            timeout=JOIN_S,
+            last_call_timeout=rejoin_s,
+            keep_alive_interval=HEARTBEAT_S,
+            keep_alive_max_attempt=HEARTBEATS_MISSED,
+            **here,
+        )
+        try:
+            backend, self._store = _connected(parameters, may_follow=not shared)
+        except (RendezvousError, ValueError) as error:
+            raise MeetingError(f"--rdzv-endpoint {node.endpoint}: {' '.join(str(error).split())[:200]}") from None
+        handler = create_handler(self._store, backend, parameters)
+        self.handler: RendezvousHandler = PatientHandler(handler, node.endpoint) if many else handler
+
+    def agree_on_run(self, make: Callable[[], Path]) -> Path:
+        """The run's folder, the same on all nodes. Raises MeetingError if node 0 does not come, or shares no folder."""
+        if self.node.rank == 0 and not self._store.check([_RUN]):
+            self._store.set(_RUN, str(make().resolve()))
+        try:
+            self._store.wait([_RUN], timedelta(seconds=JOIN_S))
+        except RuntimeError:
+            raise MeetingError(f"--rdzv-endpoint {self.node.endpoint}: node 0 did not come in {JOIN_S} s") from None
+        path = Path(self._store.get(_RUN).decode())
+        if not path.is_dir():
+            raise MeetingError(f"{path} is not on this node: the nodes of a run share its folder")
+        return path
+
+
+def _connected(parameters: RendezvousParameters, *, may_follow: bool) -> tuple[C10dRendezvousBackend, Store]:
+    """Keep the store, or connect to it; of several launchers at the endpoint's address one can keep it."""
+    try:
+        return create_backend(parameters)
+    except RendezvousError:
+        if not may_follow or not parameters.get_as_bool("is_host"):
+            raise
+    parameters.config["is_host"] = "False"
+    return create_backend(parameters)

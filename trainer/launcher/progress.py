@@ -1,0 +1,227 @@
+"""What `rankscope train` shows while a run trains: a progress bar on a terminal, plain lines elsewhere.
+
+It reads rank 0's tape and the node's events, as any other reader would: nothing is asked of the ranks, and the last
+step that is shown is the last step that is recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from probes.tape.events import read_events
+from probes.tape.reader import TapeError, read_segment, segment_paths
+from probes.tape.rundir import RunDir
+from probes.tape.schema import UNSET
+from probes.tape.writer import COMPLETE
+from trainer.layout.plan import Plan
+
+__all__ = ["ProgressView"]
+
+REFRESH_S = 0.25
+PLAIN_LINE_S = 5.0
+"""Between two plain lines; a log file of a long run must stay readable."""
+
+
+class ProgressView:
+    """Follows a run in a thread of its own between `__enter__` and `__exit__`."""
+
+    def __init__(self, run: RunDir, *, steps: int, plan: Plan, console: Console, node_rank: int = 0) -> None:
+        self.run = run
+        self.node_rank = node_rank
+        self.console = console
+        self.steps = steps
+        self.plan = plan
+        self.findings = 0
+        self._reader = _StepReader(run)
+        self._node_events = run.node_dir(node_rank) / "events.jsonl"
+        self._event_bytes = _size(self._node_events)  # what a former launch said was said then
+        self._plain_at = 0.0
+        self._plain_step = -1.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
+        self._live = console.is_terminal
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:>5.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+        )
+        self._task = self._bar.add_task("starting", total=steps, figures="")
+        self._tick: Callable[[], None] = lambda: None
+
+    def every_tick(self, action: Callable[[], None]) -> None:
+        """Also call `action` at each refresh (the launcher keeps `watch` alive with it)."""
+        self._tick = action
+
+    def __enter__(self) -> ProgressView:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5)
+
+    def _follow(self) -> None:
+        if not self._live:
+            self._loop(self._plain)
+            return
+        with Live(self._bar, console=self.console, refresh_per_second=8, transient=True):
+            self._loop(self._draw)
+
+    def _loop(self, show: Callable[[dict[str, float], bool], None]) -> None:
+        last = False
+        while not last:
+            last = self._stop.wait(REFRESH_S)
+            self._tick()
+            self._say_events()
+            latest = self._reader.latest()
+            if latest:
+                show(latest, last)
+
+    def _draw(self, latest: dict[str, float], last: bool) -> None:
+        self._bar.update(
+            self._task,
+            completed=latest["step"],
+            description=f"{self.plan.world_size} ranks",
+            figures=self._figures(latest),
+        )
+
+    def _plain(self, latest: dict[str, float], last: bool) -> None:
+        due = time.monotonic() - self._plain_at >= PLAIN_LINE_S
+        if latest["step"] != self._plain_step and (due or last):
+            self._plain_at, self._plain_step = time.monotonic(), latest["step"]
+            self.console.print(
+                f"step {latest['step']:>5.0f}/{self.steps}  {self._figures(latest)}", highlight=False, soft_wrap=True
+            )
+
+    def _figures(self, latest: dict[str, float]) -> str:
+        tokens = latest["tokens_per_s"] * self.plan.data_size  # ranks of one data rank read the same text
+        found = f"  [yellow]{self.findings} finding{'s' * (self.findings != 1)}[/]" if self.findings else ""
+        return (
+            f"loss {latest['loss']:.3f}  {_short(tokens)} tokens/s  {latest['step_ms']:.0f} ms/step  "
+            f"{latest['memory_bytes'] / 2**20:.0f} MiB/rank{found}"
+        )
+
+    def _say_events(self) -> None:
+        events, self._event_bytes, _ = read_events(self._node_events, self._event_bytes)
+        rank0 = self._reader.new_events()
+        for event in sorted([*events, *rank0], key=lambda e: e.get("wall_ns", 0)):
+            line = _line(event)
+            if event["kind"] == "finding" and event.get("status") == "fired":
+                self.findings += 1
+            if line:
+                self.console.print(line, highlight=False, soft_wrap=True)
+
+
+class _StepReader:
+    """The newest finished steps of rank 0, over attempts; reads only what is new."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self._recent: deque[dict[str, float]] = deque(maxlen=20)
+        self._place: tuple[int, int, int] = (-1, 0, 0)  # attempt, segment, next record
+        self._event_bytes = {d / "events.jsonl": _size(d / "events.jsonl") for _, _, d in run.rank_dirs()}
+
+    def latest(self) -> dict[str, float]:
+        try:
+            self._read_on()
+        except (OSError, TapeError):
+            return {}  # the tape is being made at this moment
+        if not self._recent:
+            return {}
+        step_ms = sorted(step["duration_ns"] for step in self._recent)[len(self._recent) // 2] / 1e6
+        newest = self._recent[-1]
+        return {
+            "step": newest["step"],
+            "loss": newest["loss"],
+            "step_ms": step_ms,
+            "tokens_per_s": newest["tokens"] / (step_ms / 1e3) if step_ms else 0.0,
+            "memory_bytes": newest["memory_bytes"],
+        }
+
+    def new_events(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for _, rank, directory in self.run.rank_dirs():
+            path = directory / "events.jsonl"
+            events, self._event_bytes[path], _ = read_events(path, self._event_bytes.get(path, 0))
+            found += [event for event in events if rank == 0 or event["kind"] == "fault_injected"]
+        return found
+
+    def _read_on(self) -> None:
+        attempts = [attempt for attempt, rank, _ in self.run.rank_dirs() if rank == 0]
+        if not attempts:
+            return
+        attempt, number, start = self._place
+        if attempts[-1] != attempt:
+            attempt, number, start = attempts[-1], 0, 0
+        for path in segment_paths(self.run.rank_dir(attempt, 0), "steps")[number:]:
+            segment = read_segment(path, start)
+            complete = segment.records[segment.records["state"] == COMPLETE]
+            for record in complete:
+                self._recent.append({name: float(record[name]) for name in _SHOWN if record[name] != UNSET["i64"]})
+            start += len(complete)
+            if start < segment.header.capacity:
+                break
+            number, start = number + 1, 0
+        self._recent = deque((step for step in self._recent if len(step) == len(_SHOWN)), maxlen=20)
+        self._place = (attempt, number, start)
+
+
+_SHOWN = ("step", "loss", "duration_ns", "tokens", "memory_bytes")
+
+
+def _line(event: dict[str, Any]) -> str:
+    """One line for a person, or "" for an event that is for machines."""
+    kind, step = event["kind"], event.get("step")
+    where = f"step {step:>5}  " if isinstance(step, int) and step > 0 else ""
+    if kind == "finding" and event.get("status") == "fired":
+        colour = {"critical": "red", "warning": "yellow"}.get(str(event.get("severity")), "cyan")
+        title = str(event.get("finding_kind")).upper().replace("_", "-")
+        return f"[{colour}]{escape(title)}[/]  {escape(str(event.get('summary')))}"
+    if kind == "rollback":
+        skipped = json.dumps(event.get("skipped_batches"))
+        return escape(
+            f"{where}rolled back to step {event.get('to_step')} from {event.get('tier')} in "
+            f"{1e3 * float(event.get('duration_s') or 0):.0f} ms, batches {skipped} skipped"
+        )
+    if kind == "replay" and event.get("state") == "same":
+        again = "it comes back" if event.get("came_back") else "it does not come back: no batch made it, but a device"
+        return escape(f"{where}replayed: {again}")
+    if kind == "fault_injected":
+        return f"[dim]{where}fault injected: {escape(str(event.get('fault')))} on rank {event.get('rank')}[/]"
+    if kind == "culprit_killed":
+        return f"[red]{where}killed rank {event.get('killed_rank')}[/] so that the ranks can restart"
+    if kind == "excluded":
+        return f"[yellow]{escape(str(event.get('device')))} is left out[/]: {escape(str(event.get('reason')))}"
+    if kind == "rank_exit":
+        how = event.get("signal") or f"exit code {event.get('exit_code')}"
+        return f"[red]{where}rank {event.get('exit_rank')} ended: {escape(str(how))}[/]"
+    if kind == "attempt_started" and event.get("attempt"):
+        return f"[cyan]restarting, attempt {event.get('attempt')} with {event.get('world_size')} ranks[/]"
+    if kind in ("preempted", "interrupted") and event.get("checkpoint_step") is not None:
+        return f"[cyan]{where}stopped as asked, step {event.get('checkpoint_step')} is saved[/]"
+    return ""
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _short(number: float) -> str:
+    return f"{number / 1e6:.2f} M" if number >= 1e6 else f"{number / 1e3:.1f} k" if number >= 1e3 else f"{number:.0f}"

@@ -1,0 +1,116 @@
+"""The ranks of one node as processes: started, looked at, stopped.
+
+    ranks = RankProcesses(logs, arguments=["--fault", "kill@step=20"], zygote=zygote)
+    ranks.start(attempt=0, environments={0: {...}, 1: {...}})       # by local rank; {0: pid, 1: pid}
+    ranks.exit_codes()                # {0: None, 1: -9}: None while it runs, negative for a signal
+    ranks.stop(signal.SIGTERM, 30.0)  # then SIGKILL; returns when all are gone
+
+What a rank prints goes to `logs/attempt-<a>/rank-<local>.out.log` and `.err.log` of its node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from probes.attach.own_process import own_process
+from trainer.launcher.zygote import Zygote, ZygoteError
+
+__all__ = ["RankProcesses"]
+
+logger = logging.getLogger("torch.distributed.elastic.rankscope")  # goes where the launcher's own log goes
+LOOK_S = 0.02
+UNKILLABLE_S = 30.0
+"""How long a killed process may take: one in an uninterruptible wait of a driver may never end, and is given up."""
+UNKNOWN_EXIT = 255
+
+
+class RankProcesses:
+    """All methods are called from the launcher's main thread."""
+
+    def __init__(self, logs: Path, *, arguments: Sequence[str], zygote: Zygote | None) -> None:
+        self.logs = logs
+        self.arguments = [*arguments]
+        self._zygote = zygote
+        self._pids: dict[int, int] = {}
+        self._codes: dict[int, int | None] = {}
+        self._interpreters: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, *, attempt: int, environments: Mapping[int, Mapping[str, str]]) -> dict[int, int]:
+        """Start the ranks of an attempt; {local rank: pid}."""
+        self._pids, self._codes, self._interpreters = {}, {}, {}
+        folder = self.logs / f"attempt-{attempt}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for local_rank, own in environments.items():
+            logs = [folder / f"rank-{int(own['RANK']):05d}.{stream}.log" for stream in ("out", "err")]
+            self._pids[local_rank] = self._start(local_rank, {**os.environ, **own}, logs[0], logs[1])
+            self._codes[local_rank] = None
+        return dict(self._pids)
+
+    def exit_codes(self) -> dict[int, int | None]:
+        """{local rank: exit code}, negative for a signal, None while it runs."""
+        for local_rank, code in self._codes.items():
+            if code is None:
+                self._codes[local_rank] = self._look(local_rank)
+        return dict(self._codes)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for all to end; False if one still runs after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while None in self.exit_codes().values():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOOK_S)
+        return True
+
+    def stop(self, number: signal.Signals, timeout_s: float) -> None:
+        """Signal all that run, and after `timeout_s` kill those that still do."""
+        for sent, patience_s in ((number, timeout_s), (signal.SIGKILL, UNKILLABLE_S)):
+            for local_rank, code in self.exit_codes().items():
+                if code is None:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(self._pids[local_rank], sent)
+            if self.wait(patience_s):
+                return
+        left = sorted(rank for rank, code in self._codes.items() if code is None)
+        logger.error("local ranks %s cannot be killed: their node may need a restart", left)
+        for local_rank in left:
+            self._codes[local_rank] = -signal.SIGKILL
+
+    def _start(self, local_rank: int, environment: Mapping[str, str], stdout: Path, stderr: Path) -> int:
+        if self._zygote is not None:
+            try:
+                return self._zygote.fork(
+                    arguments=self.arguments, environment=environment, stdout=stdout, stderr=stderr
+                )
+            except ZygoteError as error:
+                logger.warning("%s; ranks are started as interpreters of their own", error)
+                self._zygote.close()
+                self._zygote = None
+        command, environment = own_process("trainer.rank.worker", *self.arguments, environment=environment)
+        with stdout.open("wb") as out, stderr.open("wb") as err:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                env=environment,
+            )
+        self._interpreters[local_rank] = process
+        return process.pid
+
+    def _look(self, local_rank: int) -> int | None:
+        if process := self._interpreters.get(local_rank):
+            return process.poll()
+        try:
+            pid, status = os.waitpid(self._pids[local_rank], os.WNOHANG)
+        except ChildProcessError:
+            return UNKNOWN_EXIT  # somebody else has waited for it
+        return os.waitstatus_to_exitcode(status) if pid else None

@@ -1,0 +1,126 @@
+"""`rankscope train --resume RUN`: goes on with a run whose processes are gone, in the same folder, as its next attempt.
+
+    resumed = prepare(Path("runs/latest"), ["train.steps=400"], force=False)
+    resumed.config, resumed.run
+
+The configuration is the run's own with the changes of `--set`. What would make the checkpoints those of another model,
+or give the batches other numbers, is refused. Another mesh is not: checkpoints are read into whatever layout there is.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from probes.guard.ledger import LEDGER_NAME, Ledger
+from probes.tape.events import read_events
+from probes.tape.rundir import RunDir
+from trainer.checkpoint.attempt_fence import claims
+from trainer.config.config import Config, ConfigError, changed_config
+from trainer.guard.ledger_file import save_ledger
+from watch.processes import is_alive
+
+__all__ = ["ResumeError", "Resumed", "forgive", "living", "prepare", "stand_where_it_began"]
+
+UNCHANGEABLE = {
+    "model": "would make another model",
+    "data": "would give the batches another content",
+    "run": "belongs to the run that is there",
+    "train.global_batch_size": "would give the batches other numbers",
+}
+CHANGEABLE = {"data.num_workers", "data.prefetch", "data.pin_memory", "data.cache_dir", "model.dropout"}
+
+
+class ResumeError(ValueError):
+    """The run cannot be gone on with; one line that says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """What a launch needs to go on. `world_size` is that of the last launch."""
+
+    run: RunDir
+    config: Config
+    world_size: int
+
+
+def prepare(path: Path, overrides: list[str], *, force: bool) -> Resumed:
+    """Check that the run can be gone on with. Raises ResumeError, ConfigError or RunError, one line each.
+
+    `force`: take the run from processes that still live (they are fenced, and killed by watch), and try again what
+    the guard gave up; call `forgive` before the launch. Nothing is changed here.
+    """
+    run = RunDir.open(path)
+    manifest = run.manifest()
+    before = manifest.get("config")
+    if not isinstance(before, dict):
+        raise ResumeError(f"{path} cannot be resumed: its run.json holds no configuration")
+    if (alive := list(living(run))) and not force:
+        raise ResumeError(
+            f"{path} is still alive: {', '.join(alive[:4])}{' ...' * (len(alive) > 4)}; "
+            "wait for its end, or take it over with --force"
+        )
+    config = changed_config(before, overrides)
+    _refuse_another_run(before, config)
+    _face_the_guard(run, path, force=force)
+    stand_where_it_began(config, manifest)
+    world_size = manifest.get("world_size")
+    return Resumed(run=run, config=config, world_size=world_size if isinstance(world_size, int) else 0)
+
+
+def forgive(run: RunDir) -> None:
+    """Let the guard try again what it gave up, with a fresh budget."""
+    ledger, _ = Ledger.load(run.checkpoints / LEDGER_NAME)
+    if ledger.stopped:
+        ledger.stopped, ledger.failures, ledger.rollbacks = "", 0, 0
+        save_ledger(ledger)
+
+
+def living(run: RunDir) -> Iterator[str]:
+    """Processes of the run that live on this machine, in words. Those of other machines cannot be seen from here, and
+    need not be: the fence keeps them from writing."""
+    here = socket.gethostname()
+    for attempt, who in claims(run).items():
+        if who.get("host") == here and is_alive(_number(who, "pid"), _number(who, "start_ticks")):
+            yield f"its launcher (pid {who['pid']}, attempt {attempt})"
+    for attempt, rank, folder in run.rank_dirs():
+        events, _, _ = read_events(folder / "events.jsonl", limit_bytes=1 << 20)
+        who = next((event for event in events if event["kind"] == "rank"), {})
+        if who.get("host") == here and is_alive(_number(who, "pid"), _number(who, "start_ticks")):
+            yield f"rank {rank} (pid {who['pid']}, attempt {attempt})"
+
+
+def _number(who: dict[str, Any], key: str) -> int:
+    value = who.get(key)
+    return value if isinstance(value, int) else 0
+
+
+def _refuse_another_run(before: dict[str, Any], config: Config) -> None:
+    after = config.model_dump(mode="json")
+    for section, values in after.items():
+        for name, value in values.items():
+            key = f"{section}.{name}"
+            former = before.get(section, {}).get(name, value)
+            reason = UNCHANGEABLE.get(key) or UNCHANGEABLE.get(section)
+            if value != former and reason and key not in CHANGEABLE:
+                raise ResumeError(f"{key} = {value!r} (was {former!r}): {reason}; start a new run for that")
+
+
+def _face_the_guard(run: RunDir, path: Path, *, force: bool) -> None:
+    ledger, _ = Ledger.load(run.checkpoints / LEDGER_NAME)
+    if ledger.stopped and not force:
+        raise ResumeError(f"{path} was given up by the guard ({ledger.stopped}); --force tries again")
+
+
+def stand_where_it_began(config: Config, manifest: dict[str, Any]) -> None:
+    """Relative paths of data mean what they meant to the first launch."""
+    folder = manifest.get("cwd")
+    if isinstance(folder, str) and any(not Path(path).is_absolute() for path in config.data.path):
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            raise ConfigError(f"data.path is relative to {folder}: {error.strerror}") from None

@@ -1,0 +1,191 @@
+"""From the options of `rankscope train` to a run that trains: a new one or one to go on with, on one node or many.
+
+    code = begin(Options(config_path=Path("my.toml"), overrides=["train.steps=50"]), version="0.1.0", console=console)
+
+Nothing is started before everything that can be checked has been; a mistake is a ValueError with one line.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from probes.tape.rundir import RunDir
+from trainer.config.config import Config, ConfigError, changed_config, load_config
+from trainer.faults.options import parse_fault
+from trainer.launcher.node import Node
+from trainer.launcher.nodes.node_exclusion import begin_to_count, count_failures, left_out_path, why_left_out
+from trainer.launcher.resume import Resumed, forgive, prepare
+from trainer.launcher.supervise import supervise
+from trainer.layout.plan import MESH_DIMS, Plan, fitting_world, resolve
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trainer.launcher.nodes.rendezvous import Meeting
+
+__all__ = ["Options", "begin", "ranks_needed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The command line, as it was given."""
+
+    config_path: Path | None = None
+    overrides: list[str] = field(default_factory=list)
+    nproc: int = 0
+    """Ranks on this node; 0: as many as the mesh needs."""
+    faults: list[str] = field(default_factory=list)
+    resume: Path | None = None
+    force: bool = False
+    nnodes: str = "1"
+    node_rank: int = 0
+    endpoint: str = ""
+
+
+def begin(options: Options, *, version: str, console: Console) -> int:
+    """Check, make or find the run, train; returns the exit code."""
+    if options.resume is not None and options.config_path is not None:
+        given = f"not {options.config_path}; change it with --set"
+        raise ConfigError(f"--resume {options.resume}: takes the run's own configuration, {given}")
+    if options.force and options.resume is None:
+        raise ConfigError("--force: only with --resume RUN")
+    for text in options.faults:
+        parse_fault(text)
+    node = _node(options)
+    resumed, config = None, None
+    if options.resume is None:
+        config = load_config(options.config_path, options.overrides)
+    elif node.rank == 0:  # other nodes are told by node 0
+        resumed = prepare(options.resume, options.overrides, force=options.force)
+        config = resumed.config
+    if config is not None:
+        _check_trackers(config)
+    facts = {"rankscope_version": version, "command": sys.argv}
+    if node.max_nodes > 1:
+        return _on_nodes(config, resumed, node, options, facts, console)
+    assert config is not None
+    plan = resolve(config, options.nproc or _usual_size(config, resumed, options.overrides))
+    run = _run(config, plan, resumed, options, facts)
+    return _train(run, config, plan, replace(node, nproc=plan.world_size), options, console)
+
+
+def _check_trackers(config: Config) -> None:
+    """They run beside `watch`, where nobody would see that one is not installed. Raises ConfigError."""
+    for name in config.trackers.to:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"trackers.to = {name}: is not installed here: pip install 'rankscope[trackers]'")
+
+
+def ranks_needed(config: Config) -> int:
+    """The ranks that a mesh without a free dimension needs; else one a GPU, or one."""
+    sizes = [getattr(config.parallel, dim) for dim in MESH_DIMS]
+    fixed = 1
+    for size in sizes:
+        fixed *= max(1, size)
+    gpus = len(list(Path("/dev").glob("nvidia[0-9]*"))) if -1 in sizes else 0
+    return max(fixed, gpus // fixed * fixed)
+
+
+def _usual_size(config: Config, resumed: Resumed | None, overrides: list[str]) -> int:
+    """Ranks where nobody says how many: as before, unless the mesh is another now."""
+    if resumed is None or any(override.startswith("parallel.") for override in overrides):
+        return ranks_needed(config)
+    return resumed.world_size
+
+
+def _node(options: Options) -> Node:
+    """This node as the options describe it. Raises ConfigError."""
+    if options.nnodes == "1":
+        return Node(nproc=options.nproc)
+    least, _, most = options.nnodes.partition(":")
+    most = most or least
+    if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
+        raise ConfigError(f"--nnodes {options.nnodes}: must be a number of nodes, or MIN:MAX with 1 <= MIN <= MAX")
+    host, _, port = options.endpoint.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        given = options.endpoint or "(missing)"
+        raise ConfigError(f"--rdzv-endpoint {given}: several nodes need HOST:PORT, the same on all of them")
+    if options.node_rank >= int(most):
+        raise ConfigError(f"--node-rank {options.node_rank}: --nnodes {options.nnodes} has nodes 0 to {int(most) - 1}")
+    return Node(
+        nproc=options.nproc,
+        rank=options.node_rank,
+        min_nodes=int(least),
+        max_nodes=int(most),
+        endpoint=options.endpoint,
+    )
+
+
+def _on_nodes(
+    config: Config | None,
+    resumed: Resumed | None,
+    node: Node,
+    options: Options,
+    facts: dict[str, Any],
+    console: Console,
+) -> int:
+    """One node of several: node 0 makes the run or goes on with it, the others learn from it where and how."""
+    if config is not None and node.rank == 0:
+        node = replace(node, nproc=node.nproc or max(1, ranks_needed(config) // node.max_nodes))
+        _largest_plan(config, node.nproc * node.min_nodes)  # or nobody could go on when the others are gone
+    from trainer.launcher.nodes.rendezvous import Meeting  # imports torch: only now
+
+    def make() -> Path:
+        assert config is not None
+        return _run(config, _largest_plan(config, node.nproc * node.max_nodes), resumed, options, facts).path
+
+    meeting = Meeting(node, rejoin_s=config.recovery.rejoin_s if config is not None else 30.0)
+    run = RunDir.open(meeting.agree_on_run(make))
+    if reason := why_left_out(run, node.rank):
+        path = left_out_path(run, node.rank)
+        raise ConfigError(f"node {node.rank} was left out of {run.path} ({reason}); once it is sound, delete {path}")
+    node = replace(node, failures=count_failures(run, node.rank))
+    config = changed_config(run.manifest()["config"], [])
+    node = replace(node, nproc=node.nproc or max(1, ranks_needed(config) // node.max_nodes))
+    plan = _largest_plan(config, node.nproc * node.max_nodes)
+    return _train(run, config, plan, node, options, console, meeting)
+
+
+def _largest_plan(config: Config, num_ranks: int) -> Plan:
+    """The layout on as many of these ranks as it can have. Raises ConfigError if it can have none."""
+    return resolve(config, fitting_world(config, num_ranks) or num_ranks)
+
+
+def _run(config: Config, plan: Plan, resumed: Resumed | None, options: Options, facts: dict[str, Any]) -> RunDir:
+    """The run's folder, new or with the manifest of this launch. Raises RunError."""
+    newest = facts | {
+        "config": config.model_dump(mode="json"),
+        "world_size": plan.world_size,
+        "mesh": plan.sizes,
+        "launcher_pid": os.getpid(),
+    }
+    if resumed is None:
+        manifest = newest | {"faults": options.faults, "cwd": os.getcwd()}
+        return RunDir.create(Path(config.run.dir), name=config.run.name, manifest=manifest)
+    if options.force:
+        forgive(resumed.run)
+    begin_to_count(resumed.run, let_in=options.force)
+    resumed.run.write_manifest(resumed.run.manifest() | newest)
+    return resumed.run
+
+
+def _train(
+    run: RunDir,
+    config: Config,
+    plan: Plan,
+    node: Node,
+    options: Options,
+    console: Console,
+    meeting: Meeting | None = None,
+) -> int:
+    how = "resumed: " if options.resume is not None else ""
+    where = f"node {node.rank}: " if node.max_nodes > 1 else ""
+    mesh = " x ".join(f"{name} {size}" for name, size in plan.sizes.items() if size > 1) or "one rank"
+    ranks = f"{plan.world_size} ranks ({mesh})"
+    console.print(f"{where}{how}run [bold]{run.path}[/]  {ranks}  {config.train.steps} steps", highlight=False)
+    return supervise(run, config, plan=plan, node=node, faults=options.faults, console=console, meeting=meeting)

@@ -1,0 +1,188 @@
+"""Everything around a node's ranks on the machine that was asked to train: watch, launch, progress, how it ended.
+
+exit_code = supervise(run, config, plan=plan, node=Node(nproc=4), faults=[], console=console)
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from probes.attach.watch_process import start_watch
+from probes.tape.events import EventWriter, read_events
+from probes.tape.rundir import NODE_RANK, RunDir
+from store import is_watched
+from trainer.config.config import Config
+from trainer.exit_codes import EXIT_PREEMPTED
+from trainer.launcher.node import Node, Outcome
+from trainer.launcher.progress import ProgressView
+from trainer.launcher.zygote import Zygote
+from trainer.layout.plan import Plan
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trainer.launcher.nodes.rendezvous import Meeting
+
+__all__ = ["supervise"]
+
+WATCH_END_S = 60.0
+"""How long the last ingestion may take before the run is reported without it (it is caught up by any reader)."""
+WATCH_RESTART_S = 2.0
+
+
+class _WatchKeeper:
+    """Keeps a watch process running: it can be killed at any moment and loses nothing."""
+
+    def __init__(self, run: RunDir, node: Node) -> None:
+        self.run = run
+        self.node = node
+        self.node_rank = node.rank
+        self.process: subprocess.Popen[bytes] = self._start()
+        self.ending = False
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._started_at = time.monotonic()
+        of_job = {"num_nodes": self.node.max_nodes, "digests": self.node.endpoint}
+        return start_watch(self.run.path, self.node_rank, os.getpid(), **of_job)
+
+    def look(self) -> None:
+        if self.ending or self.process.poll() is None or time.monotonic() - self._started_at < WATCH_RESTART_S:
+            return
+        self.process = self._start()
+
+    def end(self) -> None:
+        self.ending = True
+        deadline = time.monotonic() + WATCH_END_S
+        while time.monotonic() < deadline:  # it leaves by itself once it has seen `run_ended`
+            if self.process.poll() is not None or self._has_left_the_store():
+                return
+            time.sleep(0.02)
+        self.process.kill()
+        self.process.wait()
+
+    def _has_left_the_store(self) -> bool:
+        """It may stay a little longer, to be scraped once more."""
+        if is_watched(self.run.stores()):
+            return False
+        events = read_events(self.run.node_dir(self.node_rank) / "events.jsonl")[0]
+        return any(event["kind"] == "watch_stopped" and event.get("pid") == self.process.pid for event in events)
+
+
+class _ToldToStop(BaseException):
+    """SIGTERM or SIGINT before there was any rank to pass it on to."""
+
+
+class _EarlySignals:
+    """Keeps SIGTERM and SIGINT until somebody can do something about them; the launcher's own handlers follow."""
+
+    def __init__(self) -> None:
+        self._pending = 0
+        self._heard = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._received)
+
+    def listen(self) -> None:
+        """From here on a signal raises _ToldToStop; so does one that came before."""
+        self._heard = True
+        if self._pending:
+            raise _ToldToStop(self._pending)
+
+    def _received(self, number: int, frame: FrameType | None) -> None:
+        self._pending = number
+        if self._heard:
+            raise _ToldToStop(number)
+
+
+def supervise(
+    run: RunDir,
+    config: Config,
+    *,
+    plan: Plan,
+    node: Node,
+    faults: list[str],
+    console: Console,
+    meeting: Meeting | None = None,
+) -> int:
+    """Train to the end; returns the exit code of `rankscope train`."""
+    signals = _EarlySignals()
+    os.environ["RANKSCOPE_CONFIG"] = config.model_dump_json()
+    arguments = [text for fault in faults for text in ("--fault", fault)]
+    directory = run.node_dir(node.rank)
+    directory.mkdir(parents=True, exist_ok=True)
+    (run.path / "logs").mkdir(exist_ok=True)
+    events = EventWriter(directory / "events.jsonl", attempt=0, rank=NODE_RANK)
+    events.write(
+        "run_started",
+        node_rank=node.rank,
+        nproc_per_node=node.nproc,
+        max_restarts=config.recovery.max_restarts,
+        launcher_pid=os.getpid(),
+    )
+    keeper = _WatchKeeper(run, node)  # first: it begins while torch is imported
+    zygote = None
+    try:
+        if console.is_terminal:
+            console.print("importing torch", style="dim", end="\r")  # the progress bar takes its place
+        zygote = Zygote(run.path / "logs" / f"zygote-node{node.rank}.log")
+        with ProgressView(run, steps=config.train.steps, plan=plan, console=console, node_rank=node.rank) as view:
+            view.every_tick(keeper.look)
+            outcome = _launch(run, config, node, meeting, arguments, events, zygote, signals)
+            events.write(
+                "run_ended",
+                node_rank=node.rank,
+                reason=outcome.reason,
+                exit_code=outcome.exit_code,
+                message=outcome.message,
+            )
+            keeper.end()
+    finally:
+        if zygote is not None:
+            zygote.close()
+        keeper.end()
+        events.close()
+    _say(run, outcome, console)
+    return outcome.exit_code
+
+
+def _launch(
+    run: RunDir,
+    config: Config,
+    node: Node,
+    meeting: Meeting | None,
+    arguments: list[str],
+    events: EventWriter,
+    zygote: Zygote,
+    signals: _EarlySignals,
+) -> Outcome:
+    try:
+        signals.listen()
+        from trainer.launcher.launch import launch  # imports torch: not before a mistake has been told
+
+        return launch(run, config, node=node, meeting=meeting, arguments=arguments, events=events, zygote=zygote)
+    except _ToldToStop as told:
+        (number,) = told.args
+        reason = "preempted" if 128 + number == EXIT_PREEMPTED else "interrupted"
+        message = f"{signal.Signals(number).name} received before any rank had started"
+        return Outcome(reason=reason, exit_code=128 + number, message=message)
+
+
+def _say(run: RunDir, outcome: Outcome, console: Console) -> None:
+    count = outcome.restarts
+    restarted = f" after {count} restart{'s' * (count > 1)}" if count else ""
+    if outcome.exit_code == 0:
+        console.print(
+            f"[green]finished[/]{restarted}. What happened: [bold]rankscope analyze {run.path}[/]", highlight=False
+        )
+        return
+    console.print(f"[red]{outcome.reason}[/]{restarted}: {outcome.message}", highlight=False, soft_wrap=True)
+    if outcome.reason in ("preempted", "interrupted"):
+        console.print(f"go on: [bold]rankscope train --resume {run.path}[/]", highlight=False, soft_wrap=True)
+        return
+    console.print(
+        f"why: [bold]rankscope analyze {run.path}[/]   logs: {run.path / 'logs'}", highlight=False, soft_wrap=True
+    )

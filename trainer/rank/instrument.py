@@ -1,0 +1,50 @@
+"""Probes on a training that has been built.
+
+install(recorder)                       # collectives: before any process group is made
+training = build(config, plan, device, recorder=recorder)
+gradients = instrument(training, recorder)
+record_compilation(recorder)            # once all that compiles has been built
+experts = watch_experts(training, recorder)
+"""
+
+from __future__ import annotations
+
+from probes.compilation import CompileProbe
+from probes.expert_load import ExpertProbe
+from probes.fail_open import failing_open
+from probes.gradients import GradientProbe
+from probes.pipeline import record_schedule
+from probes.recorder import Recorder
+from trainer.training.rank_training import Training
+
+__all__ = ["instrument", "record_compilation", "watch_experts"]
+
+
+def record_compilation(recorder: Recorder) -> None:
+    """Have what torch compiles recorded, until the recorder closes."""
+    if recorder.enabled:
+        probe = CompileProbe(recorder)
+        probe.look()  # the optimizer has imported the compiler, if `torch.compile` has not
+        recorder.at_close.append(probe.remove)
+
+
+def watch_experts(training: Training, recorder: Recorder) -> ExpertProbe | None:
+    """The probe of the rank's mixtures of experts; None where there are none, or nothing is recorded."""
+    if not recorder.enabled or not training.expert_layers:
+        return None
+    with failing_open("experts"):
+        layers = {number: layer.take_load for number, layer in training.expert_layers.items()}
+        return ExpertProbe(recorder, layers, interval=training.config.probes.expert_interval)
+    return None
+
+
+def instrument(training: Training, recorder: Recorder) -> GradientProbe | None:
+    """Record the stages of this rank's pipeline; returns the probe of its gradients, None if nothing is recorded."""
+    if not recorder.enabled:
+        return None
+    if training.pipeline is not None:
+        record_schedule(recorder, training.pipeline.schedule, training.pipeline.stages)
+    with failing_open("gradients"):
+        interval = training.config.probes.gradient_interval
+        return GradientProbe(recorder, training.named_parameters(), interval=interval)
+    return None

@@ -1,0 +1,301 @@
+"""One rank of a training, under torchrun and under `rankscope train` alike.
+
+    torchrun --nproc-per-node 4 -m trainer.rank.worker examples/gpt-demo.toml --set train.steps=50
+    torchrun --nproc-per-node 4 --max-restarts 3 -m trainer.rank.worker my.toml --fault kill@step=20,rank=1
+
+The environment says which rank it is (RANK, WORLD_SIZE, ...). RANKSCOPE_RUN_DIR names the run's folder, otherwise
+rank 0 makes one, or finds the one of the former attempt, and tells the others through the rendezvous store.
+RANKSCOPE_CONFIG holds a resolved configuration as JSON, used where no CONFIG is given.
+
+SIGTERM and SIGINT end the run at the end of a step that all ranks agree on, with a checkpoint; the same one again ends
+the process at once, and so does the end of `recovery.grace_s`. Exit codes are those of `trainer.exit_codes`;
+143, told to stop and did so, is 0 under another launcher than ours, which would start the rank again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pydantic import ValidationError
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from probes.attach.identity import Identity
+from probes.attach.watch_process import meeting_point, start_watch
+from probes.collectives.wrapped import install, unreduced_gradients
+from probes.fail_open import failing_open, probes_disabled
+from probes.guard.decisions import RunStopped
+from probes.recorder import Recorder
+from probes.tape.run_facts import described, device_name, versions
+from probes.tape.rundir import RunDir, RunError
+from probes.tape.stack_file import register
+from trainer.checkpoint import attempt_fence as fence
+from trainer.checkpoint.disk_tier.manifest import CheckpointError
+from trainer.config.config import Config, ConfigError, load_config
+from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_MISTAKE, EXIT_PREEMPTED
+from trainer.faults.inject import arm, distort_clock
+from trainer.faults.options import Fault, FaultError, parse_fault
+from trainer.guard.rollback import Recovery
+from trainer.layout.plan import Plan, resolve
+from trainer.model.size import flops_per_token
+from trainer.model.transformer import Transformer
+from trainer.plan.manifest import planned
+from trainer.rank.instrument import instrument, record_compilation, watch_experts
+from trainer.rank.loop import Session, train
+from trainer.rank.stop_request import StopRequest
+from trainer.training.build import build, pick_backend, pick_device
+
+__all__ = ["main", "run_and_leave"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run this rank to its end; returns the exit code. What is unexpected is recorded and raised."""
+    identity = Identity.from_environment()
+    try:
+        config, faults = _configuration(sys.argv[1:] if arguments is None else arguments)
+        plan = resolve(config, identity.world_size)
+        device = pick_device(config, identity.local_rank)
+        if device.type == "cpu":
+            torch.set_num_threads(1)  # ranks share the machine's cores
+        else:
+            torch.cuda.set_device(device)
+        store = _rendezvous(identity)
+        run, attempt = _join_run(identity, store, config, plan, [fault.text for fault in faults])
+    except (ConfigError, FaultError, RunError) as error:
+        return _mistake(identity, error)
+
+    fence.hold(run, attempt)
+    stop = StopRequest(config.recovery.grace_s)
+    distort_clock(faults, rank=identity.rank)
+    recorder = _recorder(identity, config, run, attempt, device)
+    register(run, attempt, identity.rank)
+    try:
+        return _train(identity, config, plan, device, faults, stop, store, run, recorder)
+    except (ConfigError, FaultError, CheckpointError) as error:
+        recorder.event("exception", **described(error))
+        return _mistake(identity, error)
+    except RunStopped as stopped:
+        if identity.rank == 0:
+            sys.stderr.write(f"rankscope: {stopped}\n")
+        recorder.close()
+        return EXIT_GIVEN_UP
+    except fence.Fenced as fenced:
+        sys.stderr.write(f"rankscope: rank {identity.rank}: {fenced}\n")
+        recorder.event("fenced", newest_attempt=fenced.newest)
+        return EXIT_FENCED
+    except BaseException as error:
+        recorder.event("exception", **described(error))
+        raise
+
+
+def _train(
+    identity: Identity,
+    config: Config,
+    plan: Plan,
+    device: torch.device,
+    faults: list[Fault],
+    stop: StopRequest,
+    store: dist.Store | None,
+    run: RunDir,
+    recorder: Recorder,
+) -> int:
+    """From the process group to its end."""
+    if store is not None:
+        backend = pick_backend(config, device)
+        if config.probes.collectives:
+            install(recorder, check_nonfinite=config.probes.nonfinite_flags)
+        dist.init_process_group(backend, store=store, rank=identity.rank, world_size=identity.world_size)
+    recorder.describe(**plan.coordinates(identity.rank))
+    training = build(config, plan, device, recorder=recorder)
+    gradients = instrument(training, recorder)
+    record_compilation(recorder)
+    arm(faults, training, recorder, run, rank=identity.rank, world_size=identity.world_size)
+    session = Session(
+        training=training,
+        recorder=recorder,
+        recovery=Recovery(training, recorder, run, gradients),
+        gradients=gradients,
+        unreduced=unreduced_gradients() if _reduces_whole_gradients(config, plan) else None,
+        experts=watch_experts(training, recorder),
+        asked_to_stop=stop,
+        prints_progress=identity.rank == 0 and "RANKSCOPE_RUN_DIR" not in os.environ,
+    )
+    stop.out_of_time = lambda: recorder.event("preempted", signal=_name(stop.signal), checkpoint_step=None)
+    try:
+        outcome = train(session)
+    finally:
+        training.close()
+    if outcome == "stopped" and identity.rank == 0:
+        # Rank 0 may have been told by another rank: then somebody wants one of the machines back.
+        saved = session.recovery.disk.saved
+        kind = "interrupted" if stop.signal == signal.SIGINT else "preempted"
+        recorder.event(kind, signal=_name(stop.signal), checkpoint_step=saved[-1] if saved else None)
+    recorder.close()
+    # The group is not destroyed: DDP's reducer may hold its last reference, and torch then joins gloo's threads under
+    # the GIL that they wait for (seen as a rank that never ends). `run_and_leave` ends the process as it is.
+    return EXIT_PREEMPTED if outcome == "stopped" and identity.attempt >= 0 else 0
+
+
+def _reduces_whole_gradients(config: Config, plan: Plan) -> bool:
+    """Whether what a rank hands to reductions in a step are its own gradients, as they are, and nothing else."""
+    alone = plan.tp == plan.ep == plan.cp == 1 and config.parallel.gradient_compression == "none"
+    return plan.data_size > 1 and alone
+
+
+def _name(number: int) -> str | None:
+    return signal.Signals(number).name if number else None
+
+
+def _configuration(arguments: list[str]) -> tuple[Config, list[Fault]]:
+    parser = argparse.ArgumentParser(
+        prog="trainer.rank.worker", description="One rank of a training; run it with torchrun."
+    )
+    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="TOML file; all defaults without one")
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE")
+    parser.add_argument("--fault", action="append", default=[], dest="faults", metavar="KIND@step=N,rank=R")
+    options = parser.parse_args(arguments)
+    given = os.environ.get("RANKSCOPE_CONFIG")
+    if given and options.config is None and not options.overrides:
+        try:
+            config = Config.model_validate_json(given)
+        except ValidationError as error:
+            raise ConfigError(f"RANKSCOPE_CONFIG: {error.errors()[0]}") from None
+    else:
+        config = load_config(options.config, options.overrides)
+    return config, [parse_fault(text) for text in options.faults]
+
+
+def _rendezvous(identity: Identity) -> dist.Store | None:
+    """The store through which ranks find each other; None for a single process without a launcher."""
+    if identity.world_size == 1 and "MASTER_ADDR" not in os.environ:
+        return None
+    try:
+        store, _, _ = next(dist.rendezvous("env://", rank=identity.rank, world_size=identity.world_size))
+    except dist.DistNetworkError as error:
+        where = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')} MASTER_PORT={os.environ.get('MASTER_PORT')}"
+        reason = "the port is in use" if "EADDRINUSE" in str(error) else str(error).splitlines()[0]
+        raise ConfigError(f"{where}: {reason}; choose another port, and the same on every rank") from None
+    # torchrun's static rendezvous keeps one store over restarts: addresses of the dead must not be found there.
+    life = f"restart-{identity.restarts}" if identity.attempt < 0 else f"attempt-{identity.attempt}"
+    return dist.PrefixStore(f"rankscope/{life}", store)
+
+
+def _join_run(
+    identity: Identity, store: dist.Store | None, config: Config, plan: Plan, faults: list[str]
+) -> tuple[RunDir, int]:
+    """The run's folder and the attempt's number, the same on all ranks.
+
+    `rankscope train` has claimed the attempt before it started any rank; under another launcher rank 0 does it here.
+    """
+    if identity.rank != 0:
+        assert store is not None
+        path, number = store.get("run").decode().rsplit("\n", 1)
+        return RunDir(Path(path)), int(number)
+    named = os.environ.get("RANKSCOPE_RUN_DIR")
+    found = RunDir.open(Path(named)) if named else _former_run(identity, config)
+    if found is None:
+        found = RunDir.create(Path(config.run.dir), name=config.run.name, manifest=_manifest(config, plan, faults))
+    run = RunDir(found.path.resolve())
+    attempt = identity.attempt if identity.attempt >= 0 else fence.claim(run, world_size=plan.world_size)
+    if store is not None:
+        store.set("run", f"{run.path}\n{attempt}")
+    return run, attempt
+
+
+def _former_run(identity: Identity, config: Config) -> RunDir | None:
+    """In a restart under plain torchrun: the run that the same launcher, this process's parent, has made."""
+    if not identity.restarts:
+        return None
+    manifests = Path(config.run.dir).glob("*/run.json")
+    for path in sorted(manifests, key=lambda path: path.parent.name, reverse=True):
+        run = RunDir(path.parent)
+        if run.manifest().get("launcher_pid") == os.getppid():
+            return run
+    return None
+
+
+def _manifest(config: Config, plan: Plan, faults: list[str]) -> dict[str, Any]:
+    """What is written when no launcher of ours has done so."""
+    return {
+        "config": config.model_dump(mode="json"),
+        "world_size": plan.world_size,
+        "mesh": plan.sizes,
+        "faults": faults,
+        # Without a launcher the parent is somebody's shell, which says nothing about the run.
+        "launcher_pid": os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
+        "command": sys.argv,
+    }
+
+
+def _recorder(identity: Identity, config: Config, run: RunDir, attempt: int, device: torch.device) -> Recorder:
+    if identity.rank == 0:
+        _complete_manifest(run, config, identity.world_size)
+    if not config.probes.enabled or probes_disabled():
+        return Recorder.disabled()
+    recorder = Recorder(
+        run.rank_dir(attempt, identity.rank),
+        rank=identity.rank,
+        attempt=attempt,
+        world_size=identity.world_size,
+        local_rank=identity.local_rank,
+        node_rank=identity.node_rank,
+        device=str(device),
+    )
+    if "RANKSCOPE_RUN_DIR" not in os.environ:
+        if identity.rank == 0:
+            recorder.event("attempt_started", world_size=identity.world_size)
+        if identity.local_rank == 0:
+            with failing_open("watch"):  # without it nothing is lost: the tapes are the source of truth
+                num_nodes, digests = meeting_point()
+                start_watch(run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
+    return recorder
+
+
+def _complete_manifest(run: RunDir, config: Config, world_size: int) -> None:
+    """What only a rank knows: versions, the size of the model, and what the run should need by the plan."""
+    with torch.device("meta"):
+        model = Transformer(config.model)
+    with contextlib.suppress(OSError):
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        facts: dict[str, Any] = {
+            "num_parameters": parameters,
+            "flops_per_token": flops_per_token(config.model, config.data.seq_len),
+            "versions": versions(),
+        }
+        on_cuda = torch.cuda.is_available() and config.train.device != "cpu"
+        facts["planned"] = planned(config, resolve(config, world_size), rank=0, device="cuda" if on_cuda else "cpu")
+        if on_cuda:
+            facts |= device_name()
+        run.write_manifest(run.manifest() | facts)
+
+
+def _mistake(identity: Identity, error: Exception) -> int:
+    if identity.rank == 0:
+        sys.stderr.write(f"rankscope: {error}\n")
+    return EXIT_MISTAKE
+
+
+def run_and_leave() -> None:
+    """Leave without the interpreter's clean-up after a failure: it may wait for ranks that are gone."""
+    try:
+        code = record(main)()  # what is raised goes into the launcher's error file too
+    except SystemExit as request:
+        code = int(request.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    run_and_leave()

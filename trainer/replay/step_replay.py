@@ -1,0 +1,220 @@
+"""One process's part of replaying a step of a run that is over: the state, the way to the step, the step itself.
+
+    told = replay_target(config, plan, target, device, say=print)     # events `replay`, as a run's triage writes them
+
+1. The checkpoint is read (hashes first), or the initial state is made.
+2. If it is older than the step before, the step's batch is replayed on it: what comes back there is the batch.
+3. The updates in between are taken again with the batches and rates that are recorded.
+4. The step is replayed with every operation watched. Its update is not taken.
+
+With as many ranks as the run had, all do this together. Replicas without any sharding (DDP) need one process only: it
+computes each data rank's share one after the other and averages the gradients itself, which rounds differently in the
+last bits. Nothing is written into the run's folder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from probes.guard.decisions import Verdict
+from trainer.checkpoint.continuity import order_signature
+from trainer.checkpoint.disk_tier.loading import load_folder
+from trainer.config.config import Config
+from trainer.data.batches import Batch
+from trainer.layout.plan import Plan
+from trainer.replay.target import Target, Update
+from trainer.replay.triage import Replay, comes_back, findings
+from trainer.replay.triage import replay as replay_once
+from trainer.training.build import build
+from trainer.training.optimizer import learning_rate
+from trainer.training.rank_training import Training
+
+__all__ = ["Told", "replay_target", "runs_in_one_process"]
+
+MAX_OVERFLOWS = 32
+"""fp16: steps dropped in a row while the loss scale finds its place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Share(Plan):
+    """The plan of a process that is one data rank after the other."""
+
+    of: int
+    share: int = 0
+
+    @property
+    def data_size(self) -> int:
+        return self.of
+
+    def data_rank(self, rank: int) -> int:
+        return self.share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What one process found. `events` are details of events `replay`, with their ranks."""
+
+    events: list[dict[str, Any]]
+    worst_way_ratio: float | None
+    """Largest difference of a loss on the way from its record, relative; None without a way or records."""
+    data_differs: bool
+    """The data set does not give the next batch that it gave when the checkpoint was written."""
+
+
+def runs_in_one_process(plan: Plan) -> bool:
+    """Whether each data rank has the whole model."""
+    return plan.world_size == plan.dp_replicate  # replicas, and nothing else
+
+
+def replay_target(
+    config: Config,
+    plan: Plan,
+    target: Target,
+    device: torch.device,
+    *,
+    losses: dict[int, float] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Told:
+    """Raises CheckpointError or ConfigError. `losses`: recorded ones by step, to compare the way with. Collective where
+    the process group is initialised; without one the plan must run in one process."""
+    if torch.distributed.is_initialized():
+        training, ranks = build(config, plan, device), None
+    else:
+        one = _Share(
+            **{name: getattr(plan, name) for name in ("local_batch_size", "micro_batch_size", "stages", "schedule")},
+            world_size=1, pp=1, dp_replicate=1, dp_shard=1, ep=1, cp=1, tp=1, of=plan.data_size,
+        )  # fmt: skip
+        training, ranks = build(config, one, device), list(range(plan.data_size))
+    with _closing(training):
+        return _Player(training, target, ranks, say).play(losses or {})
+
+
+@contextmanager
+def _closing(training: Training) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        training.close()
+
+
+class _Player:
+    """Plays one target on one training; `ranks` are those that this process stands for, None for its own alone."""
+
+    def __init__(self, training: Training, target: Target, ranks: list[int] | None, say: Callable[[str], None]) -> None:
+        self.training = training
+        self.target = target
+        self.ranks = ranks
+        self.say = say
+        self._optim = training.config.optim
+        verdict = target.kind if target.kind != "healthy" else "non_finite"
+        self.verdict = Verdict(step=target.step, kind=verdict, loss=target.loss, loss_level=target.loss_level)
+
+    def play(self, losses: dict[int, float]) -> Told:
+        target, differs, worst = self.target, False, None
+        if target.checkpoint:
+            loaded = load_folder(Path(target.checkpoint), self.training)
+            if self.training.scaler is not None and loaded.values.scaler is not None:
+                self.training.scaler.load(dict(loaded.values.scaler))
+            saved, position = loaded.extra.get("order"), loaded.values.position
+            differs = saved not in (None, order_signature(self.training.stream, position))
+        events = []
+        if target.way and target.kind != "healthy":
+            self.say(f"replaying batch {target.batch_index} on the state of step {target.state_step}")
+            events += self._replayed("restored", target.state_step)
+        for number, update in enumerate(target.way, start=1):
+            loss = self._take(update)
+            if (was := losses.get(update.step)) and math.isfinite(was):
+                worst = max(worst or 0.0, abs(loss / was - 1.0))
+            if number % 10 == 0 or number == len(target.way):
+                self.say(f"took step {update.step} again ({number} of {len(target.way)}): loss {loss:.4f}")
+        self.say(f"replaying step {target.step} with every operation watched")
+        return Told(
+            events=[*self._replayed("same", target.step - 1), *events], worst_way_ratio=worst, data_differs=differs
+        )
+
+    # The step itself.
+
+    def _replayed(self, state: Literal["same", "restored"], state_step: int) -> list[dict[str, Any]]:
+        """One event for each rank that this process stands for."""
+        whole = None if self.ranks is None else self._whole(self.target.batch_index)
+        events = []
+        for rank in [self.training.rank] if self.ranks is None else self.ranks:
+            batch = self._batch(self.target.batch_index, rank)
+            again = replay_once(self.training, batch, None, self.target.step)
+            if whole is not None:
+                again = replace(again, loss=whole[0], grad_norm=whole[1])
+            events.append(self._event(rank, state, state_step, batch, again))
+        return events
+
+    def _event(self, rank: int, state: str, state_step: int, batch: Batch, again: Replay) -> dict[str, Any]:
+        came_back = comes_back(self.verdict, again)
+        return {
+            "rank": rank,
+            "verdict": self.target.kind,
+            "state": state,
+            "state_step": state_step,
+            "batch_index": batch.index,
+            "came_back": came_back,
+            "loss": again.loss,
+            "loss_refused": self.target.loss,
+            "loss_level": self.target.loss_level,
+            "grad_norm": again.grad_norm,
+            "local_loss": again.local_loss,
+            **findings(self.training, batch, again),
+        }
+
+    # The way to it.
+
+    def _take(self, update: Update) -> float:
+        """Take a step's update again; returns its loss."""
+        training = self.training
+        for _ in range(MAX_OVERFLOWS):
+            loss, norm = self._gradients(update.batch_index)
+            if not training.absorb_overflow(norm):
+                break
+        if update.rate is not None:
+            usual = learning_rate(update.step - 1, training.config.model_copy(update={"optim": self._optim}))
+            scaled = self._optim.lr * (update.rate / usual if usual else 1.0)
+            training.config = training.config.model_copy(
+                update={"optim": self._optim.model_copy(update={"lr": scaled})}
+            )
+        training.step(update.step - 1)
+        return loss
+
+    def _whole(self, batch_index: int) -> tuple[float, float]:
+        """Loss and gradient norm over all shares; the gradients are dropped."""
+        found = self._gradients(batch_index)
+        self.training.discard()
+        return found
+
+    def _gradients(self, batch_index: int) -> tuple[float, float]:
+        """Global loss and gradient norm; clipped gradients are left for an update. Collective."""
+        training = self.training
+        if self.ranks is None:
+            own = training.forward_backward(self._batch(batch_index, training.rank)).double().view(1)
+            share = own / (training.plan.data_size * training.plan.tp) if training.has_loss else torch.zeros_like(own)
+            norm, loss = training.clip(share)
+            return loss, norm
+        total = 0.0
+        for rank in self.ranks:
+            total += training.forward_backward(self._batch(batch_index, rank)).item()
+        for _, parameter in training.named_parameters():
+            if parameter.grad is not None:
+                parameter.grad /= len(self.ranks)
+        (norm,) = training.clip()
+        return total / len(self.ranks), norm
+
+    def _batch(self, batch_index: int, rank: int) -> Batch:
+        """A rank's share; in one process the training becomes that rank."""
+        training = self.training
+        if isinstance(training.plan, _Share):
+            training.plan = replace(training.plan, share=rank)
+        size = training.plan.data_size
+        return training.stream.batch(batch_index, training.data_rank, size).to(training.device)

@@ -1,0 +1,148 @@
+"""Everything that a training loop needs, from a configuration and a plan.
+
+    plan = resolve(config, world_size)                  # before the process group: mistakes are one line
+    ...init_process_group...
+    training = build(config, plan, device)
+    for step in range(config.train.steps):
+        batch = training.batch(step + skipped)          # span "data"
+        loss = training.forward_backward(batch)         # spans "forward" and "backward", one pair a microbatch
+        (norm,) = training.clip()                       # the same on all ranks; NaN or Inf, never an exception
+        if math.isfinite(norm): training.step(step)     # spans "optimizer"
+        else: training.discard()                        # gradients dropped, parameters untouched
+
+`build` needs the default process group if the world has more than one rank. The number of the batch is the caller's:
+skipping a batch is adding one to it.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.config.config import Config, ConfigError
+from trainer.data.batches import BatchStream
+from trainer.data.corpus import Corpus, open_corpus
+from trainer.data.prefetch import Prefetcher
+from trainer.layout.plan import Plan
+from trainer.model.checkpointing import apply_activation_checkpointing
+from trainer.model.compiling import check_compiler, compile_blocks
+from trainer.parallel.mesh import build_mesh, submesh
+from trainer.parallel.parallelize import parallelize
+from trainer.parallel.pipeline import Pipeline, stage_modules
+from trainer.training.optimizer import build_optimizer
+from trainer.training.precision import LossScaler
+from trainer.training.rank_training import NoRecorder, Recorder, Training, token_loss
+
+__all__ = ["Training", "build", "pick_backend", "pick_device"]
+
+
+def pick_device(config: Config, local_rank: int) -> torch.device:
+    """The device of this rank. Raises ConfigError where what is configured is not there."""
+    wanted = config.train.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("train.device = 'cuda': no CUDA device is available; allowed here: cpu, auto")
+    if wanted == "cpu" or not torch.cuda.is_available():
+        if config.parallel.cpu_offload:
+            raise ConfigError(
+                "parallel.cpu_offload = true: needs train.device = 'cuda'; a CPU has everything in host memory already"
+            )
+        return torch.device("cpu")
+    if config.train.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise ConfigError("train.precision = 'bf16': this GPU has no bf16; allowed: float32, fp16")
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def pick_backend(config: Config, device: torch.device) -> str:
+    """gloo or nccl. Raises ConfigError for nccl without a GPU."""
+    wanted = config.train.backend
+    if wanted == "nccl" and device.type != "cuda":
+        raise ConfigError(f"train.backend = 'nccl': needs train.device = 'cuda', not {device.type!r}; allowed: gloo")
+    if wanted == "auto":
+        return "nccl" if device.type == "cuda" else "gloo"
+    return wanted
+
+
+def build(
+    config: Config,
+    plan: Plan,
+    device: torch.device,
+    *,
+    recorder: Recorder | None = None,
+    corpus: Corpus | None = None,
+) -> Training:
+    """Make model, optimizer and data for this rank. Collective: all ranks call it at the same time.
+
+    Raises ConfigError for data that cannot be used.
+    """
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    corpus = corpus or open_corpus(config.data, config.model.vocab_size)
+    _agree_on_data(corpus, device)
+    mesh = build_mesh(plan, device.type)
+    pp_rank = plan.coordinates(rank)["pp"]
+    parts = []
+    with torch.device("meta"):
+        made = stage_modules(config, plan, pp_rank)
+    for module in made:
+        apply_activation_checkpointing(module, config.train)
+        if config.train.compile:
+            check_compiler(config.train.compile_backend, device)
+            compile_blocks(module, config.train.compile_backend)
+        parts.append(parallelize(module, config, plan, mesh, device))
+    replicas = submesh(mesh, "dp_replicate") if plan.zero1 else None
+    modules: list[nn.Module] = [part.module for part in parts]
+    scaler = LossScaler() if config.train.precision == "fp16" else None
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        value = token_loss(logits, targets)
+        return value if scaler is None else value * scaler.scale
+
+    stream = _stream(config, corpus, "train")
+    loader = Prefetcher(
+        stream,
+        plan.data_rank(rank),
+        plan.data_size,
+        num_workers=config.data.num_workers,
+        ahead=config.data.prefetch,
+        pin=config.data.pin_memory and device.type == "cuda",
+    )
+    return Training(
+        config=config,
+        plan=plan,
+        device=device,
+        rank=rank,
+        mesh=mesh,
+        parts=parts,
+        optimizer=build_optimizer(modules, config.optim, shared_by=replicas.get_group() if replicas else None),
+        stream=stream,
+        loader=loader,
+        validation=_stream(config, corpus, "validation") if config.data.validation_ratio else None,
+        scaler=scaler,
+        pipeline=Pipeline(parts, config, plan, mesh, device, pp_rank, loss) if plan.pp > 1 else None,
+        recorder=recorder or NoRecorder(),
+    )
+
+
+def _agree_on_data(corpus: Corpus, device: torch.device) -> None:
+    """Nodes with another version of Python, or of the data, would train on other batches without anybody noticing."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    own = int(corpus.digest[:15] or "0", 16)
+    bounds = torch.tensor([own, -own], device=device)
+    dist.all_reduce(bounds, op=dist.ReduceOp.MIN)
+    if bounds[0].item() != -bounds[1].item():
+        raise ConfigError(
+            f"data.path: ranks read different data (rank {dist.get_rank()} has {corpus.digest}); "
+            "all nodes need the same files, or the same Python for the default text"
+        )
+
+
+def _stream(config: Config, corpus: Corpus, split: str) -> BatchStream:
+    return BatchStream(
+        corpus,
+        seq_len=config.data.seq_len,
+        global_batch_size=config.train.global_batch_size,
+        seed=config.run.seed,
+        validation_ratio=config.data.validation_ratio,
+        split=split,
+    )

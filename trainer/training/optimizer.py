@@ -1,0 +1,114 @@
+"""AdamW and the learning rate.
+
+    optimizer = build_optimizer(modules, config.optim)
+    optimizer = build_optimizer(modules, config.optim, shared_by=replicas)     # ZeRO-1: a part of the state on each
+    optimizer_state(optimizer)                                                 # what this rank holds of it
+    set_learning_rate(optimizer, learning_rate(step, config))
+
+The rate is a pure function of the step, so there is no scheduler to save, to restore or to rewind after a rollback.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, MutableMapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from trainer.config.config import Config, OptimConfig
+
+__all__ = [
+    "build_optimizer",
+    "learning_rate",
+    "named_parameters",
+    "optimizer_state",
+    "set_learning_rate",
+    "updated_here",
+]
+
+
+def learning_rate(step: int, config: Config) -> float:
+    """The rate of optimizer step `step` (from 0).
+
+    1. The highest rate is `lr`, times global batch / `reference_batch_size` if that is set (linear scaling).
+    2. Warm-up: step k of w has (k + 1) / w of it.
+    3. Then `cosine` or `linear` down to `min_lr_ratio` at the last step; `wsd` stays and falls linearly in the last
+       `decay_ratio` of the steps; `constant` stays.
+    """
+    optim, steps = config.optim, config.train.steps
+    highest = optim.lr
+    if optim.reference_batch_size:
+        highest *= config.train.global_batch_size / optim.reference_batch_size
+    if step < optim.warmup_steps:
+        return highest * (step + 1) / optim.warmup_steps
+    if optim.schedule == "constant":
+        return highest
+    start = optim.warmup_steps
+    if optim.schedule == "wsd":
+        start = max(start, round(steps * (1 - optim.decay_ratio)))
+    progress = min(1.0, max(0.0, (step - start) / max(1, steps - 1 - start)))
+    shape = 0.5 * (1 + math.cos(math.pi * progress)) if optim.schedule == "cosine" else 1 - progress
+    return highest * (optim.min_lr_ratio + (1 - optim.min_lr_ratio) * shape)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def named_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+    """Every parameter of the rank's model parts once (tied ones under their first name)."""
+    for module in modules:
+        yield from module.named_parameters()
+
+
+def build_optimizer(
+    modules: list[nn.Module], config: OptimConfig, *, shared_by: dist.ProcessGroup | None = None
+) -> torch.optim.Optimizer:
+    """AdamW over `modules`, sharded as their parameters are. Norms, biases and the embedding do not decay.
+
+    `shared_by`: replicas that each update some of the parameters and send them to the others (ZeRO-1). Whole
+    parameters are dealt out, the largest first, so that the shares are about equal.
+    """
+    groups: dict[object, dict[str, object]] = {}
+    for name, parameter in named_parameters(modules):
+        decays = parameter.dim() >= 2 and not name.startswith("embed.")
+        # torch's multi-tensor kernels take DTensors of one mesh, or plain tensors, but no mixture.
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        group = groups.setdefault(
+            (decays, mesh), {"params": [], "names": [], "weight_decay": config.weight_decay if decays else 0.0}
+        )
+        group["params"].append(parameter)  # type: ignore[attr-defined]
+        group["names"].append(name)  # type: ignore[attr-defined]
+    # With DTensors each operation costs a dispatch per parameter on the host: fused has one, "foreach" a dozen.
+    settings = {"lr": config.lr, "betas": config.betas, "eps": config.eps, "fused": config.fused or None}
+    if shared_by is not None:
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # compiles TorchScript when it is imported
+
+        return ZeroRedundancyOptimizer(
+            list(groups.values()),
+            torch.optim.AdamW,
+            process_group=shared_by,
+            parameters_as_bucket_view=True,  # one broadcast a rank instead of one a parameter
+            **settings,
+        )
+    return torch.optim.AdamW(list(groups.values()), **settings)
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> MutableMapping[Tensor, dict[str, Any]]:
+    """The state that this rank holds, by parameter; live."""
+    return _own_optimizer(optimizer).state
+
+
+def updated_here(optimizer: torch.optim.Optimizer) -> set[Tensor]:
+    """The parameters that this rank updates: all, but for ZeRO-1."""
+    return {parameter for group in _own_optimizer(optimizer).param_groups for parameter in group["params"]}
+
+
+def _own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """ZeroRedundancyOptimizer keeps the AdamW of its rank's share in `optim`."""
+    return getattr(optimizer, "optim", optimizer)

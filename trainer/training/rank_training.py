@@ -1,0 +1,308 @@
+"""One rank's share of a training: model parts, optimizer and data, and the phases of a step.
+
+`trainer.training.build.build` makes it; the loop in that module's docstring is how it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+
+from trainer.config.config import Config, ConfigError
+from trainer.data.batches import Batch, BatchStream
+from trainer.data.prefetch import Prefetcher
+from trainer.layout.plan import Plan
+from trainer.model.experts import MixtureOfExperts
+from trainer.model.transformer import Transformer
+from trainer.parallel.compression import GradientCompression
+from trainer.parallel.parallelize import COMPUTE_DTYPES, ParallelModel
+from trainer.parallel.pipeline import Pipeline
+from trainer.training.clipping import LocalGradients, clip_factor, gradient_norm, scale_gradients, settle_gradients
+from trainer.training.optimizer import learning_rate, named_parameters, set_learning_rate
+from trainer.training.precision import LossScaler
+
+__all__ = ["Recorder", "Training", "token_loss"]
+
+
+class Recorder(Protocol):
+    """What of the probes' recorder is used here."""
+
+    def span(self, kind: str, microbatch: int = ...) -> AbstractContextManager[object]: ...
+
+    def event(self, kind: str, *, step: int | None = ..., **detail: Any) -> None: ...
+
+
+class NoRecorder:
+    def span(self, kind: str, microbatch: int = -1) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def event(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
+        pass
+
+
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy in nats a token, in float32; logits may be split along the vocabulary."""
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    # Split logits give a loss that is the same DTensor on every rank; the rest of the world works with plain tensors.
+    return loss.to_local() if isinstance(loss, DTensor) else loss
+
+
+@dataclass(kw_only=True)
+class Training:
+    """See the module's docstring. Every method is to be called on all ranks alike."""
+
+    config: Config
+    plan: Plan
+    device: torch.device
+    rank: int
+    mesh: DeviceMesh | None
+    parts: list[ParallelModel]
+    optimizer: torch.optim.Optimizer
+    stream: BatchStream
+    loader: Prefetcher  # of this rank's batches of `stream`
+    validation: BatchStream | None
+    scaler: LossScaler | None = None
+    pipeline: Pipeline | None = None
+    recorder: Recorder = field(default_factory=NoRecorder)
+
+    @functools.cached_property
+    def modules(self) -> list[Transformer]:
+        """The rank's model parts (one without a pipeline); parameters have their names in the whole model."""
+        return [part.module for part in self.parts]
+
+    @functools.cached_property
+    def has_loss(self) -> bool:
+        """Whether `forward_backward` returns a real loss on this rank: only with the last stage of a pipeline."""
+        return self.modules[-1].head is not None
+
+    @property
+    def data_rank(self) -> int:
+        return self.plan.data_rank(self.rank)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names like `blocks.3.mlp.up.weight`; DTensors where sharded; the same in every layout."""
+        yield from named_parameters(self.modules)
+
+    def batch(self, batch_index: int) -> Batch:
+        """This rank's share of global batch `batch_index`, on the device."""
+        with self.recorder.span("data"):
+            return self.own_piece(self.loader.batch(batch_index)).to(self.device)
+
+    def forward_backward(self, batch: Batch) -> Tensor:
+        """Accumulate the gradients of the rank's rows of `batch`; returns its mean loss, a detached float32 scalar.
+
+        The gradients are those of the mean over the whole global batch, reduced over the data ranks with the last
+        microbatch. The loss is this rank's own (zero where `has_loss` is false): `global_mean` makes it the batch's.
+        In a pipeline the spans are those that probes take from its stages.
+        """
+        self._seed_dropout(batch.index)
+        for module in self.modules:
+            if not module.training:  # after an evaluation; setting it walks through every module
+                module.train()
+        self._scale_router_losses()
+        if self.pipeline is not None:
+            with self._loss_context(), self._autocast():
+                loss = self.pipeline.run(batch.inputs, batch.targets)
+            return loss if self.scaler is None else loss / self.scaler.scale
+        (part,) = self.parts
+        count = self.plan.num_microbatches
+        losses = []
+        for number, rows in enumerate(self._microbatches()):
+            part.synchronise_gradients(number == count - 1)
+            with self._loss_context():
+                with self.recorder.span("forward", microbatch=number), self._autocast():
+                    loss = token_loss(part.forward_module(batch.inputs[rows]), batch.targets[rows])
+                    loss = loss / count if count > 1 else loss
+                with self.recorder.span("backward", microbatch=number):
+                    (loss if self.scaler is None else loss * self.scaler.scale).backward()
+            losses.append(loss.detach())
+        return losses[0] if count == 1 else torch.stack(losses).sum()
+
+    def _scale_router_losses(self) -> None:
+        """Routers' losses enter in backward, beside a loss that is divided by microbatches and scaled in fp16."""
+        scale = 1.0 if self.scaler is None else self.scaler.scale
+        for layer in self.expert_layers.values():
+            layer.loss_scale = scale / self.plan.num_microbatches
+
+    @functools.cached_property
+    def expert_layers(self) -> dict[int, MixtureOfExperts]:
+        """Mixtures of experts on this rank, by their block's number; empty for other models."""
+        blocks = {int(number): block for module in self.modules for number, block in module.blocks.items()}
+        return {number: block.mlp for number, block in blocks.items() if isinstance(block.mlp, MixtureOfExperts)}
+
+    @torch.no_grad()
+    def evaluate(self, num_batches: int | None = None) -> Tensor:
+        """Mean loss over the first `num_batches` (default `train.eval_batches`) validation batches, on every rank.
+
+        Raises ConfigError where `data.validation_ratio` is 0. Collective.
+        """
+        if self.validation is None:
+            raise ConfigError("data.validation_ratio = 0: there is nothing to evaluate on; must be above 0")
+        num_batches = num_batches or self.config.train.eval_batches
+        total = torch.zeros((), device=self.device)
+        for module in self.modules:
+            module.eval()
+        for index in range(num_batches):
+            batch = self.own_piece(self.validation.batch(index, self.data_rank, self.plan.data_size)).to(self.device)
+            with self._loss_context(), self._autocast():
+                total += self._batch_loss(batch)
+        for part in self.parts:
+            part.reshard()
+        return self.global_mean(total / num_batches)
+
+    def _batch_loss(self, batch: Batch) -> Tensor:
+        if self.pipeline is not None:
+            loss = self.pipeline.evaluate(batch.inputs, batch.targets)
+            return loss if self.scaler is None else loss / self.scaler.scale
+        (part,) = self.parts
+        losses = [token_loss(part.module(batch.inputs[rows]), batch.targets[rows]) for rows in self._microbatches()]
+        return torch.stack(losses).mean()
+
+    def own_piece(self, batch: Batch) -> Batch:
+        """Under context parallel a rank has a part of each sequence."""
+        return batch.piece(self.plan.coordinates(self.rank)["cp"], self.plan.cp)
+
+    def _microbatches(self) -> Iterator[slice]:
+        size = self.plan.micro_batch_size
+        return (slice(start, start + size) for start in range(0, self.plan.local_batch_size, size))
+
+    def global_mean(self, loss: Tensor) -> Tensor:
+        """Mean over the global batch, the same on every rank. Collective over all ranks; one number."""
+        if not dist.is_initialized() or self.plan.world_size == 1:
+            return loss
+        # Each tensor-parallel rank adds the same loss; pipeline ranks without one add nothing.
+        copies = self.plan.loss_copies
+        total = loss / copies if self.has_loss else torch.zeros_like(loss)
+        dist.all_reduce(total)
+        return total
+
+    def clip(self, *riders: Tensor, beside: Sequence[Tensor] = ()) -> list[float]:
+        """Clip gradients to `optim.clip_norm`; returns the global norm before that (unscaled in fp16), and then more.
+
+        The norm is equal on all ranks; NaN or Inf if any gradient is. Collective. `riders`, rows of float64 on the
+        device, are summed over all ranks by the same call: their sums follow the norm, and the numbers in `beside`
+        follow those as they are. All are read back at once: the host waits for the device here.
+        """
+        with self.recorder.span("optimizer"):
+            if self.plan.tp > 1:
+                settle_gradients(parameter for _, parameter in self.named_parameters())
+            gradients = self._shards.by_copies()
+            row = gradient_norm(gradients, self.device, riders)
+            norm, limit = row[0], self.config.optim.clip_norm or math.inf
+            if self.scaler is not None:
+                norm /= self.scaler.scale
+                scale_gradients(gradients, clip_factor(norm, limit) / self.scaler.scale)
+            elif limit < math.inf:
+                scale_gradients(gradients, clip_factor(norm, limit))
+            numbers: list[float] = (torch.cat((row, *beside)) if beside else row).tolist()
+            return numbers
+
+    @functools.cached_property
+    def _shards(self) -> LocalGradients:
+        parameters = (parameter for _, parameter in self.named_parameters())
+        return LocalGradients(parameters, self.plan.world_size // self.plan.pp)
+
+    def absorb_overflow(self, norm: float) -> bool:
+        """fp16: whether a norm that is not finite is only the loss scale's doing; drops the step if so.
+
+        Always False in other precisions and for finite norms. Ask it before calling the step a fault.
+        """
+        if self.scaler is None or not self.scaler.absorbs(norm):
+            return False
+        self.discard()
+        if self.rank == 0:
+            self.recorder.event("loss_scale", scale=self.scaler.scale)
+        return True
+
+    def step(self, step: int) -> float:
+        """Take optimizer step `step` (from 0) and clear the gradients; returns the learning rate used."""
+        with self.recorder.span("optimizer"):
+            rate = learning_rate(step, self.config)
+            set_learning_rate(self.optimizer, rate)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            if self.scaler is not None:
+                self.scaler.succeeded()
+            return rate
+
+    def discard(self) -> None:
+        """Drop the accumulated gradients; also puts parameters in order after a step that broke off halfway."""
+        self.optimizer.zero_grad(set_to_none=True)
+        for part in self.parts:
+            part.reshard()
+        for compression in self.compressions:
+            compression.forget()
+
+    @functools.cached_property
+    def compressions(self) -> list[GradientCompression]:
+        """What compresses the gradients of this rank's model parts; empty where nothing does."""
+        return [part.compression for part in self.parts if part.compression is not None]
+
+    def sample_compression(self, wanted: bool) -> None:
+        """Whether the next backward measures what compression loses."""
+        for compression in self.compressions:
+            compression.sample = wanted
+
+    def compression_squares(self) -> Tensor | None:
+        """(squared error, square) of the reduced gradient, (2,) float64; None if that was not sampled."""
+        found = [squares for part in self.compressions if (squares := part.squares()) is not None]
+        return torch.stack(found).sum(0) if found else None
+
+    @contextlib.contextmanager
+    def looked_at_only(self) -> Iterator[None]:
+        """A step of this time is no training: gradients are reduced whole, compression keeps nothing of them, the
+        load of experts is not counted."""
+
+        def trains(does: bool) -> None:
+            for compression in self.compressions:
+                compression.active = does
+            for layer in self.expert_layers.values():
+                layer.counts_load = does
+
+        trains(False)
+        try:
+            yield
+        finally:
+            trains(True)
+
+    def close(self) -> None:
+        """End the data workers. Harmless to call twice, or never."""
+        self.loader.close()
+
+    def _loss_context(self) -> AbstractContextManager[object]:
+        """DTensor's cross-entropy on split logits; its backward must run inside too."""
+        if self.plan.tp > 1 and self.config.parallel.loss_parallel:
+            return loss_parallel()
+        return contextlib.nullcontext()
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        """Mixed precision where FSDP's own policy does not already do it."""
+        dtype = COMPUTE_DTYPES[self.config.train.precision]
+        if dtype == torch.float32 or self.plan.data_parallel_kind in ("fsdp", "hsdp"):
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    def _seed_dropout(self, batch_index: int) -> None:
+        """Dropout is a function of (seed, batch, data rank), so it is the same again after a rollback.
+
+        Ranks of a tp group agree, unless each has its own part of the sequence.
+        """
+        if self.config.model.dropout:
+            at = self.plan.coordinates(self.rank)
+            shard = at["cp"] * self.plan.tp + (at["tp"] if self.config.parallel.sequence_parallel else 0)
+            key = np.random.SeedSequence([self.config.run.seed, batch_index, self.data_rank, shard])
+            torch.manual_seed(int(key.generate_state(1, dtype=np.uint64)[0] >> 1))

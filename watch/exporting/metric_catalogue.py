@@ -1,0 +1,221 @@
+"""Every metric that leaves Rankscope, described once: name, kind, unit, labels, help.
+
+    METRICS["rankscope_step"].help
+    Sample("rankscope_rank_step_duration_seconds", {"rank": "3"}, 0.041)
+
+`/metrics`, OTLP, `docs/metrics.md` and the tests of rules and Grafana's dashboards all read this table, so that a name
+can neither be misspelt nor forgotten. Names follow Prometheus: base units, `_total` for what only grows, timestamps
+and not ages. All samples bear `run_id` and `node` besides the labels given here.
+
+    python -m watch.exporting.metric_catalogue > docs/metrics.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["COMMON_LABELS", "METRICS", "Metric", "Sample", "document"]
+
+Kind = Literal["gauge", "counter", "info"]
+COMMON_LABELS = ("run_id", "node")
+_UNITS = {
+    "seconds": "s", "bytes": "By", "ratio": "1", "celsius": "Cel", "watts": "W", "joules": "J", "hertz": "Hz",
+    "flops": "{FLOP}", "": "1",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric. `unit` is the suffix of its name (empty for a bare number); `group` a heading in the documents."""
+
+    name: str
+    kind: Kind
+    unit: str
+    group: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def otel_name(self) -> str:
+        """Dotted, without unit and `_total`, as OpenTelemetry wants it: `rankscope.rank.step.duration`."""
+        stem = self.name.removesuffix("_total").removesuffix(f"_{self.unit}" if self.unit else "")
+        return stem.replace("_", ".")
+
+    @property
+    def otel_unit(self) -> str:
+        """Its unit as UCUM writes it."""
+        return _UNITS[self.unit]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One number: of which metric, with which labels (in the catalogue's order or any), and how much."""
+
+    name: str
+    value: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def _group(group: str, *rows: tuple[str, Kind, str, tuple[str, ...], str]) -> list[Metric]:
+    return [
+        Metric(name=f"rankscope_{name}", kind=kind, unit=unit, labels=labels, help=text, group=group)
+        for name, kind, unit, labels, text in rows
+    ]
+
+
+_RANK = ("rank",)
+_GPU = ("device",)
+_ALL: tuple[Metric, ...] = (
+    *_group(
+        "Run",
+        ("run_info", "info", "", ("name", "mesh", "device", "version"), "What the run is; always 1."),
+        ("run_state", "gauge", "", ("state",),
+         "1 for the state that the run is in, 0 for the others."),
+        ("run_start_timestamp_seconds", "gauge", "seconds", (), "When the run was launched for the first time."),
+        ("world_size", "gauge", "", (), "Ranks of the newest attempt."),
+        ("attempt", "gauge", "", (), "Number of the newest attempt, from 0: restarts of the worker group."),
+        ("step", "gauge", "", (), "Newest step that every rank of this node has finished."),
+        ("last_step_timestamp_seconds", "gauge", "seconds", (), "When the newest step ended."),
+        ("stall_limit_seconds", "gauge", "seconds", (), "Silence after which ranks count as stalled, in this phase."),
+        ("steps_total", "counter", "", (), "Steps whose result was kept."),
+        ("steps_discarded_total", "counter", "", (), "Steps that were refused, or lost with a rollback or restart."),
+        ("tokens_total", "counter", "", (), "Tokens of the kept steps, of this node's ranks."),
+        ("tokens_per_second", "gauge", "", (), "Tokens of this node's ranks over the newest steps, by wall time."),
+        ("step_duration_seconds", "gauge", "seconds", ("stat",),
+         "Duration of the newest steps over ranks and steps; stat: min, median, max."),
+    ),
+    *_group(
+        "Learning",
+        ("loss", "gauge", "", (), "Loss of the newest step, in nats."),
+        ("grad_norm", "gauge", "", (), "Global gradient norm of the newest step, before clipping."),
+        ("learning_rate", "gauge", "", (), "Learning rate of the newest step."),
+        ("expert_load_ratio", "gauge", "ratio", ("stat",),
+         "Load of this node's tokens on an expert, 1 is an even share, over all layers; stat: min, max."),
+        ("expert_dropped_ratio", "gauge", "ratio", (), "Share of choices of experts that found no room."),
+    ),
+    *_group(
+        "Time",
+        ("time_seconds", "gauge", "seconds", ("category",),
+         "Wall time of the run by where it went, mean over the ranks; the categories add up to the wall time."),
+        ("goodput_ratio", "gauge", "ratio", (), "Share of the wall time in which ranks trained steps that were kept."),
+        ("exposed_communication_ratio", "gauge", "ratio", (), "Share of the newest steps blocked in transfers."),
+        ("bubble_ratio", "gauge", "ratio", (), "Share of the run in which a stage of the pipeline had no work."),
+        ("data_wait_ratio", "gauge", "ratio", (), "Share of the newest steps that waited for data."),
+    ),
+    *_group(
+        "Ranks",
+        ("rank_info", "info", "", ("rank", "local_rank", "host", "gpu_uuid"),
+         "Where a rank runs, to join with dcgm-exporter by UUID; always 1."),
+        ("rank_up", "gauge", "", _RANK, "1 while the rank lives, 0 when it has died; none once it has finished."),
+        ("rank_step", "gauge", "", _RANK, "Newest step that the rank has finished."),
+        ("rank_step_duration_seconds", "gauge", "seconds", _RANK, "Median duration of the rank's newest steps."),
+        ("rank_own_seconds", "gauge", "seconds", _RANK,
+         "Median of the same without waiting in collectives: a straggler's is larger."),
+        ("rank_memory_bytes", "gauge", "bytes", _RANK, "Memory of the process, or allocated on its device."),
+        ("rank_last_record_timestamp_seconds", "gauge", "seconds", _RANK, "When the rank last ended a step."),
+        ("straggler_excess_ratio", "gauge", "ratio", ("rank", "cause"),
+         "By how much a step of a rank that is found to be slow exceeds its peers', while it is."),
+    ),
+    *_group(
+        "Findings",
+        ("findings", "gauge", "", ("kind", "severity"), "Findings that are open now."),
+        ("findings_total", "counter", "", ("kind", "severity"), "Findings that fired since the run began."),
+        ("last_finding_timestamp_seconds", "gauge", "seconds", ("kind",), "When a finding of this kind last fired."),
+    ),
+    *_group(
+        "Recovery",
+        ("rollbacks_total", "counter", "", (), "Times that the state was set back to a former step."),
+        ("restarts_total", "counter", "", (), "Attempts after the first."),
+        ("batches_skipped_total", "counter", "", (), "Batches that were given up."),
+        ("rank_deaths_total", "counter", "", (), "Ranks that ended by a signal, an exception or an exit code."),
+        ("last_rollback_timestamp_seconds", "gauge", "seconds", (), "When the state was last set back."),
+    ),
+    *_group(
+        "Checkpoints",
+        ("checkpoint_step", "gauge", "", ("tier",), "Step of the newest checkpoint of a tier: memory, disk."),
+        ("checkpoint_timestamp_seconds", "gauge", "seconds", ("tier",), "When it was complete."),
+        ("checkpoint_good_timestamp_seconds", "gauge", "seconds", (), "When a checkpoint on disk last became good."),
+        ("checkpoint_stall_seconds", "gauge", "seconds", ("tier",), "How long training stood still for it."),
+        ("checkpoint_bytes", "gauge", "bytes", ("tier",), "Size of the newest one over all shards."),
+        ("checkpoint_failures_total", "counter", "", (), "Saves that failed."),
+        ("checkpoint_interval_steps", "gauge", "", (), "Steps between checkpoints on disk, by the configuration."),
+    ),
+    *_group(
+        "Devices",
+        ("gpu_utilization_ratio", "gauge", "ratio", _GPU, "Share of time in which any kernel ran; saturates early."),
+        ("gpu_memory_used_bytes", "gauge", "bytes", _GPU, "Memory in use on the device."),
+        ("gpu_memory_total_bytes", "gauge", "bytes", _GPU, "Memory of the device."),
+        ("gpu_temperature_celsius", "gauge", "celsius", _GPU, "Core temperature."),
+        ("gpu_power_watts", "gauge", "watts", _GPU, "Power draw."),
+        ("gpu_sm_clock_hertz", "gauge", "hertz", _GPU, "Clock of the multiprocessors."),
+        ("gpu_sm_active_ratio", "gauge", "ratio", _GPU, "Share of time in which multiprocessors had work."),
+        ("gpu_tensor_active_ratio", "gauge", "ratio", _GPU, "Share of time in which tensor cores worked."),
+        ("gpu_memory_bandwidth_ratio", "gauge", "ratio", _GPU, "Share of the memory's bandwidth in use."),
+        ("gpu_energy_joules_total", "counter", "joules", _GPU, "Energy used since the driver was loaded."),
+        ("gpu_throttled", "gauge", "", ("device", "reason"),
+         "1 while something holds the clock down that should not: thermal, power, hardware."),
+        ("gpu_xid_total", "counter", "", ("device", "xid", "class"), "XID errors since the run began, by their class."),
+        ("gpu_last_xid_timestamp_seconds", "gauge", "seconds", ("device", "xid", "class"), "When one last came."),
+        ("gpu_remapped_rows_total", "counter", "", _GPU, "Rows of the device's memory that were remapped."),
+        ("gpu_remap_pending", "gauge", "", _GPU, "1 while a remapping waits for the device's next reset."),
+        ("gpu_remap_failed", "gauge", "", _GPU, "1 if a row could not be remapped."),
+        ("gpu_pcie_replays_total", "counter", "", _GPU, "Packets sent again over PCIe since the driver was loaded."),
+        ("gpu_nvlink_errors_total", "counter", "", _GPU, "Errors of all NVLinks since the driver was loaded."),
+        ("gpu_ecc_corrected_total", "counter", "", _GPU, "Corrected memory errors since the driver was loaded."),
+        ("gpu_ecc_uncorrected_total", "counter", "", _GPU, "Uncorrected memory errors since the driver was loaded."),
+    ),
+    *_group(
+        "Host",
+        ("host_cpu_utilization_ratio", "gauge", "ratio", (), "Busy share of the host's CPUs."),
+        ("host_load", "gauge", "", (), "Runnable processes, one-minute average."),
+        ("host_memory_used_bytes", "gauge", "bytes", (), "Memory in use on the host."),
+        ("host_memory_total_bytes", "gauge", "bytes", (), "Memory of the host."),
+        ("host_swapped_pages_total", "counter", "", (), "Pages swapped in or out since the host was booted."),
+        ("host_network_errors_total", "counter", "", (), "Errors and drops of all interfaces since they were up."),
+        ("disk_free_bytes", "gauge", "bytes", (), "Free space where the run is written."),
+    ),
+    *_group(
+        "Telemetry",
+        ("telemetry_last_tick_timestamp_seconds", "gauge", "seconds", (), "When watch last took in records."),
+        ("telemetry_tick_seconds", "gauge", "seconds", (), "How long that took."),
+        ("telemetry_rows_total", "counter", "", (), "Rows that this watch has taken into the store."),
+        ("telemetry_failed_ticks_total", "counter", "", (), "Ticks that failed; the tapes keep the records."),
+        ("telemetry_analyzer_errors_total", "counter", "", ("analyzer",), "Looks of a live analyzer that failed."),
+    ),
+)  # fmt: skip
+
+METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _ALL}
+
+
+def document() -> str:
+    """The catalogue as Markdown: `docs/metrics.md`."""
+    lines = [
+        "# Metrics",
+        "",
+        "Generated by `python -m watch.exporting.metric_catalogue > docs/metrics.md`; the source is",
+        "`watch/exporting/metric_catalogue.py`. All also have the labels `run_id` and `node` (index of the node).",
+        "[alerting.md](alerting.md#prometheus) says how to scrape them, `grafana/` has rules and dashboards.",
+    ]
+    group = ""
+    for metric in _ALL:
+        if metric.group != group:
+            group = metric.group
+            lines += [
+                "",
+                f"## {group}",
+                "",
+                "| metric | kind | labels | OpenTelemetry | meaning |",
+                "|" + "---|" * 5,
+            ]
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        otel = f"`{metric.otel_name}` ({metric.otel_unit})"
+        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {otel} | {metric.help} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.write(document())

@@ -1,0 +1,148 @@
+"""`watch`'s `/metrics`: opened beside the run, filled after each tick, announced in `runs/targets.json`.
+
+    with metrics_endpoint(run, node_rank=0, stall=policy, events=events) as metrics:
+        metrics.tick(store, now_ns, facts)          # while the store is open anyway
+
+An endpoint that cannot be opened (a port that is taken) is told in an event and the run goes on without it. Measuring
+costs the tick some queries, so a node that nobody scrapes is measured only once in a while.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analyzers.run.stall_limits import StallPolicy
+from analyzers.source import Source
+from probes.tape.events import EventWriter
+from probes.tape.rundir import RunDir
+from watch.exporting.metric_catalogue import Sample
+from watch.exporting.node_metrics import NodeMetrics
+from watch.exporting.otlp import wanted
+from watch.exporting.prometheus import Endpoint, Listen, ListenError, Snapshot, serve
+from watch.exporting.scrape_targets import announced
+
+__all__ = ["Metrics", "TickFacts", "listen_address", "metrics_endpoint"]
+
+UNSCRAPED_EVERY_S = 15.0
+ASKED_FOR_S = 60.0
+"""How long a scrape counts: an interval between scrapes that is longer is none for a run that may die."""
+COST_FACTOR = 9.0
+"""Pause after a measurement in units of its own time: watch spends a tenth of its time on it at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TickFacts:
+    """What watch knows of itself."""
+
+    tick_s: float
+    rows: int
+    failed_ticks: int
+    analyzer_errors: Mapping[str, int]
+
+
+class Metrics:
+    """The snapshot that scrapes see."""
+
+    def __init__(self, run: RunDir, node_rank: int, stall: StallPolicy) -> None:
+        self._run = run
+        self._node = NodeMetrics(run.manifest(), node_rank=node_rank, stall=stall)
+        self.board = Snapshot(self._node.common)
+        self.endpoint: Endpoint | None = None
+        self.samples: tuple[Sample, ...] = ()
+        """What was measured last."""
+        self.is_wanted = wanted()
+        """Whether anybody may ask: a collector does, or a scrape."""
+        self._measured_ns, self._asked_ns, self._scrapes = 0, 0, 0
+        self._cost_s = 0.0
+        self._scrapes_before = 0
+        """Scrapes that did not see what is shown now."""
+
+    def tick(self, source: Source, now_ns: int, facts: TickFacts, *, anyway: bool = False) -> None:
+        """Measure anew: each tick while somebody asks, else now and then, and never most of the time."""
+        if self.board.num_scrapes != self._scrapes:
+            self._scrapes, self._asked_ns = self.board.num_scrapes, now_ns
+        is_asked = now_ns - self._asked_ns < ASKED_FOR_S * 1e9
+        pause_s = COST_FACTOR * self._cost_s if is_asked else UNSCRAPED_EVERY_S
+        if not self.is_wanted or not (anyway or now_ns - self._measured_ns >= pause_s * 1e9):
+            return
+        start = time.monotonic()
+        self._measured_ns = now_ns
+        samples = self._node.measure(source, now_ns)
+        if not any(sample.name == "rankscope_disk_free_bytes" for sample in samples):
+            samples.append(Sample("rankscope_disk_free_bytes", shutil.disk_usage(self._run.path).free))
+        self.samples = (*samples, *_telemetry(facts, now_ns))
+        self.board.show(self.samples)
+        self._scrapes_before = self.board.num_scrapes
+        self._cost_s = time.monotonic() - start
+
+    def linger(self) -> None:
+        """After the run: stay until how it ended has been scraped, if anybody scraped it of late."""
+        deadline = time.monotonic() + ASKED_FOR_S
+        if self.endpoint is None or time.time_ns() - self._asked_ns > ASKED_FOR_S * 1e9:
+            return
+        while self.board.num_scrapes == self._scrapes_before and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+def _telemetry(facts: TickFacts, now_ns: int) -> Iterator[Sample]:
+    yield Sample("rankscope_telemetry_last_tick_timestamp_seconds", now_ns / 1e9)
+    yield Sample("rankscope_telemetry_tick_seconds", facts.tick_s)
+    yield Sample("rankscope_telemetry_rows_total", facts.rows)
+    yield Sample("rankscope_telemetry_failed_ticks_total", facts.failed_ticks)
+    for analyzer, count in facts.analyzer_errors.items():
+        yield Sample("rankscope_telemetry_analyzer_errors_total", count, {"analyzer": analyzer})
+
+
+@contextmanager
+def metrics_endpoint(
+    run: RunDir, node_rank: int, *, stall: StallPolicy, events: EventWriter, listen: Listen | None = None
+) -> Iterator[Metrics]:
+    """Serve until the block ends; `listen` goes before the run's configuration."""
+    metrics = Metrics(run, node_rank, stall)
+    with ExitStack() as stack:
+        try:
+            listen = listen or listen_address(run.manifest())
+            if listen is not None:
+                metrics.endpoint = endpoint = stack.enter_context(serve(metrics.board, listen))
+                metrics.is_wanted = True
+                stack.enter_context(
+                    announced(run.path.parent, run.run_id, node_rank, endpoint.address, is_tls=endpoint.is_tls)
+                )
+                events.write("metrics_served", url=endpoint.url)
+        except ListenError as error:
+            events.write("metrics_refused", reason=str(error))
+        yield metrics
+
+
+def listen_address(manifest: Mapping[str, Any]) -> Listen | None:
+    """Where the run's configuration wants its metrics; None: nowhere. Raises ListenError."""
+    config = manifest.get("config")
+    section = config.get("metrics", {}) if isinstance(config, dict) else {}
+    address = str(section.get("listen", "127.0.0.1:0"))
+    if not address:
+        return None
+    cert, key, token = (str(section.get(name, "")) for name in ("tls_cert", "tls_key", "token_file"))
+    return Listen.parse(
+        address,
+        certificate=Path(cert) if cert else None,
+        key=Path(key) if key else None,
+        token=read_token(Path(token)) if token else "",
+    )
+
+
+def read_token(path: Path) -> str:
+    """The token in a file, without the end of its line. Raises ListenError."""
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is not ASCII text"
+        raise ListenError(f"token file {path}: {reason}") from None
+    if not token:
+        raise ListenError(f"token file {path} is empty: write the bearer token into it")
+    return token

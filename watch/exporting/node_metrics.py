@@ -1,0 +1,282 @@
+"""A node's numbers for the wall: what `/metrics` and OTLP tell of a run, from the store of this node.
+
+    metrics = NodeMetrics(run.manifest(), node_rank=0)
+    samples = metrics.measure(store, now_ns)          # each tick; names are those of `watch.exporting.metric_catalogue`
+
+Speed and shares are of the newest `WINDOW_STEPS` steps of the newest attempt. What needs the whole run (the account of
+its time) is taken anew every `SLOW_EVERY_S` only. Nothing is judged here: findings are those that were said.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from analyzers.account.goodput import measure
+from analyzers.numerics.expert_load import layer_loads
+from analyzers.run.event_log import EventLog
+from analyzers.run.snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
+from analyzers.run.stall_limits import StallPolicy, limit_s
+from analyzers.run.state import LIVE_WORDS, RunState, run_state
+from analyzers.source import Source, missing_tables
+from watch.exporting.health_samples import health_samples
+from watch.exporting.metric_catalogue import Sample
+
+__all__ = ["STATES", "NodeMetrics"]
+
+STATES = (*LIVE_WORDS, "finished", "preempted", "interrupted", "failed", "given up", "fenced", "died", "empty")
+WINDOW_STEPS = 50
+EXPERT_SAMPLES = 5
+SLOW_EVERY_S = 15.0
+OPEN_FOR_S = 300
+_NEWEST = "attempt = (SELECT max(attempt) FROM steps) AND rank >= 0 AND duration_ns IS NOT NULL"
+
+
+class NodeMetrics:
+    """Measures again and again; what is slow is kept between two measurements."""
+
+    def __init__(self, manifest: Mapping[str, Any], *, node_rank: int, stall: StallPolicy | None = None) -> None:
+        self.common = {"run_id": str(manifest.get("run_id", "")), "node": str(node_rank)}
+        self._manifest, self._node_rank = manifest, node_rank
+        self._stall = stall or StallPolicy()
+        self._slow: list[Sample] = []
+        self._slow_ns: int | None = None
+
+    def measure(self, source: Source, now_ns: int) -> list[Sample]:
+        """All samples at `now_ns` (epoch nanoseconds); a part whose tables are missing is left out."""
+        if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_EVERY_S * 1e9:
+            self._slow = list(_account(source, self._stall, now_ns))
+            self._slow_ns = now_ns if self._slow else None
+        log = EventLog.load(source, (*SNAPSHOT_EVENTS, "run_started", "rollback", "batch_skipped", "preempted"))
+        state = run_state(source, self._stall, now_ns=now_ns, is_watched=True)
+        return [
+            *self._run(source, log, state),
+            *_steps(source),
+            *_experts(source),
+            *self._slow,
+            *_ranks(source, log),
+            *_findings(source, attempts(source), now_ns),
+            *_recovery(source, log),
+            *self._checkpoints(source),
+            *health_samples(source),
+        ]
+
+    def _run(self, source: Source, log: EventLog, state: RunState) -> Iterator[Sample]:
+        config = self._manifest.get("config")
+        name = config.get("run", {}).get("name") if isinstance(config, dict) else None
+        device = mesh = ""
+        if source.has("ranks"):
+            names = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+            ((device, world_size, *sizes),) = source.rows(
+                "SELECT any_value(split_part(device, ':', 1)), max(world_size), "
+                f"{', '.join(f'max({name}) + 1' for name in names)} FROM ranks "
+                "WHERE attempt = (SELECT max(attempt) FROM ranks) AND rank >= 0"
+            )
+            mesh = " ".join(f"{name}={size}" for name, size in zip(names, sizes, strict=True) if size and size > 1)
+            if world_size is not None:
+                yield Sample("rankscope_world_size", world_size)
+        version = str(self._manifest.get("rankscope_version", ""))
+        labels = {"name": str(name or ""), "mesh": mesh, "device": str(device or ""), "version": version}
+        yield Sample("rankscope_run_info", 1, labels)
+        for word in STATES:
+            yield Sample("rankscope_run_state", float(word == state.word), {"state": word})
+        started = [event.wall_ns for event in log.of("run_started")]
+        if started:
+            yield Sample("rankscope_run_start_timestamp_seconds", min(started) / 1e9)
+        lives = attempts(source)
+        if lives:
+            yield Sample("rankscope_attempt", lives[-1])
+            yield Sample("rankscope_restarts_total", len(lives) - 1)
+            view = take_snapshot(source, lives[-1], log)
+            yield Sample("rankscope_stall_limit_seconds", limit_s(view, self._stall))
+
+    def _checkpoints(self, source: Source) -> Iterator[Sample]:
+        config = self._manifest.get("config")
+        every = config.get("checkpoint", {}).get("interval") if isinstance(config, dict) else None
+        if isinstance(every, int):
+            yield Sample("rankscope_checkpoint_interval_steps", every)
+        if not source.has("checkpoints"):
+            return
+        for tier, step, wall_ns, stall_ns, num_bytes in source.rows(
+            "SELECT tier, arg_max(step, wall_ns), max(wall_ns), arg_max(stall_ns, wall_ns), arg_max(bytes, wall_ns) "
+            "FROM checkpoints WHERE state = 'complete' AND tier IS NOT NULL GROUP BY tier ORDER BY tier"
+        ):
+            of = {"tier": str(tier)}
+            yield Sample("rankscope_checkpoint_step", step or 0, of)
+            yield Sample("rankscope_checkpoint_timestamp_seconds", wall_ns / 1e9, of)
+            if stall_ns is not None:
+                yield Sample("rankscope_checkpoint_stall_seconds", stall_ns / 1e9, of)
+            if num_bytes is not None:
+                yield Sample("rankscope_checkpoint_bytes", num_bytes, of)
+        ((good_ns, failed),) = source.rows(
+            "SELECT max(wall_ns) FILTER (state = 'good' AND tier = 'disk'), count(*) FILTER (state = 'failed') "
+            "FROM checkpoints"
+        )
+        if good_ns is not None:
+            yield Sample("rankscope_checkpoint_good_timestamp_seconds", good_ns / 1e9)
+        yield Sample("rankscope_checkpoint_failures_total", failed)
+
+
+def _steps(source: Source) -> Iterator[Sample]:
+    """The newest steps over all ranks of the node."""
+    if missing_tables(source, "steps"):
+        return
+    ((step, last_ns),) = source.rows(
+        "SELECT min(newest), max(end_ns) FROM (SELECT max(step) AS newest, max(start_ns + duration_ns) AS end_ns "
+        f"FROM steps WHERE {_NEWEST} GROUP BY rank)"
+    )
+    if step is None:
+        return
+    yield Sample("rankscope_step", step)
+    yield Sample("rankscope_last_step_timestamp_seconds", last_ns / 1e9)
+    ((least, median, most, data, moved, tokens, wall_ns),) = source.rows(
+        f"""
+        WITH newest AS (SELECT * FROM steps WHERE {_NEWEST} AND step > ?),
+             shared AS (SELECT step, min(coalesce(collective_wait_ns, 0)) AS moved, median(duration_ns) AS took,
+                               median(coalesce(data_ns, 0) - coalesce(data_wait_ns, 0)) AS data
+                        FROM newest GROUP BY step)
+        SELECT (SELECT min(duration_ns) FROM newest), (SELECT median(duration_ns) FROM newest),
+               (SELECT max(duration_ns) FROM newest),
+               (SELECT sum(data) / nullif(sum(took), 0) FROM shared),
+               (SELECT sum(moved) / nullif(sum(took), 0) FROM shared),
+               (SELECT sum(tokens) FROM newest), (SELECT max(start_ns + duration_ns) - min(start_ns) FROM newest)
+        """,
+        [step - WINDOW_STEPS],
+    )
+    for stat, value in (("min", least), ("median", median), ("max", most)):
+        if value is not None:
+            yield Sample("rankscope_step_duration_seconds", value / 1e9, {"stat": stat})
+    for name, value in (("data_wait", data), ("exposed_communication", moved)):
+        if value is not None:
+            yield Sample(f"rankscope_{name}_ratio", value)
+    if tokens and wall_ns:
+        yield Sample("rankscope_tokens_per_second", int(tokens) / (wall_ns / 1e9))
+    ((loss, norm, rate),) = source.rows(
+        f"SELECT arg_max(loss, step), arg_max(grad_norm, step), arg_max(lr, step) FROM steps WHERE {_NEWEST} "
+        "AND step > ? AND rank = (SELECT min(rank) FROM steps WHERE rank >= 0)",
+        [step - WINDOW_STEPS],
+    )
+    for name, value in (("loss", loss), ("grad_norm", norm), ("learning_rate", rate)):
+        if value is not None:
+            yield Sample(f"rankscope_{name}", value)
+
+
+def _experts(source: Source) -> Iterator[Sample]:
+    """How evenly a mixture's experts were used in the newest samples."""
+    _, layers = layer_loads(source, EXPERT_SAMPLES)
+    if not layers:
+        return
+    yield Sample("rankscope_expert_load_ratio", min(float(layer.mean_load.min()) for layer in layers), {"stat": "min"})
+    yield Sample("rankscope_expert_load_ratio", max(float(layer.mean_load.max()) for layer in layers), {"stat": "max"})
+    chosen = sum(float(layer.tokens.sum()) for layer in layers)
+    yield Sample(
+        "rankscope_expert_dropped_ratio", sum(float(layer.dropped.sum()) for layer in layers) / max(1.0, chosen)
+    )
+
+
+def _account(source: Source, stall: StallPolicy, now_ns: int) -> Iterator[Sample]:
+    """Where the time of the whole run went."""
+    account = measure(source, stall, now_ns)
+    if account is None:
+        return
+    for category, seconds in account.seconds.items():
+        yield Sample("rankscope_time_seconds", seconds, {"category": category})
+    yield Sample("rankscope_goodput_ratio", account.goodput_ratio)
+    yield Sample("rankscope_bubble_ratio", account.seconds["bubble"] / account.wall_s if account.wall_s else 0.0)
+    yield Sample("rankscope_steps_total", account.num_kept)
+    yield Sample("rankscope_steps_discarded_total", account.num_discarded)
+    ((tokens,),) = source.rows("SELECT sum(tokens) FROM steps WHERE rank >= 0 AND coalesce(committed, true)")
+    yield Sample("rankscope_tokens_total", int(tokens or 0))
+
+
+def _ranks(source: Source, log: EventLog) -> Iterator[Sample]:
+    lives = attempts(source)
+    if not lives or missing_tables(source, "ranks"):
+        return
+    attempt = lives[-1]
+    exits = log.of("rank_exit", attempt=attempt)
+    dead = {e.integer("exit_rank") for e in exits if e.text("signal") or e.integer("exit_code", 0)}
+    closed = {event.rank for event in log.of("rank_closed", attempt=attempt)}
+    states = {event.integer("state_rank"): event.text("state") for event in log.of("rank_state", attempt=attempt)}
+    dead |= {rank for rank, state in states.items() if state == "dead"} - closed
+    for rank, local_rank, host, uuid in source.rows(
+        "SELECT rank, arg_max(local_rank, wall_ns), arg_max(host, wall_ns), arg_max(device_uuid, wall_ns) FROM ranks "
+        "WHERE attempt = ? AND rank >= 0 GROUP BY rank ORDER BY rank",
+        [attempt],
+    ):
+        of = {"rank": str(rank)}
+        place = {
+            "local_rank": "" if local_rank is None else str(local_rank),
+            "host": host or "",
+            "gpu_uuid": uuid or "",
+        }
+        yield Sample("rankscope_rank_info", 1, of | place)
+        if rank not in closed or rank in dead:  # who has finished is neither up nor lost
+            yield Sample("rankscope_rank_up", float(rank not in dead), of)
+    if missing_tables(source, "steps"):
+        return
+    ((newest,),) = source.rows(f"SELECT max(step) FROM steps WHERE {_NEWEST}")
+    for rank, step, end_ns, took, own, memory in source.rows(
+        f"SELECT rank, max(step), max(start_ns + duration_ns), median(duration_ns), "
+        f"median(duration_ns - coalesce(collective_wait_ns, 0)), arg_max(memory_bytes, step) FROM steps "
+        f"WHERE {_NEWEST} AND step > ? GROUP BY rank ORDER BY rank",
+        [(newest or 0) - WINDOW_STEPS],
+    ):
+        of = {"rank": str(rank)}
+        yield Sample("rankscope_rank_step", step, of)
+        yield Sample("rankscope_rank_last_record_timestamp_seconds", end_ns / 1e9, of)
+        yield Sample("rankscope_rank_step_duration_seconds", took / 1e9, of)
+        yield Sample("rankscope_rank_own_seconds", own / 1e9, of)
+        if memory is not None:
+            yield Sample("rankscope_rank_memory_bytes", memory, of)
+
+
+def _findings(source: Source, lives: Sequence[int], now_ns: int) -> Iterator[Sample]:
+    """Findings as `watch` said them; of each the last word counts."""
+    if missing_tables(source, "findings"):
+        return
+    newest_ns: dict[str, int] = {}
+    for kind, severity, fired, last_ns in source.rows(
+        "SELECT finding_kind, severity, count(*), max(wall_ns) FROM findings WHERE status = 'fired' "
+        "GROUP BY ALL ORDER BY ALL"
+    ):
+        newest_ns[kind] = max(last_ns, newest_ns.get(kind, 0))
+        yield Sample("rankscope_findings_total", fired, {"kind": str(kind), "severity": str(severity)})
+    for kind, last_ns in newest_ns.items():
+        yield Sample("rankscope_last_finding_timestamp_seconds", last_ns / 1e9, {"kind": str(kind)})
+    is_open: Counter[tuple[str, str]] = Counter()
+    for kind, severity, cause, ranks, factor in source.rows(
+        _OPEN, [max(lives, default=0), now_ns - OPEN_FOR_S * 10**9]
+    ):
+        is_open[str(kind), str(severity)] += 1
+        if kind == "straggler" and factor is not None:
+            for rank in ranks or ():
+                of = {"rank": str(rank), "cause": str(cause or "")}
+                yield Sample("rankscope_straggler_excess_ratio", float(factor) - 1, of)
+    for (kind, severity), count in is_open.items():
+        yield Sample("rankscope_findings", count, {"kind": kind, "severity": severity})
+
+
+_PASSING = "('straggler', 'hang', 'divergence', 'loss_scale_collapse')"
+_OPEN = f"""
+    SELECT finding_kind, severity, cause, finding_ranks, TRY_CAST(evidence ->> '$.factor_ratio' AS DOUBLE)
+    FROM (SELECT *, row_number() OVER (
+              PARTITION BY finding_kind, attempt, CASE WHEN finding_kind = 'straggler' THEN finding_ranks END,
+                           CASE WHEN finding_kind NOT IN {_PASSING} THEN first_step END
+              ORDER BY wall_ns DESC) AS age
+          FROM findings WHERE attempt = ?)
+    WHERE age = 1 AND status = 'fired' AND (finding_kind IN {_PASSING} OR wall_ns > ?)
+    ORDER BY ALL
+"""
+"""What lasts is open until its `ok`; what has happened (a NaN, a death) for `OPEN_FOR_S` after it was said."""
+
+
+def _recovery(source: Source, log: EventLog) -> Iterator[Sample]:
+    rollbacks = log.of("rollback")
+    yield Sample("rankscope_rollbacks_total", len(rollbacks))
+    if rollbacks:
+        yield Sample("rankscope_last_rollback_timestamp_seconds", rollbacks[-1].wall_ns / 1e9)
+    yield Sample("rankscope_batches_skipped_total", len({e.detail.get("batch_index") for e in log.of("batch_skipped")}))
+    died = [e for e in log.of("rank_exit") if e.text("signal") or e.integer("exit_code", 0)]
+    yield Sample("rankscope_rank_deaths_total", len(died))

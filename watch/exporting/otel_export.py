@@ -1,0 +1,71 @@
+"""`watch`'s way to an OpenTelemetry collector: spans of finished steps, metrics and findings, if an endpoint is set.
+
+    with otel_export(run, node_rank=0, events=events) as otel:
+        otel.tick(store, now_ns, metrics.samples)          # in watch's tick
+        otel.tell(findings)
+
+Section `otel` of the configuration says how much: `group` (default, per_step, all) and `ranks` (single_rank,
+first_rank_per_node, sampled, all_ranks).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from analyzers.finding import Finding
+from analyzers.source import Source
+from probes.tape.events import EventWriter
+from probes.tape.rundir import RunDir
+from watch.exporting.metric_catalogue import Sample
+from watch.exporting.otlp import Otlp, otlp, wanted
+from watch.exporting.step_spans import StepSpans
+
+__all__ = ["OtelExport", "otel_export"]
+
+METRICS_EVERY_S = 15.0
+
+
+class OtelExport:
+    """Offers what is new to the collector's thread; never waits for it."""
+
+    def __init__(self, collector: Otlp, spans: StepSpans) -> None:
+        self._collector, self._spans = collector, spans
+        self._metrics_ns = 0
+
+    def tick(self, source: Source, now_ns: int, samples: Sequence[Sample]) -> None:
+        """Spans of the steps that ended since the last tick; now and then all metrics."""
+        rows = self._spans.take(source)
+        if rows:
+            self._collector.spans(rows)
+        if samples and now_ns - self._metrics_ns >= METRICS_EVERY_S * 1e9:
+            self._metrics_ns = now_ns
+            self._collector.metrics(samples, now_ns)
+
+    def tell(self, findings: Sequence[Finding]) -> None:
+        """Findings as log records."""
+        self._collector.logs([finding.to_json() for finding in findings], time.time_ns())
+
+
+@contextmanager
+def otel_export(run: RunDir, node_rank: int, events: EventWriter) -> Iterator[OtelExport | None]:
+    """None where no endpoint is set, or the `otel` extra is not installed (then an event says so)."""
+    if not wanted():
+        yield None
+        return
+    config = run.manifest().get("config")
+    section = config.get("otel", {}) if isinstance(config, dict) else {}
+    group, ranks = section.get("group", "default"), section.get("ranks", "single_rank")
+    with ExitStack() as stack:
+        export: OtelExport | None = None
+        try:
+            collector = stack.enter_context(otlp(run_id=run.run_id, node_rank=node_rank))
+            spans = StepSpans(run_id=run.run_id, group=group, ranks=ranks, is_first_node=node_rank == 0)
+            export = OtelExport(collector, spans)
+            events.write("otel_started", group=group, ranks=ranks)
+        except ImportError as error:
+            events.write("otel_refused", reason=f"{error}: pip install 'rankscope[otel]'")
+        yield export
+        if export is not None:
+            events.write("otel_stopped", sent=collector.num_sent, dropped=collector.num_dropped)

@@ -1,0 +1,186 @@
+"""Steps, metrics and findings to an OpenTelemetry collector: OTLP over HTTP, from a thread of `watch`.
+
+    if wanted():                                   # OTEL_EXPORTER_OTLP_ENDPOINT, or one of its kind, is set
+        with otlp(run_id="demo", node_rank=0) as collector:
+            collector.spans(rows); collector.metrics(samples, now_ns); collector.logs(findings)
+
+The endpoint, headers, certificates, compression and time-outs are OpenTelemetry's own variables. Nothing here can hold
+up the caller: what a slow or dead collector does not take waits in a queue of bounded length, and beyond is counted.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from watch.exporting.metric_catalogue import METRICS, Sample
+from watch.exporting.step_spans import SpanRow
+
+__all__ = ["Otlp", "otlp", "wanted"]
+
+_SIGNALS = ("", "_TRACES", "_METRICS", "_LOGS")
+_MAX_WAITING = 64
+_BATCH = 512
+CLOSE_S = 5.0
+_SEVERITY = {"info": 9, "warning": 13, "critical": 21}  # INFO, WARN, FATAL of OpenTelemetry's scale
+
+
+def wanted(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether an endpoint is set and the SDK is not turned off, by OpenTelemetry's variables."""
+    given = os.environ if environment is None else environment
+    if given.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    return any(given.get(f"OTEL_EXPORTER_OTLP{signal}_ENDPOINT") for signal in _SIGNALS)
+
+
+class Otlp:
+    """Encodes and sends in its own thread. `num_dropped` counts batches that found the queue full, or failed."""
+
+    def __init__(self, *, run_id: str, node_rank: int) -> None:
+        from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+        given: dict[str, Any] = {"service.name": "rankscope", "rankscope.run_id": run_id, "rankscope.node": node_rank,
+                 "host.name": os.uname().nodename}  # fmt: skip
+        self._resource = Resource(given).merge(Resource.create())  # OTEL_RESOURCE_ATTRIBUTES go before ours
+        self._scope = InstrumentationScope("rankscope")
+        self._exporters: dict[str, Any] = {}
+        self._made: dict[str, Callable[[], Any]] = {
+            "spans": OTLPSpanExporter, "metrics": OTLPMetricExporter, "logs": OTLPLogExporter,
+        }  # fmt: skip
+        self.num_sent = self.num_dropped = 0
+        self._since_ns = time.time_ns()
+        self._waiting: queue.Queue[tuple[str, Callable[[], Any]] | None] = queue.Queue(_MAX_WAITING)
+        self._thread = threading.Thread(target=self._send_all, name="otlp", daemon=True)
+        self._thread.start()
+
+    def spans(self, rows: Sequence[SpanRow]) -> None:
+        """Send spans, in batches."""
+        for first in range(0, len(rows), _BATCH):
+            part = rows[first : first + _BATCH]
+            self._offer("spans", lambda part=part: [self._span(row) for row in part])  # type: ignore[misc]
+
+    def metrics(self, samples: Iterable[Sample], now_ns: int) -> None:
+        """Send one snapshot of all metrics."""
+        shown = tuple(samples)
+        self._offer("metrics", lambda: self._metrics(shown, now_ns))
+
+    def logs(self, findings: Sequence[Mapping[str, Any]], now_ns: int) -> None:
+        """Send findings (as `Finding.to_json` has them) as log records."""
+        told = tuple(findings)
+        if told:
+            self._offer("logs", lambda: [self._log(finding, now_ns) for finding in told])
+
+    def close(self) -> None:
+        """Send what waits, for a few seconds at most."""
+        try:
+            self._waiting.put(None, timeout=CLOSE_S)
+        except queue.Full:
+            return
+        self._thread.join(CLOSE_S)
+
+    def _offer(self, signal: str, encode: Callable[[], Any]) -> None:
+        try:
+            self._waiting.put_nowait((signal, encode))
+        except queue.Full:
+            self.num_dropped += 1
+
+    def _send_all(self) -> None:
+        while (offered := self._waiting.get()) is not None:
+            signal, encode = offered
+            try:
+                if signal not in self._exporters:
+                    self._exporters[signal] = self._made[signal]()
+                done = self._exporters[signal].export(encode())
+                sent = getattr(done, "name", "") == "SUCCESS"
+            except Exception:  # the collector, the network, or the SDK: the run goes on and the count tells
+                sent = False
+            self.num_sent += sent
+            self.num_dropped += not sent
+
+    def _span(self, row: SpanRow) -> Any:
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import SpanContext, TraceFlags
+        from opentelemetry.trace.status import Status, StatusCode
+
+        def context(span_id: int) -> SpanContext:
+            return SpanContext(row.trace_id, span_id, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+        return ReadableSpan(
+            name=row.name,
+            context=context(row.span_id),
+            parent=None if row.parent_id is None else context(row.parent_id),
+            resource=self._resource,
+            attributes=dict(row.attributes),
+            status=Status(StatusCode.ERROR) if row.is_error else Status(StatusCode.UNSET),
+            start_time=row.start_ns,
+            end_time=row.end_ns,
+            instrumentation_scope=self._scope,
+        )
+
+    def _metrics(self, samples: Sequence[Sample], now_ns: int) -> Any:
+        from opentelemetry.sdk.metrics.export import (
+            AggregationTemporality,
+            Gauge,
+            Metric,
+            MetricsData,
+            NumberDataPoint,
+            ResourceMetrics,
+            ScopeMetrics,
+            Sum,
+        )
+
+        points: dict[str, list[NumberDataPoint]] = {}
+        for sample in samples:
+            attributes = {f"rankscope.{name}": value for name, value in sample.labels.items()}
+            points.setdefault(sample.name, []).append(
+                NumberDataPoint(attributes, self._since_ns, now_ns, float(sample.value))
+            )
+        metrics = []
+        for name, found in points.items():
+            about = METRICS[name]
+            data: Gauge | Sum = Gauge(found)
+            if about.kind == "counter":
+                data = Sum(found, AggregationTemporality.CUMULATIVE, True)
+            metrics.append(Metric(about.otel_name, about.help, about.otel_unit, data))
+        scope = ScopeMetrics(self._scope, metrics, "")
+        return MetricsData([ResourceMetrics(self._resource, [scope], "")])
+
+    def _log(self, finding: Mapping[str, Any], now_ns: int) -> Any:
+        from opentelemetry._logs import LogRecord, SeverityNumber
+        from opentelemetry.sdk._logs import ReadableLogRecord
+
+        plain: dict[str, Any] = {
+            f"rankscope.{name}": value for name, value in finding.items() if isinstance(value, (str, int, float))
+        }
+        if finding.get("ranks"):
+            plain["rankscope.ranks"] = list(finding["ranks"])
+        severity = str(finding.get("severity", "info"))
+        record = LogRecord(
+            timestamp=now_ns,
+            observed_timestamp=now_ns,
+            severity_text=severity.upper(),
+            severity_number=SeverityNumber(_SEVERITY.get(severity, 9)),
+            body=str(finding.get("summary", "")),
+            attributes=plain,
+            event_name="rankscope.finding",
+        )
+        return ReadableLogRecord(record, self._resource, self._scope)
+
+
+@contextmanager
+def otlp(*, run_id: str, node_rank: int) -> Iterator[Otlp]:
+    """A collector's connection for as long as the block runs. Raises ImportError without the `otel` extra."""
+    collector = Otlp(run_id=run_id, node_rank=node_rank)
+    try:
+        yield collector
+    finally:
+        collector.close()

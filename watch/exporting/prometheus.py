@@ -1,0 +1,210 @@
+"""`/metrics` of a node: Prometheus' text of the newest snapshot, served from a thread of `watch`.
+
+    board = Snapshot({"run_id": "demo", "node": "0"})
+    with serve(board, Listen("127.0.0.1", 0)) as endpoint:
+        board.show(samples)                 # each tick; a scrape sees the last one whole
+        endpoint.url
+
+A scrape reads what the last tick left and touches neither store nor ranks, so it costs the training nothing and
+answers when a rank no longer can. On loopback anybody may ask; elsewhere only over TLS and with a bearer token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from watch.exporting.metric_catalogue import METRICS, Sample
+
+__all__ = ["Endpoint", "Listen", "ListenError", "Snapshot", "serve"]
+
+REQUEST_TIMEOUT_S = 10.0
+"""A client that says nothing for so long is let go."""
+
+
+class ListenError(ValueError):
+    """The endpoint cannot be opened as asked; the text is one line that says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where to listen. `port` 0 takes a free one. Beyond loopback certificate, key and token are needed."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    certificate: Path | None = None
+    key: Path | None = None
+    token: str = ""
+
+    @classmethod
+    def parse(cls, address: str, **secrets: Any) -> Listen:
+        """`HOST:PORT`, `[V6]:PORT` or `:PORT` (loopback). Raises ListenError."""
+        host, colon, port = address.rpartition(":")
+        if not colon or not port.isdecimal() or int(port) > 65535:
+            raise ListenError(f"--listen {address}: must look like HOST:PORT, for example 127.0.0.1:9400")
+        return cls(host.strip("[]") or "127.0.0.1", int(port), **secrets)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def check(self) -> None:
+        """Raises ListenError if it would tell strangers about the run."""
+        if not self.is_loopback and not (self.certificate and self.key and self.token):
+            raise ListenError(
+                f"--listen {self.host}:{self.port} can be reached by others: it needs --tls-cert, --tls-key and "
+                "--token-file; or listen on 127.0.0.1"
+            )
+
+
+class Snapshot(Collector):
+    """The samples of the last tick. `show` replaces them at once, so a scrape never mixes two ticks."""
+
+    def __init__(self, common: Mapping[str, str]) -> None:
+        self._common = dict(common)
+        self._samples: tuple[Sample, ...] = ()
+        self.num_scrapes = 0
+
+    def show(self, samples: Iterable[Sample]) -> None:
+        """What a scrape sees from now on. Raises KeyError for a metric that the catalogue lacks."""
+        shown = tuple(samples)
+        for sample in shown:
+            METRICS[sample.name]
+        self._samples = shown
+
+    def collect(self) -> Iterator[Metric]:
+        """One family a metric, in the order in which they first appear."""
+        samples = self._samples
+        self.num_scrapes += 1
+        families: dict[str, Metric] = {}
+        for sample in samples:
+            metric = METRICS[sample.name]
+            labels = (*self._common, *metric.labels)
+            family = families.get(sample.name)
+            if family is None:
+                kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+                family = families[sample.name] = kind(sample.name, metric.help, labels=labels)
+            values = [*self._common.values(), *(sample.labels.get(label, "") for label in metric.labels)]
+            family.add_metric(values, sample.value)  # type: ignore[attr-defined]
+        yield from families.values()
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An open endpoint."""
+
+    host: str
+    port: int
+    is_tls: bool
+
+    @property
+    def address(self) -> str:
+        """`host:port` as Prometheus' targets have it; on all interfaces it is known by its machine's name."""
+        host = os.uname().nodename if self.host in ("0.0.0.0", "::") else self.host
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Where a browser or curl finds it."""
+        return f"{'https' if self.is_tls else 'http'}://{self.address}/metrics"
+
+
+@contextmanager
+def serve(board: Snapshot, listen: Listen) -> Iterator[Endpoint]:
+    """Answer scrapes in a daemon thread until the block ends. Raises ListenError."""
+    listen.check()
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(board)
+    try:
+        server = make_server(
+            listen.host, listen.port, _guarded(make_wsgi_app(registry), listen.token), _server_class(listen), _Quiet
+        )
+        if listen.certificate and listen.key:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(listen.certificate, listen.key)
+            # The handshake is left to the thread of the connection: a silent client must not hold up the others.
+            server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    except (OSError, ssl.SSLError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ListenError(
+            f"cannot serve metrics on {listen.host}:{listen.port}: {reason}; choose another port"
+        ) from None
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
+    try:
+        yield Endpoint(listen.host, server.server_port, listen.certificate is not None)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        """As HTTPServer does, without its reverse look-up of the host's name, which may take seconds."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up or speaks no TLS is its own affair."""
+
+
+class _ServerV6(_Server):
+    address_family = socket.AF_INET6
+
+
+def _server_class(listen: Listen) -> type[_Server]:
+    return _ServerV6 if ":" in listen.host else _Server
+
+
+class _Quiet(WSGIRequestHandler):
+    timeout = REQUEST_TIMEOUT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """A scrape a second is no news."""
+
+
+def _guarded(app: Callable[..., Any], token: str) -> Callable[..., Any]:
+    """Only `/metrics` and `/`, only GET, and only with the token if there is one."""
+    expected = f"Bearer {token}".encode()
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Sequence[bytes]:
+        given = str(environ.get("HTTP_AUTHORIZATION", "")).encode("latin-1", "replace")
+        if token and not hmac.compare_digest(given, expected):
+            start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")])
+            return [b"a bearer token is needed\n"]
+        if environ.get("REQUEST_METHOD") != "GET":
+            start_response("405 Method Not Allowed", [("Allow", "GET"), ("Content-Type", "text/plain")])
+            return [b"GET only\n"]
+        if environ.get("PATH_INFO") not in ("/metrics", "/"):
+            start_response("404 Not Found", [("Content-Type", "text/plain")])
+            return [b"the metrics are at /metrics\n"]
+        body: Sequence[bytes] = app(environ, start_response)
+        return body
+
+    return answer

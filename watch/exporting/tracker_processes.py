@@ -1,0 +1,135 @@
+"""`watch`'s experiment trackers: a process for each, which reads the store as any reader does.
+
+    with trackers(run, node_rank=0, events=events) as tracked:
+        tracked.look()                       # each tick: one that died is started again, a few times
+
+Section `trackers` of the configuration says which (`to = ["tensorboard", "wandb"]`). Only the first node's watch starts
+them: one connection a run. They are processes of their own because W&B's library brings threads, an exit handler and a
+server of its own; whatever becomes of them, watch waits for nothing but their last words, and for those not for long.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from probes.attach.own_process import own_process
+from probes.tape.events import EventWriter
+from probes.tape.rundir import RunDir
+
+__all__ = ["TrackerProcesses", "trackers"]
+
+CLOSE_S = 30.0
+"""How long a tracker may take for the end of a run, from the last record on."""
+RETRY_S = (5.0, 60.0, 600.0)
+"""Pauses before one that died is started again; after the last it is given up."""
+
+
+class _Process:
+    """One tracker's process and what became of those before it."""
+
+    def __init__(self, run: RunDir, name: str, events: EventWriter) -> None:
+        self._run, self._name, self._events = run, name, events
+        self._log = run.path / "logs" / f"tracker-{name}.log"
+        self._failures = 0
+        self._retry_at = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start()
+
+    def _start(self) -> None:
+        command, environment = own_process("watch.exporting.tracking", str(self._run.path), "--to", self._name)
+        try:
+            self._log.parent.mkdir(exist_ok=True)
+            with self._log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment
+                )
+            self._events.write("tracker_started", tracker=self._name, pid=self._process.pid)
+        except OSError as error:
+            self._failed(error.strerror or str(error))
+
+    def look(self) -> None:
+        """Notice a death, start again when it is time."""
+        if self._process is not None:
+            code = self._process.poll()
+            if code is not None:
+                self._failed(self._last_words() or f"exit code {code}", is_mistake=code == 2)
+        elif self._failures <= len(RETRY_S) and time.monotonic() >= self._retry_at:
+            self._start()
+
+    def _failed(self, reason: str, *, is_mistake: bool = False) -> None:
+        """Told each time; what trying again cannot mend is not tried again."""
+        self.tell_end()
+        self._process = None
+        self._failures = len(RETRY_S) + 1 if is_mistake else self._failures + 1
+        if self._failures <= len(RETRY_S):
+            self._retry_at = time.monotonic() + RETRY_S[self._failures - 1]
+        self._events.write("tracker_failed", tracker=self._name, reason=reason)
+
+    def _last_words(self) -> str:
+        try:
+            with self._log.open("rb") as log:
+                log.seek(max(0, self._log.stat().st_size - 2000))
+                return log.read().decode(errors="replace").strip().rpartition("\n")[2][:300]
+        except OSError:
+            return ""
+
+    def tell_end(self) -> None:
+        """Its standard input ends: it takes the rest and finishes."""
+        if self._process is not None and self._process.stdin is not None:
+            try:
+                self._process.stdin.close()
+            except OSError:
+                return
+
+    def wait(self, deadline: float) -> None:
+        """Until it has finished, or is killed at the deadline."""
+        if self._process is None:
+            return
+        try:
+            code = self._process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            reason = f"not finished {CLOSE_S:.0f} s after the run: rankscope export --to {self._name} writes all of it"
+            self._events.write("tracker_failed", tracker=self._name, reason=reason)
+            return
+        if code:
+            self._events.write("tracker_failed", tracker=self._name, reason=self._last_words() or f"exit code {code}")
+        else:
+            self._events.write("tracker_finished", tracker=self._name)
+
+
+class TrackerProcesses:
+    """All trackers of a run."""
+
+    def __init__(self, run: RunDir, names: Sequence[str], events: EventWriter) -> None:
+        self._processes = [_Process(run, name, events) for name in dict.fromkeys(names)]
+
+    def look(self) -> None:
+        """Once a tick; never waits."""
+        for process in self._processes:
+            process.look()
+
+    def close(self) -> None:
+        """Let them write the end, all at a time. Once is enough."""
+        deadline = time.monotonic() + CLOSE_S
+        ending, self._processes = self._processes, []
+        for process in ending:
+            process.tell_end()
+        for process in ending:
+            process.wait(deadline)
+
+
+@contextmanager
+def trackers(run: RunDir, node_rank: int, events: EventWriter) -> Iterator[TrackerProcesses]:
+    """Those that the run's configuration asks for, until the block ends; none but on the first node."""
+    config = run.manifest().get("config")
+    section = config.get("trackers", {}) if isinstance(config, dict) else {}
+    found = TrackerProcesses(run, section.get("to", ()) if node_rank == 0 else (), events)
+    try:
+        yield found
+    finally:
+        found.close()

@@ -1,0 +1,151 @@
+"""Tells others of a finding as it is made: a webhook, a command, or both. For teams without Prometheus.
+
+    with finding_hook(run.manifest(), run_id="demo", events=events) as hook:
+        hook.tell(findings)                     # returns at once; a thread of its own delivers
+
+Each gets one JSON object a finding: the finding as `analyze --format json` has it, the run and the link to its page.
+The command reads it on its standard input. Neither can hold up watch: what cannot be delivered is told as an event,
+and beyond `at_most_per_hour` findings are counted and left out.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import queue
+import shlex
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from analyzers.finding import Finding
+from analyzers.report.wording.links import finding_link
+from probes.tape.events import EventWriter
+
+__all__ = ["FindingHook", "finding_hook"]
+
+DELIVERY_S = 10.0
+"""A receiver that takes longer is given up."""
+_MAX_WAITING = 1000
+_SEVERITIES = ("info", "warning", "critical")
+
+
+class FindingHook:
+    """Delivers findings of at least `min_severity` that fired, are suspected, or are over."""
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        events: EventWriter,
+        webhook: str = "",
+        command: str = "",
+        min_severity: str = "warning",
+        at_most_per_hour: int = 60,
+    ) -> None:
+        self._run_id, self._events = run_id, events
+        self._webhook, self._command = webhook, shlex.split(command)
+        self._least = _SEVERITIES.index(min_severity)
+        self._at_most = at_most_per_hour
+        self._delivered: collections.deque[float] = collections.deque()
+        self._left_out = 0
+        self._told: set[tuple[object, ...]] = set()
+        self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(_MAX_WAITING)
+        self._thread = threading.Thread(target=self._deliver_all, daemon=True)
+        self._thread.start()
+
+    def tell(self, findings: Sequence[Finding]) -> None:
+        """Hand findings over; never waits."""
+        for finding in findings:
+            key = (finding.kind, finding.attempt, finding.ranks)
+            is_over = finding.status == "ok" and key in self._told  # of what was never told, the end is no news
+            is_news = finding.status in ("fired", "suspect") and _SEVERITIES.index(finding.severity) >= self._least
+            if not is_over and not is_news:
+                continue
+            if not self._may_deliver():
+                self._left_out += 1
+                continue
+            self._told.add(key)
+            told = {"run_id": self._run_id, "finding": finding.to_json(), "left_out": self._left_out,
+                    "page": finding_link({"run_id": self._run_id}, finding)}  # fmt: skip
+            try:
+                self._waiting.put_nowait(told)
+                self._left_out = 0
+            except queue.Full:
+                self._left_out += 1
+
+    def close(self, timeout_s: float = DELIVERY_S) -> None:
+        """Deliver what waits, for so long at most."""
+        try:
+            self._waiting.put_nowait(None)
+        except queue.Full:
+            return
+        self._thread.join(timeout_s)
+
+    def _may_deliver(self) -> bool:
+        now = time.monotonic()
+        while self._delivered and now - self._delivered[0] > 3600:
+            self._delivered.popleft()
+        if len(self._delivered) >= self._at_most:
+            return False
+        self._delivered.append(now)
+        return True
+
+    def _deliver_all(self) -> None:
+        while (told := self._waiting.get()) is not None:
+            body = json.dumps(told).encode()
+            for name, target, deliver in (
+                ("webhook", self._webhook, self._post),
+                ("command", self._command, self._run),
+            ):
+                if not target:
+                    continue
+                try:
+                    deliver(body)
+                except (OSError, ValueError, subprocess.SubprocessError) as error:
+                    self._events.write("hook_failed", hook=name, reason=_one_line(error))
+
+    def _post(self, body: bytes) -> None:
+        if not self._webhook:
+            return
+        request = urllib.request.Request(self._webhook, data=body, headers={"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=DELIVERY_S):
+            pass
+
+    def _run(self, body: bytes) -> None:
+        done = subprocess.run(
+            self._command,
+            input=body,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=DELIVERY_S,
+            check=False,
+        )
+        if done.returncode:
+            last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2][:200]
+            raise ValueError(f"{self._command[0]}: exit code {done.returncode}: {last}")
+
+
+@contextmanager
+def finding_hook(manifest: Mapping[str, Any], *, run_id: str, events: EventWriter) -> Iterator[FindingHook | None]:
+    """The hook that the run's configuration asks for (section `alerts`); None without one."""
+    config = manifest.get("config")
+    section = config.get("alerts", {}) if isinstance(config, dict) else {}
+    if not section.get("webhook") and not section.get("command"):
+        yield None
+        return
+    hook = FindingHook(run_id=run_id, events=events, **section)
+    try:
+        yield hook
+    finally:
+        hook.close()
+
+
+def _one_line(error: Exception) -> str:
+    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+    return " ".join(str(reason).split())[:300]

@@ -1,0 +1,100 @@
+"""The host's own reading, from /proc and the file system of the run.
+
+    Host(run.path).read()[0].values["cpu_utilization_ratio"]
+
+In a container, memory and CPUs are those that the container may use, where its cgroup says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from watch.health.device import HOST, Reading
+
+__all__ = ["Host"]
+
+_CGROUP = Path("sys/fs/cgroup")
+
+
+class Host:
+    """Reads under `root` (for tests); `place` is where the run is written."""
+
+    name = HOST
+
+    def __init__(self, place: Path, root: Path = Path("/")) -> None:
+        self._place, self._root = place, root
+        self._busy: tuple[int, int] | None = None  # (busy, all) jiffies at the last reading
+
+    def read(self) -> Sequence[Reading]:
+        """One reading; what the kernel does not tell is left out."""
+        values: dict[str, float] = {"num_cpus": len(os.sched_getaffinity(0))}
+        values |= self._cpu()
+        values |= self._memory()
+        values |= self._paging()
+        values |= self._network()
+        try:
+            values["disk_free_bytes"] = os.statvfs(self._place).f_bavail * os.statvfs(self._place).f_frsize
+        except OSError:
+            pass
+        load = self._text("proc/loadavg").split()
+        if load:
+            values["load_1m"] = float(load[0])
+        return [Reading(HOST, values)]
+
+    def _text(self, path: str | Path) -> str:
+        try:
+            return (self._root / path).read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return ""
+
+    def _cpu(self) -> Mapping[str, float]:
+        """Busy share since the reading before; nothing on the first."""
+        line = self._text("proc/stat").partition("\n")[0].split()
+        if len(line) < 6 or line[0] != "cpu":
+            return {}
+        jiffies = [int(part) for part in line[1:9]]  # guest time stands in user time already
+        total, idle = sum(jiffies), jiffies[3] + jiffies[4]  # idle, and waiting for disks
+        before, self._busy = self._busy, (total - idle, total)
+        if before is None or total <= before[1]:
+            return {}
+        return {"cpu_utilization_ratio": (total - idle - before[0]) / (total - before[1])}
+
+    def _memory(self) -> Mapping[str, float]:
+        kib = {
+            key: int(rest.split()[0])
+            for key, _, rest in (line.partition(":") for line in self._text("proc/meminfo").splitlines())
+            if rest.split() and rest.split()[0].isdecimal()
+        }
+        if "MemTotal" not in kib or "MemAvailable" not in kib:
+            return {}
+        total, used = kib["MemTotal"] << 10, (kib["MemTotal"] - kib["MemAvailable"]) << 10
+        limit = self._text(_CGROUP / "memory.max").strip()
+        current = self._text(_CGROUP / "memory.current").strip()
+        if limit.isdecimal() and current.isdecimal() and int(limit) < total:
+            cache = next(
+                (int(line.split()[1]) for line in self._text(_CGROUP / "memory.stat").splitlines()
+                 if line.startswith("inactive_file ")), 0
+            )  # fmt: skip
+            total, used = int(limit), max(0, int(current) - cache)
+        return {"memory_used_bytes": used, "memory_total_bytes": total}
+
+    def _paging(self) -> Mapping[str, float]:
+        counts = dict(line.split() for line in self._text("proc/vmstat").splitlines() if len(line.split()) == 2)
+        try:
+            return {"swapped_pages_total": int(counts["pswpin"]) + int(counts["pswpout"])}
+        except (KeyError, ValueError):
+            return {}
+
+    def _network(self) -> Mapping[str, float]:
+        """Errors and drops of all interfaces but loopback, both directions."""
+        total, seen = 0, False
+        for line in self._text("proc/net/dev").splitlines()[2:]:
+            name, _, rest = line.partition(":")
+            fields = rest.split()
+            if name.strip() == "lo" or len(fields) < 12:
+                continue
+            seen = True
+            total += sum(int(fields[i]) for i in (2, 3, 10, 11))  # receive errors and drops, the same of sending
+        return {"network_errors_total": total} if seen else {}

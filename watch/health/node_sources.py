@@ -1,0 +1,43 @@
+"""What `watch` samples beside a run: the host, and its GPUs through NVML or a dcgm-exporter.
+
+    with node_health(run, node_rank=0, events=events):
+        ...
+
+Where neither is there, only the host is read. `watch.health = false` turns it off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from probes.tape.events import EventWriter
+from probes.tape.rundir import RunDir
+from watch.health import nvml
+from watch.health.dcgm import Dcgm
+from watch.health.device import Source
+from watch.health.host import Host
+from watch.health.sampler import sampling
+
+__all__ = ["node_health"]
+
+
+@contextmanager
+def node_health(run: RunDir, node_rank: int, events: EventWriter) -> Iterator[None]:
+    """Sample until the block ends; a source that fails is told as an event and harms nobody."""
+    config = run.manifest().get("config")
+    probes = config.get("probes", {}) if isinstance(config, dict) else {}
+    sources: list[Source] = [Host(run.path)]
+    xids: nvml.Xids | None = None
+    if probes.get("dcgm_url"):
+        sources.append(Dcgm(str(probes["dcgm_url"])))
+    elif nvml.is_there():
+        sources.append(nvml.Nvml())
+        xids = nvml.Xids()
+    with ExitStack() as stack:
+        if probes.get("health", True):
+            try:
+                stack.enter_context(sampling(run.node_dir(node_rank), sources, events, xids=xids))
+            except OSError as error:  # a full disk: the run goes on without readings
+                events.write("health_failed", source="tape", reason=str(error))
+        yield

@@ -1,0 +1,189 @@
+"""NVIDIA GPUs through nvidia-ml-py: readings a second, and XID errors as they come.
+
+    if is_there():
+        Nvml().read()[0].values["sm_clock_hertz"]
+        Xids().wait(1.0)
+
+A field that a device does not support is asked for once and then left out; one that fails otherwise is left out of that
+reading only. Calls into the driver may block for seconds, or for ever on a device that fell off the bus, the first one
+too: whoever reads does so in a thread that nobody waits for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from watch.health.device import Reading, ReadingError, Xid
+
+__all__ = ["Nvml", "Xids", "is_there"]
+
+_MAX_LINKS = 18
+_GPM = {"sm_active_ratio": 2, "tensor_active_ratio": 5, "memory_bandwidth_ratio": 10}
+"""Column -> NVML's number of the GPM metric (percent): SM_UTIL, ANY_TENSOR_UTIL, DRAM_BW_UTIL."""
+
+
+class Nvml:
+    """All GPUs of the node, whoever uses them. `library` is nvidia-ml-py, or what behaves like it."""
+
+    name = "NVML"
+
+    def __init__(self, library: Any = None) -> None:
+        self._nvml: Any = library or importlib.import_module("pynvml")
+        self._devices: dict[str, Any] | None = None
+        self._unsupported: set[tuple[str, str]] = set()
+        self._gpm_samples: dict[str, Any] = {}
+
+    def read(self) -> Sequence[Reading]:
+        """One reading a device. Raises ReadingError where the driver does not answer."""
+        if self._devices is None:
+            self._devices = _devices(self._nvml)
+        return [Reading(uuid, self._values(uuid, handle)) for uuid, handle in self._devices.items()]
+
+    def _values(self, uuid: str, handle: Any) -> dict[str, float]:
+        values: dict[str, float] = {}
+        for columns, ask in self._questions(uuid, handle):
+            if (uuid, columns[0]) in self._unsupported:
+                continue
+            try:
+                answer = ask()
+            except self._nvml.NVMLError as error:
+                if getattr(error, "value", None) == self._nvml.NVML_ERROR_NOT_SUPPORTED:
+                    self._unsupported.add((uuid, columns[0]))
+                continue
+            except AttributeError:  # an older nvidia-ml-py, or an older driver behind it
+                self._unsupported.add((uuid, columns[0]))
+                continue
+            given = answer if isinstance(answer, tuple) else (answer,)
+            values |= {column: value for column, value in zip(columns, given, strict=True) if value is not None}
+        return values
+
+    def _questions(self, uuid: str, handle: Any) -> list[tuple[tuple[str, ...], Callable[[], Any]]]:
+        nvml = self._nvml
+
+        def memory() -> tuple[int, int]:
+            info = nvml.nvmlDeviceGetMemoryInfo(handle)
+            return int(info.used), int(info.total)
+
+        def errors(kind: int) -> int:
+            return int(nvml.nvmlDeviceGetTotalEccErrors(handle, kind, nvml.NVML_VOLATILE_ECC))
+
+        def remapped() -> tuple[int, bool, bool]:
+            corrected, uncorrected, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
+            return corrected + uncorrected, bool(pending), bool(failed)
+
+        def reasons() -> int:
+            ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+            return int((ask or nvml.nvmlDeviceGetCurrentClocksThrottleReasons)(handle))
+
+        return [
+            (("gpu_utilization_ratio",), lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
+            (("memory_used_bytes", "memory_total_bytes"), memory),
+            (("temperature_celsius",), lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+            (("power_watts",), lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
+            (("energy_joules",), lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3),
+            (("sm_clock_hertz",), lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6),
+            (("throttle_reasons",), reasons),
+            (("ecc_corrected_total",), lambda: errors(nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)),
+            (("ecc_uncorrected_total",), lambda: errors(nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)),
+            (("remapped_rows_total", "remap_pending", "remap_failed"), remapped),
+            (("pcie_replay_total",), lambda: int(nvml.nvmlDeviceGetPcieReplayCounter(handle))),
+            (("nvlink_errors_total",), lambda: self._link_errors(handle)),
+            (tuple(_GPM), lambda: self._gpm(uuid, handle)),
+        ]
+
+    def _link_errors(self, handle: Any) -> int:
+        """All error counters of all links that are up. Raises where there is none."""
+        total, num_links = 0, 0
+        for link in range(_MAX_LINKS):
+            try:
+                if not self._nvml.nvmlDeviceGetNvLinkState(handle, link):
+                    continue
+            except self._nvml.NVMLError:
+                break  # no such link
+            num_links += 1
+            for counter in range(self._nvml.NVML_NVLINK_ERROR_COUNT):
+                with contextlib.suppress(self._nvml.NVMLError):
+                    total += int(self._nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter))
+        if not num_links:
+            raise AttributeError("no NVLink")
+        return total
+
+    def _gpm(self, uuid: str, handle: Any) -> tuple[float | None, ...]:
+        """Shares since the reading before, on Hopper and later; nothing on the first."""
+        nvml = self._nvml
+        if uuid not in self._gpm_samples and not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+            raise AttributeError("no GPM")
+        sample = nvml.nvmlGpmSampleAlloc()
+        nvml.nvmlGpmSampleGet(handle, sample)
+        before, self._gpm_samples[uuid] = self._gpm_samples.get(uuid), sample
+        if before is None:
+            return (None,) * len(_GPM)
+        try:
+            asked = nvml.c_nvmlGpmMetricsGet_t()
+            asked.version = nvml.NVML_GPM_METRICS_GET_VERSION
+            asked.numMetrics = len(_GPM)
+            asked.sample1, asked.sample2 = before, sample
+            for i, number in enumerate(_GPM.values()):
+                asked.metrics[i].metricId = number
+            nvml.nvmlGpmMetricsGet(asked)
+            return tuple(
+                asked.metrics[i].value / 100 if asked.metrics[i].nvmlReturn == 0 else None for i in range(len(_GPM))
+            )
+        finally:
+            nvml.nvmlGpmSampleFree(before)
+
+
+class Xids:
+    """XID errors and double-bit ECC errors of all devices."""
+
+    def __init__(self, library: Any = None) -> None:
+        self._nvml: Any = library or importlib.import_module("pynvml")
+        self._set: Any = None
+
+    def _listen(self) -> None:
+        nvml, devices = self._nvml, _devices(self._nvml)
+        try:
+            self._set = nvml.nvmlEventSetCreate()
+            for handle in devices.values():
+                wanted = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError
+                wanted &= nvml.nvmlDeviceGetSupportedEventTypes(handle)
+                nvml.nvmlDeviceRegisterEvents(handle, wanted, self._set)
+        except nvml.NVMLError as error:
+            raise ReadingError(f"XID errors cannot be heard: {error}") from None
+
+    def wait(self, timeout_s: float) -> Sequence[Xid]:
+        """The next one, or none within the time. Raises ReadingError when a device is gone."""
+        if self._set is None:
+            self._listen()
+        try:
+            event = self._nvml.nvmlEventSetWait_v2(self._set, int(timeout_s * 1e3))
+            device = _text(self._nvml.nvmlDeviceGetUUID(event.device))
+        except self._nvml.NVMLError as error:
+            if getattr(error, "value", None) == self._nvml.NVML_ERROR_TIMEOUT:
+                return []
+            raise ReadingError(f"XID errors are heard no more: {error}") from None
+        double_bit = event.eventType & self._nvml.nvmlEventTypeDoubleBitEccError
+        return [Xid(48 if double_bit else int(event.eventData), device)]  # 48: a double-bit error
+
+
+def is_there() -> bool:
+    """Whether this machine has NVIDIA's driver; asks the file system only."""
+    return any(Path(place).exists() for place in ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg"))
+
+
+def _devices(nvml: Any) -> dict[str, Any]:
+    """{UUID: handle} of all GPUs. Raises ReadingError."""
+    try:
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        return {_text(nvml.nvmlDeviceGetUUID(handle)): handle for handle in handles}
+    except nvml.NVMLError as error:
+        raise ReadingError(f"NVML: {error}") from None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

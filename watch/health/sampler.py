@@ -1,0 +1,117 @@
+"""Reads a node's devices and host once a second into table `health`, and XID errors into events.
+
+    with sampling(run.node_dir(0), [Host(run.path), Nvml()], events, xids=Xids()):
+        ...
+
+One thread a source, because a driver may not answer: then its readings stop, and nothing else does. A source that fails
+is told once and asked less often. All threads are daemons: nobody waits for one that is stuck.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from probes.tape.events import EventWriter
+from probes.tape.names import NameWriter
+from probes.tape.rundir import NODE_RANK
+from probes.tape.schema import TABLES
+from probes.tape.writer import COMPLETE, TapeWriter
+from watch.health.dcgm import Dcgm
+from watch.health.device import Reading, Source, Xid, XidSource
+
+__all__ = ["PERIOD_S", "sampling"]
+
+PERIOD_S = 1.0
+FAILED_PERIOD_S = 30.0
+_COLUMNS = {column.name: (i, column.type) for i, column in enumerate(TABLES["health"].columns)}
+
+
+class _Sampler:
+    def __init__(self, folder: Path, events: EventWriter, period_s: float) -> None:
+        self.stopped = threading.Event()
+        self.period_s = period_s
+        self._events = events
+        self._node = os.uname().nodename
+        self._names = NameWriter(folder / "names.jsonl")
+        self._tape = TapeWriter(folder, TABLES["health"], rank=NODE_RANK, attempt=0)
+
+    def follow(self, source: Source) -> None:
+        """Read a source until it is stopped."""
+        told = ""
+        while not self.stopped.is_set():
+            start = time.monotonic()
+            period_s = self.period_s
+            try:
+                for reading in source.read():
+                    self._write(reading)
+                if isinstance(source, Dcgm):
+                    for xid in source.take_xids():
+                        self._say(xid, source.name)
+            except Exception as error:  # a reading that fails must not end the others
+                period_s = FAILED_PERIOD_S
+                if str(error) != told:
+                    told = str(error)
+                    self._events.write("health_failed", source=source.name, reason=told)
+            self.stopped.wait(max(0.0, period_s - (time.monotonic() - start)))
+
+    def listen(self, source: XidSource) -> None:
+        """Wait for XID errors until it is stopped or there are none to come."""
+        try:
+            while not self.stopped.is_set():
+                for xid in source.wait(self.period_s):
+                    self._say(xid, "NVML")
+        except Exception as error:
+            self._events.write("health_failed", source="XID", reason=str(error))
+
+    def close(self) -> None:
+        self._tape.close()
+        self._names.close()
+
+    def _write(self, reading: Reading) -> None:
+        if self.stopped.is_set():
+            return  # a source that came back late
+        row = self._tape.unset_row()
+        row[_COLUMNS["sample_ns"][0]] = time.monotonic_ns()
+        row[_COLUMNS["node"][0]] = self._names(self._node)
+        row[_COLUMNS["device"][0]] = self._names(reading.device)
+        for name, value in reading.values.items():
+            place, kind = _COLUMNS[name]
+            row[place] = float(value) if kind == "f64" else int(value)
+        self._tape.append(COMPLETE, *row)
+
+    def _say(self, xid: Xid, source: str) -> None:
+        message = f"XID {xid.code}, told by {source}"
+        self._events.write("xid", xid=xid.code, device=xid.device, node=self._node, message=message)
+
+
+@contextmanager
+def sampling(
+    folder: Path,
+    sources: Sequence[Source],
+    events: EventWriter,
+    *,
+    xids: XidSource | None = None,
+    period_s: float = PERIOD_S,
+) -> Iterator[None]:
+    """Sample until the block ends. `folder` is the node's."""
+    sampler = _Sampler(folder, events, period_s)
+    threads = [
+        threading.Thread(target=sampler.follow, args=(s,), name=f"health {s.name}", daemon=True) for s in sources
+    ]
+    if xids is not None:
+        threads.append(threading.Thread(target=sampler.listen, args=(xids,), name="health XID", daemon=True))
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        sampler.stopped.set()
+        deadline = time.monotonic() + 2.0
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        sampler.close()

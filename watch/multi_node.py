@@ -1,0 +1,129 @@
+"""What a watch does where a job has several nodes: it sends its digest, and the leader looks at all of them.
+
+    job = JobWatch(link, node_rank=1, events=events)
+    with Store.open(run) as store:
+        job.exchange(store, attempt, own_ranks)   # once a tick
+    job.digests, job.offsets_ns                   # for the live analyzers
+    job.tell(hangs); job.told(attempt)            # the leader's verdict, and what a node was told
+
+Events: `node_silent` and `node_heard` (no word from a node's watch, and one again), `clock_offset` when a node's clock
+is measured for the first time and when it has moved.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence, Set
+
+from analyzers.finding import Finding
+from analyzers.run.digest import Digest, of_ranks
+from analyzers.run.event_log import Event, EventLog
+from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
+from analyzers.source import Source
+from probes.tape.events import EventWriter
+from watch.digests import LEADER, DigestLink, Verdict
+
+__all__ = ["SILENT_S", "JobWatch"]
+
+SILENT_S = 8.0
+"""A watch that was killed is started again within 2 s and imports torch before its first digest."""
+MOVED_NS = 5_000_000
+"""A clock that was found to be another by so much is told again."""
+OVER = Verdict(attempt=-1, ranks=(), summary="over")
+"""Of no attempt: takes back what was said before."""
+_SUBJECTS = ("exit_rank", "state_rank", "killed_rank")
+
+
+class JobWatch:
+    """A node's part in the watching of the whole job."""
+
+    def __init__(self, link: DigestLink, *, node_rank: int, events: EventWriter) -> None:
+        self.link = link
+        self.node_rank = node_rank
+        self.events = events
+        self.digests: list[Digest] = []
+        self._silent: set[int] = set()
+        self._offsets_ns: dict[int, int] = {}
+        self._last: Digest | None = None
+        self._has_told = False
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node's watch judges the whole job."""
+        return self.node_rank == LEADER
+
+    @property
+    def is_led(self) -> bool:
+        """Whether another node's watch judges this node's ranks: there is a way to it."""
+        return not self.leads and self.link.answers
+
+    @property
+    def offsets_ns(self) -> dict[int, int]:
+        """How far the other nodes' clocks are ahead of ours; only the leader knows."""
+        return self.link.offsets_ns
+
+    def exchange(self, source: Source, attempt: int, own: Set[int]) -> None:
+        """Send what this node's ranks do; the leader takes up what came from the others."""
+        if self.leads:
+            self.digests = self.link.received()
+            self._tell_silence()
+            self._tell_clocks()
+            return
+        log = EventLog.load(source, SNAPSHOT_EVENTS, attempt)
+        view = of_ranks(take_snapshot(source, attempt, log), own)
+        events = [event for kind in SNAPSHOT_EVENTS for event in log.of(kind) if _is_about(event, own)]
+        newest = tuple(sorted(events, key=lambda event: event.wall_ns))
+        self._last = Digest(node=self.node_rank, sent_ns=time.time_ns(), view=view, events=newest)
+        self.link.publish(self._last)
+
+    def tell(self, hangs: Sequence[Finding], attempt: int, *, stands: bool) -> None:
+        """The leader's verdict to the node whose rank it is; and that it is over, once no hang `stands` any more."""
+        if self.leads and hangs:
+            ranks = tuple(sorted({rank for finding in hangs for rank in finding.ranks}))
+            self.link.tell(Verdict(attempt=attempt, ranks=ranks, summary=hangs[0].summary))
+            self._has_told = True
+        elif self._has_told and not stands:
+            self.link.tell(OVER)
+            self._has_told = False
+
+    def told(self, attempt: int) -> Verdict | None:
+        """What the leader has said of this attempt, as long as it stands."""
+        verdict = self.link.verdict
+        return verdict if verdict is not None and verdict.attempt == attempt else None
+
+    def close(self) -> None:
+        """This node's watch leaves, and is not to be missed."""
+        if self._last is not None:
+            last = self._last
+            self.link.publish(
+                Digest(node=last.node, sent_ns=time.time_ns(), view=last.view, events=last.events, closing=True)
+            )
+
+    def _tell_silence(self) -> None:
+        now_ns = time.time_ns()
+        for digest in self.digests:
+            silent_s = (now_ns - digest.received_ns) / 1e9
+            if digest.closing or silent_s <= SILENT_S:
+                if digest.node in self._silent:
+                    self._silent.discard(digest.node)
+                    self.events.write("node_heard", node_rank=digest.node)
+            elif digest.node not in self._silent:
+                self._silent.add(digest.node)
+                ranks = sorted(digest.view.ranks)
+                step = digest.view.step
+                self.events.write(
+                    "node_silent", step=step, node_rank=digest.node, silent_s=round(silent_s, 1), ranks=ranks
+                )
+
+    def _tell_clocks(self) -> None:
+        for node, offset_ns in self.link.offsets_ns.items():
+            before_ns = self._offsets_ns.get(node)
+            if before_ns is None or abs(offset_ns - before_ns) > MOVED_NS:
+                self._offsets_ns[node] = offset_ns
+                error_ns = self.link.errors_ns.get(node, 0)
+                self.events.write("clock_offset", node_rank=node, offset_ns=offset_ns, error_ns=error_ns)
+
+
+def _is_about(event: Event, ranks: Set[int]) -> bool:
+    """Whether an event is about one of these ranks, or of a node as a whole."""
+    return event.rank in ranks or any(event.integer(key) in ranks for key in _SUBJECTS)

@@ -1,0 +1,97 @@
+"""Python stacks of processes that run and know nothing of us, through py-spy.
+
+    stacks = [take(pid) for pid in ranks_here()]
+
+py-spy reads the memory of the process: it needs no cooperation, and works while a rank is blocked in a collective. It
+needs the right to trace (root, CAP_SYS_PTRACE, or kernel.yama.ptrace_scope = 0 and the same user).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from analyzers.hangs.stack_groups import Stack
+from watch.processes import os_state
+
+__all__ = ["StacksError", "program", "ranks_here", "take"]
+
+DUMP_S = 20.0
+
+
+class StacksError(ValueError):
+    """No stacks can be taken at all; one line."""
+
+
+def ranks_here() -> list[int]:
+    """Processes on this machine whose environment names a RANK, the newest of each rank's family left out.
+
+    A data worker inherits its rank's environment: only a process whose parent is no rank itself counts.
+    """
+    ranks = {pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _rank(pid) is not None}
+    return sorted(pid for pid in ranks if _parent(pid) not in ranks and pid != os.getpid())
+
+
+def take(pid: int) -> Stack:
+    """The main thread of one process. Raises StacksError where py-spy is not installed."""
+    state, rank = os_state(pid)[0], _rank(pid)
+    if not state:
+        return Stack(pid=pid, problem="no such process")
+    # A stopped process cannot be stopped once more: it is read as it stands, and does not change meanwhile.
+    command = [program(), "dump", "--json", "--pid", str(pid), *(["--nonblocking"] if state in ("T", "t") else [])]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DUMP_S, check=False)
+        threads = json.loads(done.stdout) if done.returncode == 0 else None
+        problem = "" if threads is not None else _reason(done.stderr)
+    except subprocess.TimeoutExpired:
+        threads, problem = None, f"py-spy did not come back in {DUMP_S:.0f} s"
+    except ValueError:
+        threads, problem = None, "py-spy's answer cannot be read"
+    frames = _frames(threads) if isinstance(threads, list) else ()
+    return Stack(pid=pid, rank=rank, frames=frames, os_state=state, problem=problem)
+
+
+def program() -> str:
+    """Where py-spy is. Raises StacksError where it is not installed."""
+    beside = Path(sys.executable).with_name("py-spy")  # in an environment that is not on the path
+    found = str(beside) if beside.exists() else shutil.which("py-spy")
+    if found is None:
+        raise StacksError("py-spy is not installed: pip install 'rankscope[stacks]'")
+    return found
+
+
+def _reason(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if "ermission" in text:
+        return "no right to look into it: sudo rankscope stacks ..., or see `rankscope doctor`"
+    return lines[-1][:200] if lines else "py-spy failed"
+
+
+def _frames(threads: list[Any]) -> tuple[str, ...]:
+    """The main thread's, innermost first, as `folder/file:line function`."""
+    main = next((thread for thread in threads if thread.get("thread_name") == "MainThread"), None) or threads[0]
+    return tuple(
+        f"{'/'.join(str(frame['filename']).split('/')[-2:])}:{frame['line']} {frame['name']}"
+        for frame in main["frames"]
+    )
+
+
+def _rank(pid: int) -> int | None:
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    value = next((entry[5:] for entry in entries if entry.startswith(b"RANK=")), b"")
+    return int(value) if value.isdigit() else None
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
