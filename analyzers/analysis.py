@@ -1,0 +1,35 @@
+"""One analysis: a question to the records of a run, and the kinds of findings that answer it.
+
+    ANALYSES = (Analysis(kinds=("straggler",), run=stragglers, records="compared", live="periodic"),)
+
+Each package of `analyzers` lists its own in `analyze.ANALYSES`; `diagnose` and `live` run them all. An analysis that
+fails costs its own findings (`insufficient_data`, of its first kind), never those of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from analyzers.finding import Finding
+from analyzers.scope import Scope
+from analyzers.source import Source
+
+__all__ = ["Analysis", "Records"]
+
+Records = Literal["all", "sampled", "compared", "histories"]
+"""Which steps of a run of hundreds of millions of rows it reads: all, all ranks at even distances, all ranks where one
+changes against the others, or some ranks whole (`analyzers.account.long_run`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """A question to the records of a run."""
+
+    kinds: tuple[str, ...]
+    """Kinds that it can report; the first one is what it is not sure of when it fails."""
+    run: Callable[[Source, Scope], list[Finding]]
+    records: Records = "all"
+    live: Literal["never", "each_tick", "periodic"] = "never"
+    """How often `watch` runs it while the run lives; `periodic` costs more and shows over steps, not seconds."""

@@ -1,0 +1,96 @@
+"""The kinds of findings: what there is to know of a kind that does not depend on one finding.
+
+    KINDS["straggler"].title            # "Straggler"
+    KINDS["straggler"].identity         # ("attempt", "ranks"): two findings that agree in these are the same one
+
+Their order is that of the verdict: of findings that are equally severe, what explains others comes first. All else that
+must know about kinds is derived from this table: the order, the identity of a finding, what may last, and which package
+judges, explains and draws it:
+
+* `analyzers.<package>.analyze.ANALYSES` judges (`analyzers.analysis.Analysis`),
+* `analyzers.<package>.explain.WHY` and `.NEXT` give the evidence and the next step in one sentence each,
+* `analyzers.<package>.figures.FIGURES` draws it, where there is something to draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+__all__ = ["KINDS", "Kind", "packages"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of finding."""
+
+    name: str
+    title: str
+    """As a heading shows it, sentence case."""
+    package: str
+    """Folder of `analyzers` that judges, explains and draws it."""
+    identity: tuple[str, ...] = ("attempt", "first_step", "ranks")
+    """Fields that make two findings of the kind the same one; `evidence.<name>` is a value of its evidence."""
+    may_last: bool = False
+    """Whether it can end: open until `watch` reports it as over. Else it is an incident that has happened."""
+    at_end: bool = False
+    """Whether it is about the end of an attempt, whatever step the finding names."""
+    drawn: bool = True
+    """Whether it has figures; False for kinds that only ever report what was not judged."""
+
+
+_DEVICE = ("cause", "evidence.node", "evidence.device")
+_KINDS = (
+    Kind(name="rank_lost", title="Rank lost", package="deaths", identity=("attempt", "ranks"), at_end=True),
+    Kind(name="hang", title="Hang", package="hangs", identity=("attempt",), may_last=True, at_end=True),
+    Kind(name="xid", title="GPU error (XID)", package="health", identity=(*_DEVICE, "evidence.xid")),
+    Kind(name="gpu_memory_errors", title="GPU memory errors", package="health", identity=_DEVICE),
+    Kind(name="replica_mismatch", title="Replica mismatch", package="corruption"),
+    Kind(name="fingerprint_chain_broken", title="State changed", package="corruption"),
+    Kind(name="gradient_corrupted", title="Gradient corrupted", package="corruption"),
+    Kind(name="excluded", title="Device or node excluded", package="deaths", at_end=True),
+    Kind(name="node_silent", title="Node silent", package="hangs", identity=("evidence.node_rank",), may_last=True),
+    Kind(name="resume_differs", title="Resume differs", package="deaths"),
+    Kind(name="non_finite", title="Non-finite", package="numerics"),
+    Kind(name="loss_spike", title="Loss spike", package="numerics"),
+    Kind(name="divergence", title="Divergence", package="numerics", identity=("attempt",), may_last=True),
+    Kind(name="loss_scale_collapse", title="Loss scale collapse", package="numerics", identity=("attempt",),
+         may_last=True),
+    Kind(name="expert_imbalance", title="Expert imbalance", package="numerics"),
+    Kind(name="exploding_gradients", title="Exploding gradients", package="numerics"),
+    Kind(name="vanishing_gradients", title="Vanishing gradients", package="numerics"),
+    Kind(name="gpu_throttled", title="GPU throttled", package="health", identity=_DEVICE),
+    Kind(name="link_errors", title="Link errors", package="health", identity=_DEVICE),
+    Kind(name="straggler", title="Straggler", package="stragglers", identity=("attempt", "ranks"), may_last=True),
+    Kind(name="checkpoint_failed", title="Checkpoint failed", package="checkpoints", identity=("attempt",)),
+    Kind(name="memory_growth", title="Memory growth", package="memory", identity=("attempt",), may_last=True),
+    Kind(name="memory_limit", title="Memory limit", package="memory", identity=("attempt",)),
+    Kind(name="host_pressure", title="Host pressure", package="health", identity=_DEVICE),
+    Kind(name="data_bound", title="Data bound", package="data", identity=("attempt",), may_last=True),
+    Kind(name="stage_imbalance", title="Stage imbalance", package="pipeline"),
+    Kind(name="throughput", title="Throughput drop", package="stragglers"),
+    Kind(name="checkpoint_age", title="Checkpoint too old", package="checkpoints", identity=("attempt",),
+         may_last=True),
+    Kind(name="memory_imbalance", title="Memory imbalance", package="memory"),
+    Kind(name="slow_startup", title="Slow start", package="settings"),
+    # Advice: nothing is broken, and something could go better.
+    Kind(name="bubble", title="Pipeline bubble", package="pipeline"),
+    Kind(name="exposed_communication", title="Exposed communication", package="communication"),
+    Kind(name="low_bandwidth", title="Low bandwidth", package="communication"),
+    Kind(name="small_buckets", title="Small buckets", package="communication"),
+    Kind(name="gradient_noise", title="Gradient noise", package="numerics"),
+    Kind(name="checkpoint_cost", title="Checkpoint cost", package="checkpoints"),
+    Kind(name="configuration", title="Configuration", package="settings", identity=("attempt", "cause")),
+    # Kinds that only ever report what was not judged.
+    Kind(name="health", title="Health", package="health", drawn=False),
+    Kind(name="records", title="Records", package="run", drawn=False),
+    Kind(name="goodput", title="Goodput", package="account", drawn=False),
+)  # fmt: skip
+KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in _KINDS})
+"""By name, in the order of the verdict."""
+
+
+def packages() -> tuple[str, ...]:
+    """The packages that judge something, in the order of their first kind."""
+    return tuple(dict.fromkeys(kind.package for kind in _KINDS))

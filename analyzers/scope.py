@@ -1,0 +1,37 @@
+"""The scope of a judgement: which part of a run is judged, and whether the run still lives.
+
+    analyze(source, Scope())                                        # post-mortem: everything that was recorded
+    analyze(source, Scope(attempt=2, since_step=1700, now_ns=now))  # live: the newest attempt's last steps
+
+A policy says from when on something is wrong; a scope says where to look. No policy holds a part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Scope"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What of a run an analysis judges."""
+
+    attempt: int | None = None
+    """Only this attempt; None: all."""
+    since_step: int = 0
+    """Only steps from this one on."""
+    now_ns: int | None = None
+    """The present, nanoseconds since the epoch, if the run lives; None: the records' end is the run's end."""
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    """The run's own description (`run.json`): its configuration, versions, plan. Not trusted: types are checked."""
+    stacks_dir: Path | None = None
+    """Where the stacks of a hang lie."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the run lives: what has not settled yet is not reported."""
+        return self.now_ns is not None
