@@ -23,7 +23,7 @@ from analyzers.run.digest import Digest, encode, joined, joined_log
 from analyzers.run.event_log import EventLog
 from analyzers.run.snapshot import AttemptView, Call, RankView
 from analyzers.run.stall_limits import StallPolicy
-from watch.digests import DigestLink
+from watch.digests.link import DigestLink
 
 SECOND = 1_000_000_000
 STEP_NS = SECOND // 2

@@ -39,8 +39,8 @@ from typing import Any
 from benchmarks.scale import make_steps
 from probes.tape.rundir import RunDir
 from store import Store, StoreError
-from watch.exporting.node_metrics import NodeMetrics
-from watch.exporting.prometheus import Listen, Snapshot, serve
+from watch.exporting.metrics.node_metrics import NodeMetrics
+from watch.exporting.prometheus.server import Listen, Snapshot, serve
 
 BLOCK_S = 10.0
 SLOW_S = 5.0

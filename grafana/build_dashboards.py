@@ -25,7 +25,7 @@ from typing import Any, Literal
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from watch.exporting.metric_catalogue import METRICS, Metric  # noqa: E402
+from watch.exporting.metrics.catalogue import METRICS, Metric  # noqa: E402
 
 FOLDER = ROOT / "grafana" / "dashboards"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}

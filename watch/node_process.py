@@ -10,7 +10,7 @@ Once a tick:
 4. on a hang: take all ranks' stacks, let the analyzers look again, kill the culprit so that torch elastic restarts.
 
 With several nodes each watch also sends a digest of its ranks to that of node 0, which judges the whole job
-(`watch.multi_node`); each acts on the ranks of its own node only.
+(`watch.digests.exchange`); each acts on the ranks of its own node only.
 
 It ends when the run has ended, or when every process of the run is gone. It takes no part in any collective and holds
 no lock that a rank could wait for: it can die at any moment and be started again.
@@ -38,17 +38,17 @@ from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK, RunDir, RunError
 from probes.tape.shared_memory import remove_shared
 from store import Ingester, Store, StoreError, StoreLockedError
-from watch.digests import DigestLink, Verdict
-from watch.exporting.metrics_endpoint import Metrics, TickFacts, listen_address, metrics_endpoint
-from watch.exporting.otel_export import OtelExport, otel_export
-from watch.exporting.prometheus import ListenError
-from watch.exporting.tracker_processes import TrackerProcesses, trackers
+from watch.digests.exchange import JobWatch
+from watch.digests.link import DigestLink, Verdict
+from watch.exporting.otel.export import OtelExport, otel_export
+from watch.exporting.prometheus.endpoint import Metrics, TickFacts, listen_address, metrics_endpoint
+from watch.exporting.prometheus.server import ListenError
+from watch.exporting.trackers.processes import TrackerProcesses, trackers
 from watch.exporting.webhook import FindingHook, finding_hook
-from watch.gil_holders import holders
 from watch.health.node_sources import node_health
-from watch.multi_node import JobWatch
 from watch.processes import ProcessTracker, is_alive, kill, os_state
-from watch.stacks import take_stacks
+from watch.stacks.gil_holders import holders
+from watch.stacks.signal_dump import take_stacks
 
 __all__ = ["Watch", "main"]
 

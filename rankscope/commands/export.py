@@ -146,9 +146,9 @@ def _tracker(run: RunDir, name: str, out: str, ranks: str, project: str, mode: s
 
     from analyzers.diagnose import diagnose
     from store import Store, is_watched
-    from watch.exporting.tracked_steps import RANKS
-    from watch.exporting.tracker import TrackerError
-    from watch.exporting.tracking import MISSING, Tracking, open_tracker
+    from watch.exporting.trackers.follow import MISSING, Tracking, open_tracker
+    from watch.exporting.trackers.tracked_steps import RANKS
+    from watch.exporting.trackers.tracker import TrackerError
 
     if ranks not in RANKS:
         fail(f"--ranks {ranks}: is one of {', '.join(RANKS)}")

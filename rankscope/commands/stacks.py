@@ -28,7 +28,7 @@ def stacks(
     Exit codes: 0 stacks were taken, 2 of no process.
     """
     from analyzers.hangs.stack_groups import group, odd_ones
-    from watch.pyspy_stacks import StacksError, ranks_here, take
+    from watch.stacks.pyspy import StacksError, ranks_here, take
 
     chosen = pids or ranks_here()
     if not chosen:

@@ -16,7 +16,7 @@ from store import Store
 from tests.e2e.launched import start, wait_for
 from tests.factories import make_run
 from tests.wandb_file import alerts, history, summary, wandb_file, wandb_records
-from watch.exporting import tracker_processes
+from watch.exporting.trackers import processes
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -73,10 +73,10 @@ def recorded_run(tmp_path: Path, **section: Any) -> RunDir:
 def test_one_that_dies_goes_on_and_one_that_hangs_is_left(
     tmp_path: Path, events: EventWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracker_processes, "RETRY_S", (0.0,))
-    monkeypatch.setattr(tracker_processes, "CLOSE_S", 1.0)
+    monkeypatch.setattr(processes, "RETRY_S", (0.0,))
+    monkeypatch.setattr(processes, "CLOSE_S", 1.0)
     run = recorded_run(tmp_path)
-    with tracker_processes.trackers(run, 0, events) as tracked:
+    with processes.trackers(run, 0, events) as tracked:
         wait_for(lambda: len(steps_in(run.path / "tensorboard")) == 30, "all steps")
         wait_for(lambda: (run.path / "trackers" / "tensorboard.json").exists(), "its progress")
         os.kill(told(events, "tracker_started")[0]["pid"], signal.SIGKILL)
@@ -97,7 +97,7 @@ def test_one_that_dies_goes_on_and_one_that_hangs_is_left(
 
 def test_one_that_cannot_write_says_so_once(tmp_path: Path, events: EventWriter) -> None:
     run = recorded_run(tmp_path, tensorboard_dir="/dev/null/logs")
-    with tracker_processes.trackers(run, 0, events) as tracked:
+    with processes.trackers(run, 0, events) as tracked:
 
         def has_failed() -> bool:
             tracked.look()
@@ -111,5 +111,5 @@ def test_one_that_cannot_write_says_so_once(tmp_path: Path, events: EventWriter)
 
 
 def test_only_the_first_node_has_any(tmp_path: Path, events: EventWriter) -> None:
-    with tracker_processes.trackers(recorded_run(tmp_path), 1, events):
+    with processes.trackers(recorded_run(tmp_path), 1, events):
         assert told(events, "tracker_started") == []

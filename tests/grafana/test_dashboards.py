@@ -20,7 +20,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from grafana.build_dashboards import FOLDER, PAGES, file_of, rendered
 from tests.grafana.test_prometheus_rules import PAGES as OUR_PAGES
 from tests.grafana.test_prometheus_rules import RULES
-from watch.exporting.metric_catalogue import METRICS
+from watch.exporting.metrics.catalogue import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 BOARDS = {page.uid: json.loads(file_of(page).read_text(encoding="utf-8")) for page in PAGES}

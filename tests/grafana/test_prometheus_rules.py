@@ -13,7 +13,7 @@ import yaml
 
 from analyzers.report.evidence import PROOFS
 from tests.programs import needs, program
-from watch.exporting.metric_catalogue import METRICS
+from watch.exporting.metrics.catalogue import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = ROOT / "grafana" / "prometheus"

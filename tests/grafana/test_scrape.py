@@ -13,9 +13,9 @@ from typing import Any
 
 from tests.ports import free_port
 from tests.programs import needs, program
-from watch.exporting.metric_catalogue import Sample
-from watch.exporting.prometheus import Listen, Snapshot, serve
-from watch.exporting.scrape_targets import announced
+from watch.exporting.metrics.catalogue import Sample
+from watch.exporting.prometheus.scrape_targets import announced
+from watch.exporting.prometheus.server import Listen, Snapshot, serve
 
 GRAFANA = Path(__file__).resolve().parents[2] / "grafana"
 

@@ -368,7 +368,7 @@ NOT_DRILLED = {
     "F21": "uneven stages are a layout, not an event of a step: tests/analyzers/pipeline/test_stage_balance",
     "F37": "no folder is read-only to root: tests/trainer/hostile_disk mounts one so, in a namespace of its own",
     "F42, F43": "a device that fails, or a driver that hangs: needs a GPU",
-    "F47": "ranks and launcher send nothing to an endpoint; exporters beside them: tests/probes/exporters",
+    "F47": "ranks and launcher send nothing to an endpoint; exporters beside them: tests/watch/exporting",
     "F48": "a folder from a stranger, not a run that trains: tests/hostile",
 }
 """What cannot be drilled on processes of one machine, with the reason, and what stands for it."""

@@ -3,7 +3,7 @@
     with node_health(run, node_rank=0, events=events):
         ...
 
-Where neither is there, only the host is read. `watch.health = false` turns it off.
+Where neither is there, only the host is read. `probes.health = false` turns it off.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 from analyzers.finding import Finding
 from analyzers.numerics.expert_load import analyze
 from tests.analyzers.memory_store import MemoryStore
-from watch.exporting.node_metrics import _experts
+from watch.exporting.metrics.node_metrics import _experts
 
 EXPERTS = 8
 

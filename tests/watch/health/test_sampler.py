@@ -15,7 +15,7 @@ from probes.tape.rundir import NODE_RANK, RunDir
 from store import Store
 from tests.factories import empty_run
 from tests.watch.health.fake_nvml import FakeNvml
-from watch.exporting.health_samples import health_samples
+from watch.exporting.metrics.health_samples import health_samples
 from watch.health.host import Host
 from watch.health.nvml import Nvml, Xids
 from watch.health.sampler import sampling

@@ -21,10 +21,10 @@ from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK
 from tests.analyzers.memory_store import MemoryStore
 from tests.waiting import wait_for
-from watch import multi_node as job_watch
-from watch.clock_offsets import Trip, best
-from watch.digests import DigestLink, Verdict
-from watch.multi_node import JobWatch
+from watch.digests import exchange
+from watch.digests.clock_offsets import Trip, best
+from watch.digests.exchange import JobWatch
+from watch.digests.link import DigestLink, Verdict
 
 SECOND = 1_000_000_000
 AHEAD_NS = 600 * SECOND
@@ -101,7 +101,7 @@ def test_a_node_that_falls_silent_is_told_once_and_again_when_it_is_heard(
             store.event(event.pop("kind"), wall_ns=event.pop("wall_ns"), step=event.pop("step"), **event)
         return live_findings(store, state, time.time_ns())
 
-    silent = job_watch.SILENT_S + 1
+    silent = exchange.SILENT_S + 1
     assert heard(0) == []
     (fired,) = heard(silent)
     assert (fired.kind, fired.ranks, fired.evidence["node_rank"]) == ("node_silent", (1,), 1)

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from watch.exporting.tracker import TrackedStep, TrackerError
+from watch.exporting.trackers.tracker import TrackedStep, TrackerError
 
 __all__ = ["WandbRun"]
 

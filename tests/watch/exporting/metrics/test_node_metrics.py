@@ -12,8 +12,8 @@ from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
 from store import Store
 from tests.factories import empty_run, make_run
-from watch.exporting.metric_catalogue import METRICS, Sample
-from watch.exporting.node_metrics import STATES, NodeMetrics
+from watch.exporting.metrics.catalogue import METRICS, Sample
+from watch.exporting.metrics.node_metrics import STATES, NodeMetrics
 
 
 def measured(run: RunDir) -> list[Sample]:

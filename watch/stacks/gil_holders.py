@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from watch.pyspy_stacks import StacksError, program
+from watch.stacks.pyspy import StacksError, program
 
 __all__ = ["holders"]
 

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any
 
 from analyzers.run.digest import Digest, DigestError, decode, encode
-from watch.clock_offsets import Answering, Asking
+from watch.digests.clock_offsets import Answering, Asking
 
 __all__ = ["LEADER", "DigestLink", "Traffic", "Verdict"]
 

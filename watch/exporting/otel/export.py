@@ -18,9 +18,9 @@ from analyzers.finding import Finding
 from analyzers.source import Source
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
-from watch.exporting.metric_catalogue import Sample
-from watch.exporting.otlp import Otlp, otlp, wanted
-from watch.exporting.step_spans import StepSpans
+from watch.exporting.metrics.catalogue import Sample
+from watch.exporting.otel.otlp import Otlp, otlp, wanted
+from watch.exporting.otel.step_spans import StepSpans
 
 __all__ = ["OtelExport", "otel_export"]
 

@@ -1,6 +1,6 @@
 """Writes a run into an experiment tracker, while it lives (a process of `watch`'s) or afterwards (`rankscope export`).
 
-    python -m watch.exporting.tracking RUN --to tensorboard       # until its standard input ends; started by watch
+    python -m watch.exporting.trackers.follow RUN --to tensorboard    # until its standard input ends; started by watch
 
 The store is the queue: each look takes what is new since the last, so a tracker that is slow or was away for a while
 misses nothing and holds nobody up. How far it got is kept in `RUN/trackers/<name>.json`: whoever goes on does so there.
@@ -25,8 +25,8 @@ from analyzers.run.stall_limits import StallPolicy
 from analyzers.source import Source
 from probes.tape.rundir import RunDir, RunError
 from store import Store, StoreError
-from watch.exporting.tracked_steps import TrackedSteps
-from watch.exporting.tracker import Tracker, TrackerError
+from watch.exporting.trackers.tracked_steps import TrackedSteps
+from watch.exporting.trackers.tracker import Tracker, TrackerError
 
 __all__ = ["MISSING", "NAMES", "Tracking", "open_tracker"]
 
@@ -95,14 +95,14 @@ def open_tracker(name: str, run: RunDir, folder: Path | None = None, *, again: b
     config = manifest.get("config")
     config = config if isinstance(config, dict) else {}
     if name == "tensorboard":
-        from watch.exporting.tensorboard_log import TensorBoardLog, forget
+        from watch.exporting.trackers.tensorboard_log import TensorBoardLog, forget
 
         folder = folder or run.path / "tensorboard"
         if not again:
             forget(folder)
         started_s = float(manifest.get("created_wall_ns", 0) or 0) / 1e9
         return TensorBoardLog(folder, run_id=run.run_id, config=config, started_s=started_s)
-    from watch.exporting.wandb_run import WandbRun
+    from watch.exporting.trackers.wandb_run import WandbRun
 
     about = {"rankscope_version": manifest.get("rankscope_version"), "mesh": manifest.get("mesh")}
     given = {key: value for key, value in wandb.items() if value}

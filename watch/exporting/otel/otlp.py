@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from watch.exporting.metric_catalogue import METRICS, Sample
-from watch.exporting.step_spans import SpanRow
+from watch.exporting.metrics.catalogue import METRICS, Sample
+from watch.exporting.otel.step_spans import SpanRow
 
 __all__ = ["Otlp", "otlp", "wanted"]
 

@@ -29,7 +29,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from watch.exporting.metric_catalogue import METRICS, Sample
+from watch.exporting.metrics.catalogue import METRICS, Sample
 
 __all__ = ["Endpoint", "Listen", "ListenError", "Snapshot", "serve"]
 

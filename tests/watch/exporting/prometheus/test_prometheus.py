@@ -16,9 +16,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.programs import needs, program
-from watch.exporting.metric_catalogue import METRICS, Sample
-from watch.exporting.prometheus import Endpoint, Listen, ListenError, Snapshot, serve
-from watch.exporting.scrape_targets import TARGETS_FILE, announced
+from watch.exporting.metrics.catalogue import METRICS, Sample
+from watch.exporting.prometheus.scrape_targets import TARGETS_FILE, announced
+from watch.exporting.prometheus.server import Endpoint, Listen, ListenError, Snapshot, serve
 
 COMMON = {"run_id": "demo", "node": "0"}
 

@@ -11,10 +11,10 @@ import pytest
 from probes.tape.rundir import RunDir
 from store import Store
 from tests.factories import make_run
-from tests.watch.exporting.collector import attributes, collector
-from watch.exporting.node_metrics import NodeMetrics
-from watch.exporting.otlp import otlp, wanted
-from watch.exporting.step_spans import GROUPS, RANKS, StepSpans
+from tests.watch.exporting.otel.collector import attributes, collector
+from watch.exporting.metrics.node_metrics import NodeMetrics
+from watch.exporting.otel.otlp import otlp, wanted
+from watch.exporting.otel.step_spans import GROUPS, RANKS, StepSpans
 
 STEPS = 20
 
@@ -116,7 +116,7 @@ def test_a_collector_gets_all_three_signals(run: RunDir, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("slow_s", [0.0, 30.0])
 def test_a_dead_or_slow_collector_holds_nobody_up(run: RunDir, monkeypatch: pytest.MonkeyPatch, slow_s: float) -> None:
-    monkeypatch.setattr("watch.exporting.otlp.CLOSE_S", 0.2)
+    monkeypatch.setattr("watch.exporting.otel.otlp.CLOSE_S", 0.2)
     with collector() as received:
         received.slow_s = slow_s
         url = received.url if slow_s else "http://127.0.0.1:1"  # nobody listens there

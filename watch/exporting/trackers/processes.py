@@ -39,7 +39,7 @@ class _Process:
         self._start()
 
     def _start(self) -> None:
-        command, environment = own_process("watch.exporting.tracking", str(self._run.path), "--to", self._name)
+        command, environment = own_process("watch.exporting.trackers.follow", str(self._run.path), "--to", self._name)
         try:
             self._log.parent.mkdir(exist_ok=True)
             with self._log.open("ab") as log:

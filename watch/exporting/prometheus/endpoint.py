@@ -21,11 +21,11 @@ from analyzers.run.stall_limits import StallPolicy
 from analyzers.source import Source
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
-from watch.exporting.metric_catalogue import Sample
-from watch.exporting.node_metrics import NodeMetrics
-from watch.exporting.otlp import wanted
-from watch.exporting.prometheus import Endpoint, Listen, ListenError, Snapshot, serve
-from watch.exporting.scrape_targets import announced
+from watch.exporting.metrics.catalogue import Sample
+from watch.exporting.metrics.node_metrics import NodeMetrics
+from watch.exporting.otel.otlp import wanted
+from watch.exporting.prometheus.scrape_targets import announced
+from watch.exporting.prometheus.server import Endpoint, Listen, ListenError, Snapshot, serve
 
 __all__ = ["Metrics", "TickFacts", "listen_address", "metrics_endpoint"]
 

@@ -21,7 +21,7 @@ from analyzers.run.event_log import Event, EventLog
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
 from analyzers.source import Source
 from probes.tape.events import EventWriter
-from watch.digests import LEADER, DigestLink, Verdict
+from watch.digests.link import LEADER, DigestLink, Verdict
 
 __all__ = ["SILENT_S", "JobWatch"]
 

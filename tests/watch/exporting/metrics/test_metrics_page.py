@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from watch.exporting.metric_catalogue import COMMON_LABELS, METRICS, Metric, document
+from watch.exporting.metrics.catalogue import COMMON_LABELS, METRICS, Metric, document
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "metrics.md"
 
 
 def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == document(), (
-        "python -m watch.exporting.metric_catalogue > docs/metrics.md"
+        "python -m watch.exporting.metrics.catalogue > docs/metrics.md"
     )
 
 

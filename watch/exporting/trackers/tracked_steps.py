@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 from analyzers.numerics.gradient_flow import block_of
 from analyzers.source import Source, missing_tables
-from watch.exporting.step_spans import evenly
-from watch.exporting.tracker import TrackedStep
+from watch.exporting.otel.step_spans import evenly
+from watch.exporting.trackers.tracker import TrackedStep
 
 __all__ = ["RANKS", "TrackedSteps"]
 

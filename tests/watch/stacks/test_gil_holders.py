@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from watch import gil_holders as lock_holders
-from watch.gil_holders import holders
-from watch.pyspy_stacks import StacksError, program
+from watch.stacks import gil_holders
+from watch.stacks.gil_holders import holders
+from watch.stacks.pyspy import StacksError, program
 
 SCRIPT = """
 import ctypes, time
@@ -58,8 +58,8 @@ def test_where_nobody_can_tell_nothing_is_said(tmp_path: Path, monkeypatch: pyte
     fake = tmp_path / "py-spy"
     fake.write_text(f"#!/bin/sh\n{script}\n")
     fake.chmod(0o755)
-    monkeypatch.setattr(lock_holders, "program", lambda: str(fake))
-    monkeypatch.setattr(lock_holders, "LOOK_S", 0.2)
+    monkeypatch.setattr(gil_holders, "program", lambda: str(fake))
+    monkeypatch.setattr(gil_holders, "LOOK_S", 0.2)
     assert holders({0: 1}) == []
 
 
@@ -67,5 +67,5 @@ def test_without_py_spy_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     def missing() -> str:
         raise StacksError("py-spy is not installed")
 
-    monkeypatch.setattr(lock_holders, "program", missing)
+    monkeypatch.setattr(gil_holders, "program", missing)
     assert holders({0: 1}) == []

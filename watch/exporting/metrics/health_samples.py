@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from analyzers.health.analyze import THROTTLE_BITS, xid_table
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source, missing_tables
-from watch.exporting.metric_catalogue import Sample
+from watch.exporting.metrics.catalogue import Sample
 
 __all__ = ["health_samples"]
 

@@ -1,7 +1,7 @@
 """A node's numbers for the wall: what `/metrics` and OTLP tell of a run, from the store of this node.
 
     metrics = NodeMetrics(run.manifest(), node_rank=0)
-    samples = metrics.measure(store, now_ns)          # each tick; names are those of `watch.exporting.metric_catalogue`
+    samples = metrics.measure(store, now_ns)      # each tick; names from `watch.exporting.metrics.catalogue`
 
 Speed and shares are of the newest `WINDOW_STEPS` steps of the newest attempt. What needs the whole run (the account of
 its time) is taken anew every `SLOW_EVERY_S` only. Nothing is judged here: findings are those that were said.
@@ -20,8 +20,8 @@ from analyzers.run.snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
 from analyzers.run.stall_limits import StallPolicy, limit_s
 from analyzers.run.state import LIVE_WORDS, RunState, run_state
 from analyzers.source import Source, missing_tables
-from watch.exporting.health_samples import health_samples
-from watch.exporting.metric_catalogue import Sample
+from watch.exporting.metrics.catalogue import Sample
+from watch.exporting.metrics.health_samples import health_samples
 
 __all__ = ["STATES", "NodeMetrics"]
 

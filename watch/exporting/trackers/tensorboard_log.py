@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from watch.exporting.tracker import TrackedStep, TrackerError, flat
+from watch.exporting.trackers.tracker import TrackedStep, TrackerError, flat
 
 __all__ = ["SUFFIX", "TensorBoardLog", "forget"]
 
