@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from analyzers.robust import sigma
 from analyzers.source import Source
 
 __all__ = ["Chosen", "changes", "choose"]
@@ -93,9 +94,8 @@ def changes(least: npt.NDArray[np.float32]) -> list[int]:
     steps = np.diff(relative, axis=1)
     if not steps.size:
         return []
-    sigma = 1.4826 * float(np.median(np.abs(steps)))
     height = np.abs(steps)
-    rows, columns = np.nonzero(height > max(SIGMAS * sigma, MIN_CHANGE_RATIO))
+    rows, columns = np.nonzero(height > max(SIGMAS * sigma(steps, center=0.0), MIN_CHANGE_RATIO))
     order = np.argsort(-height[rows, columns])
     found: list[int] = []
     for place in columns[order].tolist():

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analyzers.robust import sigma
 from analyzers.source import Floats, Source, floats, ints
 
 __all__ = ["HistoryPolicy", "Slower", "core_wait", "core_wait_rise", "find_slower"]
-
-_MAD_TO_SIGMA = 1.4826
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +68,8 @@ def find_slower(transfers_ms: Floats, policy: HistoryPolicy | None = None) -> Sl
     before, after = transfers_ms[:begin], transfers_ms[begin:]
     middle, now = float(np.median(before)), float(np.median(after))
     factor = now / max(middle, 1e-6)
-    steps = np.abs(np.concatenate([np.diff(logs[:begin]), np.diff(logs[begin:])]))
-    noise = _MAD_TO_SIGMA * float(np.median(steps)) / math.sqrt(2)
+    steps = np.concatenate([np.diff(logs[:begin]), np.diff(logs[begin:])])
+    noise = sigma(steps, center=0.0) / math.sqrt(2)
     slow = float(np.mean(after >= (1 + policy.min_factor) / 2 * middle))
     if factor < policy.min_factor or slow < policy.agreement_ratio or math.log(factor) < policy.min_sigmas * noise:
         return None

@@ -19,6 +19,7 @@ import numpy as np
 from analyzers.account.goodput import CATEGORIES
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import Finding
+from analyzers.robust import MAD_TO_SIGMA
 from analyzers.source import Source, floats, ints, missing_tables
 from analyzers.stragglers.throughput import Change, between, regression, step_times
 
@@ -203,6 +204,6 @@ def _loss(a: Source, b: Source) -> LossChange | None:
     return LossChange(
         common_steps=len(steps),
         difference=float(np.mean(of_b[-last:] - of_a[-last:])),
-        noise=1.4826 * float(np.sqrt(jumps / 2 / last)),
+        noise=MAD_TO_SIGMA * float(np.sqrt(jumps / 2 / last)),
         first_different_step=int(steps[unequal[0]]) if len(unequal) else None,
     )

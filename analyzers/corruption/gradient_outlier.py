@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analyzers.finding import Finding
+from analyzers.robust import sigma
 from analyzers.run.event_log import Event, EventLog
 from analyzers.source import Source
 
@@ -108,7 +109,7 @@ class GradientOutlierDetector:
         policy = self.policy
         if rises is None or len(self._rises) < policy.warm_up_steps:
             return None
-        spread = max(1.4826 * float(np.median(np.abs(np.stack(self._rises)))), LEAST_SPREAD)
+        spread = max(sigma(np.stack(self._rises), center=0.0), LEAST_SPREAD)
         limit = min(max(math.log(policy.min_ratio), policy.min_sigmas * spread), math.log(policy.max_ratio))
         standing_out = np.flatnonzero(rises >= limit)
         if len(standing_out) != 1:

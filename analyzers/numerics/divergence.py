@@ -27,11 +27,11 @@ import numpy as np
 
 from analyzers.finding import Finding
 from analyzers.numerics import loss_spike
+from analyzers.robust import sigma
 from analyzers.source import Source, lacking
 
 __all__ = ["DivergencePolicy", "Rise", "analyze", "find_rise"]
 
-_MAD_TO_SIGMA = 1.4826  # of a normal distribution
 _MEDIAN_TO_MEAN = 1.2533  # standard error of a median over that of a mean
 _NEIGHBOURS = 256  # newest steps from which the noise is taken
 
@@ -215,7 +215,7 @@ class _Noise:
         changes = np.diff(self._losses[max(0, end - _NEIGHBOURS) : end])
         if not len(changes):
             return math.inf
-        spread = _MAD_TO_SIGMA * float(np.median(np.abs(changes - np.median(changes)))) / math.sqrt(2)
+        spread = sigma(changes) / math.sqrt(2)
         # Content is alike over a few steps: neighbours differ by less than steps far apart, hence the factor two.
         return max(self._least, 2.0 * spread * _MEDIAN_TO_MEAN * math.sqrt(2 / self._block_steps))
 

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from analyzers.robust import sigma
+
 __all__ = ["LossFall", "loss_fall"]
 
 _WINDOW_RATIO = 0.1  # first and last tenth of the steps: long enough for a median, short enough to be an end
 _MIN_STEPS = 20
-_MAD_TO_SIGMA = 1.4826
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +49,7 @@ def loss_fall(losses: Sequence[float]) -> LossFall | None:
         return None
     window = max(5, int(len(losses) * _WINDOW_RATIO))
     steps = [after - before for before, after in itertools.pairwise(losses)]
-    centre = median(steps)
-    noise = _MAD_TO_SIGMA * median(abs(step - centre) for step in steps) / 2**0.5
+    noise = sigma(steps) / 2**0.5
     return LossFall(
         start_nat=median(losses[:window]), end_nat=median(losses[-window:]), noise_nat=noise, window_steps=window
     )

@@ -28,11 +28,11 @@ import numpy as np
 import numpy.typing as npt
 
 from analyzers.account.timings import Matrix
+from analyzers.robust import neighbour_sigma
 from analyzers.stragglers.persistence import Segment
 
 __all__ = ["ChangePolicy", "find_changes"]
 
-_MAD_TO_SIGMA = 1.4826
 _WINDOWS = (5, 10, 20, 50)
 """Lengths over which noise is measured (observations)."""
 FEW_PEERS = 4
@@ -98,7 +98,7 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
     values = _grouped(excess, group)
     if values.shape[1] < policy.min_before + policy.min_length or num_rows < 2:
         return []
-    sigma = max(_sigma(values), policy.min_noise_ratio / math.sqrt(group))
+    sigma = max(neighbour_sigma(values), policy.min_noise_ratio / math.sqrt(group))
     middle = np.median(values, axis=1, keepdims=True)
     clipped = middle + np.clip(values - middle, -policy.clip_sigmas * sigma, policy.clip_sigmas * sigma)
     least = policy.min_sigmas_few if num_rows <= FEW_PEERS else policy.min_sigmas
@@ -132,7 +132,7 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
 def _restlessness(whole_ms: Matrix) -> float:
     """Noise of one observation of all own work, as a ratio and without what all ranks share: of the newest ones."""
     logs = np.log(np.maximum(whole_ms[:, -_NEWEST:], 1e-6)).astype(np.float64)
-    return _sigma(logs - np.median(logs, axis=0, keepdims=True))
+    return neighbour_sigma(logs - np.median(logs, axis=0, keepdims=True))
 
 
 def _grouped(excess: Matrix, group: int) -> Floats:
@@ -156,11 +156,6 @@ def _without_changes(values: Floats, rows: Indices, onsets: Indices) -> Floats:
     return flat
 
 
-def _sigma(values: Floats) -> float:
-    """Noise of one observation, from neighbouring ones of the same rank."""
-    return float(_MAD_TO_SIGMA * np.median(np.abs(np.diff(values, axis=1))) / math.sqrt(2))
-
-
 def _noise_by_window(values: Floats, sigma: float) -> list[tuple[int, float]]:
     """(length, standard deviation x sqrt(length)) of window means: constant for white noise, growing for what lasts."""
     found = [(1, sigma)]
@@ -170,7 +165,7 @@ def _noise_by_window(values: Floats, sigma: float) -> list[tuple[int, float]]:
             break
         means = values[:, : count * length].reshape(len(values), count, length).mean(axis=2)
         steps = np.abs(np.diff(means, axis=1))
-        deviation = _MAD_TO_SIGMA * float(np.median(steps)) / math.sqrt(2)
+        deviation = neighbour_sigma(means)
         if steps.size >= 30:  # what many ranks do now and then is noise, too
             deviation = max(deviation, float(np.quantile(steps, 0.9)) / 1.645 / math.sqrt(2))
         found.append((length, max(found[-1][1], deviation * math.sqrt(length))))

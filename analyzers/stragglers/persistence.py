@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from analyzers.account.timings import Matrix
+from analyzers.robust import neighbour_sigma, sigma
 
 __all__ = ["PersistencePolicy", "Segment", "find_segments"]
 
-_MAD_TO_SIGMA = 1.4826
 MAX_PRECEDENT = 100
 """Longest window that is looked for a precedent (observations): what lasts longer is no noise."""
 
@@ -152,8 +152,7 @@ def _noise(blocks: npt.NDArray[np.float32], policy: PersistencePolicy) -> float:
     """Standard deviation of a block's median, from neighbouring blocks of the same rank."""
     if blocks.shape[1] < 2:
         return policy.min_noise_ratio
-    steps = np.abs(np.diff(blocks, axis=1))
-    return max(float(_MAD_TO_SIGMA * np.median(steps) / math.sqrt(2)), policy.min_noise_ratio)
+    return max(neighbour_sigma(blocks), policy.min_noise_ratio)
 
 
 def _runs(blocks: npt.NDArray[np.float32], threshold: float) -> Iterator[tuple[int, int, int]]:
@@ -216,7 +215,7 @@ def _spread(others: Matrix, effect: float, policy: PersistencePolicy) -> tuple[f
         return 0.0, effect < policy.peer_factor * float(np.max(np.abs(middles)))
     # From a handful of peers the deviation is known badly: seven ranks give it to a third.
     uncertain = 1 + 2 / len(others)
-    return float(uncertain * _MAD_TO_SIGMA * np.median(np.abs(middles - np.median(middles)))), False
+    return uncertain * sigma(middles), False
 
 
 def _refine(values: npt.NDArray[np.float32], begin: int, end: int, length: int, level: float) -> tuple[int, int]:

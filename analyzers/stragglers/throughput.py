@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analyzers.finding import Finding
+from analyzers.robust import neighbour_sigma
 from analyzers.run.token_copies import token_copies
 from analyzers.source import Floats, Ints, Source, floats, ints, missing_tables
 
@@ -182,7 +183,7 @@ def _drop(times: StepTimes, policy: ThroughputPolicy) -> Finding | None:
     num = len(blocks)
     if num < 2 * policy.min_blocks:
         return None
-    noise = 1.4826 * float(np.median(np.abs(np.diff(blocks)))) / np.sqrt(2) or 1e-9
+    noise = neighbour_sigma(blocks) or 1e-9
     places = np.arange(policy.min_blocks, num - policy.min_blocks + 1)
     rises = np.array([np.median(blocks[k:]) - np.median(blocks[:k]) for k in places])
     weights = np.sqrt(places * (num - places) / num)
