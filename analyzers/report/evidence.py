@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from analyzers.figures import queries, timeline
 from analyzers.figures import wait_for as waitfor
+from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.hangs.wait_for import find_culprits
 from analyzers.report.proofs import devices, nodes, numerics, ranks, spent
-from analyzers.report.titled_figure import Drawing
 from analyzers.run.event_log import EventLog
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
 from analyzers.source import Source

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from analyzers.figures import focus as against
+from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.health.analyze import HealthPolicy
-from analyzers.report.titled_figure import Drawing
 from analyzers.source import Ints, Source, floats, ints, lacking
 
 __all__ = ["clock_of_rank", "link_errors", "memory_errors", "memory_full", "pressure", "throttled", "xid"]

@@ -8,8 +8,8 @@ import numpy as np
 
 from analyzers.figures import focus as against
 from analyzers.figures import series
+from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
-from analyzers.report.titled_figure import Drawing
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source, lacking
 

@@ -12,9 +12,9 @@ from analyzers.communication.slow_pair import pair_windows
 from analyzers.figures import bars, queries, straggler
 from analyzers.figures import focus as against
 from analyzers.figures import startup as startup_figure
+from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.report.proofs import devices
-from analyzers.report.titled_figure import Drawing
 from analyzers.settings.startup import measure
 from analyzers.source import Floats, Ints, Source, floats, ints, lacking
 

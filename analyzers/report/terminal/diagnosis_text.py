@@ -20,8 +20,8 @@ from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.labels import label_of, shown
 from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.stack_texts import stack_texts
-from analyzers.report.wording.words import counted, is_number, listed
 from analyzers.settings.plan_deviation import TOLERANCE
+from analyzers.wording import counted, is_number, listed
 
 if TYPE_CHECKING:
     from rich.console import Console

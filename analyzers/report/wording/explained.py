@@ -12,8 +12,8 @@ from typing import Any
 from analyzers.finding import Finding
 from analyzers.report.wording.reasons import proved
 from analyzers.report.wording.remedies import remedy
-from analyzers.report.wording.words import counted, is_number, listed
 from analyzers.whatif.what_if import exceeds_error
+from analyzers.wording import counted, is_number, listed
 
 __all__ = ["next_step", "why"]
 

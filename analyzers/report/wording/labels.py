@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from analyzers.memory.limits import size_text
-from analyzers.report.wording.words import is_number, listed
+from analyzers.wording import is_number, listed
 
 __all__ = ["label_of", "shown"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.memory.limits import size_text
-from analyzers.report.wording.words import counted, is_number, listed
+from analyzers.wording import counted, is_number, listed
 
 __all__ = ["proved"]
 

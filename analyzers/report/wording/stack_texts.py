@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from analyzers.report.wording.words import listed
+from analyzers.wording import listed
 
 __all__ = ["stack_texts"]
 

@@ -1,0 +1,23 @@
+"""The shape of every sentence that a person reads in a verdict: short, plain, ended."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["assert_plain"]
+
+MAX_CHARACTERS = 240  # long names of parameters and groups included; most sentences are half as long
+_NESTED = re.compile(r"\([^()]*\(")
+_DIALECT = re.compile(r"\b(told|said|alike|somebody|nobody|whoever|without a word|went back and on|mend(ed)?)\b", re.I)
+
+
+def assert_plain(text: str, *, max_characters: int = MAX_CHARACTERS) -> None:
+    """One to three sentences: a capital letter or a digit first, a full stop last, nothing nested, no chain of clauses."""
+    assert text, "an empty sentence"
+    assert text == text.strip() and "\n" not in text, f"white space around or line ends in: {text!r}"
+    assert text[0].isupper() or text[0].isdigit() or text[0] in "`/", f"no capital letter at the start of: {text}"
+    assert text[-1] in ".?!", f"no full stop at the end of: {text}"
+    assert len(text) <= max_characters, f"{len(text)} characters: {text}"
+    assert not _NESTED.search(text), f"nested parentheses in: {text}"
+    assert ";" not in text, f"a chain of clauses in: {text}"
+    assert not _DIALECT.search(text), f"not plain English: {text}"
