@@ -12,9 +12,10 @@ _DIALECT = re.compile(r"\b(told|said|alike|somebody|nobody|whoever|without a wor
 
 
 def assert_plain(text: str, *, max_characters: int = MAX_CHARACTERS) -> None:
-    """One to three sentences: a capital letter or a digit first, a full stop last, nothing nested, no chain of clauses."""
+    """One to three sentences: a capital letter or a digit first, a full stop last, nothing nested, no semicolons."""
     assert text, "an empty sentence"
-    assert text == text.strip() and "\n" not in text, f"white space around or line ends in: {text!r}"
+    assert text == text.strip(), f"white space around: {text!r}"
+    assert "\n" not in text, f"line ends in: {text!r}"
     assert text[0].isupper() or text[0].isdigit() or text[0] in "`/", f"no capital letter at the start of: {text}"
     assert text[-1] in ".?!", f"no full stop at the end of: {text}"
     assert len(text) <= max_characters, f"{len(text)} characters: {text}"

@@ -9,12 +9,12 @@ import numpy as np
 from analyzers.corruption.analyze import ALL_TENSORS
 from analyzers.figures import agreement, gradients, loss, numbers, queries
 from analyzers.figures import focus as against
+from analyzers.figures.rank_values import attempt_of
 from analyzers.figures.series import Series
 from analyzers.figures.series import draw as lines
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.numerics.gradient_flow import block_of
-from analyzers.report.proofs.ranks import attempt_of
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source, floats, ints, lacking, missing_tables
 

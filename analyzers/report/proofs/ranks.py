@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,59 +12,18 @@ from analyzers.communication.slow_pair import pair_windows
 from analyzers.figures import bars, queries, straggler
 from analyzers.figures import focus as against
 from analyzers.figures import startup as startup_figure
+from analyzers.figures.rank_values import against_others, attempt_of
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.report.proofs import devices
 from analyzers.settings.startup import measure
-from analyzers.source import Floats, Ints, Source, floats, ints, lacking
+from analyzers.source import Floats, Ints, Source, lacking
+from analyzers.wording import ranks_text
 
-__all__ = ["attempt_of", "corrupted_gradient", "link", "memory", "named", "startup", "work"]
+__all__ = ["corrupted_gradient", "link", "memory", "startup", "work"]
 
-MAX_STEPS = 2_000
-MAX_NAMED = 8
 WINDOW_STEPS = 5
 """Steps whose median transfer is one point, as in `slow_group`."""
-
-
-def attempt_of(source: Source, finding: Finding) -> int | None:
-    """The finding's attempt, or the newest one that has steps."""
-    if finding.attempt is not None or not source.has("steps"):
-        return finding.attempt
-    ((newest,),) = source.rows("SELECT max(attempt) FROM steps WHERE rank >= 0")
-    return None if newest is None else int(newest)
-
-
-def named(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 3 and 5`, `ranks 3, 4, 5 and 9 more`."""
-    shown = [str(rank) for rank in ranks[:MAX_NAMED]]
-    if len(ranks) > MAX_NAMED:
-        return f"ranks {', '.join(shown)} and {len(ranks) - MAX_NAMED} more"
-    return f"rank {shown[0]}" if len(shown) == 1 else f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
-
-
-def against_others(source: Source, attempt: int, ranks: Sequence[int], expression: str) -> against.Beside:
-    """An expression over `steps` of some ranks, and percentiles 10, 50, 90 of the others', of at most 2,000 steps."""
-    ((first, last),) = source.rows("SELECT min(step), max(step) FROM steps WHERE attempt = ?", [attempt])
-    every = max(1, -(-((last or 0) - (first or 0) + 1) // MAX_STEPS))
-    own = [int(rank) for rank in ranks[:MAX_NAMED]]
-    listed = ", ".join(str(int(rank)) for rank in ranks) or "-1"
-    columns = "".join(f", max(value) FILTER (rank = {rank}) AS of_{rank}" for rank in own)
-    quantiles = ", ".join(
-        f"quantile_cont(value, {q}) FILTER (rank NOT IN ({listed})) AS {name}"
-        for q, name in ((0.1, "low"), (0.5, "middle"), (0.9, "high"))
-    )
-    table = source.query(
-        f"""
-        SELECT step, {quantiles}{columns}
-        FROM (SELECT rank, step, CAST({expression} AS DOUBLE) AS value FROM steps
-              WHERE attempt = ? AND rank >= 0 AND duration_ns IS NOT NULL AND (step - ?) % ? = 0)
-        WHERE value IS NOT NULL GROUP BY step ORDER BY step
-        """,
-        [attempt, first or 0, every],
-    )
-    low, middle, high = (floats(table[name]) for name in ("low", "middle", "high"))
-    lines = {f"rank {rank}": floats(table[f"of_{rank}"]) for rank in own}
-    return against.Beside(x=ints(table["step"]), own=lines, low=low, middle=middle, high=high)
 
 
 def work(source: Source, finding: Finding) -> Iterator[Drawing]:
@@ -93,7 +52,7 @@ def memory(source: Source, finding: Finding) -> Iterator[Drawing]:
     beside = against_others(source, attempt, who, "memory_bytes / 1048576.0")
     if len(beside.x) > 1:
         onset = finding.first_step if finding.kind == "memory_growth" else None
-        whom = f"{named(who)}{' beside the others' if np.isfinite(beside.middle).any() else ''}" if who else "the ranks"
+        whom = f"{ranks_text(who)}{' beside the others' if who and np.isfinite(beside.middle).any() else ''}"
         figure = against.draw(beside, y="memory (MiB)", onset=onset, from_zero=finding.kind != "memory_growth")
         yield Drawing(title=f"Memory of {whom}", figure=figure)
 
@@ -107,13 +66,13 @@ def corrupted_gradient(source: Source, finding: Finding) -> Iterator[Drawing]:
         if again is not None and np.isfinite(again):
             values["computed again"] = float(again)
         figure = bars.draw(values, accused={"the first time"}, x="largest gradient of the rank", unit="", log=True)
-        yield Drawing(title=f"Gradients of {named(finding.ranks)} in step {finding.first_step}", figure=figure)
+        yield Drawing(title=f"Gradients of {ranks_text(finding.ranks)} in step {finding.first_step}", figure=figure)
     attempt = attempt_of(source, finding)
     if attempt is not None and finding.ranks and not lacking(source, steps=("local_grad_norm",)):
         beside = against_others(source, attempt, finding.ranks, "local_grad_norm")
         if len(beside.x) > 1:
             figure = against.draw(beside, y="norm of the rank's own gradient", onset=finding.first_step, log=True)
-            yield Drawing(title=f"Gradient norm of {named(finding.ranks)} beside the others", figure=figure)
+            yield Drawing(title=f"Gradient norm of {ranks_text(finding.ranks)} beside the others", figure=figure)
 
 
 def link(source: Source, finding: Finding) -> Iterator[Drawing]:

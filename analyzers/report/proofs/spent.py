@@ -13,12 +13,12 @@ from analyzers.checkpoints.analyze import SAVED
 from analyzers.communication.bandwidth import call_classes
 from analyzers.figures import bars, collectives, exposed, goodput, queries, saves, schedule, stacked
 from analyzers.figures import focus as against
+from analyzers.figures.rank_values import attempt_of
 from analyzers.figures.theme import CATEGORY, PHASE
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.pipeline.pipeline_bubble import load_pipeline
 from analyzers.report.html.pipeline_section import schedule_of_step
-from analyzers.report.proofs.ranks import attempt_of
 from analyzers.source import Source, floats, ints, lacking, missing_tables
 from analyzers.stragglers.throughput import step_times
 
