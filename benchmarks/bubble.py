@@ -44,10 +44,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from analyzers.account.bubble import PipelineSpans, StepIdle, expected_idle, measure_idle
 from probes.collectives.wrapped import install, uninstall
 from probes.pipeline import record_schedule
-from probes.recorder import Recorder
 from probes.tape.names import read_names
 from probes.tape.reader import read_segment, segment_paths
 from probes.tape.schema import UNSET
+from probes.tape_recorder import TapeRecorder
 from trainer.config.config import Config
 from trainer.layout.plan import resolve
 from trainer.rank.instrument import instrument
@@ -118,7 +118,9 @@ def timed_pipeline(name: str, rank: int, ranks: int, microbatches: int, forward_
     return schedule, stages
 
 
-def run_timed(name: str, recorder: Recorder, microbatches: int, options: argparse.Namespace, first_step: int) -> None:
+def run_timed(
+    name: str, recorder: TapeRecorder, microbatches: int, options: argparse.Namespace, first_step: int
+) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     schedule, stages = timed_pipeline(name, rank, ranks, microbatches, options.forward_ms / 1e3)
     record_schedule(recorder, schedule, stages)
@@ -144,7 +146,9 @@ def model_config(name: str, ranks: int, microbatches: int) -> Config:
     )
 
 
-def run_model(name: str, recorder: Recorder, microbatches: int, options: argparse.Namespace, first_step: int) -> None:
+def run_model(
+    name: str, recorder: TapeRecorder, microbatches: int, options: argparse.Namespace, first_step: int
+) -> None:
     ranks = dist.get_world_size()
     config = model_config(name, ranks, microbatches)
     training = build(config, resolve(config, ranks), torch.device("cpu"), recorder=recorder)
@@ -158,7 +162,7 @@ def run_model(name: str, recorder: Recorder, microbatches: int, options: argpars
 
 def _rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
     torch.set_num_threads(1)
-    recorder = Recorder(Path(folder) / f"rank-{rank}", rank=rank, attempt=0, world_size=options.ranks)
+    recorder = TapeRecorder(Path(folder) / f"rank-{rank}", rank=rank, attempt=0, world_size=options.ranks)
     install(recorder)
     store = dist.FileStore(os.path.join(folder, "store"), options.ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=options.ranks, timeout=timedelta(seconds=120))

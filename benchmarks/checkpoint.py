@@ -36,9 +36,9 @@ from rich.table import Table
 
 from benchmarks.throughput import ratio_with_interval
 from probes.collectives.wrapped import install
-from probes.recorder import Recorder
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
+from probes.tape_recorder import TapeRecorder
 from trainer.checkpoint.state import Position
 from trainer.config.config import Config, load_config
 from trainer.guard.rollback import Recovery
@@ -81,7 +81,7 @@ def _thread_ns() -> tuple[int, int, int]:
 class Loop:
     """The real loop, whose way to save can be changed between two steps."""
 
-    def __init__(self, config: Config, recorder: Recorder, run: RunDir) -> None:
+    def __init__(self, config: Config, recorder: TapeRecorder, run: RunDir) -> None:
         training = build(config, resolve(config, dist.get_world_size()), torch.device("cpu"), recorder=recorder)
         gradients = instrument(training, recorder)
         self.recovery = Accounted(training, recorder, run, gradients)
@@ -123,7 +123,7 @@ def _rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
     torch.manual_seed(0)
     run = RunDir(Path(folder))
     run.checkpoints.mkdir(parents=True, exist_ok=True)
-    recorder = Recorder(run.rank_dir(0, rank), rank=rank, attempt=0, world_size=options.ranks)
+    recorder = TapeRecorder(run.rank_dir(0, rank), rank=rank, attempt=0, world_size=options.ranks)
     install(recorder, check_nonfinite=True)
     store = dist.FileStore(f"{folder}/rendezvous", options.ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=options.ranks)

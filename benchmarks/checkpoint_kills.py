@@ -65,8 +65,8 @@ def run_rank(folder: Path, rank: int, world_size: int, attempt: int, steps: int,
     import torch
     import torch.distributed as dist
 
-    from probes.recorder import Recorder
     from probes.tape.rundir import RunDir
+    from probes.tape_recorder import TapeRecorder
     from trainer.config.config import Config
     from trainer.guard.rollback import Recovery
     from trainer.layout.plan import resolve
@@ -85,7 +85,7 @@ def run_rank(folder: Path, rank: int, world_size: int, attempt: int, steps: int,
     config = Config.model_validate(sections)
     run = RunDir(folder)
     run.checkpoints.mkdir(parents=True, exist_ok=True)
-    recorder = Recorder(run.rank_dir(attempt, rank), rank=rank, attempt=attempt, world_size=world_size)
+    recorder = TapeRecorder(run.rank_dir(attempt, rank), rank=rank, attempt=attempt, world_size=world_size)
     training = build(config, resolve(config, world_size), torch.device("cpu"), recorder=recorder)
     train(Session(training=training, recorder=recorder, recovery=Recovery(training, recorder, run, None)))
     recorder.close()

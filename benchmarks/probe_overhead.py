@@ -45,9 +45,10 @@ from torch.distributed.fsdp import fully_shard
 
 from probes.collectives.wrapped import install, uninstall
 from probes.gradients import GradientProbe
-from probes.recorder import Recorder
+from probes.recorder import NullRecorder
 from probes.tape.reader import read_segment, segment_paths
 from probes.tape.writer import COMPLETE, OPEN
+from probes.tape_recorder import TapeRecorder
 
 WIDTH = 128
 LAYERS = 8  # 1 M parameters in all: the check for NaN reads each gradient once, 0.06 ms a million
@@ -60,7 +61,7 @@ SEED = 0
 class Loop:
     """One model with its optimizer, and whatever records it."""
 
-    def __init__(self, kind: str, group: dist.ProcessGroup, recorder: Recorder) -> None:
+    def __init__(self, kind: str, group: dist.ProcessGroup, recorder: TapeRecorder) -> None:
         torch.manual_seed(SEED)
         self.recorder = recorder
         self.net: nn.Module = nn.Sequential(
@@ -124,9 +125,9 @@ def rows_for(loop: Loop, target_ms: float) -> int:
 
 
 def compare_loops(
-    kind: str, plain: Any, recorded: Any, recorder: Recorder, options: argparse.Namespace
+    kind: str, plain: Any, recorded: Any, recorder: TapeRecorder, options: argparse.Namespace
 ) -> dict[str, Any]:
-    bare = Loop(kind, plain, Recorder.disabled())
+    bare = Loop(kind, plain, NullRecorder())
     probed = Loop(kind, recorded, recorder)
     size = rows_for(bare, options.step_ms)
     x = torch.randn(size, WIDTH)
@@ -169,7 +170,7 @@ def compare_loops(
     }
 
 
-def count_records(recorder: Recorder) -> dict[str, int]:
+def count_records(recorder: TapeRecorder) -> dict[str, int]:
     tables = ("steps", "spans", "collectives", "gradients")
     return {
         table: sum(len(read_segment(path).records) for path in segment_paths(recorder.directory, table))
@@ -193,7 +194,7 @@ def best_us(call: Callable[[], object], count: int = 500, repeats: int = 60) -> 
     return undisturbed(means)
 
 
-def record_costs(recorder: Recorder) -> dict[str, float]:
+def record_costs(recorder: TapeRecorder) -> dict[str, float]:
     """Microseconds to write one record of each kind, without the loop around it."""
     spans, gradients, collectives = (recorder.tape(table) for table in ("spans", "gradients", "collectives"))
     span_row, collective_row = tuple(spans.unset_row()), tuple(collectives.unset_row())
@@ -255,7 +256,7 @@ def _rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(os.path.join(folder, "store"), options.ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=options.ranks, timeout=timedelta(seconds=120))
-    recorder = Recorder(Path(folder) / f"rank-{rank}", rank=rank, attempt=0, world_size=options.ranks)
+    recorder = TapeRecorder(Path(folder) / f"rank-{rank}", rank=rank, attempt=0, world_size=options.ranks)
     plain = dist.new_group()
     alone = [dist.new_group([other]) for other in range(options.ranks)][rank]
     install(recorder)

@@ -43,8 +43,8 @@ from rich.table import Table
 from analyzers.health.device_peaks import peak_flops_per_s
 from benchmarks.bare_loop import BareLoop, Job
 from probes.collectives.wrapped import install, uninstall
-from probes.recorder import Recorder
 from probes.tape.rundir import RunDir
+from probes.tape_recorder import TapeRecorder
 from trainer.config.config import Config
 from trainer.guard.rollback import Recovery
 from trainer.layout.plan import resolve
@@ -77,7 +77,7 @@ def configuration(kind: str, options: argparse.Namespace) -> Config:
 class OurLoop:
     """`trainer.rank.loop` under all probes, one step at a time."""
 
-    def __init__(self, config: Config, recorder: Recorder, folder: Path, device: torch.device) -> None:
+    def __init__(self, config: Config, recorder: TapeRecorder, folder: Path, device: torch.device) -> None:
         plan = resolve(config, dist.get_world_size())
         self.training = build(config, plan, device, recorder=recorder)
         gradients = instrument(self.training, recorder)
@@ -91,7 +91,7 @@ class OurLoop:
         next(self._steps)
 
 
-def compare(kind: str, plain: Any, recorder: Recorder, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def compare(kind: str, plain: Any, recorder: TapeRecorder, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Both loops in turns; seconds a step of each block, on the clock and of the processor."""
     device = torch.device("cuda", dist.get_rank()) if options.device == "cuda" else torch.device("cpu")
     config = configuration(kind, options)
@@ -166,7 +166,7 @@ def _rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
         torch.cuda.set_device(rank)
     else:
         torch.set_num_threads(1)
-    recorder = Recorder(Path(folder) / f"rank-{rank}", rank=rank, attempt=0, world_size=options.ranks)
+    recorder = TapeRecorder(Path(folder) / f"rank-{rank}", rank=rank, attempt=0, world_size=options.ranks)
     install(recorder)
     store = dist.FileStore(os.path.join(folder, "store"), options.ranks)
     backend = "nccl" if options.device == "cuda" else "gloo"

@@ -21,6 +21,7 @@ from .fail_open import failing_open
 from .recorder import Recorder
 from .step_scalars import read_back
 from .tape.writer import COMPLETE
+from .tape_recorder import TapeRecorder
 
 __all__ = ["ExpertProbe"]
 
@@ -45,7 +46,7 @@ class ExpertProbe:
         self._layers = dict(layers)
         self._interval = interval
         self._in_flight: deque[_Reading] = deque()
-        if recorder.enabled:
+        if isinstance(recorder, TapeRecorder):
             self._append = recorder.tape("experts").append
             recorder.at_close.append(self.flush)
 

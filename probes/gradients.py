@@ -24,6 +24,7 @@ from .recorder import Recorder
 from .step_scalars import read_back
 from .tape.schema import UNSET
 from .tape.writer import COMPLETE
+from .tape_recorder import TapeRecorder
 
 __all__ = ["GradientProbe", "clean_name"]
 
@@ -58,7 +59,7 @@ class GradientProbe:
         self._interval = interval
         self._parameters = [(clean_name(name), parameter) for name, parameter in named_parameters]
         self._in_flight: deque[_Reading] = deque()
-        if recorder.enabled:
+        if isinstance(recorder, TapeRecorder):
             self._numbers = [recorder.name(name) for name, _ in self._parameters]
             self._append = recorder.tape("gradients").append
             recorder.at_close.append(self.flush)

@@ -26,6 +26,7 @@ from .fail_open import failing_open, record_error
 from .recorder import Recorder
 from .tape.schema import UNSET
 from .tape.writer import OPEN
+from .tape_recorder import TapeRecorder
 
 __all__ = ["record_schedule", "record_stage"]
 
@@ -65,7 +66,7 @@ def record_schedule(recorder: Recorder, schedule: Any, stages: Iterable[Any]) ->
 
 def record_stage(recorder: Recorder, stage: Any) -> None:
     """Record what `stage`, one of this rank's, does from now on; its loss needs `record_schedule`."""
-    if not recorder.enabled:
+    if not isinstance(recorder, TapeRecorder):
         return
     with failing_open("pipeline"):
         number = int(stage.stage_index)
@@ -102,7 +103,7 @@ def _spanned_reduction(recorder: Recorder, real: Any, stage: int) -> Any:
 class _Spans:
     """Writes spans that do not nest: between its begin and its end a transfer meets other spans."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: TapeRecorder) -> None:
         self._recorder = recorder
         self._append = recorder.tape("spans").append
         self._finish = recorder.tape("spans").finisher("end_ns", "wait_ns")

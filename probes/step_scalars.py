@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from .fail_open import failing_open
-from .recorder import Recorder
 from .tape.schema import TABLES
+from .tape_recorder import TapeRecorder
 
 __all__ = ["LateValues", "read_back"]
 
@@ -35,7 +35,7 @@ class _Reading(NamedTuple):
 class LateValues:
     """Of one recorder."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: TapeRecorder) -> None:
         self._recorder = recorder
         self._in_flight: deque[_Reading] = deque()
         recorder.at_close.append(self._last)

@@ -38,13 +38,14 @@ from ..collectives.existing_groups import record_existing
 from ..collectives.wrapped import install, uninstall
 from ..fail_open import failing_open, probes_disabled
 from ..gradients import GradientProbe
-from ..recorder import Recorder
+from ..recorder import NullRecorder, Recorder
 from ..step_scalars import LateValues
 from ..tape.events import read_events
 from ..tape.run_facts import described, device_name, versions
 from ..tape.rundir import RunDir, RunError
 from ..tape.schema import TABLES
 from ..tape.stack_file import register
+from ..tape_recorder import TapeRecorder
 from .identity import Identity
 from .joining import join_run
 from .loop_hooks import LoopPhases
@@ -64,7 +65,7 @@ class Attached:
         self.recorder = recorder
         self.run_dir = run.path if run is not None else None
         """The run's folder; None if nothing is recorded."""
-        self._values = LateValues(recorder) if recorder.enabled else None
+        self._values = LateValues(recorder) if isinstance(recorder, TapeRecorder) else None
         self._phases = LoopPhases(recorder, self._values) if self._values is not None else None
         self._undo: list[Callable[[], object]] = []
         self._unknown: set[str] = set()
@@ -257,7 +258,7 @@ def attach(
                 gradient_interval=gradient_interval,
                 watch=watch,
             )
-    _current = attached or Attached(Recorder.disabled(), None)
+    _current = attached or Attached(NullRecorder(), None)
     return _current
 
 
@@ -320,7 +321,7 @@ def _attach(
             run.path,
         )
         return None
-    recorder = Recorder(
+    recorder = TapeRecorder(
         directory,
         rank=identity.rank,
         attempt=attempt,

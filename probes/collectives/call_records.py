@@ -34,8 +34,8 @@ from typing import Any
 import torch
 
 from ..nonfinite import holds_nonfinite, look_at
-from ..recorder import Recorder
 from ..tape.schema import UNSET
+from ..tape_recorder import TapeRecorder
 from .caller import CallerNames
 from .cuda_timing import DeviceCalls
 
@@ -91,7 +91,7 @@ class GroupCalls:
 class Calls:
     """Writes the `collectives` tape of one rank."""
 
-    def __init__(self, recorder: Recorder, *, check_nonfinite: bool) -> None:
+    def __init__(self, recorder: TapeRecorder, *, check_nonfinite: bool) -> None:
         self.recorder = recorder
         self._check_nonfinite = check_nonfinite
         self._tape = recorder.tape("collectives")

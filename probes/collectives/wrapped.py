@@ -34,6 +34,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from ..fail_open import failing_open, probes_disabled, record_error
 from ..recorder import Recorder
+from ..tape_recorder import TapeRecorder
 from .backward_wait import BackwardWait
 from .call_records import Calls, GroupCalls
 from .group_label import group_label
@@ -102,7 +103,7 @@ def install(recorder: Recorder, *, check_nonfinite: bool = True) -> None:
     With `check_nonfinite` each buffer gets one pass before it is reduced, since a reduction spreads a NaN to all.
     """
     global _probe
-    if probes_disabled() or not recorder.enabled:
+    if probes_disabled() or not isinstance(recorder, TapeRecorder):
         return
     with failing_open("collectives.install"), _lock:
         _probe = _Probe(recorder, check_nonfinite=check_nonfinite)
@@ -136,7 +137,7 @@ def take_gradient_peaks() -> dict[str, float]:
 class _Probe:
     """What the groups of one recorder share."""
 
-    def __init__(self, recorder: Recorder, *, check_nonfinite: bool) -> None:
+    def __init__(self, recorder: TapeRecorder, *, check_nonfinite: bool) -> None:
         self.recorder = recorder
         self.calls = Calls(recorder, check_nonfinite=check_nonfinite)
         self.backward = BackwardWait(self.calls)

@@ -3,7 +3,7 @@
     read = memory_reader("cuda:0")      # bytes allocated on it; memory_reader("cpu"): resident bytes of the process
     allocator = AllocatorRetries("cuda:0")
     allocator.newest()          # {"num_retries": 3, "allocated_bytes": ..., "reserved_bytes": ...}; None if none is new
-    allocator.tell(recorder.event)
+    allocator.report(recorder.event)
 
 A retry waits for the device and costs a step a good part of its time, and what is in use then does not fit beside a
 fragmented cache. A device that is nearly full says nothing of the kind: the cache takes what it gets.
@@ -54,7 +54,7 @@ class AllocatorRetries:
         self._known = 0
 
     def newest(self) -> dict[str, int] | None:
-        """Retries since the last look, and what the allocator held: at most allocated, and reserved now (bytes).
+        """Retries since the last call, and what the allocator held: at most allocated, and reserved now (bytes).
 
         Takes a tenth of a millisecond, and does not wait for the device.
         """
@@ -71,7 +71,7 @@ class AllocatorRetries:
             "reserved_bytes": int(stats.get("reserved_bytes.all.current", 0)),
         }
 
-    def tell(self, event: Callable[..., None]) -> None:
+    def report(self, event: Callable[..., None]) -> None:
         """Write an event `allocation_retries` if there are new ones."""
         if self._read is not None:
             with failing_open("recorder.allocator"):

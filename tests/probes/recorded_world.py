@@ -19,16 +19,16 @@ import numpy as np
 import torch.distributed as dist
 
 from probes.collectives.wrapped import install, uninstall
-from probes.recorder import Recorder
 from probes.tape.names import read_names
 from probes.tape.reader import read_segment, segment_paths
 from probes.tape.schema import TABLES, UNSET
+from probes.tape_recorder import TapeRecorder
 
 
 @contextmanager
 def recorded_world(
     rank: int, world_size: int, folder: str, name: str = "", *, record: bool = True, timeout_s: float = 60.0
-) -> Iterator[Recorder]:
+) -> Iterator[TapeRecorder]:
     """Replace the default group by one that is recorded (or by a plain one), with errors of probes raised.
 
     `name` tells several worlds of one worker apart; a rank's records are in `<folder>/<name>rank-<r>`.
@@ -36,7 +36,7 @@ def recorded_world(
     os.environ["RANKSCOPE_FAIL_LOUD"] = "1"
     dist.barrier()  # who is done with connecting and closes again would fail those that still connect
     dist.destroy_process_group()
-    recorder = Recorder(Path(folder) / f"{name}rank-{rank}", rank=rank, attempt=0, world_size=world_size)
+    recorder = TapeRecorder(Path(folder) / f"{name}rank-{rank}", rank=rank, attempt=0, world_size=world_size)
     if record:
         install(recorder)
     store = dist.FileStore(str(Path(folder) / f"{name}recorded-store"), world_size)

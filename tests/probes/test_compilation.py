@@ -108,9 +108,9 @@ def test_the_probe_never_imports_the_compiler() -> None:
     code = (
         "import sys, torch\n"
         "from probes.compilation import CompileProbe\n"
-        "from probes.recorder import Recorder\n"
+        "from probes.tape_recorder import TapeRecorder\n"
         "import pathlib, tempfile\n"
-        "probe = CompileProbe(Recorder(pathlib.Path(tempfile.mkdtemp()), rank=0, attempt=0))\n"
+        "probe = CompileProbe(TapeRecorder(pathlib.Path(tempfile.mkdtemp()), rank=0, attempt=0))\n"
         "probe.look(); probe.remove()\n"
         "assert 'torch._dynamo' not in sys.modules\n"
     )

@@ -11,16 +11,17 @@ import torch
 from torch import nn
 
 from probes.gradients import GradientProbe, clean_name
-from probes.recorder import Recorder
+from probes.recorder import NullRecorder
+from probes.tape_recorder import TapeRecorder
 from tests.probes.recorded_world import recorded_world, rows
 from tests.probes.small_models import batch, parallel_net
 from tests.processes import run_ranks
 
 
 @pytest.fixture
-def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TapeRecorder:
     monkeypatch.setenv("RANKSCOPE_FAIL_LOUD", "1")
-    return Recorder(tmp_path, rank=0, attempt=0)
+    return TapeRecorder(tmp_path, rank=0, attempt=0)
 
 
 def _model() -> nn.Module:
@@ -30,7 +31,7 @@ def _model() -> nn.Module:
     return model
 
 
-def test_norm_and_largest_value(recorder: Recorder, tmp_path: Path) -> None:
+def test_norm_and_largest_value(recorder: TapeRecorder, tmp_path: Path) -> None:
     model = _model()
     GradientProbe(recorder, model.named_parameters(), interval=2).after_backward(4)
     found = {row["parameter"]: row for row in rows(tmp_path, "gradients")}
@@ -42,7 +43,7 @@ def test_norm_and_largest_value(recorder: Recorder, tmp_path: Path) -> None:
         assert (found[name]["step"], found[name]["nonfinite_count"]) == (4, 0)
 
 
-def test_only_at_the_interval(recorder: Recorder, tmp_path: Path) -> None:
+def test_only_at_the_interval(recorder: TapeRecorder, tmp_path: Path) -> None:
     model = _model()
     probe = GradientProbe(recorder, model.named_parameters(), interval=3)
     for step in range(1, 7):
@@ -53,7 +54,7 @@ def test_only_at_the_interval(recorder: Recorder, tmp_path: Path) -> None:
     assert len(rows(tmp_path, "gradients")) == 8
 
 
-def test_examine_names_what_is_not_finite(recorder: Recorder, tmp_path: Path) -> None:
+def test_examine_names_what_is_not_finite(recorder: TapeRecorder, tmp_path: Path) -> None:
     model = _model()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     gradients["1.weight"][0, 0] = math.inf
@@ -66,7 +67,7 @@ def test_examine_names_what_is_not_finite(recorder: Recorder, tmp_path: Path) ->
     assert found["1.bias"]["nonfinite_count"] == 0
 
 
-def test_a_norm_that_overflows_is_not_a_nan(recorder: Recorder) -> None:
+def test_a_norm_that_overflows_is_not_a_nan(recorder: TapeRecorder) -> None:
     model = _model()
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 3e38)
@@ -74,7 +75,7 @@ def test_a_norm_that_overflows_is_not_a_nan(recorder: Recorder) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_types_and_missing_gradients(recorder: Recorder, tmp_path: Path, dtype: torch.dtype) -> None:
+def test_other_types_and_missing_gradients(recorder: TapeRecorder, tmp_path: Path, dtype: torch.dtype) -> None:
     model = nn.Linear(4, 4).to(dtype)
     frozen = nn.Linear(2, 2)
     model(torch.ones(2, 4, dtype=dtype)).sum().backward()
@@ -86,7 +87,7 @@ def test_other_types_and_missing_gradients(recorder: Recorder, tmp_path: Path, d
 
 
 def test_a_disabled_recorder_reads_nothing() -> None:
-    probe = GradientProbe(Recorder.disabled(), _model().named_parameters(), interval=1)
+    probe = GradientProbe(NullRecorder(), _model().named_parameters(), interval=1)
     probe.after_backward(1)
     assert probe.examine(1) == []
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from probes.pipeline import record_schedule, record_stage
-from probes.recorder import Recorder
+from probes.recorder import NullRecorder
+from probes.tape_recorder import TapeRecorder
 from tests.probes.recorded_world import recorded_world, rows
 from tests.probes.small_models import batch, pipeline
 from tests.processes import run_ranks
@@ -50,7 +51,7 @@ def test_the_weight_gradient_is_a_span_of_its_own(tmp_path: Path) -> None:
 
         def backward_weight_one_chunk(self, bwd_chunk_id: int) -> None: ...
 
-    recorder, stage = Recorder(tmp_path, rank=0, attempt=0), Stage()
+    recorder, stage = TapeRecorder(tmp_path, rank=0, attempt=0), Stage()
     record_stage(recorder, stage)
     assert stage.forward_one_chunk(fwd_chunk_id=5) == "forward 5"
     stage.backward_weight_one_chunk(6)
@@ -65,5 +66,5 @@ def test_a_disabled_recorder_leaves_the_stage_alone() -> None:
         def forward_one_chunk(self) -> None: ...
 
     stage = Stage()
-    record_stage(Recorder.disabled(), stage)
+    record_stage(NullRecorder(), stage)
     assert vars(stage) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import json
 import time
 from pathlib import Path
@@ -12,18 +13,19 @@ import pytest
 from probes.device import memory as device_memory
 from probes.device.memory import AllocatorRetries
 from probes.fail_open import error_counts
-from probes.recorder import Recorder
+from probes.recorder import NullRecorder, Recorder
 from probes.tape.writer import COMPLETE, OPEN
+from probes.tape_recorder import TapeRecorder
 from tests.probes.recorded_world import rows
 
 
 @pytest.fixture
-def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TapeRecorder:
     monkeypatch.setenv("RANKSCOPE_FAIL_LOUD", "1")
-    return Recorder(tmp_path, rank=3, attempt=1, world_size=4)
+    return TapeRecorder(tmp_path, rank=3, attempt=1, world_size=4)
 
 
-def test_a_step_has_its_phases_and_its_values(recorder: Recorder, tmp_path: Path) -> None:
+def test_a_step_has_its_phases_and_its_values(recorder: TapeRecorder, tmp_path: Path) -> None:
     with recorder.step(7):
         with recorder.span("data"):
             pass
@@ -43,7 +45,7 @@ def test_a_step_has_its_phases_and_its_values(recorder: Recorder, tmp_path: Path
     assert data["end_ns"] <= forward["start_ns"]
 
 
-def test_the_phases_of_a_step_do_not_count_twice(recorder: Recorder, tmp_path: Path) -> None:
+def test_the_phases_of_a_step_do_not_count_twice(recorder: TapeRecorder, tmp_path: Path) -> None:
     with recorder.step(1), recorder.span("evaluate"), recorder.span("forward"), recorder.span("attention"):
         time.sleep(0.001)
     with recorder.step(2), recorder.span("weight"):
@@ -55,7 +57,7 @@ def test_the_phases_of_a_step_do_not_count_twice(recorder: Recorder, tmp_path: P
     assert [span["kind"] for span in rows(tmp_path, "spans")] == ["evaluate", "forward", "attention", "weight"]
 
 
-def test_phase_is_the_innermost_span(recorder: Recorder) -> None:
+def test_phase_is_the_innermost_span(recorder: TapeRecorder) -> None:
     seen = []
     with recorder.span("backward"):
         seen.append(recorder.phase)
@@ -66,7 +68,7 @@ def test_phase_is_the_innermost_span(recorder: Recorder) -> None:
     assert recorder.phase == 0
 
 
-def test_what_was_going_on_when_a_step_failed_stays_open(recorder: Recorder, tmp_path: Path) -> None:
+def test_what_was_going_on_when_a_step_failed_stays_open(recorder: TapeRecorder, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), recorder.step(1):
         raise ZeroDivisionError
     (step,) = rows(tmp_path, "steps")
@@ -74,7 +76,7 @@ def test_what_was_going_on_when_a_step_failed_stays_open(recorder: Recorder, tmp
     assert step["duration_ns"] is None
 
 
-def test_values_that_come_later(recorder: Recorder, tmp_path: Path) -> None:
+def test_values_that_come_later(recorder: TapeRecorder, tmp_path: Path) -> None:
     with recorder.step(1):
         recorder.defer()
     with recorder.step(2):
@@ -87,7 +89,7 @@ def test_values_that_come_later(recorder: Recorder, tmp_path: Path) -> None:
     assert first["grad_norm"] == 3.0
 
 
-def test_time_in_the_garbage_collector_is_counted(recorder: Recorder, tmp_path: Path) -> None:
+def test_time_in_the_garbage_collector_is_counted(recorder: TapeRecorder, tmp_path: Path) -> None:
     with recorder.step(1):
         gc.collect()
     (step,) = rows(tmp_path, "steps")
@@ -95,7 +97,7 @@ def test_time_in_the_garbage_collector_is_counted(recorder: Recorder, tmp_path: 
 
 
 def test_an_unknown_value_is_counted_and_not_raised(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path, rank=0, attempt=0)
+    recorder = TapeRecorder(tmp_path, rank=0, attempt=0)
     before = error_counts["recorder.log"]
     with recorder.step(1):
         recorder.log(no_such_column=1.0)
@@ -103,7 +105,7 @@ def test_an_unknown_value_is_counted_and_not_raised(tmp_path: Path) -> None:
     assert rows(tmp_path, "steps")[0]["state"] == COMPLETE
 
 
-def test_the_last_event_says_what_was_lost(recorder: Recorder, tmp_path: Path) -> None:
+def test_the_last_event_says_what_was_lost(recorder: TapeRecorder, tmp_path: Path) -> None:
     recorder.event("fault_injected", fault="nan_grad")
     recorder.close()
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
@@ -114,13 +116,13 @@ def test_the_last_event_says_what_was_lost(recorder: Recorder, tmp_path: Path) -
         pass
 
 
-def test_retries_of_the_allocator_are_events(recorder: Recorder, tmp_path: Path) -> None:
+def test_retries_of_the_allocator_are_events(recorder: TapeRecorder, tmp_path: Path) -> None:
     counts = iter([0, 3, 3, 4])
-    recorder.allocator = AllocatorRetries(
+    recorder._clock.allocator = AllocatorRetries(
         "cuda:0", lambda: {"num_alloc_retries": next(counts), "reserved_bytes.all.current": 7}
     )
     for step in range(1, 5):
-        recorder._memory_read_ns = -(1 << 62)  # it looks once a second
+        recorder._clock._memory_read_ns = -(1 << 62)  # it looks once a second
         with recorder.step(step):
             pass
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
@@ -133,15 +135,27 @@ def test_the_memory_of_a_rank_on_a_device_is_what_it_allocated_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_memory, "_reader", lambda device: lambda: {"allocated_bytes.all.current": 12_345})
-    recorder = Recorder(tmp_path, rank=0, attempt=0, world_size=1, device="cuda:0")
+    recorder = TapeRecorder(tmp_path, rank=0, attempt=0, world_size=1, device="cuda:0")
     with recorder.step(1):
         pass
     (step,) = rows(tmp_path, "steps")
     assert step["memory_bytes"] == 12_345
 
 
-def test_a_disabled_recorder_does_nothing(tmp_path: Path) -> None:
-    recorder = Recorder.disabled()
+@pytest.mark.parametrize("kind", [NullRecorder, TapeRecorder])
+def test_both_recorders_have_what_the_protocol_asks_for(kind: type[Recorder], tmp_path: Path) -> None:
+    recorder = kind() if kind is NullRecorder else TapeRecorder(tmp_path, rank=0, attempt=0)
+    assert all(hasattr(recorder, name) for name in Recorder.__annotations__)
+    for name, wanted in inspect.getmembers(Recorder, inspect.isfunction):
+        if not name.startswith("_"):
+            found = inspect.signature(getattr(kind, name)).parameters
+            assert [(p.name, p.kind) for p in found.values()] == [
+                (p.name, p.kind) for p in inspect.signature(wanted).parameters.values()
+            ]
+
+
+def test_a_null_recorder_does_nothing(tmp_path: Path) -> None:
+    recorder = NullRecorder()
     with recorder.step(4), recorder.span("forward", microbatch=1):
         recorder.log(loss=1.0)
     recorder.defer()
@@ -154,7 +168,7 @@ def test_a_disabled_recorder_does_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_computed_in_a_replay_is_no_part_of_the_step(recorder: Recorder, tmp_path: Path) -> None:
+def test_what_is_computed_in_a_replay_is_no_part_of_the_step(recorder: TapeRecorder, tmp_path: Path) -> None:
     with recorder.step(7):
         with recorder.span("replay"), recorder.span("forward"):
             recorder.wait_ns += 5

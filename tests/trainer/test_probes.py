@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 
 from probes.collectives.wrapped import install, uninstall
-from probes.recorder import Recorder
+from probes.recorder import NullRecorder
 from probes.tape.rundir import RunDir
+from probes.tape_recorder import TapeRecorder
 from tests.probes.recorded_world import rows
 from tests.processes import run_ranks
 from tests.trainer.layouts import tiny
@@ -70,9 +71,9 @@ LAYOUTS: dict[str, Sections] = {
 def run(config: Config, folder: Path, rank: int, world_size: int, *, probed: bool) -> dict[str, Any]:
     """Train as the worker does, in a default group of its own."""
     folder.mkdir(parents=True, exist_ok=True)
-    recorder = Recorder.disabled()
+    recorder = NullRecorder()
     if probed:
-        recorder = Recorder(folder / f"rank-{rank}", rank=rank, attempt=0, world_size=world_size)
+        recorder = TapeRecorder(folder / f"rank-{rank}", rank=rank, attempt=0, world_size=world_size)
         install(recorder)
     store = dist.FileStore(str(folder / "store"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from probes.recorder import Recorder
 from probes.tape.rundir import RunDir
+from probes.tape_recorder import TapeRecorder
 from tests.trainer.layouts import tiny
 from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.state import local_tensors, training_tensors
@@ -71,7 +71,7 @@ class Without:
         return self.inner.batch(batch_index)
 
 
-class LossRecorder(Recorder):
+class LossRecorder(TapeRecorder):
     """A recorder that also keeps what the loop logged, by step; the last time a step ran counts."""
 
     def __init__(self, result: RunResult, *arguments: Any, **named: Any) -> None:

@@ -42,6 +42,7 @@ from probes.guard.ledger import Ledger
 from probes.recorder import Recorder
 from probes.tape.schema import UNSET
 from probes.tape.writer import COMPLETE
+from probes.tape_recorder import TapeRecorder
 from trainer.checkpoint.agreement import everyone
 from trainer.checkpoint.state import local_tensors, training_tensors
 from trainer.layout.plan import Plan
@@ -319,11 +320,12 @@ class Integrity:
                 self._append(seen, self._groups[name].label, name, seen.found[name], seen.expected.get(name))
 
     def _append(self, seen: _Seen, label: str, name: str, value: int, expected: int | None) -> None:
-        if not self.recorder.enabled:
+        recorder = self.recorder
+        if not isinstance(recorder, TapeRecorder):
             return
-        texts = self.recorder.name(label), self.recorder.name(name)
+        texts = recorder.name(label), recorder.name(name)
         before = int(UNSET["i64"]) if expected is None else _signed(expected)
-        tape = self.recorder.tape("fingerprints")
+        tape = recorder.tape("fingerprints")
         tape.append(COMPLETE, seen.step, seen.taken_ns, *texts, _signed(value), before)
 
 

@@ -15,6 +15,7 @@ from probes.fail_open import failing_open
 from probes.gradients import GradientProbe
 from probes.pipeline import record_schedule
 from probes.recorder import Recorder
+from probes.tape_recorder import TapeRecorder
 from trainer.training.rank_training import Training
 
 __all__ = ["instrument", "record_compilation", "watch_experts"]
@@ -22,7 +23,7 @@ __all__ = ["instrument", "record_compilation", "watch_experts"]
 
 def record_compilation(recorder: Recorder) -> None:
     """Have what torch compiles recorded, until the recorder closes."""
-    if recorder.enabled:
+    if isinstance(recorder, TapeRecorder):
         probe = CompileProbe(recorder)
         probe.look()  # the optimizer has imported the compiler, if `torch.compile` has not
         recorder.at_close.append(probe.remove)

@@ -33,10 +33,11 @@ from probes.attach.watch_process import meeting_point, start_watch
 from probes.collectives.wrapped import install, unreduced_gradients
 from probes.fail_open import failing_open, probes_disabled
 from probes.guard.decisions import RunStopped
-from probes.recorder import Recorder
+from probes.recorder import NullRecorder, Recorder
 from probes.tape.run_facts import described, device_name, versions
 from probes.tape.rundir import RunDir, RunError
 from probes.tape.stack_file import register
+from probes.tape_recorder import TapeRecorder
 from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.disk_tier.manifest import CheckpointError
 from trainer.config.config import Config, ConfigError, load_config
@@ -239,8 +240,8 @@ def _recorder(identity: Identity, config: Config, run: RunDir, attempt: int, dev
     if identity.rank == 0:
         _complete_manifest(run, config, identity.world_size)
     if not config.probes.enabled or probes_disabled():
-        return Recorder.disabled()
-    recorder = Recorder(
+        return NullRecorder()
+    recorder = TapeRecorder(
         run.rank_dir(attempt, identity.rank),
         rank=identity.rank,
         attempt=attempt,

@@ -28,13 +28,13 @@ import torch
 
 from probes.fail_open import failing_open
 from probes.guard.decisions import Verdict
-from probes.recorder import Recorder
+from probes.recorder import NullRecorder, Recorder
 from trainer.checkpoint.state import restore_rng, rng_state
 from trainer.data.batches import Batch
 from trainer.model.compiling import uncompiled
 from trainer.replay.origin import Origin, OriginWatch
 from trainer.replay.samples import SampleLosses, describe, differing_rows
-from trainer.training.rank_training import NoRecorder, Training
+from trainer.training.rank_training import Training
 
 __all__ = ["GradientExaminer", "Replay", "Triage", "comes_back", "findings", "replay"]
 
@@ -146,7 +146,7 @@ def replay(training: Training, batch: Batch, gradients: GradientExaminer | None,
     """One forward and backward pass of all ranks, watched; leaves nothing behind. Collective."""
     start = time.monotonic()
     generators = rng_state(training.device)
-    recorder, training.recorder = training.recorder, NoRecorder()  # its phases are not those of the step
+    recorder, training.recorder = training.recorder, NullRecorder()  # its phases are not those of the step
     try:
         with (
             training.looked_at_only(),

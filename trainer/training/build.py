@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from probes.recorder import NullRecorder, Recorder
 from trainer.config.config import Config, ConfigError
 from trainer.data.batches import BatchStream
 from trainer.data.corpus import Corpus, open_corpus
@@ -32,7 +33,7 @@ from trainer.parallel.parallelize import parallelize
 from trainer.parallel.pipeline import Pipeline, stage_modules
 from trainer.training.optimizer import build_optimizer
 from trainer.training.precision import LossScaler
-from trainer.training.rank_training import NoRecorder, Recorder, Training, token_loss
+from trainer.training.rank_training import Training, token_loss
 
 __all__ = ["Training", "build", "pick_backend", "pick_device"]
 
@@ -119,7 +120,7 @@ def build(
         validation=_stream(config, corpus, "validation") if config.data.validation_ratio else None,
         scaler=scaler,
         pipeline=Pipeline(parts, config, plan, mesh, device, pp_rank, loss) if plan.pp > 1 else None,
-        recorder=recorder or NoRecorder(),
+        recorder=recorder or NullRecorder(),
     )
 
 

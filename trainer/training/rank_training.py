@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
+from probes.recorder import NullRecorder, Recorder
 from trainer.config.config import Config, ConfigError
 from trainer.data.batches import Batch, BatchStream
 from trainer.data.prefetch import Prefetcher
@@ -35,23 +35,7 @@ from trainer.training.clipping import LocalGradients, clip_factor, gradient_norm
 from trainer.training.optimizer import learning_rate, named_parameters, set_learning_rate
 from trainer.training.precision import LossScaler
 
-__all__ = ["Recorder", "Training", "token_loss"]
-
-
-class Recorder(Protocol):
-    """What of the probes' recorder is used here."""
-
-    def span(self, kind: str, microbatch: int = ...) -> AbstractContextManager[object]: ...
-
-    def event(self, kind: str, *, step: int | None = ..., **detail: Any) -> None: ...
-
-
-class NoRecorder:
-    def span(self, kind: str, microbatch: int = -1) -> AbstractContextManager[object]:
-        return contextlib.nullcontext()
-
-    def event(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
-        pass
+__all__ = ["Training", "token_loss"]
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -77,7 +61,7 @@ class Training:
     validation: BatchStream | None
     scaler: LossScaler | None = None
     pipeline: Pipeline | None = None
-    recorder: Recorder = field(default_factory=NoRecorder)
+    recorder: Recorder = field(default_factory=NullRecorder)
 
     @functools.cached_property
     def modules(self) -> list[Transformer]:

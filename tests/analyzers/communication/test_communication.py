@@ -143,14 +143,14 @@ def profiled(rank: int, world_size: int, folder: str) -> None:
     from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
     from probes.collectives.wrapped import install, uninstall
-    from probes.recorder import Recorder
+    from probes.tape_recorder import TapeRecorder
     from trainer.faults.timing import _pace
 
     torch.set_num_threads(1)
     run = RunDir(Path(folder))
     dist.barrier()
     dist.destroy_process_group()
-    recorder = Recorder(run.rank_dir(0, rank), rank=rank, attempt=0, world_size=world_size)
+    recorder = TapeRecorder(run.rank_dir(0, rank), rank=rank, attempt=0, world_size=world_size)
     install(recorder)
     store = dist.FileStore(f"{folder}/store", world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)

@@ -19,7 +19,7 @@ from probes.collectives.call_records import Calls, GroupCalls
 from probes.collectives.caller import Caller, CallerNames
 from probes.collectives.group_label import compact_ranks, group_label
 from probes.nonfinite import holds_nonfinite
-from probes.recorder import Recorder
+from probes.tape_recorder import TapeRecorder
 from tests.probes.recorded_world import rows
 
 
@@ -84,7 +84,7 @@ def test_the_caller_is_the_nearest_code_outside_torch() -> None:
 
 
 def test_the_same_call_has_a_caller_for_each_way_to_it(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path, rank=0, attempt=0)
+    recorder = TapeRecorder(tmp_path, rank=0, attempt=0)
     calls, group = Calls(recorder, check_nonfinite=False), GroupCalls()
 
     class Layer(torch.nn.Module):
@@ -115,7 +115,7 @@ def test_the_same_call_has_a_caller_for_each_way_to_it(tmp_path: Path) -> None:
 
 def test_many_kinds_of_calls_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls_module, "MAX_REMEMBERED", 10)
-    recorder = Recorder(tmp_path, rank=0, attempt=0)
+    recorder = TapeRecorder(tmp_path, rank=0, attempt=0)
     calls, group = Calls(recorder, check_nonfinite=False), GroupCalls()
     for size in range(1, 51):
         calls.open(group, 1, [torch.ones(size)], -1, False, False)
@@ -125,7 +125,7 @@ def test_many_kinds_of_calls_do_not_fill_the_memory(tmp_path: Path, monkeypatch:
 
 
 def test_a_call_from_a_thread_without_python_has_no_caller(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path, rank=0, attempt=0)
+    recorder = TapeRecorder(tmp_path, rank=0, attempt=0)
     calls, group, done = Calls(recorder, check_nonfinite=False), GroupCalls(), threading.Event()
 
     def made_from_outside() -> None:

@@ -21,8 +21,9 @@ from probes.collectives import wrapped as collectives
 from probes.collectives.call_records import Calls
 from probes.collectives.wrapped import RecordedGroup, install, uninstall
 from probes.fail_open import error_counts
-from probes.recorder import Recorder
+from probes.recorder import NullRecorder
 from probes.tape.writer import COMPLETE, OPEN
+from probes.tape_recorder import TapeRecorder
 from tests.probes.recorded_world import recorded_world, rows
 from tests.processes import run_ranks
 
@@ -290,16 +291,16 @@ def test_the_last_call_of_a_dead_rank_is_on_its_tape(tmp_path: Path, worker: Any
 def test_disabled_probes_leave_torch_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = dist.distributed_c10d.ProcessGroup
     monkeypatch.setenv("RANKSCOPE_DISABLED", "1")
-    install(Recorder(tmp_path, rank=0, attempt=0))
+    install(TapeRecorder(tmp_path, rank=0, attempt=0))
     assert dist.distributed_c10d.ProcessGroup is original
     monkeypatch.delenv("RANKSCOPE_DISABLED")
-    install(Recorder.disabled())
+    install(NullRecorder())
     assert dist.distributed_c10d.ProcessGroup is original
 
 
 def test_install_and_uninstall(tmp_path: Path) -> None:
     original = dist.distributed_c10d.ProcessGroup
-    install(Recorder(tmp_path, rank=0, attempt=0))
+    install(TapeRecorder(tmp_path, rank=0, attempt=0))
     try:
         assert dist.distributed_c10d.ProcessGroup is RecordedGroup
         plain = original(dist.HashStore(), 0, 1)
@@ -314,7 +315,7 @@ def test_install_and_uninstall(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*reduce_scatter_tensor:FutureWarning")
 def test_a_blocking_call_makes_torch_do_nothing_twice(tmp_path: Path) -> None:
     """gloo's reduce-scatter copies its output in `wait`, and did so again for a caller that waited after us."""
-    recorder = Recorder(tmp_path, rank=0, attempt=0)
+    recorder = TapeRecorder(tmp_path, rank=0, attempt=0)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         plain = dist.new_group()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from probes.device.gpu_uuid import device_uuid, nvml_name
-from probes.recorder import Recorder
 from probes.tape.events import read_events
+from probes.tape_recorder import TapeRecorder
 from watch.health.nvml import Nvml
 
 
@@ -28,11 +28,11 @@ def test_cudas_uuid_as_nvml_writes_it(given: object, name: str) -> None:
 
 def test_a_cpu_has_none(tmp_path: Path) -> None:
     assert device_uuid("cpu") == ""
-    Recorder(tmp_path, rank=0, attempt=0, world_size=1, device="cpu").close()
+    TapeRecorder(tmp_path, rank=0, attempt=0, world_size=1, device="cpu").close()
     assert "device_uuid" not in read_events(tmp_path / "events.jsonl")[0][0]
 
 
 @pytest.mark.gpu
 def test_a_rank_and_its_readings_have_the_same_name(tmp_path: Path) -> None:
-    Recorder(tmp_path, rank=0, attempt=0, world_size=1, device="cuda:0").close()
+    TapeRecorder(tmp_path, rank=0, attempt=0, world_size=1, device="cuda:0").close()
     assert read_events(tmp_path / "events.jsonl")[0][0]["device_uuid"] in {read.device for read in Nvml().read()}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from probes.recorder import Recorder
 from probes.tape.rundir import RunDir
+from probes.tape_recorder import TapeRecorder
 from store import Store
 from trainer.config.config import ModelConfig
 from trainer.model.compiling import compile_blocks
@@ -22,7 +22,7 @@ def test_the_first_step_of_a_compiled_model_has_a_span_of_the_compiler(tmp_path:
     initialise(model, config, seed=0)
     compile_blocks(model, "eager")
     run = RunDir.create(tmp_path, name="compiled", manifest={})
-    recorder = Recorder(run.rank_dir(0, 0), rank=0, attempt=0)
+    recorder = TapeRecorder(run.rank_dir(0, 0), rank=0, attempt=0)
     record_compilation(recorder)
     tokens = torch.zeros(1, 8, dtype=torch.long)
     for step in (1, 2):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from probes.guard.ledger import Ledger
-from probes.recorder import Recorder
+from probes.recorder import NullRecorder
 from tests.processes import run_ranks
 from tests.trainer.training_runs import run_loop, small, with_steps
 from trainer.checkpoint.disk_tier.checkpoints import DiskCheckpoints, checkpoint_steps
@@ -133,7 +133,7 @@ def test_if_none_is_whole_nothing_is_loaded(pristine: Path, training: Training, 
 
 
 def _disk(folder: Path, training: Training) -> DiskCheckpoints:
-    disk = DiskCheckpoints(folder, training, Recorder.disabled(), keep=3)
+    disk = DiskCheckpoints(folder, training, NullRecorder(), keep=3)
     disk.adopt(Ledger(), STEPS[-1])
     return disk
 

@@ -1,0 +1,141 @@
+"""The step clock: one row of the `steps` tape, from the begin of a step to its end.
+
+    clock = StepClock(steps_tape, device="cpu")
+    clock.begin(7, wait_ns=0)
+    ...                                       # spans add to clock.row, values are set in it
+    clock.end(wait_ns=5, on_retries=write)    # duration, CPU time, waiting, garbage collection, memory
+
+A step is written when it begins and again when it ends: the step in which a rank died or hung is on the tape. Spans of
+a known phase (`PHASES`) add to the row unless they lie inside another such span, so the phases of a step never add up
+to more than the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable
+
+from .device.cpu_time import CoreTime
+from .device.memory import AllocatorRetries, memory_reader
+from .tape.schema import TABLES, UNSET
+from .tape.writer import COMPLETE, OPEN, TapeWriter
+
+__all__ = ["NO_COLUMN", "OUTSIDE_STEP", "PHASES", "PHASE_COLUMNS", "StepClock"]
+
+PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "evaluate")
+NO_COLUMN = -1
+"""A span of this kind adds to no column of the step."""
+OUTSIDE_STEP = -2
+"""A span of this kind is no part of the step, and neither are the spans inside it."""
+_WAIT_PHASES = ("data", "forward", "backward", "optimizer")
+_COLUMNS = {column.name: i for i, column in enumerate(TABLES["steps"].columns)}
+_UNSET_I64 = int(UNSET["i64"])
+_MEMORY_INTERVAL_NS = 1_000_000_000  # reading /proc costs more than the rest of a step's record
+_monotonic_ns = time.monotonic_ns
+
+
+def _phase_columns() -> dict[str, tuple[int, int]]:
+    """Kind of span -> the indices of its time and of its wait in a step's row."""
+    columns = {
+        phase: (_COLUMNS[f"{phase}_ns"], _COLUMNS[f"{phase}_wait_ns"] if phase in _WAIT_PHASES else NO_COLUMN)
+        for phase in PHASES
+    }
+    # Pipelines have more kinds: see `probes.pipeline`.
+    columns["loss"] = columns["forward"]
+    columns["weight"] = columns["reduce"] = columns["backward"]
+    columns["replay"] = (OUTSIDE_STEP, OUTSIDE_STEP)
+    return columns
+
+
+PHASE_COLUMNS = _phase_columns()
+_STEP, _START, _DURATION = _COLUMNS["step"], _COLUMNS["start_ns"], _COLUMNS["duration_ns"]
+_CPU, _WAIT, _GC = _COLUMNS["cpu_ns"], _COLUMNS["collective_wait_ns"], _COLUMNS["gc_ns"]
+_RUN_DELAY, _FAULTS = _COLUMNS["run_delay_ns"], _COLUMNS["major_faults"]
+_MEMORY = _COLUMNS["memory_bytes"]
+
+
+class StepClock:
+    """Measures the steps of one rank and writes them to its `steps` tape. Times are `time.monotonic_ns`."""
+
+    def __init__(self, tape: TapeWriter, *, device: str) -> None:
+        self._tape = tape
+        self._empty_row = tape.unset_row()
+        for phase, wait in PHASE_COLUMNS.values():
+            if phase >= 0:
+                self._empty_row[phase] = 0
+            if wait >= 0:
+                self._empty_row[wait] = 0
+        self.row = self._empty_row.copy()
+        """The current step's columns."""
+        self.in_phase = False
+        """Whether a span that adds to the row is open."""
+        pack_step, self._open_step = tape.opener("step", "start_ns")
+        self._empty_step = pack_step(*self._empty_row[2:])  # what follows those two
+        self._memory_bytes, self._memory_read_ns = _UNSET_I64, 0
+        self._read_memory, self.allocator = memory_reader(device), AllocatorRetries(device)
+        self._start_ns = self._start_wait_ns = 0
+        self._core_time = CoreTime()
+        self._slot = -1
+        self._number = 0
+        self._deferred: dict[int, int] = {}  # step number -> slot
+        self._gc_ns = self._gc_start_ns = 0
+        gc.callbacks.append(self._on_gc)
+
+    def begin(self, number: int, *, wait_ns: int, start_ns: int = 0) -> None:
+        """Begin step `number`, now or at `start_ns`; `wait_ns`: the rank's waiting so far."""
+        self._number = number
+        self.row = row = self._empty_row.copy()
+        row[_STEP] = number
+        self.in_phase = False
+        self._gc_ns = 0
+        self._start_wait_ns = wait_ns
+        self._core_time.begin()
+        row[_START] = self._start_ns = start_ns or _monotonic_ns()
+        self._slot = self._open_step(self._empty_step, number, self._start_ns)
+
+    def end(self, *, wait_ns: int, on_retries: Callable[..., None], end_ns: int = 0) -> None:
+        """Complete the step, now or at `end_ns`. `on_retries` takes an event of the allocator's retries."""
+        row = self.row
+        now = end_ns or _monotonic_ns()
+        row[_DURATION] = now - self._start_ns
+        row[_CPU], row[_RUN_DELAY], row[_FAULTS] = self._core_time.end()
+        row[_WAIT] = wait_ns - self._start_wait_ns
+        row[_GC] = self._gc_ns
+        if row[_MEMORY] == _UNSET_I64:
+            if now - self._memory_read_ns > _MEMORY_INTERVAL_NS:
+                self._memory_read_ns = now
+                self._memory_bytes = self._read_memory()
+                self.allocator.report(on_retries)
+            row[_MEMORY] = self._memory_bytes
+        self._tape.rewrite(self._slot, OPEN if self._number in self._deferred else COMPLETE, *row)
+
+    def set(self, **values: float) -> None:
+        """Set columns of the current step. Raises KeyError for a column that does not exist."""
+        for column, value in values.items():
+            self.row[_COLUMNS[column]] = value
+
+    def defer(self) -> None:
+        """Keep the current step open after its end, until `set_late`."""
+        self._deferred[self._number] = self._slot
+
+    def set_late(self, step: int, **values: float) -> None:
+        """Set columns of a deferred step and complete it."""
+        slot = self._deferred.get(step, -1)
+        for column, value in values.items():
+            self._tape.set(slot, column, value)
+        self._tape.complete(slot)
+        self._deferred.pop(step, None)
+
+    def close(self) -> None:
+        """Stop listening to the garbage collector and close the kernel's file."""
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._on_gc)
+        self._core_time.close()
+
+    def _on_gc(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._gc_start_ns = _monotonic_ns()
+        else:
+            self._gc_ns += _monotonic_ns() - self._gc_start_ns

@@ -1,0 +1,240 @@
+"""The recorder that writes a rank's steps, spans and events to its tapes.
+
+    recorder = TapeRecorder(run.rank_dir(attempt, rank), rank=rank, attempt=attempt, world_size=world_size)
+    with recorder.step(n), recorder.span("forward", microbatch=0): ...
+    recorder.close()
+
+The methods are those of `probes.recorder.Recorder`. A span is written when it begins and again when it ends: what a
+rank was doing when it died or hung is on the tape. The row of a step is kept by `probes.step_clock`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from .device.gpu_uuid import device_uuid
+from .fail_open import error_counts, failing_open, record_error
+from .step_clock import NO_COLUMN, PHASE_COLUMNS, StepClock
+from .tape.attempts import start_ticks
+from .tape.events import EventWriter
+from .tape.names import NameWriter
+from .tape.schema import TABLES, UNSET
+from .tape.writer import TapeWriter
+
+__all__ = ["TapeRecorder"]
+
+_UNSET_I32 = int(UNSET["i32"])
+_UNSET_I64 = int(UNSET["i64"])
+MAX_REMEMBERED = 4096  # kinds of spans: stages and microbatches are few
+_monotonic_ns = time.monotonic_ns
+
+
+class TapeRecorder:
+    """Writes the tapes and events of one rank. Times are `time.monotonic_ns`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        rank: int,
+        attempt: int,
+        world_size: int = 1,
+        local_rank: int = 0,
+        node_rank: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.rank = rank
+        self.attempt = attempt
+        self.enabled = True
+        self.step_number = 0
+        self.phase = 0
+        """Name number of the innermost open span, to which a collective is attributed; 0 outside of spans."""
+        self.wait_ns = 0
+        """Nanoseconds blocked in collectives so far; the collectives' probe adds to it."""
+        self.at_close: list[Callable[[], None]] = []
+        """Called before the tapes are closed: for values that are still on their way from a device."""
+        self.name = NameWriter(directory / "names.jsonl")
+        self._events = EventWriter(directory / "events.jsonl", attempt=attempt, rank=rank)
+        self._tapes: dict[str, TapeWriter] = {}
+        self._clock = StepClock(self.tape("steps"), device=device)
+        spans = self.tape("spans")
+        self._pack_span, self._open_span = spans.opener("step", "start_ns")
+        self._finish_span = spans.finisher("end_ns", "wait_ns")
+        self._span_kinds: dict[tuple[str, int, int], _SpanKind] = {}
+        self._identity: dict[str, Any] = {
+            "world_size": world_size,
+            "local_rank": local_rank,
+            "node_rank": node_rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "start_ticks": start_ticks(),
+            "device": device,
+            "clock_offset_ns": time.time_ns() - time.monotonic_ns(),
+        }
+        with failing_open("recorder.device_uuid"):
+            if uuid := device_uuid(device):
+                self._identity["device_uuid"] = uuid
+        self._events.write("rank", **self._identity)
+
+    def describe(self, **identity: Any) -> None:
+        """Add to the rank's identity and write it again."""
+        self._identity.update(identity)
+        self._events.write("rank", **self._identity)
+
+    def tape(self, table: str) -> TapeWriter:
+        """The tape of a table, opened at its first use."""
+        if table not in self._tapes:
+            self._tapes[table] = TapeWriter(self.directory, TABLES[table], rank=self.rank, attempt=self.attempt)
+        return self._tapes[table]
+
+    def event(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
+        """Write one event; the current step is filled in."""
+        self._events.write(kind, step=self.step_number if step is None else step, **detail)
+
+    def step(self, number: int) -> _Step:
+        """Record the block as training step `number`. An exception leaves the step open on the tape."""
+        return _Step(self, number)
+
+    def span(self, kind: str, *, microbatch: int = _UNSET_I32, stage: int = _UNSET_I32) -> _Span:
+        """A context manager that records its block; `kind` in PHASES also adds to the step's columns."""
+        known = self._span_kinds.get((kind, microbatch, stage))
+        return _Span(self, known if known is not None else self._span_kind(kind, microbatch, stage))
+
+    def log(self, **values: float) -> None:
+        """Set columns of the current step; an unknown column is counted as an error."""
+        try:
+            self._clock.set(**values)
+        except Exception as error:
+            record_error("recorder.log", error)
+
+    def log_late(self, step: int, **values: float) -> None:
+        """Set columns of a step that has ended, after `defer`, and complete it."""
+        with failing_open("recorder.log"):
+            self._clock.set_late(step, **values)
+
+    def defer(self) -> None:
+        """Keep the current step open after its end, until `log_late` completes it."""
+        self._clock.defer()
+
+    def close(self) -> None:
+        """Write `rank_closed` with the errors and dropped records counted so far, and close the tapes and files."""
+        for callback in self.at_close:
+            with failing_open("recorder.close"):
+                callback()
+        self._clock.close()
+        dropped = {name: tape.dropped for name, tape in self._tapes.items() if tape.dropped}
+        self._events.write("rank_closed", probe_errors=dict(error_counts), dropped_records=dropped)
+        for tape in self._tapes.values():
+            tape.close()
+        self._events.close()
+        self.name.close()
+
+    def _span_kind(self, kind: str, microbatch: int, stage: int) -> _SpanKind:
+        if len(self._span_kinds) >= MAX_REMEMBERED:
+            self._span_kinds.clear()
+        try:
+            name = self.name(kind)
+            rest = self._pack_span(microbatch, stage, name, _UNSET_I64, _UNSET_I64)
+            found = _SpanKind(name, rest, *PHASE_COLUMNS.get(kind, (NO_COLUMN, NO_COLUMN)))
+        except Exception as error:
+            record_error("recorder.span", error)
+            return _SpanKind(0, b"", NO_COLUMN, NO_COLUMN)
+        self._span_kinds[kind, microbatch, stage] = found
+        return found
+
+    def begin_step(self, number: int, start_ns: int = 0) -> None:
+        """Begin step `number`, now or at `start_ns`."""
+        self.step_number = number
+        self._clock.begin(number, wait_ns=self.wait_ns, start_ns=start_ns)
+
+    def end_step(self, end_ns: int = 0) -> None:
+        """Complete the current step, now or at `end_ns`."""
+        self._clock.end(wait_ns=self.wait_ns, on_retries=self.event, end_ns=end_ns)
+
+
+class _Step:
+    """One step of a recorder."""
+
+    __slots__ = ("_number", "_recorder")
+
+    def __init__(self, recorder: TapeRecorder, number: int) -> None:
+        self._recorder = recorder
+        self._number = number
+
+    def __enter__(self) -> None:
+        try:
+            self._recorder.begin_step(self._number)
+        except Exception as error:
+            record_error("recorder.step", error)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            try:
+                self._recorder.end_step()
+            except Exception as failure:
+                record_error("recorder.step", failure)
+
+
+class _SpanKind(NamedTuple):
+    """The fields shared by all spans of a kind, microbatch and stage, packed once."""
+
+    name: int
+    rest: bytes  # of the record
+    column: int  # of the step's row, or NO_COLUMN or OUTSIDE_STEP
+    wait_column: int
+
+
+class _Span:
+    """One span of a recorder; entering stores it open, leaving completes it."""
+
+    __slots__ = ("_counts", "_known", "_outer_phase", "_recorder", "_slot", "_start_ns", "_wait_start_ns")
+
+    def __init__(self, recorder: TapeRecorder, known: _SpanKind) -> None:
+        self._recorder = recorder
+        self._known = known
+        self._slot = -1
+        self._counts = False
+
+    def __enter__(self) -> None:
+        recorder = self._recorder
+        self._outer_phase = recorder.phase
+        self._wait_start_ns = recorder.wait_ns
+        try:
+            recorder.phase, rest, column, _ = self._known
+            if column != NO_COLUMN and not recorder._clock.in_phase:
+                self._counts = recorder._clock.in_phase = True
+            self._start_ns = start = _monotonic_ns()
+            self._slot = recorder._open_span(rest, recorder.step_number, start)
+        except Exception as error:
+            record_error("recorder.span", error)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        recorder = self._recorder
+        try:
+            end = _monotonic_ns()
+            waited = recorder.wait_ns - self._wait_start_ns
+            recorder.phase = self._outer_phase
+            recorder._finish_span(self._slot, end, waited)
+            if self._counts:
+                clock = recorder._clock
+                clock.in_phase = False
+                _, _, column, wait_column = self._known
+                row = clock.row
+                if column >= 0:
+                    row[column] += end - self._start_ns
+                if wait_column >= 0:
+                    row[wait_column] += waited
+        except Exception as failure:
+            record_error("recorder.span", failure)
