@@ -192,7 +192,7 @@ def test_every_call_is_recorded_and_complete(ranks: list[dict[str, Any]]) -> Non
         for row in values["rows"]:
             assert row["end_ns"] >= row["issue_ns"]
             assert 0 <= row["wait_ns"] <= row["end_ns"] - row["issue_ns"] + 1_000_000
-            assert Path(row["caller"].split(":")[0]).name in ("test_collectives.py", "recorded_world.py"), row
+            assert Path(row["caller"].split(":")[0]).name in ("test_wrapped.py", "recorded_world.py"), row
 
 
 def test_records_of_one_call_match_over_the_ranks(ranks: list[dict[str, Any]]) -> None:
