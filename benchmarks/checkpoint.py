@@ -19,7 +19,6 @@ way to save changes from block to block within one run, so that whatever else th
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import tempfile
@@ -41,7 +40,8 @@ from probes.tape.rundir import RunDir
 from probes.tape_recorder import TapeRecorder
 from trainer.checkpoint.state import Position
 from trainer.config.config import Config, load_config
-from trainer.guard.rollback import Recovery
+from trainer.guard.recovery import Recovery
+from trainer.guard.state_copies import StateCopies
 from trainer.layout.plan import resolve
 from trainer.model.size import num_parameters
 from trainer.rank.instrument import instrument
@@ -59,17 +59,18 @@ WARM_UP_STEPS = 20
 GOAL_MS = 10.0
 
 
-class Accounted(Recovery):
-    """Notes where the time of each save's begin went: {step: [wall, computed, waited for a core], milliseconds}."""
+def account_saves(copies: StateCopies) -> dict[int, list[float]]:
+    """Time of each save's start from now on: {step: [wall, computed, waited for a core], milliseconds}."""
+    spent: dict[int, list[float]] = {}
+    start_save = copies.start_save
 
-    def _begin_save(self, position: Position) -> None:
+    def accounted(position: Position) -> None:
         before = _thread_ns()
-        super()._begin_save(position)
-        self.spent[position.step] = [(b - a) / 1e6 for a, b in zip(before, _thread_ns(), strict=True)]
+        start_save(position)
+        spent[position.step] = [(b - a) / 1e6 for a, b in zip(before, _thread_ns(), strict=True)]
 
-    @functools.cached_property
-    def spent(self) -> dict[int, list[float]]:
-        return {}
+    copies.start_save = accounted  # type: ignore[method-assign]
+    return spent
 
 
 def _thread_ns() -> tuple[int, int, int]:
@@ -84,14 +85,15 @@ class Loop:
     def __init__(self, config: Config, recorder: TapeRecorder, run: RunDir) -> None:
         training = build(config, resolve(config, dist.get_world_size()), torch.device("cpu"), recorder=recorder)
         gradients = instrument(training, recorder)
-        self.recovery = Accounted(training, recorder, run, gradients)
+        self.recovery = Recovery(training, recorder, run, gradients)
+        self.spent = account_saves(self.recovery.copies)
         session = Session(training=training, recorder=recorder, recovery=self.recovery, gradients=gradients)
         self._steps = steps(session, self.recovery.start())
         self.step_number = 0
 
     def save_like(self, way: str, interval: int) -> None:
-        checkpoint = self.recovery.config.checkpoint.model_copy(update={"interval": interval} | WAYS[way])
-        self.recovery.config = self.recovery.config.model_copy(update={"checkpoint": checkpoint})
+        copies = self.recovery.copies
+        copies.config = copies.config.model_copy(update={"interval": interval} | WAYS[way])
 
     def run(self, count: int) -> float:
         """Mean seconds of some steps."""
@@ -153,7 +155,7 @@ def _rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
             taken[way].append(loop.run(COST_INTERVAL))
     if rank == 0:
         model = num_parameters(config.model)
-        spent = {way: [loop.recovery.spent[step] for step, own in way_of_step.items() if own == way] for way in WAYS}
+        spent = {way: [loop.spent[step] for step, own in way_of_step.items() if own == way] for way in WAYS}
         result = {"stall_ms": found, "spent_ms": spent, "step_s": taken, "num_parameters": model, "bytes": _bytes(run)}
         Path(folder, "result.json").write_text(json.dumps(result))
     dist.barrier()

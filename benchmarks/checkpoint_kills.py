@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PRELOADED = ["torch", "torch.distributed.fsdp", "trainer.training.build", "trainer.rank.loop", "trainer.guard.rollback"]
+PRELOADED = ["torch", "torch.distributed.fsdp", "trainer.training.build", "trainer.rank.loop", "trainer.guard.recovery"]
 SECTIONS: dict[str, dict[str, Any]] = {
     "model": {"dim": 32, "num_layers": 2, "num_heads": 2, "hidden_dim": 64, "max_seq_len": 16},
     "data": {"seq_len": 16, "path": [__file__]},
@@ -68,7 +68,7 @@ def run_rank(folder: Path, rank: int, world_size: int, attempt: int, steps: int,
     from probes.tape.rundir import RunDir
     from probes.tape_recorder import TapeRecorder
     from trainer.config.config import Config
-    from trainer.guard.rollback import Recovery
+    from trainer.guard.recovery import Recovery
     from trainer.layout.plan import resolve
     from trainer.rank.loop import Session, train
     from trainer.training.build import build

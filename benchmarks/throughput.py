@@ -46,7 +46,7 @@ from probes.collectives.wrapped import install, uninstall
 from probes.tape.rundir import RunDir
 from probes.tape_recorder import TapeRecorder
 from trainer.config.config import Config
-from trainer.guard.rollback import Recovery
+from trainer.guard.recovery import Recovery
 from trainer.layout.plan import resolve
 from trainer.model.size import flops_per_token, num_parameters
 from trainer.rank.instrument import instrument

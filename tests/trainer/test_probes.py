@@ -27,7 +27,7 @@ from tests.processes import run_ranks
 from tests.trainer.layouts import tiny
 from trainer.checkpoint.state import local_tensors, training_tensors
 from trainer.config.config import Config
-from trainer.guard.rollback import Recovery
+from trainer.guard.recovery import Recovery
 from trainer.layout.plan import resolve
 from trainer.plan.traffic import rank_traffic
 from trainer.rank.instrument import instrument, watch_experts

@@ -23,7 +23,7 @@ from trainer.config.config import Config
 from trainer.data.batches import Batch
 from trainer.faults.inject import arm
 from trainer.faults.options import parse_fault
-from trainer.guard.rollback import Recovery
+from trainer.guard.recovery import Recovery
 from trainer.layout.plan import resolve
 from trainer.rank.loop import Session, train
 from trainer.training.build import build

@@ -8,6 +8,7 @@ summed([1.0, 0.0], device)   # number by number, over all ranks
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ def first_error(error: str) -> str:
 
 
 def from_rank_0(value: Any) -> Any:
-    """What rank 0 passes in; other ranks' values are ignored."""
+    """The value that rank 0 passes in; those of other ranks are ignored."""
     if not _distributed():
         return value
     texts = [json.dumps(value) if dist.get_rank() == 0 else None]
@@ -42,13 +43,14 @@ def from_rank_0(value: Any) -> Any:
     return json.loads(texts[0] or "null")
 
 
-def summed(values: list[float], device: torch.device) -> list[float]:
+def summed(values: Sequence[float], device: torch.device) -> list[float]:
     """The sum over all ranks of each of some numbers."""
     if not _distributed():
-        return values
+        return list(values)
     row = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(row)
-    return row.tolist()
+    sums: list[float] = row.tolist()
+    return sums
 
 
 def _distributed() -> bool:

@@ -1,9 +1,9 @@
-"""Watches over the bits of a rank's parameters and optimizer state, and names whose were changed by nobody.
+"""State integrity: finds parameters and optimizer state of a rank that changed outside the optimizer's step.
 
     integrity = Integrity(training, recorder)
     integrity.after_step(step)                       # the optimizer has written the state of `step`
-    votes = integrity.votes()                        # in the next step, before its small reduction
-    found = integrity.counted(sums)                  # a Corruption, the same on all ranks, or None
+    vote = integrity.vote()                          # in the next step, before its small reduction
+    found = integrity.judge(sums)                    # a Corruption, the same on all ranks, or None
 
 What is compared, at each state that is due:
 
@@ -19,7 +19,7 @@ tensor.
 
 What it cannot see: a flip in a shard without a replica between two states that are not due (`probes.chain_interval = 1`
 makes all of them due); a wrong result inside the optimizer's step; gradients before they are reduced, which reach all
-replicas alike (`trainer.guard.recompute_check` looks at those); constants such as the rotary tables.
+replicas alike (`trainer.guard.recompute_check` checks those); constants such as the rotary tables.
 
 On a GPU the second reading is judged one step later, when its numbers have come back by themselves.
 """
@@ -29,6 +29,7 @@ from __future__ import annotations
 import socket
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -48,13 +49,23 @@ from trainer.checkpoint.state import local_tensors, training_tensors
 from trainer.layout.plan import Plan
 from trainer.training.rank_training import Training
 
-__all__ = ["NUM_VOTES", "Integrity", "ReplicaGroup", "replica_group"]
+__all__ = ["Integrity", "IntegrityVote", "ReplicaGroup", "replica_group"]
 
-NUM_VOTES = 3
 PRIME = 2**31 - 1
 """Votes are taken modulo it, so that their sum over four million ranks is exact in float64."""
 ENOUGH_REPLICAS = 3
 """Replicas from which a majority names the odd one."""
+
+
+class IntegrityVote(NamedTuple):
+    """One rank's vote on its state, or the sums over all ranks."""
+
+    checksum: float = 0.0
+    """Weighted so that the sum over all ranks is zero, modulo `PRIME`, where replicas agree."""
+    chain_broken: float = 0.0
+    """Ranks whose state changed between the optimizer's step and the next."""
+    unreadable: float = 0.0
+    """Ranks that could not read their state: nothing is judged then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +136,7 @@ class Integrity:
         self._place = f"{socket.gethostname()} {training.device}"
         if training.device.type == "cpu":
             self._place += f" rank {training.rank}"
-        # No copy is trusted before it was looked at, so each state that is kept is due as well.
+        # No copy is trusted before it was checked, so each state that is kept is due as well.
         self._intervals = (probes.fingerprint_interval, checkpoint.memory_interval, checkpoint.interval)
         self._chain_interval = probes.chain_interval
         self._lags = training.device.type == "cuda"
@@ -135,7 +146,7 @@ class Integrity:
         self._after: Reading | None = None
         self._pending: _Check | None = None
         self._seen: _Seen | None = None
-        self._told: Corruption | None = None
+        self._reported: Corruption | None = None
         self._places: list[str] = []
 
     def verdict(self, found: Corruption) -> Verdict:
@@ -150,21 +161,21 @@ class Integrity:
             devices=tuple(self._places[rank] for rank in found.ranks) if found.certain else (),
         )
 
-    def tell_devices(self, verdict: Verdict, ledger: Ledger) -> None:
-        """Name the devices of a corruption, and how often each was one: for whoever can take them out."""
+    def report_suspect_devices(self, verdict: Verdict, ledger: Ledger) -> None:
+        """Record the devices of a corruption and how often each was suspected, for the launcher to exclude them."""
         if self.training.rank == 0:
             for rank, device in zip(verdict.ranks, verdict.devices, strict=True):
                 count = ledger.corruptions.get(device, 0)
                 self.recorder.event("device_suspected", device=device, suspect_rank=rank, count=count)
 
     def trusted_step(self, step: int) -> int:
-        """The newest state up to `step` that nothing speaks against: all, where nobody looks."""
+        """The newest state up to `step` without evidence of corruption; `step` where integrity is not checked."""
         return self.healthy_step if self.enabled else step
 
-    def begin(self, step: int) -> None:
-        """The state is that of `step`, from a copy or a checkpoint: what was read before says nothing about it."""
+    def reset(self, step: int) -> None:
+        """Start over with the state of `step`, from a copy or a checkpoint; drops earlier readings."""
         self._state_step, self.healthy_step = step, step
-        self._after = self._pending = self._seen = self._told = None
+        self._after = self._pending = self._seen = self._reported = None
 
     def after_step(self, step: int) -> None:
         """The optimizer has written the state of `step`; queues the first reading where one is due."""
@@ -176,30 +187,29 @@ class Integrity:
             except Exception as error:
                 record_error("fingerprints", error)
 
-    def votes(self) -> list[float]:
-        """This rank's numbers for the step's reduction: checksum; whether its chain broke; whether it is blind."""
+    def vote(self) -> IntegrityVote:
+        """This rank's vote for the step's reduction."""
         self._seen = None
         if not self.enabled or not (self._due(self._state_step) or self._after or self._pending):
-            return [0.0] * NUM_VOTES
+            return IntegrityVote()
         try:
             with self.recorder.span("fingerprint"):
-                return self._vote()
+                return self._read_vote()
         except Exception as error:
             record_error("fingerprints", error)
-            return [0.0, 0.0, 1.0]
+            return IntegrityVote(unreadable=1.0)
 
-    def counted(self, sums: list[float]) -> Corruption | None:
-        """What the sums over all ranks say. Collective where they say that something differs."""
-        total, broken, blind = sums
-        if not self.enabled or blind or self._seen is None:
+    def judge(self, sums: IntegrityVote) -> Corruption | None:
+        """Judge the newest state by the votes of all ranks. Collective where they differ."""
+        if not self.enabled or sums.unreadable or self._seen is None:
             return None
-        if int(total) % PRIME == 0 and not broken:
-            self.healthy_step, self._told = self._seen.step, None
+        if int(sums.checksum) % PRIME == 0 and not sums.chain_broken:
+            self.healthy_step, self._reported = self._seen.step, None
             return None
         return self._explain(self._seen)
 
     def examine(self) -> Corruption | None:
-        """Look now: a step that went wrong may be a flipped bit's doing and not its batch's. Collective."""
+        """Check now: a bad step may come from a flipped bit and not from its batch. Collective."""
         if not self.enabled:
             return None
         self._pending = self._seen = None
@@ -210,7 +220,7 @@ class Integrity:
             record_error("fingerprints", error)
         return self._explain(self._seen)
 
-    def _vote(self) -> list[float]:
+    def _read_vote(self) -> IntegrityVote:
         step = self._state_step
         compares = self._due(step)
         check = None
@@ -220,7 +230,7 @@ class Integrity:
         if self._lags:
             check, self._pending = self._pending, check
         if check is None:
-            return [0.0] * NUM_VOTES
+            return IntegrityVote()
         expected = check.expected.values() if check.expected is not None else {}
         self._seen = seen = _Seen(check.step, check.taken_ns, check.reading.values(), expected)
         broken = seen.broken()
@@ -231,7 +241,7 @@ class Integrity:
                 weight = weight * 48271 % PRIME  # a number of its own for each tensor, the same on all replicas
                 total += self._groups[name].coefficient * weight * (value % PRIME)
             self._record_groups(seen)
-        return [float(total % PRIME), float(bool(broken)), 0.0]
+        return IntegrityVote(checksum=float(total % PRIME), chain_broken=float(bool(broken)))
 
     def _read(self, *, chained_only: bool = False) -> Reading:
         tensors = training_tensors(self.training)
@@ -267,7 +277,7 @@ class Integrity:
     # On a mismatch.
 
     def _explain(self, seen: _Seen | None) -> Corruption | None:
-        """Exchange checksums by tensor; the culprits, or None if all is well after all (or was told already)."""
+        """Exchange checksums by tensor; the culprits, or None if all is well after all (or was reported already)."""
         own = {} if seen is None else {n: [self._groups[n].label, v] for n, v in seen.found.items()}
         broken = {} if seen is None else {name: seen.expected[name] for name in seen.broken()}
         shared = everyone({"found": own, "broken": broken, "place": self._place})
@@ -281,9 +291,9 @@ class Integrity:
         if found is None or seen is None:
             return found
         self._record_tensors(seen, found)
-        if found == self._told:
+        if found == self._reported:
             return None
-        self._told = found
+        self._reported = found
         if self.training.rank == 0:
             self.recorder.event(
                 "corruption",

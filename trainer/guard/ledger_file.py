@@ -1,9 +1,9 @@
-"""The ledger of a run on its disk: loaded by rank 0 for all ranks, written at once or in the background.
+"""The ledger of a run on disk: loaded by rank 0 for all ranks, written at once or in the background.
 
     file = LedgerFile(run.checkpoints, recorder, is_chief=rank == 0)
     file.ledger.skip(40, "..."); file.save()        # on the disk when it returns
     file.save_later(executor)                       # for what is not lost by a kill in between
-    file.tell_problem()                             # in the training thread: what went wrong in the background
+    file.report_problem()                           # in the training thread: what went wrong in the background
 
 A full disk must not end the training: the ledger goes on in memory, and into the next checkpoint.
 """
@@ -44,7 +44,7 @@ class LedgerFile:
         found = None
         if is_chief:
             ledger, self._problem = Ledger.load(self._path)
-            self.tell_problem()
+            self.report_problem()
             found = ledger.to_json()
         self.ledger = Ledger.from_json(from_rank_0(found))
         self.ledger.path = self._path if is_chief else None
@@ -53,15 +53,15 @@ class LedgerFile:
         """Write and sync it. Raises Fenced in a process of an older attempt."""
         if self._is_chief:
             self._write(*self._numbered())
-            self.tell_problem()
+            self.report_problem()
 
     def save_later(self, executor: Executor) -> None:
-        """The same in the background, as it is now."""
+        """Write and sync it in the background, as it is now."""
         if self._is_chief:
             executor.submit(self._write, *self._numbered())
 
-    def tell_problem(self) -> None:
-        """Make an event of what went wrong since the last time."""
+    def report_problem(self) -> None:
+        """Record an event for what went wrong since the last call."""
         problem, self._problem = self._problem, ""
         if problem:
             self._recorder.event("checkpoint", tier="disk", state="failed", path=LEDGER_NAME, reason=problem)
@@ -71,7 +71,7 @@ class LedgerFile:
         return self.ledger.to_json(), self._newest
 
     def _write(self, content: dict[str, Any], number: int) -> None:
-        """Unless a newer one is there."""
+        """Write the ledger unless a newer one has been written."""
         with self._lock:
             if number < self._written:
                 return

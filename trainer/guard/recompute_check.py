@@ -1,21 +1,23 @@
-"""Computes a step again when one rank's gradients, before they were reduced, stand out; and says what that came to.
+"""Recomputes a step whose local gradients are outliers on one rank, to tell a faulty device from unusual data.
 
-    look = SecondLook(training, recorder, ledger)
-    votes = look.votes()                       # this rank's largest gradient, in its own place of the step's reduction
-    look.counted(sums)
-    if look.wanted(step, batch_index): ...     # drop the gradients and train the same batch again
+    check = RecomputeCheck(training, recorder, ledger)
+    peaks = check.vote()                       # this rank's largest gradient, at its own place of the step's votes
+    check.observe(summed_peaks)                # those of all ranks
+    decision = check.decide(step, batch_index)
+    if decision.recompute: ...                 # drop the gradients and train the same batch again
 
 A flip in a gradient reaches all replicas alike through the reduction, so no comparison of states sees it afterwards.
 Nothing has been updated when it is seen, so nothing has to be restored: the same batch on the same state gives the
 right gradients, and the run that follows is, bit for bit, the run without the flip. If the peak comes back, the batch
-is what it is, and the step is taken. No rank communicates more than before; the probe of the collectives reads every
-buffer before it is reduced anyway. Needs `probes.collectives.wrapped` and CPU tensors; says nothing elsewhere.
+is unusual, and the step is taken. No rank communicates more than before; the probe of the collectives reads every
+buffer before it is reduced anyway. Needs `probes.collectives.wrapped` and CPU tensors; inactive elsewhere.
 """
 
 from __future__ import annotations
 
 import math
 import socket
+from dataclasses import dataclass
 
 from analyzers.corruption.gradient_outlier import GradientOutlier, GradientOutlierDetector
 from probes.collectives.wrapped import take_gradient_peaks
@@ -24,16 +26,25 @@ from probes.recorder import Recorder
 from trainer.checkpoint.agreement import everyone
 from trainer.training.rank_training import Training
 
-__all__ = ["SecondLook"]
+__all__ = ["RecomputeCheck", "RecomputeDecision"]
 
 MAX_RANKS = 1024
-"""Above, the row of peaks would be longer than what it rides on is worth."""
+"""World size above which gradients are not checked: the row of peaks would slow the reduction that carries it."""
 SAME_RATIO = 1.05
 """Peaks of two computations of one step that agree: the same sums, on a GPU in another order."""
 
 
-class SecondLook:
-    """One rank's share; all ranks come to the same because they see the same numbers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecomputeDecision:
+    """What to do about a step, the same on all ranks."""
+
+    recompute: bool = False
+    suspect_device: str = ""
+    """The device that changed gradients, once the second computation has shown it."""
+
+
+class RecomputeCheck:
+    """One rank's share; all ranks decide alike because they see the same numbers."""
 
     def __init__(self, training: Training, recorder: Recorder, ledger: Ledger) -> None:
         config, plan = training.config, training.plan
@@ -47,52 +58,46 @@ class SecondLook:
             self._dimension = "world"
         on_host = training.device.type == "cpu"  # elsewhere it would be a pass more over all gradients, and a wait
         applies = probed and on_host and config.recovery.enabled and self._dimension and plan.world_size <= MAX_RANKS
-        self.num_votes = plan.world_size if applies else 0
+        self._num_peaks = plan.world_size if applies else 0
         self.detector = GradientOutlierDetector()
-        self.worn = ""
-        """The device that was last found to have changed gradients."""
-        self._peaks: list[float] = []
-        self._first: tuple[int, GradientOutlier, list[float]] | None = None
+        self._peaks: tuple[float, ...] = ()
+        self._first: tuple[int, GradientOutlier, tuple[float, ...]] | None = None
 
-    def votes(self) -> list[float]:
-        """As many numbers on all ranks."""
-        if not self.num_votes:
-            return []
-        row = [0.0] * self.num_votes
+    def vote(self) -> tuple[float, ...]:
+        """This rank's peak at its own place, zero elsewhere; empty where gradients are not checked."""
+        if not self._num_peaks:
+            return ()
+        row = [0.0] * self._num_peaks
         peak = take_gradient_peaks().get(self._dimension, 0.0)
         row[self.training.rank] = 0.0 if math.isnan(peak) else peak  # a NaN is the guard's, and would say nothing
-        return row
+        return tuple(row)
 
-    def counted(self, sums: list[float]) -> None:
-        self._peaks = sums
+    def observe(self, peaks: tuple[float, ...]) -> None:
+        """Take the peaks of all ranks."""
+        self._peaks = peaks
 
-    def wanted(self, step: int, batch_index: int) -> bool:
-        """Whether to compute this step again. All ranks; collective in the step in which a device is named."""
+    def decide(self, step: int, batch_index: int) -> RecomputeDecision:
+        """Decide whether to compute this step again. All ranks; collective in the step in which a device is named."""
+        first, self._first = self._first, None
         if not self._peaks:
-            return False
-        if self._first is not None and self._first[0] == step:
-            self._settle(step, batch_index)
-            return False
-        self._first = None
-        outlier = self.detector.observe(self._peaks)
-        if outlier is None:
-            return False
-        self._first = (step, outlier, self._peaks)
-        return True
+            return RecomputeDecision()
+        if first is not None and first[0] == step:
+            return RecomputeDecision(suspect_device=self._compare(step, batch_index, *first[1:]))
+        outlier = self.detector.observe(list(self._peaks))
+        if outlier is not None:
+            self._first = (step, outlier, self._peaks)
+        return RecomputeDecision(recompute=outlier is not None)
 
-    def _settle(self, step: int, batch_index: int) -> None:
-        assert self._first is not None
-        _, outlier, before = self._first
-        self._first = None
+    def _compare(self, step: int, batch_index: int, outlier: GradientOutlier, before: tuple[float, ...]) -> str:
+        """Compare two computations of a step; returns the device at fault, or "" if the peak came back."""
         again = self._peaks[outlier.rank]
         came_back = not math.isfinite(again) or outlier.peak < SAME_RATIO * again
         if math.isfinite(again) and all(peak > 0 for peak in self._peaks):
-            self.detector.learn(self._peaks)
+            self.detector.learn(list(self._peaks))
         place = f"{socket.gethostname()} {self.training.device}"
         device = everyone(place)[outlier.rank] + (f" rank {outlier.rank}" if self.training.device.type == "cpu" else "")
         if not came_back:
             self.ledger.corruptions[device] = self.ledger.corruptions.get(device, 0) + 1
-            self.worn = device
         if self.training.rank == 0:
             self.recorder.event(
                 "gradient_outlier",
@@ -107,3 +112,4 @@ class SecondLook:
                 came_back=came_back,
                 count=self.ledger.corruptions.get(device, 0),
             )
+        return "" if came_back else device

@@ -44,7 +44,7 @@ from trainer.config.config import Config, ConfigError, load_config
 from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_MISTAKE, EXIT_PREEMPTED
 from trainer.faults.inject import arm, distort_clock
 from trainer.faults.options import Fault, FaultError, parse_fault
-from trainer.guard.rollback import Recovery
+from trainer.guard.recovery import Recovery
 from trainer.layout.plan import Plan, resolve
 from trainer.model.size import flops_per_token
 from trainer.model.transformer import Transformer
@@ -136,7 +136,7 @@ def _train(
         training.close()
     if outcome == "stopped" and identity.rank == 0:
         # Rank 0 may have been told by another rank: then somebody wants one of the machines back.
-        saved = session.recovery.disk.saved
+        saved = session.recovery.copies.disk.saved
         kind = "interrupted" if stop.signal == signal.SIGINT else "preempted"
         recorder.event(kind, signal=_name(stop.signal), checkpoint_step=saved[-1] if saved else None)
     recorder.close()

@@ -200,16 +200,15 @@ class _Player:
         if self.ranks is None:
             own = training.forward_backward(self._batch(batch_index, training.rank)).double().view(1)
             share = own / (training.plan.data_size * training.plan.tp) if training.has_loss else torch.zeros_like(own)
-            norm, loss = training.clip(share)
-            return loss, norm
+            clipped = training.clip(share)
+            return clipped.sums[0], clipped.norm
         total = 0.0
         for rank in self.ranks:
             total += training.forward_backward(self._batch(batch_index, rank)).item()
         for _, parameter in training.named_parameters():
             if parameter.grad is not None:
                 parameter.grad /= len(self.ranks)
-        (norm,) = training.clip()
-        return total / len(self.ranks), norm
+        return total / len(self.ranks), training.clip().norm
 
     def _batch(self, batch_index: int, rank: int) -> Batch:
         """A rank's share; in one process the training becomes that rank."""

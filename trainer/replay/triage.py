@@ -158,15 +158,15 @@ def replay(training: Training, batch: Batch, gradients: GradientExaminer | None,
         if gradients is not None:
             gradients.examine(step)
         share = own / training.plan.loss_copies if training.has_loss else torch.zeros_like(own)
-        norm, loss, own_loss = training.clip(share, beside=(own,))
+        clipped = training.clip(share, own=(own,))
     finally:
         training.recorder = recorder
         restore_rng(generators, training.device)
     training.discard()
     return Replay(
-        loss=loss,
-        grad_norm=norm,
-        local_loss=own_loss if training.has_loss else None,
+        loss=clipped.sums[0],
+        grad_norm=clipped.norm,
+        local_loss=clipped.own[0] if training.has_loss else None,
         origin=watch.origin,
         sample_losses=losses.of_row,
         duration_s=time.monotonic() - start,

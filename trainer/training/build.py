@@ -6,7 +6,7 @@
     for step in range(config.train.steps):
         batch = training.batch(step + skipped)          # span "data"
         loss = training.forward_backward(batch)         # spans "forward" and "backward", one pair a microbatch
-        (norm,) = training.clip()                       # the same on all ranks; NaN or Inf, never an exception
+        norm = training.clip().norm                     # the same on all ranks; NaN or Inf, never an exception
         if math.isfinite(norm): training.step(step)     # spans "optimizer"
         else: training.discard()                        # gradients dropped, parameters untouched
 
@@ -125,7 +125,7 @@ def build(
 
 
 def _agree_on_data(corpus: Corpus, device: torch.device) -> None:
-    """Nodes with another version of Python, or of the data, would train on other batches without anybody noticing."""
+    """Nodes with another version of Python, or of the data, would silently train on other batches."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     own = int(corpus.digest[:15] or "0", 16)

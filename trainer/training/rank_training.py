@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +36,18 @@ from trainer.training.clipping import LocalGradients, clip_factor, gradient_norm
 from trainer.training.optimizer import learning_rate, named_parameters, set_learning_rate
 from trainer.training.precision import LossScaler
 
-__all__ = ["Training", "token_loss"]
+__all__ = ["ClipResult", "Training", "token_loss"]
+
+
+class ClipResult(NamedTuple):
+    """Numbers that came back with the gradient norm."""
+
+    norm: float
+    """Global norm before clipping, unscaled in fp16; equal on all ranks, NaN or Inf if any gradient is."""
+    sums: list[float]
+    """Over all ranks, of the rows that were passed to be summed."""
+    own: list[float]
+    """This rank's, as they were passed."""
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -174,26 +186,26 @@ class Training:
         dist.all_reduce(total)
         return total
 
-    def clip(self, *riders: Tensor, beside: Sequence[Tensor] = ()) -> list[float]:
-        """Clip gradients to `optim.clip_norm`; returns the global norm before that (unscaled in fp16), and then more.
+    def clip(self, *summed: Tensor, own: Sequence[Tensor] = ()) -> ClipResult:
+        """Clip gradients to `optim.clip_norm`. Collective.
 
-        The norm is equal on all ranks; NaN or Inf if any gradient is. Collective. `riders`, rows of float64 on the
-        device, are summed over all ranks by the same call: their sums follow the norm, and the numbers in `beside`
-        follow those as they are. All are read back at once: the host waits for the device here.
+        `summed`, rows of float64 on the device, are summed over all ranks by the reduction of the norm; `own` are read
+        back as they are. All numbers come back at once: the host waits for the device here.
         """
         with self.recorder.span("optimizer"):
             if self.plan.tp > 1:
                 settle_gradients(parameter for _, parameter in self.named_parameters())
             gradients = self._shards.by_copies()
-            row = gradient_norm(gradients, self.device, riders)
+            row = gradient_norm(gradients, self.device, summed)
             norm, limit = row[0], self.config.optim.clip_norm or math.inf
             if self.scaler is not None:
                 norm /= self.scaler.scale
                 scale_gradients(gradients, clip_factor(norm, limit) / self.scaler.scale)
             elif limit < math.inf:
                 scale_gradients(gradients, clip_factor(norm, limit))
-            numbers: list[float] = (torch.cat((row, *beside)) if beside else row).tolist()
-            return numbers
+            norm_value, *numbers = (torch.cat((row, *own)) if own else row).tolist()
+            num_sums = row.numel() - 1
+            return ClipResult(norm_value, numbers[:num_sums], numbers[num_sums:])
 
     @functools.cached_property
     def _shards(self) -> LocalGradients:

@@ -121,8 +121,8 @@ def test_killed_in_the_middle_of_a_rollback(moment: str, tmp_path: Path) -> None
     def die(session: Session) -> None:
         recovery = session.recovery
         places = {
-            "before the decision is on the disk": (recovery.ledger_file, "save"),
-            "after it": (recovery, "_go_back"),
+            "before the decision is on the disk": (recovery.copies.ledger_file, "save"),
+            "after it": (recovery.copies, "restore"),
         }
 
         def killed(*arguments: Any) -> Any:

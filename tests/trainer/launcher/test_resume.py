@@ -15,7 +15,7 @@ from tests.trainer.training_runs import RunResult, assert_same_bits, run_loop, s
 from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
 from trainer.checkpoint.disk_tier.manifest import CheckpointError
 from trainer.config.config import Config
-from trainer.guard.rollback import Recovery
+from trainer.guard.recovery import Recovery
 
 STEPS = 20
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -162,9 +162,9 @@ def test_the_only_good_checkpoint_is_kept(tmp_path: Path) -> None:
         tmp_path, with_steps(small(checkpoint={"interval": 1, "keep": 1, "asynchronous": False}), 6)
     )
     assert checkpoint_steps(tmp_path / "checkpoints") == [3, 4, 5, 6]
-    recovery.disk.prune(3)
-    recovery.disk.prune(None)
-    assert recovery.disk.saved == [3, 4, 5, 6]
+    recovery.copies.disk.prune(3)
+    recovery.copies.disk.prune(None)
+    assert recovery.copies.disk.saved == [3, 4, 5, 6]
 
 
 def test_a_lost_ledger_is_made_good_from_the_checkpoint(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""The checkpoints of a run on disk: sharded, hashed, complete or not there at all, written while the training goes on.
+"""The checkpoints of a run on disk: sharded, hashed, published by one rename, written while the training goes on.
 
     disk = DiskCheckpoints(run.checkpoints, training, recorder, keep=3)
     disk.open(); loaded = disk.load_newest(ledger)      # all ranks; None if there is none
-    disk.begin(copy, extra={"ledger": {...}})           # all ranks; returns at once
-    disk.counted(summed(disk.votes()))                  # all ranks, once a step: True when a save has come to its end
+    disk.start_save(copy, extra={"ledger": {...}})      # all ranks; returns at once
+    disk.advance(sums)                                  # all ranks, once a step, with the sums of `disk.vote()`
     disk.settle()                                       # all ranks: wait for the save that is being written
 
 A folder is `step-00000050.1.a0.tmp` while it is written (number of the save, attempt), gets its manifest last and then
@@ -34,7 +34,7 @@ from trainer.checkpoint.agreement import first_error, from_rank_0, summed
 from trainer.checkpoint.disk_tier.loading import Loaded, load_folder
 from trainer.checkpoint.disk_tier.manifest import CheckpointError, read_manifest
 from trainer.checkpoint.disk_tier.save_plan import Layout, SavePlan, layout_of
-from trainer.checkpoint.disk_tier.saving import Save
+from trainer.checkpoint.disk_tier.saving import Save, SaveVote
 from trainer.checkpoint.lifecycle import States
 from trainer.checkpoint.memory_tier.host_copy import HostCopy
 from trainer.checkpoint.state import Values, local_tensors, rng_state, training_tensors
@@ -84,22 +84,22 @@ class DiskCheckpoints:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is being written; the same on all ranks."""
+        """True while a save is being written; the same on all ranks."""
         return self._save is not None
 
     @property
     def is_planned(self) -> bool:
-        """Whether it is known who writes what; the same on all ranks."""
+        """Whether the shards of a save are assigned to ranks; the same on all ranks."""
         return self._plan is not None
 
     def prepare(self) -> None:
-        """Plan who writes what. All ranks; collective."""
+        """Assign the shards of a save to ranks. All ranks; collective."""
         tensors = training_tensors(self.training)
         rng = {f"rng.{self.training.rank}.{name}": value for name, value in rng_state(self.training.device).items()}
         self._plan = SavePlan.make(tensors | rng, rank=self.training.rank)
         self._planned = layout_of(local_tensors(tensors))
 
-    def begin(
+    def start_save(
         self,
         copy: HostCopy,
         extra: Mapping[str, Any],
@@ -107,7 +107,7 @@ class DiskCheckpoints:
         late_extra: Callable[[], Mapping[str, Any]] = dict,
         stall_ns: int = 0,
     ) -> None:
-        """Begin to write a checkpoint of what `copy` holds. All ranks; none may be `busy`, and `stall_ns` is told.
+        """Start to write a checkpoint of what `copy` holds. All ranks; none may be `busy`. `stall_ns` goes on record.
 
         `late_extra` is called in the background, on rank 0: what takes long to find out belongs there.
         """
@@ -120,7 +120,7 @@ class DiskCheckpoints:
         values, step = copy.values, copy.step
         self._num_saves += 1
         final = self.path(step)
-        self._tell(step, "writing")
+        self._report(step, "writing")
         self._save = Save(
             step=step,
             final=final,
@@ -134,21 +134,20 @@ class DiskCheckpoints:
         self._save.submit()
         self._save.stall_ns = stall_ns + time.monotonic_ns() - start
 
-    def votes(self) -> list[float]:
-        """What this rank has to say about the save that is being written: still at work, failed."""
-        save = self._save
-        return [0.0, 0.0] if save is None else [float(save.pending), float(save.failed)]
+    def vote(self) -> SaveVote:
+        """This rank's vote on the save that is being written."""
+        return self._save.vote() if self._save is not None else SaveVote()
 
-    def counted(self, sums: list[float]) -> bool:
-        """Go on with the save by what all ranks' votes sum up to; True if it came to a good end. All ranks."""
+    def advance(self, sums: SaveVote) -> bool:
+        """Go on with the save by the votes of all ranks; True if it has succeeded. All ranks."""
         save = self._save
-        if save is None or sums[0]:
+        if save is None or sums.pending:
             return False
-        if save.cancelled or sums[1]:
+        if save.cancelled or sums.failed:
             self._break_off(save)
             return False
         if self.is_chief and save.stage != "write":
-            self._tell(
+            self._report(
                 save.step,
                 "complete" if save.stage == "finish" else "verified",
                 duration_ns=time.monotonic_ns() - save.start_ns,
@@ -165,15 +164,15 @@ class DiskCheckpoints:
     def settle(self) -> bool:
         """Wait for the save that is being written and for what else is done in the background. All ranks; collective.
 
-        True if a save came to a good end.
+        True if a save succeeded.
         """
         ended = False
         while (save := self._save) is not None:
             start = time.monotonic_ns()
             save.wait()
-            sums = summed(self.votes(), self.training.device)
+            sums = SaveVote(*summed(self.vote(), self.training.device))
             save.stall_ns += time.monotonic_ns() - start
-            ended = self.counted(sums)
+            ended = self.advance(sums)
         self.background.submit(bool).result()
         return ended
 
@@ -186,11 +185,11 @@ class DiskCheckpoints:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 fence.sweep(self.folder)
             except OSError as failure:  # a read-only folder must not keep a run from training
-                self._tell_problem(f"{self.folder.name} cannot be written: {failure.strerror}")
+                self._report_problem(f"{self.folder.name} cannot be written: {failure.strerror}")
 
     def newest(self, ledger: Ledger) -> int:
         """Step of the newest finished checkpoint without a batch that was given up; -1 if there is none. All ranks."""
-        steps, stale = self._look(ledger)
+        steps, stale = self._scan(ledger)
         return max((step for step in steps if step not in stale), default=-1)
 
     def load_newest(self, ledger: Ledger) -> Loaded | None:
@@ -200,7 +199,7 @@ class DiskCheckpoints:
         decision and the way back. Raises CheckpointError if there are checkpoints but none can be used: to start over
         must be asked for.
         """
-        steps, stale = self._look(ledger)
+        steps, stale = self._scan(ledger)
         candidates = [step for step in steps if step not in stale] or steps
         for step in reversed(candidates):
             loaded = self._try_load(step)
@@ -218,7 +217,7 @@ class DiskCheckpoints:
 
     def adopt(self, ledger: Ledger, before: int) -> None:
         """Know the checkpoints up to a step without loading one of them. All ranks."""
-        steps, stale = self._look(ledger)
+        steps, stale = self._scan(ledger)
         self.saved = [step for step in steps if step <= before and step not in stale]
         for step in stale:
             self.condemn(step, "it holds the update of a batch that was given up")
@@ -235,12 +234,12 @@ class DiskCheckpoints:
         self.saved = [other for other in self.saved if other != step]
         if self._save is not None and self._save.step == step:
             self._save.cancel()
-        self._tell(step, "condemned", reason=reason)
+        self._report(step, "condemned", reason=reason)
         if self.is_chief:
             path = self.path(step)
             target = path.with_name(path.name + ".condemned")
             with contextlib.suppress(OSError):
-                self._discard(target)  # which looks at the fence
+                self._discard(target)  # which checks the fence
                 path.rename(target)
 
     def condemn_from(self, step: int, reason: str) -> None:
@@ -258,7 +257,7 @@ class DiskCheckpoints:
         spare = [step for step in good[: -self.keep] if not (self.keep_every and step % self.keep_every == 0)]
         self.saved = [step for step in self.saved if step not in spare]
         for step in spare:
-            self._tell(step, "removed", reason=f"the newest {self.keep} good ones are kept")
+            self._report(step, "removed", reason=f"the newest {self.keep} good ones are kept")
             if self.is_chief:
                 self._discard(self.path(step))
         if self.is_chief and self.saved:
@@ -268,10 +267,10 @@ class DiskCheckpoints:
                     self._discard(path)
 
     def mark_good(self, steps: list[int]) -> None:
-        """Say that enough healthy steps followed."""
+        """Mark checkpoints that enough healthy steps have followed."""
         for step in steps:
             if self.states.of(step) == "verified":
-                self._tell(step, "good")
+                self._report(step, "good")
 
     # Pieces of the above.
 
@@ -289,20 +288,20 @@ class DiskCheckpoints:
         }
 
     def _break_off(self, save: Save) -> None:
-        """The end of a save that failed on some rank, or was condemned; nobody is pending."""
+        """The end of a save that failed on some rank, or was condemned; no rank is pending."""
         self._save = None
         save.release()
         if not save.cancelled:
             save.cancel()
             reason = first_error(save.error)  # collective, in the one step in which it is needed
             took = time.monotonic_ns() - save.start_ns
-            self._tell(save.step, "failed", duration_ns=took, stall_ns=save.stall_ns, reason=reason)
+            self._report(save.step, "failed", duration_ns=took, stall_ns=save.stall_ns, reason=reason)
             if self.is_chief and save.renamed:
                 self._discard(save.final)
         if self.is_chief:
             self._discard(save.scratch)
 
-    def _look(self, ledger: Ledger) -> tuple[list[int], set[int]]:
+    def _scan(self, ledger: Ledger) -> tuple[list[int], set[int]]:
         """The finished checkpoints, and those of them that hold the update of a batch that was given up since."""
         steps: list[int] = []
         stale: list[int] = []
@@ -320,7 +319,7 @@ class DiskCheckpoints:
             manifest = read_manifest(self.path(step))
             values, then = Values.from_json(manifest["values"]), Ledger.from_json(manifest["extra"]["ledger"])
         except (CheckpointError, KeyError, TypeError, ValueError):
-            return False  # damaged: to be found, and told, when it is loaded
+            return False  # damaged: found and reported when it is loaded
         return ledger.gave_up_since(then, values.position.batch_index)
 
     def _try_load(self, step: int) -> Loaded | None:
@@ -330,8 +329,8 @@ class DiskCheckpoints:
             self.condemn(step, str(error))
             return None
         if self.states.of(step) == "complete":
-            self._tell(step, "verified", reason="its hashes agree when it is loaded")
-        self._tell(step, "loaded")
+            self._report(step, "verified", reason="its hashes agree when it is loaded")
+        self._report(step, "loaded")
         return loaded
 
     def _discard(self, path: Path) -> None:
@@ -342,7 +341,7 @@ class DiskCheckpoints:
             path.rename(trash)
             self.background.submit(shutil.rmtree, trash, ignore_errors=True)
 
-    def _tell(self, step: int, state: str, **detail: Any) -> None:
+    def _report(self, step: int, state: str, **detail: Any) -> None:
         if self.is_chief:
             if state != "loaded":
                 with failing_open("checkpoint states"):
@@ -350,5 +349,5 @@ class DiskCheckpoints:
             path = f"{self.folder.name}/{self.path(step).name}"
             self.recorder.event("checkpoint", step=step, tier="disk", state=state, path=path, **detail)
 
-    def _tell_problem(self, reason: str) -> None:
+    def _report_problem(self, reason: str) -> None:
         self.recorder.event("checkpoint", tier="disk", state="failed", path=self.folder.name, reason=reason)

@@ -2,7 +2,7 @@
 
     save = Save(step=50, final=folder / "step-00000050", ..., executor=executor)
     save.submit()                       # stage 1 of 3; returns at once
-    save.pending, save.failed           # what this rank votes, once a step
+    save.vote()                         # this rank's vote, once a step
     save.submit()                       # the next stage, once no rank is pending and none has failed
 
 1. write: every rank writes its shard into the scratch folder, synced, and a note of its size and hash,
@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -39,10 +39,17 @@ from trainer.checkpoint.disk_tier.manifest import (
 from trainer.checkpoint.disk_tier.save_plan import SavePlan, Shard
 from trainer.checkpoint.memory_tier.host_copy import HostCopy
 
-__all__ = ["STAGES", "Save", "one_line"]
+__all__ = ["STAGES", "Save", "SaveVote", "one_line"]
 
 STAGES = ("write", "finish", "verify")
 _METADATA = ".metadata"
+
+
+class SaveVote(NamedTuple):
+    """One rank's vote on the save in the background, or the sums over all ranks."""
+
+    pending: float = 0.0
+    failed: float = 0.0
 
 
 class Save:
@@ -91,21 +98,17 @@ class Save:
     def is_last_stage(self) -> bool:
         return self._stage == len(STAGES) - 1
 
-    @property
-    def pending(self) -> bool:
-        """Whether this rank is still at work on the stage."""
-        return self._future is not None and not self._future.done()
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.error)
+    def vote(self) -> SaveVote:
+        """Whether this rank is still at work on the stage, and whether it failed."""
+        pending = self._future is not None and not self._future.done()
+        return SaveVote(pending=float(pending), failed=float(bool(self.error)))
 
     @property
     def cancelled(self) -> bool:
         return self._cancelled
 
     def submit(self) -> None:
-        """Begin the next stage."""
+        """Start the next stage."""
         self.release()
         self._stage += 1
         work = {"write": self._write, "finish": self._finish, "verify": self._verify}[self.stage]

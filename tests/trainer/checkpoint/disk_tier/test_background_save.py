@@ -68,7 +68,7 @@ def test_training_goes_on_while_a_slow_disk_syncs(tmp_path: Path, monkeypatch: p
         """From step 18 on the disk is as fast as the training: each step waits for what is done in the background."""
         _after_step(session, 18, disk.release.set)
         for step in range(18, 24):
-            _after_step(session, step, lambda: session.recovery.disk.background.submit(bool).result())
+            _after_step(session, step, lambda: session.recovery.copies.disk.background.submit(bool).result())
 
     slow = run_loop(config, tmp_path / "slow", rank=0, world_size=1, change=free_the_disk)
     assert disk.waiting.is_set()
@@ -141,19 +141,20 @@ def _one_rank_cannot_write(rank: int, world_size: int, folder: Path) -> tuple[li
     def change(session: Session) -> None:
         found.append(session.recovery)
         if rank == 1:
-            lend = session.recovery.memory.lend
+            lend = session.recovery.copies.memory.lend
 
             def blocked(values: Any) -> Any:
                 if values.position.step < 10:
-                    scratch = folder / "checkpoints" / f"step-{values.position.step:08d}.{found[0].disk._num_saves + 1}"
+                    number = found[0].copies.disk._num_saves + 1
+                    scratch = folder / "checkpoints" / f"step-{values.position.step:08d}.{number}"
                     (path := scratch.with_name(f"{scratch.name}.a0.tmp")).mkdir(parents=True, exist_ok=True)
                     (path / "__1_0.distcp").write_text("in the way")
                 return lend(values)
 
-            session.recovery.memory.lend = blocked  # type: ignore[method-assign]
+            session.recovery.copies.memory.lend = blocked  # type: ignore[method-assign]
 
     run_loop(config, folder, rank=rank, world_size=world_size, change=change)
-    return found[0].disk.saved, found[0].ledger.good_step
+    return found[0].copies.disk.saved, found[0].ledger.good_step
 
 
 def test_a_shard_that_fails_on_one_rank_fails_the_save_on_all(tmp_path: Path) -> None:

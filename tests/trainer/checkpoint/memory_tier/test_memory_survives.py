@@ -52,7 +52,7 @@ def _dies_after(step: int, *, by_signal: bool = False) -> Any:
         def taking(position: Position, batch_index: int) -> Position:
             after = taken(position, batch_index)
             if position.step + 1 == step:
-                for copy in session.recovery.memory._copies:
+                for copy in session.recovery.copies.memory._copies:
                     if copy.sealing is not None:
                         copy.sealing.result(30)
                 if by_signal:
@@ -182,12 +182,12 @@ def test_without_room_the_copies_are_private(tmp_path: Path, monkeypatch: pytest
     faults = ["nan_grad@step=14,rank=0"]
     found: list[Any] = []
     run_loop(_config(), tmp_path, rank=0, world_size=1, faults=faults, change=lambda s: found.append(s.recovery))
-    assert "do not fit" in found[0].memory.problem
+    assert "do not fit" in found[0].copies.memory.problem
     events, _, _ = read_events(RunDir(tmp_path).rank_dir(0, 0) / "events.jsonl")
     (rollback,) = (event for event in events if event["kind"] == "rollback")
     assert (rollback["tier"], rollback["to_step"]) == ("memory", 8)
     told = [event["reason"] for event in events if event.get("tier") == "memory" and event.get("state") == "failed"]
-    assert told == [found[0].memory.problem]
+    assert told == [found[0].copies.memory.problem]
 
 
 def test_the_number_of_slots_is_bounded(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_process_that_wakes_up_does_not_reach_the_next_ones_copies(tmp_path: P
 
         def starting() -> Position:
             position = start()
-            for copy in woken[0].recovery.memory._copies:
+            for copy in woken[0].recovery.copies.memory._copies:
                 for tensor in copy.tensors.values():
                     tensor.fill_(7.0)
             return position

@@ -62,7 +62,7 @@ def _dies(session: Session) -> None:
 
     def taking(position: Position, batch_index: int) -> Position:
         after = taken(position, batch_index)
-        for copy in session.recovery.memory._copies:
+        for copy in session.recovery.copies.memory._copies:
             if copy.sealing is not None:
                 copy.sealing.result(30)  # which sets `sending`
             if copy.sending is not None:
@@ -136,7 +136,7 @@ def _a_peer_is_deaf(rank: int, world_size: int, folder: Path) -> list[str]:
     config = with_steps(small(parallel={"dp_shard": 2}), STEPS)
 
     def deaf(session: Session) -> None:
-        peers = session.recovery.memory.peers
+        peers = session.recovery.copies.memory.peers
         assert peers is not None
         if rank == 1:
             peers._keep = lambda connection: (_ for _ in ()).throw(OSError("no space"))  # type: ignore[method-assign]

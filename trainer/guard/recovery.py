@@ -1,0 +1,134 @@
+"""The recovery of one rank: votes, verdicts, copies of the state and rollbacks, as the training loop calls them.
+
+recovery = Recovery(training, recorder, run, gradients)
+position = recovery.start()                             # from the newest checkpoint, or from step 0
+sums = StepVotes.from_row(...)                          # `recovery.votes(stop=...)`, summed over all ranks
+recovery.apply_votes(sums)                              # once a step: background save, integrity, gradient peaks
+if recovery.recompute(position, batch_index): ...       # drop the gradients and train the same batch again
+position = recovery.taken(position, batch_index)        # after a healthy step: copies, checkpoints, vetting
+position = recovery.refuse(verdict, position, batch, loss)         # instead of a bad one
+recovery.end(position)
+"""
+
+from __future__ import annotations
+
+import os
+
+from probes.guard.decisions import Guard, GuardPolicy, RunStopped, Verdict
+from probes.recorder import Recorder
+from probes.tape.rundir import RunDir
+from probes.tape.shared_memory import sweep_stale
+from trainer.checkpoint.state import Position
+from trainer.data.batches import Batch
+from trainer.guard.integrity import Integrity
+from trainer.guard.ledger_file import LedgerFile
+from trainer.guard.recompute_check import RecomputeCheck
+from trainer.guard.rollback import Rollback
+from trainer.guard.state_copies import StateCopies
+from trainer.guard.votes import StepVotes
+from trainer.replay.triage import GradientExaminer
+from trainer.training.rank_training import Training
+
+__all__ = ["Recovery"]
+
+
+class Recovery:
+    """Guard, copies and checks of one rank. Every method is called on all ranks alike."""
+
+    def __init__(self, training: Training, recorder: Recorder, run: RunDir, gradients: GradientExaminer | None) -> None:
+        self.training = training
+        self.config = config = training.config
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            sweep_stale()
+        ledger_file = LedgerFile(run.checkpoints, recorder, is_chief=training.rank == 0)
+        self.ledger = ledger_file.ledger
+        self.guard = Guard(
+            self.ledger,
+            max_rollbacks=config.recovery.max_rollbacks,
+            enabled=config.recovery.enabled,
+            policy=GuardPolicy(corruptions_per_device=config.recovery.max_corruptions_per_device),
+        )
+        self.integrity = Integrity(training, recorder)
+        self.recompute_check = RecomputeCheck(training, recorder, self.ledger)
+        self.copies = StateCopies(training, recorder, run, ledger_file, self.guard)
+        self.rollback = Rollback(training, recorder, run, gradients, self.guard, self.integrity, self.copies)
+
+    def start(self) -> Position:
+        """The position to start from. Raises CheckpointError if there are checkpoints and none can be used,
+        RunStopped if a former attempt was given up."""
+        if self.ledger.stopped:
+            raise RunStopped(f"stopped by the guard in a former attempt: {self.ledger.stopped}")
+        position = self.copies.load() or Position()
+        self._set_rate(position)
+        self.integrity.reset(position.step)
+        self.copies.keep_first(position)
+        return self._skipping(position)
+
+    def votes(self, *, stop: bool) -> StepVotes:
+        """This rank's votes of the step, to be summed over all ranks for `apply_votes`."""
+        return StepVotes(
+            stop=float(stop),
+            integrity=self.integrity.vote(),
+            save=self.copies.disk.vote(),
+            gradient_peaks=self.recompute_check.vote(),
+        )
+
+    def apply_votes(self, sums: StepVotes) -> None:
+        """Once a step, with the sums over all ranks: go on with the save in the background, and check the state."""
+        self.recompute_check.observe(sums.gradient_peaks)
+        found = self.integrity.judge(sums.integrity)
+        if found is not None and self.config.recovery.enabled:
+            self.guard.corruption = self.integrity.verdict(found)
+        self.copies.apply_vote(sums.save)
+
+    def recompute(self, position: Position, batch_index: int) -> bool:
+        """Whether the step is to be computed once more before it is judged; its gradients are dropped then.
+
+        Raises RunStopped when a device has changed gradients too often.
+        """
+        step = position.step + 1
+        decision = self.recompute_check.decide(step, batch_index)
+        if decision.recompute:
+            self.training.discard()
+        elif decision.suspect_device:
+            device = decision.suspect_device
+            times = self.ledger.corruptions[device]
+            self.copies.ledger_file.save()
+            if times >= self.guard.policy.corruptions_per_device:
+                reason = f"state or gradients corrupted {times} times on {device}, take it out"
+                raise self.rollback.give_up(reason, Verdict(step=step, kind="corruption"))
+        return decision.recompute
+
+    def taken(self, position: Position, batch_index: int) -> Position:
+        """A healthy step's update was taken: vet what it vouches for, and save what is due."""
+        step = position.step + 1
+        position = Position(step=step, batch_index=batch_index + 1)
+        self.integrity.after_step(step)
+        self.guard.taken(position, batch_index)
+        self.copies.promote(step, self.integrity.trusted_step(step))
+        self._set_rate(position)
+        self.copies.after_step(position)
+        return self._skipping(position)
+
+    def refuse(self, verdict: Verdict, position: Position, batch: Batch, local_loss: float | None) -> Position:
+        """Undo a bad step; returns the position to go on from. Raises RunStopped where the guard ends the run."""
+        restored = self.rollback.run(verdict, position, batch, local_loss)
+        if self.config.recovery.enabled:
+            self._set_rate(restored)
+        return self._skipping(restored)
+
+    def end(self, position: Position) -> None:
+        """Save the last state, and leave nothing in memory unless that failed. The run needs no recovery any more."""
+        if self.copies.save(position):
+            self.copies.memory.remove()
+
+    def _skipping(self, position: Position) -> Position:
+        return Position(step=position.step, batch_index=self.ledger.next_batch(position.batch_index))
+
+    def _set_rate(self, position: Position) -> None:
+        """The rate is a function of step and configuration, so a lowered one is a configuration of its own."""
+        scale = self.ledger.rate_at(position.step + 1)
+        optim = self.config.optim
+        lowered = optim if scale == 1.0 else optim.model_copy(update={"lr": optim.lr * scale})
+        if self.training.config.optim.lr != lowered.lr:
+            self.training.config = self.config.model_copy(update={"optim": lowered})

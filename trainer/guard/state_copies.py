@@ -1,0 +1,250 @@
+"""Copies of the training's state in memory and on disk: when they are made, which are good, and which is restored.
+
+    copies = StateCopies(training, recorder, run, ledger_file, guard)
+    position = copies.load()                        # from the newest copy or checkpoint; None if there is none
+    copies.after_step(position, trusted_step=40)    # after a healthy step: copies and saves that are due, promotions
+    position, tier = copies.restore(before_step=41, position=position)      # after a bad one
+    copies.save(position)                           # to disk now, and wait for it
+
+A copy is good once enough healthy steps have followed it. A restore takes the newest good copy in memory, then the
+newest good checkpoint on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from copy import copy
+from typing import Any
+
+from probes.guard.decisions import Guard
+from probes.guard.ledger import Ledger
+from probes.recorder import Recorder
+from probes.tape.rundir import RunDir
+from probes.tape.shared_memory import shared_folder
+from trainer.checkpoint import attempt_fence as fence
+from trainer.checkpoint.continuity import differing, order_signature, signature
+from trainer.checkpoint.disk_tier.checkpoints import DiskCheckpoints
+from trainer.checkpoint.disk_tier.loading import Loaded
+from trainer.checkpoint.disk_tier.saving import SaveVote
+from trainer.checkpoint.memory_tier.copies import MemoryCopies
+from trainer.checkpoint.memory_tier.peers import PeerCopies
+from trainer.checkpoint.memory_tier.survivors import remove_unused
+from trainer.checkpoint.newest import load_newest
+from trainer.checkpoint.state import Position, Values, local_tensors, rng_state, training_tensors
+from trainer.guard.ledger_file import LedgerFile
+from trainer.training.rank_training import Training
+
+__all__ = ["StateCopies"]
+
+
+class StateCopies:
+    """Both tiers of one rank. Every method is called on all ranks alike."""
+
+    def __init__(
+        self, training: Training, recorder: Recorder, run: RunDir, ledger_file: LedgerFile, guard: Guard
+    ) -> None:
+        self.training = training
+        self.recorder = recorder
+        self.config = config = training.config.checkpoint
+        self.ledger_file = ledger_file
+        self.ledger = ledger_file.ledger
+        self.guard = guard
+        self.is_chief = training.rank == 0
+        self._recovers = training.config.recovery.enabled
+        self._stream = copy(training.stream)  # read in the background: a stream keeps what it looked up last
+        self._save_delayed = self._reported_problem = False
+        folder = shared_folder(run.path) if config.memory_survives and self._in_memory else None
+        several = config.memory_on_peer and int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
+        self.memory = MemoryCopies(
+            training,
+            healthy_steps=guard.policy.healthy_steps,
+            interval=config.memory_interval,
+            folder=folder,
+            peers=PeerCopies(folder, rank=training.rank) if folder is not None and several else None,
+        )
+        self.disk = DiskCheckpoints(run.checkpoints, training, recorder, keep=config.keep, keep_every=config.keep_every)
+
+    @property
+    def _in_memory(self) -> bool:
+        """Whether copies are kept in memory."""
+        return self._recovers and self.config.memory_interval > 0
+
+    # At the start of an attempt.
+
+    def load(self) -> Position | None:
+        """Load the newest usable state; None if there is none. Raises CheckpointError if there are checkpoints and
+        none can be used."""
+        self.disk.open()
+        if self.memory.peers is not None:
+            self.memory.peers.connect()
+        if fence.held_attempt() == 0:
+            # Nothing of this run can have survived: what lies there is of one that had the same folder and was deleted.
+            self.memory.remove()
+        if not self.config.resume:
+            self.memory.remove()
+            remove_unused(self.memory.folder, self.memory.peers, self.training.rank)
+            return None
+        loaded = load_newest(self.memory, self.disk, self.ledger)
+        if loaded is None:
+            return None
+        self._adopt(loaded.values)
+        self.ledger.adopt(Ledger.from_json(loaded.extra["ledger"]))
+        self._settle_good_step()
+        self._report_differences(loaded)
+        return loaded.values.position
+
+    def keep_first(self, position: Position) -> None:
+        """Copy the state that the attempt starts from, unless memory has it."""
+        if self._in_memory and position.step not in self.memory.steps:
+            # A checkpoint that no healthy step has followed may be poisoned: it has to prove itself again.
+            self._copy(position, vetted=position.step in (0, self.ledger.good_step))
+            self.memory.seal()
+
+    def _adopt(self, values: Values) -> None:
+        """Take over what a copy holds besides tensors."""
+        self.guard.load(dict(values.detector))
+        if self.training.scaler is not None and values.scaler is not None:
+            self.training.scaler.load(dict(values.scaler))
+
+    def _report_differences(self, loaded: Loaded) -> None:
+        """Record which parts of the loaded state differ from what this rank saved."""
+        training = self.training
+        found: dict[str, Any] = {"data": order_signature(training.stream, loaded.values.position)}
+        if loaded.signature:
+            found |= signature(local_tensors(training_tensors(training)), rng_state(training.device))
+        parts = differing({"data": loaded.extra.get("order"), **loaded.signature}, found)
+        if parts:
+            self.recorder.event("resume_differs", step=loaded.values.position.step, parts=parts)
+
+    # After a healthy step.
+
+    def promote(self, step: int, trusted_step: int) -> None:
+        """Mark copies as good that enough healthy steps have followed, up to the newest state that can be trusted."""
+        for copied in self.memory.promote(step):
+            self._report_copy(copied, "good")
+        newest = self.ledger.good_step or -1
+        until = min(step - self.guard.policy.healthy_steps, trusted_step)
+        vetted = [saved for saved in self.disk.saved if newest < saved <= until]
+        if vetted:
+            self.ledger.good_step = vetted[-1]
+            self.disk.mark_good(vetted)
+            self.ledger_file.save_later(self.disk.background)
+
+    def after_step(self, position: Position) -> None:
+        """Make the copies and start the save that are due."""
+        if self._in_memory and position.step % self.config.memory_interval == 0:
+            with self.recorder.span("checkpoint"):
+                self._copy(position, vetted=False)
+        if self.config.interval:
+            self._save_if_due(position)
+        self.memory.seal()
+
+    def apply_vote(self, sums: SaveVote) -> None:
+        """Go on with the save in the background, by the votes of all ranks."""
+        if self.disk.advance(sums):
+            self.disk.prune(self.ledger.good_step)
+        self.ledger_file.report_problem()
+        for news in self.memory.peers.news() if self.memory.peers is not None else ():
+            self.recorder.event("peer_copy", **news)
+
+    def save(self, position: Position) -> bool:
+        """Save to disk now and wait for it, as for one that is being written already; False if that failed."""
+        with self.recorder.span("checkpoint"):
+            self.disk.settle()
+            if position.step not in self.disk.saved:
+                self.start_save(position)
+                self.disk.settle()
+            self.disk.prune(self.ledger.good_step)
+            self.disk.settle()  # what was removed, and the ledger
+        return position.step in self.disk.saved
+
+    def start_save(self, position: Position) -> None:
+        """Lend the copy in memory to a save in the background."""
+        start = time.monotonic_ns()
+        lent = self.memory.lend(self._values(position))
+        self.disk.start_save(
+            lent,
+            {"ledger": self.ledger.to_json()},
+            late_extra=lambda: {"order": order_signature(self._stream, position)},
+            stall_ns=time.monotonic_ns() - start,
+        )
+
+    def _save_if_due(self, position: Position) -> None:
+        """Start a save in the background; as long as another save is being written there, this one waits."""
+        due = position.step % self.config.interval == 0
+        if due and self.disk.busy:
+            self._save_delayed = True
+            if self.is_chief:
+                reason = "the save before it is still being written"
+                self.recorder.event("checkpoint", tier="disk", state="delayed", reason=reason)
+        elif not self.config.asynchronous and due:
+            self.save(position)
+        elif due or (self._save_delayed and not self.disk.busy):
+            self._save_delayed = False
+            with self.recorder.span("checkpoint"):
+                self.start_save(position)
+        elif not self.disk.is_planned:
+            with self.recorder.span("checkpoint"):
+                self.disk.prepare()  # torch's planning is collective: rather in the first step than in a save
+
+    def _values(self, position: Position) -> Values:
+        scaler = self.training.scaler
+        return Values(position=position, scaler=scaler.state() if scaler else None, detector=self.guard.state())
+
+    def _copy(self, position: Position, *, vetted: bool) -> None:
+        start = time.monotonic_ns()
+        size = self.memory.take(self._values(position), vetted=vetted, extra={"ledger": self.ledger.to_json()})
+        took = time.monotonic_ns() - start
+        if self.memory.problem and not self._reported_problem:
+            self._reported_problem = True
+            self._report_copy(position.step, "failed", reason=self.memory.problem)
+        self._report_copy(position.step, "good" if vetted else "complete", bytes=size, duration_ns=took, stall_ns=took)
+
+    def _report_copy(self, step: int, state: str, **detail: Any) -> None:
+        if self.is_chief:
+            self.recorder.event("checkpoint", step=step, tier="memory", state=state, **detail)
+
+    # After a bad step.
+
+    def restore(self, before_step: int, position: Position) -> tuple[Position, str]:
+        """Restore the newest good state from before a step; returns its position and its tier.
+
+        Without any the position stays, and the tier is "none".
+        """
+        values, tier = self.memory.restore(before_step), "memory"
+        if values is None:
+            values, tier = self._from_disk(before_step), "disk"
+        if values is None:
+            self.guard.went_back(position.step)
+            return position, "none"
+        restored = values.position
+        # Whatever was saved after that state was not vetted when it mattered, or is from the poison on.
+        self.disk.condemn_from(restored.step + 1, f"saved after the state of step {restored.step}, which was restored")
+        self._save_delayed = False
+        self._settle_good_step()
+        self._adopt(values)
+        self.guard.went_back(restored.step)
+        if tier == "disk" and self._in_memory:
+            self.memory.forget_from(0)
+            self._copy(restored, vetted=restored.step == self.ledger.good_step)
+            self.memory.seal()
+        return restored, tier
+
+    def _from_disk(self, before_step: int) -> Values | None:
+        """The newest good checkpoint from before a step; if none is good yet, the newest that is whole."""
+        self.disk.settle()
+        good = self.ledger.good_step
+        while steps := [step for step in self.disk.saved if step < before_step]:
+            step = good if good in steps else steps[-1]
+            loaded = self.disk.load(step)
+            if loaded is not None:
+                return loaded.values
+        return None
+
+    def _settle_good_step(self) -> None:
+        """The checkpoint known to be good may be gone; whatever is older and still there was good before it."""
+        good = self.ledger.good_step
+        if good is not None and good not in self.disk.saved:
+            self.ledger.good_step = max((step for step in self.disk.saved if step < good), default=None)
+        self.ledger_file.save()

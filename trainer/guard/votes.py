@@ -1,0 +1,46 @@
+"""The votes of a step: numbers that all ranks sum in the step's one small reduction, by name.
+
+    own = recovery.votes(stop=False)         # this rank's
+    row = own.to_row()                       # as a row of numbers, to be summed over all ranks
+    sums = StepVotes.from_row(summed)        # the sums under the same names
+    sums.save.failed                         # ranks on which the save in the background failed
+
+Only this module knows at which position of the row a vote is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from trainer.checkpoint.disk_tier.saving import SaveVote
+from trainer.guard.integrity import IntegrityVote
+
+__all__ = ["StepVotes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepVotes:
+    """The votes of one rank, or their sums over all ranks. The row is equally long on all ranks."""
+
+    stop: float
+    """Ranks that were asked to stop."""
+    integrity: IntegrityVote
+    save: SaveVote
+    gradient_peaks: tuple[float, ...] = ()
+    """Largest local gradient by rank; empty where gradients are not checked for outliers."""
+
+    def to_row(self) -> list[float]:
+        return [self.stop, *self.integrity, *self.save, *self.gradient_peaks]
+
+    @classmethod
+    def from_row(cls, row: Sequence[float]) -> StepVotes:
+        """The inverse of `to_row`."""
+        values = iter(row)
+        return cls(
+            stop=next(values),
+            integrity=IntegrityVote(*islice(values, len(IntegrityVote._fields))),
+            save=SaveVote(*islice(values, len(SaveVote._fields))),
+            gradient_peaks=tuple(values),
+        )
