@@ -8,15 +8,18 @@ fails costs its own findings (`insufficient_data`, of its first kind), never tho
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from analyzers.finding import Finding
+from analyzers.kinds import packages
 from analyzers.scope import Scope
 from analyzers.source import Source
 
-__all__ = ["Analysis", "Records"]
+__all__ = ["Analysis", "Records", "analyses"]
 
 Records = Literal["all", "sampled", "compared", "histories"]
 """Which steps of a run of hundreds of millions of rows it reads: all, all ranks at even distances, all ranks where one
@@ -33,3 +36,15 @@ class Analysis:
     records: Records = "all"
     live: Literal["never", "each_tick", "periodic"] = "never"
     """How often `watch` runs it while the run lives; `periodic` costs more and shows over steps, not seconds."""
+
+
+def analyses() -> tuple[Analysis, ...]:
+    """All analyses of all packages, in the order of the verdict."""
+    found: list[Analysis] = []
+    for package in packages():
+        module = importlib.util.find_spec(f"analyzers.{package}.analyze")
+        own = getattr(importlib.import_module(f"analyzers.{package}.analyze"), "ANALYSES", None) if module else None
+        if own is None:
+            own = importlib.import_module("analyzers.legacy_analyses").LEGACY[package]
+        found += own
+    return tuple(found)

@@ -1,11 +1,11 @@
-"""Everything that the analyzers say of a run, and one sentence on top.
+"""Everything that the analyzers report of a run, and one sentence on top.
 
     with Store.open(run) as store:
         diagnosis = diagnose(store, run.manifest(), stacks_dir=run.stacks)
-    diagnosis.verdict          # "rank 3 is a straggler since step 60: ..."
+    diagnosis.verdict          # "Rank 3 has been slow since step 60: +19 ms of compute per step (1.28x)."
     diagnosis.fired            # findings that name something wrong, the worst first
 
-An analyzer that fails costs its own finding (`insufficient_data`, with the error), never the others.
+An analysis that fails costs its own findings (`insufficient_data`, with the error), never those of the others.
 """
 
 from __future__ import annotations
@@ -19,72 +19,23 @@ from typing import Any
 
 from analyzers.account import goodput
 from analyzers.account.long_run import Views, look, unpicked
-from analyzers.checkpoints import analyze as checkpoints
-from analyzers.communication import analyze as communication
-from analyzers.corruption import analyze as corruption
-from analyzers.corruption import gradient_outlier
-from analyzers.data import analyze as data_wait
-from analyzers.deaths import analyze as rank_lost
-from analyzers.deaths import node_exclusion as exclusion
-from analyzers.deaths import resume_mismatch as resume
+from analyzers.analysis import Records, analyses
 from analyzers.finding import SEVERITIES, Finding, Severity
-from analyzers.hangs import analyze as hang
-from analyzers.hangs import silent_node
-from analyzers.health import analyze as health
-from analyzers.memory import analyze as memory
-from analyzers.numerics import divergence, expert_load, gradient_flow, gradient_noise, loss_scale, loss_spike, nonfinite
-from analyzers.pipeline import analyze as stage_balance
+from analyzers.kinds import KINDS
 from analyzers.report.run_facts import run_facts
-from analyzers.run import coverage
-from analyzers.run.stall_limits import StallPolicy
-from analyzers.settings import analyze as configuration
-from analyzers.settings import startup
+from analyzers.run.stall_limits import stall_policy
+from analyzers.scope import Scope
 from analyzers.source import Source
-from analyzers.stragglers import analyze as straggler
-from analyzers.stragglers import throughput
 from analyzers.whatif import what_if as whatif
 
-__all__ = ["SCHEMA_VERSION", "Diagnosis", "conclude", "diagnose", "reaches", "stall_policy"]
+__all__ = ["SCHEMA_VERSION", "Diagnosis", "conclude", "diagnose", "reaches"]
 
-SCHEMA_VERSION = 1
-"""Of the JSON report: raised when a reader of the former version would misread it."""
+SCHEMA_VERSION = 2
+"""Of the JSON report: raised when a reader of the former version would misread it. 2: an id names a finding by its
+kind's identity (`straggler-0-r3`), no longer by its first step."""
 _STATUS_ORDER = {"fired": 0, "suspect": 1, "advice": 2, "ok": 3, "insufficient_data": 4}
+_KIND_ORDER = {name: place for place, name in enumerate(KINDS)}
 _SEGMENT = re.compile(r"\.\d+\.tape$")
-_KIND_ORDER = {
-    kind: place
-    for place, kind in enumerate(
-        (
-            "rank_lost",
-            "hang",
-            "xid",
-            "gpu_memory_errors",
-            "replica_mismatch",
-            "fingerprint_chain_broken",
-            "gradient_corrupted",
-            "excluded",
-            "node_silent",
-            "resume_differs",
-            "non_finite",
-            "loss_spike",
-            "divergence",
-            "loss_scale_collapse",
-            "expert_imbalance",
-            "exploding_gradients",
-            "vanishing_gradients",
-            "gpu_throttled",
-            "link_errors",
-            "straggler",
-            "checkpoint_failed",
-            "memory_growth",
-            "memory_limit",
-            "data_bound",
-            "stage_imbalance",
-            "throughput",
-            "checkpoint_age",
-        )
-    )
-}
-"""Of findings that are equally bad: what explains others first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +62,7 @@ class Diagnosis:
 
     @property
     def not_judged(self) -> tuple[Finding, ...]:
-        """What could not be looked at, and why."""
+        """What could not be judged, and why."""
         return tuple(finding for finding in self.findings if finding.status == "insufficient_data")
 
     @property
@@ -127,51 +78,29 @@ def diagnose(
     now_ns: int | None = None,
     stacks_dir: Path | None = None,
 ) -> Diagnosis:
-    """Run every analyzer. `now_ns` (epoch nanoseconds) only if the run is alive: else its end is read as a death."""
-    policy = stall_policy(manifest)
+    """Run every analysis. `now_ns` (epoch nanoseconds) only if the run is alive: else its end is read as a death."""
     findings: list[Finding] = []
+    scope = Scope(now_ns=now_ns, manifest=manifest, stacks_dir=stacks_dir)
 
     @cache
     def views() -> Views:
         try:
             return look(source)
-        except Exception as error:  # no room for copies: the whole run is asked, which takes longer
-            findings.append(_failed("long_run", "records", error))
+        except Exception as error:  # no disk for copies: the whole run is read, which takes longer
+            findings.append(_failed("records", error))
             return unpicked(source)
 
-    analyzers: list[tuple[str, str, Callable[[], list[Finding]]]] = [
-        ("rank_lost", "rank_lost", lambda: rank_lost.analyze(views().sampled, policy, now_ns)),
-        ("hang", "hang", lambda: hang.analyze(views().sampled, policy, now_ns, stacks_dir)),
-        ("nonfinite", "non_finite", lambda: nonfinite.analyze(source)),
-        ("spike", "loss_spike", lambda: loss_spike.analyze(views().histories)),
-        ("corruption", "replica_mismatch", lambda: corruption.analyze(views().sampled)),
-        ("gradient_outlier", "gradient_corrupted", lambda: gradient_outlier.analyze(source)),
-        ("exclusion", "excluded", lambda: exclusion.analyze(source)),
-        ("silent_node", "node_silent", lambda: silent_node.analyze(source)),
-        ("resume", "resume_differs", lambda: resume.analyze(source)),
-        ("divergence", "divergence", lambda: divergence.analyze(views().histories)),
-        ("loss_scale", "loss_scale_collapse", lambda: loss_scale.analyze(source)),
-        ("gradient_flow", "vanishing_gradients", lambda: gradient_flow.analyze(source)),
-        ("gradient_noise", "gradient_noise", lambda: gradient_noise.analyze(views().compared)),
-        ("expert_load", "expert_imbalance", lambda: expert_load.analyze(source, manifest)),
-        ("coverage", "records", lambda: coverage.analyze(views().sampled)),
-        ("straggler", "straggler", lambda: straggler.analyze(views().compared)),
-        ("stage_balance", "bubble", lambda: stage_balance.analyze(source, _schedule(manifest))),
-        ("throughput", "throughput", lambda: throughput.analyze(views().compared)),
-        ("communication", "exposed_communication", lambda: communication.analyze(views().sampled)),
-        ("data_wait", "data_bound", lambda: data_wait.analyze(views().compared)),
-        ("memory", "memory_growth", lambda: memory.analyze(views().compared)),
-        ("checkpoints", "checkpoint_age", lambda: checkpoints.analyze(views().histories, manifest)),
-        ("startup", "slow_startup", lambda: startup.analyze(views().sampled)),
-        ("configuration", "configuration", lambda: configuration.analyze(views().histories, manifest)),
-        ("health", "health", lambda: health.analyze(source)),
-        ("goodput", "goodput", lambda: goodput.analyze(source)),
-    ]
-    for name, kind, run in analyzers:
+    records: Mapping[Records, Callable[[], Source]] = {
+        "all": lambda: source,
+        "sampled": lambda: views().sampled,
+        "compared": lambda: views().compared,
+        "histories": lambda: views().histories,
+    }
+    for analysis in analyses():
         try:
-            findings += run()
+            findings += analysis.run(records[analysis.records](), scope)
         except Exception as error:  # a damaged run must still give what the others see
-            findings.append(_failed(name, kind, error))
+            findings.append(_failed(analysis.kinds[0], error))
     try:
         facts = run_facts(source, manifest, views())
         if views().looked_at:  # too many rows to compare every rank in every step
@@ -179,15 +108,15 @@ def diagnose(
     except Exception as error:
         facts = {"run_id": manifest.get("run_id"), "error": f"{type(error).__name__}: {error}"[:500]}
     try:
-        account = goodput.measure(source, policy, now_ns, views())
+        account = goodput.measure(source, stall_policy(manifest), now_ns, views())
     except Exception as error:
         account = None
-        findings.append(_failed("goodput", "goodput", error))
+        findings.append(_failed("goodput", error))
     try:
         what_if = whatif.measure(views().compared)
     except Exception as error:
         what_if = None
-        findings.append(_failed("whatif", "straggler", error))
+        findings.append(_failed("straggler", error))
     return conclude(findings, facts, account, what_if)
 
 
@@ -202,24 +131,6 @@ def conclude(
     return Diagnosis(run=facts, verdict=_verdict(ordered, facts), findings=ordered, goodput=account, what_if=what_if)
 
 
-def _schedule(manifest: Mapping[str, Any]) -> str:
-    """The pipeline's schedule that the run was configured with."""
-    config = manifest.get("config")
-    parallel = config.get("parallel") if isinstance(config, dict) else None
-    schedule = parallel.get("schedule") if isinstance(parallel, dict) else None
-    return schedule if isinstance(schedule, str) else ""
-
-
-def stall_policy(manifest: Mapping[str, Any]) -> StallPolicy:
-    """The stall limits that the run was configured with."""
-    config = manifest.get("config")
-    recovery = config.get("recovery") if isinstance(config, dict) else None
-    floor_s = recovery.get("hang_floor_s") if isinstance(recovery, dict) else None
-    if isinstance(floor_s, (int, float)) and not isinstance(floor_s, bool) and 0 < floor_s < 86400:
-        return StallPolicy(floor_s=float(floor_s))
-    return StallPolicy()
-
-
 def reaches(findings: Sequence[Finding], severity: Severity) -> bool:
     """Whether a fired finding is at least as severe (`--fail-on`)."""
     limit = SEVERITIES.index(severity)
@@ -230,7 +141,7 @@ def _order(finding: Finding) -> tuple[int, int, int, int, int]:
     return (
         _STATUS_ORDER[finding.status],
         SEVERITIES.index(finding.severity),
-        _KIND_ORDER.get(finding.kind, 9),
+        _KIND_ORDER.get(finding.kind, len(_KIND_ORDER)),
         finding.attempt or 0,
         finding.first_step or 0,
     )
@@ -238,37 +149,43 @@ def _order(finding: Finding) -> tuple[int, int, int, int, int]:
 
 def _verdict(findings: Sequence[Finding], facts: Mapping[str, Any]) -> str:
     wrong = [finding for finding in findings if finding.status in ("fired", "suspect")]
-    unjudged = sorted({finding.kind for finding in findings if finding.status == "insufficient_data"})
-    checks = f"{len(unjudged)} check{'s' * (len(unjudged) > 1)}"
-    missing = f" ({checks} not judged: the report lists them, and why)" if unjudged else ""
-    if not wrong:
-        advised = sum(finding.status == "advice" for finding in findings)
-        advice = f", {advised} piece{'s' * (advised > 1)} of advice" if advised else ""
-        steps = facts.get("steps")
-        over = f" in {steps} steps" if steps else ""
-        ranks = facts.get("num_ranks")
-        of = f" of {ranks} rank{'s' * (ranks != 1)}" if ranks else ""
-        return f"no finding{over}{of}{advice}{_preempted(facts)}{missing}"
-    more = f" (and {len(wrong) - 1} more finding{'s' * (len(wrong) > 2)})" if len(wrong) > 1 else ""
-    return wrong[0].summary + more + missing
+    unjudged = {finding.kind for finding in findings if finding.status == "insufficient_data"}
+    missing = f"{_checks(len(unjudged))} more data: see `-v`." if unjudged else ""
+    if wrong:
+        others = "" if len(wrong) == 1 else f"{len(wrong) - 1} more finding{'s' * (len(wrong) > 2)}."
+        return " ".join(part for part in (wrong[0].summary, others, missing) if part)
+    extent = [
+        f"{count} {noun}{'s' * (count != 1)}"
+        for count, noun in ((facts.get("steps"), "step"), (facts.get("num_ranks"), "rank"))
+        if isinstance(count, int) and count
+    ]
+    clean = f"No problems found{' (' + ', '.join(extent) + ')' if extent else ''}."
+    advised = sum(finding.status == "advice" for finding in findings)
+    advice = f"{advised} piece{'s' * (advised > 1)} of advice." if advised else ""
+    return " ".join(part for part in (clean, advice, _preempted(facts), missing) if part)
+
+
+def _checks(number: int) -> str:
+    return "1 check needs" if number == 1 else f"{number} checks need"
 
 
 def _preempted(facts: Mapping[str, Any]) -> str:
-    """What a scheduler did is no failure, but whoever looks wants to know why the run is not at its end."""
+    """Being stopped by a scheduler is no failure, but it is why the run is not at its end."""
     if facts.get("ended") != "preempted":
         return ""
     step = facts.get("preempted_at_step")
-    saved = f"saved at step {step}" if step is not None else "nothing was saved then"
-    return f"; preempted (SIGTERM), {saved}: go on with `rankscope train --resume`"
+    saved = f"and saved at step {step}" if step is not None else "and nothing was saved"
+    return f"The run was preempted (SIGTERM) {saved}: continue with `rankscope train --resume`."
 
 
-def _failed(name: str, kind: str, error: Exception) -> Finding:
+def _failed(kind: str, error: Exception) -> Finding:
+    message = str(error).strip().rstrip(".").replace(";", ",")[:200]
     return Finding(
-        analyzer=name,
+        analyzer=kind,
         kind=kind,
         severity="info",
         status="insufficient_data",
-        summary=f"the analyzer {name} failed on this run: {type(error).__name__}: {str(error).strip()[:300]}",
+        summary=f"The check for {kind} failed on this run: {type(error).__name__}: {message}.",
         evidence={"error_type": type(error).__name__, "error": str(error)[:2000]},
         advice="analyzer-failed",
     )

@@ -1,4 +1,4 @@
-"""A finding: what an analyzer says, with the numbers that prove it.
+"""A finding: one statement about a run, with the numbers that prove it.
 
 Finding(analyzer="straggler", kind="straggler", severity="warning", status="fired", ranks=(3,), first_step=40,
         last_step=120, cause="compute", summary="rank 3 ...", evidence={"factor": Number(1.42, "1")},
@@ -7,9 +7,12 @@ Finding(analyzer="straggler", kind="straggler", severity="warning", status="fire
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
+
+from analyzers.kinds import KINDS
 
 __all__ = ["SEVERITIES", "Finding", "Severity", "Status"]
 
@@ -18,6 +21,10 @@ Status = Literal["fired", "suspect", "advice", "ok", "insufficient_data"]
 """`advice`: nothing is broken, and something could go better. It is never a fault, an alarm or a reason to fail."""
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
 """Most severe first."""
+UNKNOWN_IDENTITY = ("attempt", "first_step", "ranks")
+"""Identity of a kind that this version does not know: from a plug-in, or from a newer version."""
+MAX_ID_PART = 64
+_NOT_IN_ID = re.compile(r"[^A-Za-z0-9_.]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +52,24 @@ class Finding:
     """Estimated wall time lost to it, seconds."""
 
     @property
+    def identity(self) -> tuple[object, ...]:
+        """What makes two findings the same one, seen at different times: the kind and what its `Kind` names."""
+        kind = KINDS.get(self.kind)
+        return (self.kind, *(self._value_of(name) for name in (kind.identity if kind else UNKNOWN_IDENTITY)))
+
+    @property
     def id(self) -> str:
-        """The finding's name within its run, the same whenever and by whomever it is said: `straggler-0-60-r3`."""
-        ranks = "-".join(f"r{rank}" for rank in self.ranks[:4])
-        more = f"-and-{len(self.ranks) - 4}" if len(self.ranks) > 4 else ""
-        parts = [self.kind, self.attempt, self.first_step, ranks + more]
-        return "-".join(str(part) for part in parts if part not in (None, ""))
+        """The finding's name within its run, the same live and post-mortem: `straggler-0-r3`."""
+        return "-".join(part for part in map(_id_part, self.identity) if part)
+
+    def _value_of(self, name: str) -> object:
+        in_evidence = name.removeprefix("evidence.")
+        value = self.evidence.get(in_evidence) if in_evidence != name else getattr(self, name)
+        return value if isinstance(value, (str, int, float, tuple, type(None))) else str(value)
 
     @classmethod
     def insufficient(cls, analyzer: str, kind: str, summary: str, **more: Any) -> Finding:
-        """What an analyzer says when the records do not let it judge: never that all is well."""
+        """The finding of an analysis that the records do not let judge: never that all is well."""
         return cls(
             analyzer=analyzer,
             kind=kind,
@@ -67,15 +82,15 @@ class Finding:
 
     @classmethod
     def advise(cls, analyzer: str, kind: str, summary: str, **more: Any) -> Finding:
-        """What could go better where nothing is broken."""
+        """Advice: nothing is broken, and something could go better."""
         more.setdefault("advice", kind.replace("_", "-"))
         return cls(analyzer=analyzer, kind=kind, severity="info", status="advice", summary=summary, **more)
 
     @classmethod
     def of_event(cls, event: Mapping[str, Any]) -> Finding | None:
-        """The finding that a `finding` event tells of; None if the event does not hold one.
+        """The finding in a `finding` event; None if the event does not hold one.
 
-        An event has an attempt even if its finding is about the whole run: the id says which it is.
+        An event has an attempt even if its finding is about the whole run: the id shows which it is.
         """
         try:
             found = cls(
@@ -97,8 +112,9 @@ class Finding:
             return None
         if found.severity not in SEVERITIES or found.status not in get_args(Status):
             return None
-        whole = replace(found, attempt=None)
-        return next((one for one in (found, whole) if one.id == event.get("id")), None)
+        given = event.get("id")
+        candidates = (found, replace(found, attempt=None))
+        return next((one for one in candidates if given in (one.id, _id_before_schema_2(one))), None)
 
     def to_json(self) -> dict[str, Any]:
         """The finding as plain JSON values, in the order in which people read it."""
@@ -118,6 +134,20 @@ class Finding:
             "attempt": self.attempt,
             "cost_s": self.cost_s,
         }
+
+
+def _id_before_schema_2(finding: Finding) -> str:
+    """The id in the events of runs that were recorded by an older version."""
+    parts = (finding.kind, *(_id_part(getattr(finding, name)) for name in UNKNOWN_IDENTITY))
+    return "-".join(part for part in parts if part)
+
+
+def _id_part(value: object) -> str:
+    """A value of an identity as a part of an id: letters, digits and `_`, with `-` between."""
+    if isinstance(value, tuple):
+        ranks = "-".join(f"r{rank}" for rank in value[:4])
+        return ranks + (f"-and-{len(value) - 4}" if len(value) > 4 else "")
+    return "" if value is None else _NOT_IN_ID.sub("_", str(value))[:MAX_ID_PART]
 
 
 def _whole_number(value: Any) -> int | None:

@@ -1,11 +1,11 @@
-"""Findings while a run lives: what `watch` says once a second.
+"""Findings while a run lives: what `watch` reports once a second.
 
     state = LiveState(stall=stall_policy(run.manifest()))
-    for finding in live_findings(store, state, now_ns): ...      # new, or materially changed since it was said
+    for finding in live_findings(store, state, now_ns): ...      # new, or materially changed since it was reported
 
-The analyzers are those of the post-mortem, over the newest attempt and its last few hundred steps. `LiveState`
-remembers what was said: a finding is told once, again when its status, cause or ranks change or its size doubles,
-and once more with status `ok` when it is over. A straggler is looked for less often than a hang.
+The analyses are those of the post-mortem, over the newest attempt and its last few hundred steps. `LiveState`
+remembers what was reported: a finding is reported once, again when its status, cause, ranks or severity change or its
+size doubles, and once more with status `ok` when it is over. A straggler is searched for less often than a hang.
 """
 
 from __future__ import annotations
@@ -14,125 +14,110 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from analyzers.checkpoints import analyze as checkpoints
-from analyzers.corruption import analyze as corruption
-from analyzers.corruption import gradient_outlier
-from analyzers.data import analyze as data_wait
+from analyzers.analysis import Analysis, analyses
 from analyzers.deaths import analyze as rank_lost
-from analyzers.deaths import node_exclusion as exclusion
-from analyzers.deaths import resume_mismatch as resume
 from analyzers.finding import Finding
 from analyzers.hangs import analyze as hang
-from analyzers.hangs import silent_node
 from analyzers.hangs.device_evidence import with_devices
-from analyzers.health import analyze as health
-from analyzers.memory import analyze as memory
-from analyzers.numerics import divergence, loss_scale, loss_spike, nonfinite
+from analyzers.open_findings import may_last
 from analyzers.run.digest import Digest, joined, joined_log
 from analyzers.run.event_log import EventLog
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
 from analyzers.run.stall_limits import StallPolicy
+from analyzers.scope import Scope
 from analyzers.source import Source
-from analyzers.stragglers import analyze as straggler
-from analyzers.stragglers.slow_rank import StragglerPolicy
 
-__all__ = ["LivePolicy", "LiveState", "live_findings", "remembered", "same_finding_key"]
+__all__ = ["LivePolicy", "LiveState", "live_findings", "remembered"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePolicy:
-    """How far back and how often to look."""
+    """How far back and how often to judge."""
 
     window_steps: int = 300
-    """Newest steps that are looked at; the straggler's longest scale is 100, and a NaN is told within a second."""
-    straggler_every_ticks: int = 5
-    """Calls between two looks for stragglers: they take steps to show, and cost the most."""
-    straggler_ranks_per_tick: int = 256
-    """Ranks from which stragglers are looked for proportionally less often."""
-    say_again_ratio: float = 2.0
-    """Growth of the main number at which a finding is told again."""
+    """Newest steps that are judged; the straggler's longest scale is 100, and a NaN is reported within a second."""
+    periodic_ticks: int = 5
+    """Calls between two periodic analyses: they take steps to show something, and cost the most."""
+    periodic_ranks_per_tick: int = 256
+    """Ranks from which periodic analyses run proportionally less often."""
+    report_again_ratio: float = 2.0
+    """Growth of the main number at which a finding is reported again."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LiveState:
-    """What was said. `errors` counts analyzers that failed, by name."""
+    """What was reported. `errors` counts analyses that failed, by their first kind."""
 
     policy: LivePolicy = field(default_factory=LivePolicy)
     stall: StallPolicy = field(default_factory=StallPolicy)
     manifest: Mapping[str, Any] = field(default_factory=dict)
-    said: dict[tuple[object, ...], Finding] = field(default_factory=dict)
+    reported: dict[tuple[object, ...], Finding] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
     digests: Sequence[Digest] = ()
-    """What the other nodes' ranks do, where this one leads."""
+    """What the ranks of the other nodes do, where this node leads."""
     clock_offsets_ns: Mapping[int, int] = field(default_factory=dict)
-    """How far the other nodes' clocks are ahead."""
+    """How far the clocks of the other nodes are ahead."""
     ticks: int = 0
     attempt: int | None = None
-    """The newest attempt before which everything is said."""
+    """The newest attempt before which everything is reported."""
     newest: int | None = None
-    """The newest attempt at the last look."""
+    """The newest attempt at the last call."""
 
 
 def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding]:
     """What is new at `now_ns` (epoch nanoseconds)."""
     state.ticks += 1
-    lives = attempts(source)
-    if not lives:
+    known = attempts(source)
+    if not known:
         return []
-    attempt = lives[-1]
-    since_step = _since(source, attempt, state.policy.window_steps)
-    found: list[Finding] = []
-    looked: set[str] = set()
-    looks: dict[str, Callable[[], list[Finding]]] = {
-        "standstill": lambda: _standstill(source, attempt, state, now_ns),
-        "nonfinite": lambda: nonfinite.analyze(
-            source, nonfinite.NonFinitePolicy(since_step=since_step, ended_only=True)
-        ),
-        "spike": lambda: _of(attempt, loss_spike.analyze(source, loss_spike.LossSpikePolicy(since_step=since_step))),
-        "divergence": lambda: _of(
-            attempt, divergence.analyze(source, divergence.DivergencePolicy(since_step=since_step))
-        ),
-        "loss_scale": lambda: _of(attempt, loss_scale.analyze(source)),
-        "resume": lambda: _of(attempt, resume.analyze(source)),
-        "gradient_outlier": lambda: _of(attempt, gradient_outlier.analyze(source)),
-        "exclusion": lambda: exclusion.analyze(source),
-        "silent_node": lambda: silent_node.analyze(source, ongoing_only=True),
-        "corruption": lambda: _of(
-            attempt,
-            corruption.analyze(source, corruption.CorruptionPolicy(since_step=since_step, settled_only=True)),
-        ),
+    attempt = known[-1]
+    scope = Scope(
+        attempt=attempt, since_step=_since(source, attempt, state.policy.window_steps), now_ns=now_ns,
+        manifest=state.manifest,
+    )  # fmt: skip
+    due: dict[tuple[str, ...], Callable[[], list[Finding]]] = {
+        ("hang", "rank_lost"): lambda: _standstill(source, attempt, state, now_ns)
     }
-    # A restart may be quicker than a tick: how an attempt ended is still to be said when the next one is there.
-    ended = [] if state.attempt is None else [life for life in lives if state.attempt <= life < attempt]
-    # It is said one look later: of what was written while this look's records were being read, some are missing, and
-    # without its last calls a rank that aborted in a mismatch has just died.
+    # A restart may be quicker than a tick: how an attempt ended is still to be reported when the next one is there.
+    ended = [] if state.attempt is None else [one for one in known if state.attempt <= one < attempt]
+    # One call later: of what was written while this call's records were being read, some are missing, and without its
+    # last calls a rank that aborted in a mismatch has just died.
     is_new, state.newest = attempt != state.newest, attempt
     if ended and not is_new:
-        looks["ended"] = lambda: _unsaid(state, [f for life in ended for f in _ended(source, life, lives, state.stall)])
-    if state.ticks % _period(source, attempt, state.policy) == 0:
-        looks["straggler"] = lambda: _straggler(source, attempt, since_step)
-        looks["data_wait"] = lambda: data_wait.analyze(source, data_wait.DataPolicy(since_step=since_step))
-        looks["memory"] = lambda: memory.analyze(source)
-        looks["health"] = lambda: health.analyze(source)
-        looks["checkpoints"] = lambda: checkpoints.analyze(source, state.manifest)
-    for name, look in looks.items():
+        due["ended",] = lambda: [
+            finding
+            for one in ended
+            for finding in _ended(source, one, known, state.stall)
+            if finding.identity not in state.reported
+        ]
+    is_due = state.ticks % _period(source, attempt, state.policy) == 0
+    for analysis in analyses():
+        if analysis.live == "each_tick" or (analysis.live == "periodic" and is_due):
+            due[analysis.kinds] = _judge(analysis, source, scope)
+    found: list[Finding] = []
+    judged: set[str] = set()
+    for kinds, judge in due.items():
         try:
-            found += look()
-            looked.add(name)
-        except Exception:  # one look that fails must not silence the others; the post-mortem says the error
-            state.errors[name] = state.errors.get(name, 0) + 1
-    if "ended" in looked or not ended:
+            found += judge()
+            judged.update(kinds)
+        except Exception:  # one analysis that fails must not silence the others; the post-mortem reports the error
+            state.errors[kinds[0]] = state.errors.get(kinds[0], 0) + 1
+    if "ended" in judged or not ended:
         state.attempt = attempt
-    return _news(state, [f for f in found if f.status in ("fired", "suspect")], looked, attempt)
+    return _news(state, [f for f in found if f.status in ("fired", "suspect")], judged, attempt)
 
 
 def remembered(events: Iterable[Mapping[str, Any]]) -> dict[tuple[object, ...], Finding]:
-    """What a watch has said already, from its events: for the `said` of one that takes its place.
+    """What a watch has reported already, from its events: for `reported` of one that takes its place.
 
-    Not hangs: what is said is acted upon, and the other may have been killed in between.
+    Not hangs: a report of one is acted upon, and the former watch may have been killed in between.
     """
-    told = (Finding.of_event(event) for event in events if event.get("kind") == "finding")
-    return {same_finding_key(finding): finding for finding in told if finding is not None and finding.kind != "hang"}
+    reported = (Finding.of_event(event) for event in events if event.get("kind") == "finding")
+    return {finding.identity: finding for finding in reported if finding is not None and finding.kind != "hang"}
+
+
+def _judge(analysis: Analysis, source: Source, scope: Scope) -> Callable[[], list[Finding]]:
+    return lambda: analysis.run(source, scope)
 
 
 def _since(source: Source, attempt: int, window_steps: int) -> int:
@@ -151,82 +136,39 @@ def _standstill(source: Source, attempt: int, state: LiveState, now_ns: int) -> 
     return [*lost, *([with_devices(source, stuck, view.last_ns)] if stuck else [])]
 
 
-def _ended(source: Source, attempt: int, lives: Sequence[int], policy: StallPolicy) -> list[Finding]:
+def _ended(source: Source, attempt: int, known: Sequence[int], policy: StallPolicy) -> list[Finding]:
     """How a former attempt ended, as the post-mortem sees it."""
     log = EventLog.load(source, SNAPSHOT_EVENTS)
     view = take_snapshot(source, attempt, log)
-    again = rank_lost.restart(source, attempt, lives)
+    again = rank_lost.restart(source, attempt, known)
     stuck = hang.explain(view, log, policy, is_last=False, again=again)
     lost = rank_lost.explain(view, log, policy, is_last=False, again=again)
     return [*lost, *([with_devices(source, stuck, view.last_ns)] if stuck else [])]
 
 
-def _unsaid(state: LiveState, findings: list[Finding]) -> list[Finding]:
-    return [finding for finding in findings if same_finding_key(finding) not in state.said]
-
-
-def _straggler(source: Source, attempt: int, since_step: int) -> list[Finding]:
-    policy = StragglerPolicy(since_step=since_step)
-    return [f for f in _of(attempt, straggler.analyze(source, policy)) if f.evidence.get("ongoing", True)]
-
-
-def _of(attempt: int, findings: list[Finding]) -> list[Finding]:
-    return [finding for finding in findings if finding.attempt == attempt]
-
-
 def _period(source: Source, attempt: int, policy: LivePolicy) -> int:
     ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM ranks WHERE attempt = ?", [attempt])
-    return policy.straggler_every_ticks * max(1, int(num_ranks) // policy.straggler_ranks_per_tick)
+    return policy.periodic_ticks * max(1, int(num_ranks) // policy.periodic_ranks_per_tick)
 
 
-# ---- what is worth saying ----
+# ---- what is worth reporting ----
 
 
-_ONE_EACH = ("hang", "divergence", "loss_scale_collapse", "data_bound", "memory_growth", "checkpoint_failed",
-             "checkpoint_age", "memory_limit")  # fmt: skip
-"""Kinds of which an attempt has one at a time, wherever it begins."""
-_PASSING = {
-    "straggler": "straggler",
-    "hang": "standstill",
-    "data_bound": "data_wait",
-    "memory_growth": "memory",
-    "checkpoint_age": "checkpoints",
-    "node_silent": "silent_node",
-}
-"""Kinds that can be over, and the look that would still see them."""
-
-
-def same_finding_key(finding: Finding) -> tuple[object, ...]:
-    """What makes two findings the same one, seen at different times."""
-    if finding.kind in _ONE_EACH:
-        return (finding.kind, finding.attempt)
-    if finding.kind == "rank_lost":
-        return (finding.kind, finding.attempt, finding.ranks)
-    if finding.kind == "straggler":
-        return (finding.kind, finding.attempt, finding.ranks, finding.cause)
-    if finding.analyzer == "health":
-        of = finding.evidence
-        return (finding.kind, finding.cause, of.get("node"), of.get("device"), of.get("xid"))
-    if finding.kind == "node_silent":
-        return (finding.kind, finding.evidence.get("node_rank"))
-    return (finding.kind, finding.attempt, finding.first_step)
-
-
-def _news(state: LiveState, found: list[Finding], looked: set[str], attempt: int) -> list[Finding]:
+def _news(state: LiveState, found: list[Finding], judged: set[str], attempt: int) -> list[Finding]:
     news: list[Finding] = []
-    current = {same_finding_key(finding): finding for finding in found}
+    current = {finding.identity: finding for finding in found}
     for key, finding in current.items():
-        before = state.said.get(key)
+        before = state.reported.get(key)
         if before is None or before.status == "ok" or _changed(before, finding, state.policy):
-            state.said[key] = finding
+            state.reported[key] = finding
             news.append(finding)
-    # Only what can pass is ever declared over: a death, a NaN or a spike has happened.
-    for key, before in list(state.said.items()):
-        if before.kind not in _PASSING or before.status == "ok" or key in current:
+    # Only what may last is ever reported as over: a death, a NaN or a spike has happened.
+    for key, before in list(state.reported.items()):
+        if not may_last(before.kind) or before.status == "ok" or key in current:
             continue
-        if _PASSING[before.kind] in looked and before.attempt in (None, attempt):
-            over = replace(before, status="ok", severity="info", summary=f"over: {before.summary}")
-            state.said[key] = over
+        if before.kind in judged and before.attempt in (None, attempt):
+            over = replace(before, status="ok", severity="info", summary=f"Over: {before.summary}")
+            state.reported[key] = over
             news.append(over)
     return news
 
@@ -235,7 +177,7 @@ def _changed(before: Finding, now: Finding, policy: LivePolicy) -> bool:
     if (before.status, before.cause, before.ranks, before.severity) != (now.status, now.cause, now.ranks, now.severity):
         return True
     old, new = _size(before), _size(now)
-    return old is not None and new is not None and new >= policy.say_again_ratio * old > 0
+    return old is not None and new is not None and new >= policy.report_again_ratio * old > 0
 
 
 def _size(finding: Finding) -> float | None:

@@ -29,10 +29,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from analyzers.diagnose import stall_policy
 from analyzers.finding import Finding
 from analyzers.live import LiveState, live_findings, remembered
 from analyzers.run.live_ranks import has_ended, placed_on_node, ranks_on_node, stale_ranks
+from analyzers.run.stall_limits import stall_policy
 from probes.tape.attempts import newest as newest_attempt
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK, RunDir, RunError
@@ -78,7 +78,7 @@ class Watch:
         self.events = EventWriter(path, attempt=0, rank=NODE_RANK)
         self.ingester = ingester
         self.tracker = ProcessTracker()
-        self.live = LiveState(stall=stall_policy(run.manifest()), manifest=run.manifest(), said=said)
+        self.live = LiveState(stall=stall_policy(run.manifest()), manifest=run.manifest(), reported=said)
         self.recover = bool(run.manifest().get("config", {}).get("recovery", {}).get("enabled", True))
         self._handled: set[tuple[int, int]] = set()  # (attempt, rank) whose hang was acted upon
         self._gone_since: float | None = None
@@ -134,7 +134,7 @@ class Watch:
         fired = [finding for finding in findings if finding.kind == "hang" and finding.status == "fired"]
         hangs = [finding for finding in fired if finding.attempt == attempt]
         verdicts = [Verdict(attempt=attempt, ranks=hang.ranks, summary=hang.summary) for hang in hangs]
-        stands = any(said.kind == "hang" and said.status == "fired" for said in self.live.said.values())
+        stands = any(said.kind == "hang" and said.status == "fired" for said in self.live.reported.values())
         if self.job is not None:
             self.job.tell(hangs, attempt, stands=stands)
             told = self.job.told(attempt)

@@ -9,7 +9,9 @@ fall silent too. That also makes the limit independent of who hangs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from analyzers.run.event_log import EventLog
 from analyzers.run.snapshot import AttemptView, first_end_ns
@@ -21,6 +23,7 @@ __all__ = [
     "is_left_alone",
     "killed_by_watch",
     "limit_s",
+    "stall_policy",
     "stalled_before_death",
     "stalled_s",
     "watched_ns",
@@ -136,3 +139,13 @@ def stalled_before_death(view: AttemptView, log: EventLog, policy: StallPolicy) 
     if when_ns is None:
         return None if seen_ns is None else (seen_ns - view.last_ns) / 1e9
     return stalled_s(view, when_ns, policy)
+
+
+def stall_policy(manifest: Mapping[str, Any]) -> StallPolicy:
+    """The stall limits that the run was configured with."""
+    config = manifest.get("config")
+    recovery = config.get("recovery") if isinstance(config, dict) else None
+    floor_s = recovery.get("hang_floor_s") if isinstance(recovery, dict) else None
+    if isinstance(floor_s, (int, float)) and not isinstance(floor_s, bool) and 0 < floor_s < 86400:
+        return StallPolicy(floor_s=float(floor_s))
+    return StallPolicy()

@@ -22,9 +22,24 @@ from analyzers.run.token_copies import token_copies
 from analyzers.source import Source, lacking
 
 __all__ = [
-    "MAX_BUCKETS", "Columns", "checkpoints", "extent", "findings_said", "last_finished_steps", "last_steps",
-    "memory_by_rank", "memory_curve", "newest_attempt", "none", "places", "pulse", "ranking", "rate", "speed",
-    "step_range", "two_ranks",
+    "MAX_BUCKETS",
+    "Columns",
+    "checkpoints",
+    "extent",
+    "last_finished_steps",
+    "last_steps",
+    "memory_by_rank",
+    "memory_curve",
+    "newest_attempt",
+    "none",
+    "places",
+    "pulse",
+    "ranking",
+    "rate",
+    "reported_findings",
+    "speed",
+    "step_range",
+    "two_ranks",
 ]  # fmt: skip
 
 MAX_BUCKETS = 1_000
@@ -125,13 +140,13 @@ def speed(source: Source) -> Columns:
     )
 
 
-def findings_said(source: Source, *, limit: int = 500) -> list[Finding]:
-    """What `watch` has said while the run lived, its newest word first; what tells of no finding is left out."""
+def reported_findings(source: Source, *, limit: int = 500) -> list[Finding]:
+    """What `watch` reported while the run lived, the newest first; events that hold no finding are left out."""
     if not source.has("events"):
         return []
     rows = source.rows("SELECT detail FROM events WHERE kind = 'finding' ORDER BY wall_ns DESC LIMIT ?", [limit])
-    told = (Finding.of_event(parsed_detail(detail)) for (detail,) in rows)
-    return [finding for finding in told if finding is not None]
+    reported = (Finding.of_event(parsed_detail(detail)) for (detail,) in rows)
+    return [finding for finding in reported if finding is not None]
 
 
 def newest_attempt(source: Source) -> int | None:

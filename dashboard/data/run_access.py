@@ -18,8 +18,9 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from analyzers.compare.two_runs import Side, compare
-from analyzers.diagnose import Diagnosis, diagnose, stall_policy
+from analyzers.diagnose import Diagnosis, diagnose
 from analyzers.figures.queries import loss_curve
+from analyzers.run.stall_limits import stall_policy
 from analyzers.run.state import RunState, run_state
 from dashboard.data.background_answers import OFTEN_REST_FACTOR, REST_FACTOR, Answer, Answers
 from dashboard.data.diagnosis_process import diagnosed_beside

@@ -16,7 +16,7 @@ from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.source import Source
 from dashboard.data import queries
-from dashboard.data.current_findings import Known, known_findings, pick
+from dashboard.data.current_findings import CurrentFindings, current_findings, pick
 from dashboard.drawing.elements import SEVERITY_COLOURS, chart, nothing, said, table, where
 from dashboard.drawing.runbook import advice_text
 from dashboard.finding_link import open_finding
@@ -48,11 +48,11 @@ def card(run_id: str, finding: Finding, number: int, *, closed: str = "", has_bu
 @framed("Findings")
 def findings(view: View) -> None:
     """The list, or the one that the address names."""
-    words = view.ask(queries.findings_said, often=True)
+    words = view.ask(queries.reported_findings, often=True)
     if words is None:
         return
     diagnosis = view.diagnosis()
-    known = known_findings(diagnosis, words, newest_attempt=view.state.attempt)
+    known = current_findings(diagnosis, words, newest_attempt=view.state.attempt)
     advised = list(diagnosis.advised) if diagnosis is not None else []
     asked = st.query_params.get("finding")
     if asked:
@@ -65,7 +65,7 @@ def findings(view: View) -> None:
         _all(view, known, diagnosis)
 
 
-def _all(view: View, known: Known, diagnosis: Diagnosis | None) -> None:
+def _all(view: View, known: CurrentFindings, diagnosis: Diagnosis | None) -> None:
     if not known.findings:
         if diagnosis is not None:
             nothing("Nothing fired in this run.")
@@ -82,7 +82,7 @@ def _all(view: View, known: Known, diagnosis: Diagnosis | None) -> None:
             st.caption(said(finding.summary))
 
 
-def _list(view: View, known: Known) -> None:
+def _list(view: View, known: CurrentFindings) -> None:
     found = known.findings
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
         there = [severity for severity in SEVERITIES if any(f.severity == severity for f in found)]
@@ -130,7 +130,7 @@ def load_evidence(source: Source, finding: Finding) -> dict[str, Any]:
     }
 
 
-def _one(view: View, known: Known, advised: list[Finding], asked: str, diagnosis: Diagnosis | None) -> None:
+def _one(view: View, known: CurrentFindings, advised: list[Finding], asked: str, diagnosis: Diagnosis | None) -> None:
     if st.button("All findings", icon=":material/arrow_back:", type="tertiary", key="all-findings"):
         del st.query_params["finding"]
         st.rerun()

@@ -16,7 +16,7 @@ from analyzers.printable import visible
 from analyzers.report.markdown import escaped
 from analyzers.source import Source
 from dashboard.data import queries
-from dashboard.data.current_findings import Known, known_findings
+from dashboard.data.current_findings import CurrentFindings, current_findings
 from dashboard.drawing import units
 from dashboard.drawing.elements import chart, nothing, said, tiles
 from dashboard.frame import View, framed
@@ -35,11 +35,11 @@ def load_lines(source: Source) -> dict[str, Any]:
 @framed("Overview")
 def overview(view: View) -> None:
     """State, pulse, open findings, loss, speed, goodput."""
-    pulse, words = view.ask(queries.pulse, often=True), view.ask(queries.findings_said, often=True)
+    pulse, words = view.ask(queries.pulse, often=True), view.ask(queries.reported_findings, often=True)
     if pulse is None or words is None:
         return
     diagnosis = view.diagnosis()
-    known = known_findings(diagnosis, words, newest_attempt=view.state.attempt)
+    known = current_findings(diagnosis, words, newest_attempt=view.state.attempt)
     _pulse(view, pulse, diagnosis)
     with st.container(key="overview-findings"):  # of its own, so that what is beneath stays the same element
         _findings(view, known, diagnosis)
@@ -129,7 +129,7 @@ def _planned_steps(manifest: dict[str, Any]) -> int | None:
     return steps if isinstance(steps, int) and not isinstance(steps, bool) and steps > 0 else None
 
 
-def _findings(view: View, known: Known, diagnosis: Diagnosis | None) -> None:
+def _findings(view: View, known: CurrentFindings, diagnosis: Diagnosis | None) -> None:
     if not known.findings:
         if diagnosis is None:
             st.caption("The analyzers are looking at the run…")

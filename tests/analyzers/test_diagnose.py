@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import analyzers
-from analyzers.diagnose import Diagnosis, diagnose, reaches, stall_policy
+from analyzers.diagnose import Diagnosis, diagnose, reaches
 from analyzers.finding import Finding
 from analyzers.health.analyze import THROTTLE_BITS, xid_table
 from analyzers.numerics.provenance import Phase
@@ -19,6 +19,7 @@ from analyzers.printable import visible
 from analyzers.report.json import to_json
 from analyzers.report.terminal.diagnosis_text import render
 from analyzers.report.wording.remedies import REMEDIES
+from analyzers.run.stall_limits import stall_policy
 from analyzers.settings.analyze import RULES
 from analyzers.stragglers import analyze as straggler
 from probes.tape.schema import TABLES
@@ -71,11 +72,20 @@ def clean_run() -> MemoryStore:
 def test_a_clean_run() -> None:
     diagnosis = diagnose(clean_run(), MANIFEST)
     assert [f for f in diagnosis.findings if f.status != "ok"] == []
-    assert diagnosis.verdict == "no finding in 200 steps of 4 ranks"
+    assert diagnosis.verdict == "No problems found (200 steps, 4 ranks)."
     assert diagnosis.run["mesh"] == {"dp_shard": 4}
     assert diagnosis.run["tokens_per_s"] > 0
     text = text_of(diagnosis)
-    for words in ("Verdict", "no finding", "demo-1", "4 ranks", "dp_shard 4", "200 steps", "finished", "tokens/s"):
+    for words in (
+        "Verdict",
+        "No problems found",
+        "demo-1",
+        "4 ranks",
+        "dp_shard 4",
+        "200 steps",
+        "finished",
+        "tokens/s",
+    ):
         assert words in text
 
 
@@ -93,7 +103,7 @@ def test_json_is_what_the_issue_prescribes() -> None:
     store = stored(simulate(2, steps=120, faults=[Slow(rank=3, step=60, factor=1.5)]))
     report = json.loads(json.dumps(to_json(diagnose(store, MANIFEST)), allow_nan=False))
     assert list(report) == ["schema_version", "run", "verdict", "findings", "goodput", "what_if"]
-    assert report["schema_version"] == 1
+    assert report["schema_version"] == 2
     (finding,) = [f for f in report["findings"] if f["status"] == "fired"]
     prescribed = ["analyzer", "kind", "severity", "status", "ranks", "first_step", "last_step", "cause", "summary",
                   "evidence", "advice"]  # fmt: skip
@@ -110,7 +120,7 @@ def test_an_analyzer_that_fails_costs_only_its_own_finding(monkeypatch: pytest.M
     assert [finding.kind for finding in diagnosis.fired] == ["rank_lost"]
     (failed,) = [f for f in diagnosis.not_judged if f.kind == "straggler"]
     assert "ZeroDivisionError: a damaged row" in failed.summary
-    assert "not judged" in diagnosis.verdict
+    assert "more data: see `-v`." in diagnosis.verdict
 
 
 @pytest.mark.parametrize("table", sorted(TABLES))

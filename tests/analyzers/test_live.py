@@ -86,11 +86,11 @@ def test_a_watch_in_the_place_of_another_says_nothing_twice_and_still_acts_on_a_
     store, state = run_with_nan(), LiveState()
     said = live_findings(store, state, 10**12)
     assert said
-    again = LiveState(said=remembered(as_event(finding) for finding in said))
+    again = LiveState(reported=remembered(as_event(finding) for finding in said))
     assert told(store, again, 10**12) == []
     world, state = waiting_world(), LiveState()
     hang = live_findings(world.store, state, world.after(6))
-    again = LiveState(said=remembered(as_event(finding) for finding in hang))
+    again = LiveState(reported=remembered(as_event(finding) for finding in hang))
     assert told(world.store, again, world.after(7)) == [("hang", "fired", (1,))]
 
 
@@ -216,7 +216,7 @@ def test_a_look_that_fails_is_counted_and_the_others_go_on(monkeypatch: pytest.M
     world, state = waiting_world(), LiveState()
     monkeypatch.setattr("analyzers.numerics.nonfinite.analyze", lambda *_: 1 / 0)
     assert [finding.kind for finding in live_findings(world.store, state, world.after(6))] == ["hang"]
-    assert state.errors == {"nonfinite": 1}
+    assert state.errors == {"non_finite": 1}
 
 
 def test_it_is_cheap_enough_for_once_a_second() -> None:
@@ -231,7 +231,7 @@ def test_it_is_cheap_enough_for_once_a_second() -> None:
 
 def test_waiting_for_data_and_missing_saves_are_told_once_and_when_they_are_over() -> None:
     store = plain_run(steps=200)
-    state = LiveState(policy=LivePolicy(straggler_every_ticks=1), manifest={"config": {"checkpoint": {"interval": 20}}})
+    state = LiveState(policy=LivePolicy(periodic_ticks=1), manifest={"config": {"checkpoint": {"interval": 20}}})
     store.connection.execute("UPDATE steps SET data_ns = 80000000, duration_ns = 179000000 WHERE step > 100")
     store.connection.execute("DELETE FROM checkpoints WHERE step > 40; DELETE FROM events WHERE kind = 'run_ended'")
     now_ns = BEGIN_NS + 27 * S

@@ -48,7 +48,7 @@ def test_a_run_under_plain_torchrun_is_recorded_and_watched(tmp_path: Path) -> N
     assert len(list(run.rank_dirs())) == 2
     wait_for(lambda: run.store().exists(), "the store")
     printed = rankscope("analyze", str(run.path)).stdout
-    assert "no finding" in printed.lower()
+    assert "no problems found" in printed.lower()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from analyzers.report.evidence import PROOFS
+from analyzers.kinds import KINDS
 from tests.programs import needs, program
 from watch.exporting.metrics.catalogue import METRICS
 
@@ -77,4 +77,4 @@ def test_each_alert_says_what_to_do(alert: dict[str, Any]) -> None:
     kinds = re.findall(r"finding\w*\{kind=\"(\w+)\"", alert["expr"])
     assert re.findall(r"&kind=(\w+)", query)[: len(kinds)] == kinds, "what an alert is about is what its link shows"
     assert page == "findings" or "&kind" not in query
-    assert set(re.findall(r"&kind=(\w+)", query)) <= set(PROOFS)
+    assert set(re.findall(r"&kind=(\w+)", query)) <= set(KINDS)

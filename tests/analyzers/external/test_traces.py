@@ -76,7 +76,7 @@ def test_stages_of_a_pipeline_are_no_peers(tmp_path: Path) -> None:
 def test_communication_that_nothing_hides_is_told(tmp_path: Path) -> None:
     diagnosis = traces(tmp_path, steps=20, compute_ms=lambda rank, step: 5.0)
     assert diagnosis.fired == ()
-    assert diagnosis.verdict.startswith("no finding")
+    assert diagnosis.verdict.startswith("No problems found")
     (found,) = diagnosis.advised
     assert (found.kind, found.advice) == ("exposed_communication", "exposed-communication")
     assert found.evidence["exposed_ratio"] == pytest.approx(TRANSFER_MS / (5.0 + TRANSFER_MS), rel=0.05)

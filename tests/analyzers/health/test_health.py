@@ -154,7 +154,7 @@ def test_the_table_of_xids_is_whole() -> None:
 def test_it_is_told_once_while_the_run_lives() -> None:
     store = plain_run(steps=10)
     store.event("xid", wall_ns=10**15, xid=79, device="GPU-1", node="node-0", message="")
-    state = LiveState(policy=LivePolicy(straggler_every_ticks=1))
+    state = LiveState(policy=LivePolicy(periodic_ticks=1))
     assert [f.kind for f in live_findings(store, state, 10**15 + 8 * 10**9) if f.kind == "xid"] == ["xid"]
     assert [f for f in live_findings(store, state, 10**15 + 8 * 10**9) if f.kind == "xid"] == []
 

@@ -12,7 +12,8 @@ import pytest
 
 import analyzers
 from analyzers.finding import Finding
-from analyzers.report.evidence import PROOFS, UNDRAWN, drawings
+from analyzers.kinds import KINDS
+from analyzers.report.evidence import drawings, figures_of
 from tests.analyzers.memory_store import MemoryStore
 
 MS, S, MIB, GIB = 10**6, 10**9, 1 << 20, 1 << 30
@@ -76,7 +77,7 @@ def health(store: MemoryStore, device: str = "GPU-{}", **columns: Any) -> None:
     ])  # fmt: skip
 
 
-def test_every_kind_has_a_proof_or_says_why_not() -> None:
+def test_every_kind_that_a_finding_names_is_known_and_drawn_or_not() -> None:
     kinds = set()
     for path in Path(analyzers.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -86,10 +87,11 @@ def test_every_kind_has_a_proof_or_says_why_not() -> None:
                 named += node.args[place : place + 1]
                 kinds |= {word.value for word in named if isinstance(word, ast.Constant)}
     assert {"straggler", "slow_startup", "gpu_throttled"} <= kinds
-    assert not {kind for kind in kinds if kind and kind not in PROOFS and kind not in UNDRAWN}
+    assert kinds <= set(KINDS)
+    assert all(figures_of(kind.name) for kind in KINDS.values() if kind.drawn)
 
 
-@pytest.mark.parametrize("kind", PROOFS)
+@pytest.mark.parametrize("kind", [kind.name for kind in KINDS.values() if kind.drawn])
 def test_a_proof_without_its_records_is_left_out(kind: str) -> None:
     empty = MemoryStore()
     for cause in ("", "communication", "disk", "thermal", "ecc", "buckets", "workers", "out_of_memory", "gpu_clock"):

@@ -41,7 +41,7 @@ def test_reports_are_valid(make: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", [{"verdict": None}, {"schema_version": 2}, {"findings": [{"kind": "hang"}]}, {"goodput": {}}]
+    "broken", [{"verdict": None}, {"schema_version": 1}, {"findings": [{"kind": "hang"}]}, {"goodput": {}}]
 )
 def test_the_schema_refuses_what_it_should(broken: dict[str, Any]) -> None:
     report = to_json(diagnose(clean_run(), MANIFEST)) | broken

@@ -6,7 +6,7 @@ from typing import Any
 
 from analyzers.diagnose import Diagnosis, conclude
 from analyzers.finding import Finding
-from dashboard.data.current_findings import known_findings
+from dashboard.data.current_findings import current_findings
 
 
 def finding(kind: str, severity: Any = "warning", status: Any = "fired", **more: Any) -> Finding:
@@ -21,14 +21,14 @@ def diagnosis(*found: Finding) -> Diagnosis:
 
 def test_what_watch_has_said_since_stands_where_it_belongs() -> None:
     slow, lost = finding("straggler", ranks=(3,), first_step=60), finding("rank_lost", "critical", ranks=(1,))
-    known = known_findings(diagnosis(slow), [lost], newest_attempt=0)
+    known = current_findings(diagnosis(slow), [lost], newest_attempt=0)
     assert known.findings == [lost, slow]
     assert known.closed == {}
 
 
 def test_a_second_fault_on_the_same_rank_is_another_one() -> None:
     first, second = (finding("non_finite", ranks=(2,), first_step=step, last_step=step) for step in (40, 90))
-    assert known_findings(diagnosis(first), [second, first]).findings == [first, second]
+    assert current_findings(diagnosis(first), [second, first]).findings == [first, second]
 
 
 def test_the_same_fault_is_listed_once_however_it_was_said() -> None:
@@ -47,8 +47,8 @@ def test_the_same_fault_is_listed_once_however_it_was_said() -> None:
         finding("divergence", ranks=(), first_step=600),
         finding("non_finite", ranks=(2,), first_step=500, last_step=500),
     ]
-    assert known_findings(diagnosis(*told), words).findings == known_findings(diagnosis(*told), []).findings
-    assert len(known_findings(None, words).findings) == 5  # two words on one straggler
+    assert current_findings(diagnosis(*told), words).findings == current_findings(diagnosis(*told), []).findings
+    assert len(current_findings(None, words).findings) == 5  # two words on one straggler
 
 
 def test_open_ones_come_first_and_closed_ones_say_why() -> None:
@@ -58,25 +58,25 @@ def test_open_ones_come_first_and_closed_ones_say_why() -> None:
     passed = finding("straggler", ranks=(0,), first_step=10, attempt=1, evidence={"ongoing": False})
     slow = finding("straggler", ranks=(3,), first_step=60, attempt=1, evidence={"ongoing": True})
     suspect = finding("hang", "warning", "suspect", ranks=(3,), first_step=60, attempt=1)
-    known = known_findings(diagnosis(lost, bad, refused, passed, slow, suspect), [], newest_attempt=1)
+    known = current_findings(diagnosis(lost, bad, refused, passed, slow, suspect), [], newest_attempt=1)
     assert known.findings[:2] == [slow, suspect]
     assert known.findings[-1] == passed
     assert known.closed == {
-        lost.id: "the run went on as attempt 1", bad.id: "the run went back and on",
-        refused.id: "the step was refused", passed.id: "it is over",
+        lost.id: "the run continued as attempt 1", bad.id: "recovered",
+        refused.id: "the step was refused", passed.id: "over",
     }  # fmt: skip
 
 
 def test_what_watch_has_seen_end_is_closed_until_it_is_said_again() -> None:
     slow = finding("straggler", ranks=(3,), first_step=60, cause="compute")
     over = finding("straggler", "info", "ok", ranks=(3,), first_step=60, cause="compute")
-    assert known_findings(diagnosis(slow), [over, slow]).closed == {slow.id: "it is over"}
+    assert current_findings(diagnosis(slow), [over, slow]).closed == {slow.id: "over"}
     again = finding("straggler", ranks=(3,), first_step=120, cause="compute")
-    assert known_findings(diagnosis(slow), [again, over, slow]).closed == {}
-    assert known_findings(None, [over, slow]).findings == []
+    assert current_findings(diagnosis(slow), [again, over, slow]).closed == {}
+    assert current_findings(None, [over, slow]).findings == []
 
 
 def test_evidence_of_any_kind_is_borne() -> None:
     odd = finding("xid", ranks=(1,), evidence={"node": ["a"], "device": {}, "xid": [1]})
     odd = Finding(**{name: getattr(odd, name) for name in odd.__dataclass_fields__} | {"analyzer": "health"})
-    assert known_findings(diagnosis(odd), [odd]).findings == [odd]
+    assert current_findings(diagnosis(odd), [odd]).findings == [odd]

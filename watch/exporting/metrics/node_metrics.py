@@ -14,12 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from analyzers.account.goodput import measure
+from analyzers.finding import Finding
 from analyzers.numerics.expert_load import layer_loads
-from analyzers.run.event_log import EventLog
+from analyzers.open_findings import may_last
+from analyzers.run.event_log import EventLog, parsed_detail
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
 from analyzers.run.stall_limits import StallPolicy, limit_s
 from analyzers.run.state import LIVE_WORDS, RunState, run_state
 from analyzers.source import Source, missing_tables
+from analyzers.wording import is_number
 from watch.exporting.metrics.catalogue import Sample
 from watch.exporting.metrics.health_samples import health_samples
 
@@ -30,6 +33,8 @@ WINDOW_STEPS = 50
 EXPERT_SAMPLES = 5
 SLOW_EVERY_S = 15.0
 OPEN_FOR_S = 300
+MAX_REPORTS = 10_000
+"""Newest reports of an attempt that are read; of older ones nothing is open that is not reported again."""
 _NEWEST = "attempt = (SELECT max(attempt) FROM steps) AND rank >= 0 AND duration_ns IS NOT NULL"
 
 
@@ -233,7 +238,7 @@ def _ranks(source: Source, log: EventLog) -> Iterator[Sample]:
 
 
 def _findings(source: Source, lives: Sequence[int], now_ns: int) -> Iterator[Sample]:
-    """Findings as `watch` said them; of each the last word counts."""
+    """Findings as `watch` reported them; of each the newest report counts."""
     if missing_tables(source, "findings"):
         return
     newest_ns: dict[str, int] = {}
@@ -245,31 +250,37 @@ def _findings(source: Source, lives: Sequence[int], now_ns: int) -> Iterator[Sam
         yield Sample("rankscope_findings_total", fired, {"kind": str(kind), "severity": str(severity)})
     for kind, last_ns in newest_ns.items():
         yield Sample("rankscope_last_finding_timestamp_seconds", last_ns / 1e9, {"kind": str(kind)})
-    is_open: Counter[tuple[str, str]] = Counter()
-    for kind, severity, cause, ranks, factor in source.rows(
-        _OPEN, [max(lives, default=0), now_ns - OPEN_FOR_S * 10**9]
-    ):
-        is_open[str(kind), str(severity)] += 1
-        if kind == "straggler" and factor is not None:
-            for rank in ranks or ():
-                of = {"rank": str(rank), "cause": str(cause or "")}
+    counts: Counter[tuple[str, str]] = Counter()
+    for finding in _open_findings(source, max(lives, default=0), now_ns):
+        counts[finding.kind, finding.severity] += 1
+        factor = finding.evidence.get("factor_ratio")
+        if finding.kind == "straggler" and is_number(factor):
+            for rank in finding.ranks:
+                of = {"rank": str(rank), "cause": finding.cause}
                 yield Sample("rankscope_straggler_excess_ratio", float(factor) - 1, of)
-    for (kind, severity), count in is_open.items():
+    for (kind, severity), count in counts.items():
         yield Sample("rankscope_findings", count, {"kind": kind, "severity": severity})
 
 
-_PASSING = "('straggler', 'hang', 'divergence', 'loss_scale_collapse')"
-_OPEN = f"""
-    SELECT finding_kind, severity, cause, finding_ranks, TRY_CAST(evidence ->> '$.factor_ratio' AS DOUBLE)
-    FROM (SELECT *, row_number() OVER (
-              PARTITION BY finding_kind, attempt, CASE WHEN finding_kind = 'straggler' THEN finding_ranks END,
-                           CASE WHEN finding_kind NOT IN {_PASSING} THEN first_step END
-              ORDER BY wall_ns DESC) AS age
-          FROM findings WHERE attempt = ?)
-    WHERE age = 1 AND status = 'fired' AND (finding_kind IN {_PASSING} OR wall_ns > ?)
-    ORDER BY ALL
-"""
-"""What lasts is open until its `ok`; what has happened (a NaN, a death) for `OPEN_FOR_S` after it was said."""
+def _open_findings(source: Source, attempt: int, now_ns: int) -> list[Finding]:
+    """What lasts is open until it is reported as over; an incident for `OPEN_FOR_S` after its report."""
+    reports: dict[tuple[object, ...], tuple[Finding, int]] = {}
+    for kind, severity, status, ranks, first_step, cause, evidence, wall_ns in source.rows(
+        "SELECT finding_kind, severity, status, finding_ranks, first_step, cause, evidence, wall_ns FROM findings "
+        "WHERE attempt = ? ORDER BY wall_ns DESC LIMIT ?",
+        [attempt, MAX_REPORTS],
+    ):
+        finding = Finding(
+            analyzer="", kind=str(kind), severity=severity, status=status, summary="", ranks=tuple(ranks or ()),
+            first_step=first_step, cause=str(cause or ""), evidence=parsed_detail(evidence), attempt=attempt,
+        )  # fmt: skip
+        reports.setdefault(finding.identity, (finding, wall_ns))
+    oldest_ns = now_ns - OPEN_FOR_S * 10**9
+    return [
+        finding
+        for finding, wall_ns in reports.values()
+        if finding.status == "fired" and (may_last(finding.kind) or wall_ns > oldest_ns)
+    ]
 
 
 def _recovery(source: Source, log: EventLog) -> Iterator[Sample]:

@@ -1,0 +1,137 @@
+"""Analyses of packages that have no `ANALYSES` yet; deleted entry by entry as they move there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from analyzers.account import goodput
+from analyzers.analysis import Analysis
+from analyzers.checkpoints import analyze as checkpoints
+from analyzers.communication import analyze as communication
+from analyzers.corruption import analyze as corruption
+from analyzers.corruption import gradient_outlier
+from analyzers.data import analyze as data_wait
+from analyzers.deaths import analyze as rank_lost
+from analyzers.deaths import node_exclusion as exclusion
+from analyzers.deaths import resume_mismatch as resume
+from analyzers.finding import Finding
+from analyzers.hangs import analyze as hang
+from analyzers.hangs import silent_node
+from analyzers.health import analyze as health
+from analyzers.memory import analyze as memory
+from analyzers.numerics import divergence, expert_load, gradient_flow, gradient_noise, loss_scale, loss_spike, nonfinite
+from analyzers.pipeline import analyze as stage_balance
+from analyzers.run import coverage
+from analyzers.run.stall_limits import stall_policy
+from analyzers.scope import Scope
+from analyzers.settings import analyze as configuration
+from analyzers.settings import startup
+from analyzers.source import Source
+from analyzers.stragglers import analyze as straggler
+from analyzers.stragglers import throughput
+from analyzers.stragglers.slow_rank import StragglerPolicy
+
+__all__ = ["LEGACY"]
+
+
+def _schedule(manifest: Mapping[str, Any]) -> str:
+    """The pipeline's schedule that the run was configured with."""
+    config = manifest.get("config")
+    parallel = config.get("parallel") if isinstance(config, dict) else None
+    schedule = parallel.get("schedule") if isinstance(parallel, dict) else None
+    return schedule if isinstance(schedule, str) else ""
+
+
+def _of(scope: Scope, findings: list[Finding]) -> list[Finding]:
+    return findings if scope.attempt is None else [one for one in findings if one.attempt == scope.attempt]
+
+
+def _straggler(source: Source, scope: Scope) -> list[Finding]:
+    found = _of(scope, straggler.analyze(source, StragglerPolicy(since_step=scope.since_step)))
+    return [one for one in found if one.evidence.get("ongoing", True)] if scope.is_live else found
+
+
+def _nonfinite(source: Source, scope: Scope) -> list[Finding]:
+    policy = nonfinite.NonFinitePolicy(since_step=scope.since_step, ended_only=scope.is_live)
+    return nonfinite.analyze(source, policy)
+
+
+def _corruption(source: Source, scope: Scope) -> list[Finding]:
+    policy = corruption.CorruptionPolicy(since_step=scope.since_step, settled_only=scope.is_live)
+    return _of(scope, corruption.analyze(source, policy))
+
+
+LEGACY: Mapping[str, Sequence[Analysis]] = {
+    "deaths": (
+        Analysis(kinds=("rank_lost",), records="sampled",
+                 run=lambda source, scope: rank_lost.analyze(source, stall_policy(scope.manifest), scope.now_ns)),
+        Analysis(kinds=("excluded",), run=lambda source, scope: exclusion.analyze(source), live="each_tick"),
+        Analysis(kinds=("resume_differs",), run=lambda source, scope: _of(scope, resume.analyze(source)),
+                 live="each_tick"),
+    ),
+    "hangs": (
+        Analysis(kinds=("hang",), records="sampled",
+                 run=lambda source, scope: hang.analyze(
+                     source, stall_policy(scope.manifest), scope.now_ns, scope.stacks_dir)),
+        Analysis(kinds=("node_silent",), live="each_tick",
+                 run=lambda source, scope: silent_node.analyze(source, ongoing_only=scope.is_live)),
+    ),
+    "numerics": (
+        Analysis(kinds=("non_finite",), run=_nonfinite, live="each_tick"),
+        Analysis(kinds=("loss_spike",), records="histories", live="each_tick",
+                 run=lambda source, scope: _of(scope, loss_spike.analyze(
+                     source, loss_spike.LossSpikePolicy(since_step=scope.since_step)))),
+        Analysis(kinds=("divergence",), records="histories", live="each_tick",
+                 run=lambda source, scope: _of(scope, divergence.analyze(
+                     source, divergence.DivergencePolicy(since_step=scope.since_step)))),
+        Analysis(kinds=("loss_scale_collapse",), live="each_tick",
+                 run=lambda source, scope: _of(scope, loss_scale.analyze(source))),
+        Analysis(kinds=("vanishing_gradients", "exploding_gradients"),
+                 run=lambda source, scope: gradient_flow.analyze(source)),
+        Analysis(kinds=("gradient_noise",), records="compared",
+                 run=lambda source, scope: gradient_noise.analyze(source)),
+        Analysis(kinds=("expert_imbalance",), run=lambda source, scope: expert_load.analyze(source, scope.manifest)),
+    ),
+    "corruption": (
+        Analysis(kinds=("replica_mismatch", "fingerprint_chain_broken"), records="sampled", run=_corruption,
+                 live="each_tick"),
+        Analysis(kinds=("gradient_corrupted",), live="each_tick",
+                 run=lambda source, scope: _of(scope, gradient_outlier.analyze(source))),
+    ),
+    "run": (Analysis(kinds=("records",), records="sampled", run=lambda source, scope: coverage.analyze(source)),),
+    "stragglers": (
+        Analysis(kinds=("straggler",), records="compared", run=_straggler, live="periodic"),
+        Analysis(kinds=("throughput",), records="compared", run=lambda source, scope: throughput.analyze(source)),
+    ),
+    "pipeline": (
+        Analysis(kinds=("bubble", "stage_imbalance"),
+                 run=lambda source, scope: stage_balance.analyze(source, _schedule(scope.manifest))),
+    ),
+    "communication": (
+        Analysis(kinds=("exposed_communication",), records="sampled",
+                 run=lambda source, scope: communication.analyze(source)),
+    ),
+    "data": (
+        Analysis(kinds=("data_bound",), records="compared", live="periodic",
+                 run=lambda source, scope: data_wait.analyze(
+                     source, data_wait.DataPolicy(since_step=scope.since_step))),
+    ),
+    "memory": (
+        Analysis(kinds=("memory_growth", "memory_limit", "memory_imbalance"), records="compared", live="periodic",
+                 run=lambda source, scope: memory.analyze(source)),
+    ),
+    "checkpoints": (
+        Analysis(kinds=("checkpoint_age", "checkpoint_failed", "checkpoint_cost"), records="histories",
+                 live="periodic", run=lambda source, scope: checkpoints.analyze(source, scope.manifest)),
+    ),
+    "settings": (
+        Analysis(kinds=("slow_startup",), records="sampled", run=lambda source, scope: startup.analyze(source)),
+        Analysis(kinds=("configuration",), records="histories",
+                 run=lambda source, scope: configuration.analyze(source, scope.manifest)),
+    ),
+    "health": (
+        Analysis(kinds=("health",), run=lambda source, scope: health.analyze(source), live="periodic"),
+    ),
+    "account": (Analysis(kinds=("goodput",), run=lambda source, scope: goodput.analyze(source)),),
+}  # fmt: skip
