@@ -26,6 +26,7 @@ from analyzers.run.snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
 from analyzers.run.stall_limits import StallPolicy
 from analyzers.scope import Scope
 from analyzers.source import Source
+from probes.tape import event_kinds
 
 __all__ = ["LivePolicy", "LiveState", "live_findings", "remembered"]
 
@@ -112,7 +113,7 @@ def remembered(events: Iterable[Mapping[str, Any]]) -> dict[tuple[object, ...], 
 
     Not hangs: a report of one is acted upon, and the former watch may have been killed in between.
     """
-    reported = (Finding.of_event(event) for event in events if event.get("kind") == "finding")
+    reported = (Finding.of_event(event) for event in events if event.get("kind") == event_kinds.FINDING)
     return {finding.identity: finding for finding in reported if finding is not None and finding.kind != "hang"}
 
 

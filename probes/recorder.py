@@ -5,7 +5,7 @@
             with recorder.span("data"): ...
             with recorder.span("forward", microbatch=0): ...
             recorder.log(loss=2.3, tokens=4096)
-        recorder.event(event_kinds.ROLLBACK, step=n, restored_step=30)
+        recorder.event(event_kinds.EVALUATION, loss=2.1)
 
     train(TapeRecorder(run.rank_dir(attempt, rank), rank=rank, attempt=attempt))
     train(NullRecorder())                     # probes off
@@ -39,6 +39,9 @@ class Recorder(Protocol):
 
     def event(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
         """Write one event of a kind in `probes.tape.event_kinds`; `step` defaults to the current one."""
+
+    def user_event(self, kind: str, **detail: Any) -> None:
+        """Write one event of a kind that the user chose."""
 
     def step(self, number: int) -> AbstractContextManager[object]:
         """Record the block as training step `number`. An exception leaves the step open on the tape."""
@@ -79,6 +82,9 @@ class NullRecorder:
         pass
 
     def event(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
+        pass
+
+    def user_event(self, kind: str, **detail: Any) -> None:
         pass
 
     def step(self, number: int) -> AbstractContextManager[object]:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from .device.gpu_uuid import device_uuid
 from .fail_open import error_counts, failing_open, record_error
 from .step_clock import NO_COLUMN, PHASE_COLUMNS, StepClock
+from .tape import event_kinds
 from .tape.attempts import start_ticks
 from .tape.events import EventWriter
 from .tape.names import NameWriter
@@ -82,12 +83,12 @@ class TapeRecorder:
         with failing_open("recorder.device_uuid"):
             if uuid := device_uuid(device):
                 self._identity["device_uuid"] = uuid
-        self._events.write("rank", **self._identity)
+        self._events.write(event_kinds.RANK, **self._identity)
 
     def describe(self, **identity: Any) -> None:
         """Add to the rank's identity and write it again."""
         self._identity.update(identity)
-        self._events.write("rank", **self._identity)
+        self._events.write(event_kinds.RANK, **self._identity)
 
     def tape(self, table: str) -> TapeWriter:
         """The tape of a table, opened at its first use."""
@@ -96,8 +97,12 @@ class TapeRecorder:
         return self._tapes[table]
 
     def event(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
-        """Write one event; the current step is filled in."""
+        """Write one event of the catalogue; `step` defaults to the current one."""
         self._events.write(kind, step=self.step_number if step is None else step, **detail)
+
+    def user_event(self, kind: str, **detail: Any) -> None:
+        """Write one event of a kind that the user chose; `step` defaults to the current one."""
+        self._events.write_any(kind, **{"step": self.step_number, **detail})
 
     def step(self, number: int) -> _Step:
         """Record the block as training step `number`. An exception leaves the step open on the tape."""
@@ -131,7 +136,7 @@ class TapeRecorder:
                 callback()
         self._clock.close()
         dropped = {name: tape.dropped for name, tape in self._tapes.items() if tape.dropped}
-        self._events.write("rank_closed", probe_errors=dict(error_counts), dropped_records=dropped)
+        self._events.write(event_kinds.RANK_CLOSED, probe_errors=dict(error_counts), dropped_records=dropped)
         for tape in self._tapes.values():
             tape.close()
         self._events.close()

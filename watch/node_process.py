@@ -33,6 +33,7 @@ from analyzers.finding import Finding
 from analyzers.live import LiveState, live_findings, remembered
 from analyzers.run.live_ranks import has_ended, placed_on_node, ranks_on_node, stale_ranks
 from analyzers.run.stall_limits import stall_policy
+from probes.tape import event_kinds
 from probes.tape.attempts import newest as newest_attempt
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK, RunDir, RunError
@@ -124,7 +125,11 @@ class Watch:
         self._kill_stale(stale)
         for change in changes:
             self.events.write(
-                "rank_state", state_rank=change.rank, pid=change.pid, state=change.state, os_state=change.os_state
+                event_kinds.RANK_STATE,
+                state_rank=change.rank,
+                pid=change.pid,
+                state=change.state,
+                os_state=change.os_state,
             )
         if findings is None:
             self._read()
@@ -169,7 +174,7 @@ class Watch:
     def close(self) -> None:
         """Ingest the last records and close. Raises StoreError if a reader held the store for too long."""
         if not self._closing:
-            self.events.write("watch_stopped", pid=os.getpid())
+            self.events.write(event_kinds.WATCH_STOPPED, pid=os.getpid())
             self._closing = True
             if self.job is not None:
                 self.job.close()
@@ -189,7 +194,7 @@ class Watch:
 
     def _say(self, findings: Sequence[Finding]) -> None:
         for finding in findings:
-            self.events.write("finding", **_event_columns(finding))
+            self.events.write(event_kinds.FINDING, **_event_columns(finding))
         for listener in (self.hook, self.otel):
             if listener is not None:
                 listener.tell(findings)
@@ -200,7 +205,7 @@ class Watch:
         """Who still lives from an older attempt is fenced already, but it keeps memory and a device."""
         for attempt, rank, pid, start_ticks in stale:
             if start_ticks and is_alive(pid, start_ticks) and kill(pid, signal.SIGKILL):
-                self.events.write("stale_killed", killed_rank=rank, pid=pid, killed_attempt=attempt)
+                self.events.write(event_kinds.STALE_KILLED, killed_rank=rank, pid=pid, killed_attempt=attempt)
 
     def _unstick(self, verdicts: Sequence[Verdict], attempt: int, pids: dict[int, int], *, stands: bool) -> None:
         """Take stacks and kill who keeps the others waiting, if it is here; else its own node's watch does, or, as long
@@ -224,14 +229,14 @@ class Watch:
         reason = verdicts[0].summary if verdicts else "a rank hangs on another node, and nobody acts there"
         for rank in sorted(culprits) if self.recover else ():
             if kill(pids[rank], signal.SIGKILL):
-                self.events.write("culprit_killed", killed_rank=rank, pid=pids[rank], reason=reason)
+                self.events.write(event_kinds.CULPRIT_KILLED, killed_rank=rank, pid=pids[rank], reason=reason)
 
     def _take_stacks(self, attempt: int, pids: dict[int, int], culprits: Mapping[int, int] | None = None) -> None:
         """Have all ranks here write their stacks, and look whether one of the {rank: pid} to blame holds the GIL."""
         taken = take_stacks(self.run, attempt, pids)
         holding = holders({rank: pid for rank, pid in (culprits or {}).items() if os_state(pid)[0] not in ("T", "t")})
         path = str(self.run.stacks.relative_to(self.run.path))
-        self.events.write("stacks", path=path, ranks=taken, gil_ranks=holding)
+        self.events.write(event_kinds.STACKS, path=path, ranks=taken, gil_ranks=holding)
 
     def _is_overdue(self, attempt: int, *, stands: bool) -> bool:
         """Whether a hang of this attempt was left to another node that has done nothing about it since."""
@@ -340,7 +345,7 @@ def _sole_writer(run: RunDir, node_rank: int) -> Ingester:
 
 
 def _watch(watch: Watch) -> None:
-    watch.events.write("watch_started", pid=os.getpid())
+    watch.events.write(event_kinds.WATCH_STARTED, pid=os.getpid())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
     with contextlib.suppress(_Stop):

@@ -41,6 +41,7 @@ from analyzers.run.event_log import EventLog
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
 from analyzers.run.stall_limits import StallPolicy, death_ns, killed_by_watch, stalled_s
 from analyzers.source import Source, lacking
+from probes.tape import event_kinds
 
 __all__ = ["CATEGORIES", "Account", "analyze", "measure"]
 
@@ -115,7 +116,7 @@ def measure(
     views = views or unpicked(source)
     if lacking(source, steps=_NEEDED):
         return None
-    log = EventLog.load(source, (*SNAPSHOT_EVENTS, "run_started"))
+    log = EventLog.load(source, (*SNAPSHOT_EVENTS, event_kinds.RUN_STARTED))
     times = step_times(source, views)
     shifts = _shifts(source, times)
     begin_ns, end_ns = _bounds(source, log, times, shifts, now_ns)
@@ -269,14 +270,14 @@ def _bounds(
     """Begin and end of the run, epoch nanoseconds of the first node."""
     first = [of.first_ns + shifts.get(rank, 0) for (_, rank), of in times.items()]
     last = [of.last_ns + shifts.get(rank, 0) for (_, rank), of in times.items()]
-    first += [event.wall_ns for event in log.of("run_started")]
+    first += [event.wall_ns for event in log.of(event_kinds.RUN_STARTED)]
     if source.has("ranks"):
         starts = source.rows("SELECT rank, min(wall_ns) FROM ranks WHERE wall_ns > 0 AND rank >= 0 GROUP BY rank")
         first += [wall_ns for rank, wall_ns in starts if rank not in shifts]
     if now_ns is not None:
         return min(first), max(now_ns, *last)
-    ended = max((event.wall_ns for event in log.of("run_ended")), default=0)
-    if ended > 0 and ended >= max((event.wall_ns for event in log.of("attempt_started")), default=0):
+    ended = max((event.wall_ns for event in log.of(event_kinds.RUN_ENDED)), default=0)
+    if ended > 0 and ended >= max((event.wall_ns for event in log.of(event_kinds.ATTEMPT_STARTED)), default=0):
         return min(first), max(ended, *last)
     newest = {"events": "wall_ns", "spans": "coalesce(end_ns, start_ns)", "collectives": "coalesce(end_ns, issue_ns)"}
     for table, when in newest.items():
@@ -317,7 +318,7 @@ def _between_launches(log: EventLog, times: Mapping[tuple[int, int], RankTimes])
     for (attempt, _), of in times.items():
         first_ns[attempt] = min(first_ns.get(attempt, of.first_ns), of.first_ns)
         last_ns[attempt] = max(last_ns.get(attempt, 0), of.last_ns, of.open_ns or 0)
-    launches = sorted(event.wall_ns for event in log.of("run_started") if event.integer("node_rank", 0) == 0)
+    launches = sorted(event.wall_ns for event in log.of(event_kinds.RUN_STARTED) if event.integer("node_rank", 0) == 0)
     found: dict[int, tuple[int, int]] = {}
     for launched_ns in launches[1:]:
         later = [attempt for attempt, begin_ns in first_ns.items() if begin_ns >= launched_ns]
@@ -325,8 +326,8 @@ def _between_launches(log: EventLog, times: Mapping[tuple[int, int], RankTimes])
         if not later or not earlier or last_ns[max(earlier)] > launched_ns:
             continue
         before_ns = max(begin_ns for begin_ns in launches if begin_ns < launched_ns)
-        said = [event.wall_ns for event in log.of("run_ended") if before_ns < event.wall_ns <= launched_ns]
-        said += [event.wall_ns for event in log.of("rank_exit") if before_ns < event.wall_ns <= launched_ns]
+        said = [event.wall_ns for event in log.of(event_kinds.RUN_ENDED) if before_ns < event.wall_ns <= launched_ns]
+        said += [event.wall_ns for event in log.of(event_kinds.RANK_EXIT) if before_ns < event.wall_ns <= launched_ns]
         found[min(later)] = (max([*said, last_ns[max(earlier)]]), launched_ns)
     return found
 

@@ -26,6 +26,7 @@ from analyzers.deaths.recovery_response import RESPONSE_EVENTS, Response, respon
 from analyzers.finding import Finding
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source, missing_tables
+from probes.tape import event_kinds
 
 __all__ = ["ALL_TENSORS", "Corruption", "CorruptionPolicy", "Fingerprint", "analyze", "judge"]
 
@@ -222,7 +223,7 @@ def _finding(source: Source, log: EventLog, attempt: int, step: int, turn: int, 
 
 def _response(log: EventLog, attempt: int, step: int) -> Response:
     """The rollback that followed: a check of a state is judged in one of the next steps."""
-    for event in log.of("rollback", attempt=attempt):
+    for event in log.of(event_kinds.ROLLBACK, attempt=attempt):
         if step < event.integer("from_step") <= step + 3 and event.text("verdict") == "corruption":
             return respond(log, attempt=attempt, step=event.integer("from_step"))
     return respond(log, attempt=attempt, step=-1)

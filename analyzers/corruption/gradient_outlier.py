@@ -31,6 +31,7 @@ from analyzers.finding import Finding
 from analyzers.robust import sigma
 from analyzers.run.event_log import Event, EventLog
 from analyzers.source import Source
+from probes.tape import event_kinds
 
 __all__ = ["GradientOutlier", "GradientOutlierDetector", "GradientOutlierPolicy", "analyze"]
 
@@ -133,7 +134,7 @@ def _median_of_others(values: Row) -> Row:
 
 def analyze(source: Source) -> list[Finding]:
     """One finding for each step whose gradients a rank computed otherwise the second time."""
-    events = EventLog.load(source, ("gradient_outlier",)).of("gradient_outlier")
+    events = EventLog.load(source, (event_kinds.GRADIENT_OUTLIER,)).of(event_kinds.GRADIENT_OUTLIER)
     return [_finding(event) for event in events if event.detail.get("came_back") is False]
 
 

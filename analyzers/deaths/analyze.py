@@ -24,6 +24,7 @@ from analyzers.run.exceptions import told_frames
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
 from analyzers.run.stall_limits import StallPolicy, ended_cleanly, killed_by_watch, stalled_before_death
 from analyzers.source import Source, missing_tables
+from probes.tape import event_kinds
 
 __all__ = ["analyze", "explain", "restart"]
 
@@ -97,7 +98,7 @@ def _without_a_word(
     if all(rank.closed for rank in view.ranks.values()):
         return []
     accounted = {death.rank for death in deaths if death.cause != "vanished"}
-    accounted |= {event.integer("exit_rank") for event in log.of("rank_stopped", attempt=view.attempt)}
+    accounted |= {event.integer("exit_rank") for event in log.of(event_kinds.RANK_STOPPED, attempt=view.attempt)}
     silent = sorted(set(view.ranks) - accounted)
     if deaths and silent and len(silent) < len(view.ranks):
         vanished = [Death(rank=rank, when_ns=view.ranks[rank].last_ns, cause="vanished") for rank in silent]

@@ -11,13 +11,14 @@ from __future__ import annotations
 from analyzers.finding import Finding
 from analyzers.run.event_log import Event, EventLog
 from analyzers.source import Source
+from probes.tape import event_kinds
 
 __all__ = ["analyze"]
 
 
 def analyze(source: Source) -> list[Finding]:
     """One finding for each that was left out; none where all take part."""
-    return [_finding(event) for event in EventLog.load(source, ("excluded",)).of("excluded")]
+    return [_finding(event) for event in EventLog.load(source, (event_kinds.EXCLUDED,)).of(event_kinds.EXCLUDED)]
 
 
 def _finding(event: Event) -> Finding:

@@ -12,11 +12,18 @@ from dataclasses import dataclass
 from analyzers.finding import Finding
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source
+from probes.tape import event_kinds
 
 __all__ = ["RESPONSE_EVENTS", "Response", "done_about", "respond"]
 
-RESPONSE_EVENTS = ("rollback", "batch_skipped")
-_RESTART_EVENTS = ("culprit_killed", "attempt_started", "excluded", "run_ended", "checkpoint")
+RESPONSE_EVENTS = (event_kinds.ROLLBACK, event_kinds.BATCH_SKIPPED)
+_RESTART_EVENTS = (
+    event_kinds.CULPRIT_KILLED,
+    event_kinds.ATTEMPT_STARTED,
+    event_kinds.EXCLUDED,
+    event_kinds.RUN_ENDED,
+    event_kinds.CHECKPOINT,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +70,8 @@ class Response:
 
 def respond(log: EventLog, *, attempt: int, step: int, turn: int = 0, committed: bool | None = None) -> Response:
     """What followed the `turn`-th run (from 0) of a step in an attempt."""
-    rollbacks = [event for event in log.of("rollback", attempt=attempt) if event.integer("from_step") == step]
-    skips = [event.integer("batch_index") for event in log.of("batch_skipped", attempt=attempt, step=step)]
+    rollbacks = [event for event in log.of(event_kinds.ROLLBACK, attempt=attempt) if event.integer("from_step") == step]
+    skips = [event.integer("batch_index") for event in log.of(event_kinds.BATCH_SKIPPED, attempt=attempt, step=step)]
     rollback = rollbacks[min(turn, len(rollbacks) - 1)] if rollbacks else None
     skipped = rollback.integers("skipped_batches") if rollback else []
     restored = rollback.integer("to_step") if rollback else -1
@@ -87,22 +94,24 @@ def done_about(source: Source, finding: Finding) -> list[str]:
     if finding.first_step is None:
         return []
     last = finding.first_step if finding.kind == "straggler" else finding.last_step or finding.first_step
-    steps = {event.integer("from_step") for event in log.of("rollback", attempt=finding.attempt)}
+    steps = {event.integer("from_step") for event in log.of(event_kinds.ROLLBACK, attempt=finding.attempt)}
     within = sorted(step for step in steps if finding.first_step <= step <= last + 1)
     return [f"step {step}: {respond(log, attempt=finding.attempt, step=step).text}" for step in within[:20]]
 
 
 def _restart(log: EventLog, attempt: int) -> Iterator[str]:
     """How the run came back after its ranks had to be started again."""
-    for event in log.of("culprit_killed", attempt=attempt):
+    for event in log.of(event_kinds.CULPRIT_KILLED, attempt=attempt):
         yield f"watch killed rank {event.integer('killed_rank')}, which the others waited for"
-    for event in log.of("excluded", attempt=attempt):
+    for event in log.of(event_kinds.EXCLUDED, attempt=attempt):
         yield f"device {event.text('device')} of node {event.integer('node_rank')} is left out from then on"
-    begun = log.of("attempt_started", attempt=attempt + 1)
+    begun = log.of(event_kinds.ATTEMPT_STARTED, attempt=attempt + 1)
     if begun:
         world = begun[0].integer("world_size")
         yield f"the ranks were started again as attempt {attempt + 1}" + (f", {world} of them" if world > 0 else "")
-        loaded = [event for event in log.of("checkpoint", attempt=attempt + 1) if event.text("state") == "loaded"]
+        loaded = [
+            event for event in log.of(event_kinds.CHECKPOINT, attempt=attempt + 1) if event.text("state") == "loaded"
+        ]
         if loaded:
             yield f"it went on from step {loaded[0].step}, loaded from {loaded[0].text('tier') or 'a checkpoint'}"
 

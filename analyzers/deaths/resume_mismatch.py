@@ -9,15 +9,16 @@ from __future__ import annotations
 from analyzers.finding import Finding
 from analyzers.run.event_log import Event, EventLog
 from analyzers.source import Source
+from probes.tape import event_kinds
 
 __all__ = ["analyze"]
 
 
 def analyze(source: Source) -> list[Finding]:
     """Findings of kind `resume_differs`, one an attempt."""
-    log = EventLog.load(source, ("resume_differs",))
+    log = EventLog.load(source, (event_kinds.RESUME_DIFFERS,))
     by_attempt: dict[int, list[Event]] = {}
-    for event in log.of("resume_differs"):
+    for event in log.of(event_kinds.RESUME_DIFFERS):
         by_attempt.setdefault(event.attempt, []).append(event)
     return [_finding(attempt, events) for attempt, events in sorted(by_attempt.items())]
 

@@ -20,6 +20,7 @@ from analyzers.communication.bandwidth import call_columns
 from analyzers.figures.sampling import sampled
 from analyzers.run.event_log import EventLog
 from analyzers.source import Ints, Source, floats, ints
+from probes.tape import event_kinds
 
 __all__ = [
     "MAX_PIECES",
@@ -58,7 +59,7 @@ MEASURES = {
     "memory": ("memory_bytes / 1048576.0", "MiB"),
 }
 """What a matrix rank x step can show: name -> expression over `steps`, unit."""
-_UNTOLD = ("rank", "process_group", "rank_closed", "finding")
+_UNTOLD = (event_kinds.RANK, event_kinds.PROCESS_GROUP, event_kinds.RANK_CLOSED, event_kinds.FINDING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,13 @@ def loss_curve(source: Source) -> dict[str, npt.NDArray[Any]]:
 
 def marks(source: Source) -> list[Mark]:
     """Rollbacks, checkpoints on disk, skipped batches, injected faults and restarts."""
-    kinds = ("rollback", "checkpoint", "batch_skipped", "fault_injected", "attempt_started")
+    kinds = (
+        event_kinds.ROLLBACK,
+        event_kinds.CHECKPOINT,
+        event_kinds.BATCH_SKIPPED,
+        event_kinds.FAULT_INJECTED,
+        event_kinds.ATTEMPT_STARTED,
+    )
     log = EventLog.load(source, kinds)
     found = [
         Mark(
@@ -145,20 +152,20 @@ def marks(source: Source) -> list[Mark]:
             step=e.integer("from_step"),
             text=f"back to step {e.integer('to_step')}: {e.text('reason')}",
         )
-        for e in log.of("rollback")
+        for e in log.of(event_kinds.ROLLBACK)
     ]
     found += [
         Mark(kind="checkpoint", step=e.step, text=f"checkpoint {e.text('path')}")
-        for e in log.of("checkpoint")
+        for e in log.of(event_kinds.CHECKPOINT)
         if e.text("tier") == "disk" and e.text("state") == "complete"
     ]
     found += [
         Mark(kind="skipped batch", step=e.step, text=f"batch {e.integer('batch_index')}: {e.text('reason')}")
-        for e in log.of("batch_skipped")
+        for e in log.of(event_kinds.BATCH_SKIPPED)
     ]
     found += [
         Mark(kind="fault injected", step=e.step, text=f"{e.text('fault')} on rank {e.rank}")
-        for e in log.of("fault_injected")
+        for e in log.of(event_kinds.FAULT_INJECTED)
     ]
     if source.has("steps"):
         first = dict(source.rows("SELECT attempt, min(step) FROM steps WHERE attempt > 0 GROUP BY attempt"))

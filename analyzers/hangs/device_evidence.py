@@ -21,6 +21,7 @@ from analyzers.finding import Finding
 from analyzers.health.analyze import xid_table
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source, missing_tables
+from probes.tape import event_kinds
 
 __all__ = ["with_devices"]
 
@@ -106,5 +107,7 @@ def _host(source: Source, host: str | None, since_ns: int, end_ns: int) -> dict[
 def _xids(source: Source, uuid: str | None, begin_ns: int, end_ns: int) -> list[int]:
     if not uuid:
         return []
-    events = [e for e in EventLog.load(source, ("xid",)).of("xid") if begin_ns <= e.wall_ns <= end_ns]
+    events = [
+        e for e in EventLog.load(source, (event_kinds.XID,)).of(event_kinds.XID) if begin_ns <= e.wall_ns <= end_ns
+    ]
     return [event.integer("xid") for event in events if event.text("device") == uuid]

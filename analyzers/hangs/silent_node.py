@@ -12,16 +12,17 @@ from __future__ import annotations
 from analyzers.finding import Finding
 from analyzers.run.event_log import Event, EventLog
 from analyzers.source import Source
+from probes.tape import event_kinds
 
 __all__ = ["analyze"]
 
 
 def analyze(source: Source, *, ongoing_only: bool = False) -> list[Finding]:
     """One finding for each silence; none where all nodes were heard all the time."""
-    log = EventLog.load(source, ("node_silent", "node_heard"))
-    heard = log.of("node_heard")
+    log = EventLog.load(source, (event_kinds.NODE_SILENT, event_kinds.NODE_HEARD))
+    heard = log.of(event_kinds.NODE_HEARD)
     findings = []
-    for event in log.of("node_silent"):
+    for event in log.of(event_kinds.NODE_SILENT):
         node = event.integer("node_rank")
         again = next((e for e in heard if e.integer("node_rank") == node and e.wall_ns >= event.wall_ns), None)
         if again is None or not ongoing_only:

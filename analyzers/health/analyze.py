@@ -23,6 +23,7 @@ from typing import Any
 from analyzers.finding import Finding, Severity
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source, lacking
+from probes.tape import event_kinds
 
 __all__ = ["THROTTLE_BITS", "HealthPolicy", "analyze", "xid_table"]
 
@@ -100,7 +101,7 @@ def _xids(source: Source, ranks: Mapping[str, tuple[int, ...]]) -> list[Finding]
     """One finding a code and device."""
     table = xid_table()
     seen: dict[tuple[int, str], list[Any]] = {}
-    for event in EventLog.load(source, ("xid",)).of("xid"):
+    for event in EventLog.load(source, (event_kinds.XID,)).of(event_kinds.XID):
         seen.setdefault((event.integer("xid"), event.text("device")), []).append(event)
     findings = []
     for (code, device), events in seen.items():

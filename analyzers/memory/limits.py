@@ -16,6 +16,7 @@ from typing import Any
 from analyzers.finding import Finding
 from analyzers.run.event_log import Event, EventLog
 from analyzers.source import Source, lacking
+from probes.tape import event_kinds
 
 __all__ = ["LimitPolicy", "limits", "size_text"]
 
@@ -82,8 +83,8 @@ def _limit(source: Source, rows: Sequence[tuple[Any, ...]]) -> Finding:
 
 def _retries(source: Source, policy: LimitPolicy) -> list[Finding]:
     """Ranks whose allocator was short of memory again and again, in the newest attempt that says so."""
-    log = EventLog.load(source, ("allocation_retries",))
-    events = log.of("allocation_retries")
+    log = EventLog.load(source, (event_kinds.ALLOCATION_RETRIES,))
+    events = log.of(event_kinds.ALLOCATION_RETRIES)
     newest = max((event.attempt for event in events), default=0)
     by_rank: dict[int, list[Event]] = {}
     for event in events:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from analyzers.finding import Finding
 from analyzers.run.event_log import Event, EventLog
 from analyzers.source import Source
+from probes.tape import event_kinds
 
 __all__ = ["LossScalePolicy", "analyze"]
 
@@ -40,7 +41,7 @@ def analyze(source: Source, policy: LossScalePolicy | None = None) -> list[Findi
     """Findings of kind `loss_scale_collapse`, one an attempt at most; none where nothing overflowed."""
     policy = policy or LossScalePolicy()
     by_attempt: dict[int, list[Event]] = {}
-    for event in EventLog.load(source, ("loss_scale",)).of("loss_scale"):
+    for event in EventLog.load(source, (event_kinds.LOSS_SCALE,)).of(event_kinds.LOSS_SCALE):
         if event.step is not None and event.number("scale") is not None:
             by_attempt.setdefault(event.attempt, []).append(event)
     found = ((attempt, _collapse(events, policy)) for attempt, events in sorted(by_attempt.items()))

@@ -26,10 +26,11 @@ from analyzers.numerics.provenance import Flag, Location, Phase, RankStep, StepE
 from analyzers.numerics.replay_evidence import REPLAY_EVENTS, Replayed, find_replay
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source, missing_tables
+from probes.tape import event_kinds
 
 __all__ = ["NonFinitePolicy", "analyze"]
 
-_EVENTS = (*RESPONSE_EVENTS, *REPLAY_EVENTS, "nonfinite", "loss_scale")
+_EVENTS = (*RESPONSE_EVENTS, *REPLAY_EVENTS, event_kinds.NONFINITE, event_kinds.LOSS_SCALE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +98,11 @@ def _episodes(source: Source, policy: NonFinitePolicy, log: EventLog) -> list[_E
         if is_bad and num_ends >= least_ends.get(attempt, 0)
     ]
     # fp16: a step that overflowed at its loss scale was dropped, the scale halved, and that was all.
-    absorbed = {(event.attempt, event.step) for event in log.of("loss_scale")}
-    absorbed -= {(event.attempt, event.step) for event in log.of("nonfinite")}
+    absorbed = {(event.attempt, event.step) for event in log.of(event_kinds.LOSS_SCALE)}
+    absorbed -= {(event.attempt, event.step) for event in log.of(event_kinds.NONFINITE)}
     found = [(attempt, step, turn) for attempt, step, turn in found if (attempt, step) not in absorbed]
     known = {(attempt, step) for attempt, step, _ in found}
-    for event in log.of("nonfinite"):  # a step that never ended has its verdict only here
+    for event in log.of(event_kinds.NONFINITE):  # a step that never ended has its verdict only here
         if policy.ended_only and event.attempt == newest:
             continue
         if event.step is not None and event.step >= policy.since_step and (event.attempt, event.step) not in known:
@@ -127,8 +128,8 @@ def _num_ranks(source: Source, attempt: int | None) -> int:
 
 def _refused(log: EventLog, attempt: int, step: int) -> bool:
     """Whether training went on from before the step: what comes next is no fallout of it."""
-    return bool(log.of("nonfinite", attempt=attempt, step=step)) or any(
-        event.integer("from_step") == step for event in log.of("rollback", attempt=attempt)
+    return bool(log.of(event_kinds.NONFINITE, attempt=attempt, step=step)) or any(
+        event.integer("from_step") == step for event in log.of(event_kinds.ROLLBACK, attempt=attempt)
     )
 
 
@@ -141,7 +142,7 @@ def _evidence(source: Source, log: EventLog, attempt: int, step: int, turn: int)
         """,
         [attempt, step, turn],
     )
-    events = [event for event in log.of("nonfinite", attempt=attempt, step=step) if event.rank >= 0]
+    events = [event for event in log.of(event_kinds.NONFINITE, attempt=attempt, step=step) if event.rank >= 0]
     return StepEvidence(
         rows=[RankStep(rank=r[0], local_loss=r[3], loss=r[4], grad_norm=r[5], nonfinite_count=r[6], committed=r[7],
                        batch_index=r[8]) for r in steps],

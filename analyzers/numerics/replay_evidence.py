@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from analyzers.run.event_log import Event, EventLog
+from probes.tape import event_kinds
 
 __all__ = ["REPLAY_EVENTS", "Origin", "Replayed", "Sample", "find_replay"]
 
-REPLAY_EVENTS = ("replay",)
+REPLAY_EVENTS = (event_kinds.REPLAY,)
 _PROOF = {"operation": 0, "parameter": 0, "constant": 1, "module": 2}
 """How an origin is proven, the best first: see `trainer.replay.origin`. What arrived from another rank has only 2."""
 
@@ -134,7 +135,7 @@ class Replayed:
 def find_replay(log: EventLog, *, attempt: int, step: int, turn: int = 0) -> Replayed | None:
     """The replay that followed the `turn`-th run (from 0) of a step; None if there was none."""
     by_rank: dict[int, list[list[Event]]] = {}
-    for event in log.of("replay", attempt=attempt, step=step):
+    for event in log.of(event_kinds.REPLAY, attempt=attempt, step=step):
         groups = by_rank.setdefault(event.rank, [])
         if event.text("state") == "same":
             groups.append([event])

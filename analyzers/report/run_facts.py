@@ -19,6 +19,7 @@ from analyzers.run.snapshot import attempts
 from analyzers.run.token_copies import token_copies
 from analyzers.settings.plan_deviation import against_plan
 from analyzers.source import Source, every_kth
+from probes.tape import event_kinds
 
 __all__ = ["run_facts"]
 
@@ -31,10 +32,19 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
     """JSON values; None where it is not recorded."""
     views = views or unpicked(source)
     log = EventLog.load(
-        source, ("rollback", "run_started", "run_ended", "fault_injected", "rank_closed", "preempted", "excluded")
+        source,
+        (
+            event_kinds.ROLLBACK,
+            event_kinds.RUN_STARTED,
+            event_kinds.RUN_ENDED,
+            event_kinds.FAULT_INJECTED,
+            event_kinds.RANK_CLOSED,
+            event_kinds.PREEMPTED,
+            event_kinds.EXCLUDED,
+        ),
     )
-    began_ns = max((event.wall_ns for event in log.of("run_started")), default=0)
-    ended = [event for event in log.of("run_ended") if event.wall_ns >= began_ns]
+    began_ns = max((event.wall_ns for event in log.of(event_kinds.RUN_STARTED)), default=0)
+    ended = [event for event in log.of(event_kinds.RUN_ENDED) if event.wall_ns >= began_ns]
     config = manifest.get("config")
     own = config.get("run") if isinstance(config, dict) else None
     facts: dict[str, Any] = {
@@ -51,7 +61,7 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
         {"attempt": e.attempt, "from_step": e.integer("from_step"), "to_step": e.integer("to_step"),
          "tier": e.text("tier"), "reason": e.text("reason"), "skipped_batches": e.integers("skipped_batches"),
          "duration_s": e.number("duration_s")}
-        for e in log.of("rollback")
+        for e in log.of(event_kinds.ROLLBACK)
     ]  # fmt: skip
     facts["excluded"] = [
         {
@@ -60,10 +70,10 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
             "attempt": e.attempt,
             "reason": e.text("reason"),
         }
-        for e in log.of("excluded")
+        for e in log.of(event_kinds.EXCLUDED)
     ]
     facts["faults_injected"] = [
-        {"fault": e.text("fault"), "rank": e.rank, "step": e.step} for e in log.of("fault_injected")
+        {"fault": e.text("fault"), "rank": e.rank, "step": e.step} for e in log.of(event_kinds.FAULT_INJECTED)
     ]
     interval = suggest(views.histories, manifest)
     facts["checkpoint_interval"] = None if interval is None else asdict(interval)
@@ -94,7 +104,7 @@ def _utilisation(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[
 
 def _preempted_at(log: EventLog) -> int | None:
     """Step of the checkpoint that was saved when the run was told to stop; None if there was no time for one."""
-    told = [event.integer("checkpoint_step") for event in log.of("preempted")]
+    told = [event.integer("checkpoint_step") for event in log.of(event_kinds.PREEMPTED)]
     return told[-1] if told and told[-1] >= 0 else None
 
 
@@ -180,7 +190,7 @@ def _file_problems(source: Source) -> list[dict[str, str]]:
 def _losses(log: EventLog) -> tuple[dict[str, int], dict[str, int]]:
     errors: dict[str, int] = {}
     dropped: dict[str, int] = {}
-    for event in log.of("rank_closed"):
+    for event in log.of(event_kinds.RANK_CLOSED):
         for key, total in (("probe_errors", errors), ("dropped_records", dropped)):
             counts = event.detail.get(key)
             for name, count in counts.items() if isinstance(counts, dict) else ():

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from analyzers.run.event_log import Event, EventLog
 from analyzers.run.exceptions import Frame, Link, own_frame, read_traceback
 from analyzers.run.snapshot import AttemptView
+from probes.tape import event_kinds
 
 __all__ = ["Death", "find_deaths"]
 
@@ -101,7 +102,7 @@ class Death:
 def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
     """Every rank that died in the attempt, in order of time, roots told from collateral ones."""
     found: dict[int, Death] = {}
-    for event in log.of("exception", attempt=view.attempt):
+    for event in log.of(event_kinds.EXCEPTION, attempt=view.attempt):
         if event.rank >= 0 and event.rank not in found:
             said = f"{event.text('type')}: {event.text('message')}"
             found[event.rank] = Death(
@@ -112,7 +113,7 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
                 message=event.text("message"),
                 links=_links(event),
             )
-    for event in log.of("rank_exit", attempt=view.attempt):
+    for event in log.of(event_kinds.RANK_EXIT, attempt=view.attempt):
         rank, name = event.integer("exit_rank"), event.text("signal")
         code = event.integer("exit_code", 0)
         if rank in found or rank < 0 or (code == 0 and not name):
@@ -125,7 +126,7 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
         named = _NAMED.match(message)
         found[rank] = Death(rank=rank, when_ns=event.wall_ns, cause=cause, signal=name, exit_code=code, message=message,
                             links=(Link(named[1] if named else "", message),))  # fmt: skip
-    for event in log.of("rank_state", attempt=view.attempt):
+    for event in log.of(event_kinds.RANK_STATE, attempt=view.attempt):
         rank = event.integer("state_rank")
         if event.text("state") == "dead" and rank in view.ranks and rank not in found and not view.ranks[rank].closed:
             found[rank] = Death(rank=rank, when_ns=event.wall_ns, cause="vanished")

@@ -18,13 +18,21 @@ from typing import Any
 from analyzers.run.event_log import EventLog
 from analyzers.run.step_ends import NEVER_NS, ends_of_steps
 from analyzers.source import Source
+from probes.tape import event_kinds
 
 __all__ = ["SNAPSHOT_EVENTS", "AttemptView", "Call", "RankView", "attempts", "first_end_ns", "take_snapshot"]
 
 SNAPSHOT_EVENTS = (
-    "rank_state", "rank_exit", "rank_closed", "exception", "run_ended", "culprit_killed", "stacks", "attempt_started",
-    "rank_stopped",
-)  # fmt: skip
+    event_kinds.RANK_STATE,
+    event_kinds.RANK_EXIT,
+    event_kinds.RANK_CLOSED,
+    event_kinds.EXCEPTION,
+    event_kinds.RUN_ENDED,
+    event_kinds.CULPRIT_KILLED,
+    event_kinds.STACKS,
+    event_kinds.ATTEMPT_STARTED,
+    event_kinds.RANK_STOPPED,
+)
 RECENT_STEPS = 50
 """Steps whose durations say what a normal step is."""
 ORDER_STEPS = 5
@@ -162,12 +170,14 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
 
 def first_end_ns(log: EventLog, attempt: int) -> int | None:
     """When the first process of an attempt ended (epoch nanoseconds); None if none did, or nobody says so."""
-    closed = {event.rank for event in log.of("rank_closed", attempt=attempt)}
-    times = [e.wall_ns for kind in ("culprit_killed", "exception") for e in log.of(kind, attempt=attempt)]
-    times += [e.wall_ns for e in log.of("rank_exit", attempt=attempt) if e.integer("exit_code", 1) != 0]
+    closed = {event.rank for event in log.of(event_kinds.RANK_CLOSED, attempt=attempt)}
+    times = [
+        e.wall_ns for kind in (event_kinds.CULPRIT_KILLED, event_kinds.EXCEPTION) for e in log.of(kind, attempt=attempt)
+    ]
+    times += [e.wall_ns for e in log.of(event_kinds.RANK_EXIT, attempt=attempt) if e.integer("exit_code", 1) != 0]
     times += [
         event.wall_ns
-        for event in log.of("rank_state", attempt=attempt)
+        for event in log.of(event_kinds.RANK_STATE, attempt=attempt)
         if event.text("state") == "dead" and event.integer("state_rank") not in closed
     ]
     return min(times, default=None)
@@ -375,14 +385,14 @@ def _members(source: Source, attempt: int, last_seq: Mapping[tuple[str, int], in
 
 
 def _process_states(log: EventLog, attempt: int, views: dict[int, RankView], cut_ns: int) -> None:
-    for event in log.of("rank_state", attempt=attempt):
+    for event in log.of(event_kinds.RANK_STATE, attempt=attempt):
         rank = event.integer("state_rank")
         if rank in views and event.wall_ns <= cut_ns:
             views[rank] = replace(views[rank], state=event.text("state", "running"), os_state=event.text("os_state"))
-    for event in log.of("stacks", attempt=attempt):
+    for event in log.of(event_kinds.STACKS, attempt=attempt):
         for rank in event.integers("gil_ranks"):
             if rank in views and event.wall_ns > views[rank].last_ns:
                 views[rank] = replace(views[rank], holds_gil=True)
-    for event in log.of("rank_closed", attempt=attempt):
+    for event in log.of(event_kinds.RANK_CLOSED, attempt=attempt):
         if event.rank in views:
             views[event.rank] = replace(views[event.rank], closed=True)

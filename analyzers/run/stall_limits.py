@@ -15,6 +15,7 @@ from typing import Any
 
 from analyzers.run.event_log import EventLog
 from analyzers.run.snapshot import AttemptView, first_end_ns
+from probes.tape import event_kinds
 
 __all__ = [
     "StallPolicy",
@@ -96,8 +97,8 @@ def ended_cleanly(view: AttemptView, log: EventLog, policy: StallPolicy | None =
     One that was interrupted while ranks waited for one that had closed long before was stuck, and did not.
     """
     if view.ranks and all(rank.closed for rank in view.ranks.values()):
-        return not log.of("exception", attempt=view.attempt)
-    reasons = {event.text("reason") for event in log.of("run_ended", attempt=view.attempt)}
+        return not log.of(event_kinds.EXCEPTION, attempt=view.attempt)
+    reasons = {event.text("reason") for event in log.of(event_kinds.RUN_ENDED, attempt=view.attempt)}
     if "finished" in reasons:
         return True
     if not reasons & {"interrupted", "preempted"} or not any(rank.closed for rank in view.ranks.values()):
@@ -113,7 +114,7 @@ def is_left_alone(view: AttemptView) -> bool:
 
 def killed_by_watch(log: EventLog, attempt: int) -> bool:
     """Whether watch ended a process of the attempt because of a hang."""
-    return bool(log.of("culprit_killed", attempt=attempt))
+    return bool(log.of(event_kinds.CULPRIT_KILLED, attempt=attempt))
 
 
 def death_ns(view: AttemptView, log: EventLog) -> int | None:
@@ -121,7 +122,9 @@ def death_ns(view: AttemptView, log: EventLog) -> int | None:
     ended_ns = first_end_ns(log, view.attempt)
     if ended_ns is not None:
         return ended_ns
-    return min((event.wall_ns for event in log.of("run_ended") if event.wall_ns >= view.last_ns), default=None)
+    return min(
+        (event.wall_ns for event in log.of(event_kinds.RUN_ENDED) if event.wall_ns >= view.last_ns), default=None
+    )
 
 
 def watched_ns(view: AttemptView, log: EventLog) -> int | None:
@@ -129,7 +132,9 @@ def watched_ns(view: AttemptView, log: EventLog) -> int | None:
 
     It does so when a run stands still, and never else: proof of a hang, although whoever would have said so has died.
     """
-    times = [event.wall_ns for event in log.of("stacks", attempt=view.attempt) if event.wall_ns > view.last_ns]
+    times = [
+        event.wall_ns for event in log.of(event_kinds.STACKS, attempt=view.attempt) if event.wall_ns > view.last_ns
+    ]
     return max(times, default=None)
 
 

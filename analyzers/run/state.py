@@ -17,13 +17,20 @@ from analyzers.run.event_log import Event, EventLog
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
 from analyzers.run.stall_limits import StallPolicy, limit_s, stalled_s
 from analyzers.source import Source
+from probes.tape import event_kinds
 
 __all__ = ["LIVE_WORDS", "RunState", "run_state"]
 
 LIVE_WORDS = ("starting", "training", "stalled", "recovering")
 UNWATCHED_S = 60.0
 """Silence (seconds) after which a run that no `watch` follows is taken for dead; with one, processes are looked at."""
-_EVENTS = (*SNAPSHOT_EVENTS, "run_started", "rollback", "preempted", "run_stopped")
+_EVENTS = (
+    *SNAPSHOT_EVENTS,
+    event_kinds.RUN_STARTED,
+    event_kinds.ROLLBACK,
+    event_kinds.PREEMPTED,
+    event_kinds.RUN_STOPPED,
+)
 _ENDS = {"given_up": "given up"}
 
 
@@ -65,7 +72,7 @@ def _word(
         reason = ended.text("reason") or "ended"
         return _ENDS.get(reason, reason), _why_ended(ended, log) or _lost(view, log)
     silent_s = (now_ns - last_ns) / 1e9
-    again = _rolled_back(view, log.of("rollback", attempt=view.attempt))
+    again = _rolled_back(view, log.of(event_kinds.ROLLBACK, attempt=view.attempt))
     lost = _lost(view, log)
     if not is_watched:
         if silent_s > max(UNWATCHED_S, limit_s(view, policy)):
@@ -85,23 +92,25 @@ def _word(
 
 def _end(log: EventLog) -> Event | None:
     """The launcher's last word, if none has started since."""
-    began_ns = max((event.wall_ns for event in log.of("run_started")), default=0)
-    ends = [event for event in log.of("run_ended") if event.wall_ns >= began_ns]
+    began_ns = max((event.wall_ns for event in log.of(event_kinds.RUN_STARTED)), default=0)
+    ends = [event for event in log.of(event_kinds.RUN_ENDED) if event.wall_ns >= began_ns]
     return ends[-1] if ends else None
 
 
 def _why_ended(ended: Event, log: EventLog) -> str:
-    if stopped := log.of("run_stopped"):
+    if stopped := log.of(event_kinds.RUN_STOPPED):
         return stopped[-1].text("reason")
-    if ended.text("reason") == "preempted" and log.of("preempted"):
-        step = log.of("preempted")[-1].integer("checkpoint_step")
+    if ended.text("reason") == "preempted" and log.of(event_kinds.PREEMPTED):
+        step = log.of(event_kinds.PREEMPTED)[-1].integer("checkpoint_step")
         return f"told to stop by SIGTERM; checkpoint at step {step}" if step >= 0 else "told to stop by SIGTERM"
     return ""
 
 
 def _lost(view: AttemptView, log: EventLog) -> str:
     """Who ended in the newest attempt other than cleanly, first."""
-    exits = [e for e in log.of("rank_exit", attempt=view.attempt) if e.text("signal") or e.integer("exit_code", 0)]
+    exits = [
+        e for e in log.of(event_kinds.RANK_EXIT, attempt=view.attempt) if e.text("signal") or e.integer("exit_code", 0)
+    ]
     if not exits:
         return ""
     first = exits[0]

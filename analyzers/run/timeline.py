@@ -15,12 +15,21 @@ from dataclasses import dataclass
 from analyzers.run.event_log import Event, EventLog
 from analyzers.run.snapshot import SNAPSHOT_EVENTS
 from analyzers.source import Source
+from probes.tape import event_kinds
 
 __all__ = ["Life", "measure"]
 
 SILENT_S = 1.0
 """Shortest time between the last record and a death that is shown as silence."""
-_EVENTS = (*SNAPSHOT_EVENTS, "run_started", "rollback", "checkpoint", "fault_injected", "preempted", "rank")
+_EVENTS = (
+    *SNAPSHOT_EVENTS,
+    event_kinds.RUN_STARTED,
+    event_kinds.ROLLBACK,
+    event_kinds.CHECKPOINT,
+    event_kinds.FAULT_INJECTED,
+    event_kinds.PREEMPTED,
+    event_kinds.RANK,
+)
 MAX_MOMENTS = 2_000
 
 
@@ -46,7 +55,7 @@ def measure(source: Source, now_ns: int | None = None) -> Life | None:
     log = EventLog.load(source, _EVENTS)
     born = {attempt: _born(log, attempt, first) for attempt, first, _ in rows}
     begin = min(born.values())
-    ended = max((event.wall_ns for event in log.of("run_ended")), default=now_ns or rows[-1][2])
+    ended = max((event.wall_ns for event in log.of(event_kinds.RUN_ENDED)), default=now_ns or rows[-1][2])
     phases: list[tuple[int, str, float, float]] = []
 
     def add(attempt: int, word: str, begin_ns: int, end_ns: int) -> None:
@@ -56,7 +65,7 @@ def measure(source: Source, now_ns: int | None = None) -> Life | None:
     for number, (attempt, first, last) in enumerate(rows):
         add(attempt, "start-up", born[attempt], first)
         add(attempt, "training", first, last)
-        for event in log.of("rollback", attempt=attempt):
+        for event in log.of(event_kinds.ROLLBACK, attempt=attempt):
             add(attempt, "going over steps again", event.wall_ns, _caught_up(source, event, last))
         followed = number + 1 < len(rows)
         until = born[rows[number + 1][0]] if followed else max(ended, last)
@@ -69,17 +78,21 @@ def measure(source: Source, now_ns: int | None = None) -> Life | None:
 
 
 def _born(log: EventLog, attempt: int, first_ns: int) -> int:
-    told = [event.wall_ns for event in log.of("rank", attempt=attempt)]
-    told += [event.wall_ns for event in log.of("attempt_started", attempt=attempt)]
+    told = [event.wall_ns for event in log.of(event_kinds.RANK, attempt=attempt)]
+    told += [event.wall_ns for event in log.of(event_kinds.ATTEMPT_STARTED, attempt=attempt)]
     if attempt == 0:
-        told += [event.wall_ns for event in log.of("run_started")][:1]
+        told += [event.wall_ns for event in log.of(event_kinds.RUN_STARTED)][:1]
     return min([first_ns, *(wall for wall in told if wall > 0)])
 
 
 def _death(log: EventLog, attempt: int, last_ns: int) -> int | None:
     """When the first process of the attempt ended other than cleanly."""
-    ends = [event.wall_ns for event in log.of("culprit_killed", attempt=attempt)]
-    ends += [e.wall_ns for e in log.of("rank_exit", attempt=attempt) if e.text("signal") or e.integer("exit_code", 0)]
+    ends = [event.wall_ns for event in log.of(event_kinds.CULPRIT_KILLED, attempt=attempt)]
+    ends += [
+        e.wall_ns
+        for e in log.of(event_kinds.RANK_EXIT, attempt=attempt)
+        if e.text("signal") or e.integer("exit_code", 0)
+    ]
     return min((end for end in ends if end >= last_ns), default=None)
 
 
@@ -98,22 +111,22 @@ def _moments(log: EventLog, begin_ns: int) -> list[tuple[float, int, str, str]]:
     def add(event: Event, kind: str, text: str) -> None:
         found.append(((event.wall_ns - begin_ns) / 1e9, event.attempt, kind, text))
 
-    for event in log.of("checkpoint"):
+    for event in log.of(event_kinds.CHECKPOINT):
         if event.text("tier") == "disk" and event.text("state") == "complete":
             add(event, "checkpoint", f"step {event.step} on disk")
         elif event.text("state") == "loaded":
             add(event, "loaded", f"step {event.step} from {event.text('tier')}")
-    for event in log.of("rollback"):
+    for event in log.of(event_kinds.ROLLBACK):
         tier, reason = event.text("tier") or "?", event.text("reason")
         add(event, "rollback", f"step {event.integer('from_step')} to {event.integer('to_step')} from {tier}: {reason}")
-    for event in log.of("rank_exit"):
+    for event in log.of(event_kinds.RANK_EXIT):
         if event.text("signal") or event.integer("exit_code", 0):
             how = event.text("signal") or f"exit code {event.integer('exit_code', 0)}"
             add(event, "rank ended", f"rank {event.integer('exit_rank')}: {how}")
-    for event in log.of("culprit_killed"):
+    for event in log.of(event_kinds.CULPRIT_KILLED):
         add(event, "killed by watch", f"rank {event.integer('killed_rank')}: {event.text('reason')}")
-    for event in log.of("fault_injected"):
+    for event in log.of(event_kinds.FAULT_INJECTED):
         add(event, "fault injected", f"{event.text('fault')} on rank {event.rank}")
-    for event in log.of("preempted"):
+    for event in log.of(event_kinds.PREEMPTED):
         add(event, "preempted", event.text("signal") or "told to stop")
     return sorted(found)[:MAX_MOMENTS]

@@ -24,6 +24,7 @@ from statistics import median
 from analyzers.finding import Finding
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source, every_kth, lacking
+from probes.tape import event_kinds
 
 __all__ = ["PIECES", "Startup", "StartupPolicy", "analyze", "measure"]
 
@@ -89,7 +90,7 @@ def analyze(source: Source, policy: StartupPolicy | None = None) -> list[Finding
 
 def measure(source: Source) -> list[Startup]:
     """The start of each attempt that has come to a step."""
-    log = EventLog.load(source, ("run_started", "attempt_started", "rank_exit"))
+    log = EventLog.load(source, (event_kinds.RUN_STARTED, event_kinds.ATTEMPT_STARTED, event_kinds.RANK_EXIT))
     firsts = source.rows(
         """
         SELECT attempt, rank, min(start_ns), arg_min(duration_ns, start_ns),
@@ -107,8 +108,8 @@ def measure(source: Source) -> list[Startup]:
     found = []
     for attempt in sorted({attempt for attempt, *_ in firsts}):
         by_rank: dict[str, dict[int, float]] = {}
-        begun = min((event.wall_ns for event in log.of("attempt_started", attempt=attempt)), default=None)
-        before = [event.wall_ns for kind in ("run_started", "rank_exit") for event in log.of(kind)]
+        begun = min((event.wall_ns for event in log.of(event_kinds.ATTEMPT_STARTED, attempt=attempt)), default=None)
+        before = [event.wall_ns for kind in (event_kinds.RUN_STARTED, event_kinds.RANK_EXIT) for event in log.of(kind)]
         asked = max((wall_ns for wall_ns in before if begun is not None and wall_ns <= begun), default=None)
         for of, rank, start_ns, first_ns, usual_ns, num_steps in firsts:
             if of != attempt:

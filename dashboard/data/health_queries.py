@@ -18,6 +18,7 @@ from analyzers.health.analyze import THROTTLE_BITS, xid_table
 from analyzers.run.event_log import EventLog
 from analyzers.source import Floats, Source, floats, ints, missing_tables
 from dashboard.data.queries import Columns
+from probes.tape import event_kinds
 
 __all__ = ["AT_EACH_END", "MAX_DRAWN", "Line", "Trend", "complaints", "health_trends", "xids"]
 
@@ -182,7 +183,7 @@ _LASTING = ("memory errors, uncorrected", "remapped rows")
 def xids(source: Source) -> list[dict[str, Any]]:
     """A row a device and XID code, the newest first."""
     table, seen = xid_table()["xid"], {}
-    for event in EventLog.load(source, ("xid",)).of("xid"):
+    for event in EventLog.load(source, (event_kinds.XID,)).of(event_kinds.XID):
         seen.setdefault((event.text("node"), event.text("device"), event.integer("xid")), []).append(event)
     newest = sorted(seen.items(), key=lambda found: found[1][-1].wall_ns, reverse=True)
     return [

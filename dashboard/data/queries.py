@@ -20,6 +20,7 @@ from analyzers.finding import Finding
 from analyzers.run.event_log import parsed_detail
 from analyzers.run.token_copies import token_copies
 from analyzers.source import Source, lacking
+from probes.tape import event_kinds
 
 __all__ = [
     "MAX_BUCKETS",
@@ -144,7 +145,9 @@ def reported_findings(source: Source, *, limit: int = 500) -> list[Finding]:
     """What `watch` reported while the run lived, the newest first; events that hold no finding are left out."""
     if not source.has("events"):
         return []
-    rows = source.rows("SELECT detail FROM events WHERE kind = 'finding' ORDER BY wall_ns DESC LIMIT ?", [limit])
+    rows = source.rows(
+        "SELECT detail FROM events WHERE kind = ? ORDER BY wall_ns DESC LIMIT ?", [event_kinds.FINDING, limit]
+    )
     reported = (Finding.of_event(parsed_detail(detail)) for (detail,) in rows)
     return [finding for finding in reported if finding is not None]
 

@@ -15,19 +15,22 @@ from dashboard.data import queries
 from dashboard.drawing import units
 from dashboard.drawing.elements import chart, nothing, said, table
 from dashboard.frame import View, framed
+from probes.tape import event_kinds
 
 __all__ = ["checkpoints"]
 
 
 def load_life(source: Source, now_s: int | None) -> dict[str, Any]:
     """Phases, moments, checkpoints, skipped batches."""
-    log = EventLog.load(source, ("batch_skipped", "rollback", "rank_exit", "evaluation"))
+    log = EventLog.load(
+        source, (event_kinds.BATCH_SKIPPED, event_kinds.ROLLBACK, event_kinds.RANK_EXIT, event_kinds.EVALUATION)
+    )
     return {
         "life": measure(source, None if now_s is None else now_s * 1_000_000_000),
         "checkpoints": queries.checkpoints(source),
         "skipped": [
             {"attempt": e.attempt, "step": e.step, "batch": e.integer("batch_index"), "reason": e.text("reason")}
-            for e in log.of("batch_skipped")
+            for e in log.of(event_kinds.BATCH_SKIPPED)
         ],
         "rollbacks": [
             {
@@ -35,7 +38,7 @@ def load_life(source: Source, now_s: int | None) -> dict[str, Any]:
                 "from": e.text("tier"), "took (s)": e.number("duration_s"), "verdict": e.text("verdict"),
                 "reason": e.text("reason"), "skipped batches": ", ".join(map(str, e.integers("skipped_batches")[:20])),
             }
-            for e in log.of("rollback")
+            for e in log.of(event_kinds.ROLLBACK)
         ],
     }  # fmt: skip
 

@@ -15,6 +15,7 @@ from dashboard.data import queries
 from dashboard.data.gradient_queries import Gradients, gradient_table
 from dashboard.drawing.elements import chart, nothing
 from dashboard.frame import View, framed
+from probes.tape import event_kinds
 
 __all__ = ["numerics"]
 
@@ -23,7 +24,7 @@ def load_numerics(source: Source) -> dict[str, Any]:
     """Curves, gradients and the scale's changes."""
     scale = [
         (event.step, event.number("scale"))
-        for event in EventLog.load(source, ("loss_scale",)).of("loss_scale")
+        for event in EventLog.load(source, (event_kinds.LOSS_SCALE,)).of(event_kinds.LOSS_SCALE)
         if event.step is not None and event.number("scale") is not None
     ]
     return {

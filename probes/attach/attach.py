@@ -40,6 +40,7 @@ from ..fail_open import failing_open, probes_disabled
 from ..gradients import GradientProbe
 from ..recorder import NullRecorder, Recorder
 from ..step_scalars import LateValues
+from ..tape import event_kinds
 from ..tape.events import read_events
 from ..tape.run_facts import described, device_name, versions
 from ..tape.rundir import RunDir, RunError
@@ -112,8 +113,8 @@ class Attached:
             self._phases.log(**known)
 
     def event(self, kind: str, **detail: Any) -> None:
-        """Write a fact that is rare, such as a change of the data, to the run's events."""
-        self.recorder.event(kind, **detail)
+        """Write a rare fact, such as a change of the data, to the run's events. `kind` and fields are free."""
+        self.recorder.user_event(kind, **detail)
 
     def detach(self) -> None:
         """Stop recording; hooks, patches, process groups and signal handlers are again what they were."""
@@ -137,7 +138,7 @@ class Attached:
         assert self._phases is not None
         if identity.local_rank == 0:
             self._speaks_for = identity.node_rank
-            self.recorder.event("run_started", node_rank=identity.node_rank)
+            self.recorder.event(event_kinds.RUN_STARTED, node_rank=identity.node_rank)
         self._undo.append(self._close)
         self._undo.append(register(run, self.recorder.attempt, identity.rank))
         install(self.recorder)
@@ -159,7 +160,7 @@ class Attached:
             with failing_open("attach.exception"):
                 if _current is self and not issubclass(kind, KeyboardInterrupt):
                     self._died = True
-                    self.recorder.event("exception", **described(error))
+                    self.recorder.event(event_kinds.EXCEPTION, **described(error))
             before(kind, error, trace)
 
         sys.excepthook = tell
@@ -181,7 +182,7 @@ class Attached:
     def _close(self) -> None:
         """The records are whole: whoever speaks for the node says so, as a launcher of ours would."""
         if self._speaks_for >= 0:
-            self.recorder.event("run_ended", node_rank=self._speaks_for, reason="finished", exit_code=0)
+            self.recorder.event(event_kinds.RUN_ENDED, node_rank=self._speaks_for, reason="finished", exit_code=0)
         self.recorder.close()
 
     def watch(
@@ -331,7 +332,7 @@ def _attach(
         device=_device_of(models),
     )
     if identity.rank == 0:
-        recorder.event("attempt_started", world_size=identity.world_size)
+        recorder.event(event_kinds.ATTEMPT_STARTED, world_size=identity.world_size)
         if not is_first:
             run.write_manifest(manifest | run.manifest())
     attached = Attached(recorder, run)

@@ -34,6 +34,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from ..fail_open import failing_open, probes_disabled, record_error
 from ..recorder import Recorder
+from ..tape import event_kinds
 from ..tape_recorder import TapeRecorder
 from .backward_wait import BackwardWait
 from .call_records import Calls, GroupCalls
@@ -187,7 +188,7 @@ class _Probe:
         # A mesh of one dimension has the world's group: there only what the backward pass reduces is a gradient.
         group.calls.dimension = kind if kind.startswith("dp_") or kind == "world" else ""
         group.calls.label = self.recorder.name(label)
-        self.recorder.event("process_group", process_group=label, description=description, members=members)
+        self.recorder.event(event_kinds.PROCESS_GROUP, process_group=label, description=description, members=members)
 
 
 _probe: _Probe | None = None

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..fail_open import failing_open
+from ..tape import event_kinds
 from ..tape.schema import UNSET
 
 __all__ = ["AllocatorRetries", "memory_reader"]
@@ -76,7 +77,7 @@ class AllocatorRetries:
         if self._read is not None:
             with failing_open("recorder.allocator"):
                 if retries := self.newest():
-                    event("allocation_retries", **retries)
+                    event(event_kinds.ALLOCATION_RETRIES, **retries)
 
 
 def _reader(device: str) -> Callable[[], Mapping[str, Any]]:

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ..attach.attach import current
+from ..tape import event_kinds
 from .decisions import Guard, GuardPolicy, RunStopped, Verdict
 from .ledger import Ledger
 from .position import Position
@@ -139,9 +140,9 @@ class LoopGuard:
         self._updates = back.step
         if attached is not None and attached.recorder.enabled and attached.recorder.rank == 0:
             for number in decision.batches:
-                attached.event("batch_skipped", batch_index=number, reason=verdict.reason)
+                attached.event(event_kinds.BATCH_SKIPPED, batch_index=number, reason=verdict.reason)
             attached.event(
-                "rollback",
+                event_kinds.ROLLBACK,
                 from_step=verdict.step,
                 to_step=back.step,
                 tier="memory",

@@ -1,7 +1,7 @@
 """Events: rare, rich facts, one JSON object a line in `events.jsonl`.
 
     events = EventWriter(path, attempt=0, rank=3)
-    events.write("rollback", step=40, restored_step=30)
+    events.write(event_kinds.ROLLBACK, step=40, from_step=40, to_step=30)
 
 Appending is one `write` to a file opened with O_APPEND, so several processes of a node may share a file and a killed
 writer leaves at most one torn last line, which the reader skips and counts.
@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..fail_open import failing_open
+from ..fail_open import failing_open, record_error
+from .event_kinds import EVENT_KINDS, unknown_fields
 from .safe_open import open_plain
 
 __all__ = ["EventWriter", "read_events"]
@@ -36,7 +37,18 @@ class EventWriter:
         self._torn = False
 
     def write(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
-        """Append one event; an error is counted, never raised (a full disk must not end a run)."""
+        """Append one event of a kind of the catalogue; an error is counted, never raised.
+
+        What the catalogue does not list is written all the same, and counted as an error.
+        """
+        if kind not in EVENT_KINDS:
+            record_error("events.unknown_kind", ValueError(f"no event kind {kind!r} in the catalogue"))
+        elif odd := unknown_fields(kind, detail):
+            record_error("events.unknown_field", ValueError(f"event kind {kind!r} has no field {', '.join(odd)}"))
+        self.write_any(kind, step=step, **detail)
+
+    def write_any(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
+        """Append one event of any kind, such as one of the user's own."""
         with failing_open("events"):
             line = {
                 "wall_ns": time.time_ns(),

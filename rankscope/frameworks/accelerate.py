@@ -17,6 +17,7 @@ from accelerate.tracking import GeneralTracker
 
 from rankscope.probes.attach.attach import LOGGED, Attached
 from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
+from rankscope.probes.tape import event_kinds
 
 __all__ = ["RankscopeTracker"]
 
@@ -45,7 +46,7 @@ class RankscopeTracker(GeneralTracker):  # type: ignore[misc]  # accelerate is n
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
         if self._attached.recorder.rank == 0:
-            self._attached.event("settings", **{str(name): value for name, value in values.items()})
+            self._attached.event(event_kinds.SETTINGS, **{str(name): value for name, value in values.items()})
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Those that are columns of a step (loss, grad_norm, lr, tokens, ...); the others are for other trackers."""

@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 
 from rankscope.probes.attach.attach import Attached
 from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
+from rankscope.probes.tape import event_kinds
 
 __all__ = ["RankscopeCallback"]
 
@@ -45,7 +46,7 @@ class RankscopeCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._attached is not None and state.is_world_process_zero:
-            self._attached.event("saved", step=state.global_step, folder=str(args.output_dir))
+            self._attached.event(event_kinds.SAVED, step=state.global_step, folder=str(args.output_dir))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._attached is not None:

@@ -14,6 +14,7 @@ from lightning.pytorch import Callback
 
 from rankscope.probes.attach.attach import Attached
 from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
+from rankscope.probes.tape import event_kinds
 from rankscope.probes.tape.run_facts import described
 
 __all__ = ["RankscopeCallback"]
@@ -48,7 +49,7 @@ class RankscopeCallback(Callback):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Lightning ends some exceptions itself; then nobody else would say that there was one."""
         if self._attached is not None and not isinstance(exception, KeyboardInterrupt):
-            self._attached.event("exception", **described(exception))
+            self._attached.event(event_kinds.EXCEPTION, **described(exception))
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if self._attached is not None:

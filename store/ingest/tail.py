@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.reader import MAX_SEGMENT_BYTES, Header, Segment, TapeError, read_header, read_segment
 from probes.tape.rundir import NO_MANIFEST, NODE_RANK, RunDir
@@ -306,7 +307,7 @@ def node_of(folder: Folder) -> int | None:
     for line in lines[:-1]:
         try:
             event = json.loads(line)
-            if event["kind"] == "rank" and isinstance(event["node_rank"], int):
+            if event["kind"] == event_kinds.RANK and isinstance(event["node_rank"], int):
                 return max(0, event["node_rank"])
         except (ValueError, TypeError, KeyError, RecursionError):
             continue

@@ -14,6 +14,7 @@ from probes.device import memory as device_memory
 from probes.device.memory import AllocatorRetries
 from probes.fail_open import error_counts
 from probes.recorder import NullRecorder, Recorder
+from probes.tape import event_kinds
 from probes.tape.writer import COMPLETE, OPEN
 from probes.tape_recorder import TapeRecorder
 from tests.probes.recorded_world import rows
@@ -106,7 +107,7 @@ def test_an_unknown_value_is_counted_and_not_raised(tmp_path: Path) -> None:
 
 
 def test_the_last_event_says_what_was_lost(recorder: TapeRecorder, tmp_path: Path) -> None:
-    recorder.event("fault_injected", fault="nan_grad")
+    recorder.event(event_kinds.FAULT_INJECTED, fault="nan_grad")
     recorder.close()
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [event["kind"] for event in events] == ["rank", "fault_injected", "rank_closed"]
@@ -160,7 +161,8 @@ def test_a_null_recorder_does_nothing(tmp_path: Path) -> None:
         recorder.log(loss=1.0)
     recorder.defer()
     recorder.log_late(4, loss=1.0)
-    recorder.event("anything")
+    recorder.event(event_kinds.EVALUATION)
+    recorder.user_event("anything")
     recorder.describe(tp=0)
     recorder.close()
     assert recorder.step_number == 4

@@ -9,6 +9,7 @@ A copy in memory is taken if it is not older than the newest checkpoint on disk;
 from __future__ import annotations
 
 from probes.guard.ledger import Ledger
+from probes.tape import event_kinds
 from trainer.checkpoint.agreement import first_error
 from trainer.checkpoint.disk_tier.checkpoints import DiskCheckpoints
 from trainer.checkpoint.disk_tier.loading import Loaded
@@ -40,5 +41,5 @@ def load_newest(memory: MemoryCopies, disk: DiskCheckpoints, ledger: Ledger) -> 
         return disk.load_newest(ledger)
     disk.adopt(ledger, found.copy.step)
     if rank == 0:
-        disk.recorder.event("checkpoint", step=found.copy.step, tier="memory", state="loaded")
+        disk.recorder.event(event_kinds.CHECKPOINT, step=found.copy.step, tier="memory", state="loaded")
     return Loaded(values=found.copy.values, extra=found.note["extra"])

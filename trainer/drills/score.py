@@ -21,6 +21,7 @@ from typing import Any
 
 from analyzers.diagnose import diagnose
 from analyzers.source import Source
+from probes.tape import event_kinds
 from trainer.exit_codes import EXIT_GIVEN_UP
 from trainer.faults.kind import Expected, Recovery
 from trainer.faults.options import Fault
@@ -136,7 +137,7 @@ def _struck(source: Source) -> dict[tuple[str, int], int]:
     """(kind, rank) -> when it first struck, epoch nanoseconds."""
     rows = source.rows(
         "SELECT json_extract_string(detail, '$.fault'), rank, min(wall_ns) FROM events "
-        "WHERE kind = 'fault_injected' GROUP BY ALL"
+        f"WHERE kind = '{event_kinds.FAULT_INJECTED}' GROUP BY ALL"
     )
     return {(str(kind), int(rank)): int(wall_ns) for kind, rank, wall_ns in rows}
 
@@ -222,13 +223,13 @@ def _ending(source: Source, recovery: Recovery, steps: int) -> tuple[str, list[s
     """How the run ended, and what is missing for it to have recovered."""
     rows = source.rows(
         "SELECT json_extract_string(detail, '$.reason'), CAST(json_extract_string(detail, '$.exit_code') AS BIGINT) "
-        "FROM events WHERE kind = 'run_ended'"
+        f"FROM events WHERE kind = '{event_kinds.RUN_ENDED}'"
     )
     reason, code = rows[-1] if rows else ("", None)
     did = {kind: int(count) for kind, count in source.rows("SELECT kind, count(*) FROM events GROUP BY kind")}
     problems = []
     if recovery == "stops":
-        if code != EXIT_GIVEN_UP or not did.get("run_stopped"):
+        if code != EXIT_GIVEN_UP or not did.get(event_kinds.RUN_STOPPED):
             problems.append(f"it should have stopped with a report, but: {reason or 'no end was recorded'}")
         return "stopped", problems
     if reason != "finished":
@@ -238,9 +239,9 @@ def _ending(source: Source, recovery: Recovery, steps: int) -> tuple[str, list[s
     )
     if (fewest or 0) < steps:
         problems.append(f"{fewest or 0} of {steps} steps are on a rank's record")
-    if recovery == "skips" and not did.get("rollback"):
+    if recovery == "skips" and not did.get(event_kinds.ROLLBACK):
         problems.append("the step was not refused")
-    if recovery == "restarts" and did.get("attempt_started", 0) < 2:
+    if recovery == "restarts" and did.get(event_kinds.ATTEMPT_STARTED, 0) < 2:
         problems.append("there was no restart")
     return str(reason or "no end"), problems
 
@@ -256,7 +257,8 @@ def _training_again_s(source: Source, injected_ns: int | None, recovery: Recover
     """Seconds from the fault to the end of the first good step after what was done about it."""
     if injected_ns is None or recovery not in ("skips", "restarts"):
         return None
-    after = "kind = 'rollback'" if recovery == "skips" else "kind = 'attempt_started' AND attempt > 0"
+    restarted = f"kind = '{event_kinds.ATTEMPT_STARTED}' AND attempt > 0"
+    after = f"kind = '{event_kinds.ROLLBACK}'" if recovery == "skips" else restarted
     ((again_ns,),) = source.rows(
         f"""
         SELECT min(start_ns + duration_ns) FROM steps WHERE committed AND start_ns > (

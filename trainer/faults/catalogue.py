@@ -10,6 +10,7 @@ the modules beside this one; what stands here needs no torch, so that a command 
 
 from __future__ import annotations
 
+from probes.tape import event_kinds
 from trainer.faults.kind import Expected, Kind, Whose
 
 __all__ = ["CATALOGUE", "MESHES", "NOT_DRILLED"]
@@ -220,7 +221,7 @@ CATALOGUE: dict[str, Kind] = {
         expected=(Expected(("gradient_corrupted",), ("gradient",)),),
         needs="data ranks",
         keys=("step", "rank", "tensor", "bit"),
-        told=("gradient_outlier", ""),
+        told=(event_kinds.GRADIENT_OUTLIER, ""),
         first_step=14,  # the detector's warm-up
     ),
     "skip_restore": Kind(
@@ -282,7 +283,7 @@ CATALOGUE: dict[str, Kind] = {
         what="a rank is killed, and a copy of it comes back when the next attempt has begun",
         expected=(_LOST,),
         recovery="restarts",
-        told=("fenced", ""),
+        told=(event_kinds.FENCED, ""),
         steps_after=16,
     ),
     "flood": Kind(
@@ -306,7 +307,7 @@ CATALOGUE: dict[str, Kind] = {
         expected=(_LOST,),
         recovery="restarts",
         settings=("checkpoint.memory_survives=false",),
-        told=("checkpoint", "condemned"),
+        told=(event_kinds.CHECKPOINT, "condemned"),
         first_step=24,
         steps_after=16,
     ),
@@ -316,7 +317,7 @@ CATALOGUE: dict[str, Kind] = {
         expected=(_LOST,),
         recovery="restarts",
         settings=("checkpoint.memory_survives=false",),
-        told=("checkpoint", "condemned"),
+        told=(event_kinds.CHECKPOINT, "condemned"),
         first_step=24,
         steps_after=16,
     ),
@@ -327,7 +328,7 @@ CATALOGUE: dict[str, Kind] = {
         keys=("step", "rank", "until"),
         settings=("checkpoint.interval=5",),
         allowed=("checkpoint_age",),
-        told=("checkpoint", "failed"),
+        told=(event_kinds.CHECKPOINT, "failed"),
         steps_after=24,
     ),
     "slow_disk": Kind(

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from trainer.faults.options import Fault
@@ -48,7 +49,7 @@ def _arm_at_batch(act: Callable[[RunDir], None]) -> Callable[[Trigger, Training]
 def _kill_watch(run: RunDir) -> None:
     for _, folder in run.node_dirs():
         events, _, _ = read_events(folder / "events.jsonl")
-        started = [event["pid"] for event in events if event["kind"] == "watch_started"]
+        started = [event["pid"] for event in events if event["kind"] == event_kinds.WATCH_STARTED]
         if started:
             os.kill(int(started[-1]), signal.SIGKILL)
             return

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from probes.tape import event_kinds
 from trainer.checkpoint import attempt_fence as fence
 from trainer.faults.numeric import arm_nan_grad
 from trainer.faults.options import Fault
@@ -118,7 +119,7 @@ def _arm_kill_in_recovery(trigger: Trigger, training: Training) -> None:
 
     def telling(kind: str, **detail: Any) -> None:
         tell(kind, **detail)
-        if kind == "nonfinite" and trigger.firing:
+        if kind == event_kinds.NONFINITE and trigger.firing:
             _kill(trigger.fault)
 
     trigger.recorder.event = telling  # type: ignore[method-assign]
@@ -149,7 +150,7 @@ def _come_back(trigger: Trigger) -> NoReturn:
         fence.check()
         late.rename(path)  # as whoever writes does it: what it would destroy is not checked a second time
     except fence.Fenced as fenced:
-        trigger.recorder.event("fenced", newest_attempt=fenced.newest)
+        trigger.recorder.event(event_kinds.FENCED, newest_attempt=fenced.newest)
     finally:
         os._exit(0)
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from probes.recorder import Recorder
+from probes.tape import event_kinds
 from probes.tape.rundir import RunDir
 from trainer.data.batches import Batch
 from trainer.faults.options import Fault
@@ -76,7 +77,7 @@ class Trigger:
             self.tell()
 
     def tell(self) -> None:
-        self.recorder.event("fault_injected", fault=self.fault.kind, parameters=self.fault.parameters())
+        self.recorder.event(event_kinds.FAULT_INJECTED, fault=self.fault.kind, parameters=self.fault.parameters())
 
 
 class FaultyLoader:

@@ -41,6 +41,7 @@ from probes.fingerprints import FingerprintReader, Reading
 from probes.guard.decisions import Verdict
 from probes.guard.ledger import Ledger
 from probes.recorder import Recorder
+from probes.tape import event_kinds
 from probes.tape.schema import UNSET
 from probes.tape.writer import COMPLETE
 from probes.tape_recorder import TapeRecorder
@@ -166,7 +167,7 @@ class Integrity:
         if self.training.rank == 0:
             for rank, device in zip(verdict.ranks, verdict.devices, strict=True):
                 count = ledger.corruptions.get(device, 0)
-                self.recorder.event("device_suspected", device=device, suspect_rank=rank, count=count)
+                self.recorder.event(event_kinds.DEVICE_SUSPECTED, device=device, suspect_rank=rank, count=count)
 
     def trusted_step(self, step: int) -> int:
         """The newest state up to `step` without evidence of corruption; `step` where integrity is not checked."""
@@ -296,7 +297,7 @@ class Integrity:
         self._reported = found
         if self.training.rank == 0:
             self.recorder.event(
-                "corruption",
+                event_kinds.CORRUPTION,
                 state_step=seen.step,
                 finding_kind=found.kind,
                 ranks=list(found.ranks),

@@ -17,6 +17,7 @@ from typing import Any
 
 from probes.guard.ledger import LEDGER_NAME, Ledger
 from probes.recorder import Recorder
+from probes.tape import event_kinds
 from trainer.checkpoint.agreement import from_rank_0
 from trainer.checkpoint.disk_tier.manifest import write_json
 
@@ -64,7 +65,7 @@ class LedgerFile:
         """Record an event for what went wrong since the last call."""
         problem, self._problem = self._problem, ""
         if problem:
-            self._recorder.event("checkpoint", tier="disk", state="failed", path=LEDGER_NAME, reason=problem)
+            self._recorder.event(event_kinds.CHECKPOINT, tier="disk", state="failed", path=LEDGER_NAME, reason=problem)
 
     def _numbered(self) -> tuple[dict[str, Any], int]:
         self._newest += 1

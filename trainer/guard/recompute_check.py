@@ -23,6 +23,7 @@ from analyzers.corruption.gradient_outlier import GradientOutlier, GradientOutli
 from probes.collectives.wrapped import take_gradient_peaks
 from probes.guard.ledger import Ledger
 from probes.recorder import Recorder
+from probes.tape import event_kinds
 from trainer.checkpoint.agreement import everyone
 from trainer.training.rank_training import Training
 
@@ -100,7 +101,7 @@ class RecomputeCheck:
             self.ledger.corruptions[device] = self.ledger.corruptions.get(device, 0) + 1
         if self.training.rank == 0:
             self.recorder.event(
-                "gradient_outlier",
+                event_kinds.GRADIENT_OUTLIER,
                 step=step,
                 batch_index=batch_index,
                 outlier_rank=outlier.rank,

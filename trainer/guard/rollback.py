@@ -21,6 +21,7 @@ import time
 
 from probes.guard.decisions import Guard, RunStopped, Verdict
 from probes.recorder import Recorder
+from probes.tape import event_kinds
 from probes.tape.rundir import RunDir
 from trainer.checkpoint.state import Position
 from trainer.data.batches import Batch
@@ -81,7 +82,7 @@ class Rollback:
         self.copies.ledger_file.save()
         if self.is_chief:
             for number in skipped:
-                self.recorder.event("batch_skipped", batch_index=number, reason=verdict.reason)
+                self.recorder.event(event_kinds.BATCH_SKIPPED, batch_index=number, reason=verdict.reason)
         if not self.enabled:
             return position
         with self.recorder.span("rollback"):
@@ -94,7 +95,7 @@ class Rollback:
         self.triage.from_restored(repeated, batch, state_step=restored.step)
         if self.is_chief:
             self.recorder.event(
-                "rollback",
+                event_kinds.ROLLBACK,
                 from_step=verdict.step,
                 to_step=restored.step,
                 tier=tier,
@@ -116,7 +117,7 @@ class Rollback:
     def _report_stop(self, reason: str, verdict: Verdict) -> None:
         self.copies.ledger_file.save()
         if self.is_chief:
-            self.recorder.event("run_stopped", reason=reason)
+            self.recorder.event(event_kinds.RUN_STOPPED, reason=reason)
             report = {"reason": reason, "step": verdict.step, "kind": verdict.kind, "ledger": self.ledger.to_json()}
             self.run_dir.reports.mkdir(exist_ok=True)
             (self.run_dir.reports / "guard-stop.json").write_text(json.dumps(report, indent=2) + "\n")
@@ -128,7 +129,7 @@ class Rollback:
         phase = "backward" if local_loss is None or math.isfinite(local_loss) else "forward"
         count = sum(number for _, number in found)
         self.recorder.event(
-            "nonfinite",
+            event_kinds.NONFINITE,
             step=verdict.step,
             phase=phase,
             parameters=[name for name, _ in found],

@@ -20,6 +20,7 @@ from typing import Any
 from probes.guard.decisions import Guard
 from probes.guard.ledger import Ledger
 from probes.recorder import Recorder
+from probes.tape import event_kinds
 from probes.tape.rundir import RunDir
 from probes.tape.shared_memory import shared_folder
 from trainer.checkpoint import attempt_fence as fence
@@ -115,7 +116,7 @@ class StateCopies:
             found |= signature(local_tensors(training_tensors(training)), rng_state(training.device))
         parts = differing({"data": loaded.extra.get("order"), **loaded.signature}, found)
         if parts:
-            self.recorder.event("resume_differs", step=loaded.values.position.step, parts=parts)
+            self.recorder.event(event_kinds.RESUME_DIFFERS, step=loaded.values.position.step, parts=parts)
 
     # After a healthy step.
 
@@ -146,7 +147,7 @@ class StateCopies:
             self.disk.prune(self.ledger.good_step)
         self.ledger_file.report_problem()
         for news in self.memory.peers.news() if self.memory.peers is not None else ():
-            self.recorder.event("peer_copy", **news)
+            self.recorder.event(event_kinds.PEER_COPY, **news)
 
     def save(self, position: Position) -> bool:
         """Save to disk now and wait for it, as for one that is being written already; False if that failed."""
@@ -177,7 +178,7 @@ class StateCopies:
             self._save_delayed = True
             if self.is_chief:
                 reason = "the save before it is still being written"
-                self.recorder.event("checkpoint", tier="disk", state="delayed", reason=reason)
+                self.recorder.event(event_kinds.CHECKPOINT, tier="disk", state="delayed", reason=reason)
         elif not self.config.asynchronous and due:
             self.save(position)
         elif due or (self._save_delayed and not self.disk.busy):
@@ -203,7 +204,7 @@ class StateCopies:
 
     def _report_copy(self, step: int, state: str, **detail: Any) -> None:
         if self.is_chief:
-            self.recorder.event("checkpoint", step=step, tier="memory", state=state, **detail)
+            self.recorder.event(event_kinds.CHECKPOINT, step=step, tier="memory", state=state, **detail)
 
     # After a bad step.
 

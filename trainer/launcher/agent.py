@@ -28,6 +28,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 
+from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from trainer.checkpoint import attempt_fence as fence
@@ -95,7 +96,10 @@ class Agent(SimpleElasticAgent):
         met = worker_group.workers[0].world_size
         world_size = fitting_world(self.config, met)
         self.events.write(
-            "attempt_started", world_size=world_size, node_rank=self.node.rank, ranks_left_over=met - world_size
+            event_kinds.ATTEMPT_STARTED,
+            world_size=world_size,
+            node_rank=self.node.rank,
+            ranks_left_over=met - world_size,
         )
         environments = {
             worker.local_rank: self._environment(worker_group, worker, attempt, world_size)
@@ -171,7 +175,7 @@ class Agent(SimpleElasticAgent):
         for local_rank, code in self.ranks.exit_codes().items():
             if local_rank not in first and code in (-signal.SIGTERM, -signal.SIGKILL, EXIT_PREEMPTED):
                 worker = worker_group.workers[local_rank]
-                self.events.write("rank_stopped", exit_rank=worker.global_rank, pid=worker.id, exit_code=code)
+                self.events.write(event_kinds.RANK_STOPPED, exit_rank=worker.global_rank, pid=worker.id, exit_code=code)
             elif local_rank not in first and code:
                 failures[local_rank] = self._failed(worker_group, local_rank, code, is_blamed=False)
         return RunResult(
@@ -200,10 +204,10 @@ class Agent(SimpleElasticAgent):
                 self._goes_on_without = True
             else:
                 self.exit_code, self._remaining_restarts = EXIT_PREEMPTED, 0
-            self.events.write("rank_stopped", exit_rank=worker.global_rank, pid=worker.id, exit_code=code)
+            self.events.write(event_kinds.RANK_STOPPED, exit_rank=worker.global_rank, pid=worker.id, exit_code=code)
         else:
             self.events.write(
-                "rank_exit",
+                event_kinds.RANK_EXIT,
                 exit_rank=worker.global_rank,
                 pid=failure.pid,
                 exit_code=code,
@@ -232,7 +236,7 @@ class Agent(SimpleElasticAgent):
         self.devices.leave_out(device)
         worker_group.spec.local_world_size = len(self.devices.in_use)
         self.events.write(
-            "excluded",
+            event_kinds.EXCLUDED,
             node_rank=self.node.rank,
             device=self.devices.name(device),
             excluded_rank=worker_group.workers[local_rank].global_rank,
@@ -254,7 +258,7 @@ class Agent(SimpleElasticAgent):
         reason = f"{self._node_failures} failures, the last: a rank died of {signal.Signals(-code).name}"
         leave_out(self.run_dir, self.node.rank, reason)
         self.events.write(
-            "excluded",
+            event_kinds.EXCLUDED,
             node_rank=self.node.rank,
             device=None,
             excluded_rank=None,

@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.reader import TapeError, read_segment, segment_paths
 from probes.tape.rundir import RunDir
@@ -120,7 +121,7 @@ class ProgressView:
         rank0 = self._reader.new_events()
         for event in sorted([*events, *rank0], key=lambda e: e.get("wall_ns", 0)):
             line = _line(event)
-            if event["kind"] == "finding" and event.get("status") == "fired":
+            if event["kind"] == event_kinds.FINDING and event.get("status") == "fired":
                 self.findings += 1
             if line:
                 self.console.print(line, highlight=False, soft_wrap=True)
@@ -157,7 +158,7 @@ class _StepReader:
         for _, rank, directory in self.run.rank_dirs():
             path = directory / "events.jsonl"
             events, self._event_bytes[path], _ = read_events(path, self._event_bytes.get(path, 0))
-            found += [event for event in events if rank == 0 or event["kind"] == "fault_injected"]
+            found += [event for event in events if rank == 0 or event["kind"] == event_kinds.FAULT_INJECTED]
         return found
 
     def _read_on(self) -> None:
@@ -187,31 +188,31 @@ def _line(event: dict[str, Any]) -> str:
     """One line for a person, or "" for an event that is for machines."""
     kind, step = event["kind"], event.get("step")
     where = f"step {step:>5}  " if isinstance(step, int) and step > 0 else ""
-    if kind == "finding" and event.get("status") == "fired":
+    if kind == event_kinds.FINDING and event.get("status") == "fired":
         colour = {"critical": "red", "warning": "yellow"}.get(str(event.get("severity")), "cyan")
         title = str(event.get("finding_kind")).upper().replace("_", "-")
         return f"[{colour}]{escape(title)}[/]  {escape(str(event.get('summary')))}"
-    if kind == "rollback":
+    if kind == event_kinds.ROLLBACK:
         skipped = json.dumps(event.get("skipped_batches"))
         return escape(
             f"{where}rolled back to step {event.get('to_step')} from {event.get('tier')} in "
             f"{1e3 * float(event.get('duration_s') or 0):.0f} ms, batches {skipped} skipped"
         )
-    if kind == "replay" and event.get("state") == "same":
+    if kind == event_kinds.REPLAY and event.get("state") == "same":
         again = "it comes back" if event.get("came_back") else "it does not come back: no batch made it, but a device"
         return escape(f"{where}replayed: {again}")
-    if kind == "fault_injected":
+    if kind == event_kinds.FAULT_INJECTED:
         return f"[dim]{where}fault injected: {escape(str(event.get('fault')))} on rank {event.get('rank')}[/]"
-    if kind == "culprit_killed":
+    if kind == event_kinds.CULPRIT_KILLED:
         return f"[red]{where}killed rank {event.get('killed_rank')}[/] so that the ranks can restart"
-    if kind == "excluded":
+    if kind == event_kinds.EXCLUDED:
         return f"[yellow]{escape(str(event.get('device')))} is left out[/]: {escape(str(event.get('reason')))}"
-    if kind == "rank_exit":
+    if kind == event_kinds.RANK_EXIT:
         how = event.get("signal") or f"exit code {event.get('exit_code')}"
         return f"[red]{where}rank {event.get('exit_rank')} ended: {escape(str(how))}[/]"
-    if kind == "attempt_started" and event.get("attempt"):
+    if kind == event_kinds.ATTEMPT_STARTED and event.get("attempt"):
         return f"[cyan]restarting, attempt {event.get('attempt')} with {event.get('world_size')} ranks[/]"
-    if kind in ("preempted", "interrupted") and event.get("checkpoint_step") is not None:
+    if kind in (event_kinds.PREEMPTED, event_kinds.INTERRUPTED) and event.get("checkpoint_step") is not None:
         return f"[cyan]{where}stopped as asked, step {event.get('checkpoint_step')} is saved[/]"
     return ""
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from probes.guard.ledger import LEDGER_NAME, Ledger
+from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from trainer.checkpoint.attempt_fence import claims
@@ -89,7 +90,7 @@ def living(run: RunDir) -> Iterator[str]:
             yield f"its launcher (pid {who['pid']}, attempt {attempt})"
     for attempt, rank, folder in run.rank_dirs():
         events, _, _ = read_events(folder / "events.jsonl", limit_bytes=1 << 20)
-        who = next((event for event in events if event["kind"] == "rank"), {})
+        who = next((event for event in events if event["kind"] == event_kinds.RANK), {})
         if who.get("host") == here and is_alive(_number(who, "pid"), _number(who, "start_ticks")):
             yield f"rank {rank} (pid {who['pid']}, attempt {attempt})"
 

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from probes.attach.watch_process import start_watch
+from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK, RunDir
 from store import is_watched
@@ -70,7 +71,9 @@ class _WatchKeeper:
         if is_watched(self.run.stores()):
             return False
         events = read_events(self.run.node_dir(self.node_rank) / "events.jsonl")[0]
-        return any(event["kind"] == "watch_stopped" and event.get("pid") == self.process.pid for event in events)
+        return any(
+            event["kind"] == event_kinds.WATCH_STOPPED and event.get("pid") == self.process.pid for event in events
+        )
 
 
 class _ToldToStop(BaseException):
@@ -117,7 +120,7 @@ def supervise(
     (run.path / "logs").mkdir(exist_ok=True)
     events = EventWriter(directory / "events.jsonl", attempt=0, rank=NODE_RANK)
     events.write(
-        "run_started",
+        event_kinds.RUN_STARTED,
         node_rank=node.rank,
         nproc_per_node=node.nproc,
         max_restarts=config.recovery.max_restarts,
@@ -133,7 +136,7 @@ def supervise(
             view.every_tick(keeper.look)
             outcome = _launch(run, config, node, meeting, arguments, events, zygote, signals)
             events.write(
-                "run_ended",
+                event_kinds.RUN_ENDED,
                 node_rank=node.rank,
                 reason=outcome.reason,
                 exit_code=outcome.exit_code,

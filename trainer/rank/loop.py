@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from probes.recorder import Recorder
+from probes.tape import event_kinds
 from trainer.checkpoint.state import Position
 from trainer.guard.recovery import Recovery
 from trainer.guard.votes import StepVotes
@@ -179,7 +180,7 @@ def _evaluate(session: Session, step: int) -> None:
     with session.recorder.span("evaluate"):
         loss = float(session.training.evaluate())
     if session.training.rank == 0:
-        session.recorder.event("evaluation", loss=loss)
+        session.recorder.event(event_kinds.EVALUATION, loss=loss)
 
 
 def _print_progress(session: Session, step: int, result: StepResult, rate: float) -> None:

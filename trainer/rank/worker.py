@@ -34,6 +34,7 @@ from probes.collectives.wrapped import install, unreduced_gradients
 from probes.fail_open import failing_open, probes_disabled
 from probes.guard.decisions import RunStopped
 from probes.recorder import NullRecorder, Recorder
+from probes.tape import event_kinds
 from probes.tape.run_facts import described, device_name, versions
 from probes.tape.rundir import RunDir, RunError
 from probes.tape.stack_file import register
@@ -81,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _train(identity, config, plan, device, faults, stop, store, run, recorder)
     except (ConfigError, FaultError, CheckpointError) as error:
-        recorder.event("exception", **described(error))
+        recorder.event(event_kinds.EXCEPTION, **described(error))
         return _mistake(identity, error)
     except RunStopped as stopped:
         if identity.rank == 0:
@@ -90,10 +91,10 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_GIVEN_UP
     except fence.Fenced as fenced:
         sys.stderr.write(f"rankscope: rank {identity.rank}: {fenced}\n")
-        recorder.event("fenced", newest_attempt=fenced.newest)
+        recorder.event(event_kinds.FENCED, newest_attempt=fenced.newest)
         return EXIT_FENCED
     except BaseException as error:
-        recorder.event("exception", **described(error))
+        recorder.event(event_kinds.EXCEPTION, **described(error))
         raise
 
 
@@ -129,7 +130,7 @@ def _train(
         asked_to_stop=stop,
         prints_progress=identity.rank == 0 and "RANKSCOPE_RUN_DIR" not in os.environ,
     )
-    stop.out_of_time = lambda: recorder.event("preempted", signal=_name(stop.signal), checkpoint_step=None)
+    stop.out_of_time = lambda: recorder.event(event_kinds.PREEMPTED, signal=_name(stop.signal), checkpoint_step=None)
     try:
         outcome = train(session)
     finally:
@@ -137,7 +138,7 @@ def _train(
     if outcome == "stopped" and identity.rank == 0:
         # Rank 0 may have been told by another rank: then somebody wants one of the machines back.
         saved = session.recovery.copies.disk.saved
-        kind = "interrupted" if stop.signal == signal.SIGINT else "preempted"
+        kind = event_kinds.INTERRUPTED if stop.signal == signal.SIGINT else event_kinds.PREEMPTED
         recorder.event(kind, signal=_name(stop.signal), checkpoint_step=saved[-1] if saved else None)
     recorder.close()
     # The group is not destroyed: DDP's reducer may hold its last reference, and torch then joins gloo's threads under
@@ -252,7 +253,7 @@ def _recorder(identity: Identity, config: Config, run: RunDir, attempt: int, dev
     )
     if "RANKSCOPE_RUN_DIR" not in os.environ:
         if identity.rank == 0:
-            recorder.event("attempt_started", world_size=identity.world_size)
+            recorder.event(event_kinds.ATTEMPT_STARTED, world_size=identity.world_size)
         if identity.local_rank == 0:
             with failing_open("watch"):  # without it nothing is lost: the tapes are the source of truth
                 num_nodes, digests = meeting_point()

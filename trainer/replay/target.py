@@ -23,6 +23,7 @@ from analyzers.numerics import nonfinite
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source
 from probes.guard.ledger import LEDGER_NAME, Ledger
+from probes.tape import event_kinds
 from probes.tape.rundir import RunDir
 from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
 from trainer.checkpoint.disk_tier.manifest import CheckpointError, read_manifest
@@ -121,8 +122,8 @@ def _kind(
 ) -> tuple[Literal["healthy", "non_finite", "spike"], float]:
     if not (math.isfinite(loss) and math.isfinite(norm)):
         return "non_finite", math.nan
-    log = EventLog.load(source, ("replay", "rollback", "batch_skipped"), attempt)
-    told = [event for event in log.of("replay", step=step) if event.text("verdict") == "spike"]
+    log = EventLog.load(source, (event_kinds.REPLAY, event_kinds.ROLLBACK, event_kinds.BATCH_SKIPPED), attempt)
+    told = [event for event in log.of(event_kinds.REPLAY, step=step) if event.text("verdict") == "spike"]
     if told:
         return "spike", told[0].number("loss_level") or math.nan
     if was_taken:

@@ -29,6 +29,7 @@ import torch
 from probes.fail_open import failing_open
 from probes.guard.decisions import Verdict
 from probes.recorder import NullRecorder, Recorder
+from probes.tape import event_kinds
 from trainer.checkpoint.state import restore_rng, rng_state
 from trainer.data.batches import Batch
 from trainer.model.compiling import uncompiled
@@ -110,7 +111,7 @@ class Triage:
     ) -> None:  # fmt: skip
         with failing_open("replay"):
             self.recorder.event(
-                "replay",
+                event_kinds.REPLAY,
                 step=verdict.step,
                 verdict=verdict.kind,
                 state=state,

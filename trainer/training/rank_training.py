@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from probes.recorder import NullRecorder, Recorder
+from probes.tape import event_kinds
 from trainer.config.config import Config, ConfigError
 from trainer.data.batches import Batch, BatchStream
 from trainer.data.prefetch import Prefetcher
@@ -221,7 +222,7 @@ class Training:
             return False
         self.discard()
         if self.rank == 0:
-            self.recorder.event("loss_scale", scale=self.scaler.scale)
+            self.recorder.event(event_kinds.LOSS_SCALE, scale=self.scaler.scale)
         return True
 
     def step(self, step: int) -> float:

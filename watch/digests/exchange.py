@@ -20,6 +20,7 @@ from analyzers.run.digest import Digest, of_ranks
 from analyzers.run.event_log import Event, EventLog
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
 from analyzers.source import Source
+from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from watch.digests.link import LEADER, DigestLink, Verdict
 
@@ -106,13 +107,13 @@ class JobWatch:
             if digest.closing or silent_s <= SILENT_S:
                 if digest.node in self._silent:
                     self._silent.discard(digest.node)
-                    self.events.write("node_heard", node_rank=digest.node)
+                    self.events.write(event_kinds.NODE_HEARD, node_rank=digest.node)
             elif digest.node not in self._silent:
                 self._silent.add(digest.node)
                 ranks = sorted(digest.view.ranks)
                 step = digest.view.step
                 self.events.write(
-                    "node_silent", step=step, node_rank=digest.node, silent_s=round(silent_s, 1), ranks=ranks
+                    event_kinds.NODE_SILENT, step=step, node_rank=digest.node, silent_s=round(silent_s, 1), ranks=ranks
                 )
 
     def _tell_clocks(self) -> None:
@@ -121,7 +122,7 @@ class JobWatch:
             if before_ns is None or abs(offset_ns - before_ns) > MOVED_NS:
                 self._offsets_ns[node] = offset_ns
                 error_ns = self.link.errors_ns.get(node, 0)
-                self.events.write("clock_offset", node_rank=node, offset_ns=offset_ns, error_ns=error_ns)
+                self.events.write(event_kinds.CLOCK_OFFSET, node_rank=node, offset_ns=offset_ns, error_ns=error_ns)
 
 
 def _is_about(event: Event, ranks: Set[int]) -> bool:

@@ -25,6 +25,7 @@ from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.report.wording.links import finding_link
+from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 
 __all__ = ["FindingHook", "finding_hook"]
@@ -108,7 +109,7 @@ class FindingHook:
                 try:
                     deliver(body)
                 except (OSError, ValueError, subprocess.SubprocessError) as error:
-                    self._events.write("hook_failed", hook=name, reason=_one_line(error))
+                    self._events.write(event_kinds.HOOK_FAILED, hook=name, reason=_one_line(error))
 
     def _post(self, body: bytes) -> None:
         if not self._webhook:

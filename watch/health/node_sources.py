@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from watch.health import nvml
@@ -39,5 +40,5 @@ def node_health(run: RunDir, node_rank: int, events: EventWriter) -> Iterator[No
             try:
                 stack.enter_context(sampling(run.node_dir(node_rank), sources, events, xids=xids))
             except OSError as error:  # a full disk: the run goes on without readings
-                events.write("health_failed", source="tape", reason=str(error))
+                events.write(event_kinds.HEALTH_FAILED, source="tape", reason=str(error))
         yield

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.names import NameWriter
 from probes.tape.rundir import NODE_RANK
@@ -56,7 +57,7 @@ class _Sampler:
                 period_s = FAILED_PERIOD_S
                 if str(error) != told:
                     told = str(error)
-                    self._events.write("health_failed", source=source.name, reason=told)
+                    self._events.write(event_kinds.HEALTH_FAILED, source=source.name, reason=told)
             self.stopped.wait(max(0.0, period_s - (time.monotonic() - start)))
 
     def listen(self, source: XidSource) -> None:
@@ -66,7 +67,7 @@ class _Sampler:
                 for xid in source.wait(self.period_s):
                     self._say(xid, "NVML")
         except Exception as error:
-            self._events.write("health_failed", source="XID", reason=str(error))
+            self._events.write(event_kinds.HEALTH_FAILED, source="XID", reason=str(error))
 
     def close(self) -> None:
         self._tape.close()
@@ -86,7 +87,7 @@ class _Sampler:
 
     def _say(self, xid: Xid, source: str) -> None:
         message = f"XID {xid.code}, told by {source}"
-        self._events.write("xid", xid=xid.code, device=xid.device, node=self._node, message=message)
+        self._events.write(event_kinds.XID, xid=xid.code, device=xid.device, node=self._node, message=message)
 
 
 @contextmanager

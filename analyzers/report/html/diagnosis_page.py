@@ -26,6 +26,7 @@ from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.source import Source, floats
+from probes.tape import event_kinds
 
 __all__ = ["render"]
 
@@ -249,7 +250,7 @@ def _is_routine(event: queries.Told) -> bool:
     """Copies in memory are taken every few steps; of those only a return to one is part of the story."""
     routine = ("writing", "complete", "good", "removed")
     detail = event.detail
-    return event.kind == "checkpoint" and detail.get("tier") == "memory" and detail.get("state") in routine
+    return event.kind == event_kinds.CHECKPOINT and detail.get("tier") == "memory" and detail.get("state") in routine
 
 
 def _measured(key: str, value: Any) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source, lacking
+from probes.tape import event_kinds
 
 __all__ = ["progress"]
 
@@ -50,7 +51,7 @@ def progress(source: Source, finding: Finding) -> Iterator[Drawing]:
         series.Series(name=f"node {node}", x=np.array(lines[node][0]), y=np.array(lines[node][1])) for node in order
     ]
     figure = series.draw(shown, x="seconds", y="newest step of its ranks")
-    events = EventLog.load(source, ("node_silent",)).of("node_silent")
+    events = EventLog.load(source, (event_kinds.NODE_SILENT,)).of(event_kinds.NODE_SILENT)
     begun = next((e for e in events if e.integer("node_rank") == silent and e.step == finding.first_step), None)
     if begun is not None:
         told_s = (begun.wall_ns - int(rows[0][3])) / 1e9

@@ -17,6 +17,7 @@ from analyzers.finding import Finding
 from analyzers.numerics.gradient_flow import block_of
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source, floats, ints, lacking, missing_tables
+from probes.tape import event_kinds
 
 __all__ = ["compression", "experts", "flow", "loss_around", "noise", "nonfinite", "replicas", "resume", "scale"]
 
@@ -189,7 +190,9 @@ def replicas(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 def resume(source: Source, finding: Finding) -> Iterator[Drawing]:
     """Which part of the state was another than saved, on which rank."""
-    events = EventLog.load(source, ("resume_differs",)).of("resume_differs", attempt=finding.attempt)
+    events = EventLog.load(source, (event_kinds.RESUME_DIFFERS,)).of(
+        event_kinds.RESUME_DIFFERS, attempt=finding.attempt
+    )
     differing = {event.rank: set(event.texts("parts")) for event in events}
     if not differing or not source.has("ranks"):
         return
@@ -204,7 +207,9 @@ def resume(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 def scale(source: Source, finding: Finding) -> Iterator[Drawing]:
     """The loss scale after each overflow, with where the collapse began."""
-    events = EventLog.load(source, ("loss_scale",)).of("loss_scale", attempt=attempt_of(source, finding))
+    events = EventLog.load(source, (event_kinds.LOSS_SCALE,)).of(
+        event_kinds.LOSS_SCALE, attempt=attempt_of(source, finding)
+    )
     changes = [(e.step, value) for e in events if e.step is not None and (value := e.number("scale")) is not None]
     if changes:
         figure = numbers.scale(changes)

@@ -29,6 +29,7 @@ import torch
 from probes.fail_open import failing_open
 from probes.guard.ledger import Ledger
 from probes.recorder import Recorder
+from probes.tape import event_kinds
 from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.agreement import first_error, from_rank_0, summed
 from trainer.checkpoint.disk_tier.loading import Loaded, load_folder
@@ -347,7 +348,7 @@ class DiskCheckpoints:
                 with failing_open("checkpoint states"):
                     self.states.advance(step, state)
             path = f"{self.folder.name}/{self.path(step).name}"
-            self.recorder.event("checkpoint", step=step, tier="disk", state=state, path=path, **detail)
+            self.recorder.event(event_kinds.CHECKPOINT, step=step, tier="disk", state=state, path=path, **detail)
 
     def _report_problem(self, reason: str) -> None:
-        self.recorder.event("checkpoint", tier="disk", state="failed", path=self.folder.name, reason=reason)
+        self.recorder.event(event_kinds.CHECKPOINT, tier="disk", state="failed", path=self.folder.name, reason=reason)

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from trainer.checkpoint.disk_tier.manifest import write_json
@@ -42,9 +43,9 @@ def count_failures(run: RunDir, node_rank: int) -> int:
     since_ns = _read(_folder(run) / "counted-from.json").get("wall_ns", 0)
     events, _, _ = read_events(run.node_dir(node_rank) / "events.jsonl")
     events = [event for event in events if event.get("wall_ns", 0) > since_ns]
-    blamed = sum(event["kind"] == "rank_exit" and event.get("blamed") is True for event in events)
-    begun = sum(event["kind"] == "run_started" for event in events)
-    ended = sum(event["kind"] == "run_ended" for event in events)
+    blamed = sum(event["kind"] == event_kinds.RANK_EXIT and event.get("blamed") is True for event in events)
+    begun = sum(event["kind"] == event_kinds.RUN_STARTED for event in events)
+    ended = sum(event["kind"] == event_kinds.RUN_ENDED for event in events)
     return blamed + max(0, begun - ended)
 
 

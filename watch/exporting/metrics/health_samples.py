@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from analyzers.health.analyze import THROTTLE_BITS, xid_table
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source, missing_tables
+from probes.tape import event_kinds
 from watch.exporting.metrics.catalogue import Sample
 
 __all__ = ["health_samples"]
@@ -76,7 +77,7 @@ def _readings(source: Source) -> Iterator[Sample]:
 def _xids(source: Source) -> Iterator[Sample]:
     table = xid_table()["xid"]
     seen: dict[tuple[str, int], list[int]] = {}
-    for event in EventLog.load(source, ("xid",)).of("xid"):
+    for event in EventLog.load(source, (event_kinds.XID,)).of(event_kinds.XID):
         seen.setdefault((event.text("device"), event.integer("xid")), []).append(event.wall_ns)
     for (device, code), times in sorted(seen.items()):
         of = {"device": device, "xid": str(code), "class": str(table.get(str(code), {}).get("class", "unknown"))}

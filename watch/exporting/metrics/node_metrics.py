@@ -23,6 +23,7 @@ from analyzers.run.stall_limits import StallPolicy, limit_s
 from analyzers.run.state import LIVE_WORDS, RunState, run_state
 from analyzers.source import Source, missing_tables
 from analyzers.wording import is_number
+from probes.tape import event_kinds
 from watch.exporting.metrics.catalogue import Sample
 from watch.exporting.metrics.health_samples import health_samples
 
@@ -53,7 +54,16 @@ class NodeMetrics:
         if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_EVERY_S * 1e9:
             self._slow = list(_account(source, self._stall, now_ns))
             self._slow_ns = now_ns if self._slow else None
-        log = EventLog.load(source, (*SNAPSHOT_EVENTS, "run_started", "rollback", "batch_skipped", "preempted"))
+        log = EventLog.load(
+            source,
+            (
+                *SNAPSHOT_EVENTS,
+                event_kinds.RUN_STARTED,
+                event_kinds.ROLLBACK,
+                event_kinds.BATCH_SKIPPED,
+                event_kinds.PREEMPTED,
+            ),
+        )
         state = run_state(source, self._stall, now_ns=now_ns, is_watched=True)
         return [
             *self._run(source, log, state),
@@ -86,7 +96,7 @@ class NodeMetrics:
         yield Sample("rankscope_run_info", 1, labels)
         for word in STATES:
             yield Sample("rankscope_run_state", float(word == state.word), {"state": word})
-        started = [event.wall_ns for event in log.of("run_started")]
+        started = [event.wall_ns for event in log.of(event_kinds.RUN_STARTED)]
         if started:
             yield Sample("rankscope_run_start_timestamp_seconds", min(started) / 1e9)
         lives = attempts(source)
@@ -200,10 +210,12 @@ def _ranks(source: Source, log: EventLog) -> Iterator[Sample]:
     if not lives or missing_tables(source, "ranks"):
         return
     attempt = lives[-1]
-    exits = log.of("rank_exit", attempt=attempt)
+    exits = log.of(event_kinds.RANK_EXIT, attempt=attempt)
     dead = {e.integer("exit_rank") for e in exits if e.text("signal") or e.integer("exit_code", 0)}
-    closed = {event.rank for event in log.of("rank_closed", attempt=attempt)}
-    states = {event.integer("state_rank"): event.text("state") for event in log.of("rank_state", attempt=attempt)}
+    closed = {event.rank for event in log.of(event_kinds.RANK_CLOSED, attempt=attempt)}
+    states = {
+        event.integer("state_rank"): event.text("state") for event in log.of(event_kinds.RANK_STATE, attempt=attempt)
+    }
     dead |= {rank for rank, state in states.items() if state == "dead"} - closed
     for rank, local_rank, host, uuid in source.rows(
         "SELECT rank, arg_max(local_rank, wall_ns), arg_max(host, wall_ns), arg_max(device_uuid, wall_ns) FROM ranks "
@@ -284,10 +296,12 @@ def _open_findings(source: Source, attempt: int, now_ns: int) -> list[Finding]:
 
 
 def _recovery(source: Source, log: EventLog) -> Iterator[Sample]:
-    rollbacks = log.of("rollback")
+    rollbacks = log.of(event_kinds.ROLLBACK)
     yield Sample("rankscope_rollbacks_total", len(rollbacks))
     if rollbacks:
         yield Sample("rankscope_last_rollback_timestamp_seconds", rollbacks[-1].wall_ns / 1e9)
-    yield Sample("rankscope_batches_skipped_total", len({e.detail.get("batch_index") for e in log.of("batch_skipped")}))
-    died = [e for e in log.of("rank_exit") if e.text("signal") or e.integer("exit_code", 0)]
+    yield Sample(
+        "rankscope_batches_skipped_total", len({e.detail.get("batch_index") for e in log.of(event_kinds.BATCH_SKIPPED)})
+    )
+    died = [e for e in log.of(event_kinds.RANK_EXIT) if e.text("signal") or e.integer("exit_code", 0)]
     yield Sample("rankscope_rank_deaths_total", len(died))

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 
 from analyzers.finding import Finding
 from analyzers.source import Source
+from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from watch.exporting.metrics.catalogue import Sample
@@ -63,9 +64,9 @@ def otel_export(run: RunDir, node_rank: int, events: EventWriter) -> Iterator[Ot
             collector = stack.enter_context(otlp(run_id=run.run_id, node_rank=node_rank))
             spans = StepSpans(run_id=run.run_id, group=group, ranks=ranks, is_first_node=node_rank == 0)
             export = OtelExport(collector, spans)
-            events.write("otel_started", group=group, ranks=ranks)
+            events.write(event_kinds.OTEL_STARTED, group=group, ranks=ranks)
         except ImportError as error:
-            events.write("otel_refused", reason=f"{error}: pip install 'rankscope[otel]'")
+            events.write(event_kinds.OTEL_REFUSED, reason=f"{error}: pip install 'rankscope[otel]'")
         yield export
         if export is not None:
-            events.write("otel_stopped", sent=collector.num_sent, dropped=collector.num_dropped)
+            events.write(event_kinds.OTEL_STOPPED, sent=collector.num_sent, dropped=collector.num_dropped)

@@ -19,6 +19,7 @@ from typing import Any
 
 from analyzers.run.stall_limits import StallPolicy
 from analyzers.source import Source
+from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from watch.exporting.metrics.catalogue import Sample
@@ -114,9 +115,9 @@ def metrics_endpoint(
                 stack.enter_context(
                     announced(run.path.parent, run.run_id, node_rank, endpoint.address, is_tls=endpoint.is_tls)
                 )
-                events.write("metrics_served", url=endpoint.url)
+                events.write(event_kinds.METRICS_SERVED, url=endpoint.url)
         except ListenError as error:
-            events.write("metrics_refused", reason=str(error))
+            events.write(event_kinds.METRICS_REFUSED, reason=str(error))
         yield metrics
 
 

@@ -23,6 +23,7 @@ from analyzers.account.goodput import measure
 from analyzers.run.event_log import EventLog
 from analyzers.run.stall_limits import StallPolicy
 from analyzers.source import Source
+from probes.tape import event_kinds
 from probes.tape.rundir import RunDir, RunError
 from store import Store, StoreError
 from watch.exporting.trackers.tracked_steps import TrackedSteps
@@ -68,7 +69,7 @@ class Tracking:
     def findings(self, source: Source) -> int:
         """Hand over what watch has said of late, how many. Raises TrackerError."""
         told = 0
-        for event in EventLog.load(source, ["finding"]).of("finding"):
+        for event in EventLog.load(source, [event_kinds.FINDING]).of(event_kinds.FINDING):
             if event.wall_ns <= self._told_ns or event.detail.get("status") not in ("fired", "suspect", "ok"):
                 continue
             self._told_ns = event.wall_ns

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from probes.attach.own_process import own_process
+from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 
@@ -46,7 +47,7 @@ class _Process:
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment
                 )
-            self._events.write("tracker_started", tracker=self._name, pid=self._process.pid)
+            self._events.write(event_kinds.TRACKER_STARTED, tracker=self._name, pid=self._process.pid)
         except OSError as error:
             self._failed(error.strerror or str(error))
 
@@ -66,7 +67,7 @@ class _Process:
         self._failures = len(RETRY_S) + 1 if is_mistake else self._failures + 1
         if self._failures <= len(RETRY_S):
             self._retry_at = time.monotonic() + RETRY_S[self._failures - 1]
-        self._events.write("tracker_failed", tracker=self._name, reason=reason)
+        self._events.write(event_kinds.TRACKER_FAILED, tracker=self._name, reason=reason)
 
     def _last_words(self) -> str:
         try:
@@ -94,12 +95,14 @@ class _Process:
             self._process.kill()
             self._process.wait()
             reason = f"not finished {CLOSE_S:.0f} s after the run: rankscope export --to {self._name} writes all of it"
-            self._events.write("tracker_failed", tracker=self._name, reason=reason)
+            self._events.write(event_kinds.TRACKER_FAILED, tracker=self._name, reason=reason)
             return
         if code:
-            self._events.write("tracker_failed", tracker=self._name, reason=self._last_words() or f"exit code {code}")
+            self._events.write(
+                event_kinds.TRACKER_FAILED, tracker=self._name, reason=self._last_words() or f"exit code {code}"
+            )
         else:
-            self._events.write("tracker_finished", tracker=self._name)
+            self._events.write(event_kinds.TRACKER_FINISHED, tracker=self._name)
 
 
 class TrackerProcesses:

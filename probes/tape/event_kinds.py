@@ -1,0 +1,312 @@
+"""The kinds of events, described once: who writes them, their fields and what they mean.
+
+    recorder.event(event_kinds.ROLLBACK, from_step=40, to_step=30, ...)
+    log.of(event_kinds.ROLLBACK)
+    EVENT_KINDS["rollback"].fields            # the columns of its detail
+
+A constant is the kind's stored name, so it also stands in SQL. Every event has `wall_ns`, `attempt`, `rank` (-1: a
+node process), `kind` and `step` (or null) beside its fields. The table in docs/schema.md is generated from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from .schema import TABLES, Column
+
+__all__ = ["COMMON_FIELDS", "EVENT_KINDS", "EventKind", "unknown_fields"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventKind:
+    """One kind of event. With `table`, its fields are the columns of that table of the store."""
+
+    name: str
+    written_by: str
+    meaning: str
+    fields: tuple[Column, ...]
+    table: str = ""
+    is_open: bool = False
+    """Whether the writer may add fields of its own."""
+
+
+COMMON_FIELDS = ("wall_ns", "attempt", "rank", "kind", "step")
+"""What every event has beside the fields of its kind."""
+
+_kinds: dict[str, EventKind] = {}
+EVENT_KINDS: Mapping[str, EventKind] = MappingProxyType(_kinds)
+"""All kinds by name, in the order of this file."""
+
+
+def _kind(name: str, *fields: Column, by: str, meaning: str, table: str = "", is_open: bool = False) -> str:
+    """Add a kind to the catalogue; returns its name."""
+    if name in _kinds:
+        raise ValueError(f"event kind {name} is described twice")
+    columns = TABLES[table].columns if table else fields
+    _kinds[name] = EventKind(name=name, written_by=by, meaning=meaning, fields=columns, table=table, is_open=is_open)
+    return name
+
+
+def unknown_fields(kind: str, fields: Mapping[str, object]) -> list[str]:
+    """Names among `fields` that the catalogue does not list for `kind`. Raises KeyError for an unknown kind."""
+    described = EVENT_KINDS[kind]
+    if described.is_open:
+        return []
+    known = {*COMMON_FIELDS, *(column.name for column in described.fields)}
+    return [name for name in fields if name not in known]
+
+
+def _text(name: str, help: str = "") -> Column:
+    return Column(name, "text", "", help)
+
+
+def _int(name: str, help: str = "", unit: str = "1") -> Column:
+    return Column(name, "i64", unit, help)
+
+
+def _float(name: str, help: str = "", unit: str = "1") -> Column:
+    return Column(name, "f64", unit, help)
+
+
+def _bool(name: str, help: str = "") -> Column:
+    return Column(name, "bool", "", help)
+
+
+def _ranks(name: str, help: str = "") -> Column:
+    return Column(name, "list_i64", "1", help)
+
+
+def _json(name: str, help: str = "") -> Column:
+    return Column(name, "json", "", help)
+
+
+_PID = _int("pid", "process id", unit="")
+_NODE_RANK = _int("node_rank", "index of the node")
+_EXIT_CODE = _int("exit_code", "of the process; negative: minus the signal")
+_REASON = _text("reason", "one line")
+_DEVICE = _text("device", "name of the device and its host")
+_BATCH = _int("batch_index", "index of the global batch")
+_LOSS = _float("loss", unit="nats")
+
+# fmt: off
+# A table: one entry a kind, its fields in as few lines as they take.
+
+# Who a rank is.
+
+RANK = _kind(
+    "rank", table="ranks", by="rank, at its start and when its place in the mesh is known",
+    meaning="Identity of a rank; the last one of an attempt counts.",
+)
+PROCESS_GROUP = _kind(
+    "process_group", table="process_groups", by="rank, at the first call of a group",
+    meaning="The rank is a member of a process group.",
+)
+RANK_CLOSED = _kind(
+    "rank_closed",
+    _json("probe_errors", "errors of the probes by place"),
+    _json("dropped_records", "records lost by table"),
+    by="rank, as its last event", meaning="The rank ended cleanly and closed its tapes.",
+)
+EXCEPTION = _kind(
+    "exception", _text("type"), _text("message"), _text("traceback"),
+    by="rank, before it dies of it", meaning="A Python exception ended the rank.",
+)
+FENCED = _kind(
+    "fenced", _int("newest_attempt"),
+    by="rank of an older attempt", meaning="The rank leaves because a newer attempt has begun.",
+)
+ALLOCATION_RETRIES = _kind(
+    "allocation_retries",
+    _int("num_retries"),
+    _int("allocated_bytes", "largest so far", unit="By"),
+    _int("reserved_bytes", unit="By"),
+    by="rank, at most once a second",
+    meaning="The CUDA allocator found no memory, emptied its cache and tried again.",
+)
+SETTINGS = _kind(
+    "settings", by="attached framework (Accelerate), on rank 0", is_open=True,
+    meaning="Hyperparameters as the framework was given them, one field each.",
+)
+SAVED = _kind(
+    "saved", _text("folder"),
+    by="attached framework (Transformers)", meaning="The framework's trainer saved a checkpoint.",
+)
+
+# The training.
+
+EVALUATION = _kind("evaluation", _LOSS, by="rank 0", meaning="Loss on the validation batches.")
+LOSS_SCALE = _kind(
+    "loss_scale", _float("scale", "after it was halved"),
+    by="rank 0", meaning="fp16 gradients overflowed: the step was dropped and the loss scale halved.",
+)
+FAULT_INJECTED = _kind(
+    "fault_injected", _text("fault", "kind of fault"), _json("parameters"),
+    by="rank", meaning="A drill injected a fault.",
+)
+CHECKPOINT = _kind(
+    "checkpoint", table="checkpoints", by="rank 0", meaning="The state of a checkpoint changed.",
+)
+PEER_COPY = _kind(
+    "peer_copy",
+    _text("state", "complete, delayed (the one before was still being sent), failed"),
+    _int("peer_rank"), _int("peer_node"), _int("bytes", unit="By"), _int("duration_ns", unit="ns"), _REASON,
+    by="rank with a partner on another node, at the first copy and on each change",
+    meaning="State of the copy that a rank keeps in another node's memory.",
+)
+RESUME_DIFFERS = _kind(
+    "resume_differs", _json("parts", "of parameters, optimizer, rng, data"),
+    by="rank, after loading", meaning="What was loaded is not what was saved.",
+)
+PREEMPTED = _kind(
+    "preempted",
+    _text("signal", "name; null: of its own"), _int("checkpoint_step", "null: none was saved"),
+    by="rank 0; also a rank that runs out of time", meaning="SIGTERM stopped the training.",
+)
+INTERRUPTED = _kind(
+    "interrupted",
+    _text("signal", "name"), _int("checkpoint_step", "null: none was saved"),
+    by="rank 0", meaning="SIGINT stopped the training.",
+)
+
+# The guard.
+
+NONFINITE = _kind(
+    "nonfinite",
+    _text("phase"), _json("parameters", "names of those with NaN or Inf"),
+    _float("local_loss", unit="nats"), _int("local_nonfinite_count"),
+    by="every rank", meaning="A step with NaN or Inf was refused.",
+)
+REPLAY = _kind(
+    "replay",
+    _text("verdict", "non_finite, spike"),
+    _text("state", "same: of the step; restored: the older one after the rollback"),
+    _int("state_step"), _BATCH, _bool("came_back"), _LOSS,
+    _float("loss_refused", unit="nats"), _float("loss_level", unit="nats"), _float("grad_norm"),
+    _float("local_loss", unit="nats"),
+    _json("origin", "null or module, operation, phase, how, microbatch, nonfinite_count, inputs, samples"),
+    _json("samples", "the worst few: id, row, loss, file, byte, text"),
+    _int("num_samples"), _int("data_rank"), _json("changed_samples"), _float("duration_s", unit="s"),
+    by="every rank, for each replay", meaning="A refused step was computed again.",
+)
+ROLLBACK = _kind(
+    "rollback",
+    _int("from_step"), _int("to_step"), _text("tier", "memory, disk, none"),
+    _text("verdict", "non_finite, spike, corruption"), _REASON, _ranks("skipped_batches"),
+    _float("duration_s", unit="s"), _int("failures", "of this incident"), _float("rate_scale", "of the learning rate"),
+    by="rank 0", meaning="The run went back to an earlier state.",
+)
+BATCH_SKIPPED = _kind("batch_skipped", _BATCH, _REASON, by="rank 0", meaning="A batch is left out of the training.")
+RUN_STOPPED = _kind("run_stopped", _REASON, by="rank 0", meaning="The guard gave up.")
+CORRUPTION = _kind(
+    "corruption",
+    _int("state_step"), _text("finding_kind"), _ranks("ranks"), _json("tensors"), _bool("certain"),
+    _ranks("broken_ranks"), _json("devices"), _int("healthy_step", "last one that was verified"),
+    by="rank 0", meaning="Fingerprints of the state do not agree.",
+)
+DEVICE_SUSPECTED = _kind(
+    "device_suspected", _DEVICE, _int("suspect_rank"), _int("count", "so far on this device"),
+    by="rank 0", meaning="State on a device was found changed.",
+)
+GRADIENT_OUTLIER = _kind(
+    "gradient_outlier",
+    _int("outlier_rank"), _DEVICE, _BATCH, _float("peak"), _float("peak_again", "in the recomputation"),
+    _float("ratio"), _float("sigmas"), _bool("came_back"), _int("count", "so far on this device"),
+    by="rank 0", meaning="A step was computed again because one rank's gradients were outliers.",
+)
+
+# Launcher.
+
+RUN_STARTED = _kind(
+    "run_started", _NODE_RANK, _int("nproc_per_node"), _int("max_restarts"), _int("launcher_pid", unit=""),
+    by="launcher; attached: local rank 0", meaning="The run was launched or resumed on a node.",
+)
+RUN_ENDED = _kind(
+    "run_ended",
+    _NODE_RANK, _text("reason", "finished, preempted, interrupted, given_up, fenced, left_out, failed"), _EXIT_CODE,
+    _text("message"),
+    by="launcher; attached: local rank 0, at a clean end or `detach`", meaning="The run ended on a node.",
+)
+ATTEMPT_STARTED = _kind(
+    "attempt_started", _int("world_size"), _NODE_RANK, _int("ranks_left_over", "not used by the layout"),
+    by="launcher or rank 0", meaning="The worker group was started.",
+)
+RANK_EXIT = _kind(
+    "rank_exit",
+    _int("exit_rank"), _PID, _EXIT_CODE, _text("signal", "name or null"),
+    _text("out_of_memory", "what was exhausted, or null"), _text("message"),
+    _bool("blamed", "counts against its device and node"),
+    by="launcher", meaning="A rank's process ended by itself.",
+)
+RANK_STOPPED = _kind(
+    "rank_stopped", _int("exit_rank"), _PID, _EXIT_CODE,
+    by="launcher", meaning="The launcher ended a rank because another one had died.",
+)
+EXCLUDED = _kind(
+    "excluded",
+    _NODE_RANK, _text("device", "null: the whole node"), _int("excluded_rank"), _int("failures"), _REASON,
+    by="launcher", meaning="A device or node is left out from the next attempt on.",
+)
+
+# The node process `watch`.
+
+WATCH_STARTED = _kind("watch_started", _PID, by="watch", meaning="`watch` runs on the node.")
+WATCH_STOPPED = _kind("watch_stopped", _PID, by="watch", meaning="`watch` ended cleanly.")
+RANK_STATE = _kind(
+    "rank_state",
+    _int("state_rank"), _PID, _text("state", "running, stopped, dead"), _text("os_state", "letter of /proc"),
+    by="watch, on a change", meaning="State of a rank's process.",
+)
+STACKS = _kind(
+    "stacks",
+    _text("path"), _ranks("ranks", "that wrote one"), _ranks("gil_ranks", "asleep in C while holding Python's lock"),
+    by="watch", meaning="Python stacks of the ranks were taken.",
+)
+CULPRIT_KILLED = _kind(
+    "culprit_killed", _int("killed_rank"), _PID, _REASON,
+    by="watch", meaning="The rank that a hang is blamed on was killed.",
+)
+STALE_KILLED = _kind(
+    "stale_killed", _int("killed_rank"), _PID, _int("killed_attempt"),
+    by="watch", meaning="A rank of an older attempt was killed.",
+)
+NODE_SILENT = _kind(
+    "node_silent", _NODE_RANK, _float("silent_s", unit="s"), _ranks("ranks"),
+    by="watch of node 0", meaning="A node's digests stay away.",
+)
+NODE_HEARD = _kind("node_heard", _NODE_RANK, by="watch of node 0", meaning="A silent node's digests arrive again.")
+CLOCK_OFFSET = _kind(
+    "clock_offset", _NODE_RANK, _int("offset_ns", "ahead of node 0", unit="ns"), _int("error_ns", "at most", unit="ns"),
+    by="watch of node 0, first and at each change by 5 ms", meaning="Offset of a node's clock.",
+)
+XID = _kind(
+    "xid", _int("xid"), _text("device", "NVML UUID"), _text("node"), _text("message"),
+    by="watch", meaning="The driver reported a GPU error.",
+)
+HEALTH_FAILED = _kind(
+    "health_failed", _text("source", "host, NVML, DCGM, XID, tape"), _REASON,
+    by="watch, on a change", meaning="A source of health readings failed.",
+)
+METRICS_SERVED = _kind("metrics_served", _text("url"), by="watch", meaning="Prometheus metrics are served.")
+METRICS_REFUSED = _kind("metrics_refused", _REASON, by="watch", meaning="Prometheus metrics could not be served.")
+OTEL_STARTED = _kind(
+    "otel_started", _text("group"), _ranks("ranks"), by="watch", meaning="Export to OpenTelemetry began."
+)
+OTEL_REFUSED = _kind("otel_refused", _REASON, by="watch", meaning="Export to OpenTelemetry could not begin.")
+OTEL_STOPPED = _kind(
+    "otel_stopped", _int("sent", "batches"), _int("dropped", "batches"),
+    by="watch", meaning="Export to OpenTelemetry ended.",
+)
+TRACKER_STARTED = _kind(
+    "tracker_started", _text("tracker", "tensorboard, wandb"), _PID, by="watch", meaning="A tracker's process began."
+)
+TRACKER_FINISHED = _kind("tracker_finished", _text("tracker"), by="watch", meaning="A tracker's process ended cleanly.")
+TRACKER_FAILED = _kind(
+    "tracker_failed", _text("tracker"), _REASON,
+    by="watch", meaning="A tracker's process died, could not write, or did not end in time.",
+)
+HOOK_FAILED = _kind(
+    "hook_failed", _text("hook"), _REASON, by="watch", meaning="A finding could not be sent to a webhook or command."
+)
+FINDING = _kind("finding", table="findings", by="watch", meaning="A live analyzer reported a finding.")
