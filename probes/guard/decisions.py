@@ -54,6 +54,7 @@ class GuardPolicy:
     lower_from_failure: int = 4
     """First failure of an incident that lowers the rate as well."""
     rate_factor: float = 0.5
+    """Factor of the learning rate while it is lowered."""
     rate_steps: int = 50
     """Steps for which a lowered rate holds."""
     corruptions_per_device: int = 2
