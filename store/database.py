@@ -33,6 +33,7 @@ __all__ = [
     "WriterLock",
     "connect_attached",
     "connect_foreign",
+    "connect_memory",
     "connect_writer",
     "is_watched",
     "log_of",
@@ -206,6 +207,13 @@ def connect_foreign(path: Path, *, wait_s: float) -> DuckDBPyConnection:
 
     _refuse_odd(path)
     return _patiently(path, wait_s, lambda: duckdb.connect(str(path), read_only=True, config=_CLOSED))
+
+
+def connect_memory() -> DuckDBPyConnection:
+    """A database without a file, for rows that were read from other programs' files; it reaches nothing else."""
+    import duckdb
+
+    return duckdb.connect(":memory:", config={**_CLOSED, "pandas_analyze_sample": 0})
 
 
 def _refuse_odd(path: Path) -> None:

@@ -95,6 +95,13 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "WHERE state = 'complete'\n"
         "GROUP BY tier",
     ),
+    "log_events": (
+        "What did the logs say first, of the lines that name a cause?",
+        "SELECT wall_ns, rank, host, source, line, kind, message\n"
+        "FROM log_events\n"
+        "ORDER BY wall_ns NULLS LAST, line\n"
+        "LIMIT 20",
+    ),
     "findings": (
         "What was found while the run lived?",
         "SELECT step, severity, finding_kind, cause, summary\nFROM findings\nORDER BY wall_ns",
@@ -185,7 +192,7 @@ The lines of `events.jsonl` and the rows of table `events`. Each has `wall_ns`, 
 | kind | written by | meaning | fields |
 |---|---|---|---|"""
 
-_ORIGIN = {"tape": "", "event": " From events of kind `{kind}`.", "watch": ""}
+_ORIGIN = {"tape": "", "event": " From events of kind `{kind}`.", "watch": "", "reader": ""}
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ SCHEMA_VERSION = 1
 """Raised when a reader of the former version would misread a tape or a store."""
 
 ColumnType = Literal["i64", "i32", "bool", "f64", "name", "text", "json", "list_i64"]
-Source = Literal["tape", "event", "watch"]
+Source = Literal["tape", "event", "watch", "reader"]
 
 
 def _unset_f64() -> float:
@@ -57,9 +57,9 @@ class Column:
 class Table:
     """One table.
 
-    `source` says who writes it: ranks through a tape, anybody through an event of kind `event_kind`, or `watch`
-    itself. A table with `can_be_open` holds records that are written when a thing begins and completed in place when
-    it ends; the store shows both as one view.
+    `source` says who writes it: ranks through a tape, any process through an event of kind `event_kind`, `watch`
+    itself, or the readers of other programs' files. A table with `can_be_open` holds records that are written when a
+    thing begins and completed in place when it ends; the store shows both as one view.
     """
 
     name: str
@@ -347,7 +347,26 @@ _EVENTS = Table(
     ),
 )
 
-TABLES: dict[str, Table] = {table.name: table for table in (*_TAPE_TABLES, _HEALTH, *_EVENT_TABLES, _EVENTS)}
+_LOG_EVENTS = Table(
+    "log_events",
+    "Lines of text logs that a rule of `store/readers/logs` knows; filled by `rankscope analyze` from files.",
+    "reader",
+    (
+        _time("wall_ns", "time on the line, taken for UTC where it names no zone; NULL if it has none"),
+        _i64("step", "1", "training step on the line, NULL if it names none"),
+        _text("host", "host name on the line or in the file's name"),
+        _i64("pid", "", "process id on the line"),
+        _text("source", "file, relative to what was given"),
+        _i64("line", "1", "number of the line in its file, from 1"),
+        _text("kind", "name of the rule that matched"),
+        _text("message", "the line without its prefix, shortened"),
+        Column("fields", "json", "", "what the rule took out of the line"),
+    ),
+)
+
+TABLES: dict[str, Table] = {
+    table.name: table for table in (*_TAPE_TABLES, _HEALTH, *_EVENT_TABLES, _EVENTS, _LOG_EVENTS)
+}
 """Every table by name. In the store each also has `attempt` (life of the worker group, from 0) and `rank` (-1: none),
 tables from events also `wall_ns` and `step`."""
 

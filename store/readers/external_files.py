@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from probes.tape.safe_open import LINK, NOT_PLAIN, open_plain
+from store.readers.zstd import ZSTD, ZstdError, zstd_chunks
 
 __all__ = ["SourceError", "Survey", "head", "rank_of_name", "read_whole", "survey", "unpacked"]
 
@@ -116,12 +117,21 @@ def unpacked(path: Path, max_bytes: int = MAX_UNPACKED_BYTES) -> Iterator[bytes]
     total = 0
     with open(_opened(path), "rb") as file:
         first = file.read(CHUNK_BYTES)
-        chunks = _gunzipped(file, first) if first.startswith(_GZIP) else _plain(file, first)
-        for chunk in chunks:
-            total += len(chunk)
-            if total > max_bytes:
-                raise SourceError(f"holds more than {max_bytes:,} bytes: the rest was not read")
-            yield chunk
+        chunks = _chunks(path, file, first)
+        try:
+            for chunk in chunks:
+                total += len(chunk)
+                if total > max_bytes:
+                    raise SourceError(f"holds more than {max_bytes:,} bytes: the rest was not read")
+                yield chunk
+        except ZstdError as error:
+            raise SourceError(str(error)) from None
+
+
+def _chunks(path: Path, file: object, first: bytes) -> Iterator[bytes]:
+    if first.startswith(_GZIP):
+        return _gunzipped(file, first)
+    return zstd_chunks(path, CHUNK_BYTES) if first.startswith(ZSTD) else _plain(file, first)
 
 
 def _plain(file: object, first: bytes) -> Iterator[bytes]:

@@ -1,0 +1,117 @@
+"""Lines that belong together: a Python traceback among those of other ranks, torchrun's table of failures.
+
+found = read_traceback(lines, stream)      # {"type": "ValueError", "message": ..., "traceback": ...}
+found = read_failure(lines)                # {"rank": 3, "exitcode": -9, "pid": 71, "host": ...}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from store.readers.logs.prefix import Prefix
+
+__all__ = ["MAX_LINES", "read_error_file", "read_failure", "read_raised", "read_traceback"]
+
+MAX_LINES = 600
+"""Lines after the first that a block may take, those of other ranks between them included."""
+MAX_FRAMES_TEXT = 16_000
+MAX_MESSAGE = 2_000
+MESSAGE_LINES = 12
+_RAISED = re.compile(
+    r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|Failure|Empty|Iteration|"
+    r"Refused|Aborted|OutOfMemory\w*|Stop\w*)|(?:[a-z_]\w*\.)+[A-Z]\w*)(?::\s?(?P<message>.*))?$"
+)
+_FRAME = re.compile(r"^(?:  |\t|[│╭╰┃]|\s*\^|\s*\.\.\.|\[Previous line repeated|\s*~)")
+_NEW = re.compile(
+    r"^(?:Traceback \(most|The above exception was|During handling of|=====|-----|frame #|Exception raised from)"
+)
+_KEY = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)$")
+
+
+def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
+    """The exception below a line "Traceback (most recent call last):", from lines of the same stream; None if cut off.
+
+    `lines` are (prefix, text after it). Lines of other ranks between them are left out.
+    """
+    frames: list[str] = []
+    found: dict[str, Any] | None = None
+    message: list[str] = []
+    for prefix, text in lines:
+        if prefix.stream != own.stream:
+            continue
+        line = text.rstrip()
+        if found is None:
+            raised = _RAISED.match(line.strip("│ ")) if not line.startswith("  ") else None
+            if raised is not None:
+                found = {"type": raised["type"], "traceback": "\n".join(frames)[-MAX_FRAMES_TEXT:]}
+                message = [raised["message"] or ""]
+            elif _NEW.match(line) and frames:
+                return None  # two writers without a mark of their own, mixed
+            elif line:
+                frames.append(line)
+            continue
+        if not line or _NEW.match(line) or len(message) > MESSAGE_LINES or (prefix.wall_ns is not None):
+            break
+        message.append(line)
+    if found is not None:
+        found["message"] = "\n".join(message).strip()[:MAX_MESSAGE]
+    return found
+
+
+def read_raised(text: str) -> dict[str, Any] | None:
+    """The exception of a line that is a traceback's last; None if it is no such line."""
+    raised = _RAISED.match(text.strip())
+    if raised is None or not raised["message"]:
+        return None
+    return {"type": raised["type"], "message": raised["message"][:MAX_MESSAGE], "traceback": ""}
+
+
+def read_failure(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
+    """The first failure of torchrun's table: rank, local rank, host, exit code, pid, signal, time, error."""
+    found: dict[str, Any] = {}
+    rest: list[str] = []
+    for _, text in lines:
+        if text.startswith("=====") or (text.startswith("-----") and found):
+            break
+        match = _KEY.match(text)
+        if match is None:
+            if "traceback" in found and len(rest) < 200:
+                rest.append(text)
+            continue
+        key, value = match[1], match[2].strip()
+        numbers: list[int | None] = [int(number) for number in re.findall(r"-?\d+", value)[:2]]
+        if key == "rank" and numbers:
+            found["rank"], found["local_rank"] = numbers[0], (numbers[1:] or [None])[0]
+        elif key == "exitcode" and numbers:
+            found["exitcode"], found["pid"] = numbers[0], (numbers[1:] or [None])[0]
+        elif key in ("rank", "exitcode"):
+            continue
+        else:
+            found[key] = value[:300]
+    text = str(found.get("traceback", ""))
+    if signal := re.search(r"Signal \d+ \((SIG\w+)\)", text):
+        found["signal"] = signal[1]
+    for line in reversed(rest):
+        if raised := _RAISED.match(line.strip()):
+            found["type"], found["message"] = raised["type"], (raised["message"] or "")[:MAX_MESSAGE]
+            found["traceback"] = "\n".join(rest)[-MAX_FRAMES_TEXT:]
+            break
+    return found
+
+
+def read_error_file(text: str) -> dict[str, Any] | None:
+    """torchelastic's `error.json`: what the worker's exception was; None if the line is no such JSON."""
+    try:
+        about = json.loads(text)["message"]
+        said, info = str(about["message"]), about.get("extraInfo") or {}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    kind, _, message = said.partition(":")
+    return {
+        "type": kind.strip()[:200],
+        "message": message.strip()[:MAX_MESSAGE],
+        "traceback": str(info.get("py_callstack", ""))[-MAX_FRAMES_TEXT:],
+    }

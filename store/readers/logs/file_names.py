@@ -1,0 +1,37 @@
+"""Rank and host of a log's writer, from its path.
+
+rank_of_log(Path("logs/attempt_0/3/stderr.log"))    # 3: torchrun's --log-dir
+host_of_log(Path("gpu-07/dmesg.txt"))               # "gpu-07"
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+__all__ = ["host_of_log", "rank_of_log"]
+
+_RANK = re.compile(r"rank[_\-.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_STREAM = re.compile(r"^(stdout|stderr|error)(\.(log|txt|json))?$")
+_PER_HOST = re.compile(
+    r"^(?:dmesg|journal(?:ctl)?|kern|messages|syslog|ras|nvidia-smi)(?:[._-](?P<host>[\w.-]+?))?(?:\.(?:log|txt|out|json))?(?:\.gz|\.zst)?$"
+)
+
+
+def rank_of_log(path: Path) -> int | None:
+    """The rank that a path names: `rank_3.log`, or torchrun's folder of an attempt (its local rank)."""
+    marked = _RANK.findall(path.name)
+    if marked:
+        return int(marked[-1])
+    parent = path.parent
+    if _STREAM.match(path.name) and parent.name.isdecimal() and len(parent.name) < 7:
+        return int(parent.name)
+    return None
+
+
+def host_of_log(path: Path) -> str | None:
+    """The host of a kernel's log or a tool's output: in its name, or that of its folder."""
+    match = _PER_HOST.match(path.name)
+    if match is None:
+        return None
+    return match["host"] or path.parent.name or None

@@ -1,0 +1,109 @@
+"""Prefix of a log line: time, rank, host and process, as launchers and loggers write them.
+
+    prefix = read_prefix("[rank3]:[E501 08:30:00.1 ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught", clock)
+    prefix.rank, prefix.wall_ns, prefix.stream       # 3, ..., what distinguishes the writer from its neighbours
+
+Known are torchrun (`[rank3]:`, `[default3]:`), srun (`3: `), mpirun (`[1,3]<stderr>:`), pdsh (`worker-1: `), Ray
+(`(WorkerDict pid=71, ip=10.0.0.1)`), Kubernetes (`[pod/job-worker-0/pytorch]`), NCCL (`host:pid:tid [gpu]`), syslog
+(`Mar  1 08:30:00 host kernel:`), glog and Python's logging.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from store.readers.logs.timestamps import Clock
+
+__all__ = ["Prefix", "clean", "read_prefix"]
+
+MAX_PARTS = 8
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u0080-\u009f\u202a-\u202e\u2066-\u2069]")
+_SPACE = re.compile(r"[ \t|]+")
+_PARTS = tuple(
+    re.compile(part)
+    for part in (
+        r"\[rank[ :]?(?P<rank>\d{1,6})\][: ]?",
+        r"\[(?:Rank|RANK) (?P<rank>\d{1,6})\][: ]?",
+        r"\[default(?P<local>\d{1,4})\][: ]",
+        r"\[[A-Za-z_]\w{0,31}?(?P<local>\d{1,4})\]:(?=\S|\s)",
+        r"\[[EWIF] \S+:\d+\]",
+        r"\[\d+,(?P<rank>\d{1,6})\]<std\w{3}>:?",
+        r"\((?P<actor>[\w.]{1,64}) pid=(?P<pid>\d{1,10})(?:, ip=(?P<host>[\w.:-]{1,64}))?\)",
+        r"(?:rank|RANK|Rank)[ =:](?P<rank>\d{1,6})[:,\]]? ",
+        r"\[pod/(?P<host>[\w.-]{1,128})/[\w.-]{1,64}\]",
+        r"(?P<host>[A-Za-z][\w.-]{0,62}):(?P<pid>\d{1,10}):\d{1,10} \[(?P<gpu>-?\d{1,3})\] (?=NCCL|\S+ NCCL|\S+:\d+ )",
+        r"(?P<task>\d{1,6}): (?=\S)",
+        r"(?P<host>[A-Za-z][\w.]{0,40}-?\d{1,6}(?:\.[\w.-]{1,60})?): (?=\S)",
+        r"(?P<host>[A-Za-z][\w.-]{1,62}) (?=kernel:|systemd|slurm|kubelet)",
+        r"kernel: ?",
+        r"\[ *\d{1,9}\.\d{6}\]",
+    )
+)
+_GLOG_REST = re.compile(r" +\d+ +\S+:\d+\] ?| \S+:\d+\] ?|\] ?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """Parts of a line's prefix; None where it does not say. `task` is srun's number: a rank if it started one each."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    task: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    gpu: int | None = None
+    wall_ns: int | None = None
+    length: int = 0
+
+    @property
+    def stream(self) -> tuple[int | None, int | None, int | None, str | None, int | None]:
+        """Equal for lines of one writer. Times are left out, for they differ from line to line."""
+        return (self.rank, self.local_rank, self.task, self.host, self.pid)
+
+
+def clean(line: bytes) -> str:
+    """A line as text that may be shown: no colours, no control characters, no changes of direction."""
+    text = line.decode("utf-8", "replace")
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    return _CONTROL.sub("", text)
+
+
+def read_prefix(text: str, clock: Clock) -> Prefix:
+    """The prefix of a line that went through `clean`."""
+    found: dict[str, str] = {}
+    wall_ns: int | None = None
+    at = 0
+    for _ in range(MAX_PARTS):
+        space = _SPACE.match(text, at) if at else None
+        begin = space.end() if space else at
+        stamp = clock.read(text[begin : begin + 48]) if wall_ns is None else None
+        if stamp is not None:
+            wall_ns = stamp.wall_ns
+            at = begin + stamp.length
+            rest = _GLOG_REST.match(text, at) if text[begin : begin + 2].strip("[")[:1] in "EWIF" else None
+            at = rest.end() if rest else at
+            continue
+        match = next((m for part in _PARTS if (m := part.match(text, begin))), None)
+        if match is None or match.end() == at:
+            break
+        for name, value in match.groupdict().items():
+            if value is not None:
+                found.setdefault(name, value)
+        at = match.end()
+    return Prefix(
+        rank=_number(found, "rank"),
+        local_rank=_number(found, "local"),
+        task=_number(found, "task"),
+        host=found.get("host"),
+        pid=_number(found, "pid"),
+        gpu=_number(found, "gpu"),
+        wall_ns=wall_ns,
+        length=at,
+    )
+
+
+def _number(found: dict[str, str], name: str) -> int | None:
+    return int(found[name]) if name in found else None

@@ -1,0 +1,108 @@
+"""The rules of log lines: data in `rules/*.toml`, checked when they are loaded.
+
+    for rule in load_rules():
+        rule.kind, rule.literals      # "watchdog_timeout", (b"Watchdog caught collective operation timeout",)
+
+A rule names literals that a line must contain (one of them), a pattern for the fields in it, the role of such a line
+in a verdict, and the place where the wording comes from.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+__all__ = ["Block", "Role", "Rule", "cause_of", "load_rules"]
+
+Role = Literal[
+    "root", "victim", "hang", "death", "kernel", "outside", "numerics", "nccl", "hint", "context", "exception"
+]
+"""root: names its own cause. victim: died of another rank. hang: a call did not end. death: how a process ended.
+kernel: the host's kernel or its scheduler says so. outside: ended from outside. hint, context: explains others."""
+Block = Literal["", "traceback", "elastic", "error_file", "raised"]
+FOLDER = Path(__file__).with_name("rules")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One kind of line. `requires`: another literal that must stand in the same line. `block`: lines that follow."""
+
+    kind: str
+    role: Role
+    literals: tuple[bytes, ...]
+    source: str
+    cause: str = ""
+    pattern: re.Pattern[str] | None = None
+    requires: str = ""
+    block: Block = ""
+
+
+@cache
+def load_rules() -> tuple[Rule, ...]:
+    """All rules. Raises ValueError for one that cannot be used, with its file."""
+    found = [_TRACEBACK, _ERROR_FILE, _RAISED]
+    for path in sorted(FOLDER.glob("*.toml")):
+        with path.open("rb") as file:
+            found += [_rule(path.name, about) for about in tomllib.load(file).get("rule", ())]
+    return tuple(found)
+
+
+def _rule(name: str, about: dict[str, Any]) -> Rule:
+    kind = str(about.get("kind", "?"))
+    role: Any = about.get("role")
+    block: Any = about.get("block", "")
+    if role not in get_args(Role) or block not in get_args(Block) or not about.get("source"):
+        raise ValueError(f"{name}: rule {kind}: role, block or source is wrong")
+    literals = tuple(str(text).encode() for text in about.get("literals", ()))
+    if not literals or any(len(text) < 4 for text in literals):
+        raise ValueError(f"{name}: rule {kind} needs literals of four characters or more")
+    return Rule(
+        kind=kind,
+        role=role,
+        literals=literals,
+        source=str(about["source"]),
+        cause=str(about.get("cause", "")),
+        pattern=re.compile(about["pattern"]) if "pattern" in about else None,
+        requires=str(about.get("requires", "")),
+        block=block,
+    )
+
+
+_TRACEBACK = Rule(
+    kind="exception",
+    role="exception",
+    literals=(b"Traceback (most recent call last)",),
+    source="Python's traceback module",
+    block="traceback",
+)
+_ERROR_FILE = Rule(
+    kind="exception",
+    role="exception",
+    literals=(b'"py_callstack"',),
+    source="torch/distributed/elastic/multiprocessing/errors/error_handler.py",
+    block="error_file",
+)
+_RAISED = Rule(
+    kind="exception",
+    role="exception",
+    literals=(b"Error: ", b"Exception: "),
+    source="the last line of a traceback, where the rest is missing",
+    block="raised",
+)
+
+
+def cause_of(text: str) -> Rule | None:
+    """The rule with a cause of its own that a text (the message of an exception) falls under."""
+    blob = text.encode()
+    return next(
+        (
+            rule
+            for rule in load_rules()
+            if rule.role in ("root", "victim", "nccl") and any(literal in blob for literal in rule.literals)
+        ),
+        None,
+    )

@@ -1,0 +1,229 @@
+"""One text log, read in pieces: lines that a rule knows become events, lines with a loss become steps.
+
+    log = read_log(path)
+    log.events[0].kind, log.events[0].rank, log.events[0].fields
+
+1. Chunks of 4 MiB are searched for the rules' literals; only lines with one are decoded and matched.
+2. A line longer than 16 KiB is cut there; a chunk that holds no line end is no reason to hold more.
+3. A literal that occurs too often in a file is given up there and reported: no log of any size takes more memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from store.readers.external_files import SourceError, modified_ns, unpacked
+from store.readers.logs.blocks import MAX_LINES, read_error_file, read_failure, read_raised, read_traceback
+from store.readers.logs.file_names import rank_of_log
+from store.readers.logs.prefix import Prefix, clean, read_prefix
+from store.readers.logs.rules import Rule, load_rules
+from store.readers.logs.step_lines import LITERALS, StepLine, read_step
+from store.readers.logs.timestamps import Clock
+
+__all__ = ["LogEvent", "LogStep", "ReadLog", "read_log"]
+
+CHUNK_BYTES = 4 << 20
+LINE_BYTES = 16 << 10
+BLOCK_BYTES = 256 << 10
+"""What follows a line is at hand up to here: a traceback among those of a thousand ranks."""
+MAX_UNPACKED_BYTES = 64 << 30
+MAX_HITS = 20_000
+"""Of one literal in one file."""
+MAX_STEP_LINES = 200_000
+KEPT_OF_A_KIND = 40
+"""Events of one kind and writer: a warning in a loop is the same as its first forty."""
+MAX_EVENTS = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEvent:
+    """A line that a rule knows. `rank` and `wall_ns` are None where the line does not say."""
+
+    kind: str
+    role: str
+    cause: str
+    line: int
+    prefix: Prefix
+    message: str
+    fields: dict[str, Any]
+
+    @property
+    def rank(self) -> int | None:
+        return self.prefix.rank
+
+    @property
+    def wall_ns(self) -> int | None:
+        return self.prefix.wall_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogStep:
+    """A step that a line reports, and the line's prefix."""
+
+    prefix: Prefix
+    said: StepLine
+
+
+@dataclass(slots=True, kw_only=True)
+class ReadLog:
+    """One file's events and steps. `rank` is that of its name; `problem` is why it was not read to its end."""
+
+    path: Path
+    rank: int | None
+    events: list[LogEvent] = field(default_factory=list)
+    steps: list[LogStep] = field(default_factory=list)
+    num_lines: int = 0
+    num_bytes: int = 0
+    given_up: list[str] = field(default_factory=list)
+    problem: str = ""
+
+
+def read_log(path: Path, chunks: Iterator[bytes] | None = None) -> ReadLog:
+    """Read one log. `chunks` stand in for the file's bytes (a member of an archive). Raises nothing for its content."""
+    year = time.gmtime((modified_ns(path) or time.time_ns()) / 1e9).tm_year
+    scan = _Scan(ReadLog(path=path, rank=rank_of_log(path)), Clock(year=year))
+    try:
+        for window, end in _windows(chunks or unpacked(path, MAX_UNPACKED_BYTES)):
+            scan.take(window, end)
+    except SourceError as error:
+        scan.log.problem = str(error)
+    return scan.log
+
+
+def _windows(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
+    """(bytes, end): lines that begin before `end` are this window's, what follows is there for their blocks."""
+    kept = b""
+    for chunk in chunks:
+        kept += chunk
+        if len(kept) < CHUNK_BYTES + BLOCK_BYTES:
+            continue
+        end = kept.rfind(b"\n", 0, len(kept) - BLOCK_BYTES) + 1 or len(kept) - BLOCK_BYTES
+        yield kept, end
+        kept = kept[end:]
+    if kept:
+        yield kept, len(kept)
+
+
+class _Scan:
+    """The state of one file's reading."""
+
+    def __init__(self, log: ReadLog, clock: Clock) -> None:
+        self.log = log
+        self._clock = clock
+        self._hits: Counter[bytes] = Counter()
+        self._kept: Counter[tuple[Any, ...]] = Counter()
+        self._by_literal = [(literal, rule) for rule in load_rules() for literal in rule.literals]
+
+    def take(self, window: bytes, end: int) -> None:
+        """Read the lines that begin before `end`."""
+        counted, at = self.log.num_lines, 0
+        for begin, rules in sorted(self._lines(window, end).items()):
+            counted += window.count(b"\n", at, begin)
+            at = begin
+            self._line(window, begin, counted + 1, rules)
+        self.log.num_lines = counted + window.count(b"\n", at, end)
+        self.log.num_bytes += end
+
+    def _lines(self, window: bytes, end: int) -> dict[int, list[Rule | None]]:
+        """Offsets of lines with a literal, and the rules that ask for it; None stands for a step's line."""
+        found: dict[int, list[Rule | None]] = {}
+        for literal, rule in [*self._by_literal, *((literal, None) for literal in LITERALS)]:
+            limit = MAX_HITS if rule is not None else MAX_STEP_LINES
+            place = window.find(literal, 0, end) if self._hits[literal] < limit else -1
+            while place >= 0:
+                begin = _line_begin(window, place)
+                rules = found.setdefault(begin, [])
+                if rule not in rules:
+                    rules.append(rule)
+                self._hits[literal] += 1
+                if self._hits[literal] == limit:
+                    said = f"more than {limit:,} lines with {literal.decode()!r}: the rest of them were not read"
+                    self.log.given_up.append(said)
+                    break
+                place = window.find(literal, _line_end(window, place), end)
+        return found
+
+    def _line(self, window: bytes, begin: int, number: int, rules: list[Rule | None]) -> None:
+        line_end = _line_end(window, begin)
+        text = clean(window[begin:line_end])
+        prefix = read_prefix(text, self._clock)
+        for rule in rules:
+            if rule is None:
+                said = read_step(text)
+                if said is not None:
+                    self.log.steps.append(LogStep(prefix=prefix, said=said))
+            elif not rule.requires or rule.requires in text:
+                self._event(window, line_end, number, text, prefix, rule)
+
+    def _event(self, window: bytes, line_end: int, number: int, text: str, prefix: Prefix, rule: Rule) -> None:
+        key = (rule.kind, prefix.stream)
+        if self._kept[key] >= KEPT_OF_A_KIND or len(self.log.events) >= MAX_EVENTS:
+            return
+        fields = self._fields(window, line_end, text, prefix, rule)
+        if fields is None:
+            return
+        self._kept[key] += 1
+        self.log.events.append(
+            LogEvent(
+                kind=rule.kind,
+                role=rule.role,
+                cause=rule.cause,
+                line=number,
+                prefix=prefix,
+                message=text[prefix.length :].strip()[:600],
+                fields=fields,
+            )
+        )
+
+    def _fields(self, window: bytes, line_end: int, text: str, prefix: Prefix, rule: Rule) -> dict[str, Any] | None:
+        if rule.block == "traceback":
+            return read_traceback(self._following(window, line_end), prefix)
+        if rule.block == "elastic":
+            return read_failure(self._following(window, line_end))
+        if rule.block == "raised":
+            return read_raised(text[prefix.length :])
+        if rule.block == "error_file":
+            return read_error_file(text)
+        if rule.pattern is None:
+            return {}
+        match = rule.pattern.search(text)
+        if match is None:  # a terminal may have broken the line
+            following = next(self._following(window, line_end), None)
+            match = rule.pattern.search(text.rstrip() + following[1].strip()) if following else None
+        if match is None:
+            return None
+        return {name: _value(value) for name, value in match.groupdict().items() if value not in (None, "")}
+
+    def _following(self, window: bytes, at: int) -> Iterator[tuple[Prefix, str]]:
+        for _ in range(MAX_LINES):
+            begin = at + 1
+            if begin >= len(window):
+                return
+            at = _line_end(window, begin)
+            text = clean(window[begin:at])
+            prefix = read_prefix(text, self._clock)
+            rest = text[prefix.length :]
+            yield prefix, rest[1:] if prefix.length and rest[:1] == " " else rest
+
+
+def _line_begin(window: bytes, place: int) -> int:
+    first = max(0, place - LINE_BYTES)
+    return max(window.rfind(b"\n", first, place), window.rfind(b"\r", first, place), first - 1) + 1
+
+
+def _line_end(window: bytes, place: int) -> int:
+    last = min(len(window), place + LINE_BYTES)
+    newline = window.find(b"\n", place, last)
+    last = newline if newline >= 0 else last
+    carriage = window.find(b"\r", place, last)
+    return carriage if 0 <= carriage < last - 1 else last
+
+
+def _value(text: str) -> int | str:
+    text = text.strip()
+    return int(text) if text.lstrip("-").isdecimal() and len(text) < 18 else text[:400]

@@ -1,0 +1,82 @@
+"""Times on log lines as epoch nanoseconds: ISO 8601, glog, syslog, `dmesg -T`, Slurm, trainers' own forms.
+
+    found = Clock(year=2026).read("[2026-03-01 08:30:00,123] ...")
+    found.wall_ns, found.length        # and how many characters of the line it took
+
+A time without a zone is taken for UTC: only the order of lines and their distance are used.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
+
+__all__ = ["Clock", "Stamp"]
+
+_NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_MONTHS = {name: i + 1 for i, name in enumerate(_NAMES)}
+_FRACTION = r"(?:[.,](?P<fraction>\d{1,9}))?"
+_CLOCK = r"(?P<hour>\d{1,2}):(?P<minute>\d{2}):(?P<second>\d{2})"
+_FORMS = tuple(
+    re.compile(form)
+    for form in (
+        rf"\[?(?P<year>20\d\d)[-/](?P<month>\d\d)[-/](?P<day>\d\d)[T _]{_CLOCK}{_FRACTION}"
+        r"(?P<zone>Z|[+-]\d\d:?\d\d)?\]?",
+        rf"\[?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?P<name>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) {_CLOCK} "
+        r"(?P<year>20\d\d)\]?",
+        rf"(?P<name>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<day>\d{{1,2}}) {_CLOCK}",
+        rf"\[?[EWIF](?P<month>\d{{1,2}}?)(?P<day>\d\d) {_CLOCK}{_FRACTION}",
+        rf"\[?(?P<month>\d\d)/(?P<day>\d\d)/(?P<year>20\d\d|\d\d) {_CLOCK}\]?",
+        rf"\[(?P<month>\d\d)-(?P<day>\d\d) {_CLOCK}{_FRACTION}\]?",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """A time at the beginning of a text, and its length there."""
+
+    wall_ns: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """Reads times; `year` stands in where a form has none (the year in which the file was last written)."""
+
+    year: int
+
+    def read(self, text: str) -> Stamp | None:
+        """The time that the text begins with."""
+        if not text or text[0] not in "[0123456789EWIFJMSONDATF":
+            return None
+        for form in _FORMS:
+            match = form.match(text)
+            if match:
+                wall_ns = self._wall_ns(match)
+                if wall_ns is not None:
+                    return Stamp(wall_ns, match.end())
+        return None
+
+    def _wall_ns(self, match: re.Match[str]) -> int | None:
+        parts = match.groupdict()
+        month = _MONTHS.get(parts["name"], 0) if parts.get("name") else int(parts.get("month") or 0)
+        year = int(parts.get("year") or self.year)
+        year += 2000 if year < 100 else 0
+        try:
+            moment = datetime(
+                year, month, int(parts["day"]), int(parts["hour"]), int(parts["minute"]), int(parts["second"]),
+                tzinfo=_zone(parts.get("zone") or ""),
+            )  # fmt: skip
+        except ValueError:
+            return None
+        fraction = (parts.get("fraction") or "").ljust(9, "0")[:9]
+        return int(moment.timestamp()) * 10**9 + int(fraction)
+
+
+def _zone(text: str) -> timezone:
+    if len(text) < 5:
+        return UTC
+    minutes = int(text[1:3]) * 60 + int(text[-2:])
+    return timezone(timedelta(minutes=-minutes if text[0] == "-" else minutes))

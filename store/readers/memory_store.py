@@ -1,0 +1,104 @@
+"""The tables of Rankscope in memory: what readers of other programs' files fill, and analyzers ask as any store.
+
+with MemoryStore() as store:
+    store.add("log_events", [{"rank": 3, "kind": "exception", ...}])
+    store.rows("SELECT rank FROM log_events")
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probes.tape.schema import TABLES, Column
+from store.database import connect_memory
+from store.ddl import SQL_TYPES, quoted, store_columns
+
+__all__ = ["MemoryStore"]
+
+_NUMPY: dict[str, Any] = {"i64": np.int64, "i32": np.int32, "f64": np.float64, "bool": np.bool_}
+BATCH_ROWS = 50_000
+
+
+class MemoryStore:
+    """Fits `analyzers.source.Source`. A table that was never filled is empty, and `has` says that it is not there."""
+
+    def __init__(self) -> None:
+        self._connection = connect_memory()
+        self._filled: set[str] = set()
+        for table in TABLES.values():
+            columns = ", ".join(f"{quoted(c.name)} {SQL_TYPES[c.type]}" for c in store_columns(table))
+            self._connection.execute(f"CREATE TABLE {quoted(table.name)} ({columns})")
+
+    def add(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows; a column that a row does not name is NULL, `attempt` is 0 unless it says otherwise."""
+        columns = store_columns(TABLES[table])
+        self._filled.add(table)
+        for first in range(0, len(rows), BATCH_ROWS):
+            batch = rows[first : first + BATCH_ROWS]
+            arrays = {column.name: _array(column, batch) for column in columns}
+            nans = {f"{c.name} is nan": _is_nan(arrays[c.name]) for c in columns if c.type == "f64"}
+            arrays |= nans
+            picked = ", ".join(_picked(column) for column in columns)
+            self._connection.register("batch_rows", arrays)
+            try:
+                self._connection.execute(f"INSERT INTO {quoted(table)} SELECT {picked} FROM batch_rows")
+            finally:
+                self._connection.unregister("batch_rows")
+
+    def query(self, sql: str, params: Sequence[Any] = ()) -> dict[str, npt.NDArray[Any]]:
+        """The answer as one array a column."""
+        found: dict[str, npt.NDArray[Any]] = self._connection.execute(sql, params).fetchnumpy()
+        return found
+
+    def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """The answer as tuples."""
+        found: list[tuple[Any, ...]] = self._connection.execute(sql, params).fetchall()
+        return found
+
+    def has(self, table: str) -> bool:
+        """Return True if rows of the table were added."""
+        return table in self._filled
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._connection.close()
+
+    def __enter__(self) -> MemoryStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _picked(column: Column) -> str:
+    name = quoted(column.name)
+    value = f"CAST({name} AS {SQL_TYPES[column.type]})"
+    if column.type != "f64":
+        return value
+    return f"CASE WHEN {quoted(f'{column.name} is nan')} THEN CAST('nan' AS DOUBLE) ELSE {value} END"  # else NULL
+
+
+def _is_nan(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = np.isnan(np.ma.getdata(values)) & ~np.ma.getmaskarray(values)
+    return found
+
+
+def _array(column: Column, rows: Sequence[Mapping[str, Any]]) -> npt.NDArray[Any]:
+    default = 0 if column.name == "attempt" else None
+    values = [row.get(column.name, default) for row in rows]
+    if column.type in _NUMPY:
+        mask = np.array([value is None for value in values], dtype=bool)
+        zero = _NUMPY[column.type](0)
+        data = np.array([zero if value is None else value for value in values], dtype=_NUMPY[column.type])
+        return np.ma.MaskedArray(data, mask) if mask.any() else data
+    array = np.empty(len(values), dtype=object)
+    array[:] = [json.dumps(value) if column.type == "json" and value is not None else value for value in values]
+    return array
