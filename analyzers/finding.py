@@ -62,6 +62,12 @@ class Finding:
         """The finding's name within its run, the same live and post-mortem: `straggler-0-r3`."""
         return "-".join(part for part in map(_id_part, self.identity) if part)
 
+    @property
+    def id_before_schema_2(self) -> str:
+        """The id in events and links of runs that an older version recorded."""
+        parts = (self.kind, *(_id_part(getattr(self, name)) for name in UNKNOWN_IDENTITY))
+        return "-".join(part for part in parts if part)
+
     def _value_of(self, name: str) -> object:
         in_evidence = name.removeprefix("evidence.")
         value = self.evidence.get(in_evidence) if in_evidence != name else getattr(self, name)
@@ -114,7 +120,7 @@ class Finding:
             return None
         given = event.get("id")
         candidates = (found, replace(found, attempt=None))
-        return next((one for one in candidates if given in (one.id, _id_before_schema_2(one))), None)
+        return next((one for one in candidates if given in (one.id, one.id_before_schema_2)), None)
 
     def to_json(self) -> dict[str, Any]:
         """The finding as plain JSON values, in the order in which people read it."""
@@ -134,12 +140,6 @@ class Finding:
             "attempt": self.attempt,
             "cost_s": self.cost_s,
         }
-
-
-def _id_before_schema_2(finding: Finding) -> str:
-    """The id in the events of runs that were recorded by an older version."""
-    parts = (finding.kind, *(_id_part(getattr(finding, name)) for name in UNKNOWN_IDENTITY))
-    return "-".join(part for part in parts if part)
 
 
 def _id_part(value: object) -> str:

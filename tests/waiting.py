@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-__all__ = ["wait_for"]
+__all__ = ["Launched", "wait_for"]
 
 
-def wait_for(condition: Callable[[], Any], what: str, deadline_s: float = 60.0) -> Any:
-    """Wait until `condition` is true and return its value; AssertionError at the deadline."""
+class Launched(Protocol):
+    """What a condition depends on: once it has ended, the condition cannot become true any more."""
+
+    def has_ended(self) -> bool: ...
+
+    def logs(self) -> str: ...
+
+
+def wait_for(condition: Callable[[], Any], what: str, run: Launched | None = None, deadline_s: float = 60.0) -> Any:
+    """Wait until `condition` is true and return its value; AssertionError at the deadline or once `run` has ended."""
     deadline = time.monotonic() + deadline_s
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"no {what} in {deadline_s} s"
+        logs = f"\n{run.logs()}" if run is not None else ""
+        assert run is None or not run.has_ended(), f"the run ended while waiting for {what}{logs}"
+        assert time.monotonic() < deadline, f"no {what} in {deadline_s} s{logs}"
         time.sleep(0.02)
     return value

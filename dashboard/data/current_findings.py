@@ -47,8 +47,8 @@ def current_findings(
 
 
 def pick(findings: Sequence[Finding], finding_id: str) -> Finding | None:
-    """The finding of that id; None if the run has none."""
-    return next((finding for finding in findings if finding.id == finding_id), None)
+    """The finding of that id, also as an older version wrote it; None if the run has none."""
+    return next((finding for finding in findings if finding_id in (finding.id, finding.id_before_schema_2)), None)
 
 
 def _why_closed(finding: Finding, newest_attempt: int | None) -> str:

@@ -137,14 +137,10 @@ def _one(view: View, known: CurrentFindings, advised: list[Finding], asked: str,
     finding = pick(known.findings + advised, asked)
     if finding is None:
         if diagnosis is not None and not view.is_pending:
-            nothing("This finding is no longer said of the run.", "It may have passed, or the link is of another run.")
+            nothing("This run has no such finding now.", "It may be over, or the link is of another run.")
         else:
             st.caption("The analyzers are looking at the run…")
         return
-    if finding.id != asked and diagnosis is not None:
-        st.caption(
-            f"The run no longer says {said(asked, 120)}; this is what it says now of the same kind on the same ranks."
-        )
     card(view.run_id, finding, 0, closed=known.closed.get(finding.id, ""), has_button=False)
     reason = _why(finding)
     if reason != finding.summary:

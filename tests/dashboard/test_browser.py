@@ -16,7 +16,8 @@ import pytest
 
 from dashboard.launch import DashboardServer
 from dashboard.screenshots import PAGES, SETTLED, browser_path
-from tests.e2e.launched import LaunchedRun, kill, start, wait_for
+from tests.e2e.launched import LaunchedRun, kill, start
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

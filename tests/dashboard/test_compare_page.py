@@ -11,8 +11,8 @@ from streamlit.testing.v1 import AppTest
 from dashboard.data import run_access as access
 from dashboard.data.background_answers import Answer
 from tests.dashboard.opened import open_page, shown
-from tests.e2e.launched import wait_for
 from tests.factories import make_run
+from tests.waiting import wait_for
 
 
 def two_runs(tmp_path: Path, *, name: str = "slower") -> Path:

@@ -10,7 +10,7 @@ import urllib.request
 from pathlib import Path
 
 from probes.attach.own_process import own_process
-from tests.e2e.launched import wait_for
+from tests.waiting import wait_for
 
 
 def test_a_command_that_is_killed_hard_leaves_no_server_behind(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from analyzers.figures.queries import MEASURES, rank_step
 from tests.analyzers.memory_store import MemoryStore
 from tests.dashboard.opened import open_page, shown
-from tests.e2e.launched import wait_for
 from tests.factories import make_run
+from tests.waiting import wait_for
 
 MS = 1_000_000
 

@@ -11,7 +11,8 @@ from streamlit.testing.v1 import AppTest
 
 from tests.analyzers.report.hostile import SCRIPT, hostile_run
 from tests.dashboard.opened import PAGES, open_page, shown
-from tests.e2e.launched import LaunchedRun, wait_for
+from tests.e2e.launched import LaunchedRun
+from tests.waiting import wait_for
 
 # page -> words that stand on it for a run of two ranks with a NaN that was rolled back
 EXPECTED = {

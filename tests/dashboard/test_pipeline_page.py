@@ -11,8 +11,8 @@ from probes.tape.rundir import RunDir
 from probes.tape.writer import COMPLETE
 from tests.analyzers.account.test_bubble import MS, gpipe
 from tests.dashboard.opened import open_page, shown
-from tests.e2e.launched import wait_for
 from tests.factories import RankWriter, empty_run
+from tests.waiting import wait_for
 
 STAGES, MICROBATCHES = 4, 8
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from probes.tape.rundir import RunDir
 from probes.tape.writer import COMPLETE
 from tests.dashboard.opened import open_page, shown
-from tests.e2e.launched import wait_for
 from tests.factories import RankWriter, empty_run, make_run
+from tests.waiting import wait_for
 
 STEP_NS = 100_000_000
 

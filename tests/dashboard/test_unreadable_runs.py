@@ -12,8 +12,8 @@ from streamlit.testing.v1 import AppTest
 
 from probes.tape.rundir import RunDir
 from tests.dashboard.opened import PAGES, open_page, shown
-from tests.e2e.launched import wait_for
 from tests.factories import make_run
+from tests.waiting import wait_for
 
 
 def test_an_empty_folder_says_how_to_start_a_run(tmp_path: Path) -> None:

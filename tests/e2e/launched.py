@@ -13,14 +13,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
+from tests.waiting import wait_for
 from trainer.launcher.prefork import Started, WarmParent
 
 LAYOUTS = {
@@ -75,6 +75,10 @@ class LaunchedRun:
         if exit_code is not None:
             assert self.process.returncode == exit_code, f"{self.output}\n{self.logs()}"
         return self
+
+    def has_ended(self) -> bool:
+        """Whether the launcher is gone."""
+        return self.process.poll() is not None
 
     def analyze(self) -> dict[str, Any]:
         """What `rankscope analyze --format json` prints."""
@@ -199,20 +203,6 @@ def rankscope(*arguments: str, timeout_s: float = 60.0, cwd: Path | None = None)
     """Run any `rankscope` command."""
     command = [sys.executable, "-m", "rankscope", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=cwd, check=False)
-
-
-def wait_for(condition: Callable[[], Any], what: str, run: LaunchedRun | None = None, deadline_s: float = 60.0) -> Any:
-    """Wait until `condition` is true and return it; AssertionError at the deadline or if the run ended before."""
-    deadline = time.monotonic() + deadline_s
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        if run is not None and run.process.poll() is not None:
-            output, _ = run.process.communicate()
-            raise AssertionError(f"the run ended while waiting for {what}\n{output}\n{run.logs()}")
-        time.sleep(0.02)
-    raise AssertionError(f"no {what} within {deadline_s} s\n{run.logs() if run else ''}")
 
 
 def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:

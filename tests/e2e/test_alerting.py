@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.launched import start, wait_for
+from tests.e2e.launched import start
 from tests.ports import free_port
 from tests.programs import needs, program
+from tests.waiting import wait_for
 
 GRAFANA = Path(__file__).resolve().parents[2] / "grafana"
 

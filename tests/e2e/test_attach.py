@@ -19,8 +19,9 @@ import torch
 
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
-from tests.e2e.launched import kill, rankscope, wait_for
+from tests.e2e.launched import kill, rankscope
 from tests.e2e.script_ranks import EXAMPLES, ROOT, ScriptRanks
+from tests.waiting import wait_for
 
 STEPS = 50
 

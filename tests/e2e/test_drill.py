@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.launched import SOURCE, TINY, wait_for
+from tests.e2e.launched import SOURCE, TINY
+from tests.waiting import wait_for
 from watch.processes import processes_of
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from probes.tape.rundir import RunDir
 from probes.tape.schema import SCHEMA_VERSION
-from tests.e2e.launched import SOURCE, TINY, rankscope, start, wait_for
+from tests.e2e.launched import SOURCE, TINY, rankscope, start
+from tests.waiting import wait_for
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -16,8 +16,9 @@ import torch
 
 from probes.tape.rundir import RunDir
 from store import Store
-from tests.e2e.launched import rankscope, wait_for
+from tests.e2e.launched import rankscope
 from tests.e2e.script_ranks import ROOT, ScriptRanks
+from tests.waiting import wait_for
 
 STEPS = 16
 WORLD = {"huggingface": 2, "lightning": 1, "accelerate": 2}
@@ -65,7 +66,11 @@ def test_the_same_bits_as_without_us(folder: Path) -> None:
 
 def test_every_step_and_phase_is_recorded(folder: Path) -> None:
     ranks = 1 if "lightning" in folder.name else 2
-    wait_for(lambda: len(rows(folder / "ours" / "run", "FROM steps WHERE loss IS NOT NULL")) == STEPS * ranks, 20)
+    wait_for(
+        lambda: len(rows(folder / "ours" / "run", "FROM steps WHERE loss IS NOT NULL")) == STEPS * ranks,
+        "all steps in the store",
+        deadline_s=20,
+    )
     found = rows(
         folder / "ours" / "run",
         "SELECT rank, count(*), count(grad_norm), count(lr), sum(committed::INT), sum((forward_ns > 0)::INT), "

@@ -82,7 +82,9 @@ class Cluster:
             return len(store.rows(sql, [attempt, num_steps])) == len(self.network.nodes)
 
     def await_training(self, attempt: int, num_steps: int = 5) -> None:
-        wait_for(lambda: self.trains(attempt, num_steps), f"{num_steps} steps of attempt {attempt}\n{self}", 120)
+        wait_for(
+            lambda: self.trains(attempt, num_steps), f"{num_steps} steps of attempt {attempt}\n{self}", deadline_s=120
+        )
 
     def stop(self) -> list[int]:
         """Tell the launchers to end, as a scheduler does; their exit codes."""
@@ -118,7 +120,7 @@ def test_a_pulled_cable_is_named_and_the_training_goes_on_when_it_is_back(cluste
     cluster.await_training(attempt=0)
 
     cluster.network.cut(1)
-    (silent,) = wait_for(lambda: cluster.events("node_silent", 0), f"word of the silent node\n{cluster}", 60)
+    (silent,) = wait_for(lambda: cluster.events("node_silent", 0), f"word of the silent node\n{cluster}", deadline_s=60)
     assert (silent["node_rank"], silent["ranks"]) == (1, [1])
     for node in (0, 1):  # each of them sees its own rank stand still, and frees it
         killed = wait_for(lambda node=node: cluster.events("culprit_killed", node), f"end of rank {node}\n{cluster}")
@@ -160,7 +162,9 @@ def test_the_leader_dies_the_other_records_on_and_both_resume(cluster: Cluster) 
     cluster.network.mend(0)
     for node in (0, 1):
         cluster.train(node, port=PORT + 1, resume=True)
-    wait_for(lambda: cluster.events("attempt_started", 0)[-1]["attempt"] > 0, f"a new attempt\n{cluster}", 90)
+    wait_for(
+        lambda: cluster.events("attempt_started", 0)[-1]["attempt"] > 0, f"a new attempt\n{cluster}", deadline_s=90
+    )
     attempt = cluster.events("attempt_started", 0)[-1]["attempt"]
     cluster.await_training(attempt)
     loaded = [e for e in cluster.events("checkpoint") if e["attempt"] == attempt and e["state"] == "loaded"]
@@ -178,7 +182,7 @@ def test_one_of_four_nodes_loses_its_power_and_another_takes_its_place(cluster: 
 
     cluster.network.kill(lost)
     cluster.network.cut(lost)
-    (silent,) = wait_for(lambda: cluster.events("node_silent", 0), f"word of the silent node\n{cluster}", 60)
+    (silent,) = wait_for(lambda: cluster.events("node_silent", 0), f"word of the silent node\n{cluster}", deadline_s=60)
     assert (silent["node_rank"], silent["ranks"]) == (lost, [lost])
     named = [event["finding_ranks"] for kind in ("hang", "rank_lost") for event in cluster.findings(kind, 0)]
     assert all(ranks == [lost] for ranks in named), f"nobody else is blamed: {named}"

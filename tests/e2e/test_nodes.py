@@ -11,7 +11,8 @@ from pathlib import Path
 from probes.tape.events import read_events
 from probes.tape.shared_memory import shared_folder
 from store import Store
-from tests.e2e.launched import LaunchedRun, kill, resume, start, wait_for
+from tests.e2e.launched import LaunchedRun, kill, resume, start
+from tests.waiting import wait_for
 from trainer.launcher.nodes.node_exclusion import why_left_out
 
 STEPS = 400

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 from store import Store
-from tests.e2e.launched import LaunchedRun, kill, rankscope, resume, start, train, wait_for
+from tests.e2e.launched import LaunchedRun, kill, rankscope, resume, start, train
+from tests.waiting import wait_for
 from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
 
 STEPS = 40

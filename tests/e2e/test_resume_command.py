@@ -10,7 +10,8 @@ import pytest
 
 from probes.guard.ledger import LEDGER_NAME, Ledger
 from probes.tape.rundir import RunDir
-from tests.e2e.launched import kill, rankscope, resume, start, wait_for
+from tests.e2e.launched import kill, rankscope, resume, start
+from tests.waiting import wait_for
 from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
 from trainer.config.config import Config
 from trainer.guard.ledger_file import save_ledger

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.launched import kill, start, wait_for
+from tests.e2e.launched import kill, start
+from tests.waiting import wait_for
 
 NAMED_WITHIN_S = 5.0
 

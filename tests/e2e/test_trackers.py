@@ -13,8 +13,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK, RunDir
 from store import Store
-from tests.e2e.launched import start, wait_for
+from tests.e2e.launched import start
 from tests.factories import make_run
+from tests.waiting import wait_for
 from tests.wandb_file import alerts, history, summary, wandb_file, wandb_records
 from watch.exporting.trackers import processes
 

@@ -10,7 +10,8 @@ from probes.tape.reader import read_segment, segment_paths
 from probes.tape.rundir import RunDir
 from probes.tape.schema import TABLES
 from store import Store
-from tests.e2e.launched import rankscope, start, wait_for
+from tests.e2e.launched import rankscope, start
+from tests.waiting import wait_for
 
 
 def test_every_record_survives_and_the_death_is_explained(tmp_path: Path) -> None:

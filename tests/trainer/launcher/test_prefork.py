@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.launched import wait_for, warm_parent
+from tests.e2e.launched import warm_parent
+from tests.waiting import wait_for
 from trainer.launcher.prefork import WarmParent
 from trainer.launcher.zygote import ZygoteError
 from watch.processes import is_alive
