@@ -9,8 +9,6 @@ from analyzers.account import goodput
 from analyzers.analysis import Analysis
 from analyzers.checkpoints import analyze as checkpoints
 from analyzers.communication import analyze as communication
-from analyzers.corruption import analyze as corruption
-from analyzers.corruption import gradient_outlier
 from analyzers.data import analyze as data_wait
 from analyzers.deaths import analyze as rank_lost
 from analyzers.deaths import node_exclusion as exclusion
@@ -20,7 +18,6 @@ from analyzers.hangs import analyze as hang
 from analyzers.hangs import silent_node
 from analyzers.health import analyze as health
 from analyzers.memory import analyze as memory
-from analyzers.numerics import divergence, expert_load, gradient_flow, gradient_noise, loss_scale, loss_spike, nonfinite
 from analyzers.pipeline import analyze as stage_balance
 from analyzers.run import coverage
 from analyzers.run.stall_limits import stall_policy
@@ -52,16 +49,6 @@ def _straggler(source: Source, scope: Scope) -> list[Finding]:
     return [one for one in found if one.evidence.get("ongoing", True)] if scope.is_live else found
 
 
-def _nonfinite(source: Source, scope: Scope) -> list[Finding]:
-    policy = nonfinite.NonFinitePolicy(since_step=scope.since_step, ended_only=scope.is_live)
-    return nonfinite.analyze(source, policy)
-
-
-def _corruption(source: Source, scope: Scope) -> list[Finding]:
-    policy = corruption.CorruptionPolicy(since_step=scope.since_step, settled_only=scope.is_live)
-    return _of(scope, corruption.analyze(source, policy))
-
-
 LEGACY: Mapping[str, Sequence[Analysis]] = {
     "deaths": (
         Analysis(kinds=("rank_lost",), records="sampled",
@@ -76,28 +63,6 @@ LEGACY: Mapping[str, Sequence[Analysis]] = {
                      source, stall_policy(scope.manifest), scope.now_ns, scope.stacks_dir)),
         Analysis(kinds=("node_silent",), live="each_tick",
                  run=lambda source, scope: silent_node.analyze(source, ongoing_only=scope.is_live)),
-    ),
-    "numerics": (
-        Analysis(kinds=("non_finite",), run=_nonfinite, live="each_tick"),
-        Analysis(kinds=("loss_spike",), records="histories", live="each_tick",
-                 run=lambda source, scope: _of(scope, loss_spike.analyze(
-                     source, loss_spike.LossSpikePolicy(since_step=scope.since_step)))),
-        Analysis(kinds=("divergence",), records="histories", live="each_tick",
-                 run=lambda source, scope: _of(scope, divergence.analyze(
-                     source, divergence.DivergencePolicy(since_step=scope.since_step)))),
-        Analysis(kinds=("loss_scale_collapse",), live="each_tick",
-                 run=lambda source, scope: _of(scope, loss_scale.analyze(source))),
-        Analysis(kinds=("vanishing_gradients", "exploding_gradients"),
-                 run=lambda source, scope: gradient_flow.analyze(source)),
-        Analysis(kinds=("gradient_noise",), records="compared",
-                 run=lambda source, scope: gradient_noise.analyze(source)),
-        Analysis(kinds=("expert_imbalance",), run=lambda source, scope: expert_load.analyze(source, scope.manifest)),
-    ),
-    "corruption": (
-        Analysis(kinds=("replica_mismatch", "fingerprint_chain_broken"), records="sampled", run=_corruption,
-                 live="each_tick"),
-        Analysis(kinds=("gradient_corrupted",), live="each_tick",
-                 run=lambda source, scope: _of(scope, gradient_outlier.analyze(source))),
     ),
     "run": (Analysis(kinds=("records",), records="sampled", run=lambda source, scope: coverage.analyze(source)),),
     "stragglers": (

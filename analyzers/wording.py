@@ -1,6 +1,6 @@
 """Numbers, lists and sentences of a finding.
 
-listed([1, 2, 3])            # "1, 2, 3", and how many where they are too many to show
+listed([1, 2, 3])            # "1, 2, 3"; "1, 2 and 9 more" where they are too many
 ranks_text((3, 5))           # "ranks 3 and 5"
 counted(2, "rank")           # "2 ranks"; nothing for none
 number(3.14159), percent(0.314)      # "3.14", "31 %"; "?" for a value that was not measured
@@ -17,9 +17,9 @@ __all__ = ["counted", "is_number", "listed", "number", "percent", "ranks_text", 
 MAX_RANKS = 8
 
 
-def listed(values: Sequence[Any]) -> str:
-    shown = ", ".join(str(value) for value in values[:12])
-    return shown if len(values) <= 12 else f"{shown}, ... ({len(values)} in all)"
+def listed(values: Sequence[Any], most: int = 12) -> str:
+    shown = ", ".join(str(value) for value in values[:most])
+    return shown if len(values) <= most else f"{shown} and {len(values) - most} more"
 
 
 def counted(number: Any, noun: str) -> str:

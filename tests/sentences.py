@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+from collections.abc import Sequence
 
-__all__ = ["assert_plain"]
+from analyzers.finding import Finding
+from analyzers.kinds import KINDS
+
+__all__ = ["assert_plain", "plain"]
 
 MAX_CHARACTERS = 240  # long names of parameters and groups included; most sentences are half as long
 _NESTED = re.compile(r"\([^()]*\(")
@@ -22,3 +27,14 @@ def assert_plain(text: str, *, max_characters: int = MAX_CHARACTERS) -> None:
     assert not _NESTED.search(text), f"nested parentheses in: {text}"
     assert ";" not in text, f"a chain of clauses in: {text}"
     assert not _DIALECT.search(text), f"not plain English: {text}"
+
+
+def plain(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings, once their summary, evidence and next step have the shape of plain sentences."""
+    for finding in findings:
+        assert_plain(finding.summary)
+        if finding.status in ("fired", "suspect", "advice"):
+            explain = importlib.import_module(f"analyzers.{KINDS[finding.kind].package}.explain")
+            assert_plain(explain.WHY[finding.kind](finding))
+            assert_plain(explain.NEXT[finding.kind](finding))
+    return list(findings)

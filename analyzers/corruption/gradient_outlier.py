@@ -1,20 +1,20 @@
-"""A rank whose own gradients, before they are reduced, are not what they must be: neither NaN nor a spike of the total.
+"""Local gradients of one rank that are outliers: neither NaN nor a spike of the total.
 
     detector = GradientOutlierDetector()
     outlier = detector.observe([0.12, 0.97, 8e30, 0.10])     # each rank's peak at this step; None, or rank 2
-    findings = analyze(store)                                # kind gradient_corrupted, from the trainer's events
+    findings = corrupted_gradients(store, Scope())           # kind gradient_corrupted, from the trainer's events
 
-A peak is the largest absolute value among a rank's gradients. One flipped bit changes one element: in a norm it drowns
-among a million others unless it is enormous, in the peak it shows as soon as it is larger than what is usual.
+A peak is the largest absolute value among a rank's gradients before they are reduced. One flipped bit changes one
+element: a norm over a million elements hides it unless it is enormous, the peak shows it.
 
-1. Of each rank: the logarithm of its peak, less the median of its own last `window` steps. So ranks need not be alike
-   (stages, shards), only steady.
-2. Less the median of the same over the other ranks: what happens to all (a rate, a hard batch) is nobody's.
-3. An outlier rises by more than `min_ratio`, and than `min_sigmas` robust deviations of what (2) was in the window;
-   or by more than `max_ratio`.
+1. Of each rank: the logarithm of its peak, less the median of its own last `window_steps` steps. So ranks need not be
+   equal (stages, shards), only steady.
+2. Less the median of the same over the other ranks: what happens to all ranks (a learning rate, a hard batch) cancels.
+3. An outlier rises by more than `min_ratio` and by more than `min_sigmas` robust deviations of (2) over the window, or
+   by more than `max_ratio`.
 
-That alone convicts nobody: one rank's share of a batch may be hard. The trainer drops the step and computes it again
-from the same state. What comes back is the batch's and is taken; what does not was made by no batch and no weights.
+An outlier proves nothing by itself: one rank's share of a batch may be hard. The trainer drops the step and computes it
+again from the same state. If the peak repeats, the batch caused it and the step is taken; if not, the device did.
 """
 
 from __future__ import annotations
@@ -27,35 +27,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from analyzers.corruption.policy import GradientOutlierPolicy
 from analyzers.finding import Finding
 from analyzers.robust import sigma
 from analyzers.run.event_log import Event, EventLog
+from analyzers.scope import Scope
 from analyzers.source import Source
 from probes.tape import event_kinds
 
-__all__ = ["GradientOutlier", "GradientOutlierDetector", "GradientOutlierPolicy", "analyze"]
+__all__ = ["GradientOutlier", "GradientOutlierDetector", "corrupted_gradients"]
 
 Row = npt.NDArray[np.float64]
-LEAST_SPREAD = 1e-3
-"""Of the logarithms: ranks that always agree to the last bit are not all that a step may bring."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradientOutlierPolicy:
-    """When a step is worth a second look. A false alarm costs one step, so it may be had now and then."""
-
-    window: int = 24
-    """Steps of history."""
-    warm_up_steps: int = 8
-    """Steps before the first judgement: a robust deviation of fewer is none."""
-    min_ratio: float = 4.0
-    """Rise over what the rank's own past and the others let expect; below that a flip does no harm."""
-    min_sigmas: float = 8.0
-    """Robust standard deviations: shares of a batch differ, and by more the smaller they are. With tails as heavy as
-    Student's t with 4 degrees of freedom, one step in 1,000 is computed twice for nothing."""
-    max_ratio: float = 100.0
-    """A rise above it is looked at however much the ranks differ: 60 times is 8 sigmas of four ranks with two sequences
-    each, 10,000 times of two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +51,15 @@ class GradientOutlier:
 
 
 class GradientOutlierDetector:
-    """Sees every step's peaks; all ranks' detectors agree because they see the same numbers."""
+    """Judges every step's peaks; all ranks reach the same result because they see the same numbers."""
 
     def __init__(self, policy: GradientOutlierPolicy | None = None) -> None:
         self.policy = policy or GradientOutlierPolicy()
-        self._logs: deque[Row] = deque(maxlen=self.policy.window)
-        self._rises: deque[Row] = deque(maxlen=self.policy.window)
+        self._logs: deque[Row] = deque(maxlen=self.policy.window_steps)
+        self._rises: deque[Row] = deque(maxlen=self.policy.window_steps)
 
     def observe(self, peaks: Sequence[float]) -> GradientOutlier | None:
-        """Judge one step. Peaks that are zero, unknown or not finite say nothing, and then nobody is judged."""
+        """Judge one step. Not judged (None) if a peak is zero, unknown or not finite."""
         if len(peaks) < 2 or not all(math.isfinite(peak) and peak > 0 for peak in peaks):
             return None
         logs = np.log(np.asarray(peaks, dtype=np.float64))
@@ -91,7 +73,7 @@ class GradientOutlierDetector:
         return found
 
     def learn(self, peaks: Sequence[float]) -> None:
-        """Take a step into the history: healthy ones by themselves, others once they turned out to be."""
+        """Add a step to the history: `observe` adds clean ones, the caller those that proved clean."""
         logs = np.log(np.asarray(peaks, dtype=np.float64))
         self._take(logs, self._relative(logs))
 
@@ -110,12 +92,12 @@ class GradientOutlierDetector:
         policy = self.policy
         if rises is None or len(self._rises) < policy.warm_up_steps:
             return None
-        spread = max(sigma(np.stack(self._rises), center=0.0), LEAST_SPREAD)
+        spread = max(sigma(np.stack(self._rises), center=0.0), policy.min_sigma)
         limit = min(max(math.log(policy.min_ratio), policy.min_sigmas * spread), math.log(policy.max_ratio))
-        standing_out = np.flatnonzero(rises >= limit)
-        if len(standing_out) != 1:
-            return None  # nobody, or not one rank's doing
-        rank = int(standing_out[0])
+        outliers = np.flatnonzero(rises >= limit)
+        if len(outliers) != 1:
+            return None
+        rank = int(outliers[0])
         rise = float(rises[rank])
         return GradientOutlier(rank=rank, peak=peaks[rank], ratio=math.exp(rise), sigmas=rise / spread)
 
@@ -132,9 +114,10 @@ def _median_of_others(values: Row) -> Row:
     return found
 
 
-def analyze(source: Source) -> list[Finding]:
-    """One finding for each step whose gradients a rank computed otherwise the second time."""
-    events = EventLog.load(source, (event_kinds.GRADIENT_OUTLIER,)).of(event_kinds.GRADIENT_OUTLIER)
+def corrupted_gradients(source: Source, scope: Scope) -> list[Finding]:
+    """One finding for each step whose gradients a rank computed differently the second time."""
+    log = EventLog.load(source, (event_kinds.GRADIENT_OUTLIER,))
+    events = log.of(event_kinds.GRADIENT_OUTLIER, attempt=scope.attempt)
     return [_finding(event) for event in events if event.detail.get("came_back") is False]
 
 
@@ -151,8 +134,8 @@ def _finding(event: Event) -> Finding:
         last_step=event.step,
         cause="gradient",
         summary=(
-            f"step {event.step}: the gradients of rank {rank} were {ratio:.3g} times what was to be expected, and were "
-            f"not when the step was computed again; {device} changed them. The step was dropped and taken again"
+            f"Gradients of rank {rank} were {ratio:.3g}x too large at step {event.step}, and normal when recomputed. "
+            f"Suspect {device}."
         ),
         evidence={
             "peak": event.number("peak"),

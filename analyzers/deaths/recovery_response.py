@@ -1,7 +1,7 @@
 """What the run did about a step that should not be trusted: refused it, went back, left the batch out.
 
 response = respond(log, attempt=0, step=40, turn=0, committed=False)
-response.text        # "step refused, step 30 restored from memory in 12 ms, batch 39 skipped"
+response.text        # "Rolled back to step 30 from memory in 12 ms and skipped batch 39."
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from analyzers.finding import Finding
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source
+from analyzers.wording import sentence
 from probes.tape import event_kinds
 
 __all__ = ["RESPONSE_EVENTS", "Response", "done_about", "respond"]
@@ -43,20 +44,20 @@ class Response:
 
     @property
     def text(self) -> str:
-        """What was done, in a few words."""
+        """One sentence."""
         parts = []
-        if self.refused:
-            parts.append("step refused")
         if self.restored_step is not None:
             took = f" in {_seconds(self.duration_s)}" if self.duration_s is not None else ""
-            parts.append(f"step {self.restored_step} restored from {self.tier or 'a checkpoint'}{took}")
+            parts.append(f"rolled back to step {self.restored_step} from {self.tier or 'a checkpoint'}{took}")
+        elif self.refused:
+            parts.append("refused the step")
         if self.skipped_batches:
             batches = ", ".join(str(batch) for batch in self.skipped_batches[:8])
-            parts.append(f"batch{'es' if len(self.skipped_batches) > 1 else ''} {batches} skipped")
+            parts.append(f"skipped batch{'es' if len(self.skipped_batches) > 1 else ''} {batches}")
         if parts:
-            return ", ".join(parts)
+            return sentence(" and ".join(parts))
         # While a step runs, it is not known yet whether it will be refused.
-        return "what follows is not on record yet" if self.refused is None else "nothing was done about it"
+        return "The response is not recorded yet." if self.refused is None else "Nothing was done about it."
 
     def evidence(self) -> dict[str, object]:
         """The same for a finding's evidence."""
@@ -96,7 +97,7 @@ def done_about(source: Source, finding: Finding) -> list[str]:
     last = finding.first_step if finding.kind == "straggler" else finding.last_step or finding.first_step
     steps = {event.integer("from_step") for event in log.of(event_kinds.ROLLBACK, attempt=finding.attempt)}
     within = sorted(step for step in steps if finding.first_step <= step <= last + 1)
-    return [f"step {step}: {respond(log, attempt=finding.attempt, step=step).text}" for step in within[:20]]
+    return [f"Step {step}: {respond(log, attempt=finding.attempt, step=step).text}" for step in within[:20]]
 
 
 def _restart(log: EventLog, attempt: int) -> Iterator[str]:

@@ -1,17 +1,14 @@
-"""Slow divergence: a loss that has turned and climbs, with no step that stands out.
+"""Slow divergence: a loss that has turned and climbs, without a step that stands out.
 
-    findings = analyze(store)          # kind divergence
-
-1. The loss of each step that was trained in the end (the last time it ran), from the lowest rank that has one.
+1. The loss of each committed step (the last time it ran), from the lowest rank that has one.
 2. Medians of blocks of `block_steps` steps, counted from step 1, so that live and afterwards they are the same.
 3. Diverging at a block: it and the two before rise one after the other, the lowest block lies further back, and the
-   rise over that one is both `rise_ratio` and `noise_z` times what the noise of a block's median can do, and no single
-   block has most of it. The noise is that of neighbouring steps, which a trend hardly touches.
-4. Logarithms are compared. A loss that is not always positive has none, and no size to which a rise could be small: of
-   such a loss differences are, and the rise has to be `signed_rise_ratio` of all that its medians have varied before.
+   rise over that one is both `rise_ratio` and `noise_z` times the noise of a block's median, and no single block has
+   most of it. The noise is that of neighbouring steps, which a trend hardly touches.
+4. Logarithms are compared. A loss that is not always positive has none, and no size to which a rise could be small:
+   there differences are compared, and the rise has to be `signed_rise_ratio` of all that its medians have varied.
 
-A jump that stays is no case for this but a loss spike whose cause is divergence; where the spike analyzer speaks of a
-climb, this one is silent.
+A jump that stays is a loss spike with cause divergence: a climb that such a spike explains is not reported again.
 """
 
 from __future__ import annotations
@@ -20,50 +17,26 @@ import bisect
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
 
 from analyzers.finding import Finding
-from analyzers.numerics import loss_spike
+from analyzers.numerics.loss_spike import loss_spikes
+from analyzers.numerics.policy import DivergencePolicy
 from analyzers.robust import sigma
+from analyzers.scope import Scope
 from analyzers.source import Source, lacking
 
-__all__ = ["DivergencePolicy", "Rise", "analyze", "find_rise"]
+__all__ = ["Rise", "divergence", "find_rise"]
 
 _MEDIAN_TO_MEAN = 1.2533  # standard error of a median over that of a mean
-_NEIGHBOURS = 256  # newest steps from which the noise is taken
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DivergencePolicy:
-    """When a climb is divergence."""
-
-    block_steps: int = 20
-    """Steps of a block: its median is four times quieter than a step, and five blocks see a rise within 100 steps."""
-    rising_blocks: int = 3
-    """Blocks that rise one after the other, the newest included."""
-    rise_ratio: float = 0.08
-    """Smallest rise over the lowest block: beyond what an order of the data does to a loss that has flattened."""
-    noise_z: float = 6.0
-    """Smallest rise in standard errors of a difference of two blocks."""
-    signed_rise_ratio: float = 2.0
-    """Smallest rise of a loss that is not always positive, over the range of its block medians up to the lowest: such
-    objectives wander, but not beyond all that they have been by as much again."""
-    signed_blocks: int = 8
-    """Blocks from which that range means something."""
-    single_block_ratio: float = 0.7
-    """Share of the rise that one block may have: a jump that stays is not a climb."""
-    whole_ratio: float = 0.8
-    """Share of its steps that a block must have to count."""
-    since_step: int = 0
-    """Only steps from here on (the live view)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rise:
-    """A climb: first and last step of it, the medians at its foot and at its top, and the rise in standard errors."""
+    """A climb of the loss: its steps, the lowest and the highest median, and the rise in standard errors."""
 
     first_step: int
     found_step: int
@@ -73,99 +46,97 @@ class Rise:
     noise_z: float
 
 
-def analyze(source: Source, policy: DivergencePolicy | None = None) -> list[Finding]:
+def divergence(source: Source, scope: Scope, policy: DivergencePolicy = DivergencePolicy()) -> list[Finding]:
     """Findings of kind `divergence`, one an attempt at most."""
-    policy = policy or DivergencePolicy()
     if lacking(source, steps=("step", "start_ns")):
-        return []  # the order of the steps is not known; the spike analyzer says that no loss is recorded
+        return []  # the order of the steps is not known; the check for loss spikes reports that no loss is recorded
     rows = source.rows(
         """
         SELECT attempt, step, arg_max(loss, start_ns) FROM steps
-        WHERE step >= ? AND loss IS NOT NULL AND coalesce(committed, true) AND (attempt, rank) IN
-              (SELECT (attempt, min(rank)) FROM steps WHERE loss IS NOT NULL GROUP BY attempt)
+        WHERE step >= ? AND attempt = coalesce(?, attempt) AND loss IS NOT NULL AND coalesce(committed, true)
+          AND (attempt, rank) IN (SELECT (attempt, min(rank)) FROM steps WHERE loss IS NOT NULL GROUP BY attempt)
         GROUP BY attempt, step ORDER BY attempt, step
         """,
-        [policy.since_step],
+        [scope.since_step, scope.attempt],
     )
     losses: dict[int, dict[int, float]] = {}
     for attempt, step, loss in rows:
         if math.isfinite(loss):
             losses.setdefault(attempt, {})[step] = loss
     found = [(attempt, rise) for attempt, own in losses.items() if (rise := find_rise(own, policy)) is not None]
-    spikes = _lasting_spikes(source, policy.since_step) if found else []
+    spikes = loss_spikes(source, scope) if found else []
+    lasting = [spike for spike in spikes if spike.status == "fired" and spike.cause in ("divergence", "learning_rate")]
     return [
-        _finding(attempt, rise) for attempt, rise in found if not _is_told(attempt, rise, spikes, policy.block_steps)
+        _finding(attempt, rise)
+        for attempt, rise in found
+        if not any(_explains(spike, attempt, rise, policy.block_steps) for spike in lasting)
     ]
 
 
-def _lasting_spikes(source: Source, since_step: int) -> list[Finding]:
-    findings = loss_spike.analyze(source, loss_spike.LossSpikePolicy(since_step=since_step))
-    return [found for found in findings if found.status == "fired" and found.cause in ("divergence", "learning_rate")]
-
-
-def _is_told(attempt: int, rise: Rise, spikes: Sequence[Finding], reach_steps: int) -> bool:
-    return any(
+def _explains(spike: Finding, attempt: int, rise: Rise, reach_steps: int) -> bool:
+    """Whether a lasting spike is what the climb is made of."""
+    return (
         spike.attempt == attempt
         and (spike.first_step or 0) <= rise.found_step
         and (spike.last_step or 0) >= rise.first_step - reach_steps
-        for spike in spikes
     )
 
 
-def find_rise(losses: Mapping[int, float], policy: DivergencePolicy | None = None) -> Rise | None:
-    """The climb of a loss (by step), from where it was certain to as far as it went; None if there is none. Pure."""
-    policy = policy or DivergencePolicy()
+def find_rise(losses: Mapping[int, float], policy: DivergencePolicy = DivergencePolicy()) -> Rise | None:
+    """The climb of a loss (by step), from where it became certain to its end; None if there is none. Pure."""
     is_signed = min(losses.values(), default=1.0) <= 0
     to_scale, from_scale = (float, float) if is_signed else (math.log, math.exp)
     scaled = {step: to_scale(loss) for step, loss in losses.items()}
     blocks = _blocks(scaled, policy)
     if len(blocks) <= policy.rising_blocks:
         return None
-    noise = _Noise(scaled, policy, least=1e-9 if is_signed else 1e-4)
+    noise = _Noise(scaled, policy, least=policy.min_signed_noise if is_signed else policy.min_log_noise)
     rise: Rise | None = None
     for newest, lowest in enumerate(_lowest_so_far([level for _, level in blocks])):
         if newest < policy.rising_blocks:
             continue
-        low = lowest.number
-        window = [level for _, level in blocks[newest - policy.rising_blocks + 1 : newest + 1]]
-        climbs = all(before < after for before, after in itertools.pairwise(window))
-        total = blocks[newest][1] - blocks[low][1]
-        least = math.log1p(policy.rise_ratio)
-        if is_signed:
-            least = policy.signed_rise_ratio * lowest.range_before if low >= policy.signed_blocks else math.inf
-        last_step = blocks[newest][0] + policy.block_steps - 1
-        if rise is not None and blocks[newest][1] > to_scale(rise.low_loss) + least:
-            high = max(rise.high_loss, from_scale(blocks[newest][1]))
-            z = total / noise.standard_error(blocks[newest][0])
+        first_step, level = blocks[newest]
+        total = level - blocks[lowest.number][1]
+        last_step = first_step + policy.block_steps - 1
+        least = _least_rise(lowest, policy, is_signed=is_signed)
+        if rise is not None and level > to_scale(rise.low_loss) + least:
+            high, z = max(rise.high_loss, from_scale(level)), total / noise.standard_error(first_step)
+            rise = replace(rise, last_step=last_step, high_loss=high, noise_z=max(rise.noise_z, z))
+        elif rise is None and total >= least and _climbs(blocks, newest, lowest, policy):
+            z = total / noise.standard_error(first_step)
+            if z < policy.noise_z:
+                continue
             rise = Rise(
-                first_step=rise.first_step,
-                found_step=rise.found_step,
-                last_step=last_step,
-                low_loss=rise.low_loss,
-                high_loss=high,
-                noise_z=max(rise.noise_z, z),
-            )
-        elif (
-            rise is None
-            and climbs
-            and newest - low >= policy.rising_blocks - 1
-            and lowest.largest_rise <= policy.single_block_ratio * total
-            and total >= least
-            and (z := total / noise.standard_error(blocks[newest][0])) >= policy.noise_z
-        ):
-            rise = Rise(
-                first_step=blocks[low][0] + policy.block_steps,
+                first_step=blocks[lowest.number][0] + policy.block_steps,
                 found_step=last_step,
                 last_step=last_step,
-                low_loss=from_scale(blocks[low][1]),
-                high_loss=from_scale(blocks[newest][1]),
+                low_loss=from_scale(blocks[lowest.number][1]),
+                high_loss=from_scale(level),
                 noise_z=z,
             )
     return rise
 
 
+def _least_rise(lowest: _Lowest, policy: DivergencePolicy, *, is_signed: bool) -> float:
+    """Smallest rise over the lowest block, in the scale of the blocks."""
+    if not is_signed:
+        return math.log1p(policy.rise_ratio)
+    return policy.signed_rise_ratio * lowest.range_before if lowest.number >= policy.signed_blocks else math.inf
+
+
+def _climbs(blocks: Sequence[tuple[int, float]], newest: int, lowest: _Lowest, policy: DivergencePolicy) -> bool:
+    """Whether the newest blocks rise one after the other, and no single one has most of the rise."""
+    window = [level for _, level in blocks[newest - policy.rising_blocks + 1 : newest + 1]]
+    total = window[-1] - blocks[lowest.number][1]
+    return (
+        all(before < after for before, after in itertools.pairwise(window))
+        and newest - lowest.number >= policy.rising_blocks - 1
+        and lowest.largest_rise <= policy.single_block_ratio * total
+    )
+
+
 def _blocks(losses: Mapping[int, float], policy: DivergencePolicy) -> list[tuple[int, float]]:
-    """(first step, median) of each block that is whole enough, in order; of logarithms where the losses have them."""
+    """(first step, median) of each block that is complete enough, in order."""
     members: dict[int, list[float]] = {}
     for step, loss in losses.items():
         members.setdefault((step - 1) // policy.block_steps, []).append(loss)
@@ -207,17 +178,17 @@ class _Noise:
     def __init__(self, losses: Mapping[int, float], policy: DivergencePolicy, *, least: float) -> None:
         self._steps = sorted(losses)
         self._losses = np.array([losses[step] for step in self._steps])
-        self._block_steps, self._least = policy.block_steps, least
+        self._policy, self._least = policy, least
 
     def standard_error(self, first_step: int) -> float:
         """Of the difference of the medians of two blocks, as it is in the block from `first_step` on."""
-        end = bisect.bisect_left(self._steps, first_step + self._block_steps)
-        changes = np.diff(self._losses[max(0, end - _NEIGHBOURS) : end])
+        end = bisect.bisect_left(self._steps, first_step + self._policy.block_steps)
+        changes = np.diff(self._losses[max(0, end - self._policy.noise_steps) : end])
         if not len(changes):
             return math.inf
         spread = sigma(changes) / math.sqrt(2)
-        # Content is alike over a few steps: neighbours differ by less than steps far apart, hence the factor two.
-        return max(self._least, 2.0 * spread * _MEDIAN_TO_MEAN * math.sqrt(2 / self._block_steps))
+        # Neighbouring steps see similar content: they differ by less than steps far apart, hence the factor two.
+        return max(self._least, 2.0 * spread * _MEDIAN_TO_MEAN * math.sqrt(2 / self._policy.block_steps))
 
 
 def _finding(attempt: int, rise: Rise) -> Finding:
@@ -232,8 +203,8 @@ def _finding(attempt: int, rise: Rise) -> Finding:
         last_step=rise.last_step,
         cause="trend",
         summary=(
-            f"the loss climbs from {rise.low_loss:.3f} to {rise.high_loss:.3f}{share} over steps "
-            f"{rise.first_step} to {rise.last_step}, with no single step to blame"
+            f"The loss climbed from {rise.low_loss:.3f} to {rise.high_loss:.3f}{share} over steps {rise.first_step} to "
+            f"{rise.last_step}, without a single spike."
         ),
         evidence={
             "loss_lowest": round(rise.low_loss, 5),

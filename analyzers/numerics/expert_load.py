@@ -1,52 +1,29 @@
-"""Experts of a mixture that are used too much, not at all, or turn tokens away.
-
-    findings = analyze(store, run.manifest())          # kind expert_imbalance; cause hot, dead, dropped
+"""Load of the experts of a mixture: used too much, not at all, or dropping tokens.
 
 1. Load of an expert in a sample: how often the router chose it, summed over the ranks, relative to an even share of
    its layer. 1 is even; all tokens on one of eight experts is 8.
 2. Hot: far above an even share in most samples of the newest window. The ranks that have the expert do more work than
    their peers, who wait for them; with a capacity it drops tokens.
 3. Dead: next to nothing over the whole window. Its weights are memory without a use, and it learns nothing.
-4. Dropped: a large part of all choices over the window found no room.
+4. Dropped: a large part of all choices over the window exceeded the capacity of their expert.
 
 One finding a cause at most, of the newest attempt: the worst expert is named, with how many more there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from analyzers.finding import Finding
+from analyzers.numerics.policy import ExpertLoadPolicy
 from analyzers.run.setting import number
+from analyzers.scope import Scope
 from analyzers.source import Floats, Ints, Source, ints, missing_tables
+from analyzers.wording import ranks_text
 
-__all__ = ["ExpertLoadPolicy", "LayerLoad", "analyze", "layer_loads"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertLoadPolicy:
-    """Limits, chosen: with a balancing loss that works loads lie around 1. The first steps of a run are not even, hence
-    a window."""
-
-    hot_ratio: float = 3.0
-    """Load of an expert, relative to an even share."""
-    highest_ratio: float = 0.85
-    """The same, relative to the highest load that is possible: all tokens choose the expert. With four experts and two
-    choices a token that is 2, and `hot_ratio` would never be reached."""
-    hot_samples_ratio: float = 0.5
-    """Share of the window's samples in which it must be so."""
-    dead_ratio: float = 0.05
-    """Load over the whole window below which an expert is not used."""
-    dropped_ratio: float = 0.1
-    """Share of all choices that found no room."""
-    window_samples: int = 20
-    """Newest samples that are looked at."""
-    min_samples: int = 3
-    """Samples from which anything is said."""
+__all__ = ["LayerLoad", "expert_load", "layer_loads"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +36,7 @@ class LayerLoad:
     tokens: Floats
     """(samples, experts): choices."""
     dropped: Floats
-    """(samples, experts): choices that found no room."""
+    """(samples, experts): choices beyond the capacity."""
 
     @property
     def load(self) -> Floats:
@@ -75,18 +52,23 @@ class LayerLoad:
         return whole * len(whole) / max(1.0, float(whole.sum()))
 
 
-def layer_loads(source: Source, window_samples: int) -> tuple[int | None, list[LayerLoad]]:
+def layer_loads(source: Source, window_samples: int, scope: Scope = Scope()) -> tuple[int | None, list[LayerLoad]]:
     """The newest attempt that has samples, and its layers in the newest `window_samples` samples."""
     if missing_tables(source, "experts"):
         return None, []
-    ((attempt,),) = source.rows("SELECT max(attempt) FROM experts")
+    ((attempt,),) = source.rows(
+        "SELECT max(attempt) FROM experts WHERE attempt = coalesce(?, attempt) AND step >= ?",
+        [scope.attempt, scope.since_step],
+    )
+    if attempt is None:
+        return None, []
     table = source.query(
         """
-        WITH newest AS (SELECT DISTINCT step FROM experts WHERE attempt = ? ORDER BY step DESC LIMIT ?)
+        WITH newest AS (SELECT DISTINCT step FROM experts WHERE attempt = ? AND step >= ? ORDER BY step DESC LIMIT ?)
         SELECT layer, step, expert, CAST(sum(tokens) AS BIGINT) AS tokens, CAST(sum(dropped) AS BIGINT) AS dropped
         FROM experts SEMI JOIN newest USING (step) WHERE attempt = ? GROUP BY layer, step, expert
         """,
-        [attempt, window_samples, attempt],
+        [attempt, scope.since_step, window_samples, attempt],
     )
     layers, steps, experts = ints(table["layer"]), ints(table["step"]), ints(table["expert"])
     found = []
@@ -101,36 +83,30 @@ def layer_loads(source: Source, window_samples: int) -> tuple[int | None, list[L
     return int(attempt), found
 
 
-def analyze(
-    source: Source, manifest: Mapping[str, Any] | None = None, policy: ExpertLoadPolicy | None = None
-) -> list[Finding]:
+def expert_load(source: Source, scope: Scope, policy: ExpertLoadPolicy = ExpertLoadPolicy()) -> list[Finding]:
     """At most one finding for each cause; none for a model without experts.
 
-    `manifest`: of the run, for how many experts a token chooses (else one is assumed).
+    The manifest has how many experts a token chooses; without it one is assumed.
     """
-    policy = policy or ExpertLoadPolicy()
-    chosen = number(manifest or {}, "model.experts_per_token") or 1.0
-    attempt, layers = layer_loads(source, policy.window_samples)
+    chosen = number(scope.manifest, "model.experts_per_token") or 1.0
+    attempt, layers = layer_loads(source, policy.window_samples, scope)
     if attempt is None:
-        if not number(manifest or {}, "model.num_experts"):
+        if not number(scope.manifest, "model.num_experts"):
             return []
-        why = "the use of experts is not judged: nothing in experts (probes.expert_interval)"
-        return [Finding.insufficient("expert_load", "expert_imbalance", why)]
+        return [_insufficient("the table experts is empty", None)]
     if max(len(layer.steps) for layer in layers) < policy.min_samples:
-        return [
-            Finding.insufficient(
-                "expert_load",
-                "expert_imbalance",
-                f"the use of experts is not judged: fewer than {policy.min_samples} samples (probes.expert_interval)",
-                attempt=attempt,
-            )
-        ]
+        return [_insufficient(f"there are fewer than {policy.min_samples} samples", attempt)]
     found = [
         _hot(source, attempt, layers, chosen, policy),
         _dead(attempt, layers, policy),
         _dropped(attempt, layers, policy),
     ]
     return [finding for finding in found if finding is not None]
+
+
+def _insufficient(why: str, attempt: int | None) -> Finding:
+    summary = f"The load of the experts was not checked: {why} (probes.expert_interval)."
+    return Finding.insufficient("expert_load", "expert_imbalance", summary, attempt=attempt)
 
 
 def _hot(
@@ -146,13 +122,13 @@ def _hot(
         return None
     load, layer, expert = max(hot, key=lambda one: one[0])
     ranks = _ranks_of(source, attempt, expert, layer.tokens.shape[1])
-    where = f" (on rank{'s' * (len(ranks) > 1)} {_listed(ranks)})" if ranks else ""
+    where = f" on {ranks_text(ranks)}" if ranks else ""
     return _finding(
         "hot",
         attempt,
         layer,
-        f"expert {expert} of block {layer.layer}{where} gets {load:.1f} times an even share of the tokens"
-        f"{_more(len(hot), 'hot')}",
+        f"Expert {expert} of block {layer.layer}{where} gets {load:.1f}x an even share of the tokens",
+        _more(len(hot), "hot"),
         {"layer": layer.layer, "expert": expert, "load_ratio": round(load, 3), "num_experts_hot": len(hot),
          "limit_ratio": round(limit, 3)},
         ranks,
@@ -172,8 +148,8 @@ def _dead(attempt: int, layers: list[LayerLoad], policy: ExpertLoadPolicy) -> Fi
         "dead",
         attempt,
         layer,
-        f"expert {expert} of block {layer.layer} gets {100 * load:.1f} % of an even share of the tokens"
-        f"{_more(len(dead), 'unused')}",
+        f"Expert {expert} of block {layer.layer} gets {100 * load:.1f} % of an even share of the tokens",
+        _more(len(dead), "unused"),
         {"layer": layer.layer, "expert": expert, "load_ratio": round(load, 4), "num_experts_dead": len(dead),
          "limit_ratio": policy.dead_ratio},
     )  # fmt: skip
@@ -193,15 +169,16 @@ def _dropped(attempt: int, layers: list[LayerLoad], policy: ExpertLoadPolicy) ->
         "dropped",
         attempt,
         worst,
-        f"{100 * over_all:.0f} % of the tokens' choices found no room at their expert, most in block {worst.layer} "
+        f"{100 * over_all:.0f} % of the tokens' choices were dropped at full experts, most in block {worst.layer} "
         f"({100 * share(worst):.0f} %)",
+        "",
         {"dropped_ratio": round(over_all, 4), "worst_layer": worst.layer, "worst_ratio": round(share(worst), 4),
          "limit_ratio": policy.dropped_ratio},
     )  # fmt: skip
 
 
 def _ranks_of(source: Source, attempt: int, expert: int, num_experts: int) -> tuple[int, ...]:
-    """The ranks that have an expert, if experts are divided over ranks; else none, for all have it."""
+    """The ranks that have an expert if experts are divided over ranks; none if all ranks have it."""
     if missing_tables(source, "ranks"):
         return ()
     places = source.rows(
@@ -215,12 +192,8 @@ def _ranks_of(source: Source, attempt: int, expert: int, num_experts: int) -> tu
     return tuple(int(rank) for rank, place in places if place == expert // (num_experts // size))
 
 
-def _listed(ranks: tuple[int, ...]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-
-
 def _more(count: int, what: str) -> str:
-    return f"; {count - 1} more {'is' if count == 2 else 'are'} {what}" if count > 1 else ""
+    return f" {count - 1} more {'is' if count == 2 else 'are'} {what}." if count > 1 else ""
 
 
 def _finding(
@@ -228,6 +201,7 @@ def _finding(
     attempt: int,
     layer: LayerLoad,
     summary: str,
+    more: str,
     evidence: dict[str, float | int],
     ranks: tuple[int, ...] = (),
 ) -> Finding:
@@ -240,7 +214,7 @@ def _finding(
         first_step=int(layer.steps[0]),
         last_step=int(layer.steps[-1]),
         cause=cause,
-        summary=f"{summary}, in steps {layer.steps[0]} to {layer.steps[-1]}",
+        summary=f"{summary}, in steps {layer.steps[0]} to {layer.steps[-1]}.{more}",
         evidence={**evidence, "num_samples": len(layer.steps)},
         advice=f"expert-imbalance-{cause}",
         attempt=attempt,

@@ -1,20 +1,18 @@
-"""Gradients that vanish or explode on their way from the output to the input, in single blocks, or in the whole model.
-
-    findings = analyze(store)          # kinds vanishing_gradients, exploding_gradients
+"""Gradients that vanish or explode from the output to the input, in single blocks, or in the whole model.
 
 1. Norm of a block in a sampled step: the root of the sum of squares over its parameters, largest over the ranks (each
-   rank has its own shards, and shards of one block are alike).
-2. `judge_sample` says of one step which blocks are wrong, and how (the finding's cause): `zero`, no gradient at all;
-   `trend`, the norm changes from block to block towards the input and by `trend_factor` over the whole depth (the
+   rank has its own shards, and shards of one block are similar).
+2. `judge_sample` finds the wrong blocks of one step and how they are wrong (the finding's cause): `zero`, no gradient
+   at all; `trend`, the norm changes from block to block towards the input, by `trend_factor` over the depth (the
    slope is the median of the slopes between all pairs of blocks, so that single odd blocks do not tilt it); `layer`,
    `factor` away from the median block, or from the trend where there is one. Several blocks in a row before the output
    that stand that far above all others are no explosion: behind them the gradient has vanished.
-3. It counts when it is so in `min_samples` samples in a row, the newest included: a step may be odd.
+3. It counts when it is so in `min_samples` samples in a row, the newest included: a single step may be odd.
 4. `whole`: the norm of all gradients together, and that of the median block with it, are `own_factor` above all that
    the first quarter of the run's own samples had, in the newest `min_samples`.
 
-Blocks are the names up to their number (`blocks.3`); a model without numbered blocks is not looked at. Embedding and
-head are no blocks: their norms are their own.
+Blocks are the names up to their number (`blocks.3`); a model without numbered blocks is not judged. Embedding and head
+are no blocks: their norms have no peers.
 """
 
 from __future__ import annotations
@@ -27,41 +25,19 @@ from itertools import combinations
 from statistics import median
 
 from analyzers.finding import Finding
+from analyzers.numerics.policy import GradientFlowPolicy
+from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
 
-__all__ = ["GradientFlowPolicy", "analyze", "block_of", "judge_sample", "risen_since"]
+__all__ = ["block_of", "gradient_flow", "judge_sample", "risen_since"]
 
 _BLOCK = re.compile(r"^(.*?\.?\d+)\.")
 _KINDS = ("vanishing_gradients", "exploding_gradients")
-_SHOWN_BLOCKS = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradientFlowPolicy:
-    """What is out of all proportion. Blocks of a healthy transformer lie within a factor of ten of each other, at the
-    start of training and in very deep models of a hundred (measured from 4 to 64 layers: 21 at most)."""
-
-    factor: float = 1e4
-    """How far from the median block a single one may be."""
-    trend_factor: float = 1e3
-    """How much the norm may change from the last block to the first where it does so from block to block: no accident
-    of one layer does that, hence less than `factor`."""
-    own_factor: float = 1e3
-    """How much all gradients may grow over the largest of the run's first quarter. Warm-up, another batch size and a
-    new data set stay far below."""
-    own_samples: int = 5
-    """Fewest samples of that first quarter."""
-    min_samples: int = 3
-    """Samples in a row."""
-    min_blocks: int = 3
-    """Blocks from which a median is the others' and a slope a trend."""
-    window_samples: int = 20
-    """Newest samples that are looked at, and as many again, evenly spread, of those before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong:
-    """What is wrong with a block in one step: kind and cause of the finding, its norm and that of the comparison."""
+    """A block that is wrong in one step: kind and cause of the finding, its norm and that of the comparison."""
 
     kind: str
     cause: str
@@ -71,13 +47,14 @@ class Wrong:
     """Of a trend: norm of a block over that of the block behind it, nearer to the output."""
 
 
-def analyze(source: Source, policy: GradientFlowPolicy | None = None) -> list[Finding]:
+def gradient_flow(source: Source, scope: Scope, policy: GradientFlowPolicy = GradientFlowPolicy()) -> list[Finding]:
     """One finding a kind at most, of the newest attempt; none where gradients were not sampled by parameter."""
-    policy = policy or GradientFlowPolicy()
     if missing_tables(source, "gradients"):
         return []
-    ((attempt,),) = source.rows("SELECT max(attempt) FROM gradients")
-    samples, totals = _samples(source, attempt, policy)
+    ((attempt,),) = source.rows(
+        "SELECT max(attempt) FROM gradients WHERE attempt = coalesce(?, attempt)", [scope.attempt]
+    )
+    samples, totals = _samples(source, attempt, scope.since_step, policy)
     newest = sorted(samples)[-policy.window_samples :]
     judged = [(step, judge_sample(samples[step], policy)) for step in newest if samples[step]]
     findings = []
@@ -88,7 +65,7 @@ def analyze(source: Source, policy: GradientFlowPolicy | None = None) -> list[Fi
             if len(steps := _steps_in_a_row(judged, block, kind)) >= policy.min_samples
         }
         if steps_of:
-            findings.append(_finding(kind, attempt, steps_of, dict(judged), samples))
+            findings.append(_finding(kind, attempt, steps_of, dict(judged), samples, policy))
     if not any(found.kind == "exploding_gradients" for found in findings):
         middles = {step: median(norms.values()) for step, norms in samples.items() if len(norms) >= policy.min_blocks}
         if risen := risen_since({step: totals[step] for step in middles}, middles, policy):
@@ -102,9 +79,8 @@ def block_of(parameter: str) -> str:
     return match[1] if match else ""
 
 
-def judge_sample(norms: Mapping[str, float], policy: GradientFlowPolicy | None = None) -> dict[str, Wrong]:
-    """Which blocks of one step are wrong. Pure: norm by block; too few blocks say nothing."""
-    policy = policy or GradientFlowPolicy()
+def judge_sample(norms: Mapping[str, float], policy: GradientFlowPolicy = GradientFlowPolicy()) -> dict[str, Wrong]:
+    """Wrong blocks of one step, from the norm by block; none where there are too few to compare. Pure."""
     if len(norms) < policy.min_blocks:
         return {}
     alive = {block: norm for block, norm in norms.items() if norm > 0}
@@ -138,15 +114,14 @@ def judge_sample(norms: Mapping[str, float], policy: GradientFlowPolicy | None =
         if norm < usual[block] / policy.factor or norm > usual[block] * policy.factor:
             kind = _KINDS[norm > usual[block]]
             wrong[block] = Wrong(kind=kind, cause="layer", norm=norm, reference=usual[block])
-    return _turned_round(wrong, alive, policy)
+    return _vanished_behind(wrong, alive, policy)
 
 
 def risen_since(
-    totals: Mapping[int, float], middles: Mapping[int, float], policy: GradientFlowPolicy | None = None
+    totals: Mapping[int, float], middles: Mapping[int, float], policy: GradientFlowPolicy = GradientFlowPolicy()
 ) -> tuple[list[int], float] | None:
     """The newest steps in a row in which all gradients are far above the run's own past, and the largest norm of that
     past; None if they are not. Pure: by step, norm of all gradients and of the median block."""
-    policy = policy or GradientFlowPolicy()
     steps = sorted(totals)
     quarter = steps[0] + (steps[-1] - steps[0]) / 4 if steps else 0.0  # the newest samples lie closer to each other
     num_past = max(policy.own_samples, sum(step <= quarter for step in steps))
@@ -164,18 +139,18 @@ def risen_since(
 
 
 def _samples(
-    source: Source, attempt: int, policy: GradientFlowPolicy
+    source: Source, attempt: int, since_step: int, policy: GradientFlowPolicy
 ) -> tuple[dict[int, dict[str, float]], dict[int, float]]:
     """By step: norm of each block, and of all gradients together."""
     rows = source.rows(
         """
         WITH numbered AS (SELECT step, row_number() OVER (ORDER BY step DESC) - 1 AS age, count(*) OVER () AS number
-                          FROM (SELECT DISTINCT step FROM gradients WHERE attempt = ?)),
+                          FROM (SELECT DISTINCT step FROM gradients WHERE attempt = ? AND step >= ?)),
              chosen AS (SELECT step FROM numbered WHERE age < ? OR age % greatest(1, number // ?) = 0)
         SELECT step, parameter, max(norm) FROM gradients SEMI JOIN chosen USING (step)
         WHERE attempt = ? AND isfinite(norm) GROUP BY step, parameter
         """,
-        [attempt, policy.window_samples, policy.window_samples, attempt],
+        [attempt, since_step, policy.window_samples, policy.window_samples, attempt],
     )
     blocks: dict[int, dict[str, float]] = {}
     totals: dict[int, float] = {}
@@ -209,8 +184,10 @@ def _trend(points: Sequence[tuple[int, float]], policy: GradientFlowPolicy) -> t
     return math.exp(end), math.exp(slope)
 
 
-def _turned_round(wrong: dict[str, Wrong], alive: Mapping[str, float], policy: GradientFlowPolicy) -> dict[str, Wrong]:
-    """The same, with the blocks behind a healthy output end vanishing in place of that end exploding."""
+def _vanished_behind(
+    wrong: dict[str, Wrong], alive: Mapping[str, float], policy: GradientFlowPolicy
+) -> dict[str, Wrong]:
+    """The same, but where a row of blocks before the output is far above the rest, the rest vanishes."""
     for chain in _chains(alive):
         high = [b for b in chain if b in wrong and (wrong[b].kind, wrong[b].cause) == ("exploding_gradients", "layer")]
         rest = chain[: len(chain) - len(high)]
@@ -242,6 +219,7 @@ def _finding(
     steps_of: Mapping[str, Sequence[int]],
     judged: Mapping[int, Mapping[str, Wrong]],
     samples: Mapping[int, Mapping[str, float]],
+    policy: GradientFlowPolicy,
 ) -> Finding:
     first, last = min(steps[0] for steps in steps_of.values()), max(steps[-1] for steps in steps_of.values())
     now = judged[last]
@@ -250,23 +228,6 @@ def _finding(
     causes = sorted({now[block].cause for block in blocks}, key=order.index)
     worst = next(block for block in blocks if now[block].cause == causes[0])
     wrong = now[worst]
-    more = f" and {len(blocks) - 1} more block{'s' * (len(blocks) > 2)}" if len(blocks) > 1 else ""
-    when = f"in steps {first} to {last}"
-    match wrong.cause:
-        case "zero":
-            verb = "have" if more else "has"
-            told = f"{worst}{more} {verb} no gradient at all: every element is zero, {when}"
-        case "trend":
-            verb = "shrinks" if kind == "vanishing_gradients" else "grows"
-            told = (
-                f"the gradient {verb} from block to block towards the input, {wrong.per_block_ratio:.3g}x a block: "
-                f"{worst}{more} has norm {wrong.norm:.3g}, the block at the output {wrong.reference:.3g}, {when}"
-            )
-        case _:
-            told = (
-                f"the gradient of {worst}{more} has norm {wrong.norm:.3g} where the others have about "
-                f"{wrong.reference:.3g}, {when}"
-            )
     norms = samples[last].values()
     return Finding(
         analyzer="gradient_flow",
@@ -276,9 +237,9 @@ def _finding(
         first_step=first,
         last_step=last,
         cause=causes[0],
-        summary=told,
+        summary=_summary(kind, worst, len(blocks) - 1, wrong, f"in steps {first} to {last}"),
         evidence={
-            "blocks": blocks[:_SHOWN_BLOCKS],
+            "blocks": blocks[: policy.max_blocks],
             "num_blocks": len(blocks),
             "num_blocks_of_model": len(norms),
             "norm": wrong.norm,
@@ -289,6 +250,17 @@ def _finding(
         advice=kind.replace("_", "-"),
         attempt=attempt,
     )
+
+
+def _summary(kind: str, block: str, num_more: int, wrong: Wrong, when: str) -> str:
+    which = f"{block} and {num_more} more block{'s' * (num_more > 1)}" if num_more else block
+    if wrong.cause == "zero":
+        return f"No gradient reaches {which} {when}: every element is zero."
+    if wrong.cause == "trend":
+        verb = "shrinks" if kind == "vanishing_gradients" else "grows"
+        return f"The gradient {verb} {wrong.per_block_ratio:.3g}x per block towards the input, {when}: see {which}."
+    verb = "vanishes" if kind == "vanishing_gradients" else "explodes"
+    return f"The gradient of {which} {verb} {when}: norm {wrong.norm:.3g} where others have {wrong.reference:.3g}."
 
 
 def _whole(attempt: int, risen: tuple[list[int], float], totals: Mapping[int, float]) -> Finding:
@@ -302,8 +274,7 @@ def _whole(attempt: int, risen: tuple[list[int], float], totals: Mapping[int, fl
         first_step=steps[0],
         last_step=steps[-1],
         cause="whole",
-        summary=f"the gradients of all blocks have exploded: norm {norm:.3g} where the run's own start had at most "
-        f"{before:.3g}, in steps {steps[0]} to {steps[-1]}",
+        summary=f"All gradients explode in steps {steps[0]} to {steps[-1]}: norm {norm:.3g}, before {before:.3g}.",
         evidence={"norm": norm, "norm_of_start": before, "rise_factor_ratio": round(norm / before, 1)},
         advice="exploding-gradients",
         attempt=attempt,

@@ -1,6 +1,4 @@
-"""How noisy the gradient is, and what that says about the batch: the simple noise scale of McCandlish et al. (2018).
-
-    findings = analyze(store)       # kind gradient_noise
+"""The simple gradient noise scale of McCandlish et al. (2018), and what it means for the batch size.
 
 B_simple = tr(S) / |G|^2: S is the covariance of one token's gradient over the data, G the mean gradient. At a batch of
 B_simple tokens half of a gradient is signal. Far below it, twice the batch takes nearly half the steps; far above it,
@@ -26,27 +24,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from analyzers.finding import Finding
+from analyzers.numerics.policy import GradientNoisePolicy
 from analyzers.run.snapshot import attempts
+from analyzers.scope import Scope
 from analyzers.source import Floats, Ints, Source, floats, ints, lacking
 
-__all__ = ["GradientNoisePolicy", "Noise", "Samples", "analyze", "noise_scale", "samples"]
+__all__ = ["Noise", "Samples", "gradient_noise", "noise_scale", "samples"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradientNoisePolicy:
-    """What is enough to say something, and when the batch is worth a word."""
-
-    window_samples: int = 200
-    """Newest samples that are averaged, at most: the scale grows while a model learns, in its first hundred steps by
-    a factor of ten."""
-    min_samples: int = 20
-    """Samples from which an average of them means something."""
-    far_ratio: float = 10.0
-    """Batch / noise scale, or the reverse, from which most of a larger (smaller) batch is lost (won)."""
-    sigmas: float = 2.0
-    """Width of the interval to each side, in standard errors."""
-    max_points: int = 10
-    """Windows over the run that are shown as its course."""
+_ONE_DATA_RANK = "one data rank has no local gradient beside the global one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,26 +64,25 @@ class Noise:
     high_tokens: float
 
 
-def analyze(source: Source, policy: GradientNoisePolicy | None = None) -> list[Finding]:
+def gradient_noise(source: Source, scope: Scope, policy: GradientNoisePolicy = GradientNoisePolicy()) -> list[Finding]:
     """One finding, of the newest attempt with enough samples."""
-    policy = policy or GradientNoisePolicy()
     if absent := lacking(source, steps=("grad_norm", "tokens", "local_grad_norm"), ranks=("rank",)):
         return [_insufficient(_why_absent(source, absent))]
     most = 0
     for attempt in reversed(attempts(source)):
-        found = samples(source, attempt)
+        found = samples(source, attempt, scope.since_step) if scope.attempt in (None, attempt) else None
         if found is None:
             continue
         if found.num_data_ranks < 2:
-            return [_insufficient("with one data rank there is no local gradient beside the global one", attempt)]
+            return [_insufficient(_ONE_DATA_RANK, attempt)]
         most = max(most, len(found.step))
         if len(found.step) >= policy.min_samples:
             return [_judged(found, attempt, policy)]
-    return [_insufficient(f"it takes {policy.min_samples} steps with local norms, there are {most}")]
+    return [_insufficient(f"{most} steps have local norms, {policy.min_samples} are needed")]
 
 
-def samples(source: Source, attempt: int) -> Samples | None:
-    """Steps of which every rank that ought to has its local norm; None if there are none. Of a step that ran again
+def samples(source: Source, attempt: int, since_step: int = 0) -> Samples | None:
+    """Steps with the local norm of every rank that should have one; None if there are none. Of a step that ran again
     after a rollback, its last execution."""
     table = source.query(
         """
@@ -109,7 +93,9 @@ def samples(source: Source, attempt: int) -> Samples | None:
         ), own AS (
             SELECT step, rank, arg_max(local_grad_norm, start_ns) AS local, arg_max(grad_norm, start_ns) AS whole,
                    arg_max(tokens, start_ns) AS tokens
-            FROM steps WHERE attempt = ? AND local_grad_norm IS NOT NULL AND committed IS NOT FALSE GROUP BY step, rank
+            FROM steps
+            WHERE attempt = ? AND step >= ? AND local_grad_norm IS NOT NULL AND committed IS NOT FALSE
+            GROUP BY step, rank
         ), data AS (
             SELECT step, replica, shard, sum(local * local) AS square, count(*) AS stages, max(whole) AS whole,
                    max(tokens) AS tokens
@@ -119,7 +105,7 @@ def samples(source: Source, attempt: int) -> Samples | None:
                sum(stages) AS ranks
         FROM data GROUP BY step HAVING isfinite(avg(square)) AND isfinite(max(whole)) ORDER BY step
         """,
-        [attempt, attempt],
+        [attempt, attempt, since_step],
     )
     if not len(table["step"]):
         return None
@@ -171,8 +157,8 @@ def _judged(found: Samples, attempt: int, policy: GradientNoisePolicy) -> Findin
     batch = found.batch_tokens
     newest = slice(-min(policy.window_samples, max(policy.min_samples, len(found.step) // 3)), None)
     ratio = float(np.mean(found.local_square[newest]) / np.mean(found.global_square[newest]))
-    if not 0.99 <= ratio <= 2.0 * found.num_data_ranks:
-        why = f"local norms are {ratio:.3g} times the global one: the gradients were scaled in a way that is not known"
+    if not policy.min_local_ratio <= ratio <= policy.max_local_ratio_per_rank * found.num_data_ranks:
+        why = f"squared local norms are {ratio:.3g}x the global one, so the gradients were scaled in an unknown way"
         return _insufficient(why, attempt)
     noise = noise_scale(
         found.local_square[newest], found.global_square[newest], found.rank_tokens, batch, policy.sigmas
@@ -209,24 +195,19 @@ def _judged(found: Samples, attempt: int, policy: GradientNoisePolicy) -> Findin
 
 
 def _summary(noise: Noise, batch: float, advice: str) -> str:
-    share = 100 * _signal(batch, noise.scale_tokens)
-    interval = f"{_text(noise.low_tokens)} to {_text(noise.high_tokens)}"
-    if math.isinf(noise.high_tokens):
-        found = (
-            f"the gradient's noise scale is at least {_text(noise.low_tokens)} tokens (no signal rises above it yet)"
-        )
-    else:
-        found = f"the gradient's noise scale is {_text(noise.scale_tokens)} tokens ({interval})"
-    beside = f"{found}; the batch has {_text(batch)}, {share:.0f} % of a step's gradient is signal"
-    if advice == "larger":
-        return f"{beside}: twice the batch would take nearly half the steps"
-    if advice == "smaller":
-        return f"{beside}: a smaller batch would learn as much in a step, from fewer tokens"
-    return beside
+    scale = f"at least {_text(noise.low_tokens)}"
+    if not math.isinf(noise.high_tokens):
+        scale = f"{_text(noise.scale_tokens)} ({_text(noise.low_tokens)} to {_text(noise.high_tokens)})"
+    meaning = {
+        "larger": "A larger batch would take fewer steps: doubling it nearly halves them.",
+        "smaller": "A smaller batch would learn as much per step from fewer tokens.",
+        "": f"{100 * _signal(batch, noise.scale_tokens):.0f} % of a step's gradient is signal.",
+    }[advice]
+    return f"The gradient noise scale is {scale} tokens, and a batch has {_text(batch)}. {meaning}"
 
 
 def _signal(batch: float, scale: float) -> float:
-    """Progress of a step beside that of a step without noise (equation 2.7 of the paper)."""
+    """Progress of a step relative to that of a step without noise (equation 2.7 of the paper)."""
     return 0.0 if math.isinf(scale) else 1.0 / (1.0 + max(0.0, scale) / batch)
 
 
@@ -247,7 +228,7 @@ def _rounded(tokens: float) -> float | None:
 
 
 def _text(tokens: float) -> str:
-    """Two digits are all that it is good for."""
+    """With two digits, which is all that is known."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if tokens >= size:
             return f"{float(f'{tokens / size:.2g}'):g}{unit}"
@@ -256,15 +237,17 @@ def _text(tokens: float) -> str:
 
 def _why_absent(source: Source, absent: list[str]) -> str:
     if absent != ["steps.local_grad_norm"]:
-        return f"nothing in {', '.join(absent)}"
+        return f"{', '.join(absent)} not recorded"
     ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE rank >= 0")
     if num_ranks < 2:
-        return "with one data rank there is no local gradient beside the global one"
+        return _ONE_DATA_RANK
     return (
-        "the ranks' own gradients were not measured (steps.local_grad_norm): it takes two data ranks, recorded "
-        "collectives, probes.local_norm_interval above 0 and no tensor parallelism"
+        "local gradient norms need two data ranks, recorded collectives, probes.local_norm_interval above 0 and no "
+        "tensor parallelism"
     )
 
 
 def _insufficient(why: str, attempt: int | None = None) -> Finding:
-    return Finding.insufficient("gradient_noise", "gradient_noise", f"not measured: {why}", attempt=attempt)
+    return Finding.insufficient(
+        "gradient_noise", "gradient_noise", f"The gradient noise scale was not measured: {why}.", attempt=attempt
+    )

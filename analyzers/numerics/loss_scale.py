@@ -1,47 +1,31 @@
-"""fp16: a loss scale that falls and does not come back, so that ever more steps are dropped and small gradients vanish.
-
-    findings = analyze(store)          # kind loss_scale_collapse
+"""Collapse of the fp16 loss scale: it falls and does not recover, so ever more steps are dropped.
 
 Each overflow drops a step and halves the scale, and the trainer writes an event. Some are healthy: the scale starts too
-high on purpose, and is doubled every 2000 good steps to see whether it still fits.
+high on purpose, and is doubled every 2,000 good steps to test whether it still fits.
 
 1. Overflows of the first `warm_up_steps` steps are the search for a scale that fits.
 2. Collapse: `max_overflows` or more within `window_steps` after that, or a scale of `lowest_scale` or less, at which
-   the next overflow is no longer a matter of the scale.
+   the next overflow no longer depends on the scale.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from analyzers.finding import Finding
+from analyzers.numerics.policy import LossScalePolicy
 from analyzers.run.event_log import Event, EventLog
+from analyzers.scope import Scope
 from analyzers.source import Source
 from probes.tape import event_kinds
 
-__all__ = ["LossScalePolicy", "analyze"]
+__all__ = ["loss_scale_collapse"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossScalePolicy:
-    """When a falling scale is a collapse."""
-
-    warm_up_steps: int = 50
-    """Steps in which a scale is being looked for."""
-    max_overflows: int = 4
-    """Overflows within the window: by the growth interval one in 2000 steps is usual, and four take a sixteenth."""
-    window_steps: int = 200
-    """Steps over which they are counted."""
-    lowest_scale: float = 1.0
-    """Scale that cannot be halved."""
-
-
-def analyze(source: Source, policy: LossScalePolicy | None = None) -> list[Finding]:
+def loss_scale_collapse(source: Source, scope: Scope, policy: LossScalePolicy = LossScalePolicy()) -> list[Finding]:
     """Findings of kind `loss_scale_collapse`, one an attempt at most; none where nothing overflowed."""
-    policy = policy or LossScalePolicy()
     by_attempt: dict[int, list[Event]] = {}
-    for event in EventLog.load(source, (event_kinds.LOSS_SCALE,)).of(event_kinds.LOSS_SCALE):
+    for event in EventLog.load(source, (event_kinds.LOSS_SCALE,)).of(event_kinds.LOSS_SCALE, attempt=scope.attempt):
         if event.step is not None and event.number("scale") is not None:
             by_attempt.setdefault(event.attempt, []).append(event)
     found = ((attempt, _collapse(events, policy)) for attempt, events in sorted(by_attempt.items()))
@@ -70,10 +54,7 @@ def _finding(attempt: int, events: Sequence[Event]) -> Finding:
         first_step=first.step,
         last_step=last.step,
         cause="overflow",
-        summary=(
-            f"fp16 loss scale falls from {before:g} to {after:g} over steps {first.step} to {last.step}: "
-            f"{len(events)} steps were dropped because gradients overflowed"
-        ),
+        summary=f"The fp16 loss scale fell from {before:g} to {after:g} over steps {first.step} to {last.step}.",
         evidence={"scale_before": before, "scale_after": after, "num_overflows": len(events)},
         advice="loss-scale-collapse",
         attempt=attempt,

@@ -1,48 +1,32 @@
-"""Loss spikes in a recorded run: the verdicts of the streaming detector again, grouped and explained.
+"""Loss spikes of a recorded run: the verdicts of the streaming detector, grouped into findings with a cause.
 
-1. One rank's rows tell the global loss: the lowest rank that has one (in a pipeline, one of the last stage).
-2. They are fed to a `SpikeDetector` in the order in which they ran, over rollbacks and restarts, as the live detector
-   saw them; so a post-mortem gives the live verdicts again.
+1. The global loss is read from one rank: the lowest one that has it (in a pipeline, one of the last stage).
+2. It is fed to a `SpikeDetector` in the order in which the steps ran, over rollbacks and restarts, as the live detector
+   saw it; so a post-mortem repeats the live verdicts.
 3. Spike steps at most `join_steps` observations apart are one finding.
 4. Cause: learning_rate if the rate had jumped just before; batch if the loss was back within a few steps or the step
    was refused; divergence if it stayed up.
-5. If the step was replayed (`analyzers.numerics.replay_evidence`) and the rate did not jump, the replay knows better
-   than 4: transient if the loss did not come back, weights if it came back but not on the older state, else batch.
+5. If the step was replayed (`analyzers.numerics.replay_result`) and the rate did not jump, the replay overrides 4:
+   transient if the loss did not come back, weights if it came back but not on the older state, else batch.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from analyzers.deaths.recovery_response import RESPONSE_EVENTS, Response, respond
 from analyzers.finding import Finding
-from analyzers.numerics.replay_evidence import REPLAY_EVENTS, Replayed, find_replay
+from analyzers.numerics.policy import LossSpikePolicy
+from analyzers.numerics.replay_result import REPLAY_EVENTS, ReplayResult, find_replay
 from analyzers.run.event_log import EventLog
+from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
-from probes.guard.spike_detector import SpikeDetector, SpikePolicy, SpikeVerdict
+from probes.guard.spike_detector import SpikeDetector, SpikeVerdict
 
-__all__ = ["LossSpikePolicy", "Observation", "analyze", "find_spikes"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossSpikePolicy:
-    """How spike verdicts become findings."""
-
-    detector: SpikePolicy = field(default_factory=SpikePolicy)
-    join_steps: int = 3
-    """Clean steps between two spikes that don't part them."""
-    divergence_steps: int = 8
-    """Spike steps from which the loss counts as diverged; a bad batch is felt for one to three steps."""
-    rate_jump_ratio: float = 3.0
-    """Learning rate over the median of the 16 steps before that explains a spike; warm-up grows by less per step once
-    the detector is warm."""
-    rate_reach_steps: int = 3
-    """How long after such a rate a spike is still its doing (steps)."""
-    since_step: int = 0
-    """Only steps from here on (the live view); verdicts then start once the detector's history is full."""
+__all__ = ["Observation", "find_spikes", "loss_spikes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +52,31 @@ class Spike:
     cause: str
 
 
-def analyze(source: Source, policy: LossSpikePolicy | None = None) -> list[Finding]:
+def loss_spikes(source: Source, scope: Scope, policy: LossSpikePolicy = LossSpikePolicy()) -> list[Finding]:
     """Findings of kind `loss_spike`."""
-    policy = policy or LossSpikePolicy()
-    observations = [] if missing_tables(source, "steps") else _observations(source, policy.since_step)
+    observations = [] if missing_tables(source, "steps") else _observations(source, scope.since_step)
     if not observations:
-        return [_insufficient("no loss is recorded")]
+        return [Finding.insufficient("spike", "loss_spike", "Loss spikes were not checked: no loss is recorded.")]
     log = EventLog.load(source, (*RESPONSE_EVENTS, *REPLAY_EVENTS))
-    # With a part of the history the detector is another one than the run's until its memory is full.
-    settled = policy.detector.history + policy.detector.level_window if policy.since_step > 0 else 0
-    return [_finding(observations, s, log) for s in find_spikes(observations, policy) if s.indices[0] >= settled]
+    # With a part of the history the detector differs from the run's own until its memory is full.
+    settled = policy.detector.history + policy.detector.level_window if scope.since_step > 0 else 0
+    spikes = [spike for spike in find_spikes(observations, policy) if spike.indices[0] >= settled]
+    return [
+        _finding(observations, spike, log)
+        for spike in spikes
+        if scope.attempt in (None, observations[spike.indices[0]].attempt)
+    ]
 
 
-def find_spikes(observations: Sequence[Observation], policy: LossSpikePolicy | None = None) -> list[Spike]:
+def find_spikes(observations: Sequence[Observation], policy: LossSpikePolicy = LossSpikePolicy()) -> list[Spike]:
     """Judge observations in the order in which they ran. Pure."""
-    policy = policy or LossSpikePolicy()
     detector = SpikeDetector(policy.detector)
     verdicts = [detector.observe(o.step, o.loss, o.grad_norm) for o in observations]
     groups: list[list[int]] = []
     for i, verdict in enumerate(verdicts):
         if not verdict.is_spike:
             continue
-        if groups and i - groups[-1][-1] <= policy.join_steps + 1 and not _went_back(observations, groups[-1][-1], i):
+        if groups and i - groups[-1][-1] <= policy.join_steps + 1 and not _rolled_back(observations, groups[-1][-1], i):
             groups[-1].append(i)
         else:
             groups.append([i])
@@ -98,13 +85,17 @@ def find_spikes(observations: Sequence[Observation], policy: LossSpikePolicy | N
     ]
 
 
-def _went_back(observations: Sequence[Observation], before: int, now: int) -> bool:
+def _rolled_back(observations: Sequence[Observation], before: int, now: int) -> bool:
     return any(observations[i + 1].step <= observations[i].step for i in range(before, now))
 
 
 def _cause(observations: Sequence[Observation], group: Sequence[int], policy: LossSpikePolicy) -> str:
     first = group[0]
-    rates = [o.lr for o in observations[max(0, first - 16 - policy.rate_reach_steps) : first + 1] if o.lr]
+    rates = [
+        o.lr
+        for o in observations[max(0, first - policy.rate_history_steps - policy.rate_reach_steps) : first + 1]
+        if o.lr
+    ]
     if len(rates) > policy.rate_reach_steps + 1:
         before = sorted(rates[: -policy.rate_reach_steps - 1])
         usual = before[len(before) // 2]
@@ -149,7 +140,7 @@ def _finding(observations: Sequence[Observation], spike: Spike, log: EventLog) -
         kind="loss_spike",
         severity="critical" if spike.cause == "divergence" and not response.handled else "warning",
         status="fired",
-        summary=_summary(first, last, worst, spike, known, response, replayed),
+        summary=_summary(first, last, worst, spike.cause, response, replayed),
         first_step=first.step,
         last_step=last.step,
         cause=spike.cause,
@@ -173,33 +164,19 @@ def _finding(observations: Sequence[Observation], spike: Spike, log: EventLog) -
 
 
 def _summary(
-    first: Observation,
-    last: Observation,
-    worst: SpikeVerdict,
-    spike: Spike,
-    batches: list[int],
-    response: Response,
-    replayed: Replayed | None,
-) -> str:
-    where = f"step {first.step}" if first.step == last.step else f"steps {first.step} to {last.step}"
-    norm = f", gradient norm {1 + worst.grad_rise_ratio:.1f}x" if worst.grad_rise_ratio > 0.2 else ""
-    batch = f" on batch {batches[0]}" if batches and spike.cause == "batch" else ""
-    rate = (
-        f" after the learning rate jumped (now {first.lr:.3g})" if spike.cause == "learning_rate" and first.lr else ""
-    )
-    again = "" if replayed is None else f"; {replayed.text()}"
-    stays = " and stays up" if spike.cause == "divergence" else ""
-    share = "" if worst.is_signed else f"+{100 * worst.loss_rise_ratio:.0f} %, "
-    return (
-        f"{where}: the loss rises from {worst.loss_level:.3f} to {worst.loss:.3f} "
-        f"({share}{worst.loss_z:.0f} sigma{norm}){batch}{rate}{stays}{again}; "
-        f"{response.text}"
-    )
+    first: Observation, last: Observation, worst: SpikeVerdict, cause: str, response: Response,
+    replayed: ReplayResult | None,
+) -> str:  # fmt: skip
+    where = f"at step {first.step}" if first.step == last.step else f"over steps {first.step} to {last.step}"
+    share = "" if worst.is_signed else f" (+{100 * worst.loss_rise_ratio:.0f} %)"
+    why = f" on batch {first.batch_index}" if cause == "batch" and first.batch_index is not None else ""
+    if cause == "learning_rate":
+        why = " after the learning rate jumped" + (f" to {first.lr:.3g}" if first.lr else "")
+    elif cause == "divergence":
+        why = " and stayed high"
+    again = "" if replayed is None else f" {replayed.text()}"
+    return f"Loss rose from {worst.loss_level:.3f} to {worst.loss:.3f}{share} {where}{why}.{again} {response.text}"
 
 
 def _number(value: float) -> float | None:
     return round(value, 4) if math.isfinite(value) else None
-
-
-def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("spike", "loss_spike", f"loss spikes were not looked for: {why}")

@@ -1,17 +1,20 @@
-"""Non-finite values: which rank, parameter and phase made the first NaN or Inf, and what the run did about it.
+"""Non-finite values: the rank, parameter and phase that made the first NaN or Inf, and the response to it.
 
-1. Bad steps are those whose loss, local loss, gradient norm or gradient count is not finite. Consecutive bad runs of
-   steps are one episode, and its first step is the one that is explained; what follows is fallout.
+1. Bad steps are those whose loss, local loss, gradient norm or gradient count is not finite. Consecutive bad steps are
+   one episode: its first step is explained, what follows is fallout.
 2. A reduction hands a NaN to every member, so each input is flagged before it is reduced. The earliest flagged
    collective of the step, by the time since each rank's own begin of the step (no clocks are compared), names the
    ranks whose input was already bad. Later flags are fallout of that result.
-3. Without flags the ranks whose own loss is not finite are named; without those, nobody is (`suspect`).
-4. Phase: forward if a named rank's own loss was not finite; reduction if every gradient went into its reduction finite
-   and what came out is not (the first flags, if any, are the norm's); else backward.
+3. Without flags the ranks whose own loss is not finite are named; without those, none is (`suspect`).
+4. Phase: forward if a named rank's own loss was not finite; reduction if every gradient was finite before its reduction
+   and the result is not (the first flags, if any, are the norm's); else backward.
 5. Parameter: backward runs from the loss to the input, so among the parameters that are not finite the last one in
-   the model's order was first. Sharded gradients are looked for on all ranks: the bad element lies in one shard.
-6. If the step was replayed (`analyzers.numerics.replay_evidence`), whether it came back and with which operation says
-   more than all of that; it also names ranks where nothing else does.
+   the model's order was first. Sharded gradients are checked on all ranks: the bad element lies in one shard.
+6. If the step was replayed (`analyzers.numerics.replay_result`), whether it came back and in which operation is
+   stronger evidence than all of that; it also names ranks where nothing else does.
+
+While the run lives, only steps of the newest attempt that all its ranks have ended are judged: the response to a step
+comes before its end, and the records of one rank may be in the store before those of another.
 """
 
 from __future__ import annotations
@@ -22,39 +25,31 @@ from typing import Any
 
 from analyzers.deaths.recovery_response import RESPONSE_EVENTS, Response, respond
 from analyzers.finding import Finding
-from analyzers.numerics.provenance import Flag, Location, Phase, RankStep, StepEvidence, is_bad, locate
-from analyzers.numerics.replay_evidence import REPLAY_EVENTS, Replayed, find_replay
+from analyzers.numerics.nonfinite_origin import Flag, Location, Phase, RankStep, StepEvidence, is_bad, locate
+from analyzers.numerics.policy import NonFinitePolicy
+from analyzers.numerics.replay_result import REPLAY_EVENTS, ReplayResult, find_replay
 from analyzers.run.event_log import EventLog
+from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
+from analyzers.wording import ranks_text
 from probes.tape import event_kinds
 
-__all__ = ["NonFinitePolicy", "analyze"]
+__all__ = ["non_finite_values"]
 
 _EVENTS = (*RESPONSE_EVENTS, *REPLAY_EVENTS, event_kinds.NONFINITE, event_kinds.LOSS_SCALE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NonFinitePolicy:
-    """Limits of the search; that a NaN is one needs no threshold."""
+def non_finite_values(source: Source, scope: Scope, policy: NonFinitePolicy = NonFinitePolicy()) -> list[Finding]:
+    """Findings of kind `non_finite`, one an episode.
 
-    max_episodes: int = 50
-    """Episodes explained one by one (findings); a run with more has one cause, and the first ones show it."""
-    since_step: int = 0
-    """Only steps from here on (the live view)."""
-    ended_only: bool = False
-    """Of the newest attempt only steps that all its ranks have ended (the live view): what is done about a step is done
-    before that, and what one rank has written may be read a tick before what another has. Rank 0, which writes most
-    about a bad step, would often be missing, and the others be taken for the only ones whose loss is bad."""
-
-
-def analyze(source: Source, policy: NonFinitePolicy | None = None) -> list[Finding]:
-    """Findings of kind `non_finite`, one an episode."""
-    policy = policy or NonFinitePolicy()
+    Of all attempts even while the run lives: a restart may be quicker than a tick, and the bad steps of the attempt
+    before it are still to be reported.
+    """
     if missing_tables(source, "steps"):
-        return [_insufficient("the table of steps is missing")]
+        why = "Non-finite values were not checked: the table of steps is missing."
+        return [Finding.insufficient("nonfinite", "non_finite", why)]
     log = EventLog.load(source, _EVENTS)
-    episodes = _episodes(source, policy, log)
-    return [_explain(source, log, episode) for episode in episodes[: policy.max_episodes]]
+    return [_explain(source, log, episode) for episode in _episodes(source, scope, log)[: policy.max_episodes]]
 
 
 # ---- from the store ----
@@ -69,12 +64,25 @@ class _Episode:
     num_steps: int
 
 
-def _episodes(source: Source, policy: NonFinitePolicy, log: EventLog) -> list[_Episode]:
-    """Runs of bad steps in the order in which they ran; a step that was run twice is looked at twice."""
+def _episodes(source: Source, scope: Scope, log: EventLog) -> list[_Episode]:
+    """Consecutive bad steps, in the order in which they ran; a step that ran twice is judged twice."""
+    episodes: list[_Episode] = []
+    for attempt, step, turn in _bad_steps(source, scope, log):
+        last = episodes[-1] if episodes else None
+        continues = last is not None and last.attempt == attempt and step == last.last_step + 1
+        if last is not None and continues and not _refused(log, attempt, last.last_step):
+            episodes[-1] = _Episode(attempt, last.step, last.turn, step, last.num_steps + 1)
+        else:
+            episodes.append(_Episode(attempt, step, turn, step, 1))
+    return episodes
+
+
+def _bad_steps(source: Source, scope: Scope, log: EventLog) -> list[tuple[int, int, int]]:
+    """(attempt, step, turn) of each run of a step with anything that is not finite."""
     bad = source.rows(
         "SELECT DISTINCT attempt, step FROM steps WHERE step >= ? AND (NOT isfinite(loss) OR NOT isfinite(local_loss) "
         "OR NOT isfinite(grad_norm) OR nonfinite_count > 0)",
-        [policy.since_step],
+        [scope.since_step],
     )
     rows = bad and source.rows(
         """
@@ -91,32 +99,23 @@ def _episodes(source: Source, policy: NonFinitePolicy, log: EventLog) -> list[_E
         [[attempt for attempt, _ in bad], [step for _, step in bad]],
     )
     ((newest,),) = source.rows("SELECT max(attempt) FROM steps")
-    least_ends = {newest: _num_ranks(source, newest)} if policy.ended_only else {}
-    found = [
-        (attempt, step, turn)
-        for attempt, step, turn, _, is_bad, num_ends in rows
-        if is_bad and num_ends >= least_ends.get(attempt, 0)
-    ]
+    least_ends = {newest: _num_ranks(source, newest)} if scope.is_live else {}
     # fp16: a step that overflowed at its loss scale was dropped, the scale halved, and that was all.
     absorbed = {(event.attempt, event.step) for event in log.of(event_kinds.LOSS_SCALE)}
     absorbed -= {(event.attempt, event.step) for event in log.of(event_kinds.NONFINITE)}
-    found = [(attempt, step, turn) for attempt, step, turn in found if (attempt, step) not in absorbed]
+    found = [
+        (attempt, step, turn)
+        for attempt, step, turn, _, is_bad, num_ends in rows
+        if is_bad and num_ends >= least_ends.get(attempt, 0) and (attempt, step) not in absorbed
+    ]
     known = {(attempt, step) for attempt, step, _ in found}
     for event in log.of(event_kinds.NONFINITE):  # a step that never ended has its verdict only here
-        if policy.ended_only and event.attempt == newest:
+        if scope.is_live and event.attempt == newest:
             continue
-        if event.step is not None and event.step >= policy.since_step and (event.attempt, event.step) not in known:
+        if event.step is not None and event.step >= scope.since_step and (event.attempt, event.step) not in known:
             known.add((event.attempt, event.step))
             found.append((event.attempt, event.step, 0))
-    episodes: list[_Episode] = []
-    for attempt, step, turn in found:
-        last = episodes[-1] if episodes else None
-        goes_on = last is not None and last.attempt == attempt and step == last.last_step + 1
-        if last is not None and goes_on and not _refused(log, attempt, last.last_step):
-            episodes[-1] = _Episode(attempt, last.step, last.turn, step, last.num_steps + 1)
-        else:
-            episodes.append(_Episode(attempt, step, turn, step, 1))
-    return episodes
+    return found
 
 
 def _num_ranks(source: Source, attempt: int | None) -> int:
@@ -127,7 +126,7 @@ def _num_ranks(source: Source, attempt: int | None) -> int:
 
 
 def _refused(log: EventLog, attempt: int, step: int) -> bool:
-    """Whether training went on from before the step: what comes next is no fallout of it."""
+    """Whether the step was undone, so that what comes next is no fallout of it."""
     return bool(log.of(event_kinds.NONFINITE, attempt=attempt, step=step)) or any(
         event.integer("from_step") == step for event in log.of(event_kinds.ROLLBACK, attempt=attempt)
     )
@@ -161,7 +160,7 @@ def _flags(source: Source, attempt: int, step: int, begins: dict[int, tuple[int,
         """
         SELECT rank, process_group, seq, op, issue_ns, nonfinite, phase FROM collectives
         WHERE attempt = ? AND step = ? AND nonfinite IS NOT NULL AND op NOT IN ('send', 'recv')
-              AND phase IS DISTINCT FROM 'replay'  -- the step once more, maybe without what was wrong
+              AND phase IS DISTINCT FROM 'replay'  -- the step again, maybe without the fault
         """,
         [attempt, step],
     )
@@ -202,13 +201,13 @@ def _explain(source: Source, log: EventLog, episode: _Episode) -> Finding:
     evidence = _evidence(source, log, episode.attempt, episode.step, episode.turn)
     where = locate(evidence)
     step = episode.step
-    everybody = len(evidence.rows) > 1 and len(where.ranks) == len(evidence.rows)
-    if everybody or not where.ranks:
-        # Everybody's loss is bad at once: the weights were ruined before, by a step that nobody refused.
+    on_all = len(evidence.rows) > 1 and len(where.ranks) == len(evidence.rows)
+    if on_all or not where.ranks:
+        # The loss is bad on all ranks at once: the weights were ruined before, by a step that was not refused.
         before = _evidence(source, log, episode.attempt, step - 1, 0)
         if any(flag.nonfinite for flag in before.flags):
             evidence, where, step = before, locate(before), step - 1
-            everybody = len(evidence.rows) > 1 and len(where.ranks) == len(evidence.rows)
+            on_all = len(evidence.rows) > 1 and len(where.ranks) == len(evidence.rows)
     committed = [row.committed for row in evidence.rows if row.committed is not None]
     response = respond(
         log, attempt=episode.attempt, step=episode.step, turn=episode.turn,
@@ -219,14 +218,14 @@ def _explain(source: Source, log: EventLog, episode: _Episode) -> Finding:
         origin = replayed.origin
         phase: Phase = "forward" if origin.phase == "forward" else "backward"
         where = replace(where, ranks=origin.ranks, phase=phase, how="replay")
-        everybody = len(evidence.rows) > 1 and len(where.ranks) == len(evidence.rows)
+        on_all = len(evidence.rows) > 1 and len(where.ranks) == len(evidence.rows)
     named = bool(where.ranks) or where.phase == "reduction"
     return Finding(
         analyzer="nonfinite",
         kind="non_finite",
         severity="warning" if response.handled else "critical",
         status="fired" if named else "suspect",
-        summary=_summary(where, step, episode, everybody, response, replayed),
+        summary=_summary(where, step, episode, on_all, response, replayed),
         ranks=where.ranks,
         first_step=step,
         last_step=episode.last_step,
@@ -238,24 +237,19 @@ def _explain(source: Source, log: EventLog, episode: _Episode) -> Finding:
 
 
 def _summary(
-    where: Location, step: int, episode: _Episode, everybody: bool, response: Response, replayed: Replayed | None
+    where: Location, step: int, episode: _Episode, on_all: bool, response: Response, replayed: ReplayResult | None
 ) -> str:
-    if everybody:
-        who = "all ranks at once (the batch or the weights, not one rank)"
-    elif where.ranks:
-        who = f"rank{'s' if len(where.ranks) > 1 else ''} {', '.join(map(str, where.ranks[:8]))}"
-    else:
-        who = "no rank alone" if where.phase == "reduction" else "a rank that the records do not name"
+    who = "all ranks" if on_all else ranks_text(where.ranks) if where.ranks else "an unidentified rank"
+    when = f"at step {step}" if episode.num_steps == 1 else f"from step {step} to {episode.last_step}"
+    parameter = f" ({where.parameter})" if where.parameter else ""
     what = {
-        "forward": "the forward pass of {who} gave a loss that is not finite",
-        "backward": "{who} made a non-finite gradient in the backward pass",
-        "reduction": "every input was finite and the reduced gradient is not: it overflowed in the reduction ({who})",
-        "unknown": "non-finite values from {who}",
-    }[where.phase].format(who=who)
-    parameter = f", {where.parameter}" if where.parameter else ""
-    until = f" to {episode.last_step}" if episode.num_steps > 1 else ""
-    again = "" if replayed is None else f"; {replayed.text(() if everybody else where.ranks)}"
-    return f"step {step}{until}: {what}{parameter}{again}; {response.text}"
+        "forward": f"The forward pass of {who} gave a NaN or Inf loss {when}",
+        "backward": f"{who[0].upper()}{who[1:]} produced a NaN or Inf gradient {when}",
+        "reduction": f"Finite gradients overflowed in their reduction {when}",
+        "unknown": f"Values of {who} were NaN or Inf {when}",
+    }[where.phase]
+    again = "" if replayed is None else f" {replayed.text(() if on_all else where.ranks)}"
+    return f"{what}{parameter}.{again} {response.text}"
 
 
 def _numbers(evidence: StepEvidence, where: Location, episode: _Episode, response: Response) -> dict[str, Any]:
@@ -275,7 +269,3 @@ def _numbers(evidence: StepEvidence, where: Location, episode: _Episode, respons
     if where.group:
         numbers |= {"process_group": where.group, "seq": where.seq, "op": where.op}
     return numbers
-
-
-def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("nonfinite", "non_finite", f"non-finite values were not looked for: {why}")

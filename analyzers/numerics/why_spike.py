@@ -1,14 +1,14 @@
-"""Why a step's loss jumped: which batch, data ranks, samples and layers made it, and what is not known.
+"""Explain a loss spike: the batch, data ranks, samples and layers that made it, and what is not known.
 
     spike = explain(source, step=45)        # None: the worst spike of the run
     spike.samples[0].text, spike.ranks[0].jump_ratio, spike.layers[0].factor, spike.unknown
 
 1. The run of the step with the highest loss (it may have run again after a rollback) against the median loss of the
-   `history` steps that were taken before it.
+   `history_steps` committed steps before it.
 2. Data ranks: each one's own loss at the step less the median of its own before; its share of all that rose. Ranks that
    read the same rows count once.
-3. Samples: losses of single sequences, which the replay of a refused step tells
-   (`analyzers.numerics.replay_evidence`); the share is that of the batch's loss.
+3. Samples: losses of single sequences from the replay of a refused step (`analyzers.numerics.replay_result`); the share
+   is that of the batch's loss.
 4. Layers: each block's share of the square of the gradient norm against the median share in sampled steps before.
 """
 
@@ -20,16 +20,17 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from analyzers.numerics import loss_spike
 from analyzers.numerics.gradient_flow import block_of
-from analyzers.numerics.replay_evidence import REPLAY_EVENTS, Replayed, find_replay
+from analyzers.numerics.loss_spike import loss_spikes
+from analyzers.numerics.policy import WhySpikePolicy
+from analyzers.numerics.replay_result import REPLAY_EVENTS, ReplayResult, find_replay
 from analyzers.run.event_log import EventLog
+from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
 
 __all__ = ["LayerShare", "RankShare", "SampleShare", "SpikeError", "WhySpike", "explain"]
 
-HISTORY = 16
-"""Steps taken before that say what is usual."""
+POLICY = WhySpikePolicy()
 
 
 class SpikeError(ValueError):
@@ -70,7 +71,7 @@ class LayerShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhySpike:
-    """The answer. Lists have what stands out most first."""
+    """The explanation. Lists have what stands out most first."""
 
     attempt: int
     step: int
@@ -87,17 +88,15 @@ class WhySpike:
 
     @property
     def summary(self) -> str:
-        """One sentence."""
+        """Two sentences: the jump, and the rank that made it."""
         batch = f" on batch {self.batch_index}" if self.batch_index is not None else ""
-        who = "its ranks' own losses are not known"
-        if self.ranks:
-            largest = self.ranks[0]
-            even = 1 / len(self.ranks)
-            who = f"all {len(self.ranks)} data ranks alike"
-            if largest.jump_ratio > 2 * even:
-                who = f"rank {largest.rank} brings {100 * largest.jump_ratio:.0f} % of it"
-        jump = f"step {self.step}: the loss rises from {self.loss_before:.3f} to {self.loss:.3f}{batch}; {who}"
-        return f"{jump}; replayed: {self.judgement.replace('_', ' ')}" if self.judgement else jump
+        jump = f"Loss rose from {self.loss_before:.3f} to {self.loss:.3f} at step {self.step}{batch}."
+        if not self.ranks:
+            return f"{jump} The losses of single ranks are not recorded."
+        largest = self.ranks[0]
+        if largest.jump_ratio > POLICY.outstanding_ratio / len(self.ranks):
+            return f"{jump} Rank {largest.rank} accounts for {100 * largest.jump_ratio:.0f} % of the rise."
+        return f"{jump} All {len(self.ranks)} data ranks rose about equally."
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"summary": self.summary}
@@ -106,7 +105,7 @@ class WhySpike:
 def explain(source: Source, step: int | None = None) -> WhySpike:
     """Explain a step, or the worst spike. Raises SpikeError where there is none, or the step was not recorded."""
     if missing_tables(source, "steps"):
-        raise SpikeError("no step is recorded")
+        raise SpikeError("No step is recorded.")
     attempt, step, start_ns, batch_index, committed, loss = _chosen(source, step)
     turn = _turn(source, attempt, step, start_ns)
     before = _usual(source, attempt, start_ns)
@@ -115,16 +114,15 @@ def explain(source: Source, step: int | None = None) -> WhySpike:
     layers = _layers(source, attempt, step)
     unknown = []
     if not ranks:
-        unknown.append("which data ranks: no loss of single ranks is recorded")
+        unknown.append("Data ranks: no loss of single ranks is recorded.")
     if replayed is None:
-        unknown.append("which samples: only refused steps are replayed (recovery.max_replays), and this one was not")
+        unknown.append("Samples: only refused steps are replayed (recovery.max_replays), and this one was not.")
     elif not replayed.samples:
-        unknown.append("which samples: the replay saw no logits")
+        unknown.append("Samples: the replay had no logits.")
     elif len(replayed.samples) < replayed.num_samples:
-        unknown.append(f"{replayed.num_samples - len(replayed.samples)} more samples: each rank tells of its worst few")
+        unknown.append(f"{replayed.num_samples - len(replayed.samples)} more samples: each rank reports its worst few.")
     if not layers:
-        why = "gradients were not sampled at this step, or at none before (probes.gradient_interval)"
-        unknown.append(f"which layers: {why}")
+        unknown.append("Layers: gradients were not sampled at this step, or not before (probes.gradient_interval).")
     return WhySpike(
         attempt=attempt,
         step=step,
@@ -144,9 +142,9 @@ def explain(source: Source, step: int | None = None) -> WhySpike:
 def _chosen(source: Source, step: int | None) -> tuple[int, int, int, int | None, bool | None, float]:
     """The run of a step with the highest loss, a loss that is not finite above all."""
     if step is None:
-        found = [finding for finding in loss_spike.analyze(source) if finding.status == "fired"]
+        found = [finding for finding in loss_spikes(source, Scope()) if finding.status == "fired"]
         if not found:
-            raise SpikeError("no loss spike was found in this run; name a step: --why-spike STEP")
+            raise SpikeError("No loss spike was found in this run. Name a step: --why-spike STEP.")
         worst = max(found, key=lambda finding: finding.evidence["loss_z"])
         assert worst.first_step is not None
         step = worst.first_step
@@ -156,13 +154,13 @@ def _chosen(source: Source, step: int | None) -> tuple[int, int, int, int | None
         [step],
     )
     if not rows:
-        raise SpikeError(f"step {step}: no loss is recorded")
+        raise SpikeError(f"No loss is recorded for step {step}.")
     attempt, number, start_ns, batch_index, committed, loss = rows[0]
     return attempt, number, start_ns, batch_index, committed, float(loss)
 
 
 def _turn(source: Source, attempt: int, step: int, start_ns: int) -> int:
-    """Which run of the step within the attempt it was, from 0: by the rank that tells it."""
+    """Number of this run of the step within the attempt, from 0: by the rank that reports it."""
     ((turn,),) = source.rows(
         "SELECT count(*) FROM steps WHERE attempt = ? AND step = ? AND start_ns < ? AND rank = "
         "(SELECT min(rank) FROM steps WHERE attempt = ? AND step = ? AND start_ns = ?)",
@@ -175,7 +173,7 @@ def _usual(source: Source, attempt: int, start_ns: int) -> float:
     rows = source.rows(
         "SELECT loss FROM steps WHERE attempt = ? AND start_ns < ? AND committed AND isfinite(loss) AND rank = "
         "(SELECT min(rank) FROM steps WHERE attempt = ? AND loss IS NOT NULL) ORDER BY start_ns DESC LIMIT ?",
-        [attempt, start_ns, attempt, HISTORY],
+        [attempt, start_ns, attempt, POLICY.history_steps],
     )
     return median(float(loss) for (loss,) in rows) if rows else math.nan
 
@@ -194,7 +192,7 @@ def _ranks(source: Source, attempt: int, step: int, turn: int) -> tuple[RankShar
         SELECT own.rank, any_value(own.local_loss), median(earlier.local_loss) FROM own JOIN earlier USING (rank)
         GROUP BY own.rank ORDER BY own.rank
         """,
-        [attempt, step, turn, attempt, HISTORY],
+        [attempt, step, turn, attempt, POLICY.history_steps],
     )
     same_rows = _data_ranks(source, attempt)
     seen: dict[Any, tuple[int, float, float]] = {}
@@ -222,7 +220,7 @@ def _data_ranks(source: Source, attempt: int) -> Mapping[int, Any]:
     return {rank: ("data", *place) for rank, *place in rows}
 
 
-def _samples(replayed: Replayed, loss: float) -> tuple[SampleShare, ...]:
+def _samples(replayed: ReplayResult, loss: float) -> tuple[SampleShare, ...]:
     whole = loss * replayed.num_samples
     known = math.isfinite(whole) and whole > 0
     return tuple(
@@ -251,7 +249,7 @@ def _layers(source: Source, attempt: int, step: int) -> tuple[LayerShare, ...]:
         )
         SELECT step, parameter, sum(norm * norm) FROM once GROUP BY step, parameter
         """,
-        [attempt, step, HISTORY + 1, attempt],
+        [attempt, step, POLICY.history_steps + 1, attempt],
     )
     squares: dict[int, dict[str, float]] = {}
     for number, parameter, square in rows:

@@ -14,7 +14,7 @@ import analyzers
 from analyzers.diagnose import Diagnosis, diagnose, reaches
 from analyzers.finding import Finding
 from analyzers.health.analyze import THROTTLE_BITS, xid_table
-from analyzers.numerics.provenance import Phase
+from analyzers.numerics.nonfinite_origin import Phase
 from analyzers.printable import visible
 from analyzers.report.json import to_json
 from analyzers.report.terminal.diagnosis_text import render

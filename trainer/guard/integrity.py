@@ -34,7 +34,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from analyzers.corruption.analyze import ALL_TENSORS, Corruption, Fingerprint, judge
+from analyzers.corruption.replicas import ALL_TENSORS, Corruption, Fingerprint, judge
 from probes.collectives.group_label import group_label
 from probes.fail_open import record_error
 from probes.fingerprints import FingerprintReader, Reading

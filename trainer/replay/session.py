@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from analyzers.numerics.replay_evidence import Replayed, find_replay
+from analyzers.numerics.replay_result import ReplayResult, find_replay
 from analyzers.run.event_log import Event, EventLog
 from analyzers.source import Source
 from probes.attach.own_process import own_process
@@ -43,7 +43,7 @@ class Again:
     """One step, replayed."""
 
     target: Target
-    found: Replayed
+    found: ReplayResult
     loss: float
     grad_norm: float
     worst_way_ratio: float | None
@@ -186,7 +186,7 @@ def _why(folder: Path, failed: Sequence[int]) -> str:
     return f"the process of rank {failed[0]} failed: {log[-1] if log else 'it said nothing'}"
 
 
-def _put_together(told: Sequence[dict[str, Any]], target: Target) -> Replayed:
+def _put_together(told: Sequence[dict[str, Any]], target: Target) -> ReplayResult:
     """The events of all ranks as the analyzer of replays reads them."""
     events = [
         Event(wall_ns=place, attempt=0, rank=detail["rank"], step=target.step, kind="replay", detail=detail)

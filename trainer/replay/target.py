@@ -19,8 +19,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from analyzers.numerics import nonfinite
+from analyzers.numerics.nonfinite import non_finite_values
 from analyzers.run.event_log import EventLog
+from analyzers.scope import Scope
 from analyzers.source import Source
 from probes.guard.ledger import LEDGER_NAME, Ledger
 from probes.tape import event_kinds
@@ -138,7 +139,7 @@ def _kind(
 
 def _named(source: Source, attempt: int, step: int) -> tuple[int, ...]:
     """Ranks that the records blame for what was not finite."""
-    for finding in nonfinite.analyze(source):
+    for finding in non_finite_values(source, Scope()):
         first, last = finding.first_step, finding.last_step
         if finding.attempt in (None, attempt) and first is not None and first <= step <= (last or first):
             return finding.ranks

@@ -1,4 +1,4 @@
-"""Proofs about numbers: loss, what was not finite and where, gradients by layer, replicas, scale, noise, experts."""
+"""Figures of the state that a restart loaded, and of compressed gradients."""
 
 from __future__ import annotations
 
@@ -6,186 +6,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from analyzers.corruption.analyze import ALL_TENSORS
-from analyzers.figures import agreement, gradients, loss, numbers, queries
-from analyzers.figures import focus as against
-from analyzers.figures.rank_values import attempt_of
-from analyzers.figures.series import Series
-from analyzers.figures.series import draw as lines
+from analyzers.figures import agreement, numbers
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
-from analyzers.numerics.gradient_flow import block_of
 from analyzers.run.event_log import EventLog
-from analyzers.source import Source, floats, ints, lacking, missing_tables
+from analyzers.source import Source, lacking
 from probes.tape import event_kinds
 
-__all__ = ["compression", "experts", "flow", "loss_around", "noise", "nonfinite", "replicas", "resume", "scale"]
+__all__ = ["compression", "resume"]
 
-AROUND_STEPS = 40
-"""Steps before and after a finding in its picture of the loss."""
-MAX_CHECKS = 60
 MAX_RANKS = 64
-MAX_SAMPLES = 400
-MAX_CALLS = 24
-
-
-def loss_around(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """The loss and the gradient norm around the finding's steps."""
-    if finding.first_step is None:
-        return
-    curve = queries.loss_curve(source)
-    step = ints(curve["step"])
-    last = finding.last_step if finding.last_step is not None else finding.first_step
-    near = (step >= finding.first_step - AROUND_STEPS) & (step <= last + AROUND_STEPS)
-    if near.sum() < 2:
-        return
-    found = [mark for mark in queries.marks(source) if mark.step is not None and step[near].min() <= mark.step]
-    found = [mark for mark in found if mark.step is not None and mark.step <= step[near].max()]
-    figure = loss.draw({name: np.asarray(column)[near] for name, column in curve.items()}, found, [finding])
-    yield Drawing(title="Loss and gradient norm around it", figure=figure)
-
-
-def nonfinite(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Whose inputs of collectives held a NaN or an Inf, where it stood then, and the loss around it.
-
-    A reduction spreads it: which parameters are not finite afterwards says nothing of who began, the inputs do.
-    """
-    attempt = attempt_of(source, finding)
-    if attempt is not None and finding.first_step is not None:
-        yield from _inputs(source, attempt, finding.first_step)
-        yield from _where(source, attempt, finding.first_step)
-    yield from loss_around(source, finding)
-
-
-def _inputs(source: Source, attempt: int, step: int) -> Iterator[Drawing]:
-    """The calls of the step from shortly before the first whose input was not finite, in the order of being made."""
-    if lacking(source, collectives=("nonfinite",)):
-        return
-    rows = source.rows(
-        """
-        SELECT process_group, seq, min(op), rank, bool_or(nonfinite), min(issue_ns) FROM collectives
-        WHERE attempt = ? AND step = ? AND rank >= 0 AND nonfinite IS NOT NULL AND op NOT IN ('send', 'recv')
-          AND phase IS DISTINCT FROM 'replay'
-        GROUP BY process_group, seq, rank ORDER BY min(issue_ns)
-        """,
-        [attempt, step],
-    )
-    calls = list(dict.fromkeys((str(group), int(seq), str(op)) for group, seq, op, *_ in rows))
-    bad = {(str(group), int(seq), str(op)) for group, seq, op, _, nonfinite, _ in rows if nonfinite}
-    if not bad:
-        return
-    first = min(calls.index(call) for call in bad)
-    calls = calls[max(0, first - 4) : max(0, first - 4) + MAX_CALLS]
-    culprits = {int(rank) for *_, rank, nonfinite, _ in rows if nonfinite}
-    ranks = sorted(sorted({int(row[3]) for row in rows}, key=lambda rank: (rank not in culprits, rank))[:MAX_RANKS])
-    grid = np.full((len(ranks), len(calls)), np.nan)
-    for group, seq, op, rank, nonfinite, _ in rows:
-        call = (str(group), int(seq), str(op))
-        if call in calls and int(rank) in ranks:
-            grid[ranks.index(int(rank)), calls.index(call)] = float(nonfinite)
-    groups = sorted({group for group, *_ in calls})
-    alone = groups[0] if len(groups) == 1 else ""
-    figure = agreement.draw(
-        [f"rank {rank}" for rank in ranks],
-        [f"{op} {seq}" if alone else f"{op} {seq} of {group}" for group, seq, op in calls], grid,
-        x=f"calls{f' of {alone}' if alone else ''} in the order in which they were made",
-        words={0: "finite", 1: "held NaN or Inf"}, legend=("finite", "NaN or Inf"),
-    )  # fmt: skip
-    yield Drawing(title=f"Inputs of collectives in step {step}, before they were reduced", figure=figure)
-
-
-def _where(source: Source, attempt: int, step: int) -> Iterator[Drawing]:
-    if not missing_tables(source, "gradients"):
-        table = source.query(
-            "SELECT parameter, rank, CAST(max(coalesce(nonfinite_count, 0)) AS DOUBLE) AS nonfinite FROM gradients "
-            "WHERE attempt = ? AND step = ? GROUP BY parameter, rank ORDER BY rank",
-            [attempt, step],
-        )
-        if (floats(table["nonfinite"]) > 0).any():
-            figure = gradients.nonfinite(table, across="rank")
-            title = f"NaN and Inf in the gradients of step {step}, by parameter and the rank that holds it"
-            yield Drawing(title=title, figure=figure)
-            return
-    if lacking(source, steps=("nonfinite_count",)):
-        return
-    table = source.query(
-        "SELECT 'rank ' || rank AS parameter, step, CAST(max(coalesce(nonfinite_count, 0)) AS DOUBLE) AS nonfinite "
-        "FROM steps WHERE attempt = ? AND rank >= 0 AND step BETWEEN ? AND ? GROUP BY rank, step ORDER BY rank, step",
-        [attempt, step - AROUND_STEPS // 2, step + AROUND_STEPS // 2],
-    )
-    if (floats(table["nonfinite"]) > 0).any():
-        yield Drawing(title="NaN and Inf among each rank's gradients", figure=gradients.nonfinite(table))
-
-
-def flow(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """The gradient norm of each block over the samples, those that are named beside the others."""
-    attempt = attempt_of(source, finding)
-    if attempt is None or missing_tables(source, "gradients"):
-        return
-    rows = source.rows(
-        """
-        SELECT step, parameter, max(norm) FROM gradients
-        WHERE attempt = ? AND isfinite(norm)
-          AND step IN (SELECT DISTINCT step FROM gradients WHERE attempt = ? ORDER BY step DESC LIMIT ?)
-        GROUP BY step, parameter
-        """,
-        [attempt, attempt, MAX_SAMPLES],
-    )
-    squares: dict[str, dict[int, float]] = {}
-    for step, parameter, norm in rows:
-        if block := block_of(parameter or ""):
-            of = squares.setdefault(block, {})
-            of[int(step)] = of.get(int(step), 0.0) + float(norm) ** 2
-    steps = sorted({step for of in squares.values() for step in of})
-    blocks = {name: np.array([of.get(step, np.nan) ** 0.5 for step in steps]) for name, of in squares.items()}
-    accused = {str(name) for name in finding.evidence.get("blocks", ())}
-    if len(steps) > 1 and accused & set(blocks):
-        at = np.array(steps, dtype=np.int64)
-        beside = against.Beside.of_lines(at, blocks, accused)
-        figure = against.draw(
-            beside, y="gradient norm of a block", onset=finding.first_step, others="other blocks, least to largest",
-            log=True,
-        )  # fmt: skip
-        yield Drawing(title="Gradient norm by block", figure=figure)
-
-
-def replicas(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Which rank agreed with its replicas at which check."""
-    attempt = attempt_of(source, finding)
-    if attempt is None or missing_tables(source, "fingerprints"):
-        return
-    table = source.query(
-        """
-        WITH mine AS (SELECT * FROM fingerprints WHERE attempt = ? AND rank >= 0),
-             checks AS (SELECT step FROM (SELECT DISTINCT step FROM mine)
-                        ORDER BY abs(step - ?), step LIMIT ?),
-             votes AS (SELECT step, replica_group, tensor, hash, count(*) AS votes
-                       FROM mine SEMI JOIN checks USING (step) GROUP BY ALL),
-             usual AS (SELECT step, replica_group, tensor, arg_max(hash, votes) AS hash, max(votes) AS votes,
-                              sum(votes) AS num FROM votes GROUP BY ALL)
-        SELECT m.rank, m.step,
-               max(CASE WHEN m.expected_hash IS NOT NULL AND m.hash <> m.expected_hash THEN 2
-                        WHEN u.votes = u.num THEN 0
-                        WHEN 2 * u.votes <= u.num OR m.hash <> u.hash THEN 1 ELSE 0 END) AS state
-        FROM mine m JOIN usual u USING (step, replica_group, tensor) GROUP BY m.rank, m.step ORDER BY m.rank, m.step
-        """,
-        [attempt, finding.first_step or 0, MAX_CHECKS],
-    )
-    rank, step, state = ints(table["rank"]), ints(table["step"]), floats(table["state"])
-    if not len(rank):
-        return
-    # Of many ranks those that are named or ever differ, and then the first ones.
-    wrong = sorted(set(finding.ranks) | set(rank[state > 0].tolist()))[:MAX_RANKS]
-    others = [one for one in np.unique(rank).tolist() if one not in wrong]
-    ranks = sorted(wrong + others[: MAX_RANKS - len(wrong)])
-    steps = np.unique(step).tolist()
-    grid = np.full((len(ranks), len(steps)), np.nan)
-    for of, at, value in zip(rank.tolist(), step.tolist(), state.tolist(), strict=True):
-        if of in ranks:
-            grid[ranks.index(of), steps.index(at)] = value
-    tensors = [str(name) for name in finding.evidence.get("tensors", ()) if name != ALL_TENSORS]
-    figure = agreement.draw([f"rank {of}" for of in ranks], [str(at) for at in steps], grid, x="step of the check")
-    yield Drawing(title=f"Who agrees with its replicas{f': {tensors[0]}' if len(tensors) == 1 else ''}", figure=figure)
 
 
 def resume(source: Source, finding: Finding) -> Iterator[Drawing]:
@@ -203,63 +33,6 @@ def resume(source: Source, finding: Finding) -> Iterator[Drawing]:
     grid = np.array([[float(part in differing.get(rank, ())) for part in parts] for rank in ranks])
     figure = agreement.draw([f"rank {rank}" for rank in ranks], parts, grid, x="part of the state")
     yield Drawing(title=f"What attempt {finding.attempt} loaded, beside what was saved", figure=figure)
-
-
-def scale(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """The loss scale after each overflow, with where the collapse began."""
-    events = EventLog.load(source, (event_kinds.LOSS_SCALE,)).of(
-        event_kinds.LOSS_SCALE, attempt=attempt_of(source, finding)
-    )
-    changes = [(e.step, value) for e in events if e.step is not None and (value := e.number("scale")) is not None]
-    if changes:
-        figure = numbers.scale(changes)
-        against.mark_onset(figure, finding.first_step)
-        yield Drawing(title="Loss scale after each overflow", figure=figure)
-
-
-def noise(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """The noise scale over the run beside the batch."""
-    course = [one for one in finding.evidence.get("course_tokens", ()) if one.get("tokens") is not None]
-    batch = finding.evidence.get("batch_tokens")
-    if len(course) < 2:
-        return
-    at = np.array([int(one["step"]) for one in course])
-    tokens = np.array([float(one["tokens"]) for one in course])
-    figure = lines([Series(name="noise scale", x=at, y=tokens)], x="step", y="tokens", log=bool((tokens > 0).all()))
-    against.mark_limit(figure, None if not batch else (float(batch), "the batch"))
-    yield Drawing(title="Noise scale of the gradient beside the batch", figure=figure)
-
-
-def experts(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """The load of each expert of the block over the samples, the named one beside the others."""
-    layer = finding.evidence.get("layer", finding.evidence.get("worst_layer"))
-    attempt = attempt_of(source, finding)
-    if layer is None or attempt is None or missing_tables(source, "experts"):
-        return
-    is_dropped = finding.cause == "dropped"
-    value = "sum(dropped) / greatest(1, sum(tokens))" if is_dropped else (
-        "sum(tokens) * count(*) OVER (PARTITION BY step) / greatest(1, sum(sum(tokens)) OVER (PARTITION BY step))"
-    )  # fmt: skip
-    rows = source.rows(
-        f"SELECT step, expert, CAST({value} AS DOUBLE) FROM experts WHERE attempt = ? AND layer = ? "
-        "GROUP BY step, expert ORDER BY step, expert",
-        [attempt, layer],
-    )
-    steps = np.unique([step for step, *_ in rows])
-    found: dict[str, np.ndarray] = {}
-    for step, expert, load in rows:
-        found.setdefault(f"expert {expert}", np.full(len(steps), np.nan))[np.searchsorted(steps, step)] = load
-    if len(steps) < 2:
-        return
-    accused = {f"expert {finding.evidence['expert']}"} if "expert" in finding.evidence else set()
-    if is_dropped:
-        accused = {max(found, key=lambda name: float(np.nanmean(found[name])))}
-    figure = against.draw(
-        against.Beside.of_lines(steps, found, accused), others="other experts, least to largest",
-        y="share of its tokens turned away" if is_dropped else "times an even share",
-        limit=None if is_dropped else (1.0, "an even share"),
-    )  # fmt: skip
-    yield Drawing(title=f"{'Turned away' if is_dropped else 'Load'} by expert of block {layer}", figure=figure)
 
 
 def compression(source: Source, finding: Finding) -> Iterator[Drawing]:

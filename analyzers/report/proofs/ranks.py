@@ -9,8 +9,8 @@ import numpy as np
 
 from analyzers.communication.bandwidth import SIZE_OF_CALL
 from analyzers.communication.slow_pair import pair_windows
-from analyzers.figures import bars, queries, straggler
 from analyzers.figures import focus as against
+from analyzers.figures import queries, straggler
 from analyzers.figures import startup as startup_figure
 from analyzers.figures.rank_values import against_others, attempt_of
 from analyzers.figures.titled_figure import Drawing
@@ -20,7 +20,7 @@ from analyzers.settings.startup import measure
 from analyzers.source import Floats, Ints, Source, lacking
 from analyzers.wording import ranks_text
 
-__all__ = ["corrupted_gradient", "link", "memory", "startup", "work"]
+__all__ = ["link", "memory", "startup", "work"]
 
 WINDOW_STEPS = 5
 """Steps whose median transfer is one point, as in `slow_group`."""
@@ -55,24 +55,6 @@ def memory(source: Source, finding: Finding) -> Iterator[Drawing]:
         whom = f"{ranks_text(who)}{' beside the others' if who and np.isfinite(beside.middle).any() else ''}"
         figure = against.draw(beside, y="memory (MiB)", onset=onset, from_zero=finding.kind != "memory_growth")
         yield Drawing(title=f"Memory of {whom}", figure=figure)
-
-
-def corrupted_gradient(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """The gradient's peak, what was to be expected, and what came when the step was computed again."""
-    numbers = finding.evidence
-    peak, again, ratio = (numbers.get(name) for name in ("peak", "peak_again", "ratio"))
-    if peak and ratio:
-        values = {"what was to be expected": float(peak) / float(ratio), "the first time": float(peak)}
-        if again is not None and np.isfinite(again):
-            values["computed again"] = float(again)
-        figure = bars.draw(values, accused={"the first time"}, x="largest gradient of the rank", unit="", log=True)
-        yield Drawing(title=f"Gradients of {ranks_text(finding.ranks)} in step {finding.first_step}", figure=figure)
-    attempt = attempt_of(source, finding)
-    if attempt is not None and finding.ranks and not lacking(source, steps=("local_grad_norm",)):
-        beside = against_others(source, attempt, finding.ranks, "local_grad_norm")
-        if len(beside.x) > 1:
-            figure = against.draw(beside, y="norm of the rank's own gradient", onset=finding.first_step, log=True)
-            yield Drawing(title=f"Gradient norm of {ranks_text(finding.ranks)} beside the others", figure=figure)
 
 
 def link(source: Source, finding: Finding) -> Iterator[Drawing]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from analyzers.numerics.replay_evidence import Replayed
+from analyzers.numerics.replay_result import ReplayResult
 from analyzers.printable import visible
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ SAME_RATIO = 1e-3
 """Relative difference of a loss that rounding explains: sums in another order, a restart in between."""
 
 
-def verdict(found: Replayed, *, kind: str, ranks: Sequence[int], loss: float, recorded: float) -> str:
+def verdict(found: ReplayResult, *, kind: str, ranks: Sequence[int], loss: float, recorded: float) -> str:
     """One sentence. `kind`: what the step was then (healthy, non_finite, spike)."""
     if kind == "healthy":
         if not math.isfinite(loss):
@@ -41,7 +41,7 @@ def verdict(found: Replayed, *, kind: str, ranks: Sequence[int], loss: float, re
 
 
 def render(
-    found: Replayed, console: Console, *, kind: str, ranks: Sequence[int], figures: Sequence[tuple[str, str]],
+    found: ReplayResult, console: Console, *, kind: str, ranks: Sequence[int], figures: Sequence[tuple[str, str]],
     loss: float, recorded: float, doubts: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Print it. `figures`: (name, value) lines; `doubts`: why it may be otherwise than in the run."""

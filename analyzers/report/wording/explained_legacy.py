@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from analyzers.finding import Finding
 from analyzers.report.wording.reasons import proved
 from analyzers.report.wording.remedies import remedy
@@ -49,30 +46,6 @@ def why(finding: Finding) -> str:
             at = f" ({numbers['raised_at']})" if numbers.get("raised_at") else ""
             who = counted(len(victims), "other rank" if finding.ranks else "rank")
             return what + at + (f"; {who} ended because of it" if victims else "")
-        case "non_finite":
-            checked, flagged = numbers.get("num_checked_inputs"), numbers.get("num_flagged_inputs")
-            where = (
-                f", first in {numbers['op']} {numbers['seq']} of {numbers['process_group']}" if "op" in numbers else ""
-            )
-            inputs = f"{flagged} of {checked} inputs of collectives held NaN or Inf before the reduction{where}"
-            return inputs + _origin(numbers)
-        case "replica_mismatch" | "fingerprint_chain_broken":
-            num_tensors = numbers.get("num_tensors")
-            broken = numbers.get("chain_broken_ranks") or []
-            proof = []
-            if numbers.get("replica_groups"):
-                proof.append(f"bits differ over {numbers.get('num_replicas')} replicas")
-            if broken:
-                proof.append(f"bits changed on rank {listed(broken)} while no optimizer ran")
-            return f"{' and '.join(proof)}, in {counted(num_tensors, 'tensor')}; last found healthy at step " + str(
-                numbers.get("last_healthy_step", "?")
-            )
-        case "divergence":
-            rise = f"from {numbers.get('loss_lowest')} to {numbers.get('loss_highest')}"
-            return f"medians of the loss rise {rise}, {numbers.get('rise_z')} times what its noise can do"
-        case "loss_scale_collapse":
-            overflows = counted(numbers.get("num_overflows"), "overflow")
-            return f"{overflows}, each of which dropped a step and halved the scale"
         case "stage_imbalance":
             work = ", ".join(f"{value:.3g}" for value in numbers.get("work_ms_by_coordinate") or [])
             return f"milliseconds of work a step by pipeline coordinate: {work}"
@@ -85,20 +58,7 @@ def why(finding: Finding) -> str:
                 if name.endswith("_rise_ms") and is_number(value)
             )
             return f"of a step: {rises}" if rises else finding.summary
-        case "loss_spike":
-            return (
-                f"loss {numbers.get('loss')} against {numbers.get('loss_before')} before "
-                f"({numbers.get('loss_z')} sigma), gradient norm {numbers.get('grad_norm')}"
-            )
     return proved(finding) or finding.summary
-
-
-def _origin(numbers: Mapping[str, Any]) -> str:
-    """What the replay saw."""
-    if not numbers.get("origin_module"):
-        return ""
-    operation = f" in {numbers['origin_operation']}" if numbers.get("origin_operation") else ""
-    return f"; replayed, the first bad output is that of {numbers['origin_module']}{operation}"
 
 
 def _after_a_hang(finding: Finding, rank: str) -> str:
@@ -142,34 +102,8 @@ def next_step(finding: Finding) -> str:
         }.get(finding.cause, f"look at {rank}"),
         "hang": _after_a_hang(finding, rank),
         "rank_lost": _after_a_death(finding, rank),
-        "non_finite": {
-            "transient": f"test the device of {rank} if it happens there again; a good batch was skipped for it",
-            "batch": "look at the samples named, or at those with the highest loss",
-            "weights": "look at the layer named: its weights or activations had grown; lower the rate or clip harder",
-            "data_or_numerics": "look at the layer and the samples named",
-        }.get(
-            str(finding.evidence.get("judgement")),
-            "if it comes back on another rank it is data or numerics, if it stays with the device replace it",
-        ),
-        "replica_mismatch": f"test the device of {rank}; twice on the same device: take it out",
-        "fingerprint_chain_broken": f"test the memory of {rank}'s device; twice on the same device: take it out",
-        "divergence": "go back to a checkpoint from before it turned and lower the rate",
         "stage_imbalance": "give that stage fewer layers (parallel.stage_costs)",
-        "expert_imbalance": {
-            "hot": "raise model.balance_loss, or give a capacity (model.capacity_factor)",
-            "dead": "raise model.balance_loss, or take fewer experts",
-            "dropped": "raise model.capacity_factor or model.balance_loss",
-        }.get(finding.cause, "look at the load of the experts"),
-        "loss_scale_collapse": "train in bf16, or find the layer whose activations overflow",
         "resume_differs": "if it is not meant (other data, another seed), do not trust the run from there on",
         "throughput": "look for what changed for all ranks at that step: clocks, a shared disk, the network, the data",
-        "loss_spike": {
-            "transient": "nothing computed twice may differ: test the devices, and look for nondeterminism",
-            "weights": "the update before it was too large: lower the rate or clip harder",
-        }.get(
-            finding.cause,
-            f"`rankscope analyze RUN --why-spike {finding.first_step}` shows ranks, samples and layers; "
-            "lower the rate if it comes back without that batch",
-        ),
     }.get(finding.kind, remedy(finding))
     return advice

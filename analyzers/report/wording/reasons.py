@@ -10,7 +10,7 @@ from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.memory.limits import size_text
-from analyzers.wording import counted, is_number, listed
+from analyzers.wording import counted, is_number
 
 __all__ = ["proved"]
 
@@ -119,40 +119,6 @@ def _excluded(finding: Finding, of: Mapping[str, Any]) -> str:
     return f"{count}, of a kind that hardware can cause; the run went on without it"
 
 
-def _gradient_corrupted(finding: Finding, of: Mapping[str, Any]) -> str:
-    times: Any = of.get("count_on_device")
-    before = f"; {times} times on this device" if is_number(times) and times > 1 else ""
-    return (
-        f"largest element {_number(of.get('peak'))}, {_number(of.get('sigmas'))} robust deviations up; computed again "
-        f"from the same state and batch it was {_number(of.get('peak_again'))}{before}"
-    )
-
-
-def _expert_imbalance(finding: Finding, of: Mapping[str, Any]) -> str:
-    samples = f"over {of.get('num_samples', '?')} samples"
-    if finding.cause == "dropped":
-        return (
-            f"{_percent(of.get('dropped_ratio'))} of the tokens' choices found no room {samples}, "
-            f"{_percent(of.get('worst_ratio'))} in layer {of.get('worst_layer', '?')}"
-        )
-    return (
-        f"expert {of.get('expert', '?')} of layer {of.get('layer', '?')} had {_number(of.get('load_ratio'))} times an "
-        f"even share of the tokens {samples}; the limit is {_number(of.get('limit_ratio'))}"
-    )
-
-
-def _gradient_flow(finding: Finding, of: Mapping[str, Any]) -> str:
-    if finding.cause == "whole":
-        rise = _number(of.get("rise_factor_ratio"))
-        return f"{rise} times the largest norm of the run's first quarter, in the median block as well"
-    steps = f"in every sample from step {finding.first_step} to {finding.last_step}"
-    count = f"{of.get('num_blocks', '?')} of {of.get('num_blocks_of_model', '?')} blocks"
-    blocks = f"{count} ({listed(of.get('blocks') or [])})"
-    if finding.cause == "zero":
-        return f"{blocks} {steps}; the median block has {_number(of.get('norm_of_median_block'))}"
-    return f"norm {_number(of.get('norm'))} against {_number(of.get('norm_of_others'))}, {blocks}, {steps}"
-
-
 _REASONS = {
     "data_bound": _data_bound,
     "memory_growth": _memory_growth,
@@ -167,10 +133,6 @@ _REASONS = {
     "checkpoint_age": _checkpoint_age,
     "node_silent": _node_silent,
     "excluded": _excluded,
-    "gradient_corrupted": _gradient_corrupted,
-    "expert_imbalance": _expert_imbalance,
-    "vanishing_gradients": _gradient_flow,
-    "exploding_gradients": _gradient_flow,
 }
 
 

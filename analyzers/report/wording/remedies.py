@@ -19,10 +19,6 @@ _BY_CAUSE = {
         "device": "test the device (XIDs, ECC errors, dcgmi diag -r 3) before it is used again",
         "node": "look at the node's kernel log and drain it; it comes back when the launcher's file is deleted",
     },
-    "exploding_gradients": {
-        "trend": "look at initialisation and norms from the output on: each block makes the gradient larger",
-        "whole": "look at what changed at that step (rate, data, loss scale); lower the rate or clip harder",
-    },
     "gpu_memory_errors": {
         "corrected": "nothing at once; look whether it comes more often, and reset the device at the next opportunity",
         "remap_failed": "take the device out of the next run and have it replaced",
@@ -52,10 +48,6 @@ _BY_CAUSE = {
         "heard_again": "look at the load of that node and at the network between the two",
         "silent": "ping it, and look at its watch's log and kernel log; the ranks there may still train",
     },
-    "vanishing_gradients": {
-        "trend": "look at initialisation, norms and residual branches: each block on the way to the input loses a part",
-        "zero": "look for a detach, a branch times zero, or fp16 without a scale in front of the blocks named",
-    },
 }
 REMEDIES = {
     "checkpoint_age": "find out why nothing was saved since, before the next failure",
@@ -63,12 +55,9 @@ REMEDIES = {
     "checkpoint_failed": "make room on the disk or repair the file system that the reason names",
     "configuration": "change the setting, and compare the two runs with `rankscope compare`",
     "data_bound": "more loader workers or prefetch; look at the disk, the network and the cost of a sample",
-    "exploding_gradients": "lower the rate or clip harder; look at the blocks named",
     "exposed_communication": "larger buckets or prefetch, more work a rank, fewer ranks in a group",
     "gpu_memory_errors": "take the device out of the next run, reset and test it",
     "gpu_throttled": "look at the cooling and the power of the device named",
-    "gradient_corrupted": "watch the device named; a second time on the same one: take it out and test it",
-    "gradient_noise": "try another batch size with the rate scaled to it, and compare loss by tokens",
     "host_pressure": "give the host room, or take load off it",
     "link_errors": "look at the device's links: cables, bridges, seating",
     "low_bandwidth": "lay the dimension with the most traffic over the fastest link",
@@ -77,7 +66,6 @@ REMEDIES = {
     "memory_limit": "a smaller microbatch, activation checkpointing, or fewer processes on the host",
     "slow_startup": "look at what this piece of the start reads, compiles or waits for",
     "small_buckets": "make the gradient buckets larger",
-    "vanishing_gradients": "look at the initialisation, the norms and the residual branches of the blocks named",
 }
 
 

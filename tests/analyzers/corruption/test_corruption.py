@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 
-from analyzers.corruption.analyze import ALL_TENSORS, CorruptionPolicy, Fingerprint, analyze, judge
+from analyzers.corruption.analyze import fingerprints
+from analyzers.corruption.replicas import ALL_TENSORS, Fingerprint, judge
+from analyzers.finding import Finding
+from analyzers.scope import Scope
 from tests.analyzers.memory_store import MemoryStore
+from tests.sentences import plain
 
 GROUP = "dp_replicate:0-3"
+
+
+def judged(store: MemoryStore, **scope: Any) -> list[Finding]:
+    return plain(fingerprints(store, Scope(**scope)))
 
 
 def rows(values: dict[int, int], tensor: str = "model.a", expected: dict[int, int] | None = None) -> list[Fingerprint]:
@@ -29,7 +37,7 @@ def test_a_majority_names_the_odd_one() -> None:
     found = judge(rows({0: 7, 1: 7, 2: 9, 3: 7}) + rows({0: 1, 1: 1, 2: 2, 3: 1}, ALL_TENSORS))
     assert found is not None
     assert (found.kind, found.ranks, found.tensors, found.certain) == ("replica_mismatch", (2,), ("model.a",), True)
-    assert found.text == "model.a on rank 2 differs from its 3 replicas"
+    assert found.text == "model.a on rank 2 differs from 3 replicas"
 
 
 @pytest.mark.parametrize("values", [{0: 7, 1: 9}, {0: 7, 1: 7, 2: 9, 3: 9}, {0: 1, 1: 2, 2: 3}])
@@ -37,7 +45,7 @@ def test_without_a_majority_all_are_suspects(values: dict[int, int]) -> None:
     found = judge(rows(values))
     assert found is not None
     assert (found.ranks, found.certain) == (tuple(values), False)
-    assert "no majority" in found.text
+    assert "differs between the replicas on ranks 0" in found.text
 
 
 def test_the_chain_breaks_a_tie() -> None:
@@ -88,21 +96,20 @@ def damaged(value: int, rank: int) -> dict[int, dict[str, int]]:
 def test_a_damaged_rank_is_found_with_its_interval_and_what_was_done() -> None:
     store = store_with({10: healthy(1), 20: healthy(2), 30: damaged(3, rank=2), 40: healthy(4)})
     store.event("rollback", rank=0, step=31, from_step=31, to_step=20, tier="memory", verdict="corruption")
-    (finding,) = analyze(store)
+    (finding,) = judged(store)
     assert (finding.kind, finding.status, finding.ranks, finding.first_step) == ("replica_mismatch", "fired", (2,), 30)
     assert (finding.severity, finding.cause, finding.advice) == ("warning", "parameter", "replica-mismatch")
     assert finding.evidence["tensors"] == ["model.head.weight"]
     assert finding.evidence["last_healthy_step"] == 20
     assert finding.evidence["restored_step"] == 20
     assert finding.summary == (
-        "state of step 30: model.head.weight on rank 2 differs from its 3 replicas; it happened after step 20; "
-        "step 20 restored from memory"
+        "At step 30, model.head.weight on rank 2 differs from 3 replicas. Rolled back to step 20 from memory."
     )
 
 
 def test_what_nobody_acts_upon_is_one_finding_and_critical() -> None:
     store = store_with({10: healthy(1), 20: damaged(2, rank=0), 30: damaged(3, rank=0), 40: damaged(4, rank=0)})
-    (finding,) = analyze(store)
+    (finding,) = judged(store)
     assert (finding.first_step, finding.last_step, finding.severity) == (20, 40, "critical")
 
 
@@ -115,11 +122,11 @@ def test_a_step_that_ran_again_is_a_check_of_its_own() -> None:
         for rank in range(4)
     ]
     store.add("fingerprints", again)
-    assert analyze(store) == []
+    assert judged(store) == []
 
 
 def test_nothing_recorded_is_not_health() -> None:
-    (finding,) = analyze(MemoryStore())
+    (finding,) = judged(MemoryStore())
     assert (finding.kind, finding.status) == ("replica_mismatch", "insufficient_data")
     assert "fingerprint_interval" in finding.summary
 
@@ -127,12 +134,11 @@ def test_nothing_recorded_is_not_health() -> None:
 def test_live_a_check_counts_when_all_ranks_have_gone_on() -> None:
     """Two ranks' rows are there and the others' are not yet: no majority, and nothing to be said."""
     early = {rank: row for rank, row in damaged(3, rank=1).items() if rank < 2}
-    policy = CorruptionPolicy(settled_only=True)
     steps = [{"attempt": 0, "rank": rank, "step": 30, "start_ns": 900} for rank in range(4)]
     store = store_with({20: healthy(1), 30: early})
     store.add("steps", steps)
-    assert analyze(store, policy) == []
+    assert judged(store, now_ns=1) == []
     store = store_with({20: healthy(1), 30: damaged(3, rank=1)})
     store.add("steps", [*steps, *(row | {"start_ns": 1001} for row in steps)])
-    (finding,) = analyze(store, policy)
+    (finding,) = judged(store, now_ns=1)
     assert finding.ranks == (1,)

@@ -7,8 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from analyzers.corruption.gradient_outlier import GradientOutlierDetector, _median_of_others, analyze
+from analyzers.corruption.gradient_outlier import GradientOutlierDetector, _median_of_others, corrupted_gradients
+from analyzers.scope import Scope
 from tests.analyzers.memory_store import MemoryStore
+from tests.sentences import plain
 
 
 def _steps(count: int, num_ranks: int = 4, *, noise: float = 0.1, seed: int = 0) -> np.ndarray:
@@ -70,16 +72,16 @@ def test_what_is_unknown_or_not_finite_is_left_to_others(odd: float) -> None:
 
 def test_only_what_did_not_come_back_is_a_finding() -> None:
     store = MemoryStore()
-    assert analyze(store) == []
+    assert plain(corrupted_gradients(store, Scope())) == []
     store.event("gradient_outlier", attempt=0, rank=0, step=20, outlier_rank=2, ratio=8.0, came_back=True)
     store.event(
         "gradient_outlier", attempt=0, rank=0, step=30, outlier_rank=2, ratio=8.0, came_back=False, device="h cuda:2"
     )
-    (finding,) = analyze(store)
+    (finding,) = plain(corrupted_gradients(store, Scope()))
     assert (finding.kind, finding.ranks, finding.first_step, finding.cause) == (
         "gradient_corrupted",
         (2,),
         30,
         "gradient",
     )
-    assert "rank 2 were 8 times" in finding.summary
+    assert "rank 2 were 8x too large" in finding.summary

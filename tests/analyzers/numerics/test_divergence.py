@@ -7,9 +7,11 @@ import random
 
 import pytest
 
-from analyzers.numerics import loss_spike
-from analyzers.numerics.divergence import analyze, find_rise
+from analyzers.numerics.divergence import divergence, find_rise
+from analyzers.numerics.loss_spike import loss_spikes
+from analyzers.scope import Scope
 from tests.analyzers.memory_store import MemoryStore
+from tests.sentences import plain
 
 
 def curve(
@@ -66,7 +68,7 @@ def test_a_climb_of_a_loss_below_zero_is_found_and_told_without_a_share_of_it() 
         for step, loss in signed(600, climb_from=300, rate=0.05).items()
     ]
     store.add("steps", rows)
-    (finding,) = analyze(store)
+    (finding,) = plain(divergence(store, Scope()))
     assert "%" not in finding.summary
     assert finding.evidence["loss_rise_ratio"] is None
 
@@ -107,10 +109,10 @@ def test_what_ran_again_counts_once_and_what_was_refused_does_not() -> None:
     store.add("steps", [row | {"loss": 99.0, "start_ns": row["start_ns"] - 1} for row in rows if row["step"] % 20 < 9])
     store.add("steps", [row | {"loss": math.nan, "committed": False, "start_ns": 10**6} for row in rows[:50]])
     store.add("steps", rows)
-    (finding,) = analyze(store)
+    (finding,) = plain(divergence(store, Scope()))
     assert (finding.kind, finding.status, finding.ranks) == ("divergence", "fired", ())
     assert finding.evidence["loss_highest"] < 10
-    assert analyze(MemoryStore()) == []
+    assert plain(divergence(MemoryStore(), Scope())) == []
 
 
 def test_what_the_spike_analyzer_has_told_is_not_told_again() -> None:
@@ -120,5 +122,5 @@ def test_what_the_spike_analyzer_has_told_is_not_told_again() -> None:
         "steps", [{"attempt": 0, "rank": 0, "step": s, "start_ns": s, "loss": loss} for s, loss in losses.items()]
     )
     assert find_rise(losses) is not None
-    assert [finding.cause for finding in loss_spike.analyze(store)] == ["divergence"]
-    assert analyze(store) == []
+    assert [finding.cause for finding in loss_spikes(store, Scope())] == ["divergence"]
+    assert plain(divergence(store, Scope())) == []

@@ -9,11 +9,17 @@ from typing import Any
 import pytest
 
 from analyzers.finding import Finding
-from analyzers.numerics.expert_load import analyze
+from analyzers.numerics.expert_load import expert_load
+from analyzers.scope import Scope
 from tests.analyzers.memory_store import MemoryStore
+from tests.sentences import plain
 from watch.exporting.metrics.node_metrics import _experts
 
 EXPERTS = 8
+
+
+def judged(store: MemoryStore, **scope: Any) -> list[Finding]:
+    return plain(expert_load(store, Scope(**scope)))
 
 
 def routed(
@@ -46,22 +52,22 @@ def routed(
 
 
 def only(store: MemoryStore) -> Finding:
-    (finding,) = analyze(store)
+    (finding,) = judged(store)
     assert (finding.kind, finding.status) == ("expert_imbalance", "fired")
     assert finding.advice == f"expert-imbalance-{finding.cause}"
     return finding
 
 
 def test_even_use_is_silent() -> None:
-    assert analyze(routed()) == []
-    assert analyze(routed(dropped=0.04)) == []
-    assert analyze(MemoryStore()) == []
+    assert judged(routed()) == []
+    assert judged(routed(dropped=0.04)) == []
+    assert judged(MemoryStore()) == []
 
 
 def test_a_model_with_experts_and_without_records_of_them_is_not_judged() -> None:
-    (finding,) = analyze(MemoryStore(), {"config": {"model": {"num_experts": EXPERTS}}})
+    (finding,) = judged(MemoryStore(), manifest={"config": {"model": {"num_experts": EXPERTS}}})
     assert (finding.kind, finding.status) == ("expert_imbalance", "insufficient_data")
-    assert "nothing in experts" in finding.summary
+    assert "the table experts is empty" in finding.summary
 
 
 def test_a_hot_expert_is_named_with_the_ranks_that_have_it() -> None:
@@ -69,29 +75,29 @@ def test_a_hot_expert_is_named_with_the_ranks_that_have_it() -> None:
     assert (finding.cause, finding.ranks) == ("hot", (1, 3)), "experts 4 to 7 are on the second rank of each group"
     assert (finding.evidence["layer"], finding.evidence["expert"]) == (3, 5)
     assert finding.evidence["load_ratio"] == pytest.approx(8 * 8 / 15, rel=0.1)
-    assert "expert 5 of block 3 (on ranks 1, 3) gets 4." in finding.summary
+    assert "Expert 5 of block 3 on ranks 1 and 3 gets 4." in finding.summary
     assert only(routed({5: 8.0})).ranks == (), "every rank has all experts"
 
 
 def test_the_highest_load_depends_on_the_choices_of_a_token() -> None:
     """Of eight experts three choices a token leave at most 8 / 3 to one of them."""
     store = routed({5: 4.0})
-    assert analyze(store) == []
-    (finding,) = analyze(store, {"config": {"model": {"experts_per_token": 3}}})
+    assert judged(store) == []
+    (finding,) = judged(store, manifest={"config": {"model": {"experts_per_token": 3}}})
     assert (finding.cause, finding.evidence["expert"]) == ("hot", 5)
     assert finding.evidence["limit_ratio"] == pytest.approx(0.85 * 8 / 3, abs=0.001)
 
 
 def test_a_few_hot_samples_are_not_a_hot_expert() -> None:
-    assert analyze(routed({5: 8.0}, odd=range(10, 60))) == []
+    assert judged(routed({5: 8.0}, odd=range(10, 60))) == []
     assert only(routed({5: 8.0}, odd=range(10, 130))).cause == "hot"
 
 
 def test_an_unused_expert_is_named_once_for_all() -> None:
     finding = only(routed({2: 0.0, 6: 0.01}))
     assert (finding.cause, finding.evidence["expert"], finding.evidence["num_experts_dead"]) == ("dead", 2, 2)
-    assert "1 more is unused" in finding.summary
-    assert analyze(routed({2: 0.0}, odd=range(10, 150))) == [], "it is used again"
+    assert "1 more is unused." in finding.summary
+    assert judged(routed({2: 0.0}, odd=range(10, 150))) == [], "it is used again"
 
 
 def test_the_load_is_a_metric() -> None:
@@ -105,14 +111,14 @@ def test_many_dropped_tokens() -> None:
     finding = only(routed(dropped=0.25))
     assert finding.cause == "dropped"
     assert finding.evidence["dropped_ratio"] == pytest.approx(0.25, abs=0.001)
-    assert finding.summary.startswith("25 % of the tokens' choices found no room")
+    assert finding.summary.startswith("25 % of the tokens' choices were dropped")
 
 
 def test_only_the_newest_attempt_and_window_count() -> None:
     store = routed({2: 0.0})
     even = {"attempt": 1, "rank": 0, "layer": 3, "tokens": 9, "dropped": 0}
     store.add("experts", [even | {"step": s, "expert": e} for s in range(300, 900, 30) for e in range(EXPERTS)])
-    assert analyze(store) == []
-    (finding,) = analyze(routed({2: 0.0}, steps=range(10, 30, 10)))
+    assert judged(store) == []
+    (finding,) = judged(routed({2: 0.0}, steps=range(10, 30, 10)))
     assert finding.status == "insufficient_data"
     assert "fewer than 3 samples" in finding.summary

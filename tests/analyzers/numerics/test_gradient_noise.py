@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
-from analyzers.numerics.gradient_noise import analyze, noise_scale
+from analyzers.finding import Finding
+from analyzers.numerics.gradient_noise import gradient_noise, noise_scale
+from analyzers.scope import Scope
 from analyzers.source import Floats
 from tests.analyzers.memory_store import MemoryStore
+from tests.sentences import plain
 
 DIMENSIONS, NOISE, ERROR = 20, 1.5, 0.4  # numbers of a sample, deviation of its label, |w - w*|
 RANKS, ROWS, STEPS = 4, 32, 600
 SIGMAS = 4.0
+
+
+def judged(store: MemoryStore, **scope: Any) -> list[Finding]:
+    return plain(gradient_noise(store, Scope(**scope)))
 
 
 class Regression:
@@ -64,7 +72,7 @@ def stored(local: Floats, whole: Floats, *, tokens: int = ROWS, stages: int = 1)
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_linear_regression_has_the_noise_scale_that_follows_from_it(seed: int) -> None:
-    (finding,) = analyze(stored(*Regression.norms(STEPS, seed)))
+    (finding,) = judged(stored(*Regression.norms(STEPS, seed)))
     found, truth = finding.evidence, Regression.trace / Regression.square
     assert found["samples"] == STEPS // 3, "the newest third"
     of_trace, of_square = Regression.deviations(STEPS // 3)
@@ -90,25 +98,25 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
 
 def test_a_batch_far_from_the_scale_is_advised_upon() -> None:
     local, whole = Regression.norms(STEPS, 0)
-    (near,) = analyze(stored(local, whole))
+    (near,) = judged(stored(local, whole))
     # The scale is about 300 samples. Had each sample a thousand tokens, the batch would be as it is: units cancel.
-    (same,) = analyze(stored(local, whole, tokens=1000 * ROWS))
+    (same,) = judged(stored(local, whole, tokens=1000 * ROWS))
     assert (near.status, same.status) == ("ok", "ok")
     assert "signal" in near.summary
     quiet = np.full((STEPS, RANKS), 1.0) + 1e-4 * np.random.default_rng(0).standard_normal((STEPS, RANKS))
-    (smaller,) = analyze(stored(quiet, np.full(STEPS, 0.995)))
+    (smaller,) = judged(stored(quiet, np.full(STEPS, 0.995)))
     assert (smaller.status, smaller.cause) == ("advice", "smaller_batch")
     rng = np.random.default_rng(1)
     vectors = rng.standard_normal((200, RANKS, 2000)) + 0.1 / math.sqrt(2000)
     norms, mean = np.linalg.norm(vectors, axis=2), np.linalg.norm(vectors.mean(axis=1), axis=1)
-    (larger,) = analyze(stored(norms, mean))
+    (larger,) = judged(stored(norms, mean))
     assert (larger.status, larger.cause) == ("advice", "larger_batch")
     assert "at least" in larger.summary
 
 
 def test_stages_of_a_pipeline_are_one_data_rank() -> None:
     local, whole = Regression.norms(STEPS, 0)
-    (one,), (two,) = analyze(stored(local, whole)), analyze(stored(local, whole, stages=2))
+    (one,), (two,) = judged(stored(local, whole)), judged(stored(local, whole, stages=2))
     assert two.evidence["noise_scale_tokens"] == pytest.approx(one.evidence["noise_scale_tokens"])
     assert two.evidence["data_ranks"] == RANKS
 
@@ -124,23 +132,23 @@ def test_a_step_that_ran_again_counts_once_and_a_refused_one_never() -> None:
         "INSERT INTO steps BY NAME SELECT * REPLACE (step + 1000 AS step, false AS committed, 1e6 AS local_grad_norm) "
         "FROM steps WHERE step BETWEEN 560 AND 570"
     )
-    (finding,) = analyze(store)
-    assert finding.evidence == analyze(stored(local, whole))[0].evidence
+    (finding,) = judged(store)
+    assert finding.evidence == judged(stored(local, whole))[0].evidence
 
 
 def test_what_cannot_be_measured_is_said() -> None:
     local, whole = Regression.norms(STEPS, 0)
-    (alone,) = analyze(stored(local[:, :1], whole))
+    (alone,) = judged(stored(local[:, :1], whole))
     assert alone.status == "insufficient_data"
     assert "one data rank" in alone.summary
-    (few,) = analyze(stored(local[:5], whole[:5]))
-    assert (few.status, "there are 5" in few.summary) == ("insufficient_data", True)
+    (few,) = judged(stored(local[:5], whole[:5]))
+    assert (few.status, "5 steps have" in few.summary) == ("insufficient_data", True)
     store = stored(local, whole)
     store.connection.execute("UPDATE steps SET local_grad_norm = local_grad_norm / 4")
-    (scaled,) = analyze(store)
+    (scaled,) = judged(store)
     assert (scaled.status, "scaled" in scaled.summary) == ("insufficient_data", True)
     store.connection.execute("UPDATE steps SET local_grad_norm = NULL")
-    (unknown,) = analyze(store)
+    (unknown,) = judged(store)
     assert (unknown.status, "local_norm_interval" in unknown.summary) == ("insufficient_data", True)
-    (empty,) = analyze(MemoryStore())
+    (empty,) = judged(MemoryStore())
     assert empty.status == "insufficient_data"

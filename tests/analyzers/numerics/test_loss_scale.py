@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from analyzers.numerics import nonfinite
-from analyzers.numerics.loss_scale import analyze
+from analyzers.numerics.loss_scale import loss_scale_collapse
+from analyzers.numerics.nonfinite import non_finite_values
+from analyzers.scope import Scope
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from tests.analyzers.memory_store import MemoryStore
+from tests.sentences import plain
 from tests.trainer.training_runs import run_loop, small, with_steps
 
 
@@ -26,17 +28,17 @@ def overflows(*steps: int, scale: float = 65536.0) -> MemoryStore:
 
 @pytest.mark.parametrize("steps", [(), (1, 1, 1, 2, 2, 3), (500, 2500, 4500, 6500), (100, 150, 200)])
 def test_a_search_and_a_probe_now_and_then_are_healthy(steps: tuple[int, ...]) -> None:
-    assert analyze(overflows(*steps)) == []
+    assert plain(loss_scale_collapse(overflows(*steps), Scope())) == []
 
 
 def test_a_fall_is_found() -> None:
-    (finding,) = analyze(overflows(1, 2, 400, 410, 411, 450, 452))
+    (finding,) = plain(loss_scale_collapse(overflows(1, 2, 400, 410, 411, 450, 452), Scope()))
     assert (finding.kind, finding.first_step, finding.last_step) == ("loss_scale_collapse", 400, 452)
     assert (finding.evidence["scale_before"], finding.evidence["scale_after"]) == (16384, 512)
 
 
 def test_the_lowest_scale_is_one_whenever_it_comes() -> None:
-    (finding,) = analyze(overflows(*range(1, 17)))
+    (finding,) = plain(loss_scale_collapse(overflows(*range(1, 17)), Scope()))
     assert finding.evidence["scale_after"] == 1.0
 
 
@@ -45,9 +47,11 @@ def test_a_dropped_step_is_not_called_non_finite() -> None:
     row = {"attempt": 0, "rank": 0, "step": 7, "loss": 2.0, "local_loss": 2.0}
     store.add("steps", [row | {"start_ns": 1, "grad_norm": math.inf, "committed": False}])
     store.add("steps", [row | {"start_ns": 2, "grad_norm": 1.0, "committed": True}])
-    assert nonfinite.analyze(store) == []
+    assert non_finite_values(store, Scope()) == []
     store.event("nonfinite", rank=0, step=7, phase="backward", parameters=[], local_nonfinite_count=1)
-    assert [finding.kind for finding in nonfinite.analyze(store)] == ["non_finite"], "the guard refused one too"
+    assert [finding.kind for finding in non_finite_values(store, Scope())] == ["non_finite"], (
+        "the guard refused one too"
+    )
 
 
 def test_a_real_overflow_is_told_with_its_scale(tmp_path: Path) -> None:

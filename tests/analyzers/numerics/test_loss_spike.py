@@ -5,10 +5,17 @@ import math
 import numpy as np
 import pytest
 
-from analyzers.numerics.loss_spike import LossSpikePolicy, Observation, analyze, find_spikes
+from analyzers.finding import Finding
+from analyzers.numerics.loss_spike import Observation, find_spikes, loss_spikes
+from analyzers.scope import Scope
 from probes.guard.spike_detector import SpikeDetector
 from tests.analyzers.memory_store import MemoryStore
 from tests.probes.guard.test_spike_detector import training_curve
+from tests.sentences import plain
+
+
+def spikes(store: MemoryStore, **scope: int) -> list[Finding]:
+    return plain(loss_spikes(store, Scope(**scope)))  # type: ignore[arg-type]
 
 
 def observations(seed: int = 0, **curve: float) -> list[Observation]:
@@ -92,27 +99,27 @@ def test_the_finding_names_batch_and_response() -> None:
     store = stored(rolled_back())
     store.event("rollback", rank=0, step=150, from_step=150, to_step=140, tier="memory", reason="loss_spike",
                 skipped_batches=[149], duration_s=0.1)  # fmt: skip
-    (finding,) = analyze(store)
+    (finding,) = spikes(store)
     assert (finding.kind, finding.first_step, finding.last_step) == ("loss_spike", 150, 150)
     assert (finding.cause, finding.severity) == ("batch", "warning")
     assert finding.evidence["batch_indices"] == [149]
     assert "on batch 149" in finding.summary
-    assert "step refused, step 140 restored from memory in 0.1 s, batch 149 skipped" in finding.summary
+    assert finding.summary.endswith("Rolled back to step 140 from memory in 0.1 s and skipped batch 149.")
 
 
 def test_a_post_mortem_gives_the_live_verdicts_again() -> None:
     seen = rolled_back()
     detector = SpikeDetector()
     live = [o.step for o in seen if detector.observe(o.step, o.loss, o.grad_norm).is_spike]
-    assert live == [f.first_step for f in analyze(stored(seen))]
+    assert live == [f.first_step for f in spikes(stored(seen))]
 
 
 def test_the_live_window_says_nothing_that_the_whole_run_does_not() -> None:
     for seed in range(10):
-        assert analyze(stored(observations(seed), ranks=1), LossSpikePolicy(since_step=100)) == []
-    (finding,) = analyze(stored(changed(observations(), 380, 380, 2.0)), LossSpikePolicy(since_step=100))
+        assert spikes(stored(observations(seed), ranks=1), since_step=100) == []
+    (finding,) = spikes(stored(changed(observations(), 380, 380, 2.0)), since_step=100)
     assert finding.first_step == 380
 
 
 def test_without_a_loss_nothing_is_claimed() -> None:
-    assert [f.status for f in analyze(MemoryStore())] == ["insufficient_data"]
+    assert [f.status for f in spikes(MemoryStore())] == ["insufficient_data"]

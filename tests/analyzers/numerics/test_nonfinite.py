@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 
 from analyzers.finding import Finding
-from analyzers.numerics.nonfinite import analyze
-from analyzers.numerics.provenance import Flag, RankStep, StepEvidence, locate
+from analyzers.numerics.nonfinite import non_finite_values
+from analyzers.numerics.nonfinite_origin import Flag, RankStep, StepEvidence, locate
+from analyzers.scope import Scope
 from tests.analyzers.memory_store import MemoryStore
+from tests.sentences import plain
 
 MODEL = ["embed.weight", "blocks.0.mlp.up.weight", "blocks.1.mlp.up.weight", "blocks.10.mlp.up.weight", "head.weight"]
 STEP_NS = 50_000_000
@@ -134,17 +136,24 @@ def run_with_nan(bad_step: int = 12, culprit: int = 2, world_size: int = 4) -> M
     return store
 
 
+def non_finite(store: MemoryStore) -> list[Finding]:
+    return plain(non_finite_values(store, Scope()))
+
+
 def only(findings: list[Finding]) -> Finding:
     (finding,) = findings
     return finding
 
 
 def test_a_refused_step_is_one_finding_and_its_replay_none() -> None:
-    finding = only(analyze(run_with_nan()))
+    finding = only(non_finite(run_with_nan()))
     assert (finding.kind, finding.status, finding.ranks, finding.cause) == ("non_finite", "fired", (2,), "backward")
     assert (finding.first_step, finding.last_step) == (12, 12)
-    for words in ("rank 2", MODEL[2], "step refused", "step 10 restored from memory in 0.2 s", "batch 11 skipped"):
-        assert words in finding.summary
+    assert finding.summary == (
+        f"Rank 2 produced a NaN or Inf gradient at step 12 ({MODEL[2]}). "
+        "Rolled back to step 10 from memory in 0.2 s and skipped batch 11."
+    )
+    assert finding.evidence["step_refused"] is True
     assert finding.evidence["seq"] == 22
 
 
@@ -156,10 +165,10 @@ def test_a_poisoned_run_is_one_finding(bad_from: int) -> None:
             loss = math.nan if step >= bad_from else 2.0
             store.add("steps", [{"attempt": 0, "rank": rank, "step": step, "start_ns": step, "duration_ns": 1,
                                  "loss": loss, "local_loss": loss, "committed": True}])  # fmt: skip
-    finding = only(analyze(store))
+    finding = only(non_finite(store))
     assert (finding.first_step, finding.last_step, finding.ranks) == (bad_from, 60, (0, 1, 2, 3))
-    assert "all ranks at once" in finding.summary
-    assert "nothing was done" in finding.summary
+    assert "The forward pass of all ranks" in finding.summary
+    assert "Nothing was done" in finding.summary
 
 
 def test_a_ruined_update_is_traced_to_the_step_before() -> None:
@@ -172,7 +181,7 @@ def test_a_ruined_update_is_traced_to_the_step_before() -> None:
             store.add("collectives", [{"attempt": 0, "rank": rank, "step": step, "seq": step, "process_group": "dp",
                                        "op": "reduce_scatter", "issue_ns": step * STEP_NS + 100,
                                        "nonfinite": step >= 20 or (step == 19 and rank == 1)}])  # fmt: skip
-    finding = only(analyze(store))
+    finding = only(non_finite(store))
     assert (finding.ranks, finding.first_step, finding.cause) == ((1,), 19, "backward")
 
 
@@ -182,20 +191,20 @@ def test_a_clean_run_is_silent_and_a_flag_without_consequence_too() -> None:
         store.add("steps", [{"attempt": 0, "rank": 0, "step": step, "start_ns": step, "duration_ns": 1, "loss": 2.0}])
     store.add("collectives", [{"attempt": 0, "rank": 0, "step": 7, "seq": 1, "process_group": "tp", "op": "all_reduce",
                                "issue_ns": 7, "nonfinite": True}])  # fmt: skip
-    assert analyze(store) == []
+    assert non_finite(store) == []
 
 
 def test_missing_tables() -> None:
     store = run_with_nan()
     store.drop("collectives")
-    finding = only(analyze(store))
+    finding = only(non_finite(store))
     assert (finding.status, finding.ranks) == ("suspect", ())
     store.drop("gradients")
-    assert only(analyze(store)).status == "suspect"
+    assert only(non_finite(store)).status == "suspect"
     store.drop("events")
-    assert only(analyze(store)).status == "suspect"
+    assert only(non_finite(store)).status == "suspect"
     store.drop("steps")
-    assert only(analyze(store)).status == "insufficient_data"
+    assert only(non_finite(store)).status == "insufficient_data"
 
 
 @pytest.mark.parametrize("bad_input", [False, True])

@@ -10,6 +10,7 @@ from rich.console import Console
 from analyzers.numerics.why_spike import SpikeError, explain
 from analyzers.report.terminal.why_spike_text import render, tables
 from tests.analyzers.memory_store import MemoryStore
+from tests.sentences import assert_plain
 
 
 def run_with_spike(*, spike_step: int = 40, gradients: bool = True, replayed: bool = True) -> MemoryStore:
@@ -57,18 +58,21 @@ def test_the_rank_the_sample_and_the_layer_that_made_it_come_first(step: int | N
     assert (found.layers[0].name, found.layers[0].share_ratio) == ("blocks.1", pytest.approx(9 / 11))
     assert found.layers[0].factor == pytest.approx(9 / 11 * 3)
     assert found.unknown == ()
-    assert "rank 2 brings" in found.summary
+    assert "Rank 2 accounts for" in found.summary
+    assert_plain(found.summary)
 
 
 def test_what_is_missing_is_said() -> None:
     found = explain(run_with_spike(gradients=False, replayed=False), 40)
-    assert [line.partition(":")[0] for line in found.unknown] == ["which samples", "which layers"]
+    assert [line.partition(":")[0] for line in found.unknown] == ["Samples", "Layers"]
+    for line in found.unknown:
+        assert_plain(line)
     assert [title for title, _, _ in tables(found)] == ["Data ranks"]
     with pytest.raises(SpikeError, match="step 99"):
         explain(run_with_spike(), 99)
-    with pytest.raises(SpikeError, match="no loss spike"):
+    with pytest.raises(SpikeError, match="No loss spike"):
         explain(run_with_spike(spike_step=99), None)
-    with pytest.raises(SpikeError, match="no step"):
+    with pytest.raises(SpikeError, match="No step"):
         explain(MemoryStore(), None)
 
 

@@ -1,9 +1,9 @@
-"""Where the first NaN or Inf of a step was made, from what the ranks recorded of it: ranks, phase, parameter. Pure.
+"""Locate the first NaN or Inf of a step from what each rank recorded of it: ranks, phase, parameter. Pure.
 
     where = locate(StepEvidence(rows=[RankStep(rank=0, local_loss=2.1), ...], flags=[...], parameters=[...]))
     where.ranks, where.phase, where.parameter, where.how
 
-The rules, and how records become this evidence, stand in `analyzers.numerics.nonfinite`.
+`analyzers.numerics.nonfinite` states the rules, and makes this evidence from the records.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEvidence:
-    """What is known of one bad step. `parameters` holds (rank, name, non-finite elements) in the model's order."""
+    """Records of one bad step. `parameters` holds (rank, name, non-finite elements) in the model's order."""
 
     rows: Sequence[RankStep]
     flags: Sequence[Flag] = ()
@@ -59,7 +59,7 @@ class StepEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Where it began. `ranks` is empty if nothing names one; `how` says which evidence did."""
+    """Origin of the non-finite values. `ranks` is empty if nothing names one; `how` is the evidence that did."""
 
     ranks: tuple[int, ...]
     phase: Phase
@@ -83,8 +83,8 @@ def locate(evidence: StepEvidence) -> Location:
         ranks, first = _earliest(evidence, flagged)
         forward = bool(set(ranks) & set(bad_loss))
         if forward and set(ranks) <= set(bad_loss):
-            # A loss is made before data ranks reduce anything: whose is bad made it so. Within the forward pass, groups
-            # of one sample (tensor parallel) reduce apart from each other, and none of them is another's fallout.
+            # A loss is computed before data ranks reduce anything, so each bad one has its own origin. In the forward
+            # pass, tensor-parallel groups reduce apart from each other, so none of them is another's fallout.
             ranks = bad_loss if first.phase != "forward" else _apart(evidence, flagged, bad_loss)
         return Location(
             ranks=ranks,
@@ -110,17 +110,17 @@ def locate(evidence: StepEvidence) -> Location:
 
 
 def _only_after_reduction(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
-    """Whether gradients went finite into their reduction and not out of it: then the first flags are those of the
-    norm, whose input is made from what was reduced. Only where every gradient is reduced at all: a tensor-parallel
-    rank's own NaN meets no other reduction than the norm's."""
+    """Whether gradients were finite before their reduction and not after it: then the first flags are the norm's,
+    whose input is the reduced gradient. Only where every gradient is reduced at all: a tensor-parallel rank's own NaN
+    meets no other reduction than that of the norm."""
     if not evidence.data_parallel or any(flag.phase != "optimizer" for flag in flagged):
         return False
     return any(flag.phase == "backward" for flag in evidence.flags)
 
 
 def _by_sharding(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
-    """Whether what came out of a reduce-scatter was bad although everything that went into it was finite: with
-    replicas of shards, the next reduction, over the replicas, is the first that sees it."""
+    """Whether the result of a reduce-scatter was bad although all its inputs were finite: with replicas of shards, the
+    next reduction, over the replicas, is the first that shows it."""
     ranks, first = _earliest(evidence, flagged)
     by_call: dict[tuple[str, int], list[Flag]] = {}
     for flag in evidence.flags:
@@ -153,12 +153,11 @@ def _apart(evidence: StepEvidence, flagged: Sequence[Flag], bad_loss: Sequence[i
 
 
 def _roots(evidence: StepEvidence, flagged: Sequence[Flag]) -> Sequence[Flag]:
-    """Flags of the collectives that are nobody's fallout.
+    """Flags of the collectives that are no fallout of another one.
 
-    Earlier is what some rank did earlier: ranks begin a step apart, so their times since then say nothing of one
-    another (a late rank's first collective may come after the others' second by that clock). A collective that one of
-    its members entered after another flagged one counts neither for nor against anybody: its inputs may be made from
-    the result of that one.
+    Ranks begin a step at different times, so the order is that of calls within one rank (a late rank's first collective
+    may come after the others' second by the time since its begin). A collective that one of its members entered after
+    another flagged one is fallout: its inputs may be made from the result of that one.
     """
     calls = {(flag.group, flag.seq) for flag in flagged}
     fallout: set[tuple[str, int]] = set()

@@ -1,11 +1,11 @@
-"""What the replay of a refused step says: whether the fault came back, where, on which rank, with which samples.
+"""Result of replaying a refused step: whether the fault came back, where, on which rank, with which samples.
 
     found = find_replay(EventLog.load(source, REPLAY_EVENTS), attempt=0, step=40)
     found.judgement       # "transient", "batch", "weights" or "data_or_numerics"
-    found.text((2,))      # "replayed it did not come back: transient, suspect the device of rank 2"
+    found.text((2,))      # "A replay was clean, so suspect the device of rank 2."
 
 Each rank writes an event `replay` for the repetition on the same state, and one for that on the older state that was
-gone back to (`trainer.replay.triage`). The same computation twice gives the same result, so:
+rolled back to (`trainer.replay.triage`). The same computation twice gives the same result, so:
 
 | same state, same batch | older state, same batch | judgement |
 |---|---|---|
@@ -14,7 +14,7 @@ gone back to (`trainer.replay.triage`). The same computation twice gives the sam
 | comes back | does not | weights of that step: numerics |
 | comes back | not tried | data_or_numerics |
 
-What comes back may also be a device that is always wrong at the same place: then it does so with other batches too.
+A fault that comes back may also be a device that is always wrong at the same place: then other batches show it too.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from analyzers.run.event_log import Event, EventLog
+from analyzers.wording import ranks_text
 from probes.tape import event_kinds
 
-__all__ = ["REPLAY_EVENTS", "Origin", "Replayed", "Sample", "find_replay"]
+__all__ = ["REPLAY_EVENTS", "Origin", "ReplayResult", "Sample", "find_replay"]
 
 REPLAY_EVENTS = (event_kinds.REPLAY,)
 _PROOF = {"operation": 0, "parameter": 0, "constant": 1, "module": 2}
@@ -35,7 +36,7 @@ _PROOF = {"operation": 0, "parameter": 0, "constant": 1, "module": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where the first NaN or Inf was made, the same on `ranks`."""
+    """Operation that made the first NaN or Inf, the same on `ranks`."""
 
     ranks: tuple[int, ...]
     module: str
@@ -48,7 +49,7 @@ class Origin:
     @property
     def text(self) -> str:
         operation = f" ({self.operation})" if self.operation else ""
-        return f"{self.module}{operation} {self.phase}"
+        return f"{self.module}{operation}, {self.phase}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
+class ReplayResult:
     """One refused step, replayed."""
 
     step: int
@@ -72,11 +73,11 @@ class Replayed:
     older_step: int | None
     origin: Origin | None
     samples: tuple[Sample, ...]
-    """The worst first; each rank tells of a few."""
+    """The worst first; each rank reports a few."""
     num_samples: int
     """Of the batch, over all data ranks."""
     changed_samples: tuple[int, ...]
-    """What was trained on was not what the data set gave when it was read again."""
+    """Samples that differ from what the data set gives when it is read again."""
     num_ranks: int
 
     @property
@@ -88,27 +89,26 @@ class Replayed:
         return "batch" if self.came_back_on_older else "weights"
 
     def text(self, ranks: Sequence[int] = ()) -> str:
-        """In a sentence's part; `ranks`: whom the other evidence names."""
+        """One sentence. `ranks`: those that the other evidence names."""
         if not self.came_back:
-            device = "a device or its memory"
-            if 0 < len(ranks) <= 4:
-                device = f"the device of rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-            return f"replayed it did not come back: transient, suspect {device}"
-        where = self._where()
+            device = f"the device of {ranks_text(ranks)}" if 0 < len(ranks) <= 4 else "a device or its memory"
+            return f"A replay was clean, so suspect {device}."
+        where, older = self._where(), f"on the state of step {self.older_step}"
         if self.came_back_on_older is None:
-            return f"replayed it came back{where}: data or numerics"
-        older = f"on the state of step {self.older_step}"
+            return f"A replay repeated it{where}: data or numerics."
         if self.came_back_on_older:
-            changed = ", which is not what the data set holds" if self.changed_samples else ""
-            return f"replayed it came back{where}, and {older} too: the batch{changed}"
-        return f"replayed it came back{where}, but not {older}: the weights of step {self.step - 1}, not the batch"
+            changed = ", and the batch differs from the data set" if self.changed_samples else ""
+            return f"A replay repeated it{where}, {older} too, so suspect the batch{changed}."
+        return f"A replay repeated it{where}, but not {older}, so suspect the weights of step {self.step - 1}."
 
     def _where(self) -> str:
         if self.origin is None:
             return ""
         ranks, samples = self.origin.ranks, self.origin.samples
-        on = "all ranks" if 1 < self.num_ranks == len(ranks) else _ranks(ranks)
-        which = f" with sample{'s' * (len(samples) > 1)} {_few(samples)}" if samples and len(samples) <= 8 else ""
+        on = "all ranks" if 1 < self.num_ranks == len(ranks) else ranks_text(ranks)
+        which = ""
+        if 0 < len(samples) <= 8:
+            which = f" with sample{'s' * (len(samples) > 1)} {', '.join(map(str, samples))}"
         return f" in {self.origin.text} on {on}{which}"
 
     def evidence(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class Replayed:
         return found
 
 
-def find_replay(log: EventLog, *, attempt: int, step: int, turn: int = 0) -> Replayed | None:
+def find_replay(log: EventLog, *, attempt: int, step: int, turn: int = 0) -> ReplayResult | None:
     """The replay that followed the `turn`-th run (from 0) of a step; None if there was none."""
     by_rank: dict[int, list[list[Event]]] = {}
     for event in log.of(event_kinds.REPLAY, attempt=attempt, step=step):
@@ -147,7 +147,7 @@ def find_replay(log: EventLog, *, attempt: int, step: int, turn: int = 0) -> Rep
     same = {rank: events[0] for rank, events in chosen.items()}
     older = [events[1] for events in chosen.values() if len(events) > 1]
     sizes = {event.integer("data_rank"): event.integer("num_samples") for event in same.values()}
-    return Replayed(
+    return ReplayResult(
         step=step,
         came_back=any(event.detail.get("came_back") is True for event in same.values()),
         came_back_on_older=any(event.detail.get("came_back") is True for event in older) if older else None,
@@ -161,23 +161,23 @@ def find_replay(log: EventLog, *, attempt: int, step: int, turn: int = 0) -> Rep
 
 
 def _origin(events: Mapping[int, Event]) -> Origin | None:
-    """What the ranks with the best proof say, forward before backward; of several places the one of most ranks."""
-    told = {rank: found for rank, event in events.items() if isinstance(found := event.detail.get("origin"), dict)}
-    if not told:
+    """The origin with the best proof, forward before backward; of several places the one of most ranks."""
+    reported = {rank: found for rank, event in events.items() if isinstance(found := event.detail.get("origin"), dict)}
+    if not reported:
         return None
 
     def order(found: Mapping[str, Any]) -> tuple[int, bool]:
         return _PROOF.get(str(found.get("how")), 3), found.get("phase") != "forward"
 
-    best = min(map(order, told.values()))
+    best = min(map(order, reported.values()))
     places: dict[tuple[str, str, str], list[int]] = {}
-    for rank, found in told.items():
+    for rank, found in reported.items():
         if order(found) == best:
             place = (_text(found, "module"), _text(found, "operation"), _text(found, "phase"))
             places.setdefault(place, []).append(rank)
     place, ranks = max(places.items(), key=lambda item: len(item[1]))
-    samples = {number for rank in ranks for number in _integers(told[rank].get("samples"))}
-    inputs = told[ranks[0]].get("inputs")
+    samples = {number for rank in ranks for number in _integers(reported[rank].get("samples"))}
+    inputs = reported[ranks[0]].get("inputs")
     return Origin(
         ranks=tuple(ranks),
         module=place[0],
@@ -191,8 +191,8 @@ def _origin(events: Mapping[int, Event]) -> Origin | None:
 def _samples(events: Any) -> tuple[Sample, ...]:
     found: dict[int, Sample] = {}
     for event in events:
-        told = event.detail.get("samples")
-        for one in told if isinstance(told, list) else ():
+        reported = event.detail.get("samples")
+        for one in reported if isinstance(reported, list) else ():
             if not isinstance(one, dict) or not isinstance(one.get("id"), int):
                 continue
             loss = one.get("loss")
@@ -225,12 +225,3 @@ def _text(found: Mapping[str, Any], key: str) -> str:
 
 def _integers(value: Any) -> list[int]:
     return [item for item in value if isinstance(item, int)] if isinstance(value, list) else []
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {_few(ranks)}"
-
-
-def _few(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:8]))
-    return shown if len(numbers) <= 8 else f"{shown}, ..."

@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 
-from analyzers.numerics import loss_spike, nonfinite
-from analyzers.numerics.replay_evidence import REPLAY_EVENTS, find_replay
+from analyzers.numerics.loss_spike import loss_spikes
+from analyzers.numerics.nonfinite import non_finite_values
+from analyzers.numerics.replay_result import REPLAY_EVENTS, find_replay
 from analyzers.run.event_log import EventLog
+from analyzers.scope import Scope
 from tests.analyzers.memory_store import MemoryStore
+from tests.sentences import plain
 
 INPUT = {"shape": "8x32x64", "dtype": "float32", "min": -3.0, "max": 3e38, "mean": 1e30, "nonfinite_count": 0}
 
@@ -41,8 +44,8 @@ def found(store: MemoryStore, turn: int = 0) -> Any:
     ("back", "older", "judgement", "says"),
     [
         (False, None, "transient", "suspect the device of rank 2"),
-        (True, True, "batch", "on the state of step 30 too: the batch"),
-        (True, False, "weights", "the weights of step 39, not the batch"),
+        (True, True, "batch", "on the state of step 30 too, so suspect the batch"),
+        (True, False, "weights", "so suspect the weights of step 39"),
         (True, None, "data_or_numerics", "data or numerics"),
     ],
 )
@@ -61,7 +64,7 @@ def test_the_rank_with_an_operation_made_it_and_the_others_were_handed_it() -> N
     where = found(store).origin
     assert (where.ranks, where.module, where.operation, where.samples) == ((2,), "blocks.3.mlp.up", "mm", (812,))
     assert where.inputs == ("8x32x64 float32 min -3 max 3e+38 mean 1e+30 non-finite 0",)
-    assert "in blocks.3.mlp.up (mm) forward on rank 2 with sample 812" in found(store).text()
+    assert "in blocks.3.mlp.up (mm), forward on rank 2 with sample 812" in found(store).text()
 
 
 def test_samples_with_a_loss_that_is_not_finite_come_first() -> None:
@@ -101,12 +104,12 @@ def step_rows(step: int, loss: float, **more: Any) -> list[dict[str, Any]]:
 def test_the_finding_says_whether_it_came_back_and_a_replay_names_whom_nothing_else_does() -> None:
     store = MemoryStore()
     store.add("steps", step_rows(40, math.nan))
-    (before,) = nonfinite.analyze(store)
+    (before,) = plain(non_finite_values(store, Scope()))
     assert (before.ranks, before.status) == ((), "suspect")
     add_replay(store, back=True, older=True, origins={2: origin("blocks.3.mlp.up", samples=(812,))})
-    (finding,) = nonfinite.analyze(store)
+    (finding,) = plain(non_finite_values(store, Scope()))
     assert (finding.ranks, finding.status, finding.cause) == ((2,), "fired", "forward")
-    assert "replayed it came back in blocks.3.mlp.up" in finding.summary
+    assert "A replay repeated it in blocks.3.mlp.up" in finding.summary
     assert finding.evidence["judgement"] == "batch"
     assert finding.evidence["origin_samples"] == [812]
 
@@ -119,14 +122,14 @@ def test_the_replay_knows_the_cause_of_a_spike(back: bool, older: bool | None, c
     for step in range(1, 60):
         store.add("steps", step_rows(step, (4.0 if step == 40 else 2.0) * (1 + 0.01 * math.sin(step))))
     add_replay(store, back=back, older=older)
-    (finding,) = loss_spike.analyze(store)
+    (finding,) = plain(loss_spikes(store, Scope()))
     assert (finding.cause, finding.advice) == (cause, f"loss-spike-{cause}")
 
 
-def test_live_nothing_is_said_of_a_step_that_has_not_ended() -> None:
+def test_live_nothing_is_reported_of_a_step_that_has_not_ended() -> None:
     """What is done about it comes between its verdict and its end."""
     store = MemoryStore()
     store.add("steps", step_rows(39, 2.0))
     store.event("nonfinite", rank=0, step=40, phase="backward", parameters=["head.weight"])
-    assert nonfinite.analyze(store, nonfinite.NonFinitePolicy(ended_only=True)) == []
-    assert len(nonfinite.analyze(store)) == 1
+    assert non_finite_values(store, Scope(now_ns=1)) == []
+    assert len(plain(non_finite_values(store, Scope()))) == 1

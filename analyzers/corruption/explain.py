@@ -1,0 +1,58 @@
+"""Evidence and next step of the corruption findings, one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from analyzers.finding import Finding
+from analyzers.wording import counted, is_number, number, ranks_text
+
+__all__ = ["NEXT", "WHY"]
+
+
+def _changed_state(finding: Finding) -> str:
+    of = finding.evidence
+    proof = []
+    if of.get("replica_groups"):
+        proof.append(f"bits differ over {of.get('num_replicas', '?')} replicas")
+    if of.get("chain_broken_ranks"):
+        proof.append(f"bits changed on {ranks_text(of['chain_broken_ranks'])} while no optimizer ran")
+    where = counted(of.get("num_tensors"), "tensor")
+    since = of.get("last_healthy_step")
+    checked = "this is the first check" if since is None else f"the last check that agreed was at step {since}"
+    clause = " and ".join(proof) or "bits differ"
+    return f"{clause[0].upper()}{clause[1:]}{f' in {where}' if where else ''}, and {checked}."
+
+
+def _gradient(finding: Finding) -> str:
+    of = finding.evidence
+    times = of.get("count_on_device")
+    before = f" ({times} times on this device)" if is_number(times) and times > 1 else ""
+    return (
+        f"The largest element was {number(of.get('peak'))}, {number(of.get('sigmas'))} robust sigmas up, and "
+        f"{number(of.get('peak_again'))} when recomputed from the same state and batch{before}."
+    )
+
+
+def _test_device(finding: Finding) -> str:
+    return f"Test the device of {ranks_text(finding.ranks)}, and replace it if this happens twice on the same device."
+
+
+def _test_memory(finding: Finding) -> str:
+    return f"Test the memory of the device of {ranks_text(finding.ranks)}, and replace it if this happens twice there."
+
+
+def _watch_device(finding: Finding) -> str:
+    return "Watch this device, and if it happens again, take it out and test it."
+
+
+WHY: Mapping[str, Callable[[Finding], str]] = {
+    "replica_mismatch": _changed_state,
+    "fingerprint_chain_broken": _changed_state,
+    "gradient_corrupted": _gradient,
+}
+NEXT: Mapping[str, Callable[[Finding], str]] = {
+    "replica_mismatch": _test_device,
+    "fingerprint_chain_broken": _test_memory,
+    "gradient_corrupted": _watch_device,
+}

@@ -1,0 +1,85 @@
+"""Figures of the corruption findings: which ranks agree with their replicas, and the gradient that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from analyzers.corruption.replicas import ALL_TENSORS
+from analyzers.figures import agreement, bars
+from analyzers.figures import focus as against
+from analyzers.figures.rank_values import against_others, attempt_of
+from analyzers.figures.titled_figure import Drawing
+from analyzers.finding import Finding
+from analyzers.source import Source, floats, ints, lacking, missing_tables
+from analyzers.wording import ranks_text
+
+__all__ = ["FIGURES"]
+
+MAX_CHECKS = 60
+MAX_RANKS = 64
+
+
+def replicas(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """Agreement of each rank with its replicas, check by check."""
+    attempt = attempt_of(source, finding)
+    if attempt is None or missing_tables(source, "fingerprints"):
+        return
+    table = source.query(
+        """
+        WITH mine AS (SELECT * FROM fingerprints WHERE attempt = ? AND rank >= 0),
+             checks AS (SELECT step FROM (SELECT DISTINCT step FROM mine)
+                        ORDER BY abs(step - ?), step LIMIT ?),
+             votes AS (SELECT step, replica_group, tensor, hash, count(*) AS votes
+                       FROM mine SEMI JOIN checks USING (step) GROUP BY ALL),
+             usual AS (SELECT step, replica_group, tensor, arg_max(hash, votes) AS hash, max(votes) AS votes,
+                              sum(votes) AS num FROM votes GROUP BY ALL)
+        SELECT m.rank, m.step,
+               max(CASE WHEN m.expected_hash IS NOT NULL AND m.hash <> m.expected_hash THEN 2
+                        WHEN u.votes = u.num THEN 0
+                        WHEN 2 * u.votes <= u.num OR m.hash <> u.hash THEN 1 ELSE 0 END) AS state
+        FROM mine m JOIN usual u USING (step, replica_group, tensor) GROUP BY m.rank, m.step ORDER BY m.rank, m.step
+        """,
+        [attempt, finding.first_step or 0, MAX_CHECKS],
+    )
+    rank, step, state = ints(table["rank"]), ints(table["step"]), floats(table["state"])
+    if not len(rank):
+        return
+    # Of many ranks the suspects first, then the lowest.
+    wrong = sorted(set(finding.ranks) | set(rank[state > 0].tolist()))[:MAX_RANKS]
+    others = [one for one in np.unique(rank).tolist() if one not in wrong]
+    ranks = sorted(wrong + others[: MAX_RANKS - len(wrong)])
+    steps = np.unique(step).tolist()
+    grid = np.full((len(ranks), len(steps)), np.nan)
+    for of, at, value in zip(rank.tolist(), step.tolist(), state.tolist(), strict=True):
+        if of in ranks:
+            grid[ranks.index(of), steps.index(at)] = value
+    tensors = [str(name) for name in finding.evidence.get("tensors", ()) if name != ALL_TENSORS]
+    figure = agreement.draw([f"rank {of}" for of in ranks], [str(at) for at in steps], grid, x="step of the check")
+    yield Drawing(title=f"Agreement with replicas{f': {tensors[0]}' if len(tensors) == 1 else ''}", figure=figure)
+
+
+def corrupted_gradient(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """The peak of the gradient, its expected value and its value when recomputed; the gradient norm over the steps."""
+    numbers = finding.evidence
+    peak, again, ratio = (numbers.get(name) for name in ("peak", "peak_again", "ratio"))
+    if peak and ratio:
+        values = {"expected": float(peak) / float(ratio), "first time": float(peak)}
+        if again is not None and np.isfinite(again):
+            values["recomputed"] = float(again)
+        figure = bars.draw(values, accused={"first time"}, x="largest gradient of the rank", unit="", log=True)
+        yield Drawing(title=f"Gradients of {ranks_text(finding.ranks)} in step {finding.first_step}", figure=figure)
+    attempt = attempt_of(source, finding)
+    if attempt is not None and finding.ranks and not lacking(source, steps=("local_grad_norm",)):
+        beside = against_others(source, attempt, finding.ranks, "local_grad_norm")
+        if len(beside.x) > 1:
+            figure = against.draw(beside, y="norm of the rank's own gradient", onset=finding.first_step, log=True)
+            yield Drawing(title=f"Gradient norm of {ranks_text(finding.ranks)} beside the others", figure=figure)
+
+
+FIGURES: Mapping[str, Sequence[Callable[[Source, Finding], Iterator[Drawing]]]] = {
+    "replica_mismatch": (replicas,),
+    "fingerprint_chain_broken": (replicas,),
+    "gradient_corrupted": (corrupted_gradient,),
+}

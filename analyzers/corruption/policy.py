@@ -1,0 +1,39 @@
+"""Thresholds of the corruption checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["FingerprintPolicy", "GradientOutlierPolicy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FingerprintPolicy:
+    """How a difference of fingerprints is reported. Any difference counts: a single bit is one."""
+
+    response_steps: int = 3
+    """Steps after a check within which a rollback counts as the response to it. Source: the trainer judges a state at
+    most two steps after its fingerprint was taken (one later on a GPU), plus one."""
+    max_tensors: int = 16
+    """Tensor names listed in the evidence. Source: convention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientOutlierPolicy:
+    """When a step is computed again. A false alarm costs one step, so it may happen now and then."""
+
+    window_steps: int = 24
+    """Steps of history. Source: convention."""
+    warm_up_steps: int = 8
+    """Steps before the first judgement. Source: convention, a robust deviation of fewer values means nothing."""
+    min_ratio: float = 4.0
+    """Rise over the expected peak. Source: a bit flip below it does no harm."""
+    min_sigmas: float = 8.0
+    """Robust standard deviations: ranks' shares of a batch differ, the more the smaller they are. Source: measured,
+    with tails as heavy as Student's t with 4 degrees of freedom one step in 1,000 is computed twice for nothing."""
+    max_ratio: float = 100.0
+    """Rise that is checked however much the ranks differ. Source: measured, 8 sigmas are a rise of 60 with four ranks
+    of two sequences each, and of 10,000 with two."""
+    min_sigma: float = 1e-3
+    """Smallest robust deviation of the logarithms. Source: convention, ranks that agree to the last bit would make any
+    difference an outlier."""

@@ -1,0 +1,142 @@
+"""Evidence and next step of the numerics findings, one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from analyzers.finding import Finding
+from analyzers.wording import is_number, listed, number, percent, ranks_text
+
+__all__ = ["NEXT", "WHY"]
+
+Explain = Callable[[Finding], str]
+
+
+def _non_finite(finding: Finding) -> str:
+    of = finding.evidence
+    origin = ""
+    if of.get("origin_module"):
+        operation = f" ({of['origin_operation']})" if of.get("origin_operation") else ""
+        origin = f"the replay found the first bad output in {of['origin_module']}{operation}"
+    if of.get("num_flagged_inputs"):
+        first = f", first in {of['op']} #{of['seq']} of {of['process_group']}" if "op" in of else ""
+        inputs = f"{of['num_flagged_inputs']} of {of.get('num_checked_inputs', '?')} inputs of collectives"
+        return f"{inputs} held NaN or Inf before their reduction{first}{f', and {origin}' if origin else ''}."
+    if origin:
+        return f"{origin[0].upper()}{origin[1:]}."
+    if of.get("ranks_with_nonfinite_local_loss"):
+        return f"The local loss was NaN or Inf on {ranks_text(of['ranks_with_nonfinite_local_loss'])}."
+    if of.get("num_checked_inputs"):
+        return f"All {of['num_checked_inputs']} checked inputs of collectives were finite before their reduction."
+    return "No input of a collective was checked, so the rank is known from its own loss or gradients at most."
+
+
+def _loss_spike(finding: Finding) -> str:
+    of = finding.evidence
+    norm = f", gradient norm {number(of['grad_norm'])}" if is_number(of.get("grad_norm")) else ""
+    rise = f"The loss is {number(of.get('loss_z'))} sigma above its recent {number(of.get('loss_before'), 4)}"
+    return f"{rise} at {number(of.get('loss'), 4)}{norm}."
+
+
+def _divergence(finding: Finding) -> str:
+    of = finding.evidence
+    medians = f"from {number(of.get('loss_lowest'), 4)} to {number(of.get('loss_highest'), 4)}"
+    return f"The median loss of 20 steps rose {medians}, {number(of.get('rise_z'))} times its noise."
+
+
+def _loss_scale(finding: Finding) -> str:
+    return f"{finding.evidence.get('num_overflows', '?')} steps overflowed, and each was dropped and halved the scale."
+
+
+def _gradient_flow(finding: Finding) -> str:
+    of = finding.evidence
+    if finding.cause == "whole":
+        rise = number(of.get("rise_factor_ratio"))
+        return f"The norm is {rise} times the largest of the run's first quarter, in the median block as well."
+    blocks = f"{of.get('num_blocks', '?')} of {of.get('num_blocks_of_model', '?')} blocks"
+    which = f"{blocks} ({listed(of.get('blocks') or [], 6)})"
+    if finding.cause == "zero":
+        return f"All gradients of {which} are zero, and the median block has {number(of.get('norm_of_median_block'))}."
+    return f"The norm is {number(of.get('norm'))} against {number(of.get('norm_of_others'))} elsewhere, in {which}."
+
+
+def _gradient_noise(finding: Finding) -> str:
+    of = finding.evidence
+    return (
+        f"Over {of.get('samples', '?')} samples the noise scale is {number(of.get('low_tokens'), 2)} to "
+        f"{number(of.get('high_tokens'), 2)} tokens, against {number(of.get('batch_tokens'), 2)} in a batch."
+    )
+
+
+def _expert_imbalance(finding: Finding) -> str:
+    of = finding.evidence
+    over, limit = f"over {of.get('num_samples', '?')} samples", of.get("limit_ratio")
+    if finding.cause == "dropped":
+        worst = f"{percent(of.get('worst_ratio'))} in block {of.get('worst_layer', '?')}"
+        return (
+            f"{percent(of.get('dropped_ratio'))} of all choices were dropped {over}, {worst} (limit {percent(limit)})."
+        )
+    return f"Its load was {number(of.get('load_ratio'))} times an even share {over} (limit {number(limit)})."
+
+
+def _after_non_finite(finding: Finding) -> str:
+    ranks, batch = ranks_text(finding.ranks), finding.evidence.get("batch_index")
+    fine = "" if batch is None else f" Batch {batch} was probably fine."
+    return {
+        "transient": f"If {ranks} {'does' if len(finding.ranks) == 1 else 'do'} this again, test the device.{fine}",
+        "batch": "Inspect the samples named, or those with the highest loss.",
+        "weights": "Inspect the layer named, whose weights or activations had grown. Lower the rate or clip harder.",
+        "data_or_numerics": "Inspect the layer and the samples named.",
+    }.get(
+        str(finding.evidence.get("judgement")),
+        "If it happens on another rank next, suspect data or numerics. If it stays with one device, replace it.",
+    )
+
+
+def _after_spike(finding: Finding) -> str:
+    return {
+        "transient": "Test the devices and search for nondeterminism: the same step gave two results.",
+        "weights": "Lower the learning rate or clip harder: the update before it was too large.",
+    }.get(
+        finding.cause,
+        f"Run `rankscope analyze RUN --why-spike {finding.first_step}` for its ranks, samples and layers.",
+    )
+
+
+def _after(general: str, **by_cause: str) -> Explain:
+    return lambda finding: by_cause.get(finding.cause, general)
+
+
+WHY: Mapping[str, Explain] = {
+    "non_finite": _non_finite,
+    "loss_spike": _loss_spike,
+    "divergence": _divergence,
+    "loss_scale_collapse": _loss_scale,
+    "expert_imbalance": _expert_imbalance,
+    "exploding_gradients": _gradient_flow,
+    "vanishing_gradients": _gradient_flow,
+    "gradient_noise": _gradient_noise,
+}
+NEXT: Mapping[str, Explain] = {
+    "non_finite": _after_non_finite,
+    "loss_spike": _after_spike,
+    "divergence": _after("Roll back to a checkpoint from before the climb, and lower the learning rate."),
+    "loss_scale_collapse": _after("Train in bf16, or find the layer whose activations overflow."),
+    "expert_imbalance": _after(
+        "Check the load of the experts.",
+        hot="Raise model.balance_loss, or set a capacity (model.capacity_factor).",
+        dead="Raise model.balance_loss, or use fewer experts.",
+        dropped="Raise model.capacity_factor or model.balance_loss.",
+    ),
+    "exploding_gradients": _after(
+        "Lower the learning rate or clip harder, and inspect the blocks named.",
+        trend="Check initialisation and normalisation from the output on: each block enlarges the gradient.",
+        whole="Check what changed at that step (learning rate, data, loss scale). Lower the rate or clip harder.",
+    ),
+    "vanishing_gradients": _after(
+        "Check initialisation, normalisation and residual branches of the blocks named.",
+        trend="Check initialisation, normalisation and residual branches: each block loses a part of the gradient.",
+        zero="Search for a detach, a branch times zero, or fp16 without a loss scale before the blocks named.",
+    ),
+    "gradient_noise": _after("Try another batch size with the learning rate scaled to it, and compare loss by tokens."),
+}

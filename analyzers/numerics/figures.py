@@ -1,0 +1,215 @@
+"""Figures of the numerics findings: loss, non-finite values, gradients by block, loss scale, noise, expert load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from analyzers.figures import agreement, gradients, loss, numbers, queries
+from analyzers.figures import focus as against
+from analyzers.figures.rank_values import attempt_of
+from analyzers.figures.series import Series
+from analyzers.figures.series import draw as lines
+from analyzers.figures.titled_figure import Drawing
+from analyzers.finding import Finding
+from analyzers.numerics.gradient_flow import block_of
+from analyzers.run.event_log import EventLog
+from analyzers.source import Source, floats, ints, lacking, missing_tables
+from probes.tape import event_kinds
+
+__all__ = ["FIGURES", "loss_around"]
+
+AROUND_STEPS = 40
+"""Steps before and after a finding in its picture of the loss."""
+MAX_RANKS = 64
+MAX_SAMPLES = 400
+MAX_CALLS = 24
+
+
+def loss_around(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """The loss and the gradient norm around the finding's steps."""
+    if finding.first_step is None:
+        return
+    curve = queries.loss_curve(source)
+    step = ints(curve["step"])
+    last = finding.last_step if finding.last_step is not None else finding.first_step
+    near = (step >= finding.first_step - AROUND_STEPS) & (step <= last + AROUND_STEPS)
+    if near.sum() < 2:
+        return
+    found = [mark for mark in queries.marks(source) if mark.step is not None and step[near].min() <= mark.step]
+    found = [mark for mark in found if mark.step is not None and mark.step <= step[near].max()]
+    figure = loss.draw({name: np.asarray(column)[near] for name, column in curve.items()}, found, [finding])
+    yield Drawing(title="Loss and gradient norm around it", figure=figure)
+
+
+def nonfinite(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """Ranks whose inputs of collectives held NaN or Inf, the parameters that hold it, and the loss around it.
+
+    A reduction spreads it: only the inputs show where it began, not the parameters that hold it afterwards.
+    """
+    attempt = attempt_of(source, finding)
+    if attempt is not None and finding.first_step is not None:
+        yield from _inputs(source, attempt, finding.first_step)
+        yield from _where(source, attempt, finding.first_step)
+    yield from loss_around(source, finding)
+
+
+def _inputs(source: Source, attempt: int, step: int) -> Iterator[Drawing]:
+    """The calls of the step from shortly before the first with a bad input on, in the order of issue."""
+    if lacking(source, collectives=("nonfinite",)):
+        return
+    rows = source.rows(
+        """
+        SELECT process_group, seq, min(op), rank, bool_or(nonfinite), min(issue_ns) FROM collectives
+        WHERE attempt = ? AND step = ? AND rank >= 0 AND nonfinite IS NOT NULL AND op NOT IN ('send', 'recv')
+          AND phase IS DISTINCT FROM 'replay'
+        GROUP BY process_group, seq, rank ORDER BY min(issue_ns)
+        """,
+        [attempt, step],
+    )
+    calls = list(dict.fromkeys((str(group), int(seq), str(op)) for group, seq, op, *_ in rows))
+    bad = {(str(group), int(seq), str(op)) for group, seq, op, _, nonfinite, _ in rows if nonfinite}
+    if not bad:
+        return
+    first = min(calls.index(call) for call in bad)
+    calls = calls[max(0, first - 4) : max(0, first - 4) + MAX_CALLS]
+    culprits = {int(rank) for *_, rank, nonfinite, _ in rows if nonfinite}
+    ranks = sorted(sorted({int(row[3]) for row in rows}, key=lambda rank: (rank not in culprits, rank))[:MAX_RANKS])
+    grid = np.full((len(ranks), len(calls)), np.nan)
+    for group, seq, op, rank, nonfinite, _ in rows:
+        call = (str(group), int(seq), str(op))
+        if call in calls and int(rank) in ranks:
+            grid[ranks.index(int(rank)), calls.index(call)] = float(nonfinite)
+    groups = sorted({group for group, *_ in calls})
+    alone = groups[0] if len(groups) == 1 else ""
+    figure = agreement.draw(
+        [f"rank {rank}" for rank in ranks],
+        [f"{op} {seq}" if alone else f"{op} {seq} of {group}" for group, seq, op in calls], grid,
+        x=f"calls{f' of {alone}' if alone else ''} in the order of issue",
+        words={0: "finite", 1: "held NaN or Inf"}, legend=("finite", "NaN or Inf"),
+    )  # fmt: skip
+    yield Drawing(title=f"Inputs of collectives in step {step}, before they were reduced", figure=figure)
+
+
+def _where(source: Source, attempt: int, step: int) -> Iterator[Drawing]:
+    if not missing_tables(source, "gradients"):
+        table = source.query(
+            "SELECT parameter, rank, CAST(max(coalesce(nonfinite_count, 0)) AS DOUBLE) AS nonfinite FROM gradients "
+            "WHERE attempt = ? AND step = ? GROUP BY parameter, rank ORDER BY rank",
+            [attempt, step],
+        )
+        if (floats(table["nonfinite"]) > 0).any():
+            figure = gradients.nonfinite(table, across="rank")
+            title = f"NaN and Inf in the gradients of step {step}, by parameter and the rank that holds it"
+            yield Drawing(title=title, figure=figure)
+            return
+    if lacking(source, steps=("nonfinite_count",)):
+        return
+    table = source.query(
+        "SELECT 'rank ' || rank AS parameter, step, CAST(max(coalesce(nonfinite_count, 0)) AS DOUBLE) AS nonfinite "
+        "FROM steps WHERE attempt = ? AND rank >= 0 AND step BETWEEN ? AND ? GROUP BY rank, step ORDER BY rank, step",
+        [attempt, step - AROUND_STEPS // 2, step + AROUND_STEPS // 2],
+    )
+    if (floats(table["nonfinite"]) > 0).any():
+        yield Drawing(title="NaN and Inf among each rank's gradients", figure=gradients.nonfinite(table))
+
+
+def flow(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """The gradient norm of each block over the samples: the blocks named, and the spread of the others."""
+    attempt = attempt_of(source, finding)
+    if attempt is None or missing_tables(source, "gradients"):
+        return
+    rows = source.rows(
+        """
+        SELECT step, parameter, max(norm) FROM gradients
+        WHERE attempt = ? AND isfinite(norm)
+          AND step IN (SELECT DISTINCT step FROM gradients WHERE attempt = ? ORDER BY step DESC LIMIT ?)
+        GROUP BY step, parameter
+        """,
+        [attempt, attempt, MAX_SAMPLES],
+    )
+    squares: dict[str, dict[int, float]] = {}
+    for step, parameter, norm in rows:
+        if block := block_of(parameter or ""):
+            of = squares.setdefault(block, {})
+            of[int(step)] = of.get(int(step), 0.0) + float(norm) ** 2
+    steps = sorted({step for of in squares.values() for step in of})
+    blocks = {name: np.array([of.get(step, np.nan) ** 0.5 for step in steps]) for name, of in squares.items()}
+    accused = {str(name) for name in finding.evidence.get("blocks", ())}
+    if len(steps) > 1 and accused & set(blocks):
+        at = np.array(steps, dtype=np.int64)
+        beside = against.Beside.of_lines(at, blocks, accused)
+        figure = against.draw(
+            beside, y="gradient norm of a block", onset=finding.first_step, others="other blocks, least to largest",
+            log=True,
+        )  # fmt: skip
+        yield Drawing(title="Gradient norm by block", figure=figure)
+
+
+def scale(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """The loss scale after each overflow, and the begin of the collapse."""
+    log = EventLog.load(source, (event_kinds.LOSS_SCALE,))
+    events = log.of(event_kinds.LOSS_SCALE, attempt=attempt_of(source, finding))
+    changes = [(e.step, value) for e in events if e.step is not None and (value := e.number("scale")) is not None]
+    if changes:
+        figure = numbers.scale(changes)
+        against.mark_onset(figure, finding.first_step)
+        yield Drawing(title="Loss scale after each overflow", figure=figure)
+
+
+def noise(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """The noise scale over the run, and the batch size."""
+    course = [one for one in finding.evidence.get("course_tokens", ()) if one.get("tokens") is not None]
+    batch = finding.evidence.get("batch_tokens")
+    if len(course) < 2:
+        return
+    at = np.array([int(one["step"]) for one in course])
+    tokens = np.array([float(one["tokens"]) for one in course])
+    figure = lines([Series(name="noise scale", x=at, y=tokens)], x="step", y="tokens", log=bool((tokens > 0).all()))
+    against.mark_limit(figure, None if not batch else (float(batch), "batch size"))
+    yield Drawing(title="Gradient noise scale and batch size", figure=figure)
+
+
+def experts(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """The load of each expert of the block over the samples: the one named, and the spread of the others."""
+    layer = finding.evidence.get("layer", finding.evidence.get("worst_layer"))
+    attempt = attempt_of(source, finding)
+    if layer is None or attempt is None or missing_tables(source, "experts"):
+        return
+    is_dropped = finding.cause == "dropped"
+    value = "sum(dropped) / greatest(1, sum(tokens))" if is_dropped else (
+        "sum(tokens) * count(*) OVER (PARTITION BY step) / greatest(1, sum(sum(tokens)) OVER (PARTITION BY step))"
+    )  # fmt: skip
+    rows = source.rows(
+        f"SELECT step, expert, CAST({value} AS DOUBLE) FROM experts WHERE attempt = ? AND layer = ? "
+        "GROUP BY step, expert ORDER BY step, expert",
+        [attempt, layer],
+    )
+    steps = np.unique([step for step, *_ in rows])
+    found: dict[str, np.ndarray] = {}
+    for step, expert, load in rows:
+        found.setdefault(f"expert {expert}", np.full(len(steps), np.nan))[np.searchsorted(steps, step)] = load
+    if len(steps) < 2:
+        return
+    accused = {f"expert {finding.evidence['expert']}"} if "expert" in finding.evidence else set()
+    if is_dropped:
+        accused = {max(found, key=lambda name: float(np.nanmean(found[name])))}
+    figure = against.draw(
+        against.Beside.of_lines(steps, found, accused), others="other experts, least to largest",
+        y="share of its tokens dropped" if is_dropped else "load over an even share",
+        limit=None if is_dropped else (1.0, "an even share"),
+    )  # fmt: skip
+    yield Drawing(title=f"{'Dropped tokens' if is_dropped else 'Load'} by expert of block {layer}", figure=figure)
+
+
+FIGURES: Mapping[str, Sequence[Callable[[Source, Finding], Iterator[Drawing]]]] = {
+    "non_finite": (nonfinite,),
+    "loss_spike": (loss_around,),
+    "divergence": (loss_around,),
+    "loss_scale_collapse": (scale,),
+    "vanishing_gradients": (flow,),
+    "exploding_gradients": (flow,),
+    "gradient_noise": (noise,),
+    "expert_imbalance": (experts,),
+}
