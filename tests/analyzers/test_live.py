@@ -214,7 +214,7 @@ def test_an_empty_store_is_no_error() -> None:
 
 def test_a_look_that_fails_is_counted_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     world, state = waiting_world(), LiveState()
-    monkeypatch.setattr("analyzers.numerics.nonfinite.analyze", lambda *_: 1 / 0)
+    monkeypatch.setattr("analyzers.numerics.nonfinite._episodes", lambda *_: 1 / 0)
     assert [finding.kind for finding in live_findings(world.store, state, world.after(6))] == ["hang"]
     assert state.errors == {"non_finite": 1}
 

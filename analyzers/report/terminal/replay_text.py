@@ -1,8 +1,8 @@
-"""A replayed step for the terminal: whether it came back, where it begins, what went in, which samples.
+"""Print a replayed step in the terminal: the verdict, the origin, its inputs and the worst samples.
 
-    render(again, console)
+    render(again.found, console, kind="spike", ranks=(2,), figures=lines, loss=5.9, recorded=5.9)
 
-What comes from the run is shown as it is and never obeyed.
+Text of the run is escaped.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ SAME_RATIO = 1e-3
 
 
 def verdict(found: ReplayResult, *, kind: str, ranks: Sequence[int], loss: float, recorded: float) -> str:
-    """One sentence. `kind`: what the step was then (healthy, non_finite, spike)."""
-    if kind == "healthy":
-        if not math.isfinite(loss):
-            return f"step {found.step} was healthy; {found.text(ranks)}"
-        if not math.isfinite(recorded):
-            return f"step {found.step} was healthy: its loss is {loss:.6g}, and was not recorded then"
-        same = abs(loss - recorded) <= SAME_RATIO * abs(recorded)
-        return f"step {found.step} was healthy: its loss is {loss:.6g} and was {recorded:.6g}, " + (
-            "the same" if same else "which rounding does not explain: data, code or a device is another now"
-        )
-    was = "NaN or Inf" if kind == "non_finite" else "a spike"
-    return f"step {found.step} was {was}; {found.text(ranks)}"
+    """One or two sentences. `kind`: what the step was in the run (healthy, non_finite, spike)."""
+    if kind != "healthy":
+        was = "had NaN or Inf" if kind == "non_finite" else "was a loss spike"
+        return f"Step {found.step} {was}. {found.text(ranks)}"
+    if not math.isfinite(loss):
+        return f"Step {found.step} was healthy. {found.text(ranks)}"
+    if not math.isfinite(recorded):
+        return f"Step {found.step} was healthy. Its loss is {loss:.6g}, and the run recorded none."
+    if abs(loss - recorded) <= SAME_RATIO * abs(recorded):
+        return f"Step {found.step} was healthy. Its loss is {loss:.6g}, as in the run ({recorded:.6g})."
+    differs = f"Its loss is {loss:.6g} instead of {recorded:.6g}, more than rounding explains"
+    return f"Step {found.step} was healthy. {differs}: data, code or a device differs."
 
 
 def render(
     found: ReplayResult, console: Console, *, kind: str, ranks: Sequence[int], figures: Sequence[tuple[str, str]],
     loss: float, recorded: float, doubts: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Print it. `figures`: (name, value) lines; `doubts`: why it may be otherwise than in the run."""
+    """Print it. `figures`: (name, value) lines; `doubts`: why the replay may differ from the run."""
     from rich.table import Table
     from rich.text import Text
 
@@ -75,4 +75,4 @@ def render(
             rows.add_row(*(Text(visible(cell)) for cell in cells))
         console.print(rows)
     for doubt in doubts:
-        console.print(Text(visible(f"but       {doubt}"), style="dim"))
+        console.print(Text(visible(f"Note      {doubt}"), style="dim"))
