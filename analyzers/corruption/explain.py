@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.wording import counted, is_number, number, ranks_text
@@ -26,7 +27,7 @@ def _changed_state(finding: Finding) -> str:
 
 def _gradient(finding: Finding) -> str:
     of = finding.evidence
-    times = of.get("count_on_device")
+    times: Any = of.get("count_on_device")
     before = f" ({times} times on this device)" if is_number(times) and times > 1 else ""
     return (
         f"The largest element was {number(of.get('peak'))}, {number(of.get('sigmas'))} robust sigmas up, and "
