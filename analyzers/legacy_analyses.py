@@ -10,17 +10,10 @@ from analyzers.analysis import Analysis
 from analyzers.checkpoints import analyze as checkpoints
 from analyzers.communication import analyze as communication
 from analyzers.data import analyze as data_wait
-from analyzers.deaths import analyze as rank_lost
-from analyzers.deaths import node_exclusion as exclusion
-from analyzers.deaths import resume_mismatch as resume
 from analyzers.finding import Finding
-from analyzers.hangs import analyze as hang
-from analyzers.hangs import silent_node
 from analyzers.health import analyze as health
 from analyzers.memory import analyze as memory
 from analyzers.pipeline import analyze as stage_balance
-from analyzers.run import coverage
-from analyzers.run.stall_limits import stall_policy
 from analyzers.scope import Scope
 from analyzers.settings import analyze as configuration
 from analyzers.settings import startup
@@ -50,21 +43,6 @@ def _straggler(source: Source, scope: Scope) -> list[Finding]:
 
 
 LEGACY: Mapping[str, Sequence[Analysis]] = {
-    "deaths": (
-        Analysis(kinds=("rank_lost",), records="sampled",
-                 run=lambda source, scope: rank_lost.analyze(source, stall_policy(scope.manifest), scope.now_ns)),
-        Analysis(kinds=("excluded",), run=lambda source, scope: exclusion.analyze(source), live="each_tick"),
-        Analysis(kinds=("resume_differs",), run=lambda source, scope: _of(scope, resume.analyze(source)),
-                 live="each_tick"),
-    ),
-    "hangs": (
-        Analysis(kinds=("hang",), records="sampled",
-                 run=lambda source, scope: hang.analyze(
-                     source, stall_policy(scope.manifest), scope.now_ns, scope.stacks_dir)),
-        Analysis(kinds=("node_silent",), live="each_tick",
-                 run=lambda source, scope: silent_node.analyze(source, ongoing_only=scope.is_live)),
-    ),
-    "run": (Analysis(kinds=("records",), records="sampled", run=lambda source, scope: coverage.analyze(source)),),
     "stragglers": (
         Analysis(kinds=("straggler",), records="compared", run=_straggler, live="periodic"),
         Analysis(kinds=("throughput",), records="compared", run=lambda source, scope: throughput.analyze(source)),

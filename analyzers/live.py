@@ -22,8 +22,9 @@ from analyzers.hangs.device_evidence import with_devices
 from analyzers.open_findings import may_last
 from analyzers.run.digest import Digest, joined, joined_log
 from analyzers.run.event_log import EventLog
+from analyzers.run.policy import StallPolicy
+from analyzers.run.restarts import restart_sentence
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
-from analyzers.run.stall_limits import StallPolicy
 from analyzers.scope import Scope
 from analyzers.source import Source
 from probes.tape import event_kinds
@@ -132,8 +133,8 @@ def _standstill(source: Source, attempt: int, state: LiveState, now_ns: int) -> 
     if state.digests:
         view = joined(view, state.digests, state.clock_offsets_ns)
         log = joined_log(log, state.digests, state.clock_offsets_ns)
-    lost = rank_lost.explain(view, log, policy, is_last=True, now_ns=now_ns)
-    stuck = hang.explain(view, log, policy, is_last=True, now_ns=now_ns)
+    lost = rank_lost.deaths_of_attempt(view, log, policy, is_last=True, now_ns=now_ns)
+    stuck = hang.hang_of_attempt(view, log, policy, is_last=True, now_ns=now_ns)
     return [*lost, *([with_devices(source, stuck, view.last_ns)] if stuck else [])]
 
 
@@ -141,9 +142,9 @@ def _ended(source: Source, attempt: int, known: Sequence[int], policy: StallPoli
     """How a former attempt ended, as the post-mortem sees it."""
     log = EventLog.load(source, SNAPSHOT_EVENTS)
     view = take_snapshot(source, attempt, log)
-    again = rank_lost.restart(source, attempt, known)
-    stuck = hang.explain(view, log, policy, is_last=False, again=again)
-    lost = rank_lost.explain(view, log, policy, is_last=False, again=again)
+    again = restart_sentence(source, attempt, known)
+    stuck = hang.hang_of_attempt(view, log, policy, is_last=False, again=again)
+    lost = rank_lost.deaths_of_attempt(view, log, policy, is_last=False, again=again)
     return [*lost, *([with_devices(source, stuck, view.last_ns)] if stuck else [])]
 
 

@@ -21,8 +21,9 @@ from datetime import timedelta
 from analyzers.hangs import analyze as hang
 from analyzers.run.digest import Digest, encode, joined, joined_log
 from analyzers.run.event_log import EventLog
-from analyzers.run.snapshot import AttemptView, Call, RankView
-from analyzers.run.stall_limits import StallPolicy
+from analyzers.run.policy import StallPolicy
+from analyzers.run.recorded_calls import Call
+from analyzers.run.snapshot import AttemptView, RankView
 from watch.digests.link import DigestLink
 
 SECOND = 1_000_000_000
@@ -97,7 +98,7 @@ def lead(num_nodes: int, ranks_per_node: int, seconds: float) -> None:
                               stuck_since_ns=begin_ns + int(stuck_after_s * SECOND))  # fmt: skip
                 view = joined(own, digests, link.offsets_ns)
                 log = joined_log(EventLog([]), digests, {})
-                found = hang.explain(view, log, StallPolicy(floor_s=3.0), is_last=True, now_ns=now_ns)
+                found = hang.hang_of_attempt(view, log, StallPolicy(floor_s=3.0), is_last=True, now_ns=now_ns)
                 ticks.append(time.thread_time() - begin_cpu_s)
                 if found is not None and not named_ns:
                     named_ns = time.time_ns()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from analyzers.hangs.stack_groups import Stack, group, odd_ones
+from analyzers.hangs.stacks import Stack, group, odd_ones
 from tests.e2e.launched import rankscope
 from watch.processes import os_state
 

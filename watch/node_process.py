@@ -32,7 +32,7 @@ from types import FrameType
 from analyzers.finding import Finding
 from analyzers.live import LiveState, live_findings, remembered
 from analyzers.run.live_ranks import has_ended, placed_on_node, ranks_on_node, stale_ranks
-from analyzers.run.stall_limits import stall_policy
+from analyzers.run.policy import stall_policy
 from probes.tape import event_kinds
 from probes.tape.attempts import newest as newest_attempt
 from probes.tape.events import EventWriter, read_events

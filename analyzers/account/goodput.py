@@ -38,8 +38,9 @@ from analyzers.account.long_run import Views, unpicked
 from analyzers.account.wait_split import WaitSplit, split_waits
 from analyzers.finding import Finding
 from analyzers.run.event_log import EventLog
+from analyzers.run.policy import StallPolicy
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
-from analyzers.run.stall_limits import StallPolicy, death_ns, killed_by_watch, stalled_s
+from analyzers.run.stall_limits import death_ns, killed_by_watch, stalled_s
 from analyzers.source import Source, lacking
 from probes.tape import event_kinds
 

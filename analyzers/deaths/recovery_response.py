@@ -1,4 +1,4 @@
-"""What the run did about a step that should not be trusted: refused it, went back, left the batch out.
+"""Response of the run to a step that should not be trusted: refused, rolled back, batch skipped.
 
 response = respond(log, attempt=0, step=40, turn=0, committed=False)
 response.text        # "Rolled back to step 30 from memory in 12 ms and skipped batch 39."
@@ -29,7 +29,7 @@ _RESTART_EVENTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """Everything that was done, None or empty where it was not."""
+    """Actions that were taken, None or empty where they were not."""
 
     refused: bool | None
     restored_step: int | None
@@ -39,7 +39,7 @@ class Response:
 
     @property
     def handled(self) -> bool:
-        """Whether training went on from a state that the bad step did not touch."""
+        """True if training continued from a state that the bad step did not touch."""
         return bool(self.refused) or self.restored_step is not None
 
     @property
@@ -70,7 +70,7 @@ class Response:
 
 
 def respond(log: EventLog, *, attempt: int, step: int, turn: int = 0, committed: bool | None = None) -> Response:
-    """What followed the `turn`-th run (from 0) of a step in an attempt."""
+    """Response to the `turn`-th run (from 0) of a step in an attempt."""
     rollbacks = [event for event in log.of(event_kinds.ROLLBACK, attempt=attempt) if event.integer("from_step") == step]
     skips = [event.integer("batch_index") for event in log.of(event_kinds.BATCH_SKIPPED, attempt=attempt, step=step)]
     rollback = rollbacks[min(turn, len(rollbacks) - 1)] if rollbacks else None
@@ -86,7 +86,7 @@ def respond(log: EventLog, *, attempt: int, step: int, turn: int = 0, committed:
 
 
 def done_about(source: Source, finding: Finding) -> list[str]:
-    """What the run did about a finding, one sentence each; empty: nothing by itself."""
+    """Actions of the run after a finding, one sentence each; empty if it took none by itself."""
     if finding.attempt is None:
         return []
     log = EventLog.load(source, (*RESPONSE_EVENTS, *_RESTART_EVENTS))
@@ -101,20 +101,20 @@ def done_about(source: Source, finding: Finding) -> list[str]:
 
 
 def _restart(log: EventLog, attempt: int) -> Iterator[str]:
-    """How the run came back after its ranks had to be started again."""
+    """Recovery of the run after its ranks had to be restarted."""
     for event in log.of(event_kinds.CULPRIT_KILLED, attempt=attempt):
-        yield f"watch killed rank {event.integer('killed_rank')}, which the others waited for"
+        yield f"Watch killed rank {event.integer('killed_rank')}, which the others waited for."
     for event in log.of(event_kinds.EXCLUDED, attempt=attempt):
-        yield f"device {event.text('device')} of node {event.integer('node_rank')} is left out from then on"
+        yield f"Device {event.text('device')} of node {event.integer('node_rank')} is excluded from then on."
     begun = log.of(event_kinds.ATTEMPT_STARTED, attempt=attempt + 1)
     if begun:
         world = begun[0].integer("world_size")
-        yield f"the ranks were started again as attempt {attempt + 1}" + (f", {world} of them" if world > 0 else "")
+        yield f"Restarted {f'{world} ranks' if world > 0 else 'the ranks'} (attempt {attempt + 1})."
         loaded = [
             event for event in log.of(event_kinds.CHECKPOINT, attempt=attempt + 1) if event.text("state") == "loaded"
         ]
         if loaded:
-            yield f"it went on from step {loaded[0].step}, loaded from {loaded[0].text('tier') or 'a checkpoint'}"
+            yield f"Resumed from step {loaded[0].step}, loaded from {loaded[0].text('tier') or 'a checkpoint'}."
 
 
 def _seconds(seconds: float) -> str:

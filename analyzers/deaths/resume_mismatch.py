@@ -1,4 +1,4 @@
-"""Resumes that differ: the state after a restart is not the one that was saved.
+"""Resume mismatches: the state after a restart is not the one that was saved.
 
 Each rank compares, right after loading on the mesh that saved, parameters, optimizer state, random generators and the
 data that come next with the signatures in the checkpoint's manifest, and writes an event where they differ.
@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from analyzers.finding import Finding
 from analyzers.run.event_log import Event, EventLog
+from analyzers.scope import Scope
 from analyzers.source import Source
+from analyzers.wording import counted
 from probes.tape import event_kinds
 
-__all__ = ["analyze"]
+__all__ = ["resume_mismatches"]
 
 
-def analyze(source: Source) -> list[Finding]:
+def resume_mismatches(source: Source, scope: Scope) -> list[Finding]:
     """Findings of kind `resume_differs`, one an attempt."""
     log = EventLog.load(source, (event_kinds.RESUME_DIFFERS,))
     by_attempt: dict[int, list[Event]] = {}
-    for event in log.of(event_kinds.RESUME_DIFFERS):
+    for event in log.of(event_kinds.RESUME_DIFFERS, attempt=scope.attempt):
         by_attempt.setdefault(event.attempt, []).append(event)
     return [_finding(attempt, events) for attempt, events in sorted(by_attempt.items())]
 
@@ -27,7 +29,8 @@ def _finding(attempt: int, events: list[Event]) -> Finding:
     parts = sorted({part for event in events for part in event.texts("parts")})
     ranks = tuple(sorted({event.rank for event in events}))
     step = events[0].step
-    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else counted(len(ranks), "rank")
+    what = " and ".join(parts) or "state"
     return Finding(
         analyzer="resume",
         kind="resume_differs",
@@ -37,7 +40,7 @@ def _finding(attempt: int, events: list[Event]) -> Finding:
         first_step=step,
         last_step=step,
         cause=parts[0] if len(parts) == 1 else "several",
-        summary=f"attempt {attempt} goes on from step {step} with other {' and '.join(parts)} than were saved ({who})",
+        summary=f"Attempt {attempt} resumed from step {step} with other {what} than saved ({who}).",
         evidence={"differing_parts": parts},
         advice="resume-differs",
         attempt=attempt,

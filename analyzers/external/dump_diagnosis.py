@@ -17,10 +17,10 @@ from typing import Any
 from analyzers.diagnose import Diagnosis, conclude
 from analyzers.external.dumped_world import DumpedWorld, assemble
 from analyzers.finding import Finding, Status
-from analyzers.hangs.analyze import explain
-from analyzers.hangs.wait_for import find_culprits
+from analyzers.hangs.analyze import hang_of_attempt
+from analyzers.hangs.culprits import find_culprits
 from analyzers.run.event_log import EventLog
-from analyzers.run.stall_limits import StallPolicy
+from analyzers.run.policy import StallPolicy
 from store.readers.external_files import SourceError, Survey, rank_of_name
 from store.readers.flight_recorder import RankDump
 from store.readers.many_dumps import read_many
@@ -95,7 +95,8 @@ def _hang(world: DumpedWorld) -> Finding | None:
     reference_ns = max(world.reference_ns, world.view.last_ns + 1)
     policies = [StallPolicy()] + ([StallPolicy(floor_s=0.0)] if certain or not world.clock_is_known else [])
     log = EventLog([])
-    found = next((f for p in policies if (f := explain(world.view, log, p, is_last=True, now_ns=reference_ns))), None)
+    judged = (hang_of_attempt(world.view, log, p, is_last=True, now_ns=reference_ns) for p in policies)
+    found = next((finding for finding in judged if finding), None)
     if found is None:
         return None
     evidence = dict(found.evidence) | {
@@ -106,13 +107,13 @@ def _hang(world: DumpedWorld) -> Finding | None:
     doubts = []
     if _skewed(world, found):
         evidence["dumps_apart_s"] = round(_apart_s(world), 1)
-        doubts.append("but it was dumped before that call was made: dump all ranks at the same time")
+        doubts.append("It was dumped before that call was made: dump all ranks at the same time.")
     elif not certain and not world.clock_is_known:
-        doubts.append("for how long is not known: the files' times are not those of the dumps")
+        doubts.append("The duration is unknown: the files' times are not those of the dumps.")
     if found.cause == "all_entered" and found.evidence.get("process_group") in world.unlisted:
-        doubts.append("or a rank that left no dump never came: these dumps do not list who belongs to the group")
+        doubts.append("Or a rank without a dump never came: these dumps do not list the members of the group.")
     status: Status = "suspect" if doubts else "fired"
-    return replace(found, status=status, attempt=None, evidence=evidence, summary="; ".join([found.summary, *doubts]))
+    return replace(found, status=status, attempt=None, evidence=evidence, summary=" ".join([found.summary, *doubts]))
 
 
 def _skewed(world: DumpedWorld, hang: Finding) -> bool:

@@ -20,7 +20,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from analyzers.run.snapshot import AttemptView, Call, RankView
+from analyzers.run.recorded_calls import Call
+from analyzers.run.snapshot import AttemptView, RankView
 from probes.collectives.group_label import group_label
 from store.readers.flight_recorder import GroupKey, RankDump, Recorded
 

@@ -17,7 +17,7 @@ __all__ = ["draw"]
 
 MAX_MOMENTS = 400
 _WORDS = {
-    "start-up": CATEGORY["startup"], "training": CATEGORY["training"], "going over steps again": CATEGORY["recomputed"],
+    "start-up": CATEGORY["startup"], "training": CATEGORY["training"], "repeating steps": CATEGORY["recomputed"],
     "silent": CATEGORY["hang"], "down": CATEGORY["restart"], "ending": CATEGORY["shutdown"],
 }  # fmt: skip
 _SYMBOLS = {

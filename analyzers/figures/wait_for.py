@@ -13,7 +13,8 @@ import math
 import plotly.graph_objects as go
 
 from analyzers.figures.theme import SEQUENCE, SEVERITY, ink, label, new_figure
-from analyzers.hangs.wait_for import Blame, Wait, waits_of
+from analyzers.hangs.culprits import HangCause
+from analyzers.hangs.wait_graph import Wait, waits_of
 from analyzers.run.snapshot import AttemptView
 
 __all__ = ["draw"]
@@ -22,7 +23,7 @@ MAX_RANKS = 24
 MAX_ARROWS = 80
 
 
-def draw(view: AttemptView, blame: Blame) -> go.Figure:
+def draw(view: AttemptView, blame: HangCause) -> go.Figure:
     """The wait-for graph at the end of an attempt."""
     waits = waits_of(view)
     shown = _shown(view, blame, waits)
@@ -46,13 +47,13 @@ def draw(view: AttemptView, blame: Blame) -> go.Figure:
     return figure
 
 
-def _shown(view: AttemptView, blame: Blame, waits: list[Wait]) -> list[int]:
+def _shown(view: AttemptView, blame: HangCause, waits: list[Wait]) -> list[int]:
     first = list(dict.fromkeys([*blame.cycle, *blame.culprits]))[: MAX_RANKS // 2]
     waiting = [wait.rank for wait in waits if wait.awaited in first]
     return list(dict.fromkeys([*first, *waiting, *sorted(view.ranks)]))[:MAX_RANKS]
 
 
-def _places(ranks: list[int], blame: Blame) -> dict[int, tuple[float, float]]:
+def _places(ranks: list[int], blame: HangCause) -> dict[int, tuple[float, float]]:
     """One culprit in the middle, else all on the circle."""
     middle = ranks[0] if len(blame.culprits) == 1 and len(ranks) > 2 and not blame.cycle else None
     around = sorted(rank for rank in ranks if rank != middle)
@@ -80,7 +81,7 @@ def _arrow(figure: go.Figure, begin: tuple[float, float], end: tuple[float, floa
 
 
 def _nodes(
-    figure: go.Figure, view: AttemptView, waits: list[Wait], place: dict[int, tuple[float, float]], blame: Blame
+    figure: go.Figure, view: AttemptView, waits: list[Wait], place: dict[int, tuple[float, float]], blame: HangCause
 ) -> None:
     told: dict[int, str] = {}
     for wait in waits:

@@ -1,14 +1,14 @@
-"""What the devices and hosts of ranks that stand still say: XIDs, readings that ended, errors, load, memory.
+"""Evidence of devices and hosts for a hang: XIDs, readings that ended, errors, load and memory of the named ranks.
 
-    finding = with_devices(source, finding, silent_since_ns)       # of `hang`, before it is told
+    finding = with_devices(source, finding, silent_since_ns)       # of `hang_of_attempt`
 
-1. Readings and XIDs count from `BEFORE_S` before the last record on: what broke a rank came shortly before its silence.
+1. Readings and XIDs count from shortly before the last record on.
 2. A GPU whose readings end while its host's go on does not answer any more: it has fallen off the bus, or its driver
    is stuck.
-3. An XID, or such a GPU, is told in the summary; the rest is evidence. A device that is busy in the silence is inside
-   a kernel (of a collective, most often), an idle one was given nothing to do by its host.
+3. An XID, or such a GPU, is named in the summary; the rest is evidence. A device that is busy in the silence is inside
+   a kernel (of a collective, most often), an idle one was given no work by its host.
 
-Where nobody sampled, nothing is said and nothing changes.
+Without readings the finding stays as it is.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from analyzers.finding import Finding
+from analyzers.hangs.policy import DeviceEvidencePolicy
 from analyzers.health.analyze import xid_table
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source, missing_tables
@@ -25,15 +26,14 @@ from probes.tape import event_kinds
 
 __all__ = ["with_devices"]
 
-BEFORE_S = 60.0
-MUTE_S = 10.0
-"""Readings come each second, of all GPUs of a node in turn."""
 MAX_RANKS = 8
 
 
-def with_devices(source: Source, finding: Finding, since_ns: int) -> Finding:
-    """The finding with what its ranks' devices and hosts say; `since_ns`: the last record (epoch)."""
-    ranks = finding.ranks[:MAX_RANKS]
+def with_devices(
+    source: Source, finding: Finding, since_ns: int, policy: DeviceEvidencePolicy | None = None
+) -> Finding:
+    """The finding with the readings of its ranks' devices and hosts; `since_ns`: the last record (epoch)."""
+    policy, ranks = policy or DeviceEvidencePolicy(), finding.ranks[:MAX_RANKS]
     if missing_tables(source, "ranks") or finding.attempt is None or not ranks:
         return finding
     marks = ", ".join("?" for _ in ranks)
@@ -42,31 +42,36 @@ def with_devices(source: Source, finding: Finding, since_ns: int) -> Finding:
         f"WHERE attempt = ? AND rank IN ({marks}) GROUP BY rank ORDER BY rank",
         [finding.attempt, *ranks],
     )
-    begin_ns, end_ns = since_ns - int(BEFORE_S * 1e9), since_ns + int(float(finding.evidence["silent_s"]) * 1e9)
-    read: dict[str, Any] = {}
-    words = []
+    begin_ns = since_ns - int(policy.before_s * 1e9)
+    end_ns = since_ns + int(float(finding.evidence["silent_s"]) * 1e9)
+    evidence: dict[str, Any] = {}
+    sentences = []
     for rank, uuid, host in places:
-        said = _host(source, host, since_ns, end_ns) | _gpu(source, uuid, host, begin_ns, since_ns, end_ns)
-        codes = _xids(source, uuid, begin_ns, end_ns)
-        if codes:
-            said["xids"] = codes
+        found = _host(source, host, since_ns, end_ns) | _gpu(source, uuid, host, (begin_ns, since_ns, end_ns), policy)
+        if codes := _xids(source, uuid, begin_ns, end_ns):
+            found["xids"] = codes
             known = xid_table()["xid"].get(str(codes[0]), {})
-            words.append(f"the GPU of rank {rank} reported XID {codes[0]} ({known.get('meaning', 'not in the table')})")
-        elif said.get("gpu_mute_s"):
-            words.append(f"the GPU of rank {rank} has not answered for {said['gpu_mute_s']:.0f} s")
-        if said and (not read or (_is_broken(said) and not _is_broken(read))):  # the first broken one's, or the first
-            read = said | ({"readings_of_rank": rank} if len(places) > 1 else {})
-    summary = "; ".join([finding.summary, *words[:2]])
-    return replace(finding, summary=summary, evidence={**finding.evidence, **read})
+            sentences.append(
+                f"The GPU of rank {rank} reported XID {codes[0]}: {known.get('meaning', 'not in the table')}."
+            )
+        elif found.get("gpu_mute_s"):
+            sentences.append(f"The GPU of rank {rank} has not answered for {found['gpu_mute_s']:.0f} s.")
+        is_first = not evidence or (_is_broken(found) and not _is_broken(evidence))
+        if found and is_first:  # of the first broken one, else of the first
+            evidence = found | ({"readings_of_rank": rank} if len(places) > 1 else {})
+    summary = " ".join([finding.summary, *sentences[:2]])
+    return replace(finding, summary=summary, evidence={**finding.evidence, **evidence})
 
 
-def _is_broken(said: Mapping[str, Any]) -> bool:
-    return bool({"xids", "gpu_mute_s"} & said.keys())
+def _is_broken(readings: Mapping[str, Any]) -> bool:
+    return bool({"xids", "gpu_mute_s"} & readings.keys())
 
 
 def _gpu(
-    source: Source, uuid: str | None, host: str | None, begin_ns: int, since_ns: int, end_ns: int
+    source: Source, uuid: str | None, host: str | None, times_ns: tuple[int, int, int], policy: DeviceEvidencePolicy
 ) -> dict[str, Any]:
+    """Readings of a GPU; `times_ns`: first that counts, last record of the run, end of the silence."""
+    begin_ns, since_ns, end_ns = times_ns
     if not uuid or missing_tables(source, "health"):
         return {}
     ((busy, hottest, newest_ns, uncorrected, links),) = source.rows(
@@ -85,7 +90,7 @@ def _gpu(
     known = {
         "gpu_utilization_ratio": None if busy is None else round(busy, 3),
         "temperature_celsius": hottest,
-        "gpu_mute_s": round(mute_s, 1) if mute_s >= MUTE_S else None,
+        "gpu_mute_s": round(mute_s, 1) if mute_s >= policy.mute_s else None,
         "ecc_uncorrected": uncorrected or None,
         "nvlink_errors": links or None,
     }

@@ -1,26 +1,73 @@
-"""Python stacks that `watch` had a rank write when the run hung: the innermost frames worth reading.
+"""Python stacks of a hung job: read those that ranks wrote, group equal ones, find the odd ones.
 
-    read_stack(run.stacks, attempt=0, rank=3)     # ["trainer/rank/loop.py:120 train_step", ...]
+    read_stack(run.stacks, attempt=0, rank=3)       # ["trainer/rank/loop.py:120 train_step", ...]
+    groups = group([Stack(pid=11, rank=0, frames=("a.py:3 wait", "b.py:9 main")), ...])
+    odd = odd_ones(groups)                          # processes outside of the majority, () if there is none
+    StacksAtHang(run.stacks, roles_of(source, attempt=0)).of(view, culprits)     # groups for a finding's evidence
 
-The text is faulthandler's and comes from a stranger's process: sizes are bounded, links are not followed, and
-whoever shows it escapes it.
+The files are faulthandler's and not trusted: sizes are bounded, links are not followed, and reports escape the text.
+The same stack on most ranks is where they wait; a stack that differs is a hint and no proof, since a stack holds no
+sequence numbers. Ranks are compared within their own stage: the stages of a pipeline wait in different places.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from analyzers.run.snapshot import AttemptView, RankView
+from analyzers.source import Source, missing_tables
 from probes.tape.safe_open import folder_problem, open_plain
 
-__all__ = ["parse_stack", "read_stack"]
+__all__ = ["Role", "Stack", "StackGroup", "StacksAtHang", "group", "odd_ones", "parse_stack", "read_stack", "roles_of"]
 
 MAX_BYTES = 256 << 10
 MAX_FRAMES = 6
+MAX_GROUPS = 8
+MAX_LISTED = 64
+"""Ranks of a group that are listed by number."""
+MAX_READ = 8192
+"""Stack files that are read."""
 _FRAME = re.compile(r'^\s*File "([^"]{1,500})", line (\d{1,9}) in (.{1,200})$')
 _BLOCK = re.compile(r"^(Current thread|Thread) ", re.MULTILINE)
 _LIBRARY = re.compile(r"/(site|dist)-packages/torch/|/threading\.py$|/selectors\.py$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """The main thread of one process, innermost frame first, each as `file:line function`. `rank` None: unknown.
+
+    `os_state` is the letter of /proc; `problem` tells why there are no frames.
+    """
+
+    pid: int
+    rank: int | None = None
+    frames: tuple[str, ...] = ()
+    os_state: str = ""
+    problem: str = ""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Stopped by a signal or a debugger: it makes no progress, whatever its stack."""
+        return self.os_state in ("T", "t")
+
+    @property
+    def name(self) -> str:
+        """The rank if it is known, else the process."""
+        return f"pid {self.pid}" if self.rank is None else f"rank {self.rank}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackGroup:
+    """Processes with the same frames."""
+
+    frames: tuple[str, ...]
+    members: tuple[Stack, ...]
 
 
 def read_stack(stacks_dir: Path, attempt: int, rank: int) -> list[str]:
@@ -38,7 +85,7 @@ def read_stack(stacks_dir: Path, attempt: int, rank: int) -> list[str]:
 
 
 def parse_stack(text: str) -> list[str]:
-    """Frames of the last `Current thread` block, torch's own left out unless nothing else is there."""
+    """Frames of the last `Current thread` block, without torch's own unless there are no others."""
     starts = [match for match in _BLOCK.finditer(text) if match[1] == "Current thread"]
     if not starts:
         return []
@@ -48,3 +95,134 @@ def parse_stack(text: str) -> list[str]:
     frames = [match for line in block.splitlines() if (match := _FRAME.match(line))]
     own = [frame for frame in frames if not _LIBRARY.search(frame[1])] or frames
     return [f"{'/'.join(frame[1].split('/')[-2:])}:{frame[2]} {frame[3]}" for frame in own[:MAX_FRAMES]]
+
+
+def group(stacks: Sequence[Stack]) -> list[StackGroup]:
+    """The largest group first. Stopped processes, and those without frames, form groups of their own."""
+    found: dict[tuple[object, ...], list[Stack]] = {}
+    for stack in stacks:
+        found.setdefault((stack.is_stopped, stack.problem, *stack.frames), []).append(stack)
+    ordered = sorted(found.values(), key=lambda members: (-len(members), members[0].pid))
+    return [StackGroup(frames=members[0].frames, members=tuple(sorted(members, key=_order))) for members in ordered]
+
+
+def odd_ones(groups: Sequence[StackGroup]) -> tuple[Stack, ...]:
+    """Stopped processes; else those outside of the group with more than half of all. Empty without such a group."""
+    stacks = [stack for group_ in groups for stack in group_.members]
+    if stopped := [stack for stack in stacks if stack.is_stopped]:
+        return tuple(stopped)
+    if not groups or 2 * len(groups[0].members) <= len(stacks):
+        return ()
+    return tuple(stack for group_ in groups[1:] for stack in group_.members)
+
+
+def _order(stack: Stack) -> tuple[int, int]:
+    return (-1 if stack.rank is None else stack.rank, stack.pid)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Role:
+    """A rank's place in the dimensions that give ranks different work; -1 where there is no such dimension."""
+
+    stage: int = -1
+    tp: int = -1
+
+
+def roles_of(source: Source, attempt: int) -> dict[int, Role]:
+    """Each rank's role in an attempt; only dimensions that are really there count."""
+    if missing_tables(source, "ranks"):
+        return {}
+    rows = source.rows(
+        """
+        SELECT rank, arg_max(pp, wall_ns), arg_max(tp, wall_ns) FROM ranks WHERE attempt = ? AND rank >= 0 GROUP BY rank
+        """,
+        [attempt],
+    )
+    stages, places = {row[1] for row in rows} - {None}, {row[2] for row in rows} - {None}
+    return {
+        rank: Role(
+            stage=stage if stage is not None and len(stages) > 1 else -1,
+            tp=place if place is not None and len(places) > 1 else -1,
+        )
+        for rank, stage, place in rows
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class StacksAtHang:
+    """The folder of a run's stacks, and the role of each of its ranks."""
+
+    folder: Path
+    roles: Mapping[int, Role]
+
+    def of(self, view: AttemptView, culprits: Sequence[int]) -> list[dict[str, Any]]:
+        """Groups for a finding's evidence; empty if no rank wrote a stack.
+
+        Those with a culprit come first, then those with an odd rank, then the largest; the rest is counted.
+        """
+        alive = [rank for rank, state in sorted(view.ranks.items()) if not state.closed][:MAX_READ]
+        stacks = [self._stack(view.ranks[rank], view.attempt) for rank in alive]
+        if not any(stack.frames for stack in stacks):
+            return []
+        odd = self._odd(stacks)
+        blamed = set(culprits)
+        found: dict[tuple[str, tuple[str, ...], bool], list[int]] = {}
+        for stack in stacks:
+            rank = _rank(stack)
+            found.setdefault((_doing(view.ranks[rank]), stack.frames, rank in odd), []).append(rank)
+        ordered = sorted(
+            found.items(),
+            key=lambda item: (blamed.isdisjoint(item[1]), not item[0][2], -len(item[1]), item[1][0]),
+        )
+        listed = [
+            {
+                "ranks": ranks[:MAX_LISTED],
+                "num_ranks": len(ranks),
+                "role": self._role(ranks),
+                "doing": doing,
+                "is_odd": is_odd,
+                "frames": list(frames),
+            }
+            for (doing, frames, is_odd), ranks in ordered[:MAX_GROUPS]
+        ]
+        rest = [rank for _, ranks in ordered[MAX_GROUPS:] for rank in ranks]
+        return [*listed, {"num_ranks": len(rest), "is_rest": True}] if rest else listed
+
+    def _stack(self, state: RankView, attempt: int) -> Stack:
+        frames = tuple(read_stack(self.folder, attempt, state.rank))
+        return Stack(pid=state.rank, rank=state.rank, frames=frames, os_state="T" if state.state == "stopped" else "")
+
+    def _odd(self, stacks: Sequence[Stack]) -> set[int]:
+        """Ranks that differ from more than half of their own stage; none in stages of one or two ranks."""
+        by_stage: dict[int, list[Stack]] = {}
+        for stack in stacks:
+            by_stage.setdefault(self.roles.get(_rank(stack), Role()).stage, []).append(stack)
+        return {_rank(stack) for peers in by_stage.values() for stack in odd_ones(group(peers))}
+
+    def _role(self, ranks: Sequence[int]) -> str:
+        roles = [self.roles.get(rank, Role()) for rank in ranks]
+        stages = Counter(role.stage for role in roles if role.stage >= 0)
+        places = Counter(role.tp for role in roles if role.tp >= 0)
+        texts = [f"stage{'s' * (len(stages) > 1)} {_few(stages)}"] if stages else []
+        return ", ".join([*texts, *([f"tp {_few(places)}"] if places else [])])
+
+
+def _doing(state: RankView) -> str:
+    """Phase and operation, without the group's name and number, which differ between ranks that do the same."""
+    if state.state == "stopped":
+        return "stopped"
+    call = min(state.calls, key=lambda call: call.issue_ns, default=None)
+    if call is None:
+        return state.doing
+    phase = call.phase or (state.phases[-1] if state.phases else "")
+    return f"in {phase}, {call.op}" if phase else f"in {call.op}"
+
+
+def _few(counts: Mapping[int, int]) -> str:
+    values = sorted(counts)
+    return ", ".join(map(str, values[:6])) + (", ..." if len(values) > 6 else "")
+
+
+def _rank(stack: Stack) -> int:
+    assert stack.rank is not None
+    return stack.rank

@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from analyzers.finding import Finding, Severity
+from analyzers.health.policy import HealthPolicy
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source, lacking
 from probes.tape import event_kinds
 
-__all__ = ["THROTTLE_BITS", "HealthPolicy", "analyze", "xid_table"]
+__all__ = ["THROTTLE_BITS", "analyze", "xid_table"]
 
 THROTTLE_BITS = {
     0x08: ("hardware", "the hardware's own slow-down"),
@@ -44,34 +44,6 @@ _READINGS = {
     "NVLink errors": ("nvlink_errors_total",),
 }
 """What is looked at on a GPU, by the columns that it takes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthPolicy:
-    """When a reading is worth a word."""
-
-    throttled_ratio: float = 0.1
-    """Share of readings under load in which a device was slowed down."""
-    min_readings: int = 10
-    """Readings of a device for that."""
-    loaded_ratio: float = 0.2
-    """GPU utilisation from which a reading is one under load."""
-    corrected_errors: int = 100
-    """Corrected memory errors during the run. NVIDIA's XID 92 stands for a high rate of them."""
-    pcie_replays: int = 50
-    """Replays during the run: a few an hour are ordinary, a rise by the second is a bad link."""
-    nvlink_errors: int = 1
-    """Errors of NVLinks during the run."""
-    disk_free_bytes: int = 5 << 30
-    """Free space below which the next checkpoint may not fit."""
-    disk_soon_s: float = 3600.0
-    """Time until the disk is full at the present rate."""
-    disk_rate_over_s: float = 120.0
-    """Readings for so long before a rate is believed: a checkpoint being written is no trend."""
-    queue_factor: float = 2.0
-    """Runnable processes over CPUs, from which ranks wait for a core."""
-    queue_ratio: float = 0.5
-    """Share of readings in which they do."""
 
 
 @cache

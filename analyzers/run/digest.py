@@ -1,4 +1,4 @@
-"""A node's digest: what its ranks are doing, small enough to be sent every second, and the view of the whole job.
+"""Digest of a node: the state of its ranks, small enough to be sent every second, and the joined view of the job.
 
     data = encode(Digest(node=1, sent_ns=now, view=view))          # node 1: about a kilobyte for 8 ranks
     view = joined(own_view, [decode(data)], {1: offset_ns})        # the leader: all ranks, by its own clock
@@ -6,8 +6,8 @@
 A digest is an `AttemptView` of the node's own ranks: step, open spans, calls in flight, newest number by group and the
 state of each process. So what judges one node's records (`hang`, `rank_lost`) judges the whole job's.
 
-It comes from another machine: the size is bounded, both packed and unpacked, the version is checked, and each value has
-a type. A digest that would be too large leaves out what explains before what proves: order of calls, then texts.
+It comes from another machine: its size is bounded, packed and unpacked, its version and the type of each value are
+checked. A digest that would be too large drops texts first, then calls behind the oldest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analyzers.run.event_log import Event, EventLog
-from analyzers.run.snapshot import AttemptView, Call, RankView
+from analyzers.run.recorded_calls import Call
+from analyzers.run.snapshot import AttemptView, RankView
 
 __all__ = ["MAX_BYTES", "VERSION", "Digest", "DigestError", "decode", "encode", "joined", "joined_log", "of_ranks"]
 
@@ -32,7 +33,7 @@ _STATES = ("running", "stopped", "dead")
 
 
 class DigestError(ValueError):
-    """What came is no digest that this version reads; one line."""
+    """The bytes are no digest that this version reads; one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class Digest:
     sent_ns: int
     view: AttemptView
     events: tuple[Event, ...] = ()
-    """How processes of the attempt ended, and what was done about it."""
+    """Ends of processes of the attempt, and the response to them."""
     closing: bool = False
     received_ns: int = 0
     """By the receiver's clock; not sent."""
@@ -70,7 +71,7 @@ def encode(digest: Digest) -> bytes:
         if len(packed) <= MAX_BYTES and len(plain) <= MAX_PLAIN_BYTES:
             return packed
     view = replace(digest.view, ranks={}, last_seq={}, last_p2p={}, members={})
-    return encode(replace(digest, view=view, events=()))  # a node of tens of thousands of ranks: that it lives
+    return encode(replace(digest, view=view, events=()))  # a node of tens of thousands of ranks: only a sign of life
 
 
 def decode(data: bytes) -> Digest:
@@ -90,9 +91,9 @@ def decode(data: bytes) -> Digest:
 
 
 def joined(own: AttemptView, digests: Sequence[Digest], offsets_ns: Mapping[int, int]) -> AttemptView:
-    """All ranks that anybody knows of in the attempt of `own`, by the clock of its reader.
+    """All known ranks in the attempt of `own`, by the clock of its reader.
 
-    `offsets_ns`: how far each node's clock is ahead. Where two know a rank, whoever saw it last is believed.
+    `offsets_ns`: how far each node's clock is ahead. Of two views of a rank the newer one counts.
     """
     ranks, members = dict(own.ranks), {group: set(found) for group, found in own.members.items()}
     last_seq, last_p2p = dict(own.last_seq), dict(own.last_p2p)
@@ -128,7 +129,7 @@ def joined(own: AttemptView, digests: Sequence[Digest], offsets_ns: Mapping[int,
 
 
 def joined_log(log: EventLog, digests: Sequence[Digest], offsets_ns: Mapping[int, int]) -> EventLog:
-    """The log with what the digests say that it does not have yet, by the clock of its reader."""
+    """The log with the events of the digests that it lacks, by the clock of its reader."""
     known = {(event.kind, event.rank, event.wall_ns) for event in log.all()}
     more = [
         replace(event, wall_ns=event.wall_ns - offsets_ns.get(digest.node, 0))

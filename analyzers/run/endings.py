@@ -1,16 +1,16 @@
-"""How the ranks of an attempt ended, and who only died of somebody else's death.
+"""Ends of the ranks of an attempt: root causes apart from ranks that died of another rank's death.
 
     deaths = find_deaths(view, log)
     roots = [death for death in deaths if not death.collateral]
 
 1. Deaths are gathered from the launcher (`rank_exit`), the rank itself (`exception`) and `watch` (`rank_state` dead).
 2. An exception is collateral only if the facts allow it: it was raised by a process group's backend or its store, and
-   it speaks of a connection or a peer that is gone. Its type tells the most (a backend raises RuntimeError or an error
+   it reports a lost connection or peer. Its type is the strongest evidence (a backend raises RuntimeError or an error
    of torch.distributed, never ConnectionResetError), then the source file that the backend names in its message, then
    the innermost frame of the traceback and whether the rank was inside a collective. Of a chain of exceptions the
    original one is judged.
-3. An error inside a collective after somebody else's death is collateral, whatever it says.
-4. A silent end is collateral if anybody else has a reason; so is one by SIGTERM, which somebody sent.
+3. An error inside a collective after another rank's death is collateral, whatever its message.
+4. A silent end is collateral if any other rank has a reason; so is one by SIGTERM, which another process sent.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ LOST_PEER = re.compile(
     r"|peer (is )?(gone|closed)|connectFullMesh failed|got 0 bytes|SignalException",
     re.IGNORECASE,
 )
-"""What a backend says when a peer is gone or does not answer. Its other errors are a rank's own: CUDA, memory."""
+"""Messages of a backend whose peer is gone or does not answer. Its other errors are a rank's own: CUDA, memory."""
 BACKENDS_SOURCE = re.compile(
     r"\bgloo\b|\b(pair|buffer|unbound_buffer|context)\.cc:\d|\bc10d\b|ProcessGroup[A-Z]\w+|\bNCCL\b|\bnccl[A-Z]|WorkNCCL"
     r"|TCPStore|key-value store|monitoredBarrier|Watchdog caught|socket\.cpp|ms for (recv|send) operation"
 )
-"""How the backends of torch.distributed and their store say where in their own code an error was made."""
+"""Names of the source files and classes of torch.distributed's backends and store in their errors."""
 STORE = re.compile(r"TCPStore|key-value store")
 STORE_CLOSED = re.compile(
     r"broken pipe|connection (was )?(likely )?(closed|reset|refused)|got 0 bytes|remote server|failed to (recv|send)",
@@ -46,20 +46,20 @@ STORE_CLOSED = re.compile(
 OUT_OF_MEMORY = re.compile(
     r"MemoryError|OutOfMemoryError|out of memory|can't allocate memory|cannot allocate memory|bad_alloc", re.IGNORECASE
 )
-"""What an error says when there was no memory left, on a device or on the host."""
+"""Errors of a device or a host without free memory."""
 _BACKENDS_TYPES = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError", "SignalException")
 _UNNAMED_TYPES = ("RuntimeError", "Exception", "")
 """What a backend's error is where torch has no type of its own for it; Exception and none: not recorded."""
 _MAKES_CALLS = re.compile(r"/torch/(?!utils/)")
 """Torch calls collectives in backward passes, hooks and wrappers; its data loader does not."""
 _NAMED = re.compile(r"(?:[A-Za-z_][\w.]{0,200}\.)?([A-Z]\w{0,100}(?:Error|Exception))\b")
-"""The type at the beginning of what an error file says."""
+"""The type at the start of the message in an error file."""
 _LOADER = re.compile(r"\bDataLoader\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """How one rank ended. `cause` is exception, signal, out_of_memory, exit or vanished."""
+    """The end of one rank. `cause` is exception, signal, out_of_memory, exit or vanished."""
 
     rank: int
     when_ns: int
@@ -74,7 +74,7 @@ class Death:
 
     @property
     def origin(self) -> Link:
-        """The exception that it came to: the last of the chain, or the one that was given as its cause."""
+        """The exception to judge: the last of the chain, or the one given as its cause."""
         i = len(self.links) - 1
         while i > 0 and self.links[i].is_caused:
             i -= 1
@@ -87,28 +87,28 @@ class Death:
 
     @property
     def is_surely_backends(self) -> bool:
-        """Whether every exception of its chain was certainly raised by a backend or its store."""
+        """True if a backend or its store certainly raised every exception of its chain."""
         return bool(self.links) and all(_is_backends(link) for link in self.links)
 
     @property
     def is_of_store(self) -> bool:
-        """Whether it says that the connection to the rendezvous store is closed."""
+        """True if it reports a closed connection to the rendezvous store."""
         found = self.origin
-        told = _is_backends(found) and STORE.search(found.message) is not None
-        of_store = told or found.error_type in ("DistNetworkError", "DistStoreError")
+        names_store = _is_backends(found) and STORE.search(found.message) is not None
+        of_store = names_store or found.error_type in ("DistNetworkError", "DistStoreError")
         return of_store and STORE_CLOSED.search(found.message) is not None
 
 
 def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
-    """Every rank that died in the attempt, in order of time, roots told from collateral ones."""
+    """Every rank that died in the attempt, in order of time, roots apart from collateral ones."""
     found: dict[int, Death] = {}
     for event in log.of(event_kinds.EXCEPTION, attempt=view.attempt):
         if event.rank >= 0 and event.rank not in found:
-            said = f"{event.text('type')}: {event.text('message')}"
+            text = f"{event.text('type')}: {event.text('message')}"
             found[event.rank] = Death(
                 rank=event.rank,
                 when_ns=event.wall_ns,
-                cause="out_of_memory" if OUT_OF_MEMORY.search(said) else "exception",
+                cause="out_of_memory" if OUT_OF_MEMORY.search(text) else "exception",
                 error_type=event.text("type", "Exception"),
                 message=event.text("message"),
                 links=_links(event),
@@ -119,7 +119,7 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
         if rank in found or rank < 0 or (code == 0 and not name):
             continue
         if not name and rank in view.ranks and view.ranks[rank].closed:
-            continue  # it ended in order: the code says what the run came to (given up), not what the rank died of
+            continue  # a clean end: the code is the run's result (given up), not a cause of death
         exhausted = event.text("out_of_memory")
         cause = "out_of_memory" if exhausted else "signal" if name else "exit"
         message = f"killed by the kernel: {exhausted} exhausted" if exhausted else event.text("message")
@@ -131,57 +131,61 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
         if event.text("state") == "dead" and rank in view.ranks and rank not in found and not view.ranks[rank].closed:
             found[rank] = Death(rank=rank, when_ns=event.wall_ns, cause="vanished")
     deaths = sorted(found.values(), key=lambda death: (death.when_ns, death.rank))
-    # watch sees the processes that the agent ended, too: a silent end counts only where nobody else has a reason.
-    reasons = [death for death in deaths if death.cause != "vanished" and not _blames_others(death, view)]
+    # watch also sees the processes that the agent ended: a silent end counts only where no other rank has a reason.
+    reasons = [death for death in deaths if death.cause != "vanished" and not _is_consequence(death, view)]
     all_vanished = sum(death.cause == "vanished" for death in deaths) == len(view.ranks)
     return [replace(death, collateral=_is_collateral(death, reasons, view, all_vanished)) for death in deaths]
 
 
 def _is_collateral(death: Death, reasons: Sequence[Death], view: AttemptView, all_vanished: bool) -> bool:
-    """`reasons`: who did not die of somebody else by its own words, in order of time."""
+    """`reasons`: deaths with a cause of their own, in order of time."""
     if death.cause == "vanished":
         return bool(reasons) or all_vanished
     if death.signal and death.signal != "SIGTERM":
         return False
     first = next((reason for reason in reasons if reason.rank != death.rank), None)
-    # The launcher sees a signal only after those whom it took along have said so.
+    # The launcher sees a signal only after the victims of that death have reported.
     by_signal = first is not None and any(reason.signal for reason in reasons if reason.rank != death.rank)
     earlier = first is not None and (first.when_ns <= death.when_ns or by_signal)
-    return _blames_others(death, view, earlier) or (_in_call(death, view) and earlier)
+    return _is_consequence(death, view, earlier) or (_in_call(death, view) and earlier)
 
 
 def _links(event: Event) -> tuple[Link, ...]:
     """The chain of an `exception` event, whose last link has the whole message, which the traceback may have cut."""
-    told = Link(event.text("type", "Exception"), event.text("message"))
+    recorded = Link(event.text("type", "Exception"), event.text("message"))
     links = read_traceback(event.text("traceback"))
-    return (*links[:-1], replace(links[-1], error_type=told.error_type, message=told.message)) if links else (told,)
+    return (
+        (*links[:-1], replace(links[-1], error_type=recorded.error_type, message=recorded.message))
+        if links
+        else (recorded,)
+    )
 
 
-def _blames_others(death: Death, view: AttemptView, earlier: bool = False) -> bool:
-    """Whether it died of a peer that is gone. `earlier`: somebody else had died of something else before."""
+def _is_consequence(death: Death, view: AttemptView, earlier: bool = False) -> bool:
+    """Return True if it died of a lost peer. `earlier`: another rank had died of something else before."""
     if death.signal:
         return death.signal == "SIGTERM"
     if death.cause not in ("exception", "exit"):
         return False
     judged = death.links if earlier else (death.origin,)
-    certain = any(_is_backends(link) and _speaks_of_peer(link) for link in judged)
-    likely = (earlier or _in_call(death, view)) and _speaks_of_peer(death.origin) and _may_be_backends(death.origin)
+    certain = any(_is_backends(link) and _names_lost_peer(link) for link in judged)
+    likely = (earlier or _in_call(death, view)) and _names_lost_peer(death.origin) and _may_be_backends(death.origin)
     return certain or likely
 
 
-def _speaks_of_peer(link: Link) -> bool:
+def _names_lost_peer(link: Link) -> bool:
     return LOST_PEER.search(f"{link.error_type} {link.message}") is not None
 
 
 def _is_backends(link: Link) -> bool:
-    """Whether a process group's backend or its store certainly raised it."""
+    """Return True if a process group's backend or its store certainly raised it."""
     if link.error_type in _BACKENDS_TYPES:
         return True
     return link.error_type in _UNNAMED_TYPES and BACKENDS_SOURCE.search(link.message) is not None
 
 
 def _may_be_backends(link: Link) -> bool:
-    """Whether nothing speaks against it: no type of Python's own, no frame in a place that makes no collectives."""
+    """Return True if a backend may have raised it: no type of Python's own, no frame in code without collectives."""
     if link.error_type not in _UNNAMED_TYPES or _LOADER.search(link.message):
         return False
     innermost = link.frames[-1] if link.frames else None

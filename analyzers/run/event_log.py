@@ -1,9 +1,9 @@
-"""The run's events, read once and looked at by kind, attempt and step.
+"""The run's events, read once and selected by kind, attempt and step.
 
-    log = EventLog.load(source, ("rollback", "batch_skipped"))
-    log.of("rollback", attempt=0)[0].detail["to_step"]
+    log = EventLog.load(source, (event_kinds.ROLLBACK, event_kinds.BATCH_SKIPPED))
+    log.of(event_kinds.ROLLBACK, attempt=0)[0].detail["to_step"]
 
-What stands in an event was written by the run and may be damaged: every look-up has a type and a default.
+The content of an event was written by the run and may be damaged: every look-up has a type and a default.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from analyzers.source import Source
 __all__ = ["Event", "EventLog", "parsed_detail"]
 
 MAX_EVENTS = 200_000
-"""Events read of one run; a run that writes more is not read to its end, and nothing here needs it to be."""
+"""Events read of one run; of a run that writes more the rest is ignored."""
 
 
 @dataclass(frozen=True, slots=True)

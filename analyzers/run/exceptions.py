@@ -1,10 +1,10 @@
-"""What a Python traceback says: which exception came first, and which line of whose code raised it.
+"""Parse a Python traceback: the first exception, and the user's line that raised it.
 
     links = read_traceback(text)         # one for each exception of a chain, the original one first
     frame = own_frame(links[0])          # the innermost one outside of installed packages
     frame.text                           # "data/loader.py:41 in __getitem__"
 
-The text was written by the run and may be anything: what is no traceback gives no links, and lengths are bounded.
+The text was written by the run and is not trusted: text that is no traceback gives no links, and lengths are bounded.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 
 import probes
 
-__all__ = ["Frame", "Link", "own_frame", "read_traceback", "told_frames"]
+__all__ = ["Frame", "Link", "frame_texts", "own_frame", "read_traceback"]
 
 MAX_CHARACTERS = 64 << 10
 """Of a traceback's end that are read; `probes` writes 20,000."""
 MAX_FRAMES = 12
-"""Of a traceback that are told."""
+"""Frames of a traceback that a finding carries."""
 _NEXT = re.compile(
     r"^(The above exception was the direct cause of the following exception:"
     r"|During handling of the above exception, another exception occurred:)$",
@@ -43,12 +43,12 @@ class Frame:
 
     @property
     def is_library(self) -> bool:
-        """Whether it is Python's own code, an installed package's, or that of our probes, which wrap both."""
+        """True for code of Python, of an installed package, or of our probes, which wrap both."""
         return _LIBRARY.search(self.path) is not None or self.path.startswith(_OURS)
 
     @property
     def text(self) -> str:
-        """As people say it, the path cut to its last two parts."""
+        """The frame in one line, its path cut to the last two parts."""
         where = f"{'/'.join(self.path.split('/')[-2:])}:{self.line}"
         return f"{where} in {self.function}" if self.function else where
 
@@ -79,7 +79,7 @@ def own_frame(link: Link) -> Frame | None:
     return next((f for f in reversed(link.frames) if not f.is_library), link.frames[-1] if link.frames else None)
 
 
-def told_frames(link: Link) -> list[str]:
+def frame_texts(link: Link) -> list[str]:
     """The last frames, innermost first, as text."""
     return [frame.text for frame in reversed(link.frames[-MAX_FRAMES:])]
 

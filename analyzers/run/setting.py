@@ -12,7 +12,7 @@ __all__ = ["number", "setting"]
 
 
 def setting(manifest: Mapping[str, Any], name: str) -> Any:
-    """The value at a dotted name; a manifest may be damaged or of somebody else's run."""
+    """The value at a dotted name; a manifest may be damaged or of an attached run."""
     value: Any = manifest.get("config")
     for key in name.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None

@@ -1,26 +1,26 @@
-"""What every rank of an attempt was doing when its records end.
+"""Snapshot of an attempt: step, open spans and calls in flight of each rank when its records end.
 
-    view = take_snapshot(source, attempt=0)
+    view = take_snapshot(source, attempt=0, log=EventLog.load(source, SNAPSHOT_EVENTS))
     view.ranks[3].calls           # collectives that rank 3 had begun and not finished
     view.last_seq[("dp[0,1]", 3)] # number of the last collective that rank 3 entered in that group
 
-The snapshot says nothing of right or wrong; `waitfor`, `hang` and `rank_lost` do. It looks only at the newest steps,
-so that it costs the same after a million steps. Once a process of the attempt has ended, the picture is that of the
-moment before: what the others recorded afterwards (calls that failed, errors) is its consequence.
+It judges nothing; `hangs` and `deaths` do. It reads only the newest steps, so it costs the same after a million of
+them. Once a process of the attempt has ended, the snapshot is of the moment before: what the other ranks recorded
+afterwards (failed calls, errors) is a consequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from analyzers.run.event_log import EventLog
+from analyzers.run.recorded_calls import Call, call_order, recorded_calls
 from analyzers.run.step_ends import NEVER_NS, ends_of_steps
 from analyzers.source import Source
 from probes.tape import event_kinds
 
-__all__ = ["SNAPSHOT_EVENTS", "AttemptView", "Call", "RankView", "attempts", "first_end_ns", "take_snapshot"]
+__all__ = ["SNAPSHOT_EVENTS", "AttemptView", "RankView", "attempts", "first_end_ns", "take_snapshot"]
 
 SNAPSHOT_EVENTS = (
     event_kinds.RANK_STATE,
@@ -34,43 +34,11 @@ SNAPSHOT_EVENTS = (
     event_kinds.RANK_STOPPED,
 )
 RECENT_STEPS = 50
-"""Steps whose durations say what a normal step is."""
+"""Steps whose durations define a usual step."""
 ORDER_STEPS = 5
-"""Steps before the newest ones that say in which order a group's collectives come."""
-P2P = ("send", "recv")
-KEPT_CALLS = 4
+"""Steps before the newest ones from which the order of a group's collectives is read."""
 SKEW_NS = 60 * 10**9
 """Records this long after the first end mean that the clocks of two nodes disagree: then nothing is cut off."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A collective or p2p call that had begun and not ended."""
-
-    rank: int
-    group: str
-    seq: int
-    op: str
-    issue_ns: int = 0
-    num_bytes: int | None = None
-    dtype: str = ""
-    shape: str = ""
-    phase: str = ""
-    caller: str = ""
-    peer: int | None = None
-    step: int | None = None
-
-    @property
-    def is_p2p(self) -> bool:
-        """Whether it has one partner instead of a group."""
-        return self.op in P2P
-
-    @property
-    def text(self) -> str:
-        """The call as people say it."""
-        if self.is_p2p:
-            return f"{self.op} {'to' if self.op == 'send' else 'from'} rank {self.peer} (number {self.seq})"
-        return f"{self.op} {self.seq} of {self.group}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +56,7 @@ class RankView:
     """The oldest in flight of each group or peer, in the order of their issue."""
     num_in_flight: int = 0
     unwaited: tuple[Call, ...] = ()
-    """Open calls with a later one of the same group that is done: most likely nobody asked whether they ended."""
+    """Open calls with a later one of the same group that is done: most likely never waited for."""
     closed: bool = False
     state: str = "running"
     """As `watch` saw the process last: running, stopped, dead."""
@@ -98,7 +66,7 @@ class RankView:
 
     @property
     def doing(self) -> str:
-        """What it does outside of collectives, in a few words."""
+        """Activity outside of collectives, in a few words."""
         if self.phases:
             return f"in {self.phases[-1]}"
         return "in user code" if self.step_is_open else "between steps"
@@ -106,7 +74,7 @@ class RankView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptView:
-    """All ranks of an attempt, by number, and what they share."""
+    """All ranks of an attempt, by number, with their groups and usual step."""
 
     attempt: int
     ranks: Mapping[int, RankView]
@@ -125,7 +93,7 @@ class AttemptView:
 
     @property
     def last_ns(self) -> int:
-        """When anybody made progress for the last time."""
+        """Time of the newest record of any rank."""
         return max((view.last_ns for view in self.ranks.values()), default=0)
 
     @property
@@ -135,7 +103,7 @@ class AttemptView:
 
 
 def attempts(source: Source) -> list[int]:
-    """The lives of the worker group that left any record, in order."""
+    """Attempts that left any record, in order."""
     found: set[int] = set()
     for table in ("ranks", "steps"):
         if source.has(table):
@@ -151,15 +119,21 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
     median_ns, longest_ns = _steps(source, attempt, views, cut_ns)
     since_step = min((view.step for view in views.values() if view.step is not None), default=0) - 1
     _spans(source, attempt, views, since_step, cut_ns)
-    last_seq, last_p2p = _calls(source, attempt, views, since_step, cut_ns)
-    next_calls, newest_calls = _order(source, attempt, since_step - ORDER_STEPS, cut_ns)
+    calls = recorded_calls(source, attempt, since_step, cut_ns)
+    for rank, last_ns in calls.last_ns.items():
+        view = views.get(rank, RankView(rank=rank))
+        views[rank] = replace(view, last_ns=max(view.last_ns, last_ns))
+    for rank, found in calls.in_flight.items():
+        in_order = tuple(sorted(found.calls, key=lambda call: call.issue_ns))
+        views[rank] = replace(views[rank], calls=in_order, unwaited=tuple(found.unwaited), num_in_flight=found.number)
+    next_calls, newest_calls = call_order(source, attempt, since_step - ORDER_STEPS, cut_ns)
     _process_states(log, attempt, views, cut_ns)
     return AttemptView(
         attempt=attempt,
         ranks=views,
-        members=_members(source, attempt, last_seq),
-        last_seq=last_seq,
-        last_p2p=last_p2p,
+        members=_members(source, attempt, calls.last_seq),
+        last_seq=calls.last_seq,
+        last_p2p=calls.last_p2p,
         next_calls=next_calls,
         newest_calls=newest_calls,
         median_step_ns=median_ns,
@@ -169,7 +143,7 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
 
 
 def first_end_ns(log: EventLog, attempt: int) -> int | None:
-    """When the first process of an attempt ended (epoch nanoseconds); None if none did, or nobody says so."""
+    """Time at which the first process of an attempt ended (epoch nanoseconds); None if none is recorded."""
     closed = {event.rank for event in log.of(event_kinds.RANK_CLOSED, attempt=attempt)}
     times = [
         e.wall_ns for kind in (event_kinds.CULPRIT_KILLED, event_kinds.EXCEPTION) for e in log.of(kind, attempt=attempt)
@@ -239,137 +213,6 @@ def _spans(source: Source, attempt: int, views: dict[int, RankView], since_step:
         view = views.get(rank, RankView(rank=rank))
         phases = tuple(str(kind) for kind in kinds if kind)
         views[rank] = replace(view, last_ns=max(view.last_ns, last_ns or 0), phases=phases)
-
-
-def _calls(
-    source: Source, attempt: int, views: dict[int, RankView], since_step: int, cut_ns: int
-) -> tuple[dict[tuple[str, int], int], dict[tuple[int, str, int], int]]:
-    if not source.has("collectives"):
-        return {}, {}
-    rows = source.rows(
-        """
-        SELECT rank, process_group, op IN ('send', 'recv'), CASE WHEN op IN ('send', 'recv') THEN op END,
-               peer, max(seq), max(seq) FILTER (end_ns <= ?), max(CASE WHEN end_ns <= ? THEN end_ns ELSE issue_ns END)
-        FROM collectives WHERE attempt = ? AND step >= ? AND issue_ns <= ? GROUP BY ALL
-        """,
-        [cut_ns, cut_ns, attempt, since_step, cut_ns],
-    )
-    last_seq: dict[tuple[str, int], int] = {}
-    last_p2p: dict[tuple[int, str, int], int] = {}
-    done: dict[tuple[Any, ...], int] = {}
-    for rank, group, is_p2p, direction, peer, seq, done_seq, last_ns in rows:
-        view = views.get(rank, RankView(rank=rank))
-        views[rank] = replace(view, last_ns=max(view.last_ns, last_ns or 0))
-        if seq is None:
-            continue
-        if is_p2p:
-            last_p2p[(rank, direction, peer)] = max(seq, last_p2p.get((rank, direction, peer), -1))
-        else:
-            last_seq[(group, rank)] = max(seq, last_seq.get((group, rank), -1))
-        key = (rank, group, direction, peer if is_p2p else None)
-        done[key] = max(done.get(key, -1), done_seq if done_seq is not None else -1)
-    for rank, open_ in _open_calls(source, attempt, since_step, cut_ns, done).items():
-        views[rank] = replace(
-            views.get(rank, RankView(rank=rank)),
-            calls=tuple(sorted(open_.calls, key=lambda call: call.issue_ns)),
-            unwaited=tuple(open_.unwaited),
-            num_in_flight=open_.number,
-        )
-    return last_seq, last_p2p
-
-
-def _open_calls(
-    source: Source, attempt: int, since_step: int, cut_ns: int, done: Mapping[tuple[Any, ...], int]
-) -> dict[int, _Open]:
-    """By rank: calls in flight, the oldest of each group or peer, and how many there are in all.
-
-    One that is open although a later one of its group is done was never waited for: apart. What queues behind the
-    oldest says nothing more, and thousands of ranks may have thousands in flight.
-    """
-    later = {key: seq for key, seq in done.items() if seq >= 0}
-    rows = source.rows(
-        f"""
-        SELECT rank, process_group, op IN ('send', 'recv'), CASE WHEN op IN ('send', 'recv') THEN op END,
-               CASE WHEN op IN ('send', 'recv') THEN peer END, max(seq), count(*), arg_min(row(
-                   seq, op, issue_ns, bytes, dtype, shape, phase, caller, peer, step), seq, {KEPT_CALLS})
-        FROM collectives
-        WHERE attempt = ? AND step >= ? AND issue_ns <= ? AND (end_ns IS NULL OR end_ns > ?) AND seq IS NOT NULL
-        GROUP BY ALL
-        """,
-        [attempt, since_step, cut_ns, cut_ns],
-    )
-    found: dict[int, _Open] = {}
-    for rank, group, is_p2p, direction, partner, newest, number, oldest in rows:
-        done_seq = later.get((rank, group, direction, partner if is_p2p else None), -1)
-        place = found.setdefault(rank, _Open())
-        place.unwaited += [_call(rank, group, fields) for fields in oldest if fields[0] < done_seq]
-        if newest < done_seq:
-            continue
-        if oldest[0][0] < done_seq:
-            oldest = _beyond(source, (attempt, since_step, cut_ns, cut_ns, rank, group, done_seq), direction, partner)
-        place.calls += [_call(rank, group, fields) for fields in oldest]
-        place.number += number
-    return found
-
-
-@dataclass(slots=True)
-class _Open:
-    """Calls of one rank without an end."""
-
-    calls: list[Call] = field(default_factory=list)
-    unwaited: list[Call] = field(default_factory=list)
-    number: int = 0
-
-
-def _call(rank: int, group: str | None, fields: tuple[Any, ...]) -> Call:
-    seq, op, issue_ns, num_bytes, dtype, shape, phase, caller, peer, step = fields
-    return Call(
-        rank=rank, group=group or "", seq=seq, op=op or "", issue_ns=issue_ns or 0, num_bytes=num_bytes,
-        dtype=dtype or "", shape=shape or "", phase=phase or "", caller=caller or "", peer=peer, step=step,
-    )  # fmt: skip
-
-
-def _beyond(
-    source: Source, place: tuple[Any, ...], direction: str | None, partner: int | None
-) -> list[tuple[Any, ...]]:
-    """The oldest open calls of a rank in a group from the newest one that is done on."""
-    same = "op NOT IN ('send', 'recv')" if direction is None else "op = ? AND peer IS NOT DISTINCT FROM ?"
-    return source.rows(
-        f"""
-        SELECT seq, op, issue_ns, bytes, dtype, shape, phase, caller, peer, step FROM collectives
-        WHERE attempt = ? AND step >= ? AND issue_ns <= ? AND (end_ns IS NULL OR end_ns > ?) AND rank = ?
-          AND process_group IS NOT DISTINCT FROM ? AND seq >= ? AND {same} ORDER BY seq LIMIT {KEPT_CALLS}
-        """,
-        [*place, *([] if direction is None else [direction, partner])],
-    )
-
-
-def _order(
-    source: Source, attempt: int, since_step: int, cut_ns: int
-) -> tuple[dict[tuple[str, str, str], frozenset[tuple[str, str]]], dict[str, tuple[str, str]]]:
-    """What follows what in each group, and the newest of each, from its first member: a program is the same on all."""
-    if not source.has("collectives"):
-        return {}, {}
-    rows = source.rows(
-        """
-        WITH newest AS (
-            SELECT rank, process_group, seq, op, coalesce(caller, '') AS caller FROM collectives
-            WHERE attempt = ? AND step >= ? AND end_ns <= ? AND op NOT IN ('send', 'recv')
-        ), first_members AS (SELECT process_group, min(rank) AS rank FROM newest GROUP BY ALL)
-        SELECT DISTINCT process_group, op, caller, next_op, next_caller FROM (
-            SELECT process_group, op, caller, lead(op) OVER by_seq AS next_op, lead(caller) OVER by_seq AS next_caller
-            FROM newest SEMI JOIN first_members USING (process_group, rank)
-            WINDOW by_seq AS (PARTITION BY process_group ORDER BY seq)
-        )
-        """,
-        [attempt, since_step, cut_ns],
-    )
-    following: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
-    for group, op, caller, next_op, next_caller in rows:
-        if next_op is not None:
-            following.setdefault((group or "", op or "", caller), set()).add((next_op, next_caller))
-    newest = {group or "": (op or "", caller) for group, op, caller, next_op, _ in rows if next_op is None}
-    return {call: frozenset(after) for call, after in following.items()}, newest
 
 
 def _members(source: Source, attempt: int, last_seq: Mapping[tuple[str, int], int]) -> dict[str, tuple[int, ...]]:

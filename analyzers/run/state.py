@@ -1,11 +1,11 @@
-"""What a run is doing, or how it ended: one word, the reason, and when anybody last wrote anything.
+"""State of a run: one word, the reason, and the time of its newest record.
 
     state = run_state(store, stall_policy(run.manifest()), now_ns=time.time_ns(), is_watched=True)
     state.word, state.reason            # "stalled", "no record for 12 s, the limit is 5 s"
     state.is_live                       # whether more may come
 
 The words: starting, training, stalled, recovering, then finished, preempted, interrupted, failed, given up, fenced (by
-the launcher's own account) and died (nobody said why it stopped); empty while there is no record at all.
+the launcher's own account) and died (no process reported why it stopped); empty while there is no record at all.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analyzers.run.event_log import Event, EventLog
+from analyzers.run.policy import StallPolicy
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
-from analyzers.run.stall_limits import StallPolicy, limit_s, stalled_s
+from analyzers.run.stall_limits import limit_s, stalled_s
 from analyzers.source import Source
 from probes.tape import event_kinds
 
 __all__ = ["LIVE_WORDS", "RunState", "run_state"]
 
 LIVE_WORDS = ("starting", "training", "stalled", "recovering")
-UNWATCHED_S = 60.0
-"""Silence (seconds) after which a run that no `watch` follows is taken for dead; with one, processes are looked at."""
 _EVENTS = (
     *SNAPSHOT_EVENTS,
     event_kinds.RUN_STARTED,
@@ -36,7 +35,7 @@ _ENDS = {"given_up": "given up"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """`last_ns`: the newest record of anybody, epoch nanoseconds by the writer's clock; None where there is none."""
+    """`last_ns`: the newest record of any process, epoch nanoseconds by the writer's clock; None without records."""
 
     word: str
     reason: str = ""
@@ -46,7 +45,7 @@ class RunState:
 
     @property
     def is_live(self) -> bool:
-        """Whether it may write more."""
+        """True if it may write more."""
         return self.word in LIVE_WORDS
 
 
@@ -57,7 +56,7 @@ def run_state(source: Source, policy: StallPolicy, *, now_ns: int, is_watched: b
     last_event_ns = _last_event_ns(source)
     if not lives:
         word = "starting" if is_watched else "empty"
-        return RunState(word=word, reason="no rank has written yet", last_ns=last_event_ns)
+        return RunState(word=word, reason="no rank has written a record yet", last_ns=last_event_ns)
     view = take_snapshot(source, lives[-1], log)
     last_ns = max(view.last_ns, last_event_ns or 0)
     word, reason = _word(view, log, policy, now_ns=now_ns, is_watched=is_watched, last_ns=last_ns)
@@ -75,15 +74,15 @@ def _word(
     again = _rolled_back(view, log.of(event_kinds.ROLLBACK, attempt=view.attempt))
     lost = _lost(view, log)
     if not is_watched:
-        if silent_s > max(UNWATCHED_S, limit_s(view, policy)):
-            return "died", lost or f"its records end at step {view.step} without a word"
-        return "training", again or "no watch follows it: it is read from its tapes"
+        if silent_s > max(policy.unwatched_s, limit_s(view, policy)):
+            return "died", lost or f"its records end at step {view.step} without a reason"
+        return "training", again or "no watch process; read from its tapes"
     if lost:
         return "recovering", lost
     if view.attempt > 0 and not _has_finished_step(view):
         return "recovering", f"attempt {view.attempt} is starting"
     if not _has_finished_step(view):
-        return "starting", "the first step has not ended yet"
+        return "starting", "the first step is still running"
     silence_s = stalled_s(view, now_ns, policy)
     if silence_s is not None:
         return "stalled", f"no record for {silence_s:.0f} s, the limit is {limit_s(view, policy):.0f} s"
@@ -91,7 +90,7 @@ def _word(
 
 
 def _end(log: EventLog) -> Event | None:
-    """The launcher's last word, if none has started since."""
+    """The launcher's newest end of the run, if none has started since."""
     began_ns = max((event.wall_ns for event in log.of(event_kinds.RUN_STARTED)), default=0)
     ends = [event for event in log.of(event_kinds.RUN_ENDED) if event.wall_ns >= began_ns]
     return ends[-1] if ends else None
@@ -102,12 +101,12 @@ def _why_ended(ended: Event, log: EventLog) -> str:
         return stopped[-1].text("reason")
     if ended.text("reason") == "preempted" and log.of(event_kinds.PREEMPTED):
         step = log.of(event_kinds.PREEMPTED)[-1].integer("checkpoint_step")
-        return f"told to stop by SIGTERM; checkpoint at step {step}" if step >= 0 else "told to stop by SIGTERM"
+        return f"stopped by SIGTERM, checkpoint at step {step}" if step >= 0 else "stopped by SIGTERM"
     return ""
 
 
 def _lost(view: AttemptView, log: EventLog) -> str:
-    """Who ended in the newest attempt other than cleanly, first."""
+    """First rank of the newest attempt that did not end cleanly."""
     exits = [
         e for e in log.of(event_kinds.RANK_EXIT, attempt=view.attempt) if e.text("signal") or e.integer("exit_code", 0)
     ]
@@ -127,7 +126,7 @@ def _rolled_back(view: AttemptView, rollbacks: Sequence[Event]) -> str:
         return ""
     last = rollbacks[-1]
     begun = last.integer("from_step")
-    return f"going over steps {last.integer('to_step') + 1} to {begun} again" if view.step <= begun else ""
+    return f"repeating steps {last.integer('to_step') + 1} to {begun}" if view.step <= begun else ""
 
 
 def _last_event_ns(source: Source) -> int | None:

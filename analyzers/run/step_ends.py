@@ -1,9 +1,9 @@
-"""Where each rank stands in an attempt: its newest step, whether it goes on, and whether it has finished any.
+"""Newest step of each rank in an attempt: its number, whether it is open, and how many steps it has finished.
 
     for rank, step, is_open, num_finished, last_ns in ends_of_steps(store, attempt, known_ranks, cut_ns):
         ...
 
-A page or a command asks it of an attempt of a hundred million rows, and what it wants to know is in the last of them.
+Pages and commands ask this of attempts of a hundred million rows; the answer is in the last of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["NEVER_NS", "ends_of_steps"]
 
 NEVER_NS = 2**62
 MANY_ROWS = 1_000_000
-"""Rows of steps of one attempt above which the newest minutes of it are looked at first."""
+"""Rows of steps of one attempt above which its newest minutes are read first."""
 RECENT_NS = 120_000_000_000
 _SQL = """
     SELECT rank, arg_max(step, start_ns), arg_max(end_ns IS NULL, start_ns), count(end_ns),
@@ -33,10 +33,10 @@ def ends_of_steps(
 ) -> list[tuple[int, int | None, bool, int, int | None]]:
     """(rank, step, is open, number finished, last record) of each rank, as things stood at `cut_ns` (epoch ns).
 
-    1. A short attempt is looked at whole.
-    2. Of a long one the newest minutes say the same, at a small part of the cost, if every rank of `known` has finished
-       a step in them; only the number of finished steps is then that of these minutes.
-    3. Else one rank is far behind the others, or its clock is: all of it is looked at.
+    1. A short attempt is read whole.
+    2. Of a long one the newest minutes give the same answer at a small part of the cost, if every rank of `known` has
+       finished a step in them; only the number of finished steps is then that of these minutes.
+    3. Else one rank, or its clock, is far behind the others: the attempt is read whole.
     """
     ((newest_ns, num_rows),) = source.rows(
         "SELECT max(start_ns), count(*) FROM steps WHERE attempt = ? AND start_ns <= ?", [attempt, cut_ns]

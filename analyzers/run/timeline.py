@@ -1,10 +1,10 @@
-"""The life of a run as a sequence of phases and moments, for the page on recovery.
+"""Timeline of a run: phases and moments, for the page on recovery.
 
-    life = measure(store, now_ns=None)
-    life.phases         # (attempt, "training", begin_s, end_s), seconds since the run's begin
-    life.moments        # (seconds, attempt, "rollback", "step 40 to 30 from memory: ...")
+    found = measure(store, now_ns=None)
+    found.phases        # (attempt, "training", begin_s, end_s), seconds since the run's begin
+    found.moments       # (seconds, attempt, "rollback", "step 40 to 30 from memory: ...")
 
-A phase is one of: start-up, training, going over steps again, silent, down, ending. Boundaries are what was recorded:
+A phase is one of: start-up, training, repeating steps, silent, down, ending. Boundaries are what was recorded:
 the first and last step of an attempt, the events of the launcher and of the ranks.
 """
 
@@ -17,7 +17,7 @@ from analyzers.run.snapshot import SNAPSHOT_EVENTS
 from analyzers.source import Source
 from probes.tape import event_kinds
 
-__all__ = ["Life", "measure"]
+__all__ = ["RunTimeline", "measure"]
 
 SILENT_S = 1.0
 """Shortest time between the last record and a death that is shown as silence."""
@@ -34,7 +34,7 @@ MAX_MOMENTS = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
+class RunTimeline:
     """Seconds since `begin_ns` (epoch nanoseconds of the first event)."""
 
     begin_ns: int
@@ -42,7 +42,7 @@ class Life:
     moments: tuple[tuple[float, int, str, str], ...]
 
 
-def measure(source: Source, now_ns: int | None = None) -> Life | None:
+def measure(source: Source, now_ns: int | None = None) -> RunTimeline | None:
     """None where no step was recorded. `now_ns` (epoch) only while the run is alive."""
     if not source.has("steps"):
         return None
@@ -53,8 +53,8 @@ def measure(source: Source, now_ns: int | None = None) -> Life | None:
     if not rows:
         return None
     log = EventLog.load(source, _EVENTS)
-    born = {attempt: _born(log, attempt, first) for attempt, first, _ in rows}
-    begin = min(born.values())
+    started = {attempt: _start_ns(log, attempt, first) for attempt, first, _ in rows}
+    begin = min(started.values())
     ended = max((event.wall_ns for event in log.of(event_kinds.RUN_ENDED)), default=now_ns or rows[-1][2])
     phases: list[tuple[int, str, float, float]] = []
 
@@ -63,30 +63,30 @@ def measure(source: Source, now_ns: int | None = None) -> Life | None:
             phases.append((attempt, word, (begin_ns - begin) / 1e9, (end_ns - begin) / 1e9))
 
     for number, (attempt, first, last) in enumerate(rows):
-        add(attempt, "start-up", born[attempt], first)
+        add(attempt, "start-up", started[attempt], first)
         add(attempt, "training", first, last)
         for event in log.of(event_kinds.ROLLBACK, attempt=attempt):
-            add(attempt, "going over steps again", event.wall_ns, _caught_up(source, event, last))
+            add(attempt, "repeating steps", event.wall_ns, _caught_up(source, event, last))
         followed = number + 1 < len(rows)
-        until = born[rows[number + 1][0]] if followed else max(ended, last)
+        until = started[rows[number + 1][0]] if followed else max(ended, last)
         death = _death(log, attempt, last)
         if death is not None and (death - last) / 1e9 >= SILENT_S:
             add(attempt, "silent", last, min(death, until))
             last = min(death, until)
         add(attempt, "down" if followed else "ending", last, until)
-    return Life(begin_ns=begin, phases=tuple(phases), moments=tuple(_moments(log, begin)))
+    return RunTimeline(begin_ns=begin, phases=tuple(phases), moments=tuple(_moments(log, begin)))
 
 
-def _born(log: EventLog, attempt: int, first_ns: int) -> int:
-    told = [event.wall_ns for event in log.of(event_kinds.RANK, attempt=attempt)]
-    told += [event.wall_ns for event in log.of(event_kinds.ATTEMPT_STARTED, attempt=attempt)]
+def _start_ns(log: EventLog, attempt: int, first_ns: int) -> int:
+    times = [event.wall_ns for event in log.of(event_kinds.RANK, attempt=attempt)]
+    times += [event.wall_ns for event in log.of(event_kinds.ATTEMPT_STARTED, attempt=attempt)]
     if attempt == 0:
-        told += [event.wall_ns for event in log.of(event_kinds.RUN_STARTED)][:1]
-    return min([first_ns, *(wall for wall in told if wall > 0)])
+        times += [event.wall_ns for event in log.of(event_kinds.RUN_STARTED)][:1]
+    return min([first_ns, *(wall for wall in times if wall > 0)])
 
 
 def _death(log: EventLog, attempt: int, last_ns: int) -> int | None:
-    """When the first process of the attempt ended other than cleanly."""
+    """Time at which the first process of the attempt ended uncleanly."""
     ends = [event.wall_ns for event in log.of(event_kinds.CULPRIT_KILLED, attempt=attempt)]
     ends += [
         e.wall_ns
@@ -97,7 +97,7 @@ def _death(log: EventLog, attempt: int, last_ns: int) -> int | None:
 
 
 def _caught_up(source: Source, event: Event, last_ns: int) -> int:
-    """When the step that was rolled back had been trained again."""
+    """Time at which the step that was rolled back had been trained again."""
     rows = source.rows(
         "SELECT min(start_ns + duration_ns) FROM steps WHERE attempt = ? AND step = ? AND start_ns > ? AND rank >= 0",
         [event.attempt, event.integer("from_step"), event.wall_ns],
@@ -128,5 +128,5 @@ def _moments(log: EventLog, begin_ns: int) -> list[tuple[float, int, str, str]]:
     for event in log.of(event_kinds.FAULT_INJECTED):
         add(event, "fault injected", f"{event.text('fault')} on rank {event.rank}")
     for event in log.of(event_kinds.PREEMPTED):
-        add(event, "preempted", event.text("signal") or "told to stop")
+        add(event, "preempted", event.text("signal") or "stop requested")
     return sorted(found)[:MAX_MOMENTS]

@@ -1,4 +1,4 @@
-"""How many ranks count the same tokens: those of one pipeline, tensor- or context-parallel group read the same text.
+"""Number of ranks that count the same tokens: members of one pipeline, tensor- or context-parallel group.
 
 tokens = sum_over_ranks / token_copies(store)
 """

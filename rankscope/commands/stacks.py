@@ -27,7 +27,7 @@ def stacks(
     Needs py-spy (`pip install 'rankscope[stacks]'`) and the right to look into the processes. Changes nothing in them.
     Exit codes: 0 stacks were taken, 2 of no process.
     """
-    from analyzers.hangs.stack_groups import group, odd_ones
+    from analyzers.hangs.stacks import group, odd_ones
     from watch.stacks.pyspy import StacksError, ranks_here, take
 
     chosen = pids or ranks_here()

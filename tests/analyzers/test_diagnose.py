@@ -19,7 +19,7 @@ from analyzers.printable import visible
 from analyzers.report.json import to_json
 from analyzers.report.terminal.diagnosis_text import render
 from analyzers.report.wording.remedies import REMEDIES
-from analyzers.run.stall_limits import stall_policy
+from analyzers.run.policy import stall_policy
 from analyzers.settings.analyze import RULES
 from analyzers.stragglers import analyze as straggler
 from probes.tape.schema import TABLES
@@ -234,7 +234,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
     advised = set(re.findall(r'Finding.advise\(\s*"\w+",\s*"(\w+)"', source))
     assert {kind.replace("_", "-") for kind in advised} <= anchors | {*causes}
     assert advised <= {*REMEDIES}
-    blamed = set(re.findall(r'Blame\(\s*cause="(\w+)"', source)) | set(re.findall(r'"(mismatch_\w+)", lambda', source))
+    blamed = set(re.findall(r'_cause\("(\w+)"', source)) | set(re.findall(r'"(mismatch_\w+)", lambda', source))
     assert blamed <= causes["hang"]
 
 

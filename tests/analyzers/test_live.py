@@ -10,7 +10,7 @@ import pytest
 
 from analyzers.finding import Finding
 from analyzers.live import LivePolicy, LiveState, live_findings, remembered
-from analyzers.run.stall_limits import StallPolicy
+from analyzers.run.policy import StallPolicy
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.numerics.test_nonfinite import run_with_nan
 from tests.analyzers.plain_run import BEGIN_NS, S, plain_run, save
@@ -114,7 +114,7 @@ def test_a_death_is_told_although_the_restart_was_quicker_than_a_tick() -> None:
     assert live_findings(world.store, state, now_ns) == []  # its last records may be on their way
     (finding,) = live_findings(world.store, state, now_ns)
     assert (finding.kind, finding.ranks, finding.attempt) == ("rank_lost", (1,), 0)
-    assert "restarted as attempt 1" in finding.summary
+    assert "Restarted as attempt 1" in finding.summary
     assert told(world.store, state, now_ns) == []
 
 

@@ -9,7 +9,7 @@ A run that was killed has no last word; then the account still adds up to its ow
 from __future__ import annotations
 
 from analyzers.account.goodput import measure
-from analyzers.run.stall_limits import stall_policy
+from analyzers.run.policy import stall_policy
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from store import Store

@@ -14,8 +14,9 @@ from torch import nn
 from torch._dynamo.callback import callback_handler
 
 from analyzers.run.event_log import EventLog
+from analyzers.run.policy import StallPolicy
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, take_snapshot
-from analyzers.run.stall_limits import StallPolicy, limit_s, stalled_s
+from analyzers.run.stall_limits import limit_s, stalled_s
 from probes.attach.attach import attach, detach
 from probes.tape.rundir import RunDir
 from store import Store

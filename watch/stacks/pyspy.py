@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from analyzers.hangs.stack_groups import Stack
+from analyzers.hangs.stacks import Stack
 from watch.processes import os_state
 
 __all__ = ["StacksError", "program", "ranks_here", "take"]

@@ -12,15 +12,14 @@ from analyzers.communication.slow_pair import pair_windows
 from analyzers.figures import focus as against
 from analyzers.figures import queries, straggler
 from analyzers.figures import startup as startup_figure
-from analyzers.figures.rank_values import against_others, attempt_of
+from analyzers.figures.rank_values import attempt_of
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
-from analyzers.report.proofs import devices
+from analyzers.health.figures import clock_of_rank
 from analyzers.settings.startup import measure
 from analyzers.source import Floats, Ints, Source, lacking
-from analyzers.wording import ranks_text
 
-__all__ = ["link", "memory", "startup", "work"]
+__all__ = ["link", "startup", "work"]
 
 WINDOW_STEPS = 5
 """Steps whose median transfer is one point, as in `slow_group`."""
@@ -40,21 +39,7 @@ def work(source: Source, finding: Finding) -> Iterator[Drawing]:
     if len(each["rank"]) > 1:
         yield Drawing(title="Own work by rank in these steps", figure=straggler.ranking(each, finding.ranks))
     if finding.cause == "gpu_clock":
-        yield from devices.clock_of_rank(source, rank)
-
-
-def memory(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Memory of the ranks that are named against the others; of everybody if all of them grow."""
-    attempt = attempt_of(source, finding)
-    if attempt is None or lacking(source, steps=("memory_bytes",)):
-        return
-    who = list(finding.ranks) or [int(rank) for rank in finding.evidence.get("growing_ranks", ())]
-    beside = against_others(source, attempt, who, "memory_bytes / 1048576.0")
-    if len(beside.x) > 1:
-        onset = finding.first_step if finding.kind == "memory_growth" else None
-        whom = f"{ranks_text(who)}{' beside the others' if who and np.isfinite(beside.middle).any() else ''}"
-        figure = against.draw(beside, y="memory (MiB)", onset=onset, from_zero=finding.kind != "memory_growth")
-        yield Drawing(title=f"Memory of {whom}", figure=figure)
+        yield from clock_of_rank(source, rank)
 
 
 def link(source: Source, finding: Finding) -> Iterator[Drawing]:

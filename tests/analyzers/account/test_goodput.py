@@ -11,7 +11,7 @@ from analyzers.account import committed_steps as kept_steps
 from analyzers.account import goodput
 from analyzers.account.committed_steps import step_times
 from analyzers.account.goodput import CATEGORIES, Account, measure
-from analyzers.run.stall_limits import StallPolicy
+from analyzers.run.policy import StallPolicy
 from store import Store
 from tests.analyzers.memory_store import MemoryStore
 from tests.factories import make_run

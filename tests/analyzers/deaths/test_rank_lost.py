@@ -4,15 +4,16 @@ import pytest
 
 from analyzers.deaths.analyze import analyze
 from analyzers.finding import Finding
-from analyzers.hangs import analyze as hang
-from analyzers.run.stall_limits import StallPolicy
+from analyzers.report.wording.explained import why
+from analyzers.run.policy import StallPolicy
+from tests.analyzers.judged import judged_hangs
 from tests.analyzers.standstill import World
 
 POLICY = StallPolicy()
 
 
 def lost(world: World, now_ns: int | None = None) -> list[Finding]:
-    assert hang.analyze(world.store, POLICY, now_ns) == []
+    assert judged_hangs(world.store, POLICY, now_ns) == []
     return analyze(world.store, POLICY, now_ns)
 
 
@@ -56,7 +57,7 @@ def test_the_same_exception_everywhere_is_one_finding() -> None:
         world.event("exception", 0.1, rank=rank, type="KeyError", message="'lr'")
     (finding,) = lost(world)
     assert finding.ranks == (0, 1, 2, 3)
-    assert "victims" not in finding.summary
+    assert "ended because of it" not in finding.summary
 
 
 def test_watch_alone_saw_it() -> None:
@@ -90,7 +91,7 @@ def test_a_run_killed_whole_is_explained() -> None:
         world.enter(rank)
     (finding,) = lost(world)
     assert (finding.cause, finding.ranks) == ("killed_all", (0, 1, 2, 3))
-    assert "killed from outside at step 16" in finding.summary
+    assert "All 4 ranks were killed from outside at step 16" in finding.summary
 
 
 def test_a_run_that_may_be_alive_is_not_declared_dead() -> None:
@@ -112,7 +113,7 @@ def test_a_past_attempts_death_counts_and_says_how_it_went_on() -> None:
     world.store.event("run_ended", attempt=1, wall_ns=world.after(60), reason="finished", exit_code=0)
     (finding,) = lost(world)
     assert (finding.attempt, finding.ranks, finding.severity) == (0, (2,), "warning")
-    assert "restarted as attempt 1, resumed at step 11" in finding.summary
+    assert "Restarted as attempt 1 from step 11." in finding.summary
 
 
 def test_clocks_of_two_nodes_that_disagree_change_nothing() -> None:
@@ -208,7 +209,7 @@ def test_words_alone_make_no_error_collateral(
     (finding,) = lost(world)
     assert (finding.cause, finding.ranks) == ("exception", (2,))
     assert finding.evidence["victims"] == [0, 1, 3]
-    assert f"rank 2 died of {error}: {message.strip()}" in finding.summary
+    assert f"Rank 2 died of {error}: {message.strip(' .')}" in finding.summary
 
 
 @pytest.mark.parametrize(
@@ -272,9 +273,10 @@ def test_errors_of_peers_alone_are_lost_connections_and_nobody_is_named() -> Non
     (finding,) = lost(world)
     assert (finding.cause, finding.ranks) == ("connection_lost", ())
     assert "4 of 4 ranks report a lost connection" in finding.summary
-    assert "rank 3 first, RuntimeError: [/pytorch" in finding.summary
+    assert "rank 3 first" in finding.summary
+    assert "RuntimeError: [/pytorch" in why(finding)
     assert "killed" not in finding.summary
-    assert "nobody reported an error" not in finding.summary
+    assert "without an error" not in finding.summary
 
 
 def test_ranks_that_somebody_terminated_are_told_beside_the_errors_of_the_others() -> None:
@@ -284,7 +286,7 @@ def test_ranks_that_somebody_terminated_are_told_beside_the_errors_of_the_others
     world.event("rank_exit", 0.1, exit_rank=0, exit_code=-15, signal="SIGTERM", pid=7, message="")
     (finding,) = lost(world)
     assert (finding.cause, finding.evidence["terminated_ranks"]) == ("connection_lost", [0])
-    assert finding.summary.endswith("somebody ended rank 0 by SIGTERM")
+    assert finding.summary.endswith("and rank 0 ended by SIGTERM.")
 
 
 def test_ranks_that_the_agent_ended_are_not_missing() -> None:
@@ -317,8 +319,8 @@ def test_a_lost_store_is_named_and_no_rank_is(error: str, message: str) -> None:
     (finding,) = lost(world)
     assert (finding.cause, finding.ranks, finding.severity) == ("store_lost", (), "critical")
     assert finding.advice == "rank-lost-store_lost"
-    assert "the rendezvous store is gone at step 16: 4 of 4 ranks" in finding.summary
-    assert "it was on node 0, host-0" in finding.summary
+    assert "The rendezvous store was lost at step 16: 4 of 4 ranks" in finding.summary
+    assert "It ran on node 0, host-0" in finding.summary
     assert finding.evidence["store_host"] == "host-0"
     assert finding.evidence["victims"] == [0, 1, 2, 3]
 

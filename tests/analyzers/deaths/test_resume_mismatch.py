@@ -1,9 +1,16 @@
-"""Resumes that differ: one finding an attempt, with what and whose."""
+"""Resume mismatches: one finding an attempt, with the parts and ranks that differ."""
 
 from __future__ import annotations
 
-from analyzers.deaths.resume_mismatch import analyze
+from analyzers.deaths.resume_mismatch import resume_mismatches
+from analyzers.finding import Finding
+from analyzers.scope import Scope
+from tests.analyzers.judged import checked
 from tests.analyzers.memory_store import MemoryStore
+
+
+def analyze(store: MemoryStore) -> list[Finding]:
+    return checked(resume_mismatches(store, Scope()))
 
 
 def test_what_differs_and_on_which_rank() -> None:
@@ -20,7 +27,7 @@ def test_what_differs_and_on_which_rank() -> None:
         "rng",
         2,
     )
-    assert first.summary == "attempt 2 goes on from step 40 with other rng than were saved (rank 1)"
+    assert first.summary == "Attempt 2 resumed from step 40 with other rng than saved (rank 1)."
     assert (second.ranks, second.cause) == ((0, 1), "several")
 
 

@@ -1,12 +1,12 @@
-"""What a rank's GPU and host say about its silence is in the finding of the hang."""
+"""Readings of a rank's GPU and host during its silence are in the finding of the hang."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from analyzers.finding import Finding
-from analyzers.hangs import analyze as hang
-from analyzers.run.stall_limits import StallPolicy
+from analyzers.run.policy import StallPolicy
+from tests.analyzers.judged import judged_hangs
 from tests.analyzers.standstill import SECOND, World
 
 SILENT_S = 30.0
@@ -38,20 +38,20 @@ def standstill(*, readings_until_s: float = SILENT_S, xid: int = 0, **last: Any)
     if xid:
         world.event("xid", -2.0, xid=xid, device="GPU-1", node="node-0", message="")
         world.event("xid", -2.0, xid=31, device="GPU-7", node="node-0", message="")  # of another rank
-    (finding,) = hang.analyze(world.store, StallPolicy(), world.after(SILENT_S))
+    (finding,) = judged_hangs(world.store, StallPolicy(), world.after(SILENT_S))
     return finding
 
 
 def test_an_xid_shortly_before_is_told() -> None:
     finding = standstill(xid=79)
-    assert "; the GPU of rank 1 reported XID 79 (" in finding.summary
+    assert " The GPU of rank 1 reported XID 79: " in finding.summary
     assert "bus" in finding.summary
     assert finding.evidence["xids"] == [79]
 
 
 def test_a_gpu_that_does_not_answer_any_more_is_told() -> None:
     finding = standstill(readings_until_s=-1.0)
-    assert finding.summary.endswith("; the GPU of rank 1 has not answered for 31 s")
+    assert finding.summary.endswith(" The GPU of rank 1 has not answered for 31 s.")
 
 
 def test_a_sound_gpu_is_evidence_and_no_accusation() -> None:
@@ -66,6 +66,6 @@ def test_without_readings_nothing_changes() -> None:
     world = World()
     for rank in (0, 2, 3):
         world.enter(rank)
-    (finding,) = hang.analyze(world.store, StallPolicy(), world.after(SILENT_S))
+    (finding,) = judged_hangs(world.store, StallPolicy(), world.after(SILENT_S))
     assert "gpu_utilization_ratio" not in finding.evidence
     assert finding.ranks == (1,)

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from analyzers.deaths import analyze as rank_lost
 from analyzers.finding import Finding
-from analyzers.hangs import analyze as hang
 from analyzers.hangs.stacks import parse_stack, read_stack
-from analyzers.run.stall_limits import StallPolicy
+from analyzers.run.policy import StallPolicy
+from tests.analyzers.judged import judged_hangs, judged_losses
 from tests.analyzers.standstill import MS, SECOND, STEP_NS, World
 
 POLICY = StallPolicy()
@@ -18,8 +17,8 @@ SILENT_S = 6.0
 def hang_of(world: World, seconds: float = SILENT_S) -> Finding:
     """The one hang seen live after so many seconds of silence, and nothing else."""
     now_ns = world.after(seconds)
-    assert rank_lost.analyze(world.store, POLICY, now_ns) == []
-    (finding,) = hang.analyze(world.store, POLICY, now_ns)
+    assert judged_losses(world.store, POLICY, now_ns) == []
+    (finding,) = judged_hangs(world.store, POLICY, now_ns)
     return finding
 
 
@@ -33,7 +32,7 @@ def test_the_rank_that_never_entered_is_named_and_the_others_wait() -> None:
     assert finding.evidence["waiting_ranks"] == [0, 2, 3]
     assert finding.evidence["seq"] == 30
     assert finding.evidence["last_seq_of_culprits"] == {"1": 29}
-    assert "never entered all_reduce 30 of dp[0, 1, 2, 3]: in forward" in finding.summary
+    assert "did not reach all_reduce #30 (group dp[0, 1, 2, 3]) at step 16: stuck in forward" in finding.summary
     assert finding.first_step == 16
 
 
@@ -41,8 +40,8 @@ def test_within_the_limit_there_is_silence() -> None:
     world = World()
     for rank in (0, 2, 3):
         world.enter(rank)
-    assert hang.analyze(world.store, POLICY, world.after(4.5)) == []
-    assert hang.analyze(world.store, StallPolicy(floor_s=3.0), world.after(4.5)) != []
+    assert judged_hangs(world.store, POLICY, world.after(4.5)) == []
+    assert judged_hangs(world.store, StallPolicy(floor_s=3.0), world.after(4.5)) != []
 
 
 def test_a_stopped_process_is_the_culprit_even_inside_the_collective() -> None:
@@ -81,14 +80,14 @@ def test_long_phases_have_limits_of_their_own(phase: str) -> None:
     world.span(0, phase)
     for rank in (1, 2, 3):
         world.enter(rank)
-    assert hang.analyze(world.store, POLICY, world.after(60)) == []
+    assert judged_hangs(world.store, POLICY, world.after(60)) == []
 
 
 def test_start_up_is_no_hang() -> None:
     world = World(steps=0)
     for rank in (0, 1, 2):
         world.enter(rank)
-    assert hang.analyze(world.store, POLICY, world.after(60)) == []
+    assert judged_hangs(world.store, POLICY, world.after(60)) == []
     assert hang_of(world, 200).ranks == (3,)
 
 
@@ -97,8 +96,8 @@ def test_the_limit_grows_with_the_step() -> None:
     world.store.connection.execute("UPDATE steps SET duration_ns = duration_ns * 100, start_ns = start_ns - 5000000000")
     for rank in (0, 1, 2):
         world.enter(rank)
-    assert hang.analyze(world.store, POLICY, world.after(15)) == []  # steps of 5 s: 5 of them
-    assert hang.analyze(world.store, POLICY, world.after(30)) != []
+    assert judged_hangs(world.store, POLICY, world.after(15)) == []  # steps of 5 s: 5 of them
+    assert judged_hangs(world.store, POLICY, world.after(30)) != []
 
 
 def test_different_operations_group_the_ranks() -> None:
@@ -128,8 +127,8 @@ def test_an_abort_on_a_size_mismatch_is_explained_by_the_mismatch() -> None:
     for rank in range(4):
         world.enter(rank, **({"bytes": 8192} if rank == 0 else {}))
     world.event("rank_exit", 0.2, exit_rank=0, exit_code=-6, signal="SIGABRT", pid=1, message="")
-    assert rank_lost.analyze(world.store, POLICY) == []
-    (finding,) = hang.analyze(world.store, POLICY)
+    assert judged_losses(world.store, POLICY) == []
+    (finding,) = judged_hangs(world.store, POLICY)
     assert (finding.cause, finding.ranks) == ("mismatch_size", (0,))
 
 
@@ -170,7 +169,8 @@ def test_a_receive_without_its_send() -> None:
     world.enter(1, "pp[0,1]", seq=8, op="recv", peer=0)
     finding = hang_of(world)
     assert (finding.cause, finding.ranks) == ("p2p_unmatched", (0,))
-    assert "recv from rank 0" in finding.summary
+    assert "recv #" in finding.summary
+    assert "from rank 0" in finding.summary
 
 
 def test_everybody_entered_and_nobody_left() -> None:
@@ -215,11 +215,11 @@ def hung_killed_and_restarted() -> World:
 
 def test_a_hang_that_watch_ended_reads_the_same_afterwards() -> None:
     world = hung_killed_and_restarted()
-    assert rank_lost.analyze(world.store, POLICY) == []
-    (finding,) = hang.analyze(world.store, POLICY)
+    assert judged_losses(world.store, POLICY) == []
+    (finding,) = judged_hangs(world.store, POLICY)
     assert (finding.cause, finding.ranks, finding.attempt) == ("not_entered", (1,), 0)
     assert finding.evidence["waiting_ranks"] == [0, 2, 3]
-    assert finding.summary.endswith("restarted as attempt 1, resumed at step 11")
+    assert finding.summary.endswith(" Restarted as attempt 1 from step 11.")
     assert 5.9 < finding.evidence["silent_s"] < 6.1
 
 
@@ -229,8 +229,8 @@ def test_timeouts_of_the_others_are_a_hang_of_the_one() -> None:
         world.enter(rank)
         world.event("exception", 1800.0 + rank, rank=rank, type="RuntimeError", message="Timed out waiting 1800000ms")
     world.event("run_ended", 1810.0, reason="failed", exit_code=1)
-    assert rank_lost.analyze(world.store, POLICY) == []
-    (finding,) = hang.analyze(world.store, POLICY)
+    assert judged_losses(world.store, POLICY) == []
+    (finding,) = judged_hangs(world.store, POLICY)
     assert finding.ranks == (1,)
     assert finding.cost_s == pytest.approx(1800, abs=1)
 
@@ -242,15 +242,15 @@ def test_a_clean_end_is_silent(reason: str) -> None:
         world.event("rank_closed", 0.1, rank=rank)
     world.event("run_ended", 30.0, reason=reason, exit_code=0)
     for now_ns in (None, world.after(100)):
-        assert hang.analyze(world.store, POLICY, now_ns) == []
-        assert rank_lost.analyze(world.store, POLICY, now_ns) == []
+        assert judged_hangs(world.store, POLICY, now_ns) == []
+        assert judged_losses(world.store, POLICY, now_ns) == []
 
 
 def test_missing_tables_are_said() -> None:
     for table in ("ranks", "steps", "collectives"):
         world = World()
         world.store.drop(table)
-        (finding,) = hang.analyze(world.store, POLICY)
+        (finding,) = judged_hangs(world.store, POLICY)
         assert finding.status == "insufficient_data"
         assert table in finding.summary
     for table in ("process_groups", "spans", "events"):
@@ -258,7 +258,7 @@ def test_missing_tables_are_said() -> None:
         for rank in (0, 2, 3):
             world.enter(rank)
         world.store.drop(table)
-        assert [f.ranks for f in hang.analyze(world.store, POLICY, world.after(SILENT_S))] == [(1,)]
+        assert [f.ranks for f in judged_hangs(world.store, POLICY, world.after(SILENT_S))] == [(1,)]
 
 
 STACK = """
@@ -282,7 +282,7 @@ def test_stacks_show_the_frames_of_the_user(tmp_path: Path) -> None:
     world = World()
     for rank in (0, 2, 3):
         world.enter(rank)
-    (finding,) = hang.analyze(world.store, POLICY, world.after(SILENT_S), tmp_path)
+    (finding,) = judged_hangs(world.store, POLICY, world.after(SILENT_S), tmp_path)
     assert "project/train.py:42 step" in finding.summary
     assert STEP_NS < SECOND
 
@@ -302,7 +302,7 @@ def met(others: tuple[str, str], own: tuple[str, str]) -> Finding:
 def test_a_rank_that_left_a_call_out_is_a_call_ahead() -> None:
     finding = met(GATHER, NORM)
     assert (finding.cause, finding.ranks, finding.evidence["waiting_ranks"]) == ("skipped", (2,), [0, 1, 3])
-    assert "rank 2 left out all_gather 30 of dp[0, 1, 2, 3]" in finding.summary
+    assert "Rank 2 skipped all_gather #30 (group dp[0, 1, 2, 3])" in finding.summary
 
 
 def test_three_ranks_that_left_a_call_out_are_named_and_not_the_one_that_made_it() -> None:
@@ -321,9 +321,9 @@ def test_calls_that_do_not_fit_are_told_although_nobody_says_how_the_run_ended()
     for rank in range(4):
         op, caller = NORM if rank == 2 else GATHER
         world.enter(rank, op=op, caller=caller)
-    (finding,) = hang.analyze(world.store, POLICY)
+    (finding,) = judged_hangs(world.store, POLICY)
     assert (finding.cause, finding.ranks) == ("skipped", (2,))
-    assert rank_lost.analyze(world.store, POLICY) == []
+    assert judged_losses(world.store, POLICY) == []
 
 
 def test_two_stages_that_wait_for_each_other_miss_a_message() -> None:
@@ -340,13 +340,13 @@ def test_stacks_that_watch_took_prove_a_hang_whose_launcher_died() -> None:
     world = World()
     for rank in (0, 2, 3):
         world.enter(rank)
-    assert hang.analyze(world.store, POLICY) == []
-    assert [finding.cause for finding in rank_lost.analyze(world.store, POLICY)] == ["killed_all"]
+    assert judged_hangs(world.store, POLICY) == []
+    assert [finding.cause for finding in judged_losses(world.store, POLICY)] == ["killed_all"]
     world.event("stacks", SILENT_S, path="stacks", ranks=[0, 1, 2, 3])
-    (finding,) = hang.analyze(world.store, POLICY)
+    (finding,) = judged_hangs(world.store, POLICY)
     assert (finding.cause, finding.ranks) == ("not_entered", (1,))
     assert finding.evidence["silent_s"] == pytest.approx(SILENT_S, abs=0.1)
-    assert rank_lost.analyze(world.store, POLICY) == []
+    assert judged_losses(world.store, POLICY) == []
 
 
 @pytest.mark.parametrize("ending", ["", "interrupted"])
@@ -357,11 +357,11 @@ def test_a_rank_that_came_to_its_end_while_others_go_on_is_named(ending: str) ->
     world.event("rank_closed", 0.0, rank=1)
     if ending:
         world.event("run_ended", 60.0, reason=ending, exit_code=130)
-    (finding,) = hang.analyze(world.store, POLICY)
+    (finding,) = judged_hangs(world.store, POLICY)
     assert (finding.cause, finding.ranks) == ("finished", (1,))
-    assert "came to its end" in finding.summary
+    assert "finished and closed" in finding.summary
     assert finding.advice == "hang-finished"
-    assert rank_lost.analyze(world.store, POLICY) == []
+    assert judged_losses(world.store, POLICY) == []
 
 
 def test_ranks_that_close_after_an_interruption_do_not_hang() -> None:
@@ -369,7 +369,7 @@ def test_ranks_that_close_after_an_interruption_do_not_hang() -> None:
     world.enter(0)
     world.event("rank_closed", 0.2, rank=1)
     world.event("run_ended", 0.5, reason="interrupted", exit_code=130)
-    assert hang.analyze(world.store, POLICY) == []
+    assert judged_hangs(world.store, POLICY) == []
 
 
 def test_sizes_that_differ_count_although_a_later_call_is_done() -> None:
@@ -404,8 +404,8 @@ def asleep_with_the_lock(after_s: float) -> World:
 def test_a_rank_that_sleeps_in_c_with_pythons_lock_does_not_answer() -> None:
     finding = hang_of(asleep_with_the_lock(5.5))
     assert (finding.cause, finding.ranks, finding.advice) == ("gil", (1,), "hang-gil")
-    assert "rank 1 is alive, but its interpreter does not answer" in finding.summary
-    assert "ranks 0, 2, 3 wait in all_reduce 30 of dp[0, 1, 2, 3]" in finding.summary
+    assert "Rank 1 does not respond" in finding.summary
+    assert "Ranks 0, 2 and 3 waited in all_reduce #30 (group dp[0, 1, 2, 3])" in finding.summary
 
 
 def test_a_look_before_the_last_record_says_nothing_of_this_hang() -> None:

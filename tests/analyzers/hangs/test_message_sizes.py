@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from analyzers.deaths import analyze as rank_lost
 from analyzers.finding import Finding
-from analyzers.hangs import analyze as hang
-from analyzers.run.stall_limits import StallPolicy
+from analyzers.run.policy import StallPolicy
+from tests.analyzers.judged import judged_hangs, judged_losses
 from tests.analyzers.standstill import World
 
 POLICY = StallPolicy()
@@ -30,8 +29,8 @@ def pipeline(send: dict[str, Any], recv: dict[str, Any]) -> World:
 
 
 def found(world: World) -> Finding:
-    (finding,) = hang.analyze(world.store, POLICY, world.after(6.0))
-    assert rank_lost.analyze(world.store, POLICY, world.after(6.0)) == []
+    (finding,) = judged_hangs(world.store, POLICY, world.after(6.0))
+    assert judged_losses(world.store, POLICY, world.after(6.0)) == []
     return finding
 
 
@@ -48,7 +47,7 @@ def test_a_send_and_its_receive_of_unequal_sizes_are_named_with_both_sizes(
         f"send of {send['shape']} ({send['bytes']} bytes)": [0],
         f"recv of {recv['shape']} ({recv['bytes']} bytes)": [1],
     }
-    assert "different sizes in send to rank 1 (number 30): send of" in finding.summary
+    assert "Different sizes in send #30 to rank 1 at step 16: send of" in finding.summary
 
 
 def test_in_a_pipeline_the_stages_behind_only_wait() -> None:
@@ -92,6 +91,6 @@ def test_a_rank_that_never_came_is_blamed_first() -> None:
 def test_a_run_that_was_killed_in_such_a_pair_was_killed() -> None:
     """A larger receive is allowed by gloo: in flight for a moment it says nothing."""
     world = pipeline(SMALL, LARGE)
-    assert hang.analyze(world.store, POLICY) == []
-    (finding,) = rank_lost.analyze(world.store, POLICY)
+    assert judged_hangs(world.store, POLICY) == []
+    (finding,) = judged_losses(world.store, POLICY)
     assert finding.cause == "killed_all"

@@ -7,11 +7,11 @@ from rich.console import Console
 
 from analyzers.diagnose import diagnose
 from analyzers.finding import Finding
-from analyzers.hangs import analyze as hang
 from analyzers.report.html.diagnosis_page import render as render_page
 from analyzers.report.terminal.diagnosis_text import render
 from analyzers.report.wording.stack_texts import stack_texts
-from analyzers.run.stall_limits import StallPolicy
+from analyzers.run.policy import StallPolicy
+from tests.analyzers.judged import judged_hangs
 from tests.analyzers.standstill import World
 
 POLICY = StallPolicy()
@@ -24,7 +24,7 @@ def write_stack(folder: Path, rank: int, *frames: str) -> None:
 
 
 def found(world: World, folder: Path) -> Finding:
-    (finding,) = hang.analyze(world.store, POLICY, world.after(6.0), folder)
+    (finding,) = judged_hangs(world.store, POLICY, world.after(6.0), folder)
     return finding
 
 

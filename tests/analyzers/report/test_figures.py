@@ -14,7 +14,8 @@ from analyzers.figures import wait_for as waitfor
 from analyzers.figures.reduce import MAX_POINTS, extremes
 from analyzers.figures.sampling import sampled
 from analyzers.finding import Finding
-from analyzers.hangs.wait_for import find_culprits, waits_of
+from analyzers.hangs.culprits import find_culprits
+from analyzers.hangs.wait_graph import waits_of
 from analyzers.run.event_log import EventLog
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
 from store import Store

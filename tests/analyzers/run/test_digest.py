@@ -15,8 +15,9 @@ from analyzers.finding import Finding
 from analyzers.hangs import analyze as hang
 from analyzers.run.digest import MAX_BYTES, Digest, DigestError, decode, encode, joined, joined_log, of_ranks
 from analyzers.run.event_log import EventLog
-from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, Call, RankView, take_snapshot
-from analyzers.run.stall_limits import StallPolicy
+from analyzers.run.policy import StallPolicy
+from analyzers.run.recorded_calls import Call
+from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, RankView, take_snapshot
 from tests.analyzers.standstill import SECOND, World
 
 POLICY = StallPolicy()
@@ -40,7 +41,7 @@ def leaders_view(world: World, digests: list[Digest], offsets_ns: Mapping[int, i
 def hang_of(world: World, digests: list[Digest], offsets_ns: Mapping[int, int]) -> Finding | None:
     view = leaders_view(world, digests, offsets_ns)
     log = joined_log(EventLog([]), digests, offsets_ns)
-    return hang.explain(view, log, POLICY, is_last=True, now_ns=world.after(6.0))
+    return hang.hang_of_attempt(view, log, POLICY, is_last=True, now_ns=world.after(6.0))
 
 
 def hung() -> World:
@@ -88,7 +89,9 @@ def test_a_rank_that_died_on_another_node_is_told() -> None:
     world.event("rank_exit", 0.5, exit_rank=2, signal="SIGKILL", exit_code=-9)
     digests = [sent(world)]
     log = joined_log(EventLog([]), digests, {})
-    (lost,) = rank_lost.explain(leaders_view(world, digests, {}), log, POLICY, is_last=True, now_ns=world.after(3.0))
+    (lost,) = rank_lost.deaths_of_attempt(
+        leaders_view(world, digests, {}), log, POLICY, is_last=True, now_ns=world.after(3.0)
+    )
     assert (lost.ranks, lost.evidence["signal"]) == ((2,), "SIGKILL")
 
 

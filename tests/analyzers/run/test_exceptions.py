@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import probes.tape.run_facts
-from analyzers.run.exceptions import own_frame, read_traceback, told_frames
+from analyzers.run.exceptions import frame_texts, own_frame, read_traceback
 
 
 def fail(depth: int) -> None:
@@ -23,8 +23,8 @@ def test_what_python_writes_is_read() -> None:
     assert (link.error_type, link.message) == ("KeyError", "'tokens'")
     frame = own_frame(link)
     assert frame is not None
-    assert frame.text == f"analyzers/test_raised.py:{fail.__code__.co_firstlineno + 3} in fail"
-    assert told_frames(link)[0] == frame.text
+    assert frame.text == f"run/test_exceptions.py:{fail.__code__.co_firstlineno + 3} in fail"
+    assert frame_texts(link)[0] == frame.text
 
 
 def test_chains_are_told_apart() -> None:
@@ -66,8 +66,8 @@ def test_what_is_no_traceback_gives_nothing_and_lengths_are_bounded() -> None:
     wide = 'Traceback (most recent call last):\n  File "' + "a" * 400 + '", line 3, in ' + "f" * 199 + "\nKeyError: 1\n"
     many = wide.replace("KeyError: 1\n", "") * 500 + "KeyError: 1\n"
     (link,) = read_traceback(many)
-    assert len(told_frames(link)) == 12
-    assert all(len(frame) < 650 for frame in told_frames(link))
+    assert len(frame_texts(link)) == 12
+    assert all(len(frame) < 650 for frame in frame_texts(link))
 
 
 def test_without_own_code_the_innermost_frame_is_told() -> None:

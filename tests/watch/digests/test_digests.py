@@ -13,12 +13,14 @@ import pytest
 from torch.distributed import TCPStore
 
 from analyzers.finding import Finding
-from analyzers.hangs import silent_node
+from analyzers.hangs.silent_node import silent_nodes
 from analyzers.live import LiveState, live_findings
 from analyzers.run.digest import Digest
 from analyzers.run.snapshot import AttemptView, RankView
+from analyzers.scope import Scope
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK
+from tests.analyzers.judged import checked
 from tests.analyzers.memory_store import MemoryStore
 from tests.waiting import wait_for
 from watch.digests import exchange
@@ -109,7 +111,7 @@ def test_a_node_that_falls_silent_is_told_once_and_again_when_it_is_heard(
     (over,) = heard(0)
     assert (over.kind, over.status) == ("node_silent", "ok")
     assert heard(silent, closing=True) == [], "who says goodbye is not missed"
-    (later,) = silent_node.analyze(store)
+    (later,) = checked(silent_nodes(store, Scope()))
     assert later.cause == "heard_again", "a post-mortem tells of it all the same"
 
 

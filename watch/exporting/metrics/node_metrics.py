@@ -18,8 +18,9 @@ from analyzers.finding import Finding
 from analyzers.numerics.expert_load import layer_loads
 from analyzers.open_findings import may_last
 from analyzers.run.event_log import EventLog, parsed_detail
+from analyzers.run.policy import StallPolicy
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
-from analyzers.run.stall_limits import StallPolicy, limit_s
+from analyzers.run.stall_limits import limit_s
 from analyzers.run.state import LIVE_WORDS, RunState, run_state
 from analyzers.source import Source, missing_tables
 from analyzers.wording import is_number

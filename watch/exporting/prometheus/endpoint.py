@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analyzers.run.stall_limits import StallPolicy
+from analyzers.run.policy import StallPolicy
 from analyzers.source import Source
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter

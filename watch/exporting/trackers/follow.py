@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from analyzers.account.goodput import measure
 from analyzers.run.event_log import EventLog
-from analyzers.run.stall_limits import StallPolicy
+from analyzers.run.policy import StallPolicy
 from analyzers.source import Source
 from probes.tape import event_kinds
 from probes.tape.rundir import RunDir, RunError

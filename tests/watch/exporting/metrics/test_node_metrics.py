@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analyzers.run.stall_limits import StallPolicy
+from analyzers.run.policy import StallPolicy
 from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
 from store import Store

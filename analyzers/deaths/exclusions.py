@@ -1,29 +1,29 @@
-"""Devices and nodes that were left out of a run because they failed again and again.
+"""Devices and nodes that were excluded from a run because they failed repeatedly.
 
-    findings = analyze(store)          # kind excluded, one a device or node
-
-The launcher decides (`recovery.max_failures_per_device`, `recovery.max_failures_per_node`). For whoever operates the
-machines it is something to look at before it is used again, and a run that is smaller than was asked for.
+The launcher decides (`recovery.max_failures_per_device`, `recovery.max_failures_per_node`). An operator should check
+them before they are used again, and the run is smaller than was asked for.
 """
 
 from __future__ import annotations
 
 from analyzers.finding import Finding
 from analyzers.run.event_log import Event, EventLog
+from analyzers.scope import Scope
 from analyzers.source import Source
 from probes.tape import event_kinds
 
-__all__ = ["analyze"]
+__all__ = ["exclusions"]
 
 
-def analyze(source: Source) -> list[Finding]:
-    """One finding for each that was left out; none where all take part."""
+def exclusions(source: Source, scope: Scope) -> list[Finding]:
+    """Findings of kind `excluded`, one a device or node."""
     return [_finding(event) for event in EventLog.load(source, (event_kinds.EXCLUDED,)).of(event_kinds.EXCLUDED)]
 
 
 def _finding(event: Event) -> Finding:
     node, device, rank = event.integer("node_rank"), event.text("device"), event.integer("excluded_rank")
-    what = f"{device} of node {node}" if device else f"node {node}"
+    what = f"Device {device} of node {node}" if device else f"Node {node}"
+    reason = event.text("reason", "no reason was recorded").rstrip(".")
     return Finding(
         analyzer="exclusion",
         kind="excluded",
@@ -31,7 +31,7 @@ def _finding(event: Event) -> Finding:
         status="fired",
         ranks=(rank,) if rank >= 0 else (),
         cause="device" if device else "node",
-        summary=f"{what} is left out after attempt {event.attempt}: {event.text('reason', 'no reason was recorded')}",
+        summary=f"{what} was excluded after attempt {event.attempt}: {reason}.",
         evidence={"node_rank": node, "device": device or None, "num_failures": event.integer("failures")},
         advice="excluded",
         attempt=event.attempt,

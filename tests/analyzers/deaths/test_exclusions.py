@@ -1,9 +1,16 @@
-"""What was left out of a run: one finding each, with what and why."""
+"""Excluded devices and nodes: one finding each, with the reason."""
 
 from __future__ import annotations
 
-from analyzers.deaths.node_exclusion import analyze
+from analyzers.deaths.exclusions import exclusions
+from analyzers.finding import Finding
+from analyzers.scope import Scope
+from tests.analyzers.judged import checked
 from tests.analyzers.memory_store import MemoryStore
+
+
+def analyze(store: MemoryStore) -> list[Finding]:
+    return checked(exclusions(store, Scope()))
 
 
 def test_a_device_and_a_node() -> None:
@@ -15,9 +22,9 @@ def test_a_device_and_a_node() -> None:
     store.event("excluded", attempt=2, node_rank=1, device=None, excluded_rank=None, failures=6, reason="6 failures")
     device, node = analyze(store)
     assert (device.kind, device.status, device.ranks, device.cause) == ("excluded", "fired", (2,), "device")
-    assert device.summary == "cuda:2 of node 0 is left out after attempt 1: 3 deaths by a signal"
+    assert device.summary == "Device cuda:2 of node 0 was excluded after attempt 1: 3 deaths by a signal."
     assert (node.ranks, node.cause, node.attempt) == ((), "node", 2)
-    assert node.summary == "node 1 is left out after attempt 2: 6 failures"
+    assert node.summary == "Node 1 was excluded after attempt 2: 6 failures."
     assert node.evidence == {"node_rank": 1, "device": None, "num_failures": 6}
 
 
@@ -25,4 +32,4 @@ def test_a_damaged_event_breaks_nothing() -> None:
     store = MemoryStore()
     store.event("excluded", attempt=0, node_rank="x", device=3)
     (finding,) = analyze(store)
-    assert finding.summary == "node -1 is left out after attempt 0: no reason was recorded"
+    assert finding.summary == "Node -1 was excluded after attempt 0: no reason was recorded."

@@ -1,28 +1,39 @@
-"""Proofs about nodes: how far the ranks of each had come when, so that one that fell silent stands out."""
+"""Figures of hangs and silent nodes: the wait-for graph, the last steps, and the progress of each node."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from analyzers.figures import focus as against
-from analyzers.figures import series
+from analyzers.figures import focus, series, wait_for
+from analyzers.figures.moment import moment
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
+from analyzers.hangs.culprits import find_culprits
 from analyzers.run.event_log import EventLog
+from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
 from analyzers.source import Source, lacking
 from probes.tape import event_kinds
 
-__all__ = ["progress"]
+__all__ = ["FIGURES"]
 
 MAX_PIECES = 500
 """Pieces of time."""
 MAX_NODES = 12
 
 
+def wait_graph(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """Ranks that wait, and the ranks that they wait for."""
+    if finding.attempt is None:
+        return
+    view = take_snapshot(source, finding.attempt, EventLog.load(source, SNAPSHOT_EVENTS))
+    if view.ranks:
+        yield Drawing(title="Wait-for graph", figure=wait_for.draw(view, find_culprits(view)))
+
+
 def progress(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """The newest step of each node's ranks that had come in, over time; the silent one first, a line where it began."""
+    """Newest step recorded by each node over time, the silent node first, a line where its silence began."""
     if lacking(source, steps=("start_ns",), ranks=("node_rank",)):
         return
     silent = int(finding.evidence.get("node_rank", -1))
@@ -54,6 +65,12 @@ def progress(source: Source, finding: Finding) -> Iterator[Drawing]:
     events = EventLog.load(source, (event_kinds.NODE_SILENT,)).of(event_kinds.NODE_SILENT)
     begun = next((e for e in events if e.integer("node_rank") == silent and e.step == finding.first_step), None)
     if begun is not None:
-        told_s = (begun.wall_ns - int(rows[0][3])) / 1e9
-        against.mark_onset(figure, told_s - (begun.number("silent_s") or 0.0))
-    yield Drawing(title=f"How far each node's ranks had come, node {silent} beside the others", figure=figure)
+        silent_from_s = (begun.wall_ns - int(rows[0][3])) / 1e9
+        focus.mark_onset(figure, silent_from_s - (begun.number("silent_s") or 0.0))
+    yield Drawing(title=f"Progress of each node, node {silent} against the others", figure=figure)
+
+
+FIGURES: Mapping[str, Sequence[Callable[[Source, Finding], Iterator[Drawing]]]] = {
+    "hang": (wait_graph, moment),
+    "node_silent": (progress,),
+}

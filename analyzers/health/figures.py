@@ -1,26 +1,26 @@
-"""Proofs about GPUs and hosts: the reading that a finding is about, of its device beside the others, over time."""
+"""Figures of GPUs and hosts: the reading of a finding's device over time, against those of its peers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from analyzers.figures import focus as against
+from analyzers.figures import focus
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
-from analyzers.health.analyze import HealthPolicy
+from analyzers.health.policy import HealthPolicy
 from analyzers.source import Ints, Source, floats, ints, lacking
 
-__all__ = ["clock_of_rank", "link_errors", "memory_errors", "memory_full", "pressure", "throttled", "xid"]
+__all__ = ["FIGURES", "GIB", "clock_of_rank", "reading_figure"]
 
 MAX_PIECES = 600
 """Pieces of time."""
 GIB = 1 << 30
 SINCE = "since the driver was loaded"
 _XID_COLUMNS = {"ecc": "ecc_uncorrected_total", "nvlink": "nvlink_errors_total", "bus": "pcie_replay_total"}
-"""Class of an XID -> the counter that goes with it; of all others the load of the device shows what became of it."""
+"""Class of an XID -> the counter that goes with it; of all others the load of the device shows the consequence."""
 _WORDS = {
     "ecc_uncorrected_total": "Memory errors that ECC could not correct", "pcie_replay_total": "Packets sent again",
     "ecc_corrected_total": "Memory errors that ECC corrected", "remapped_rows_total": "Remapped rows",
@@ -31,8 +31,8 @@ _WORDS = {
 
 def readings(
     source: Source, expression: str, node: str, device: str, *, join: str = "avg"
-) -> tuple[against.Beside, Ints] | None:
-    """A reading of `device` beside those of its like on all nodes, and when each piece of time begins (ns).
+) -> tuple[focus.Beside, Ints] | None:
+    """A reading of `device` with those of its peers on all nodes, and the start of each piece of time (ns).
 
     Hosts are compared with hosts, GPUs with GPUs. `x` are seconds since the first reading.
     """
@@ -58,7 +58,7 @@ def readings(
     if _called(node, device) not in lines:
         return None
     seconds = (at_ns - ints(table["zero_ns"]).min()) / 1e9
-    return against.Beside.of_lines(seconds, lines, {_called(node, device)}), at_ns
+    return focus.Beside.of_lines(seconds, lines, {_called(node, device)}), at_ns
 
 
 def _called(node: str, device: str) -> str:
@@ -70,11 +70,11 @@ def _place(finding: Finding) -> tuple[str, str]:
     return str(finding.evidence.get("node") or ""), str(finding.evidence.get("device") or "host")
 
 
-def _drawn(
+def reading_figure(
     source: Source, expression: str, place: tuple[str, str], *, title: str, y: str, join: str = "avg",
     rises: bool = False, onset_ns: int | None = None, **more: Any,
 ) -> Iterator[Drawing]:  # fmt: skip
-    """One reading of a device (node, device) beside its like; `rises`: the onset is where it first rose."""
+    """One reading of a device (node, device) against its peers; `rises`: the onset is where it first rose."""
     node, device = place
     found = readings(source, expression, node, device, join=join)
     if found is None:
@@ -88,7 +88,7 @@ def _drawn(
         there = np.flatnonzero(np.isfinite(own))
         higher = there[own[there] > own[there[0]]] if len(there) else there
         onset = float(beside.x[higher[0]]) if len(higher) else None
-    figure = against.draw(beside, x="seconds", y=y, onset=onset, others="others, least to largest", **more)
+    figure = focus.draw(beside, x="seconds", y=y, onset=onset, others="others, least to largest", **more)
     yield Drawing(title=f"{title} of {_called(node, device)}", figure=figure)
 
 
@@ -99,7 +99,7 @@ def xid(source: Source, finding: Finding) -> Iterator[Drawing]:
         if lacking(source, health=(column,)):
             continue
         ratio = column.endswith("_ratio")
-        yield from _drawn(
+        yield from reading_figure(
             source, f"100 * {column}" if ratio else column, _place(finding), title=_WORDS[column],
             y="busy (%)" if ratio else SINCE, join="avg" if ratio else "max",
             onset_ns=finding.evidence.get("first_wall_ns"),
@@ -116,16 +116,18 @@ def memory_errors(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def throttled(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """How often the reason held, and the clock and heat beside it."""
+    """Share of readings in which the reason held, then clock and temperature."""
     bit = int(finding.evidence.get("reason_bit") or 0)
     if not lacking(source, health=("throttle_reasons",)):
         share = f"CASE WHEN throttle_reasons & {bit} <> 0 THEN 100.0 ELSE 0.0 END"
-        yield from _drawn(source, share, _place(finding), title="Slowed down", y="of the readings (%)", rises=True)
+        yield from reading_figure(
+            source, share, _place(finding), title="Slowed down", y="of the readings (%)", rises=True
+        )
     for column, title, y in (
         ("sm_clock_hertz / 1e6", "Clock", "MHz"), ("temperature_celsius", "Temperature", "degrees Celsius"),
     ):  # fmt: skip
         if not lacking(source, health=(column.partition(" ")[0],)):
-            yield from _drawn(source, column, _place(finding), title=title, y=y, from_zero=False)
+            yield from reading_figure(source, column, _place(finding), title=title, y=y, from_zero=False)
 
 
 def link_errors(source: Source, finding: Finding) -> Iterator[Drawing]:
@@ -137,43 +139,29 @@ def link_errors(source: Source, finding: Finding) -> Iterator[Drawing]:
 def _counter(source: Source, finding: Finding, column: str) -> Iterator[Drawing]:
     """A counter since the run began; nothing where it was not recorded."""
     if not lacking(source, health=(column,)):
-        yield from _drawn(source, column, _place(finding), title=_WORDS[column], y=SINCE, join="max", rises=True)
+        yield from reading_figure(
+            source, column, _place(finding), title=_WORDS[column], y=SINCE, join="max", rises=True
+        )
 
 
 def pressure(source: Source, finding: Finding) -> Iterator[Drawing]:
     """A host's free disk with what a checkpoint may need, or its run queue with its CPUs."""
     if finding.cause == "disk" and not lacking(source, health=("disk_free_bytes",)):
         least = HealthPolicy().disk_free_bytes / GIB
-        yield from _drawn(
+        yield from reading_figure(
             source, f"disk_free_bytes / {GIB}.0", _place(finding), title="Free disk", y="GiB", join="min",
             limit=(least, f"{least:g} GiB: a checkpoint may not fit"),
         )  # fmt: skip
     elif finding.cause != "disk" and not lacking(source, health=("load_1m",)):
         cpus = float(finding.evidence.get("num_cpus") or 0)
-        yield from _drawn(
+        yield from reading_figure(
             source, "load_1m", _place(finding), title="Load", y="runnable processes",
             limit=(cpus, f"{cpus:g} CPUs") if cpus else None,
         )  # fmt: skip
 
 
-def memory_full(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Memory in use on the fullest place, with all that there is."""
-    if lacking(source, health=("memory_used_bytes", "memory_total_bytes")):
-        return
-    found = source.rows(
-        "SELECT node, device FROM health WHERE memory_used_bytes = ? AND memory_total_bytes = ? LIMIT 1",
-        [finding.evidence.get("highest_bytes"), finding.evidence.get("total_bytes")],
-    )
-    for node, device in found:
-        total = float(finding.evidence["total_bytes"]) / GIB
-        yield from _drawn(
-            source, f"memory_used_bytes / {GIB}.0", (str(node), str(device)), title="Memory in use", y="GiB",
-            join="max", limit=(total, f"all there is: {total:.3g} GiB"),
-        )  # fmt: skip
-
-
 def clock_of_rank(source: Source, rank: int) -> Iterator[Drawing]:
-    """The clock of a rank's GPU beside the others'."""
+    """The clock of a rank's GPU against the others'."""
     if lacking(source, health=("sm_clock_hertz",), ranks=("device_uuid",)):
         return
     found = source.rows(
@@ -181,6 +169,15 @@ def clock_of_rank(source: Source, rank: int) -> Iterator[Drawing]:
         [rank],
     )
     for node, device in found:
-        yield from _drawn(
+        yield from reading_figure(
             source, "sm_clock_hertz / 1e6", (str(node), str(device)), title="Clock", y="MHz", from_zero=False
         )
+
+
+FIGURES: Mapping[str, Sequence[Callable[[Source, Finding], Iterator[Drawing]]]] = {
+    "xid": (xid,),
+    "gpu_memory_errors": (memory_errors,),
+    "gpu_throttled": (throttled,),
+    "link_errors": (link_errors,),
+    "host_pressure": (pressure,),
+}

@@ -1,13 +1,25 @@
-"""What is not in the records is said: ranks that are silent, tables that are empty."""
+"""Record coverage: missing ranks, empty tables and columns are reported."""
 
 from __future__ import annotations
 
-from analyzers.run.coverage import analyze
+from analyzers.finding import Finding
+from analyzers.run.analyze import record_coverage
+from analyzers.run.explain import NEXT, WHY
+from analyzers.scope import Scope
 from tests.analyzers.memory_store import MemoryStore
+from tests.sentences import assert_plain
 
-TOLD = dict.fromkeys(
+MEASURED = dict.fromkeys(
     ("forward_ns", "backward_ns", "optimizer_ns", "collective_wait_ns", "loss", "grad_norm", "tokens"), 1
 )
+
+
+def analyze(store: MemoryStore) -> list[Finding]:
+    found = record_coverage(store, Scope())
+    for finding in found:
+        for text in (finding.summary, WHY[finding.kind](finding), NEXT[finding.kind](finding)):
+            assert_plain(text)
+    return found
 
 
 def recorded(ranks: tuple[int, ...], *, world_size: int = 4, spans: bool = True) -> MemoryStore:
@@ -15,24 +27,24 @@ def recorded(ranks: tuple[int, ...], *, world_size: int = 4, spans: bool = True)
     store.add(
         "ranks", [{"attempt": 0, "rank": rank, "wall_ns": 1, "world_size": world_size, "host": "a"} for rank in ranks]
     )
-    store.add("steps", [{"attempt": 0, "rank": rank, "step": 1, **TOLD} for rank in ranks])
+    store.add("steps", [{"attempt": 0, "rank": rank, "step": 1, **MEASURED} for rank in ranks])
     if spans:
         store.add("spans", [{"attempt": 0, "rank": rank, "step": 1, "kind": "data"} for rank in ranks])
     return store
 
 
-def test_where_all_is_there_nothing_is_said() -> None:
+def test_complete_records_give_no_finding() -> None:
     assert analyze(recorded((0, 1, 2, 3))) == []
-    assert analyze(MemoryStore()) == [], "whoever needs steps says that there are none"
+    assert analyze(MemoryStore()) == [], "missing steps are reported by the analyses that need them"
 
 
 def test_silent_ranks_are_named() -> None:
     (finding,) = analyze(recorded((0, 2)))
     assert (finding.status, finding.ranks, finding.attempt) == ("insufficient_data", (1, 3), 0)
-    assert finding.summary == "ranks 1, 3 have no step in attempt 0 (2 of 4 ranks): nothing is known of them"
+    assert finding.summary == "Ranks 1, 3 have no step in attempt 0 (2 of 4 ranks), so nothing is known about them."
 
 
-def test_missing_spans_are_said() -> None:
+def test_missing_spans_are_reported() -> None:
     (finding,) = analyze(recorded((0, 1, 2, 3), spans=False))
     assert "no spans were recorded" in finding.summary
 
@@ -43,9 +55,9 @@ def test_an_attempt_that_died_before_its_first_step_is_not_a_gap() -> None:
     assert analyze(store) == []
 
 
-def test_columns_of_nulls_are_said() -> None:
+def test_columns_of_nulls_are_reported() -> None:
     store = recorded((0, 1, 2, 3))
     store.connection.execute("UPDATE steps SET grad_norm = NULL, tokens = NULL; UPDATE ranks SET host = NULL")
     steps, ranks = analyze(store)
-    assert "nothing in steps.grad_norm, steps.tokens: " in steps.summary
-    assert "nothing in ranks.host: " in ranks.summary
+    assert "no values in steps.grad_norm, steps.tokens." in steps.summary
+    assert "no values in ranks.host." in ranks.summary

@@ -1,0 +1,67 @@
+"""Evidence and next step of deaths, exclusions and resumes, one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from analyzers.finding import Finding
+from analyzers.wording import counted, is_number, listed, ranks_text, sentence
+
+__all__ = ["NEXT", "WHY"]
+
+MAX_MESSAGE = 140
+"""Characters of an error's message; the evidence has all of it."""
+
+
+def _why_lost(finding: Finding) -> str:
+    of = finding.evidence
+    lines = str(of.get("message") or "").strip().splitlines()
+    error = f"{of['error_type']}: {lines[0]}" if lines and of.get("error_type") else lines[0] if lines else ""
+    code = "" if of.get("exit_code") is None else f"exit code {of['exit_code']}"
+    what = error or str(of.get("signal") or "") or code or "no error was recorded"
+    what = (what if len(what) <= MAX_MESSAGE else what[: MAX_MESSAGE - 3] + "...").replace(";", ",").rstrip(". ")
+    at = f" ({of['raised_at']})" if of.get("raised_at") else ""
+    victims = counted(len(of.get("victims") or []), "other rank" if finding.ranks else "rank")
+    return sentence(what + at + (f", and {victims} ended because of it" if victims else ""))
+
+
+def _next_lost(finding: Finding) -> str:
+    rank, raised_at = ranks_text(finding.ranks), finding.evidence.get("raised_at")
+    return {
+        "exception": f"Check {raised_at}." if raised_at else f"Read the traceback in the log of {rank}.",
+        "out_of_memory": f"Compare the memory of {rank} over the steps and with that of its peers.",
+        "exit": f"Read the end of the log of {rank}: it exited by itself.",
+        "killed_all": "Check the scheduler's record of the job, and who or what stopped it.",
+        "connection_lost": "Check the network between the hosts at that time, and the end of every rank's log.",
+        "store_lost": "Check the host of the rendezvous store, and the launcher or process that held it.",
+    }.get(finding.cause, f"Check the log of {rank} and its host (out of memory, XID).")
+
+
+def _why_excluded(finding: Finding) -> str:
+    failures = finding.evidence.get("num_failures")
+    known = is_number(failures) and failures > 0
+    count = f"{counted(failures, 'failure')} there" if known else "it failed repeatedly"
+    return sentence(f"{count}, of a kind that hardware can cause, and the run continued without it")
+
+
+def _next_excluded(finding: Finding) -> str:
+    if finding.cause == "device":
+        return "Test the device (XIDs, ECC errors, dcgmi diag -r 3) before it is used again."
+    return "Check the node's kernel log and drain it: deleting the launcher's file admits it again."
+
+
+def _why_resume(finding: Finding) -> str:
+    parts = listed(finding.evidence.get("differing_parts") or [])
+    return f"The checkpoint's manifest has other signatures of: {parts or 'parts that were not recorded'}."
+
+
+WHY: Mapping[str, Callable[[Finding], str]] = {
+    "rank_lost": _why_lost,
+    "excluded": _why_excluded,
+    "resume_differs": _why_resume,
+}
+NEXT: Mapping[str, Callable[[Finding], str]] = {
+    "rank_lost": _next_lost,
+    "excluded": _next_excluded,
+    "resume_differs": lambda finding: "If it is not meant (other data or seed), do not trust the run from there on.",
+}

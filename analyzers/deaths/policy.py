@@ -1,0 +1,16 @@
+"""Thresholds of deaths. Limits of silence, which separate a death from a hang: `analyzers.run.policy`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["DeathPolicy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeathPolicy:
+    """When a death without a cause is judged."""
+
+    report_s: float = 1.5
+    """Seconds after a death before it counts as one without a cause, while the run lives. Source: the launcher polls
+    every 0.1 s and `watch` reads once a second, so its exit status arrives within this time."""

@@ -1,0 +1,170 @@
+"""Culprits of a hang: wait-for reasoning over the calls in flight.
+
+    found = find_culprits(view)
+    found.cause, found.culprits, found.waiting      # "not_entered", (1,), (0, 2, 3)
+
+1. A rank is waiting if it has a call in flight. Only the oldest of each group counts: the others queue behind it.
+2. A stopped process is the culprit wherever it is.
+3. The same (group, number) with another operation, dtype or size on different ranks is a mismatch; the smaller side is
+   named (both, if they are equally many). If by the group's order in former steps the other side's call was due and
+   this side's comes right after it, then this side has skipped one.
+4. Edges: a rank in a collective waits for the members that have not entered it; a receiver waits for the sender that
+   has not sent, and the reverse (`wait_graph`).
+5. A rank that is awaited and in no call is a culprit: it never came. Its open span tells what it does instead, or
+   `watch` saw that its interpreter is locked.
+   If all awaited ranks are in calls that all members entered, those calls do not end: because a send and its receive
+   do not fit (`unequal_message`), or because the network or the backend is stuck.
+6. Without such a rank the edges hold a cycle, or all ranks entered and none left. In a cycle, a rank that is awaited in
+   a step that it has left behind, or in a gradient's call while it is in the optimizer's, has skipped a call; where a
+   message is awaited, that one is missing; else groups are entered in opposite order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from analyzers.hangs.mismatches import Mismatch, mismatched_collective, skipped_call, unequal_message
+from analyzers.hangs.wait_graph import WaitGraph, commonest_call, cycle_of, oldest_calls
+from analyzers.run.recorded_calls import Call
+from analyzers.run.snapshot import AttemptView
+
+__all__ = ["HangCause", "find_culprits"]
+
+_PHASE_CAUSES = {"data": "data", "checkpoint": "checkpoint", "evaluate": "evaluate", "eval": "evaluate"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangCause:
+    """Culprits and the ranks that wait for them. `call` is the call that the most ranks wait in."""
+
+    cause: str
+    culprits: tuple[int, ...]
+    waiting: tuple[int, ...] = ()
+    call: Call | None = None
+    cycle: tuple[int, ...] = ()
+    differs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """With a mismatch: what was called -> ranks."""
+
+    @property
+    def is_mismatch(self) -> bool:
+        """True if ranks met in one place with different calls; gloo may abort on it, or raise."""
+        return self.cause == "skipped" or self.cause.startswith("mismatch")
+
+    @property
+    def is_proof(self) -> bool:
+        """True if it is wrong by itself, however short the silence was."""
+        is_message = self.call is not None and self.call.is_p2p  # some backends allow a receive that is too large
+        return (self.is_mismatch and not is_message) or self.cause == "stopped"
+
+
+def find_culprits(view: AttemptView) -> HangCause:
+    """Name the ranks that a standstill waits for. Pure; does not decide whether there is one."""
+    alive = {rank: state for rank, state in view.ranks.items() if not state.closed}
+    heads = {rank: oldest_calls(state.calls) for rank, state in alive.items()}
+    waiting = tuple(sorted(rank for rank in heads if heads[rank]))
+    all_calls = [call for calls in heads.values() for call in calls]
+
+    stopped = tuple(sorted(rank for rank, state in alive.items() if state.state == "stopped"))
+    if stopped:
+        of_others = commonest_call([c for rank, calls in heads.items() if rank not in stopped for c in calls])
+        return _cause("stopped", stopped, waiting, of_others or commonest_call(all_calls))
+    # A call that is open although a later one is done may be one that no rank waits for: unless its sides differ.
+    unwaited = {rank: list(state.unwaited) for rank, state in alive.items()}
+    if mismatch := mismatched_collective(heads) or mismatched_collective(unwaited):
+        together = [c for c in all_calls if (c.group, c.seq) == (mismatch.call.group, mismatch.call.seq)]
+        if (skipped := skipped_call(view, together)) is not None:
+            return _cause("skipped", skipped[0], waiting, skipped[1], differs=mismatch.differs)
+        return _of_mismatch(mismatch, waiting)
+
+    graph = WaitGraph(view)
+    edges = {rank: graph.targets(calls) for rank, calls in heads.items() if calls}
+    missed = {rank for targets in edges.values() for rank in targets}
+    roots = tuple(sorted(rank for rank in missed if not edges.get(rank)))
+    if roots and all(heads.get(rank) for rank in roots):  # they came to a call that all known members entered
+        if unequal := unequal_message(view):
+            return _of_mismatch(unequal, waiting)
+        return _cause("all_entered", roots, waiting, commonest_call([c for rank in roots for c in heads[rank]]))
+    roots = tuple(rank for rank in roots if not heads.get(rank))
+    if roots:
+        awaited = commonest_call([c for c in all_calls if not graph.targets([c]).isdisjoint(roots)])
+        return _cause(_cause_of_absence(view, roots, awaited), roots, waiting, awaited)
+    if cycle := cycle_of(edges):
+        return _in_cycle(view, cycle, heads, graph, waiting)
+    if waiting:
+        unequal = unequal_message(view)
+        return (
+            _of_mismatch(unequal, waiting) if unequal else _cause("all_entered", waiting, (), commonest_call(all_calls))
+        )
+    asleep = tuple(sorted(rank for rank, state in alive.items() if state.holds_gil))
+    return _cause("gil" if asleep else "busy", asleep or tuple(sorted(alive)), (), None)
+
+
+def _cause(
+    cause: str,
+    culprits: tuple[int, ...],
+    waiting: tuple[int, ...],
+    call: Call | None,
+    *,
+    cycle: tuple[int, ...] = (),
+    differs: Mapping[str, tuple[int, ...]] | None = None,
+) -> HangCause:
+    others = tuple(rank for rank in waiting if rank not in culprits)
+    return HangCause(cause=cause, culprits=culprits, waiting=others, call=call, cycle=cycle, differs=differs or {})
+
+
+def _of_mismatch(found: Mismatch, waiting: tuple[int, ...]) -> HangCause:
+    return _cause(found.cause, found.ranks, waiting, found.call, differs=found.differs)
+
+
+def _in_cycle(
+    view: AttemptView,
+    cycle: tuple[int, ...],
+    heads: Mapping[int, list[Call]],
+    graph: WaitGraph,
+    waiting: tuple[int, ...],
+) -> HangCause:
+    """The cause of ranks that wait for each other: a skipped call, a missing message, or groups in opposite order."""
+    if (gone := _past(view, cycle, heads, graph)) is not None:
+        return _cause("skipped", gone[0], waiting, gone[1])
+    members = tuple(sorted(cycle))
+    messages = [c for rank in cycle for c in heads[rank] if c.is_p2p and graph.targets([c]) & set(cycle)]
+    if messages:
+        return _cause("p2p_unmatched", members, waiting, messages[0], cycle=cycle)
+    call = commonest_call([c for calls in heads.values() for c in calls])
+    return _cause("order_inversion", members, waiting, call, cycle=cycle)
+
+
+def _cause_of_absence(view: AttemptView, roots: tuple[int, ...], awaited: Call | None) -> str:
+    """The cause, from the activity of the culprits that did not come."""
+    if all(rank in view.ranks and view.ranks[rank].closed for rank in roots):
+        return "finished"  # it closed itself: no rank should wait for it any more
+    if roots and all(rank in view.ranks and view.ranks[rank].holds_gil for rank in roots):
+        return "gil"  # native code is running, whatever the span
+    causes = {next((_PHASE_CAUSES[p] for p in reversed(view.ranks[r].phases) if p in _PHASE_CAUSES), "")
+              for r in roots if r in view.ranks}  # fmt: skip
+    if len(causes) == 1 and causes != {""}:
+        return causes.pop()
+    return "p2p_unmatched" if awaited is not None and awaited.is_p2p else "not_entered"
+
+
+def _past(
+    view: AttemptView, cycle: tuple[int, ...], heads: Mapping[int, list[Call]], graph: WaitGraph
+) -> tuple[tuple[int, ...], Call] | None:
+    """Ranks of a cycle that are awaited in a step, or in its gradients, which they have left behind; and the call."""
+    missed: dict[int, Call] = {}
+    for rank in cycle:
+        for call in heads[rank]:
+            for target in graph.targets([call]) & set(cycle):
+                step = view.ranks[target].step
+                if step is None or call.step is None:
+                    continue
+                gone = step > call.step or (step == call.step and _is_updating(heads[target], call))
+                if gone:
+                    missed[target] = call
+    return (tuple(sorted(missed)), missed[min(missed)]) if missed else None
+
+
+def _is_updating(own: list[Call], awaited: Call) -> bool:
+    """Return True if a rank is in the optimizer's calls and awaited in one that precedes them in every step."""
+    return awaited.phase in ("forward", "backward") and bool(own) and all(call.phase == "optimizer" for call in own)

@@ -1,0 +1,50 @@
+"""Evidence and next step of hangs and silent nodes, one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from analyzers.finding import Finding
+from analyzers.wording import number, ranks_text, sentence
+
+__all__ = ["NEXT", "WHY"]
+
+
+def _why_hang(finding: Finding) -> str:
+    of = finding.evidence
+    waiting = of.get("waiting_ranks") or []
+    call = f" in {of['op']} #{of['seq']} (group {of['process_group']})" if "op" in of else ""
+    caller = f" at {of['caller']}" if of.get("caller") else ""
+    who = f"{len(waiting)} rank{'s' * (len(waiting) != 1)} waited" if waiting else "no rank made progress"
+    return sentence(f"{who}{call}{caller} for {of.get('silent_s')} s, limit {of.get('limit_s')} s")
+
+
+def _next_hang(finding: Finding) -> str:
+    rank = ranks_text(finding.ranks)
+    caller = f" at {finding.evidence['caller']}" if finding.evidence.get("caller") else ""
+    return {
+        "stopped": f"Continue or restart the process of {rank}.",
+        "data": f"Inspect the data loader of {rank}: its stack is in the evidence.",
+        "gil": f"Check the native code called by the innermost line of {rank}'s stack: it must release the GIL.",
+        "checkpoint": f"Check the disk that {rank} writes its checkpoint to.",
+        "mismatch_size": f"Compare the shapes of both sides{caller}: an uneven batch, or a branch on the rank.",
+        "mismatch_dtype": f"Compare the element types of both sides{caller}: autocast, or an unconverted part.",
+        "order_inversion": "Make all ranks enter the groups in one order, or wait for each call before the next.",
+        "all_entered": "Check the links and the backend (NCCL_DEBUG=INFO, firewall, interface): no rank is missing.",
+    }.get(finding.cause, f"Inspect the stack of {rank} and the code around the call{caller}.")
+
+
+def _why_node_silent(finding: Finding) -> str:
+    of = finding.evidence
+    after = "it reports again" if of.get("heard_again") else "nothing has arrived since"
+    return f"Its watch reports once a second, but sent nothing for {number(of.get('silent_s'))} s, and {after}."
+
+
+def _next_node_silent(finding: Finding) -> str:
+    if finding.cause == "heard_again":
+        return "Check the load of that node and the network between the two."
+    return "Ping the node, and read the logs of its watch and kernel: the ranks there may still train."
+
+
+WHY: Mapping[str, Callable[[Finding], str]] = {"hang": _why_hang, "node_silent": _why_node_silent}
+NEXT: Mapping[str, Callable[[Finding], str]] = {"hang": _next_hang, "node_silent": _next_node_silent}

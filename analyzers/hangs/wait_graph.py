@@ -1,0 +1,114 @@
+"""Wait-for graph of the ranks of an attempt: edges from calls in flight to the ranks that have not come.
+
+for wait in waits_of(view):
+    wait.rank, wait.awaited, wait.call
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from analyzers.run.recorded_calls import Call
+from analyzers.run.snapshot import AttemptView
+
+__all__ = ["Wait", "WaitGraph", "commonest_call", "cycle_of", "oldest_calls", "waits_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """`rank` waits in `call` for `awaited`, which has not come."""
+
+    rank: int
+    awaited: int
+    call: Call
+
+
+def waits_of(view: AttemptView, limit: int = 20_000) -> list[Wait]:
+    """Edges of the wait-for graph, at most `limit`: thousands of ranks may each wait for thousands."""
+    waits = WaitGraph(view)
+    alive = {rank: oldest_calls(state.calls) for rank, state in view.ranks.items() if not state.closed}
+    edges = (
+        Wait(rank=rank, awaited=awaited, call=call)
+        for rank, calls in sorted(alive.items())
+        for call in calls
+        for awaited in sorted(waits.targets([call]))
+    )
+    return list(islice(edges, limit))
+
+
+class WaitGraph:
+    """Ranks that calls wait for; the members behind in a group are worked out once for all ranks that wait there."""
+
+    def __init__(self, view: AttemptView) -> None:
+        self._view = view
+        self._behind: dict[tuple[str, int], frozenset[int]] = {}
+
+    def targets(self, calls: list[Call]) -> set[int]:
+        """Ranks that have not come to these calls."""
+        found: set[int] = set()
+        for call in calls:
+            found |= self._partner(call) if call.is_p2p else self._members_behind(call.group, call.seq)
+        return found
+
+    def _members_behind(self, group: str, seq: int) -> frozenset[int]:
+        if (group, seq) not in self._behind:
+            last_seq, members = self._view.last_seq, self._view.members.get(group, ())
+            self._behind[group, seq] = frozenset(m for m in members if last_seq.get((group, m), -1) < seq)
+        return self._behind[group, seq]
+
+    def _partner(self, call: Call) -> set[int]:
+        partner = "recv" if call.op == "send" else "send"
+        if call.peer is None or self._view.last_p2p.get((call.peer, partner, call.rank), -1) >= call.seq:
+            return set()
+        return {call.peer}
+
+
+def oldest_calls(calls: tuple[Call, ...]) -> list[Call]:
+    """The oldest call in flight of each group (of each direction and peer for p2p)."""
+    oldest: dict[Any, Call] = {}
+    for call in calls:
+        key = (call.op, call.peer) if call.is_p2p else call.group
+        if key not in oldest or call.seq < oldest[key].seq:
+            oldest[key] = call
+    return list(oldest.values())
+
+
+def cycle_of(edges: Mapping[int, set[int]]) -> tuple[int, ...]:
+    """One cycle of the wait-for graph, from its smallest rank; empty if there is none."""
+    finished: set[int] = set()
+    for start in sorted(edges):
+        path: list[int] = []
+        on_path: dict[int, int] = {}
+        stack = [(start, iter(sorted(edges[start])))] if start not in finished else []
+        if stack:
+            on_path[start] = 0
+            path.append(start)
+        while stack:
+            rank, targets = stack[-1]
+            target = next(targets, None)
+            if target is None:
+                stack.pop()
+                path.pop()
+                del on_path[rank]
+                finished.add(rank)
+            elif target in on_path:
+                cycle = path[on_path[target] :]
+                smallest = cycle.index(min(cycle))
+                return tuple(cycle[smallest:] + cycle[:smallest])
+            elif target in edges and target not in finished:
+                on_path[target] = len(path)
+                path.append(target)
+                stack.append((target, iter(sorted(edges[target]))))
+    return ()
+
+
+def commonest_call(calls: list[Call]) -> Call | None:
+    """The call that the most ranks are in, of its earliest rank."""
+    if not calls:
+        return None
+    ((key, _),) = Counter((call.group, call.seq, call.op) for call in calls).most_common(1)
+    return min((c for c in calls if (c.group, c.seq, c.op) == key), key=lambda c: (c.issue_ns, c.rank))

@@ -1,0 +1,35 @@
+"""Thresholds of the health of GPUs and hosts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["HealthPolicy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthPolicy:
+    """When a reading or counter is reported."""
+
+    throttled_ratio: float = 0.1
+    """Share of readings under load in which a device was slowed down. Source: convention."""
+    min_readings: int = 10
+    """Readings of a device for that (count). Source: convention; ten seconds at one reading a second."""
+    loaded_ratio: float = 0.2
+    """GPU utilisation (ratio) from which a reading is one under load. Source: convention."""
+    corrected_errors: int = 100
+    """Corrected memory errors during the run (count). Source: convention; NVIDIA's XID 92 is a high rate of them."""
+    pcie_replays: int = 50
+    """Replays during the run (count). Source: convention; a few an hour are ordinary, a bad link adds some a second."""
+    nvlink_errors: int = 1
+    """Errors of NVLinks during the run (count). Source: convention; a sound link has none."""
+    disk_free_bytes: int = 5 << 30
+    """Free space (bytes) below which the next checkpoint may not fit. Source: convention."""
+    disk_soon_s: float = 3600.0
+    """Time (seconds) until the disk is full at the present rate. Source: convention; time to act."""
+    disk_rate_over_s: float = 120.0
+    """Seconds of readings before a rate counts. Source: convention; one checkpoint being written is no trend."""
+    queue_factor: float = 2.0
+    """Runnable processes over CPUs (ratio), from which ranks wait for a core. Source: convention."""
+    queue_ratio: float = 0.5
+    """Share of readings above `queue_factor`. Source: convention."""

@@ -1,0 +1,54 @@
+"""Figures of memory: ranks against their peers, and the fullest host or device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from analyzers.figures import focus
+from analyzers.figures.rank_values import against_others, attempt_of
+from analyzers.figures.titled_figure import Drawing
+from analyzers.finding import Finding
+from analyzers.health.figures import GIB, reading_figure
+from analyzers.source import Source, lacking
+from analyzers.wording import ranks_text
+
+__all__ = ["FIGURES", "rank_memory"]
+
+
+def rank_memory(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """Memory of the named ranks against the others, of all ranks if all grow."""
+    attempt = attempt_of(source, finding)
+    if attempt is None or lacking(source, steps=("memory_bytes",)):
+        return
+    who = list(finding.ranks) or [int(rank) for rank in finding.evidence.get("growing_ranks", ())]
+    beside = against_others(source, attempt, who, "memory_bytes / 1048576.0")
+    if len(beside.x) > 1:
+        onset = finding.first_step if finding.kind == "memory_growth" else None
+        whom = f"{ranks_text(who)}{' beside the others' if who and np.isfinite(beside.middle).any() else ''}"
+        figure = focus.draw(beside, y="memory (MiB)", onset=onset, from_zero=finding.kind != "memory_growth")
+        yield Drawing(title=f"Memory of {whom}", figure=figure)
+
+
+def limit(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """Memory in use on the fullest host or device with its total, then that of its ranks."""
+    if not lacking(source, health=("memory_used_bytes", "memory_total_bytes")):
+        found = source.rows(
+            "SELECT node, device FROM health WHERE memory_used_bytes = ? AND memory_total_bytes = ? LIMIT 1",
+            [finding.evidence.get("highest_bytes"), finding.evidence.get("total_bytes")],
+        )
+        for node, device in found:
+            total = float(finding.evidence["total_bytes"]) / GIB
+            yield from reading_figure(
+                source, f"memory_used_bytes / {GIB}.0", (str(node), str(device)), title="Memory in use", y="GiB",
+                join="max", limit=(total, f"total: {total:.3g} GiB"),
+            )  # fmt: skip
+    yield from rank_memory(source, finding)
+
+
+FIGURES: Mapping[str, Sequence[Callable[[Source, Finding], Iterator[Drawing]]]] = {
+    "memory_growth": (rank_memory,),
+    "memory_imbalance": (rank_memory,),
+    "memory_limit": (limit,),
+}

@@ -1,0 +1,74 @@
+"""Record coverage: missing ranks, and missing tables or columns that leave checks undecided.
+
+    findings = record_coverage(store, Scope())          # kind records, status insufficient_data
+
+A check without a finding means something only where its input was recorded. The analyses report what they lack
+themselves; this reports what is missing without an analysis that would notice, a column of NULLs included.
+"""
+
+from __future__ import annotations
+
+from analyzers.analysis import Analysis
+from analyzers.finding import Finding
+from analyzers.scope import Scope
+from analyzers.source import Source, lacking, missing_tables
+
+__all__ = ["ANALYSES", "record_coverage"]
+
+_SHOWN_RANKS = 16
+_READ_COLUMNS = {
+    "steps": (
+        ("forward_ns", "backward_ns", "optimizer_ns", "collective_wait_ns", "loss", "grad_norm", "tokens"),
+        "Phases, waits, spikes or throughput are judged in part or not at all",
+    ),
+    "collectives": (("seq", "phase"), "Calls are not matched over ranks, or not kept apart from those of saves"),
+    "ranks": (("world_size", "host"), "The expected ranks or their hosts are unknown"),
+    "spans": (("kind",), "The activity of a rank within a step is unknown"),
+    "fingerprints": (("replica_group", "tensor", "hash"), "Replicas are not compared"),
+    "events": (("kind", "detail", "wall_ns"), "Events between the steps are unknown"),
+    "health": (("node",), "The host of a reading is unknown"),
+}
+"""Columns that several analyses read, and the consequence where one holds nothing but NULL."""
+
+
+def record_coverage(source: Source, scope: Scope) -> list[Finding]:
+    """Findings of kind `records`; none where all ranks of each attempt have written steps and spans."""
+    if missing_tables(source, "steps", "ranks"):
+        return []  # reported by the analyses that need them
+    findings = []
+    for attempt, world_size, present in source.rows(
+        """
+        SELECT attempt, max(world_size), (SELECT list(DISTINCT s.rank) FROM steps s WHERE s.attempt = r.attempt)
+        FROM ranks r WHERE rank >= 0 GROUP BY attempt ORDER BY attempt
+        """
+    ):
+        recorded = {int(rank) for rank in present or ()}
+        silent = [rank for rank in range(world_size or 0) if rank not in recorded]
+        # An attempt without any step died before the first one: its end is reported by `deaths`.
+        if recorded and silent:
+            findings.append(_silent(attempt, silent, world_size))
+    findings += [
+        _insufficient(f"{consequence}: no values in {', '.join(absent)}.")
+        for table, (columns, consequence) in _READ_COLUMNS.items()
+        if not missing_tables(source, table) and (absent := lacking(source, **{table: columns}))
+    ]
+    if missing_tables(source, "spans"):
+        findings.append(_insufficient("Pipelines and activity within a phase are unknown: no spans were recorded."))
+    return findings
+
+
+def _silent(attempt: int, ranks: list[int], world_size: int) -> Finding:
+    shown = ", ".join(map(str, ranks[:_SHOWN_RANKS])) + (", ..." if len(ranks) > _SHOWN_RANKS else "")
+    which = f"Rank {shown} has" if len(ranks) == 1 else f"Ranks {shown} have"
+    return _insufficient(
+        f"{which} no step in attempt {attempt} ({len(ranks)} of {world_size} ranks), so nothing is known about them.",
+        ranks=tuple(ranks),
+        attempt=attempt,
+    )
+
+
+def _insufficient(why: str, ranks: tuple[int, ...] = (), attempt: int | None = None) -> Finding:
+    return Finding.insufficient("coverage", "records", why, ranks=ranks, attempt=attempt)
+
+
+ANALYSES = (Analysis(kinds=("records",), run=record_coverage, records="sampled"),)

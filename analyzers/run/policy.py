@@ -1,0 +1,56 @@
+"""Limits of silence: how long a run may make no progress before it counts as stalled, by what it is doing.
+
+stall_policy(run.manifest()).floor_s        # 5.0, or what the run was configured with
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from analyzers.run.setting import number
+
+__all__ = ["StallPolicy", "stall_policy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallPolicy:
+    """When silence is a stall. Limits know the phases; convention elsewhere is one timeout of several minutes."""
+
+    floor_s: float = 5.0
+    """Shortest silence that counts (seconds); `recovery.hang_floor_s`. Source: above a full garbage collection."""
+    step_factor: float = 5.0
+    """Silence in median steps (ratio). Source: convention; a step holds dozens of records, so one step is long."""
+    longest_factor: float = 2.0
+    """Silence in longest recent steps, without evaluation and checkpoint (ratio). Source: convention; uneven steps."""
+    startup_s: float = 180.0
+    """Before the first finished step of an attempt and outside of steps (seconds). Source: convention; imports,
+    compilation, first batch, rendezvous, teardown."""
+    compile_s: float = 600.0
+    """In a span `compile` (seconds). Source: convention; torch.compile of a large model takes minutes."""
+    checkpoint_s: float = 120.0
+    """In a span `checkpoint` (seconds). Source: convention; a slow file system is a fault of its own, not a hang."""
+    evaluate_s: float = 120.0
+    """In a span `evaluate` (seconds), which may leave no record inside. Source: convention."""
+    replay_s: float = 120.0
+    """In a span `replay` (seconds). Source: measured; checking every operation takes several times a step."""
+    unwatched_s: float = 60.0
+    """Silence (seconds) after which a run without a `watch` counts as dead. Source: convention; with a `watch`, the
+    processes themselves are checked."""
+
+    def of_phase(self, phase: str) -> float:
+        """Limit of a span's kind (seconds); 0 where it has none."""
+        return {
+            "compile": self.compile_s,
+            "checkpoint": self.checkpoint_s,
+            "evaluate": self.evaluate_s,
+            "eval": self.evaluate_s,
+            "replay": self.replay_s,
+        }.get(phase, 0.0)
+
+
+def stall_policy(manifest: Mapping[str, Any]) -> StallPolicy:
+    """The stall limits that the run was configured with."""
+    floor_s = number(manifest, "recovery.hang_floor_s")
+    return StallPolicy(floor_s=floor_s) if floor_s is not None and 0 < floor_s < 86400 else StallPolicy()

@@ -1,0 +1,186 @@
+"""Collective and p2p calls at the end of an attempt: in flight, newest number of each rank, usual order.
+
+found = recorded_calls(source, attempt=0, since_step=40, cut_ns=now_ns)
+found.in_flight[3].calls                # collectives that rank 3 had begun and not finished
+found.last_seq[("dp[0,1]", 3)]          # number of the last collective that rank 3 entered in that group
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from analyzers.source import Source
+
+__all__ = ["Call", "CallsInFlight", "RecordedCalls", "call_order", "recorded_calls"]
+
+P2P = ("send", "recv")
+KEPT_CALLS = 4
+"""Calls in flight that are kept for each group or peer of a rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A collective or p2p call that had begun and not ended."""
+
+    rank: int
+    group: str
+    seq: int
+    op: str
+    issue_ns: int = 0
+    num_bytes: int | None = None
+    dtype: str = ""
+    shape: str = ""
+    phase: str = ""
+    caller: str = ""
+    peer: int | None = None
+    step: int | None = None
+
+    @property
+    def is_p2p(self) -> bool:
+        """True for a call with one partner instead of a group."""
+        return self.op in P2P
+
+    @property
+    def text(self) -> str:
+        """The call for a sentence: `all_gather #608 (group world:0-3)`."""
+        if self.is_p2p:
+            return f"{self.op} #{self.seq} {'to' if self.op == 'send' else 'from'} rank {self.peer}"
+        return f"{self.op} #{self.seq} (group {self.group})"
+
+
+@dataclass(slots=True)
+class CallsInFlight:
+    """Calls of one rank without an end."""
+
+    calls: list[Call] = field(default_factory=list)
+    unwaited: list[Call] = field(default_factory=list)
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCalls:
+    """Calls of the newest steps of all ranks."""
+
+    last_seq: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Newest number of a collective by (group, rank)."""
+    last_p2p: dict[tuple[int, str, int], int] = field(default_factory=dict)
+    """Newest number of a p2p call by (rank, send or recv, peer)."""
+    last_ns: dict[int, int] = field(default_factory=dict)
+    """Time of the newest start or end of a call by rank, epoch nanoseconds."""
+    in_flight: dict[int, CallsInFlight] = field(default_factory=dict)
+    """By rank."""
+
+
+def recorded_calls(source: Source, attempt: int, since_step: int, cut_ns: int) -> RecordedCalls:
+    """Read the calls from `since_step` on as of `cut_ns` (epoch nanoseconds); empty without a table of collectives."""
+    found = RecordedCalls()
+    if not source.has("collectives"):
+        return found
+    rows = source.rows(
+        """
+        SELECT rank, process_group, op IN ('send', 'recv'), CASE WHEN op IN ('send', 'recv') THEN op END,
+               peer, max(seq), max(seq) FILTER (end_ns <= ?), max(CASE WHEN end_ns <= ? THEN end_ns ELSE issue_ns END)
+        FROM collectives WHERE attempt = ? AND step >= ? AND issue_ns <= ? GROUP BY ALL
+        """,
+        [cut_ns, cut_ns, attempt, since_step, cut_ns],
+    )
+    done: dict[tuple[Any, ...], int] = {}
+    for rank, group, is_p2p, direction, peer, seq, done_seq, last_ns in rows:
+        found.last_ns[rank] = max(found.last_ns.get(rank, 0), last_ns or 0)
+        if seq is None:
+            continue
+        if is_p2p:
+            found.last_p2p[rank, direction, peer] = max(seq, found.last_p2p.get((rank, direction, peer), -1))
+        else:
+            found.last_seq[group, rank] = max(seq, found.last_seq.get((group, rank), -1))
+        key = (rank, group, direction, peer if is_p2p else None)
+        done[key] = max(done.get(key, -1), done_seq if done_seq is not None else -1)
+    found.in_flight.update(_in_flight(source, attempt, since_step, cut_ns, done))
+    return found
+
+
+def _in_flight(
+    source: Source, attempt: int, since_step: int, cut_ns: int, done: Mapping[tuple[Any, ...], int]
+) -> dict[int, CallsInFlight]:
+    """Calls in flight by rank: the oldest of each group or peer, and their number.
+
+    Calls queued behind the oldest add nothing, and thousands of ranks may have thousands in flight. A call that is open
+    although a later one of its group is done was never waited for, and is kept apart.
+    """
+    later = {key: seq for key, seq in done.items() if seq >= 0}
+    rows = source.rows(
+        f"""
+        SELECT rank, process_group, op IN ('send', 'recv'), CASE WHEN op IN ('send', 'recv') THEN op END,
+               CASE WHEN op IN ('send', 'recv') THEN peer END, max(seq), count(*), arg_min(row(
+                   seq, op, issue_ns, bytes, dtype, shape, phase, caller, peer, step), seq, {KEPT_CALLS})
+        FROM collectives
+        WHERE attempt = ? AND step >= ? AND issue_ns <= ? AND (end_ns IS NULL OR end_ns > ?) AND seq IS NOT NULL
+        GROUP BY ALL
+        """,
+        [attempt, since_step, cut_ns, cut_ns],
+    )
+    found: dict[int, CallsInFlight] = {}
+    for rank, group, is_p2p, direction, partner, newest, number, oldest in rows:
+        done_seq = later.get((rank, group, direction, partner if is_p2p else None), -1)
+        place = found.setdefault(rank, CallsInFlight())
+        place.unwaited += [_call(rank, group, fields) for fields in oldest if fields[0] < done_seq]
+        if newest < done_seq:
+            continue
+        if oldest[0][0] < done_seq:
+            oldest = _beyond(source, (attempt, since_step, cut_ns, cut_ns, rank, group, done_seq), direction, partner)
+        place.calls += [_call(rank, group, fields) for fields in oldest]
+        place.number += number
+    return found
+
+
+def _call(rank: int, group: str | None, fields: tuple[Any, ...]) -> Call:
+    seq, op, issue_ns, num_bytes, dtype, shape, phase, caller, peer, step = fields
+    return Call(
+        rank=rank, group=group or "", seq=seq, op=op or "", issue_ns=issue_ns or 0, num_bytes=num_bytes,
+        dtype=dtype or "", shape=shape or "", phase=phase or "", caller=caller or "", peer=peer, step=step,
+    )  # fmt: skip
+
+
+def _beyond(
+    source: Source, place: tuple[Any, ...], direction: str | None, partner: int | None
+) -> list[tuple[Any, ...]]:
+    """Oldest open calls of a rank in a group after the newest completed one."""
+    same = "op NOT IN ('send', 'recv')" if direction is None else "op = ? AND peer IS NOT DISTINCT FROM ?"
+    return source.rows(
+        f"""
+        SELECT seq, op, issue_ns, bytes, dtype, shape, phase, caller, peer, step FROM collectives
+        WHERE attempt = ? AND step >= ? AND issue_ns <= ? AND (end_ns IS NULL OR end_ns > ?) AND rank = ?
+          AND process_group IS NOT DISTINCT FROM ? AND seq >= ? AND {same} ORDER BY seq LIMIT {KEPT_CALLS}
+        """,
+        [*place, *([] if direction is None else [direction, partner])],
+    )
+
+
+def call_order(
+    source: Source, attempt: int, since_step: int, cut_ns: int
+) -> tuple[dict[tuple[str, str, str], frozenset[tuple[str, str]]], dict[str, tuple[str, str]]]:
+    """Order and newest call of each group's collectives, from its first member: all run the same program."""
+    if not source.has("collectives"):
+        return {}, {}
+    rows = source.rows(
+        """
+        WITH newest AS (
+            SELECT rank, process_group, seq, op, coalesce(caller, '') AS caller FROM collectives
+            WHERE attempt = ? AND step >= ? AND end_ns <= ? AND op NOT IN ('send', 'recv')
+        ), first_members AS (SELECT process_group, min(rank) AS rank FROM newest GROUP BY ALL)
+        SELECT DISTINCT process_group, op, caller, next_op, next_caller FROM (
+            SELECT process_group, op, caller, lead(op) OVER by_seq AS next_op, lead(caller) OVER by_seq AS next_caller
+            FROM newest SEMI JOIN first_members USING (process_group, rank)
+            WINDOW by_seq AS (PARTITION BY process_group ORDER BY seq)
+        )
+        """,
+        [attempt, since_step, cut_ns],
+    )
+    following: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
+    for group, op, caller, next_op, next_caller in rows:
+        if next_op is not None:
+            following.setdefault((group or "", op or "", caller), set()).add((next_op, next_caller))
+    newest = {group or "": (op or "", caller) for group, op, caller, next_op, _ in rows if next_op is None}
+    return {call: frozenset(after) for call, after in following.items()}, newest
