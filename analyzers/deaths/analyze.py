@@ -34,7 +34,7 @@ from probes.tape import event_kinds
 
 __all__ = ["ANALYSES", "deaths_of_attempt", "lost_ranks"]
 
-MAX_MESSAGE = 100
+MAX_MESSAGE = 80
 """Characters of an error's message in a summary; the evidence has all of it."""
 
 

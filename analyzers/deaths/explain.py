@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.wording import counted, is_number, listed, ranks_text, sentence
@@ -38,7 +39,7 @@ def _next_lost(finding: Finding) -> str:
 
 
 def _why_excluded(finding: Finding) -> str:
-    failures = finding.evidence.get("num_failures")
+    failures: Any = finding.evidence.get("num_failures")
     known = is_number(failures) and failures > 0
     count = f"{counted(failures, 'failure')} there" if known else "it failed repeatedly"
     return sentence(f"{count}, of a kind that hardware can cause, and the run continued without it")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from analyzers.finding import Finding
+from analyzers.run.recorded_calls import MAX_NAME
 from analyzers.wording import number, ranks_text, sentence
 
 __all__ = ["NEXT", "WHY"]
@@ -13,7 +14,7 @@ __all__ = ["NEXT", "WHY"]
 def _why_hang(finding: Finding) -> str:
     of = finding.evidence
     waiting = of.get("waiting_ranks") or []
-    call = f" in {of['op']} #{of['seq']} (group {of['process_group']})" if "op" in of else ""
+    call = f" in {of['op']} #{of['seq']} (group {str(of['process_group'])[:MAX_NAME]})" if "op" in of else ""
     caller = f" at {of['caller']}" if of.get("caller") else ""
     who = f"{len(waiting)} rank{'s' * (len(waiting) != 1)} waited" if waiting else "no rank made progress"
     return sentence(f"{who}{call}{caller} for {of.get('silent_s')} s, limit {of.get('limit_s')} s")

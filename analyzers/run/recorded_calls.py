@@ -13,9 +13,11 @@ from typing import Any
 
 from analyzers.source import Source
 
-__all__ = ["Call", "CallsInFlight", "RecordedCalls", "call_order", "recorded_calls"]
+__all__ = ["MAX_NAME", "Call", "CallsInFlight", "RecordedCalls", "call_order", "recorded_calls"]
 
 P2P = ("send", "recv")
+MAX_NAME = 40
+"""Characters of a group's name in a sentence: some list all of their members."""
 KEPT_CALLS = 4
 """Calls in flight that are kept for each group or peer of a rank."""
 
@@ -47,7 +49,8 @@ class Call:
         """The call for a sentence: `all_gather #608 (group world:0-3)`."""
         if self.is_p2p:
             return f"{self.op} #{self.seq} {'to' if self.op == 'send' else 'from'} rank {self.peer}"
-        return f"{self.op} #{self.seq} (group {self.group})"
+        group = self.group if len(self.group) <= MAX_NAME else f"{self.group[: MAX_NAME - 3]}..."
+        return f"{self.op} #{self.seq} (group {group})"
 
 
 @dataclass(slots=True)

@@ -95,7 +95,7 @@ def test_the_worst_comes_first_and_is_the_verdict() -> None:
     store.add("ranks", identity)
     diagnosis = diagnose(store, MANIFEST)
     assert [finding.kind for finding in diagnosis.fired] == ["rank_lost", "non_finite"]
-    assert diagnosis.verdict.startswith("every process was killed")
+    assert diagnosis.verdict.startswith("All 4 ranks were killed")
     assert "1 more finding" in diagnosis.verdict
 
 

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from analyzers.deaths.analyze import analyze
 from analyzers.finding import Finding
 from analyzers.report.wording.explained import why
 from analyzers.run.policy import StallPolicy
-from tests.analyzers.judged import judged_hangs
+from tests.analyzers.judged import judged_hangs, judged_losses
 from tests.analyzers.standstill import World
 
 POLICY = StallPolicy()
@@ -14,7 +13,7 @@ POLICY = StallPolicy()
 
 def lost(world: World, now_ns: int | None = None) -> list[Finding]:
     assert judged_hangs(world.store, POLICY, now_ns) == []
-    return analyze(world.store, POLICY, now_ns)
+    return judged_losses(world.store, POLICY, now_ns)
 
 
 def killed(rank: int = 2, name: str = "SIGKILL", code: int = -9) -> World:
@@ -128,9 +127,9 @@ def test_clocks_of_two_nodes_that_disagree_change_nothing() -> None:
 def test_missing_events_are_said() -> None:
     world = World()
     world.store.drop("events")
-    assert [f.status for f in analyze(world.store, POLICY)] == ["insufficient_data"]  # not: everybody was killed
+    assert [f.status for f in judged_losses(world.store, POLICY)] == ["insufficient_data"]  # not: everybody was killed
     world.store.drop("steps")
-    assert [f.status for f in analyze(world.store, POLICY)] == ["insufficient_data"]
+    assert [f.status for f in judged_losses(world.store, POLICY)] == ["insufficient_data"]
 
 
 @pytest.mark.parametrize(
