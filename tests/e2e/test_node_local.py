@@ -86,5 +86,5 @@ def test_a_hang_across_nodes_is_named_killed_and_found_afterwards(
     assert done.returncode == 0, done.stderr
     assert "4 ranks of 2 nodes" in done.stdout
     told = rankscope("analyze", str(into))
-    assert "rank 3 never entered" in told.stdout, told.stdout + told.stderr
+    assert "Rank 3 did not reach" in told.stdout, told.stdout + told.stderr
     assert "no word from node 1" in told.stdout

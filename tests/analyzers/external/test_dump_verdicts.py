@@ -367,4 +367,4 @@ def test_dumps_pickled_again_by_python_are_read(tmp_path: Path) -> None:
             (folder / f"rank{rank}.pkl").write_bytes(pickle.dumps(job.dump(rank), protocol=protocol))
     verdicts = {diagnose_foreign(tmp_path / str(protocol)).verdict for protocol in (2, 3, 4, 5)}
     assert len(verdicts) == 1
-    assert "rank 1 never entered" in verdicts.pop()
+    assert "Rank 1 did not reach" in verdicts.pop()

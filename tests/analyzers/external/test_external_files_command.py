@@ -25,7 +25,7 @@ def hung(tmp_path: Path) -> Path:
 def test_dumps(hung: Path) -> None:
     done = rankscope("analyze", str(hung), "--fail-on", "critical")
     assert done.returncode == 1
-    assert "rank 3 never entered all_reduce 6 of world:0-3" in " ".join(done.stdout.split())
+    assert "Rank 3 did not reach all_reduce #6 (group world:0-3)" in " ".join(done.stdout.split())
 
 
 def test_traces(tmp_path: Path) -> None:
