@@ -71,7 +71,7 @@ def test_a_job_that_hangs_now(tmp_path: Path) -> None:
             assert done.returncode == 0, done.stderr
             return " ".join(rankscope("analyze", str(folder)).stdout.split())
 
-        text = "rank 1 never entered all_reduce 5 of world:0-1"
+        text = "Rank 1 did not reach all_reduce #5 (group world:0-1)"
         wait_for(lambda: text in verdict(), text)  # a rank is silent for five seconds before anybody is accused
     finally:
         workers = re.findall(rb"ready (\d+)", (tmp_path / "log").read_bytes())
