@@ -1,7 +1,7 @@
 """What went wrong in a run that left only flight-recorder dumps: the hang analyzer's verdict, and what is missing.
 
     diagnosis = diagnose_dumps(survey(folder), name="dumps")
-    diagnosis.verdict      # "Rank 1 did not reach all_reduce #6 (group world:0-1): stuck in user code. Rank 0 waited ..."
+    diagnosis.verdict    # "Rank 1 did not reach all_reduce #6 (group world:0-1): stuck in user code. Rank 0 waited..."
 
 A hang is fired if the ranks were silent for longer than the limit when they were dumped, if a watchdog gave a call up,
 or if ranks called different things at the same place. Dumps of a run that was well give no finding.
