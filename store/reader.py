@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -64,11 +65,14 @@ class Store:
         *,
         stand_ins: frozenset[str] = frozenset(),
         scratch: contextlib.ExitStack | None = None,
+        copies: Mapping[str, str] | None = None,
     ) -> None:
         self._connection = connection
         self._name = name
         self._stand_ins = stand_ins  # tables of the schema that none of the files has
         self._scratch = scratch
+        self._copies = dict(copies or {})  # relation that a session replaces -> the table that holds it
+        self._sessions: list[Store] = []
         self._tables: tuple[str, ...] | None = None
 
     @classmethod
@@ -137,6 +141,33 @@ class Store:
         except duckdb.Error as error:
             raise translated(error, self._name) from error
 
+    def session(self, **relations: str) -> Store:
+        """A second session on the same files, in which each named relation is the result of a query of this one.
+
+            few = store.session(steps="SELECT * FROM steps WHERE step % 100 = 0")
+            few.rows("SELECT count(*) FROM events, main.steps")     # every hundredth step, however it is named
+
+        The result is copied once, within the memory and spill limits of the store, and freed when the store is
+        closed. All other relations are those of this session. Raises StoreError, also for a store of `open_foreign`.
+        """
+        import duckdb
+
+        copies = dict(self._copies)
+        cursor = self._connection.cursor()
+        try:
+            self._connection.execute("CREATE SCHEMA IF NOT EXISTS memory.sessions")
+            for relation, select in relations.items():
+                copies[relation] = f"memory.sessions.{quoted(f'{relation}_{uuid4().hex}')}"
+                self._connection.execute(f"CREATE TABLE {copies[relation]} AS {select}")
+            for relation, copy in copies.items():  # a temporary view comes before the views of `main`
+                cursor.execute(f"CREATE TEMP VIEW {quoted(relation)} AS SELECT * FROM {copy}")
+        except duckdb.Error as error:
+            cursor.close()
+            raise translated(error, self._name) from error
+        session = Store(cursor, self._name, stand_ins=self._stand_ins - relations.keys(), copies=copies)
+        self._sessions.append(session)
+        return session
+
     def typed(self, sql: str, *, max_rows: int = 1_000, limit_s: float = 15.0) -> ConsoleAnswer:
         """The answer to a statement that somebody typed: one, that reads, `max_rows` of it. Raises StoreError."""
         return run_console(self._connection, sql, max_rows=max_rows, limit_s=limit_s)
@@ -150,13 +181,15 @@ class Store:
         if self._tables is None:  # analyzers ask some twenty times a second while a run lives
             names = self.rows(
                 "SELECT table_name FROM information_schema.tables WHERE table_catalog = current_database() "
-                "GROUP BY table_name ORDER BY table_name"
+                "AND table_schema = 'main' GROUP BY table_name ORDER BY table_name"
             )
             self._tables = tuple(str(name) for (name,) in names)
         return self._tables
 
     def close(self) -> None:
-        """Close the connection; writers may go on."""
+        """Close the connection and the sessions made of it; writers may go on."""
+        for session in self._sessions:
+            session.close()
         self._connection.close()
         if self._scratch is not None:
             self._scratch.close()

@@ -1,18 +1,18 @@
-"""Runs of hundreds of millions of step rows, made small enough to be asked again and again.
+"""Runs of hundreds of millions of step rows, reduced to sessions that are small enough to query many times.
 
     views = look(source)                                # three times the source itself up to `MAX_ROWS` rows of steps
     views.compared.rows("SELECT ... FROM steps")        # all ranks, in the steps that tell who changes and when
     views.sampled.rows("SELECT ... FROM steps")         # all ranks, steps at even distances, and every begin and end
     views.histories.rows("SELECT ... FROM steps")       # some ranks, whole
 
-A question that reads every row takes seconds where there are 400 million, and analyzers ask some sixty. So all rows are
-read four times, each time for many questions, and what was picked is copied into temporary tables which stand for
-`steps` in what the analyzers ask:
+A query that reads every row takes seconds where there are 400 million, and analyzers run some sixty. So all rows are
+read four times, each time for many queries. What was picked becomes a session of the store (`Store.session`), in which
+the relation `steps` is the picked rows, however a query names it:
 
-1. One line for each rank of an attempt: how many steps it has, and whether it tells the loss.
-2. The whole history of some ranks: what is told by one rank (losses, what was gone back to) and what has a rhythm of
+1. One line for each rank of an attempt: how many steps it has, and whether it has the loss.
+2. The whole history of some ranks: what one rank records (losses, what was gone back to) and what has a rhythm of
    steps (evaluations, checkpoints) is asked there.
-3. `thinned` finds where a rank changes against the others.
+3. `downsampling` finds where a rank changes against the others.
 4. All ranks in the steps chosen so, in the first and last ones of each attempt, and whatever never ended. The begin
    and the end of each rank's records are exact in it, medians and shares come from steps at even distances.
 
@@ -21,18 +21,15 @@ Sums over all steps (goodput, tokens) and single rows (a value that is not finit
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
-
-import numpy.typing as npt
 
 from analyzers.account.downsampling import choose
 from analyzers.source import Source
+from store import Store
 
-__all__ = ["MAX_ROWS", "MEMORY_BYTES", "Picked", "Views", "look", "unpicked"]
+__all__ = ["MAX_ROWS", "MEMORY_BYTES", "Views", "look", "unpicked"]
 
 MAX_ROWS = 30_000_000
 MEMORY_BYTES = 2_200_000_000
@@ -42,26 +39,7 @@ HISTORY_ROWS = 1_000_000
 BEGIN_STEPS, END_STEPS = 20, 60
 """Steps of an attempt that are picked at its begin and its end; fewer where there are many attempts."""
 MAX_END_STEPS = 320
-_PICKED, _SAMPLED, _HISTORIES = "picked_steps", "sampled_steps", "histories_of_steps"
-_FROM = re.compile(r"\b(FROM|JOIN)\s+steps\b", re.IGNORECASE)
 _Stretches = Sequence[tuple[int, int, int]]
-
-
-@dataclass(slots=True)
-class Picked:
-    """A source whose `steps` are a table of picked ones; all other tables are as they are."""
-
-    source: Source
-    table: str
-
-    def query(self, sql: str, params: Sequence[Any] = ()) -> dict[str, npt.NDArray[Any]]:
-        return self.source.query(_FROM.sub(rf"\1 {self.table}", sql), params)
-
-    def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        return self.source.rows(_FROM.sub(rf"\1 {self.table}", sql), params)
-
-    def has(self, table: str) -> bool:
-        return self.source.has(table)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +59,8 @@ def unpicked(source: Source) -> Views:
 
 
 def look(source: Source, max_rows: int = MAX_ROWS) -> Views:
-    """The views of a run; nothing is copied of one that has at most `max_rows` rows of steps."""
-    if not source.has("steps"):
+    """The views of a run; nothing is copied of one that has at most `max_rows` rows of steps. Raises StoreError."""
+    if not isinstance(source, Store) or not source.has("steps"):
         return unpicked(source)
     ((num_rows,),) = source.rows("SELECT count(*) FROM steps")
     if num_rows <= max_rows:
@@ -94,45 +72,36 @@ def look(source: Source, max_rows: int = MAX_ROWS) -> Views:
     if len({rank for _, rank, *_ in ranks}) < 2:
         return unpicked(source)
     first, last = min(row[4] for row in ranks), max(row[5] for row in ranks)
-    source.rows(
-        f"CREATE OR REPLACE TEMP TABLE {_HISTORIES} AS SELECT * FROM steps "
-        f"WHERE rank IN ({', '.join(map(str, _kept_whole(ranks)))})"
-    )
-    histories = Picked(source, _HISTORIES)
+    kept_whole = ", ".join(map(str, _kept_whole(ranks)))
+    histories = source.session(steps=f"SELECT * FROM steps WHERE rank IN ({kept_whole})")
     chosen = choose(source, (first, last), max(row[1] for row in ranks) + 1)
     ends = _ends(histories, len({attempt for attempt, *_ in ranks}))
-    source.rows(
-        f"CREATE OR REPLACE TEMP TABLE {_PICKED} AS SELECT * FROM steps WHERE duration_ns IS NULL "
-        f"OR step IN ({_steps_of([*chosen.stretches, *ends])})"
-    )
     even = [(first, last, chosen.every)]
-    source.rows(
-        f"CREATE OR REPLACE TEMP VIEW {_SAMPLED} AS SELECT * FROM {_PICKED} WHERE duration_ns IS NULL "
-        f"OR step IN ({_steps_of([*even, *ends])})"
-    )
-    compared = len(set().union(*(range(low, high + 1, every) for low, high, every in [*chosen.stretches, *ends])))
+    compared = source.session(steps=_picked([*chosen.stretches, *ends]))
+    sampled = compared.session(steps=_picked([*even, *ends]))
+    num_compared = len(set().union(*(range(low, high + 1, every) for low, high, every in [*chosen.stretches, *ends])))
     return Views(
         whole=source,
-        compared=Picked(source, _PICKED),
-        sampled=Picked(source, _SAMPLED),
+        compared=compared,
+        sampled=sampled,
         histories=histories,
-        looked_at={"of": last - first + 1, "steps": compared, "shortest_slowdown_steps": 2 * chosen.block},
+        looked_at={"of": last - first + 1, "steps": num_compared, "shortest_slowdown_steps": 2 * chosen.block},
     )
 
 
 def _kept_whole(ranks: Sequence[tuple[int, ...]]) -> list[int]:
-    """Of (attempt, rank, rows, losses, ...): each attempt's first rank that tells the loss, the rank with the most
+    """Of (attempt, rank, rows, losses, ...): each attempt's first rank that has the loss, the rank with the most
     steps, and others at even distances."""
     total = {rank: 0 for _, rank, *_ in ranks}
     for _, rank, num_rows, *_ in ranks:
         total[rank] += num_rows
-    tellers: dict[int, int] = {}
+    with_loss: dict[int, int] = {}
     for attempt, rank, _, num_losses, *_ in ranks:
         if num_losses:
-            tellers.setdefault(attempt, rank)
+            with_loss.setdefault(attempt, rank)
     every = max(1, -(-sum(total.values()) // HISTORY_ROWS))
     longest = min(total, key=lambda rank: (-total[rank], rank))
-    return sorted({longest, *tellers.values(), *(rank for rank in total if rank % every == 0)})
+    return sorted({longest, *with_loss.values(), *(rank for rank in total if rank % every == 0)})
 
 
 def _ends(histories: Source, num_attempts: int) -> list[tuple[int, int, int]]:
@@ -151,6 +120,11 @@ def _ends(histories: Source, num_attempts: int) -> list[tuple[int, int, int]]:
     runs = groupby(enumerate(step for (step,) in steps), key=lambda pair: pair[1] - pair[0])
     members = [[step for _, step in run] for _, run in runs]
     return [(run[0], run[-1], 1) for run in members]
+
+
+def _picked(stretches: _Stretches) -> str:
+    """SQL of the rows in these stretches of steps, and of steps that never ended."""
+    return f"SELECT * FROM steps WHERE duration_ns IS NULL OR step IN ({_steps_of(stretches)})"
 
 
 def _steps_of(stretches: _Stretches) -> str:

@@ -340,3 +340,31 @@ def test_each_folder_is_looked_into_once_however_many_nodes_there_are(
     assert len(run.stores()) == 6
     assert sorted(asked) == sorted(set(asked))
     assert len(asked) >= 12
+
+
+def test_a_session_replaces_a_relation_however_it_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=20)
+    with Store.open(run) as store:
+        few = store.session(steps="SELECT * FROM steps WHERE step > 15")
+        fewer = few.session(steps="SELECT * FROM steps WHERE rank = 0")
+        for sql in ("SELECT count(*) FROM steps", "SELECT count(*) FROM main.steps"):
+            assert [s.rows(sql) for s in (store, few, fewer)] == [[(40,)], [(10,)], [(5,)]]
+        comma = "SELECT count(*) FROM (SELECT 0 AS rank) one, steps WHERE steps.rank = one.rank"
+        assert [s.rows(comma) for s in (store, few, fewer)] == [[(20,)], [(5,)], [(5,)]]
+        assert fewer.rows("SELECT count(*) FROM spans") == store.rows("SELECT count(*) FROM spans")
+        assert fewer.tables() == few.tables() == store.tables()
+        with pytest.raises(StoreError):
+            store.session(steps="SELECT * FROM nowhere")
+        assert store.rows("SELECT count(*) FROM steps") == [(40,)]
+    with pytest.raises(StoreError):
+        fewer.rows("SELECT 1")
+
+
+def test_a_closed_store_with_sessions_lets_writers_on(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=5)
+    store = Store.open(run)
+    few = store.session(steps="SELECT * FROM steps WHERE step = 1")
+    assert few.rows("SELECT count(*) FROM steps") == [(2,)]
+    store.close()
+    with Ingester(run, 0, wait_s=0.5) as ingester:
+        ingester.catch_up()

@@ -61,11 +61,11 @@ def test_without_room_for_copies_the_whole_run_is_asked(
     store: Store, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(look, "__defaults__", (1000,))
-    monkeypatch.setattr(long_run, "_PICKED", "no such schema.steps")
+    monkeypatch.setattr(long_run, "_picked", lambda stretches: "SELECT * FROM no_such_schema.steps")
     found = diagnose(store, {})
     assert [finding.ranks for finding in found.fired] == [(2,)]
     assert "steps_compared" not in found.run
-    assert [finding.kind for finding in found.not_judged if finding.analyzer == "long_run"] == ["records"]
+    assert [f.evidence["error_type"] for f in found.not_judged if f.kind == "records"] == ["StoreError"]
 
 
 def test_what_is_picked_has_every_begin_and_end(store: Store, small: None) -> None:
@@ -75,6 +75,27 @@ def test_what_is_picked_has_every_begin_and_end(store: Store, small: None) -> No
     ((picked,),) = views.sampled.rows("SELECT count(*) FROM steps")
     ((compared,),) = views.compared.rows("SELECT count(*) FROM steps")
     assert picked < compared < 4000
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT count(*) FROM steps",
+        "SELECT count(*) FROM main.steps",
+        "SELECT count(*) FROM (SELECT max(attempt) AS newest FROM ranks) r, steps WHERE steps.attempt = r.newest",
+        "WITH one AS (SELECT * FROM main.steps) SELECT count(*) FROM one JOIN steps USING (attempt, rank, step)",
+        'SELECT count(*) FROM "steps"',
+    ],
+)
+def test_a_view_holds_however_a_query_names_the_steps(store: Store, small: None, sql: str) -> None:
+    views = look(store, max_rows=1000)
+    ((whole,),) = store.rows("SELECT count(*) FROM steps")
+    counts = [view.rows(sql)[0][0] for view in (views.histories, views.compared, views.sampled)]
+    assert counts == [
+        view.rows("SELECT count(*) FROM steps")[0][0] for view in (views.histories, views.compared, views.sampled)
+    ]
+    assert 0 < counts[2] < counts[1] < counts[0] == whole  # short enough to keep every rank whole
+    assert store.rows(sql) == [(whole,)]
 
 
 def test_some_ranks_are_kept_whole(store: Store, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
