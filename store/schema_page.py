@@ -69,6 +69,37 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "GROUP BY attempt, step, turn, replica_group, tensor\n"
         "HAVING num_hashes > 1",
     ),
+    "nccl_communicators": (
+        "Which communicators did each rank have, and how long did they live?",
+        "SELECT attempt, rank, comm_name, num_ranks, comm_rank, (finalized_ns - created_ns) / 1e9 AS life_s\n"
+        "FROM nccl_communicators\n"
+        "ORDER BY attempt, rank, created_ns",
+    ),
+    "nccl_calls": (
+        "How long do kernels take, by operation and algorithm, and how long after the call do they start?",
+        "SELECT function, algorithm, protocol, count(*) AS num_calls,\n"
+        "       median(gpu_end_ns - gpu_start_ns) / 1e6 AS kernel_ms,\n"
+        "       median(kernel_start_ns - launched_ns) / 1e6 AS queue_ms\n"
+        "FROM nccl_calls\n"
+        "WHERE kernel_end_ns IS NOT NULL\n"
+        "GROUP BY ALL\n"
+        "ORDER BY num_calls DESC",
+    ),
+    "nccl_channels": (
+        "Which channel of a communicator is slower than the others?",
+        "SELECT rank, communicator, channel, median(gpu_end_ns - gpu_start_ns) / 1e6 AS channel_ms\n"
+        "FROM nccl_channels\n"
+        "GROUP BY ALL\n"
+        "ORDER BY channel_ms DESC",
+    ),
+    "nccl_links": (
+        "Which link waits longest for the network?",
+        "SELECT rank, communicator, peer, channel, is_send, sum(network_wait_ns) / sum(num_steps) / 1e3 AS wait_us\n"
+        "FROM nccl_links\n"
+        "WHERE num_steps > 0\n"
+        "GROUP BY ALL\n"
+        "ORDER BY wait_us DESC",
+    ),
     "health": (
         "How hot did each device get?",
         "SELECT node, device, max(temperature_celsius) AS max_celsius, max(power_watts) AS max_watts\n"

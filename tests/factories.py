@@ -62,6 +62,7 @@ class RankWriter:
         self.directory.mkdir(parents=True)
         self.wall_minus_mono_ns = time.time_ns() - time.monotonic_ns()
         self.names = NameWriter(self.directory / "names.jsonl")
+        self.names_by_file = {"names.jsonl": self.names}
         self.events = EventWriter(self.directory / "events.jsonl", attempt=self.attempt, rank=self.rank)
         self.tapes: dict[str, TapeWriter] = {}
         known = {
@@ -83,6 +84,13 @@ class RankWriter:
             )
         return self.tapes[table]
 
+    def name(self, table: str, text: str) -> int:
+        """The number of a text in the file of names that the table refers to."""
+        file = TABLES[table].names_file
+        if file not in self.names_by_file:
+            self.names_by_file[file] = NameWriter(self.directory / file)
+        return self.names_by_file[file](text)
+
     def append(self, table: str, state: int, **values: Any) -> int:
         """Store a record; texts become name numbers."""
         tape = self.tape(table)
@@ -90,7 +98,7 @@ class RankWriter:
         for i, column in enumerate(TABLES[table].columns):
             if column.name in values:
                 value = values.pop(column.name)
-                row[i] = self.names(value) if isinstance(value, str) else value
+                row[i] = self.name(table, value) if isinstance(value, str) else value
         assert not values, f"no such column in {table}: {sorted(values)}"
         return tape.append(state, *row)
 
@@ -98,7 +106,7 @@ class RankWriter:
         """Fill in an open record and finish it."""
         tape = self.tape(table)
         for name, value in values.items():
-            tape.set(slot, name, self.names(value) if isinstance(value, str) else value)
+            tape.set(slot, name, self.name(table, value) if isinstance(value, str) else value)
         tape.complete(slot)
 
     def event(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
@@ -112,7 +120,8 @@ class RankWriter:
             for tape in self.tapes.values():
                 tape.close()
         self.events.close()
-        self.names.close()
+        for names in self.names_by_file.values():
+            names.close()
 
 
 @dataclass

@@ -189,7 +189,7 @@ class RunDir:
             for path in place.glob("*-*"):
                 found[path.relative_to(self.path).as_posix()] = folder_problem(path)
         for _, _, folder in self.rank_dirs():
-            for name in ("events.jsonl", "names.jsonl"):
+            for name in ("events.jsonl", "names.jsonl", "nccl_names.jsonl"):
                 found[(folder / name).relative_to(self.path).as_posix()] = file_problem(folder / name)
         return {path: problem for path, problem in sorted(found.items()) if problem}
 

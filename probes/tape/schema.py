@@ -13,94 +13,26 @@ which on a tape is the sentinel of its type (`UNSET`), never 0.
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass
-from typing import Literal
+from . import table as make
+from .nccl_tables import NCCL_TABLES
+from .table import UNSET, UNSET_F64_BITS, Column, ColumnType, Source, Table
 
-__all__ = ["OPEN_VIEW_TABLES", "SCHEMA_VERSION", "TABLES", "UNSET", "Column", "ColumnType", "Source", "Table"]
+__all__ = [
+    "OPEN_VIEW_TABLES",
+    "SCHEMA_VERSION",
+    "TABLES",
+    "UNSET",
+    "UNSET_F64_BITS",
+    "Column",
+    "ColumnType",
+    "Source",
+    "Table",
+]
 
 SCHEMA_VERSION = 1
 """Raised when a reader of the former version would misread a tape or a store."""
 
-ColumnType = Literal["i64", "i32", "bool", "f64", "name", "text", "json", "list_i64"]
-Source = Literal["tape", "event", "watch", "reader"]
-
-
-def _unset_f64() -> float:
-    """A quiet NaN with a payload of ours: a loss may really be NaN, which must not read as 'not recorded'."""
-    return float(struct.unpack("<d", struct.pack("<Q", UNSET_F64_BITS))[0])
-
-
-UNSET_F64_BITS = 0x7FF8_0000_5EED_0001
-UNSET: dict[str, int | float] = {
-    "i64": -(2**63),
-    "i32": -(2**31),
-    "bool": -1,
-    "f64": _unset_f64(),
-    "name": 0,
-}
-"""What a tape holds where nothing was recorded, by column type."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column: `unit` is UCUM-like ("ns", "By", "1", "" for names and identifiers)."""
-
-    name: str
-    type: ColumnType
-    unit: str
-    help: str
-    is_time: bool = False  # a point in time: monotonic on the tape, epoch in the store
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One table.
-
-    `source` says who writes it: ranks through a tape, any process through an event of kind `event_kind`, `watch`
-    itself, or the readers of other programs' files. A table with `can_be_open` holds records that are written when a
-    thing begins and completed in place when it ends; the store shows both as one view.
-    """
-
-    name: str
-    help: str
-    source: Source
-    columns: tuple[Column, ...]
-    can_be_open: bool = False
-    segment_bytes: int = 1 << 20
-    event_kind: str = ""
-
-    def column(self, name: str) -> Column:
-        """The column called `name`; KeyError if there is none."""
-        for column in self.columns:
-            if column.name == name:
-                return column
-        raise KeyError(name)
-
-
-def _i64(name: str, unit: str, help: str) -> Column:
-    return Column(name, "i64", unit, help)
-
-
-def _time(name: str, help: str) -> Column:
-    return Column(name, "i64", "ns", help, is_time=True)
-
-
-def _i32(name: str, unit: str, help: str) -> Column:
-    return Column(name, "i32", unit, help)
-
-
-def _f64(name: str, unit: str, help: str) -> Column:
-    return Column(name, "f64", unit, help)
-
-
-def _name(name: str, help: str) -> Column:
-    return Column(name, "name", "", help)
-
-
-def _text(name: str, help: str) -> Column:
-    return Column(name, "text", "", help)
-
+_i64, _i32, _f64, _name, _text, _time = make.i64, make.i32, make.f64, make.name, make.text, make.time
 
 _STEP = _i64("step", "1", "training step, from 1; it runs again with the same number after a rollback")
 
@@ -364,9 +296,8 @@ _LOG_EVENTS = Table(
     ),
 )
 
-TABLES: dict[str, Table] = {
-    table.name: table for table in (*_TAPE_TABLES, _HEALTH, *_EVENT_TABLES, _EVENTS, _LOG_EVENTS)
-}
+_ALL_TABLES = (*_TAPE_TABLES, *NCCL_TABLES, _HEALTH, *_EVENT_TABLES, _EVENTS, _LOG_EVENTS)
+TABLES: dict[str, Table] = {table.name: table for table in _ALL_TABLES}
 """Every table by name. In the store each also has `attempt` (life of the worker group, from 0) and `rank` (-1: none),
 tables from events also `wall_ns` and `step`."""
 

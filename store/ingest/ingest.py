@@ -221,9 +221,9 @@ class Ingester:
         return known
 
     def _book(self, look: SegmentLook) -> NameBook:
-        name = look.folder.name
+        name = f"{look.folder.name}/{look.header.table.names_file}"
         if name not in self._books:
-            self._books[name] = NameBook(look.folder.path / "names.jsonl", self._dictionary)
+            self._books[name] = NameBook(self.run.path / name, self._dictionary)
         return self._books[name]
 
     def _result(self, start: float, transfer: Transfer | None = None) -> TickResult:
