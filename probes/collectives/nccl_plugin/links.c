@@ -27,10 +27,9 @@ struct step {
 
 struct operation {
   _Atomic uint64_t generation; /* odd while the slot is taken */
-  struct link *link;
-  unsigned slot;
-  int64_t record, start_ns;
-  _Atomic int64_t steps_done, bytes;
+  _Atomic(struct link *) link;
+  _Atomic unsigned slot;
+  _Atomic int64_t record, start_ns, steps_done, bytes;
   struct step steps[STEPS_IN_FLIGHT];
 };
 
@@ -69,12 +68,12 @@ static void complete(int64_t number) {
 static struct nccl_links *begin_window(struct link *link, unsigned slot, const struct proxy_op_fields *fields,
                                        int64_t now) {
   struct nccl_links fresh = NCCL_LINKS_UNSET;
-  int version = slot < MAX_COMMUNICATORS ? recorder.communicators[slot].version : 4;
+  int version = slot < MAX_COMMUNICATORS ? atomic_load(&recorder.communicators[slot].version) : 4;
   fresh.start_ns = fresh.progress_ns = now;
   fresh.num_ops = fresh.busy_ns = 0;
   if (recorder.mask & EVENT_PROXY_STEP) fresh.gpu_wait_ns = fresh.peer_wait_ns = fresh.network_wait_ns = 0;
   if (recorder.mask & EVENT_PROXY_STEP || version <= 3) fresh.num_steps = fresh.bytes = 0;
-  if (slot < MAX_COMMUNICATORS) fresh.communicator = recorder.communicators[slot].number;
+  if (slot < MAX_COMMUNICATORS) fresh.communicator = atomic_load(&recorder.communicators[slot].number);
   fresh.channel = fields->channel;
   fresh.peer = fields->peer;
   fresh.is_send = fields->is_send != 0;
@@ -119,10 +118,11 @@ void *link_op_start(unsigned slot, const void *call, const struct proxy_op_field
   if (!operation) return NULL;
   int64_t now = tape_now_ns();
   struct nccl_links *record = open_record(link, slot, fields, now);
-  operation->link = link;
-  operation->slot = slot;
-  operation->record = atomic_load(&link->record);
-  operation->start_ns = now;
+  int64_t row = atomic_load(&link->record);
+  atomic_store(&operation->link, link);
+  atomic_store(&operation->slot, slot);
+  atomic_store(&operation->record, row);
+  atomic_store(&operation->start_ns, now);
   atomic_store(&operation->steps_done, 0);
   atomic_store(&operation->bytes, 0);
   atomic_fetch_add(&link->in_flight, 1);
@@ -132,7 +132,7 @@ void *link_op_start(unsigned slot, const void *call, const struct proxy_op_field
     STORE(record->op_call, handle_kind_of(call) == HANDLE_CALL ? handle_number(call) : UNSET_I64);
     STORE(record->op_steps_done, LOAD(record->num_steps) == UNSET_I64 ? UNSET_I64 : 0);
     STORE(record->op_num_steps, (int64_t)fields->num_steps);
-    tape_release(&recorder.links_tape, operation->record);
+    tape_release(&recorder.links_tape, row);
   }
   int64_t number = (int64_t)((generation & ((1ull << GENERATION_BITS) - 1)) << (INDEX_BITS + STEP_BITS)) | index;
   return handle_of(HANDLE_OP, slot, 0, 0, number);
@@ -154,12 +154,12 @@ static void give_back(struct operation *operation, uint64_t generation) {
 void link_op_stop(const void *handle) {
   struct operation *operation = operation_of(handle);
   if (!operation) return;
-  int64_t number = operation->record, now = tape_now_ns();
+  int64_t number = atomic_load(&operation->record), now = tape_now_ns();
   struct nccl_links *record = tape_record(&recorder.links_tape, number);
-  bool is_last = atomic_fetch_sub(&operation->link->in_flight, 1) <= 1;
+  bool is_last = atomic_fetch_sub(&atomic_load(&operation->link)->in_flight, 1) <= 1;
   if (record) {
     ADD(record->num_ops, 1);
-    ADD(record->busy_ns, now - operation->start_ns);
+    ADD(record->busy_ns, now - atomic_load(&operation->start_ns));
     STORE(record->progress_ns, now);
     if (!(recorder.mask & EVENT_PROXY_STEP) && LOAD(record->num_steps) != UNSET_I64) {
       ADD(record->num_steps, atomic_load(&operation->steps_done));
@@ -182,11 +182,12 @@ void link_op_progress(const void *handle, int64_t steps, int64_t bytes) {
   if (!operation || recorder.mask & EVENT_PROXY_STEP) return;
   atomic_store(&operation->steps_done, steps);
   atomic_store(&operation->bytes, bytes);
-  struct nccl_links *record = tape_record(&recorder.links_tape, operation->record);
+  int64_t number = atomic_load(&operation->record);
+  struct nccl_links *record = tape_record(&recorder.links_tape, number);
   if (!record) return;
   STORE(record->op_steps_done, steps);
   STORE(record->progress_ns, tape_now_ns());
-  tape_release(&recorder.links_tape, operation->record);
+  tape_release(&recorder.links_tape, number);
 }
 
 void *link_step_start(const void *op, int step) {
@@ -198,7 +199,7 @@ void *link_step_start(const void *op, int step) {
   atomic_store_explicit(&known->bytes, 0, memory_order_relaxed);
   atomic_store_explicit(&known->since_ns, tape_now_ns(), memory_order_relaxed);
   int64_t number = handle_number(op) | (int64_t)place << INDEX_BITS;
-  return handle_of(HANDLE_STEP, operation->slot, 0, 0, number);
+  return handle_of(HANDLE_STEP, handle_slot(op), 0, 0, number);
 }
 
 static struct step *step_of(struct operation *operation, const void *handle) {
@@ -226,17 +227,19 @@ static void change_state(struct nccl_links *record, struct step *step, int32_t s
 
 void link_step_state(const void *handle, int state, int64_t bytes) {
   struct operation *operation = operation_of(handle);
-  struct nccl_links *record = operation ? tape_record(&recorder.links_tape, operation->record) : NULL;
+  int64_t number = operation ? atomic_load(&operation->record) : -1;
+  struct nccl_links *record = tape_record(&recorder.links_tape, number);
   if (!record) return;
   struct step *step = step_of(operation, handle);
   if (bytes != UNSET_I64) atomic_store_explicit(&step->bytes, bytes, memory_order_relaxed);
   change_state(record, step, state, tape_now_ns());
-  tape_release(&recorder.links_tape, operation->record);
+  tape_release(&recorder.links_tape, number);
 }
 
 void link_step_stop(const void *handle) {
   struct operation *operation = operation_of(handle);
-  struct nccl_links *record = operation ? tape_record(&recorder.links_tape, operation->record) : NULL;
+  int64_t number = operation ? atomic_load(&operation->record) : -1;
+  struct nccl_links *record = tape_record(&recorder.links_tape, number);
   if (!record) return;
   int64_t now = tape_now_ns();
   struct step *step = step_of(operation, handle);
@@ -247,14 +250,14 @@ void link_step_stop(const void *handle) {
     ADD(record->op_steps_done, 1);
   }
   STORE(record->progress_ns, now);
-  tape_release(&recorder.links_tape, operation->record);
+  tape_release(&recorder.links_tape, number);
 }
 
 /* A communicator has ended: its links are complete, and operations that never stopped give their slots back. */
 void links_finalize(unsigned slot) {
   for (int i = 0; i < MAX_OPS; i++) {
     uint64_t generation = atomic_load(&operations[i].generation);
-    if (generation & 1 && operations[i].slot == slot) give_back(&operations[i], generation);
+    if (generation & 1 && atomic_load(&operations[i].slot) == slot) give_back(&operations[i], generation);
   }
   for (int i = 0; i < MAX_LINKS; i++) {
     uint64_t key = atomic_load(&links[i].key);

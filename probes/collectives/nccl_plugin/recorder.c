@@ -61,27 +61,38 @@ static void open_once(void) {
   atomic_store(&recorder.is_active, true);
 }
 
-static struct communicator *take_slot(unsigned *slot) {
+/* In turn, so that an event that comes late for an old communicator is not taken for one of its slot's next. */
+static struct communicator *take_slot(void) {
+  static _Atomic unsigned turn;
   for (unsigned i = 0; i < MAX_COMMUNICATORS; i++) {
+    struct communicator *communicator = &recorder.communicators[atomic_fetch_add(&turn, 1) % MAX_COMMUNICATORS];
     bool expected = false;
-    *slot = i;
-    if (atomic_compare_exchange_strong(&recorder.communicators[i].is_used, &expected, true))
-      return &recorder.communicators[i];
+    if (atomic_compare_exchange_strong(&communicator->is_used, &expected, true)) return communicator;
   }
   return NULL;
 }
 
+/* Room for the numbers of p2p calls. What a slot had before is not freed, since a late event may still count in it;
+ * sizes double, so all that a slot ever had is less than twice its newest. */
+static void make_room(struct communicator *communicator, int num_ranks) {
+  if (num_ranks > atomic_load(&communicator->p2p_ranks)) {
+    int size = 8;
+    while (size < num_ranks && size < 1 << 20) size *= 2;
+    _Atomic int64_t *room = calloc((size_t)size * 2, sizeof *room);
+    if (!room || size < num_ranks) return free(room);
+    atomic_store(&communicator->p2p_calls, room);
+    atomic_store(&communicator->p2p_ranks, size);
+  }
+  _Atomic int64_t *calls = atomic_load(&communicator->p2p_calls);
+  for (int i = 0; i < num_ranks * 2; i++) atomic_store_explicit(&calls[i], 0, memory_order_relaxed);
+}
+
 static void prepare(struct communicator *communicator, const struct communicator_facts *facts) {
-  communicator->version = facts->version;
-  communicator->number = atomic_fetch_add(&num_communicators, 1);
+  atomic_store(&communicator->version, facts->version);
+  atomic_store(&communicator->number, atomic_fetch_add(&num_communicators, 1));
   atomic_store(&communicator->num_collectives, 0);
   atomic_store(&communicator->is_described, facts->num_ranks > 0);
-  if (facts->num_ranks > communicator->p2p_ranks) {
-    free(communicator->p2p_calls);
-    communicator->p2p_calls = calloc((size_t)facts->num_ranks * 2, sizeof *communicator->p2p_calls);
-    communicator->p2p_ranks = communicator->p2p_calls ? facts->num_ranks : 0;
-  }
-  for (int i = 0; i < communicator->p2p_ranks * 2; i++) atomic_store(&communicator->p2p_calls[i], 0);
+  make_room(communicator, facts->num_ranks);
   for (int i = 0; i < MAX_CHANNELS; i++) {
     atomic_store(&communicator->channels[i].call, -1);
     atomic_store(&communicator->channels[i].row, -1);
@@ -90,7 +101,7 @@ static void prepare(struct communicator *communicator, const struct communicator
 
 static void describe(struct communicator *communicator, const struct communicator_facts *facts) {
   struct nccl_communicators fresh = NCCL_COMMUNICATORS_UNSET;
-  fresh.communicator = communicator->number;
+  fresh.communicator = atomic_load_explicit(&communicator->number, memory_order_relaxed);
   fresh.interface_version = facts->version;
   fresh.event_mask = recorder.mask;
   fresh.created_ns = tape_now_ns();
@@ -101,18 +112,19 @@ static void describe(struct communicator *communicator, const struct communicato
     fresh.comm_rank = facts->rank;
   }
   fresh.comm_name = name_of_text(facts->name);
-  struct nccl_communicators *record = tape_append(&recorder.communicators_tape, &communicator->record);
+  int64_t number;
+  struct nccl_communicators *record = tape_append(&recorder.communicators_tape, &number);
+  atomic_store(&communicator->record, record ? number : -1);
   if (!record) return;
   memcpy(record, &fresh, sizeof fresh - 1);
   tape_set_state(&recorder.communicators_tape, record, TAPE_OPEN);
-  tape_release(&recorder.communicators_tape, communicator->record);
+  tape_release(&recorder.communicators_tape, number);
 }
 
 void *recorder_begin(const struct communicator_facts *facts, int *mask) {
   int saved = errno;
   pthread_once(&opened, open_once);
-  unsigned slot;
-  struct communicator *communicator = atomic_load(&recorder.is_active) ? take_slot(&slot) : NULL;
+  struct communicator *communicator = atomic_load(&recorder.is_active) ? take_slot() : NULL;
   if (communicator) {
     prepare(communicator, facts);
     describe(communicator, facts);
@@ -143,11 +155,12 @@ void recorder_finalize(void *context) {
   struct communicator *communicator = communicator_of(context, &slot);
   if (!communicator) return;
   links_finalize(slot);
-  struct nccl_communicators *record = tape_record(&recorder.communicators_tape, communicator->record);
+  int64_t number = atomic_load(&communicator->record);
+  struct nccl_communicators *record = tape_record(&recorder.communicators_tape, number);
   if (record) {
     STORE(record->finalized_ns, tape_now_ns());
     tape_set_state(&recorder.communicators_tape, record, TAPE_COMPLETE);
-    tape_release(&recorder.communicators_tape, communicator->record);
+    tape_release(&recorder.communicators_tape, number);
   }
   atomic_store(&communicator->is_used, false);
 }
@@ -155,19 +168,22 @@ void recorder_finalize(void *context) {
 /* Up to version 3 a communicator is described by its first call. */
 static void describe_by_call(struct communicator *communicator, const struct call_facts *facts) {
   if (atomic_exchange(&communicator->is_described, true)) return;
-  struct nccl_communicators *record = tape_record(&recorder.communicators_tape, communicator->record);
+  int64_t number = atomic_load(&communicator->record);
+  struct nccl_communicators *record = tape_record(&recorder.communicators_tape, number);
   if (!record) return;
   STORE(record->comm_hash, (int64_t)facts->comm_hash);
   STORE(record->comm_name, name_of_text(facts->comm_name));
   STORE(record->comm_rank, facts->rank);
-  tape_release(&recorder.communicators_tape, communicator->record);
+  tape_release(&recorder.communicators_tape, number);
 }
 
 static int64_t next_seq(struct communicator *communicator, const struct call_facts *facts) {
-  if (facts->peer == UNSET_I32) return atomic_fetch_add_explicit(&communicator->num_collectives, 1, memory_order_relaxed);
-  if (facts->peer < 0 || facts->peer >= communicator->p2p_ranks) return UNSET_I64;
+  int peer = facts->peer;
+  if (peer == UNSET_I32) return atomic_fetch_add_explicit(&communicator->num_collectives, 1, memory_order_relaxed);
+  if (peer < 0 || peer >= atomic_load(&communicator->p2p_ranks)) return UNSET_I64;
   int is_send = facts->function && !strcmp(facts->function, "Send");
-  return atomic_fetch_add_explicit(&communicator->p2p_calls[facts->peer * 2 + is_send], 1, memory_order_relaxed);
+  _Atomic int64_t *calls = atomic_load(&communicator->p2p_calls);
+  return atomic_fetch_add_explicit(&calls[peer * 2 + is_send], 1, memory_order_relaxed);
 }
 
 void *recorder_call(void *context, const struct call_facts *facts) {
@@ -182,7 +198,7 @@ void *recorder_call(void *context, const struct call_facts *facts) {
   fresh.count = facts->count;
   fresh.enqueue_ns = tape_now_ns();
   if (has_kernel) fresh.channels_started = fresh.channels_stopped = 0;
-  fresh.communicator = communicator->number;
+  fresh.communicator = atomic_load_explicit(&communicator->number, memory_order_relaxed);
   fresh.root = facts->root;
   fresh.peer = facts->peer;
   fresh.num_channels = facts->num_channels;
@@ -234,7 +250,7 @@ static int64_t append_row(const struct communicator *communicator, int64_t call,
   fresh.call = call;
   fresh.start_ns = tape_now_ns();
   fresh.gpu_start_ns = gpu_ns;
-  fresh.communicator = communicator->number;
+  fresh.communicator = atomic_load_explicit(&communicator->number, memory_order_relaxed);
   fresh.channel = channel;
   int64_t row;
   struct nccl_channels *record = tape_append(&recorder.channels_tape, &row);

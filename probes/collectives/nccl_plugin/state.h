@@ -23,12 +23,12 @@ struct channel_run {
 struct communicator {
   _Atomic bool is_used;
   _Atomic bool is_described;
-  int version;
-  int32_t number;
-  int64_t record;
+  _Atomic int version;
+  _Atomic int32_t number;
+  _Atomic int64_t record;
   _Atomic int64_t num_collectives;
-  _Atomic int64_t *p2p_calls; /* per peer, sends and receives; kept for the next communicator of this slot */
-  int p2p_ranks;
+  _Atomic(_Atomic int64_t *) p2p_calls; /* per peer, sends and receives; kept for the slot's next communicator */
+  _Atomic int p2p_ranks;
   struct channel_run channels[MAX_CHANNELS];
 };
 

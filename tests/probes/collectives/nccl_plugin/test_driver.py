@@ -1,0 +1,90 @@
+"""The plugin under the driver in C: sanitizers, valgrind, kills at random moments."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.nccl_plugin import compile_driver, kill_driver, measure, start_driver
+from probes.collectives.nccl_plugin.build import BuildError, compile_plugin
+from probes.tape.reader import read_segment, segment_paths
+from probes.tape.writer import COMPLETE
+from tests.probes.collectives.nccl_plugin.played_nccl import VERSIONS
+
+ALL_EVENTS = "calls,kernels,links,channels,steps"
+
+
+@pytest.fixture(scope="module")
+def driver(plugin_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("driver") / "nccl_driver"
+    compile_driver(path, ["-Werror"])
+    return path
+
+
+def check(driver: Path, library: Path, tape: Path, *, version: int, calls: int, before: tuple[str, ...] = ()) -> None:
+    """Four threads with reporters of their own; the driver ends well and says nothing, and the tapes are whole."""
+    command, library, *words = (Path(word) for word in (*before, driver, library))
+    process = start_driver(command, library, tape, words=[*words, version, 4, calls, "check"], events=ALL_EVENTS)
+    with process:
+        _, problem = process.communicate(timeout=100)
+    assert process.returncode == 0, problem
+    assert "WARNING: ThreadSanitizer" not in problem
+    rows = np.concatenate([read_segment(path).records for path in segment_paths(tape, "nccl_calls")])
+    assert len(rows) == 4 * calls
+    assert rows["call"].tolist() == list(range(4 * calls))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_call_of_many_threads_and_communicators_is_recorded(
+    driver: Path, plugin_library: Path, tmp_path: Path, version: int
+) -> None:
+    check(driver, plugin_library, tmp_path / "tape", version=version, calls=5000)
+    communicators = read_segment(tmp_path / "tape" / "nccl_communicators.00000.tape").records
+    assert len(communicators) == 4 * (1 + 5000 // 1000)
+    assert (communicators["state"] == COMPLETE).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+@pytest.mark.parametrize("version", [1, 3, 7])
+def test_sanitizers_find_nothing(plugin_library: Path, tmp_path: Path, sanitizer: str, version: int) -> None:
+    flags = [f"-fsanitize={sanitizer}", "-fno-omit-frame-pointer"]
+    library, driver = tmp_path / "plugin.so", tmp_path / "driver"
+    try:
+        compile_plugin(library, flags=flags)
+        compile_driver(driver, flags)
+    except (BuildError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"this compiler has no {sanitizer} sanitizer: {error}")
+    check(driver, library, tmp_path / "tape", version=version, calls=2500)
+
+
+@pytest.mark.slow
+def test_valgrind_finds_nothing(driver: Path, plugin_library: Path, tmp_path: Path) -> None:
+    valgrind = shutil.which("valgrind")
+    if valgrind is None:
+        pytest.skip("no valgrind")
+    words = (valgrind, "--quiet", "--error-exitcode=9", "--leak-check=full", "--errors-for-leak-kinds=definite")
+    check(driver, plugin_library, tmp_path / "tape", version=5, calls=2200, before=words)
+
+
+def test_killed_driver_loses_no_finished_call(driver: Path, plugin_library: Path, tmp_path: Path) -> None:
+    dice = random.Random(7)
+    kills = [
+        kill_driver(driver, plugin_library, tmp_path, version=version, after_s=dice.uniform(0, 0.1))
+        for version in (4, 5, 6, 7)
+    ]
+    assert sum(kill.completed for kill in kills) > 0
+    assert [kill.lost for kill in kills] == [0] * 4
+    assert [kill.gaps for kill in kills] == [0] * 4
+    assert all(kill.in_flight <= 4 for kill in kills)
+
+
+def test_measuring_counts_events(driver: Path, plugin_library: Path, tmp_path: Path) -> None:
+    cost = measure(driver, plugin_library, tmp_path, version=5, threads=2, channels=4, calls=100)
+    assert cost.num_events == 2 * 100 * (2 + 3 * 4)
+    assert cost.call_ns > cost.event_ns > 0
