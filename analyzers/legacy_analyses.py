@@ -11,8 +11,6 @@ from analyzers.checkpoints import analyze as checkpoints
 from analyzers.communication import analyze as communication
 from analyzers.data import analyze as data_wait
 from analyzers.finding import Finding
-from analyzers.health import analyze as health
-from analyzers.memory import analyze as memory
 from analyzers.pipeline import analyze as stage_balance
 from analyzers.scope import Scope
 from analyzers.settings import analyze as configuration
@@ -60,10 +58,6 @@ LEGACY: Mapping[str, Sequence[Analysis]] = {
                  run=lambda source, scope: data_wait.analyze(
                      source, data_wait.DataPolicy(since_step=scope.since_step))),
     ),
-    "memory": (
-        Analysis(kinds=("memory_growth", "memory_limit", "memory_imbalance"), records="compared", live="periodic",
-                 run=lambda source, scope: memory.analyze(source)),
-    ),
     "checkpoints": (
         Analysis(kinds=("checkpoint_age", "checkpoint_failed", "checkpoint_cost"), records="histories",
                  live="periodic", run=lambda source, scope: checkpoints.analyze(source, scope.manifest)),
@@ -72,9 +66,6 @@ LEGACY: Mapping[str, Sequence[Analysis]] = {
         Analysis(kinds=("slow_startup",), records="sampled", run=lambda source, scope: startup.analyze(source)),
         Analysis(kinds=("configuration",), records="histories",
                  run=lambda source, scope: configuration.analyze(source, scope.manifest)),
-    ),
-    "health": (
-        Analysis(kinds=("health",), run=lambda source, scope: health.analyze(source), live="periodic"),
     ),
     "account": (Analysis(kinds=("goodput",), run=lambda source, scope: goodput.analyze(source)),),
 }  # fmt: skip

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["counted", "is_number", "listed", "number", "percent", "ranks_text", "sentence"]
+__all__ = ["counted", "is_number", "listed", "number", "percent", "ranks_text", "sentence", "size_text"]
 
 MAX_RANKS = 8
 
@@ -53,3 +53,13 @@ def ranks_text(ranks: Sequence[int]) -> str:
 def sentence(text: str) -> str:
     """A clause as a sentence: capital letter, full stop."""
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '?', '!')) else '.'}"
+
+
+def size_text(num_bytes: Any) -> str:
+    """Bytes in the largest unit that fits; "?" for anything else."""
+    if not is_number(num_bytes):
+        return "?"
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(num_bytes) >= scale:
+            return f"{num_bytes / scale:.3g} {unit}"
+    return f"{num_bytes:.0f} B"

@@ -19,7 +19,7 @@ from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.hangs.policy import DeviceEvidencePolicy
-from analyzers.health.analyze import xid_table
+from analyzers.health.xids import xid_table
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source, missing_tables
 from probes.tape import event_kinds

@@ -1,9 +1,9 @@
 """The health of GPUs and hosts: XID errors, memory errors, throttling, links, disk and run queue.
 
-    findings = analyze(store)       # kinds xid, gpu_memory_errors, gpu_throttled, link_errors, host_pressure
+    device_health(store, Scope())       # kinds xid, gpu_memory_errors, gpu_throttled, link_errors, host_pressure
 
 Read from table `health` (one reading of each device and host a second, NULL where something is not supported) and from
-the events `xid`, both of which `watch` writes. What the codes mean is data: `xids.toml`.
+the events `xid`, both of which `watch` writes. The meanings of the codes are data: `xids.toml`.
 
 * Counters count since the driver was loaded, so only their rise during the run is its own.
 * A device is throttled if a reason that costs speed (heat, the power brake, the hardware's own slow-down) holds in a
@@ -13,27 +13,25 @@ the events `xid`, both of which `watch` writes. What the codes mean is data: `xi
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any
 
+from analyzers.analysis import Analysis
 from analyzers.finding import Finding, Severity
 from analyzers.health.policy import HealthPolicy
-from analyzers.run.event_log import EventLog
+from analyzers.health.xids import xid_findings
+from analyzers.scope import Scope
 from analyzers.source import Source, lacking
-from probes.tape import event_kinds
 
-__all__ = ["THROTTLE_BITS", "analyze", "xid_table"]
+__all__ = ["ANALYSES", "THROTTLE_BITS", "device_health"]
 
 THROTTLE_BITS = {
-    0x08: ("hardware", "the hardware's own slow-down"),
-    0x20: ("thermal", "heat, by the driver"),
-    0x40: ("thermal", "heat, by the hardware"),
+    0x08: ("hardware", "a hardware slowdown"),
+    0x20: ("thermal", "heat (driver)"),
+    0x40: ("thermal", "heat (hardware)"),
     0x80: ("power", "the power brake"),
 }
-"""NVML's clock event reasons that cost speed and are not meant: bit -> (cause, in words). Idle (1), application clocks
+"""NVML's clock event reasons that cost speed and are not intended: bit -> (cause, text). Idle (1), application clocks
 (2), the power cap (4), sync boost (16) and display clocks (256) are settings or ordinary."""
 _READINGS = {
     "temperature": ("temperature_celsius",),
@@ -43,22 +41,19 @@ _READINGS = {
     "PCIe replays": ("pcie_replay_total",),
     "NVLink errors": ("nvlink_errors_total",),
 }
-"""What is looked at on a GPU, by the columns that it takes."""
+"""Checks of a GPU, and the columns that they need."""
 
 
-@cache
-def xid_table() -> Mapping[str, Any]:
-    """`xids.toml`: keys `xid` (code -> class, severity, action, meaning), `action` (name -> in words), `source`."""
-    return tomllib.loads((Path(__file__).parent / "xids.toml").read_text(encoding="utf-8"))
-
-
-def analyze(source: Source, policy: HealthPolicy | None = None) -> list[Finding]:
-    """Findings over the whole run, and what could not be read."""
+def device_health(source: Source, scope: Scope, policy: HealthPolicy | None = None) -> list[Finding]:
+    """Findings over the whole run, and the readings that are missing."""
     policy = policy or HealthPolicy()
     ranks = _ranks_of_devices(source)
-    found = _xids(source, ranks)
+    found = xid_findings(source, ranks)
     if absent := lacking(source, health=("device", "sample_ns")):
-        return [*found, _insufficient(f"the health of GPUs and hosts was not judged: nothing in {', '.join(absent)}")]
+        return [
+            *found,
+            _insufficient(f"GPU and host health was not checked: no values in {', '.join(absent)}."),
+        ]
     found += _memory_errors(source, ranks, policy)
     found += _throttled(source, ranks, policy)
     found += _links(source, ranks, policy)
@@ -67,54 +62,6 @@ def analyze(source: Source, policy: HealthPolicy | None = None) -> list[Finding]
 
 
 # ---- GPUs ----
-
-
-def _xids(source: Source, ranks: Mapping[str, tuple[int, ...]]) -> list[Finding]:
-    """One finding a code and device."""
-    table = xid_table()
-    seen: dict[tuple[int, str], list[Any]] = {}
-    for event in EventLog.load(source, (event_kinds.XID,)).of(event_kinds.XID):
-        seen.setdefault((event.integer("xid"), event.text("device")), []).append(event)
-    findings = []
-    for (code, device), events in seen.items():
-        known = table["xid"].get(str(code))
-        about = known or {
-            "class": "unknown",
-            "severity": "warning",
-            "action": "watch",
-            "meaning": "not in the table",
-        }
-        severity: Severity = about["severity"]
-        who = ranks.get(device, ())
-        of_rank = f" (rank {', '.join(map(str, who))})" if who else ""
-        times = f", {len(events)} times" if len(events) > 1 else ""
-        steps = [event.step for event in events if event.step is not None]
-        findings.append(
-            Finding(
-                analyzer="health",
-                kind="xid",
-                severity=severity,
-                status="fired",
-                ranks=who,
-                first_step=min(steps, default=None),
-                last_step=max(steps, default=None),
-                cause=about["class"],
-                summary=f"XID {code} on {device or 'a device'}{of_rank}{times}: {about['meaning']}",
-                evidence={
-                    "xid": code,
-                    "device": device,
-                    "node": events[0].text("node"),
-                    "count": len(events),
-                    "first_wall_ns": events[0].wall_ns,
-                    "message": events[0].text("message")[:2000],
-                    "action": table["action"][about["action"]],
-                    "source": table["source"],
-                },
-                advice=f"xid-{about['class']}",
-                attempt=events[0].attempt if events[0].attempt >= 0 else None,
-            )
-        )
-    return findings
 
 
 def _memory_errors(source: Source, ranks: Mapping[str, tuple[int, ...]], policy: HealthPolicy) -> list[Finding]:
@@ -142,7 +89,7 @@ def _memory_errors(source: Source, ranks: Mapping[str, tuple[int, ...]], policy:
         if cause:
             numbers = {"uncorrected": uncorrected, "corrected": corrected, "remapped_rows": remapped}
             numbers |= {"remap_pending": pending, "remap_failed": failed}
-            findings.append(_device("gpu_memory_errors", cause, severity, node, device, ranks, what, numbers))
+            findings.append(_device("gpu_memory_errors", cause, severity, (node, device), ranks, what, numbers))
     return findings
 
 
@@ -162,11 +109,11 @@ def _throttled(source: Source, ranks: Mapping[str, tuple[int, ...]], policy: Hea
         if readings < policy.min_readings or share < policy.throttled_ratio:
             continue
         cause, words = THROTTLE_BITS[bit]
-        what = f"slowed down by {words} in {100 * share:.0f} % of its readings under load"
+        what = f"slowed by {words} in {100 * share:.0f} % of its readings under load"
         what += "" if hottest is None else f", up to {hottest:.0f} degrees"
         numbers = {"throttled_ratio": round(share, 4), "hottest_celsius": hottest, "clock_median_hertz": clock}
         numbers |= {"readings": readings, "reason_bit": bit}
-        findings.append(_device("gpu_throttled", cause, "warning", node, device, ranks, what, numbers))
+        findings.append(_device("gpu_throttled", cause, "warning", (node, device), ranks, what, numbers))
     return findings
 
 
@@ -181,15 +128,15 @@ def _links(source: Source, ranks: Mapping[str, tuple[int, ...]], policy: HealthP
         numbers = {"pcie_replays": replays, "nvlink_errors": nvlink}
         if (nvlink or 0) >= policy.nvlink_errors:
             what = f"{_count(nvlink, 'error')} on its NVLinks during this run"
-            findings.append(_device("link_errors", "nvlink", "warning", node, device, ranks, what, numbers))
+            findings.append(_device("link_errors", "nvlink", "warning", (node, device), ranks, what, numbers))
         elif (replays or 0) >= policy.pcie_replays:
-            what = f"{replays:,} packets sent again over PCIe during this run"
-            findings.append(_device("link_errors", "pcie", "warning", node, device, ranks, what, numbers))
+            what = f"{replays:,} packets resent over PCIe during this run"
+            findings.append(_device("link_errors", "pcie", "warning", (node, device), ranks, what, numbers))
     return findings
 
 
 def _rise(column: str) -> str:
-    """How much a counter rose during the run; a driver that was loaded again begins at zero."""
+    """Rise of a counter during the run; a driver that was reloaded begins at zero."""
     return f"CAST(max({column}) - min_by({column}, sample_ns) AS BIGINT)"
 
 
@@ -197,12 +144,12 @@ def _device(
     kind: str,
     cause: str,
     severity: Severity,
-    node: str,
-    device: str,
+    place: tuple[str, str],
     ranks: Mapping[str, tuple[int, ...]],
     what: str,
     numbers: Mapping[str, Any],
 ) -> Finding:
+    node, device = place
     who = ranks.get(device, ())
     of_rank = f" (rank {', '.join(map(str, who))})" if who else ""
     return Finding(
@@ -212,7 +159,7 @@ def _device(
         status="fired",
         ranks=who,
         cause=cause,
-        summary=f"{device} of {node}{of_rank}: {what}",
+        summary=f"{device} of {node}{of_rank}: {what}.",
         evidence={"node": node, "device": device, **numbers},
         advice=f"{kind.replace('_', '-')}-{cause}",
     )
@@ -246,8 +193,8 @@ def _hosts(source: Source, policy: HealthPolicy) -> list[Finding]:
                     severity="warning",
                     status="fired",
                     cause="disk",
-                    summary=f"{newest / 2**30:.1f} GiB are free where {node} writes the run{until}: "
-                    "a checkpoint may not fit",
+                    summary=f"Host {node} has {newest / 2**30:.1f} GiB free for the run{until}: "
+                    "a checkpoint may not fit.",
                     evidence={"node": node, "disk_free_bytes": newest, "disk_free_lowest_bytes": least,
                               "time_until_full_s": None if soon_s is None else round(soon_s, 1)},
                     advice="host-pressure-disk",
@@ -258,7 +205,7 @@ def _hosts(source: Source, policy: HealthPolicy) -> list[Finding]:
                 Finding.advise(
                     "health",
                     "host_pressure",
-                    f"{load:.1f} processes want to run on the {cpus} CPUs of {node} (median): ranks wait for a core",
+                    f"Host {node} has {load:.1f} runnable processes on {cpus} CPUs (median), so ranks wait for a core.",
                     cause="run_queue",
                     evidence={"node": node, "load_median": round(load, 2), "num_cpus": cpus,
                               "waiting_ratio": round(waiting, 4)},
@@ -269,7 +216,7 @@ def _hosts(source: Source, policy: HealthPolicy) -> list[Finding]:
 
 
 def _not_read(source: Source) -> list[Finding]:
-    """What no reading says: a column of NULLs is no health."""
+    """Missing readings: a column of NULLs is no health."""
     findings = []
     ((devices, hosts),) = source.rows(
         "SELECT count(DISTINCT device) FILTER (device <> 'host'), count(*) FILTER (device = 'host') FROM health"
@@ -280,7 +227,7 @@ def _not_read(source: Source) -> list[Finding]:
         else source.rows("SELECT count(*) FROM ranks WHERE starts_with(device, 'cuda')")
     )
     if on_gpu and not devices:
-        findings.append(_insufficient("the health of GPUs was not judged: there are readings of hosts only"))
+        findings.append(_insufficient("The health of GPUs was not checked: only hosts have readings."))
     if devices:
         columns = [column for needed in _READINGS.values() for column in needed]
         there = ", ".join(f"bool_or({column} IS NOT NULL)" for column in columns)
@@ -288,18 +235,16 @@ def _not_read(source: Source) -> list[Finding]:
         has = dict(zip(columns, found, strict=True))
         absent = [name for name, needed in _READINGS.items() if not all(has[column] for column in needed)]
         if absent:
-            findings.append(
-                _insufficient(f"nothing is known of the GPUs' {', '.join(absent)}: not read or not supported")
-            )
+            findings.append(_insufficient(f"The GPUs' {', '.join(absent)} are unknown: not read or not supported."))
     if not hosts:
-        findings.append(_insufficient("the health of hosts was not judged: there are readings of GPUs only"))
+        findings.append(_insufficient("The health of hosts was not checked: only GPUs have readings."))
     else:
         columns = ["load_1m", "num_cpus", "disk_free_bytes", "memory_used_bytes", "memory_total_bytes"]
         there = ", ".join(f"bool_or({column} IS NOT NULL)" for column in columns)
         (found,) = source.rows(f"SELECT {there} FROM health WHERE device = 'host'")
         absent = [column for column, is_there in zip(columns, found, strict=True) if not is_there]
         if absent:
-            findings.append(_insufficient(f"nothing is known of the hosts' {', '.join(absent)}"))
+            findings.append(_insufficient(f"The hosts' {', '.join(absent)} are unknown."))
     return findings
 
 
@@ -319,3 +264,12 @@ def _count(number: int, noun: str) -> str:
 
 def _insufficient(why: str) -> Finding:
     return Finding.insufficient("health", "health", why)
+
+
+ANALYSES = (
+    Analysis(
+        kinds=("health", "xid", "gpu_memory_errors", "gpu_throttled", "link_errors", "host_pressure"),
+        run=device_health,
+        live="periodic",
+    ),
+)

@@ -1,4 +1,4 @@
-"""What a device can do at best: dense peaks by its name and the precision of its matrix products, from data sheets.
+"""Peak FLOP/s of devices: dense peaks by name and precision of matrix products, from data sheets.
 
     peak_flops_per_s("NVIDIA H100 PCIe", "bf16")       # 7.56e14; None for a device or a precision that is not listed
 

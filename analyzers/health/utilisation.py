@@ -1,4 +1,4 @@
-"""Model FLOPs utilisation (MFU): what of the devices' peak goes into the model.
+"""Model FLOPs utilisation (MFU): share of the devices' peak that goes into the model.
 
     flops_per_token(run.manifest())                         # what the trainer wrote; None if it is another's model
     mfu(manifest, tokens_per_s=41_000.0, num_devices=8)     # 0.43; None where it is not known
@@ -46,7 +46,7 @@ def mfu(manifest: Mapping[str, Any], *, tokens_per_s: float, num_devices: int) -
 
 
 def why_not_judged(manifest: Mapping[str, Any]) -> str | None:
-    """What is missing for an MFU, in words; None if nothing is."""
+    """Reason why there is no MFU; None if there is one."""
     if flops_per_token(manifest) is None:
         return "how many operations a token costs is known of Rankscope's own model only"
     if _peak(manifest) is None:

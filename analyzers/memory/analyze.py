@@ -1,60 +1,36 @@
 """Memory: growth from step to step, ranks far above their peers, and hosts and devices near their limit.
 
-    findings = analyze(store)       # kinds memory_growth, memory_limit; advice memory_limit, memory_imbalance
+    memory_use(store, Scope())       # kinds memory_growth, memory_limit; advice memory_limit, memory_imbalance
 
 * *Growth*: the slope of a rank's memory, the median of all slopes between sixths of its samples (robust against single
   jumps), which must go on in the last third: caches and allocators fill up and level off, leaks do
   not. The time to out-of-memory is what the host or device has left over the growth of all its ranks.
-* *Limit*: see `memory_limit`.
+* *Limit*: see `limits`.
 * *Imbalance*: one rank holds much more than the median of its peers (same pipeline stage), so that it will be the first
   to run out.
 
-What a rank that died of it had is in the finding of its death (`rank_lost`, cause out_of_memory).
+The memory of a rank that ran out of it is in the finding of its death (`rank_lost`, cause out_of_memory).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from analyzers.account.timings import others_median
+from analyzers.analysis import Analysis
 from analyzers.finding import Finding
-from analyzers.memory.limits import LimitPolicy, limits, size_text
+from analyzers.memory.limits import limits
+from analyzers.memory.policy import MemoryPolicy
 from analyzers.run.snapshot import attempts
+from analyzers.scope import Scope
 from analyzers.source import Floats, Source, floats, ints, lacking
+from analyzers.wording import size_text
 
-__all__ = ["Growth", "MemoryPolicy", "analyze", "growth"]
-
-MIB = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPolicy:
-    """When memory is worth a word."""
-
-    min_steps: int = 200
-    """Steps from which a slope means something: in the first hundred a healthy run still fills its allocators."""
-    min_samples: int = 12
-    """Different readings: on a host memory is read once a second."""
-    skip_ratio: float = 0.2
-    """First part of the run, in which caches and allocators fill up."""
-    min_growth_ratio: float = 0.05
-    """Growth over what is looked at, as a share of the level."""
-    min_growth_bytes: int = 32 * MIB
-    """The same in bytes: below, an allocator's arenas are seen."""
-    lasting_ratio: float = 0.5
-    """Slope of the last third over that of the whole: what levels off is no leak."""
-    limits: LimitPolicy = field(default_factory=LimitPolicy)
-    """When a host or device is near its limit."""
-    imbalance_factor: float = 1.5
-    """Memory of a rank over the median of its peers."""
-    imbalance_bytes: int = 1 << 30
-    """Least difference for that."""
-    since_step: int = 0
-    """Only steps from here on (the live view)."""
+__all__ = ["ANALYSES", "Growth", "growth", "memory_use"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +42,14 @@ class Growth:
     last: float
 
 
-def analyze(source: Source, policy: MemoryPolicy | None = None) -> list[Finding]:
-    """Findings of the newest attempt; short runs say that they are."""
+def memory_use(source: Source, scope: Scope, policy: MemoryPolicy | None = None) -> list[Finding]:
+    """Findings of the newest attempt; `insufficient_data` for short runs."""
     policy = policy or MemoryPolicy()
-    found = limits(source, policy.limits)
+    found = limits(source, policy)
     if absent := lacking(source, steps=("memory_bytes", "duration_ns")):
-        return [*found, _insufficient(f"nothing in {', '.join(absent)}")]
+        return [*found, _insufficient(f"no values in {', '.join(absent)}")]
     lives = attempts(source)
-    samples = _samples(source, lives[-1], policy) if lives else {}
+    samples = _samples(source, lives[-1]) if lives else {}
     growing = {rank: one for rank, (step, memory) in samples.items() if (one := growth(step, memory, policy))}
     if growing:
         found.append(_growth(source, lives[-1], samples, growing))
@@ -81,12 +57,12 @@ def analyze(source: Source, policy: MemoryPolicy | None = None) -> list[Finding]
         found.append(unequal)
     is_short = not samples or max(len(step) for step, _ in samples.values()) < policy.min_steps
     if is_short and not found:
-        return [_insufficient(f"it takes {policy.min_steps} steps")]
+        return [_insufficient(f"it needs {policy.min_steps} steps")]
     return found
 
 
 def growth(step: Floats, memory: Floats, policy: MemoryPolicy) -> Growth | None:
-    """A rank's growth if it is one that goes on. Pure: bytes at each step, in order."""
+    """The growth of a rank if it lasts, else None. Pure: bytes at each step, in order."""
     keep = slice(int(policy.skip_ratio * len(step)), None)
     step, memory = step[keep], memory[keep]
     if len(step) < (1 - policy.skip_ratio) * policy.min_steps or len(np.unique(memory)) < policy.min_samples:
@@ -104,20 +80,20 @@ def growth(step: Floats, memory: Floats, policy: MemoryPolicy) -> Growth | None:
     rises = int((np.diff(level) > 0).sum())
     if total < max(policy.min_growth_bytes, policy.min_growth_ratio * float(level[0])):
         return None
-    if rises < 4 or late < policy.lasting_ratio * a_step:
+    if rises < policy.min_rises or late < policy.lasting_ratio * a_step:
         return None
     return Growth(a_step=a_step, first=float(level[0]), last=float(memory[-1]))
 
 
-def _samples(source: Source, attempt: int, policy: MemoryPolicy) -> dict[int, tuple[Floats, Floats]]:
+def _samples(source: Source, attempt: int) -> dict[int, tuple[Floats, Floats]]:
     table = source.query(
         """
         SELECT rank, step, memory_bytes FROM steps
-        WHERE attempt = ? AND step >= ? AND rank >= 0 AND duration_ns IS NOT NULL AND memory_bytes IS NOT NULL
+        WHERE attempt = ? AND rank >= 0 AND duration_ns IS NOT NULL AND memory_bytes IS NOT NULL
           AND step % (SELECT greatest(1, count(*) // 1000000) FROM steps) = 0
         ORDER BY rank, start_ns
         """,
-        [attempt, policy.since_step],
+        [attempt],
     )
     rank, step, memory = ints(table["rank"]), floats(table["step"]), floats(table["memory_bytes"])
     bounds = np.flatnonzero(np.diff(rank)) + 1
@@ -140,21 +116,20 @@ def _growth(
     steps_left = None if left is None else left[0] / max(left[1], 1e-9)
     until = ""
     if steps_left is not None and step_s:
-        until = f"; at this rate it is out of memory in {steps_left:,.0f} steps ({_time(steps_left * step_s)})"
-    everybody = len(growing) == len(samples)
-    who = f"rank {worst}" if len(growing) == 1 else ("all ranks" if everybody else f"{len(growing)} ranks")
-    verb = "grows" if len(growing) == 1 else "grow"
+        until = f" Out of memory in {steps_left:,.0f} steps ({_time(steps_left * step_s)}) at this rate."
+    is_all = len(growing) == len(samples)
+    who = f"rank {worst}" if len(growing) == 1 else ("all ranks" if is_all else f"{len(growing)} ranks")
     return Finding(
         analyzer="memory",
         kind="memory_growth",
         severity="warning",
         status="fired",
-        ranks=() if everybody and len(growing) > 1 else tuple(sorted(growing)),
+        ranks=() if is_all and len(growing) > 1 else tuple(sorted(growing)),
         first_step=int(steps[0]),
         last_step=int(steps[-1]),
         cause="leak",
-        summary=f"memory of {who} {verb} by {size_text(one.a_step)} a step without levelling off"
-        f" ({size_text(one.last)} at the end){until}",
+        summary=f"Memory of {who} grows by {size_text(one.a_step)} a step without levelling off"
+        f" ({size_text(one.last)} at the end).{until}",
         evidence={
             "growth_a_step_bytes": round(one.a_step),
             "memory_first_bytes": round(one.first),
@@ -170,7 +145,7 @@ def _growth(
 
 
 def _left_bytes(source: Source, attempt: int, rank: int, growing: Mapping[int, Growth]) -> tuple[float, float] | None:
-    """What the rank's device or host has left, and the growth a step of all ranks that share it."""
+    """Free memory of the rank's device or host, and the growth a step of all ranks that share it."""
     if lacking(source, health=("memory_used_bytes", "memory_total_bytes"), ranks=("host",)):
         return None
     rows = source.rows(
@@ -213,7 +188,7 @@ def _imbalance(source: Source, attempt: int, policy: MemoryPolicy) -> Finding | 
     worst: tuple[float, int, float, float] | None = None
     for stage_number in {place for *_, place in rows}:
         peers = [(rank, float(held)) for rank, held, place in rows if place == stage_number]
-        if len(peers) < 3:
+        if len(peers) < policy.min_peers:
             continue
         of_others = others_median(np.array([[held] for _, held in peers]))[:, 0]
         for (rank, held), usual in zip(peers, of_others.tolist(), strict=True):
@@ -226,7 +201,7 @@ def _imbalance(source: Source, attempt: int, policy: MemoryPolicy) -> Finding | 
     return Finding.advise(
         "memory",
         "memory_imbalance",
-        f"rank {rank} held up to {size_text(held)}, {factor:.2f}x the median of its peers: it runs out of memory first",
+        f"Rank {rank} held up to {size_text(held)}, {factor:.2f}x the median of its peers: it runs out of memory first.",
         ranks=(rank,),
         attempt=attempt,
         evidence={
@@ -244,4 +219,14 @@ def _time(seconds: float) -> str:
 
 
 def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("memory", "memory_growth", f"memory was not judged: {why}")
+    return Finding.insufficient("memory", "memory_growth", f"Memory growth was not checked: {why}.")
+
+
+ANALYSES = (
+    Analysis(
+        kinds=("memory_growth", "memory_limit", "memory_imbalance"),
+        run=memory_use,
+        records="compared",
+        live="periodic",
+    ),
+)

@@ -1,46 +1,36 @@
 """Hosts and devices near the limit of their memory.
 
-    found = limits(store)       # kind memory_limit: fired, or advice
+    found = limits(store, MemoryPolicy())       # kind memory_limit: fired, or advice
 
 1. Readings of table `health` within `limit_ratio` of what there is. Of a host that is a warning. Of a device it is
    advice: its readings hold the cache of torch's allocator, which takes what it gets and gives it back.
-2. What warns of a device are the allocator's own retries (events `allocation_retries`): then memory was short.
+2. The warning of a device is the allocator's own retries (events `allocation_retries`): then memory was short.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from analyzers.finding import Finding
+from analyzers.memory.policy import MemoryPolicy
 from analyzers.run.event_log import Event, EventLog
 from analyzers.source import Source, lacking
+from analyzers.wording import size_text
 from probes.tape import event_kinds
 
-__all__ = ["LimitPolicy", "limits", "size_text"]
+__all__ = ["limits"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitPolicy:
-    """When memory is nearly all used."""
-
-    limit_ratio: float = 0.95
-    """Use from which a host or device is near its limit."""
-    min_retry_events: int = 3
-    """Seconds in which a rank's allocator retried: once or twice is a large batch or a change of shapes."""
-
-
-def limits(source: Source, policy: LimitPolicy | None = None) -> list[Finding]:
+def limits(source: Source, policy: MemoryPolicy) -> list[Finding]:
     """At most one finding of hosts and one of devices: a warning of retries stands in the place of the advice."""
-    policy = policy or LimitPolicy()
     short = _retries(source, policy)
     return short + [found for found in _readings(source, policy) if not short or found.status != "advice"]
 
 
-def _readings(source: Source, policy: LimitPolicy) -> list[Finding]:
+def _readings(source: Source, policy: MemoryPolicy) -> list[Finding]:
     if lacking(source, health=("memory_used_bytes", "memory_total_bytes")):
-        return []  # said by `health`
+        return []  # reported by `health`
     rows = source.rows(
         """
         SELECT node, device, max(memory_used_bytes), max(memory_total_bytes),
@@ -57,11 +47,11 @@ def _readings(source: Source, policy: LimitPolicy) -> list[Finding]:
 def _limit(source: Source, rows: Sequence[tuple[Any, ...]]) -> Finding:
     node, device, highest, total, newest = rows[0]
     on_host = device == "host"
-    where = f"the host {node}" if on_host else f"device {device} of {node}"
+    where = f"Host {node}" if on_host else f"Device {device} of {node}"
     more = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
     use = f"{where} had {size_text(highest)} of {size_text(total)} in use ({100 * highest / total:.1f} %){more}"
-    beware = "the next larger batch, checkpoint or neighbour runs out of memory"
-    cached = "much of it may be the cache of torch's allocator, which did not have to empty it more than now and then"
+    risk = "the next larger batch, checkpoint or process may run out of memory"
+    cached = "much of it may be the cache of torch's allocator, which rarely had to empty it"
     return Finding(
         analyzer="memory",
         kind="memory_limit",
@@ -69,7 +59,7 @@ def _limit(source: Source, rows: Sequence[tuple[Any, ...]]) -> Finding:
         status="fired" if on_host else "advice",
         ranks=_ranks_on(source, str(node), str(device)),
         cause="host" if on_host else "device",
-        summary=f"{use}: {beware if on_host else cached}",
+        summary=f"{use}: {risk if on_host else cached}.",
         evidence={
             "highest_bytes": int(highest),
             "newest_bytes": int(newest),
@@ -81,8 +71,8 @@ def _limit(source: Source, rows: Sequence[tuple[Any, ...]]) -> Finding:
     )
 
 
-def _retries(source: Source, policy: LimitPolicy) -> list[Finding]:
-    """Ranks whose allocator was short of memory again and again, in the newest attempt that says so."""
+def _retries(source: Source, policy: MemoryPolicy) -> list[Finding]:
+    """Ranks whose allocator was repeatedly short of memory, in the newest attempt with retries."""
     log = EventLog.load(source, (event_kinds.ALLOCATION_RETRIES,))
     events = log.of(event_kinds.ALLOCATION_RETRIES)
     newest = max((event.attempt for event in events), default=0)
@@ -109,9 +99,8 @@ def _retries(source: Source, policy: LimitPolicy) -> list[Finding]:
             first_step=min(steps, default=None),
             last_step=max(steps, default=None),
             cause="allocator",
-            summary=f"the device of rank {worst}{more} had no memory left {count} times: its allocator emptied its "
-            f"cache and tried again, with {size_text(allocated)} in use and {size_text(reserved)} reserved; the next "
-            "larger tensor does not fit",
+            summary=f"The GPU of rank {worst}{more} ran short of memory {count} times: its allocator emptied its cache "
+            f"and retried, with {size_text(allocated)} in use and {size_text(reserved)} reserved.",
             evidence={
                 "num_retries": count,
                 "num_seconds_with_retries": len(short[worst]),
@@ -133,11 +122,3 @@ def _ranks_on(source: Source, node: str, device: str) -> tuple[int, ...]:
         [device, node, device],
     )
     return tuple(rank for (rank,) in rows)
-
-
-def size_text(number: float) -> str:
-    """Bytes in the largest unit that fits."""
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if abs(number) >= scale:
-            return f"{number / scale:.3g} {unit}"
-    return f"{number:.0f} B"

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from analyzers.health.analyze import THROTTLE_BITS, xid_table
+from analyzers.health.analyze import THROTTLE_BITS
+from analyzers.health.xids import xid_table
 from analyzers.run.event_log import EventLog
 from analyzers.source import Floats, Source, floats, ints, missing_tables
 from dashboard.data.queries import Columns

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import math
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,7 +15,9 @@ from rich.console import Console
 import analyzers
 from analyzers.diagnose import Diagnosis, diagnose, reaches
 from analyzers.finding import Finding
-from analyzers.health.analyze import THROTTLE_BITS, xid_table
+from analyzers.health.analyze import THROTTLE_BITS
+from analyzers.health.xids import xid_table
+from analyzers.kinds import packages
 from analyzers.numerics.nonfinite_origin import Phase
 from analyzers.printable import visible
 from analyzers.report.json import to_json
@@ -233,7 +237,9 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
     assert {name.rstrip("-") for name in emitted if name.endswith("-")} | of_devices == {*causes}
     advised = set(re.findall(r'Finding.advise\(\s*"\w+",\s*"(\w+)"', source))
     assert {kind.replace("_", "-") for kind in advised} <= anchors | {*causes}
-    assert advised <= {*REMEDIES}
+    modules = [f"analyzers.{package}.explain" for package in packages() if find_spec(f"analyzers.{package}.explain")]
+    explained = {kind for module in modules for kind in importlib.import_module(module).NEXT}
+    assert advised <= {*REMEDIES, *explained}
     blamed = set(re.findall(r'_cause\("(\w+)"', source)) | set(re.findall(r'"(mismatch_\w+)", lambda', source))
     assert blamed <= causes["hang"]
 

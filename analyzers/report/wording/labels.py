@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from analyzers.memory.limits import size_text
-from analyzers.wording import is_number, listed
+from analyzers.wording import is_number, listed, size_text
 
 __all__ = ["label_of", "shown"]
 

@@ -10,14 +10,17 @@ from typing import Any, get_args
 import pytest
 
 from analyzers.finding import Finding, Severity
-from analyzers.health.analyze import analyze, xid_table
+from analyzers.health.analyze import device_health
+from analyzers.health.xids import xid_table
 from analyzers.live import LivePolicy, LiveState, live_findings
+from analyzers.scope import Scope
 from probes.tape.events import EventWriter
 from probes.tape.names import NameWriter
 from probes.tape.rundir import NODE_RANK, RunDir
 from probes.tape.schema import TABLES
 from probes.tape.writer import COMPLETE, TapeWriter
 from store import Store
+from tests.analyzers.judged import checked
 from tests.analyzers.plain_run import plain_run
 from tests.factories import RankWriter, empty_run
 
@@ -69,7 +72,7 @@ class Node:
         self.names.close()
         self.tape.close()
         with Store.open(self.run) as store:
-            return analyze(store)
+            return checked(device_health(store, Scope()))
 
 
 def test_a_sound_node_is_silent(tmp_path: Path) -> None:
@@ -161,21 +164,21 @@ def test_it_is_told_once_while_the_run_lives() -> None:
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     (nothing,) = Node(tmp_path / "a").findings()
-    assert (nothing.status, "nothing in health" in nothing.summary) == ("insufficient_data", True)
+    assert (nothing.status, "no values in health" in nothing.summary) == ("insufficient_data", True)
     node = Node(tmp_path / "b")
     node.read("host", 0, **HOST)
     (hosts_only,) = node.findings()
-    assert (hosts_only.status, "readings of hosts only" in hosts_only.summary) == ("insufficient_data", True)
+    assert (hosts_only.status, "only hosts have readings" in hosts_only.summary) == ("insufficient_data", True)
     node = Node(tmp_path / "c")
     node.read("GPU-0", 0, **{**GPU, "ecc_corrected_total": None, "nvlink_errors_total": None})
     summaries = {finding.summary for finding in node.findings()}
-    assert "nothing is known of the GPUs' ECC, NVLink errors: not read or not supported" in summaries
-    assert any("readings of GPUs only" in summary for summary in summaries)
+    assert "The GPUs' ECC, NVLink errors are unknown: not read or not supported." in summaries
+    assert any("only GPUs have readings" in summary for summary in summaries)
     node = Node(tmp_path / "d")
     node.read("GPU-0", 0, **GPU)
     node.read("host", 0, **{**HOST, "num_cpus": None})
     (unknown,) = node.findings()
-    assert unknown.summary == "nothing is known of the hosts' num_cpus"
+    assert unknown.summary == "The hosts' num_cpus are unknown."
 
 
 @pytest.mark.parametrize(("seconds", "fires"), [(60, False), (300, True)])

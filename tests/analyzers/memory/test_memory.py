@@ -4,11 +4,18 @@ import numpy as np
 import pytest
 
 from analyzers.finding import Finding
-from analyzers.memory.analyze import MemoryPolicy, analyze, growth
+from analyzers.memory.analyze import growth, memory_use
+from analyzers.memory.policy import MemoryPolicy
+from analyzers.scope import Scope
+from tests.analyzers.judged import checked
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.plain_run import plain_run
 
 GIB = 1 << 30
+
+
+def analyze(store: MemoryStore) -> list[Finding]:
+    return checked(memory_use(store, Scope()))
 
 
 def host_memory(store: MemoryStore, used: int, total: int, device: str = "host") -> None:
@@ -36,7 +43,7 @@ def test_a_leak_with_its_slope_and_the_time_that_is_left() -> None:
     assert finding.evidence["growth_a_step_bytes"] == pytest.approx(4 << 20, rel=0.02)
     assert finding.evidence["steps_to_out_of_memory"] == pytest.approx(1024, rel=0.02)
     assert finding.evidence["time_to_out_of_memory_s"] == pytest.approx(102.4, rel=0.02)
-    assert "out of memory in 1,0" in finding.summary
+    assert "Out of memory in 1,0" in finding.summary
 
 
 def test_ranks_of_one_host_run_out_together() -> None:
@@ -50,7 +57,7 @@ def test_ranks_of_one_host_run_out_together() -> None:
 def test_without_readings_of_the_host_the_slope_is_told_alone() -> None:
     (finding,) = fired(leaking())
     assert finding.evidence["steps_to_out_of_memory"] is None
-    assert finding.summary.endswith("at the end)")
+    assert finding.summary.endswith("at the end).")
 
 
 def test_caches_that_fill_up_and_single_jumps_are_no_leak() -> None:

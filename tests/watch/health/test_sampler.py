@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from analyzers.health.analyze import analyze
+from analyzers.health.analyze import device_health
+from analyzers.scope import Scope
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK, RunDir
 from store import Store
@@ -99,7 +100,9 @@ def test_each_fault_of_a_device_is_found(
 
     node.sample(later)
     with node.store() as store:
-        fired = [finding for finding in analyze(store) if finding.status == "fired" and finding.kind == kind]
+        fired = [
+            finding for finding in device_health(store, Scope()) if finding.status == "fired" and finding.kind == kind
+        ]
     assert {finding.cause for finding in fired} >= {cause}
 
 
@@ -111,7 +114,7 @@ def test_each_class_of_xid_is_a_finding(node: SampledNode, code: int, cause: str
     node.nvml.events.put((code, "GPU-1"))
     node.sample(lambda: node.num_events("xid") > 0)
     with node.store() as store:
-        (found,) = [finding for finding in analyze(store) if finding.kind == "xid"]
+        (found,) = [finding for finding in device_health(store, Scope()) if finding.kind == "xid"]
         (total,) = [s for s in health_samples(store) if s.name == "rankscope_gpu_xid_total"]
     assert found.cause == cause
     assert (total.labels, total.value) == ({"device": "GPU-1", "xid": str(code), "class": cause}, 1)

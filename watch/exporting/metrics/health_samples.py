@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analyzers.health.analyze import THROTTLE_BITS, xid_table
+from analyzers.health.analyze import THROTTLE_BITS
+from analyzers.health.xids import xid_table
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source, missing_tables
 from probes.tape import event_kinds

@@ -1,0 +1,101 @@
+"""Evidence and next step of findings on GPUs and hosts, one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from analyzers.finding import Finding
+from analyzers.wording import is_number, number, percent, sentence, size_text
+
+__all__ = ["NEXT", "WHY"]
+
+_ECC = ("uncorrected", "corrected", "remapped_rows")
+_LINKS = (("nvlink_errors", "errors on NVLinks"), ("pcie_replays", "packets resent over PCIe"))
+
+
+def _why_xid(finding: Finding) -> str:
+    of = finding.evidence
+    lines = str(of.get("message") or "").strip().splitlines()
+    times = "once" if of.get("count") == 1 else f"{of.get('count', '?')} times"
+    message = f": {lines[0][:120].replace(';', ',').rstrip('.')}" if lines else ""
+    return sentence(f"the driver of {of.get('node') or 'its host'} reported it {times}, class {finding.cause}{message}")
+
+
+def _why_memory_errors(finding: Finding) -> str:
+    of = finding.evidence
+    counts = ", ".join(f"{name.replace('_', ' ')} {of[name]}" for name in _ECC if of.get(name))
+    return f"Rise of the device's counters during the run: {counts or 'none, but a flag is set'}."
+
+
+def _why_throttled(finding: Finding) -> str:
+    of = finding.evidence
+    clock, hottest = of.get("clock_median_hertz"), of.get("hottest_celsius")
+    at = f", median clock {number(clock / 1e6, 4)} MHz" if clock is not None and is_number(clock) else ""
+    heat = f", at most {number(hottest)} degrees" if is_number(hottest) else ""
+    readings = of.get("readings", "?")
+    return f"The reason held in {percent(of.get('throttled_ratio'))} of {readings} readings under load{heat}{at}."
+
+
+def _why_links(finding: Finding) -> str:
+    of = finding.evidence
+    counts = [f"{of[name]:,} {words}" for name, words in _LINKS if is_number(of.get(name))]
+    return f"Rise of the device's counters during the run: {', '.join(counts)}."
+
+
+def _why_pressure(finding: Finding) -> str:
+    of = finding.evidence
+    if finding.cause == "disk":
+        least = size_text(of.get("disk_free_lowest_bytes"))
+        return f"{size_text(of.get('disk_free_bytes'))} are free now, and {least} at the lowest."
+    return (
+        f"In {percent(of.get('waiting_ratio'))} of the readings too many processes were runnable for "
+        f"{of.get('num_cpus', '?')} CPUs, {number(of.get('load_median'))} at the median."
+    )
+
+
+def _by_cause(texts: Mapping[str, str], general: str) -> Callable[[Finding], str]:
+    return lambda finding: texts.get(finding.cause, general)
+
+
+WHY: Mapping[str, Callable[[Finding], str]] = {
+    "xid": _why_xid,
+    "gpu_memory_errors": _why_memory_errors,
+    "gpu_throttled": _why_throttled,
+    "link_errors": _why_links,
+    "host_pressure": _why_pressure,
+}
+NEXT: Mapping[str, Callable[[Finding], str]] = {
+    "xid": lambda finding: sentence(str(finding.evidence.get("action") or "see the runbook").replace(";", ",")),
+    "gpu_memory_errors": _by_cause(
+        {
+            "corrected": "Watch whether the rate rises, and reset the device at the next opportunity.",
+            "remap_failed": "Take the device out of the next run and have it replaced.",
+            "remapped": "Reset the device at the next opportunity, so that the spare rows take effect.",
+            "uncorrected": "Do not trust what this device computed: take it out of the next run, reset and test it.",
+        },
+        "Take the device out of the next run, reset and test it.",
+    ),
+    "gpu_throttled": _by_cause(
+        {
+            "hardware": "Check the power supply and the cooling of the device.",
+            "power": "Check the power supply of the host: its power brake was active.",
+            "thermal": "Check fans, air flow and inlet temperature of the host.",
+        },
+        "Check the cooling and the power of the device.",
+    ),
+    "link_errors": _by_cause(
+        {
+            "nvlink": "Run nvidia-smi nvlink -s and -e, check bridges and seating, then reset the device.",
+            "pcie": "Check lspci -vv and dmesg for that device, reseat it, or try another slot or riser.",
+        },
+        "Check the device's links: cables, bridges, seating.",
+    ),
+    "host_pressure": _by_cause(
+        {
+            "disk": "Free space on that disk, keep fewer checkpoints, or write the run elsewhere.",
+            "run_queue": "Use fewer loader workers or OMP_NUM_THREADS=1, or move other jobs off that host.",
+        },
+        "Free resources of the host, or move load off it.",
+    ),
+    "health": lambda finding: "Check that `watch` runs on every node and can read its devices.",
+}

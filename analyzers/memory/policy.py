@@ -1,0 +1,39 @@
+"""Thresholds of memory: growth, imbalance between ranks, and limits of hosts and devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["MemoryPolicy"]
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPolicy:
+    """When memory is reported."""
+
+    min_steps: int = 200
+    """Steps from which a slope counts. Source: measured; a healthy run fills its allocators in the first hundred."""
+    min_samples: int = 12
+    """Different readings (count). Source: convention; on a host memory is read once a second."""
+    skip_ratio: float = 0.2
+    """First share of the run, in which caches and allocators fill up. Source: convention."""
+    min_growth_ratio: float = 0.05
+    """Growth over the judged steps as a share of the level. Source: convention."""
+    min_growth_bytes: int = 32 * MIB
+    """The same in bytes. Source: measured; below, the arenas of an allocator are seen."""
+    min_rises: int = 4
+    """Rises between the six parts of the samples, of five. Source: convention; one part may fall."""
+    lasting_ratio: float = 0.5
+    """Slope of the last third over that of the whole. Source: convention; what levels off is no leak."""
+    imbalance_factor: float = 1.5
+    """Memory of a rank over the median of its peers (ratio). Source: convention."""
+    imbalance_bytes: int = 1 << 30
+    """Least difference for that (bytes). Source: convention."""
+    min_peers: int = 3
+    """Ranks of a stage from which they are compared (count). Source: a median needs two others."""
+    limit_ratio: float = 0.95
+    """Use (ratio) from which a host or device is near its limit. Source: convention."""
+    min_retry_events: int = 3
+    """Seconds in which a rank's allocator retried. Source: convention; once or twice is a large batch or new shapes."""
