@@ -201,7 +201,7 @@ def _imbalance(source: Source, attempt: int, policy: MemoryPolicy) -> Finding | 
     return Finding.advise(
         "memory",
         "memory_imbalance",
-        f"Rank {rank} held up to {size_text(held)}, {factor:.2f}x the median of its peers: it runs out of memory first.",
+        f"Rank {rank} held up to {size_text(held)}, {factor:.2f}x the median of its peers: the first to run out.",
         ranks=(rank,),
         attempt=attempt,
         evidence={
