@@ -179,7 +179,7 @@ def detail(name: str) -> dict[str, Any]:
 
 def dumps(name: str) -> dict[str, Any]:
     """What torchfrtrace and we say of dumps of the same program."""
-    from analyzers.external.recognise import diagnose_foreign
+    from analyzers.external.evidence import diagnose_files
     from tests.store.readers.dump_files import PREFIX, Job
 
     job = Job(RANKS)
@@ -199,7 +199,7 @@ def dumps(name: str) -> dict[str, Any]:
         job.p2p(0, 1, sides="recv", state="started")
     with tempfile.TemporaryDirectory(prefix="beside-") as made:
         folder = job.write(Path(made))
-        fired = diagnose_foreign(folder).fired
+        fired = diagnose_files([folder]).fired
         torchs = _torchfrtrace(folder, PREFIX)
     truth = set(PROGRAMS[name][1])
     ours = set(fired[0].ranks) if fired else set()

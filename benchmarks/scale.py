@@ -49,8 +49,8 @@ began = time.perf_counter()
 from analyzers.report.json import to_json
 path = Path(sys.argv[1])
 if sys.argv[2] == "dumps":
-    from analyzers.external.recognise import diagnose_foreign
-    diagnosis = diagnose_foreign(path)
+    from analyzers.external.evidence import diagnose_files
+    diagnosis = diagnose_files([path])
 else:
     from analyzers.diagnose import diagnose
     from analyzers.account.long_run import MEMORY_BYTES

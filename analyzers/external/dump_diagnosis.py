@@ -25,18 +25,23 @@ from store.readers.external_files import SourceError, Survey, rank_of_name
 from store.readers.flight_recorder import RankDump
 from store.readers.many_dumps import read_many
 
-__all__ = ["diagnose_dumps"]
+__all__ = ["diagnose_dumps", "judge_dumps"]
 
 MAX_LISTED = 16
 
 
 def diagnose_dumps(found: Survey, *, name: str) -> Diagnosis:
     """Read the dumps of a survey and judge them. What cannot be read is told in `run.file_problems`."""
+    return conclude(*judge_dumps(found, name=name))
+
+
+def judge_dumps(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, Any]]:
+    """Findings of the dumps, and facts for the report."""
     dumps = _read(found)
     if not dumps:
-        return conclude([_insufficient("no dump could be read")], _facts(name, [], None, found))
+        return [_insufficient("no dump could be read")], _facts(name, [], None, found)
     world = assemble(dumps)
-    return conclude(_findings(world, dumps), _facts(name, dumps, world, found))
+    return _findings(world, dumps), _facts(name, dumps, world, found)
 
 
 def _read(found: Survey) -> list[RankDump]:

@@ -27,7 +27,7 @@ from store.readers.external_files import SourceError, Survey
 from store.readers.intervals import intersection, overlap, union
 from store.readers.kineto import RankTrace, read_trace
 
-__all__ = ["breakdown", "diagnose_traces"]
+__all__ = ["breakdown", "diagnose_traces", "judge_traces"]
 
 EXPOSED_SHARE = 0.2
 """Share of a step that transfers may cost unhidden before it is worth a word: advice, as in our own runs."""
@@ -36,7 +36,12 @@ PARTS = ("step", "compute", "communication", "exposed", "idle", "data")
 
 
 def diagnose_traces(found: Survey, *, name: str) -> Diagnosis:
-    """Read the traces of a survey and judge them. What cannot be read is told in `run.file_problems`."""
+    """Read the traces of a survey and judge them. What cannot be read is listed in `run.file_problems`."""
+    return conclude(*judge_traces(found, name=name))
+
+
+def judge_traces(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, Any]]:
+    """Findings of the traces, and facts for the report."""
     by_rank: dict[int, tuple[RankTrace, dict[str, Floats]]] = {}
     for path in found.paths:
         try:
@@ -58,7 +63,7 @@ def diagnose_traces(found: Survey, *, name: str) -> Diagnosis:
         by_rank[trace.rank] = read
     ranks = [by_rank[rank] for rank in sorted(by_rank)]
     findings = _findings(ranks) if ranks else [_insufficient("no trace could be read")]
-    return conclude(findings, _facts(name, ranks, found))
+    return findings, _facts(name, ranks, found)
 
 
 def _joined(

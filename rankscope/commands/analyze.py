@@ -1,23 +1,36 @@
-"""`rankscope analyze`: say what went wrong in a run, on which rank and why."""
+"""`rankscope analyze`: say what went wrong in a job, on which rank and why, from whatever it left."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.terminal import RunArgument, console, fail
+from rankscope.terminal import console, fail
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from analyzers.diagnose import Diagnosis
+    from analyzers.numerics.why_spike import WhySpike
 
 __all__ = ["EPILOG", "analyze"]
 
 EPILOG = (
-    "Examples:  rankscope analyze runs/latest   |   rankscope analyze runs/latest --why-spike worst   |   "
-    "rankscope analyze runs/latest --format json --fail-on warning"
+    "Examples:  rankscope analyze runs/latest   |   rankscope analyze job.log   |   "
+    "rankscope analyze logs/ dumps/ dmesg-gpu-01.txt   |   rankscope analyze evidence.tar.gz   |   "
+    "rankscope analyze runs/latest --why-spike worst   |   rankscope analyze logs/ --format json --fail-on warning"
 )
+SHOW_PROGRESS_BYTES = 256 << 20
 
 
 def analyze(
-    run: RunArgument,
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="Runs, files and folders of anything: logs, dumps, traces, archives.", metavar="PATH..."),
+    ],
     output: Annotated[str, typer.Option("--format", help="text or json.", metavar="text|json")] = "text",
     fail_on: Annotated[
         str, typer.Option("--fail-on", metavar="critical|warning", help="Exit 1 if a finding is at least this severe.")
@@ -26,9 +39,15 @@ def analyze(
         str, typer.Option("--why-spike", metavar="STEP|worst", help="Which ranks, samples and layers made a loss jump.")
     ] = "",
 ) -> None:
-    """Say what went wrong in a run, on which rank and why. Works on the files of a live or a dead run.
+    """Say what went wrong in a job, on which rank and why, from whatever it left.
 
-    RUN may also be a folder of a run that never heard of us: PyTorch flight-recorder dumps, or profiler traces.
+    A recorded run, live or dead:  rankscope analyze runs/latest
+
+    Text logs of any launcher (torchrun, Slurm, Kubernetes, Ray), dmesg:  rankscope analyze logs/ dmesg.txt
+
+    Flight-recorder dumps and profiler traces:  rankscope analyze dumps/ traces/
+
+    Files are recognised by their content, and read inside .gz, .zst, .tar and .zip; all of them give one verdict.
     """
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
@@ -36,31 +55,64 @@ def analyze(
         fail(f"--fail-on {fail_on}: choose critical or warning")
     if why_spike and why_spike != "worst" and not why_spike.isdecimal():
         fail(f"--why-spike {why_spike}: give a step, or worst")
+
+    from analyzers.diagnose import reaches
+    from analyzers.numerics.why_spike import SpikeError
+    from probes.tape.reader import TapeError
+    from probes.tape.rundir import RunError
+    from store import StoreError
+    from store.readers.external_files import SourceError
+
+    try:
+        diagnosis, spike = _diagnosis(paths, why_spike)
+    except (RunError, StoreError, TapeError, SourceError, SpikeError) as error:
+        fail(str(error))
+    _print(diagnosis, spike, output)
+    if damaged := diagnosis.damaged_tapes:  # the verdict above is of what could be read
+        others = f" (and {len(damaged) - 1} more files)" if len(damaged) > 1 else ""
+        fail(f"{paths[0] / damaged[0]['path']}: {damaged[0]['problem']}{others}")
+    if fail_on and reaches(diagnosis.findings, "critical" if fail_on == "critical" else "warning"):
+        raise typer.Exit(1)
+
+
+def _diagnosis(paths: Sequence[Path], why_spike: str) -> tuple[Diagnosis, WhySpike | None]:
+    from probes.tape.rundir import RunDir
+
+    runs = [path for path in paths if not path.exists() or RunDir.is_run(path)]
+    files = [path for path in paths if path not in runs]
+    if why_spike and (files or len(runs) != 1):
+        fail(f"--why-spike {why_spike}: {files[0] if files else 'more than one path'} is no run of Rankscope")
+    if not files and len(runs) == 1:
+        return _of_run(runs[0], why_spike)
+    from analyzers.external.evidence import diagnose_files
+
+    if not runs:
+        return diagnose_files(files, progress=_progress), None
+    from analyzers.diagnose import conclude
+
+    parts = [_of_run(run, "")[0] for run in runs] + ([diagnose_files(files, progress=_progress)] if files else [])
+    facts = {**parts[0].run, "files_read": parts[-1].run.get("files_read")}
+    facts["also_read"] = [part.run.get("run_id") for part in parts[1:]]
+    return conclude([finding for part in parts for finding in part.findings], facts), None
+
+
+def _of_run(run: Path, why_spike: str) -> tuple[Diagnosis, WhySpike | None]:
     import time
 
     from analyzers.account.long_run import MEMORY_BYTES
-    from analyzers.diagnose import diagnose, reaches
-    from analyzers.external.recognise import SourceError, diagnose_foreign
-    from analyzers.numerics.why_spike import SpikeError, WhySpike, explain
-    from probes.tape.reader import TapeError
-    from probes.tape.rundir import RunDir, RunError
-    from store import Store, StoreError, is_watched
+    from analyzers.diagnose import diagnose
+    from analyzers.numerics.why_spike import explain
+    from probes.tape.rundir import RunDir
+    from store import Store, is_watched
 
-    spike: WhySpike | None = None
-    try:
-        if run.exists() and not RunDir.is_run(run):
-            if why_spike:
-                fail(f"--why-spike {why_spike}: {run} is no run of Rankscope, and knows no losses")
-            folder, diagnosis = RunDir(run), diagnose_foreign(run)
-        else:
-            folder = RunDir.open(run)
-            with Store.open(folder, memory_bytes=MEMORY_BYTES, spills=True) as store:
-                if why_spike:
-                    spike = explain(store, None if why_spike == "worst" else int(why_spike))
-                now_ns = time.time_ns() if is_watched(folder.stores()) else None
-                diagnosis = diagnose(store, folder.manifest(), now_ns=now_ns, stacks_dir=folder.stacks)
-    except (RunError, StoreError, TapeError, SourceError, SpikeError) as error:
-        fail(str(error))
+    folder = RunDir.open(run)
+    with Store.open(folder, memory_bytes=MEMORY_BYTES, spills=True) as store:
+        spike = explain(store, None if why_spike == "worst" else int(why_spike)) if why_spike else None
+        now_ns = time.time_ns() if is_watched(folder.stores()) else None
+        return diagnose(store, folder.manifest(), now_ns=now_ns, stacks_dir=folder.stacks), spike
+
+
+def _print(diagnosis: Diagnosis, spike: WhySpike | None, output: str) -> None:
     if output == "json":
         import json
 
@@ -76,8 +128,10 @@ def analyze(
         from analyzers.report.terminal.diagnosis_text import render
 
         render(diagnosis, console())
-    if damaged := diagnosis.damaged_tapes:  # the verdict above is of what could be read
-        others = f" (and {len(damaged) - 1} more files)" if len(damaged) > 1 else ""
-        fail(f"{folder.path / damaged[0]['path']}: {damaged[0]['problem']}{others}")
-    if fail_on and reaches(diagnosis.findings, "critical" if fail_on == "critical" else "warning"):
-        raise typer.Exit(1)
+
+
+def _progress(name: str, done: int, total: int) -> None:
+    """One line on a terminal while large input is read."""
+    if total >= SHOW_PROGRESS_BYTES and sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[Kreading {name[-60:]}: {100 * done // total} % of {total / 1e9:.1f} GB")
+        sys.stderr.flush()

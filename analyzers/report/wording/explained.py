@@ -13,6 +13,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from functools import cache
 
+from analyzers.external.logs import wording as logs
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
 from analyzers.whatif.what_if import exceeds_error
@@ -26,6 +27,8 @@ _NONE: Explanations = {}
 
 def why(finding: Finding) -> str:
     """What proves a finding, in one sentence; its summary where nothing more is known."""
+    if finding.analyzer == logs.ANALYZER:
+        return logs.why(finding)
     explain = _explanations(finding.kind, "WHY").get(finding.kind)
     return (explain(finding) if explain is not None else "") or finding.summary
 
@@ -34,6 +37,8 @@ def next_step(finding: Finding) -> str:
     """What to do, and where the runbook says more."""
     explain = _explanations(finding.kind, "NEXT").get(finding.kind)
     advice = explain(finding) if explain is not None else ""
+    if finding.analyzer == logs.ANALYZER:
+        advice = logs.next_step(finding)
     where = f"See docs/runbook.md#{finding.advice}." if finding.advice else ""
     return " ".join(part for part in (advice, _gain(finding), where) if part)
 

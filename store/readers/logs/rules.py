@@ -102,7 +102,7 @@ def cause_of(text: str) -> Rule | None:
         (
             rule
             for rule in load_rules()
-            if rule.role in ("root", "victim", "nccl") and any(literal in blob for literal in rule.literals)
+            if rule.role in ("root", "victim", "nccl", "numerics") and any(literal in blob for literal in rule.literals)
         ),
         None,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,13 +83,15 @@ class ReadLog:
     problem: str = ""
 
 
-def read_log(path: Path, chunks: Iterator[bytes] | None = None) -> ReadLog:
-    """Read one log. `chunks` stand in for the file's bytes (a member of an archive). Raises nothing for its content."""
+def read_log(path: Path, *, progress: Callable[[int], None] | None = None) -> ReadLog:
+    """Read one log; `progress` is called with the bytes done so far. Raises nothing for its content."""
     year = time.gmtime((modified_ns(path) or time.time_ns()) / 1e9).tm_year
     scan = _Scan(ReadLog(path=path, rank=rank_of_log(path)), Clock(year=year))
     try:
-        for window, end in _windows(chunks or unpacked(path, MAX_UNPACKED_BYTES)):
+        for window, end in _windows(unpacked(path, MAX_UNPACKED_BYTES)):
             scan.take(window, end)
+            if progress is not None:
+                progress(scan.log.num_bytes)
     except SourceError as error:
         scan.log.problem = str(error)
     return scan.log

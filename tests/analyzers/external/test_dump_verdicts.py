@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzers.external.recognise import diagnose_foreign
+from analyzers.external.evidence import diagnose_files
 from analyzers.finding import Finding
 from tests.processes import run_ranks
 from tests.store.readers.dump_files import PREFIX, Job
@@ -39,7 +39,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_real_gloo_dumps(
     real: dict[str, Path], what: str, when: str, kind: str, cause: str, ranks: tuple[int, ...]
 ) -> None:
-    diagnosis = diagnose_foreign(real[what] / when / kind)
+    diagnosis = diagnose_files([real[what] / when / kind])
     (hang,) = diagnosis.findings
     assert (hang.kind, hang.status, hang.cause, hang.ranks) == ("hang", "fired", cause, ranks)
     assert (hang.evidence["process_group"], hang.evidence["seq"]) == ("group:0-1", 3)
@@ -51,7 +51,7 @@ def test_a_real_rank_without_a_dump_is_told(real: dict[str, Path], tmp_path: Pat
     """gloo's dumps list no members: that somebody is missing can only be suspected."""
     source = real["skipped"] / "hung" / "json" / "rank_0.json"
     shutil.copy2(source, tmp_path)
-    (hang,) = diagnose_foreign(tmp_path).findings
+    (hang,) = diagnose_files([tmp_path]).findings
     assert (hang.status, hang.cause) == ("suspect", "all_entered")
     assert "a rank without a dump" in hang.summary
 
@@ -118,7 +118,7 @@ def test_beside_torchs_own_tool(
     job.steps(5)
     fault(job)
     job.write(tmp_path)
-    found = diagnose_foreign(tmp_path).findings
+    found = diagnose_files([tmp_path]).findings
     assert [(finding.cause, finding.ranks) for finding in found] == ([ours] if ours else [])
     assert all(finding.status == "fired" for finding in found)
     assert torchfrtrace(tmp_path) == torchs
@@ -142,7 +142,7 @@ def torchfrtrace(folder: Path) -> set[tuple[str, int]]:
 
 
 def hang_of(folder: Path) -> Finding:
-    (hang,) = diagnose_foreign(folder).fired
+    (hang,) = diagnose_files([folder]).fired
     return hang
 
 
@@ -151,7 +151,7 @@ def test_json_says_the_same_as_the_pickle(tmp_path: Path, fault: Callable[[Job],
     job = Job(4, groups=TP)
     job.steps(5)
     fault(job)
-    both = [diagnose_foreign(job.write(tmp_path / kind, as_json=kind == "json")) for kind in ("pickle", "json")]
+    both = [diagnose_files([job.write(tmp_path / kind, as_json=kind == "json")]) for kind in ("pickle", "json")]
     assert both[0].verdict == both[1].verdict
 
 
@@ -165,7 +165,7 @@ def test_a_rank_without_a_dump_is_suspected_of_being_lost(tmp_path: Path) -> Non
     job = Job(4)
     job.steps(5)
     skipped(job)
-    lost, unsure = diagnose_foreign(job.write(tmp_path, ranks=[0, 1, 2])).findings
+    lost, unsure = diagnose_files([job.write(tmp_path, ranks=[0, 1, 2])]).findings
     assert (lost.kind, lost.status, lost.cause, lost.ranks) == ("rank_lost", "suspect", "no_dump", (3,))
     assert (unsure.kind, unsure.status) == ("hang", "insufficient_data")
 
@@ -174,7 +174,7 @@ def test_a_known_culprit_is_named_before_one_without_a_dump(tmp_path: Path) -> N
     job = Job(4)
     job.steps(5)
     job.collective("all_reduce", ranks=[0, 3])
-    hang, unsure = diagnose_foreign(job.write(tmp_path, ranks=[0, 1, 3])).findings
+    hang, unsure = diagnose_files([job.write(tmp_path, ranks=[0, 1, 3])]).findings
     assert (hang.cause, hang.ranks) == ("not_entered", (1,))
     assert hang.evidence["ranks_without_dump"] == [2]
     assert "rank 2" in unsure.summary
@@ -183,9 +183,9 @@ def test_a_known_culprit_is_named_before_one_without_a_dump(tmp_path: Path) -> N
 def test_a_rank_that_nobody_waits_for_is_only_reported_missing(tmp_path: Path) -> None:
     job = Job(4)
     job.steps(5)
-    diagnosis = diagnose_foreign(job.write(tmp_path, ranks=[0, 1, 2]))
+    diagnosis = diagnose_files([job.write(tmp_path, ranks=[0, 1, 2])])
     assert diagnosis.fired == ()
-    assert "not judged" in diagnosis.verdict
+    assert "more data" in diagnosis.verdict
 
 
 def test_dumps_of_a_run_that_goes_on_are_no_hang(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_dumps_of_a_run_that_goes_on_are_no_hang(tmp_path: Path) -> None:
     job = Job(4)
     job.steps(5)
     skipped(job)
-    assert diagnose_foreign(job.write(tmp_path, after_s=0.2)).findings == ()
+    assert diagnose_files([job.write(tmp_path, after_s=0.2)]).findings == ()
 
 
 def test_a_rank_dumped_before_the_call_is_not_accused_for_sure(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_records_that_the_ring_lost_are_told(tmp_path: Path) -> None:
     job = Job(4, ring=10)
     job.steps(25)
     skipped(job)
-    diagnosis = diagnose_foreign(job.write(tmp_path))
+    diagnosis = diagnose_files([job.write(tmp_path)])
     assert diagnosis.fired[0].ranks == (3,)
     assert diagnosis.run["dropped_records"] == {"of rank 0": 16, "of rank 1": 16, "of rank 2": 16, "of rank 3": 15}
     assert diagnosis.fired[0].evidence["ranks_that_lost_records"] == [0, 1, 2, 3]
@@ -247,7 +247,7 @@ def test_a_group_that_fell_out_of_the_ring_accuses_nobody(tmp_path: Path) -> Non
     job.collective("all_reduce", group="1", state="completed")
     job.steps(12)
     job.collective("all_reduce", group="1", ranks=[0])
-    assert [f.cause for f in diagnose_foreign(job.write(tmp_path)).findings] == ["all_entered"]
+    assert [f.cause for f in diagnose_files([job.write(tmp_path)]).findings] == ["all_entered"]
 
 
 def test_p2p_is_matched_although_the_ring_lost_records(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_p2p_is_matched_although_the_ring_lost_records(tmp_path: Path) -> None:
 def test_a_coalesced_batch_speaks_for_its_calls(tmp_path: Path) -> None:
     job = Job(2)
     job.coalesced({0: ["send 0->1", "recv 0<-1"], 1: ["recv 1<-0", "send 1->0"]}, state="completed")
-    assert diagnose_foreign(job.write(tmp_path / "well")).findings == ()
+    assert diagnose_files([job.write(tmp_path / "well")]).findings == ()
     job.coalesced({0: ["send 0->1", "recv 0<-1"]})
     hang = hang_of(job.write(tmp_path / "stuck"))
     assert (hang.cause, hang.ranks) == ("p2p_unmatched", (1,))
@@ -292,13 +292,13 @@ def test_versions_of_the_format(tmp_path: Path, version: str) -> None:
 
 
 def test_a_later_major_version_is_refused_in_one_line(tmp_path: Path) -> None:
-    diagnosis = diagnose_foreign(Job(2, version="3.0").write(tmp_path))
+    diagnosis = diagnose_files([Job(2, version="3.0").write(tmp_path)])
     assert "version 3.0: 2.x is read" in diagnosis.run["file_problems"][0]["problem"]
     assert diagnosis.fired == ()
 
 
 def test_an_empty_ring_is_said(tmp_path: Path) -> None:
-    assert "TORCH_FR_BUFFER_SIZE" in diagnose_foreign(Job(2).write(tmp_path)).findings[0].summary
+    assert "TORCH_FR_BUFFER_SIZE" in diagnose_files([Job(2).write(tmp_path)]).findings[0].summary
 
 
 def test_of_two_dumps_of_a_rank_the_later_is_read(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_of_two_dumps_of_a_rank_the_later_is_read(tmp_path: Path) -> None:
     job.write(tmp_path / "old", after_s=0)
     job.collective("all_reduce", ranks=[0])
     job.write(tmp_path / "new")
-    diagnosis = diagnose_foreign(tmp_path)
+    diagnosis = diagnose_files([tmp_path])
     assert diagnosis.fired[0].ranks == (1,)
     assert sum("second dump" in found["problem"] for found in diagnosis.run["file_problems"]) == 2
 
@@ -339,7 +339,7 @@ def test_whoever_stops_is_the_one_who_is_named(tmp_path_factory: pytest.TempPath
         whole = len(coming) == len(members)
         job.collective("all_reduce", group=group, ranks=coming, state="completed" if whole else "started")
         waiting |= set() if whole else set(coming)
-    diagnosis = diagnose_foreign(job.write(tmp_path_factory.mktemp("job")))
+    diagnosis = diagnose_files([job.write(tmp_path_factory.mktemp("job"))])
     if not waiting:
         assert diagnosis.fired == ()
     elif job.ring > 100:  # a short ring may have lost what the culprit called: then nobody is accused in its place
@@ -365,6 +365,6 @@ def test_dumps_pickled_again_by_python_are_read(tmp_path: Path) -> None:
             folder = tmp_path / str(protocol)
             folder.mkdir(exist_ok=True)
             (folder / f"rank{rank}.pkl").write_bytes(pickle.dumps(job.dump(rank), protocol=protocol))
-    verdicts = {diagnose_foreign(tmp_path / str(protocol)).verdict for protocol in (2, 3, 4, 5)}
+    verdicts = {diagnose_files([tmp_path / str(protocol)]).verdict for protocol in (2, 3, 4, 5)}
     assert len(verdicts) == 1
     assert "Rank 1 did not reach" in verdicts.pop()

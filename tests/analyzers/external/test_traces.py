@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzers.diagnose import Diagnosis
-from analyzers.external.recognise import diagnose_foreign
+from analyzers.external.evidence import diagnose_files
 from analyzers.external.trace_diagnosis import breakdown
 from store.readers.intervals import intersection, length, overlap, union
 from store.readers.kineto import read_trace
@@ -28,7 +28,7 @@ def slow(rank: int, step: int) -> float:
 def traces(folder: Path, ranks: int = 4, **options: object) -> Diagnosis:
     for rank in range(ranks):
         write(folder, trace(rank, world_size=ranks, **options), f"host_{rank}", packed=rank % 2 == 1)  # type: ignore[arg-type]
-    return diagnose_foreign(folder)
+    return diagnose_files([folder])
 
 
 @pytest.mark.parametrize("device_marks", [True, False])
@@ -70,7 +70,7 @@ def test_stages_of_a_pipeline_are_no_peers(tmp_path: Path) -> None:
         pairs = [rank % 2, rank % 2 + 2]
         made["distributedInfo"]["pg_config"] = [{"pg_name": "1", "pg_desc": "mesh_pp", "pg_size": 2, "ranks": pairs}]
         write(tmp_path, made, f"host_{rank}")
-    assert [finding.kind for finding in diagnose_foreign(tmp_path).fired] != ["straggler"]
+    assert [finding.kind for finding in diagnose_files([tmp_path]).fired] != ["straggler"]
 
 
 def test_communication_that_nothing_hides_is_told(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_the_files_of_several_cycles_are_one_trace(tmp_path: Path) -> None:
                 name, mark, number = event["name"].partition("ProfilerStep#")
                 event["name"] = f"{name}{mark}{int(number) + 20 * cycle if mark else ''}"
             write(tmp_path, made, f"worker{rank}.{1000 + cycle}")
-    diagnosis = diagnose_foreign(tmp_path)
+    diagnosis = diagnose_files([tmp_path])
     assert diagnosis.run["steps"] == 18
     assert diagnosis.run["file_problems"] == []
     assert [(finding.ranks, finding.first_step, finding.last_step) for finding in diagnosis.fired] == [((3,), 0, 45)]
@@ -100,7 +100,7 @@ def test_the_files_of_several_cycles_are_one_trace(tmp_path: Path) -> None:
 def test_too_few_steps_and_missing_ranks_are_told(tmp_path: Path) -> None:
     for rank in (0, 1, 3):
         write(tmp_path, trace(rank, world_size=4, steps=4, compute_ms=slow), f"host_{rank}")
-    diagnosis = diagnose_foreign(tmp_path)
+    diagnosis = diagnose_files([tmp_path])
     said = " ".join(finding.summary for finding in diagnosis.not_judged)
     assert "no trace of rank 2" in said
     assert "4 steps are in all traces" in said
@@ -111,7 +111,7 @@ def test_a_trace_without_marks_is_one_step_and_not_judged(tmp_path: Path) -> Non
     made = trace(0, steps=5)
     made["traceEvents"] = [event for event in made["traceEvents"] if "ProfilerStep" not in event["name"]]
     write(tmp_path, made, "rank0")
-    diagnosis = diagnose_foreign(tmp_path)
+    diagnosis = diagnose_files([tmp_path])
     assert "no ProfilerStep# marks" in diagnosis.findings[0].summary
     assert diagnosis.run["trace"]["ranks"][0]["steps"] == 1
 
@@ -119,7 +119,7 @@ def test_a_trace_without_marks_is_one_step_and_not_judged(tmp_path: Path) -> Non
 def test_a_trace_that_is_cut_gives_what_came_before(tmp_path: Path) -> None:
     blob = json.dumps(trace(0, steps=30)).encode()
     (tmp_path / "rank0.pt.trace.json.gz").write_bytes(gzip.compress(blob[: len(blob) // 2]))
-    diagnosis = diagnose_foreign(tmp_path)
+    diagnosis = diagnose_files([tmp_path])
     assert 10 <= diagnosis.run["steps"] <= 20
     assert "read up to there" in diagnosis.run["file_problems"][0]["problem"]
 
@@ -163,7 +163,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[flo
 def test_real_gloo_traces(real: tuple[Path, list[tuple[float, float]]]) -> None:
     """The trace's exposed communication is what the loop itself measured around its all-reduce."""
     folder, measured = real
-    diagnosis = diagnose_foreign(folder)
+    diagnosis = diagnose_files([folder])
     rows = {row["rank"]: row for row in diagnosis.run["trace"]["ranks"]}
     assert diagnosis.run["devices"] == ["cpu"]
     assert diagnosis.run["file_problems"] == []
@@ -178,7 +178,7 @@ def test_real_gloo_traces(real: tuple[Path, list[tuple[float, float]]]) -> None:
 
 
 def test_the_slow_rank_of_a_real_run_is_named(real: tuple[Path, list[tuple[float, float]]]) -> None:
-    found = [finding for finding in diagnose_foreign(real[0]).fired if finding.kind == "straggler"]
+    found = [finding for finding in diagnose_files([real[0]]).fired if finding.kind == "straggler"]
     assert [(finding.ranks, finding.cause) for finding in found] == [((1,), "compute")]
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from analyzers.external.dump_diagnosis import diagnose_dumps
-from analyzers.external.recognise import diagnose_foreign
+from analyzers.external.evidence import diagnose_files
 from analyzers.external.trace_diagnosis import diagnose_traces
 from analyzers.report.json import to_json
 from analyzers.report.terminal.diagnosis_text import render
@@ -37,7 +37,7 @@ CASES = [*DUMPS.items(), *TRACES.items()]
 def report(folder: Path) -> str:
     """What `analyze` says, text and JSON together; an error's line where it refuses."""
     try:
-        diagnosis = diagnose_foreign(folder)
+        diagnosis = diagnose_files([folder])
     except SourceError as error:
         return str(error)
     screen = io.StringIO()
@@ -71,7 +71,7 @@ def test_a_good_dump_beside_a_hostile_one_is_still_read(tmp_path: Path, name: st
     job.collective("all_reduce", ranks=[1])
     job.write(tmp_path, ranks=[1, 2])
     DUMPS[name][0](tmp_path)
-    diagnosis = diagnose_foreign(tmp_path)
+    diagnosis = diagnose_files([tmp_path])
     assert 2 in diagnosis.fired[0].ranks
     assert not (tmp_path / PROOF).exists()
 
@@ -83,9 +83,9 @@ def test_a_good_dump_beside_a_hostile_one_is_still_read(tmp_path: Path, name: st
 def test_memory_is_bounded(tmp_path: Path, name: str) -> None:
     DUMPS[name][0](tmp_path)
     program = (
-        "import resource, sys\nfrom pathlib import Path\nfrom analyzers.external.recognise import diagnose_foreign\n"
+        "import resource, sys\nfrom pathlib import Path\nfrom analyzers.external.evidence import diagnose_files\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "try:\n    diagnose_foreign(Path(sys.argv[1]))\nexcept ValueError:\n    pass\n"
+        "try:\n    diagnose_files([Path(sys.argv[1])])\nexcept ValueError:\n    pass\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
     limit = 4 << 30  # of addresses, so that an allocation that is never touched fails, too

@@ -1,0 +1,192 @@
+"""Whatever a job left: files of any format in, one verdict out.
+
+    diagnosis = diagnose_files([Path("logs"), Path("dumps"), Path("dmesg-gpu-01.txt.gz")])
+    diagnosis.verdict
+
+1. Every file below the paths is recognised by its content; archives are unpacked into a temporary folder.
+2. Text logs fill the tables of one store in memory; dumps and traces are read by rank.
+3. Each source is judged, then the findings of all are joined: `joining`.
+4. The report lists what was read and what was left out, and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from analyzers.diagnose import Diagnosis, conclude
+from analyzers.external.dump_diagnosis import judge_dumps
+from analyzers.external.joining import join
+from analyzers.external.logs.analyze import analyze as judge_logs
+from analyzers.external.logs.book import LogBook
+from analyzers.external.logs.wording import ANALYZER
+from analyzers.external.printed_steps import judge_steps
+from analyzers.external.trace_diagnosis import judge_traces
+from analyzers.finding import Finding
+from analyzers.printable import visible
+from store.readers.archives import expand
+from store.readers.external_files import SourceError, Survey, survey
+from store.readers.formats import FORMATS, Format, format_of
+from store.readers.logs.rows import log_rows
+from store.readers.logs.scan import ReadLog, read_log
+from store.readers.memory_store import MemoryStore
+
+__all__ = ["Progress", "SourceError", "diagnose_files"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is read, how many bytes of it are done, and how many there are."""
+MAX_ARCHIVES = 2000
+
+
+@dataclass(slots=True)
+class _Files:
+    """The files of all paths by format; `names` are those that the report shows."""
+
+    by_format: dict[Format, list[Path]] = field(default_factory=lambda: {name: [] for name in FORMATS})
+    names: dict[Path, str] = field(default_factory=dict)
+    problems: Survey = field(default_factory=Survey)
+    other: int = 0
+
+
+def diagnose_files(paths: Sequence[Path], *, progress: Progress | None = None) -> Diagnosis:
+    """The diagnosis of files that no run of ours wrote. Raises SourceError with one line if none can be read."""
+    with ExitStack() as scratch:
+        files = _files(paths, scratch)
+        name = paths[0].name or str(paths[0])
+        if not any(files.by_format.values()):
+            raise SourceError(_nothing(paths, files))
+        findings, facts = _judged(files, name, progress or (lambda what, done, total: None))
+        diagnosis = conclude(findings, facts)
+        unjudged = [one for one in findings if one.analyzer == ANALYZER and one.status == "insufficient_data"]
+        if unjudged and not diagnosis.fired:  # logs that name no cause are no proof that there was none
+            return replace(diagnosis, verdict=unjudged[0].summary)
+        return diagnosis
+
+
+def _files(paths: Sequence[Path], scratch: ExitStack) -> _Files:
+    files = _Files()
+    for path in paths:
+        if not path.exists():
+            raise SourceError(f"no such file or folder: {path}")
+        found = survey(path)
+        files.problems.problems += found.problems
+        for file in found.paths:
+            _take(file, str(file.relative_to(path)) if path.is_dir() else path.name, files, scratch)
+    if files.other:
+        files.problems.tell(paths[0], f"{files.other} file{'s' * (files.other != 1)} of other formats left unread")
+    return files
+
+
+def _take(path: Path, name: str, files: _Files, scratch: ExitStack | None) -> None:
+    """Sort a file in; an archive's members come in its place. Archives within archives are left alone."""
+    try:
+        found = format_of(path)
+    except SourceError as error:
+        files.problems.tell(path, str(error))
+        return
+    if found is None:
+        files.other += 1
+    elif found != "archive":
+        files.by_format[found].append(path)
+        files.names[path] = visible(name)
+    elif scratch is None:
+        files.problems.tell(path, "is an archive within an archive: unpack it")
+    else:
+        into = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-")))
+        try:
+            for member, problem in expand(path, into)[:20]:
+                files.problems.tell(Path(visible(member)), problem)
+        except SourceError as error:
+            files.problems.tell(path, str(error))
+        inside = survey(into)
+        files.problems.problems += inside.problems
+        for member_path in inside.paths:
+            _take(member_path, f"{name}/{member_path.relative_to(into)}", files, None)
+
+
+def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding], dict[str, Any]]:
+    findings: dict[str, list[Finding]] = {}
+    facts: dict[str, Any] = {"run_id": name}
+    inputs: list[Format] = [one for one in FORMATS if files.by_format[one]]
+    if files.by_format["log"]:
+        findings["log"], of_logs = _judge_logs(files, progress)
+        facts |= of_logs
+        if not findings["log"] and len(inputs) == 1:
+            findings["log"] = [_silent_logs(of_logs)]
+    if files.by_format["flight_recorder"]:
+        found = Survey(paths=files.by_format["flight_recorder"])
+        findings["flight_recorder"], of_dumps = judge_dumps(found, name=name)
+        facts |= of_dumps
+        files.problems.problems += found.problems
+    if files.by_format["kineto"]:
+        found = Survey(paths=files.by_format["kineto"])
+        findings["kineto"], of_traces = judge_traces(found, name=name)
+        facts |= {**of_traces, "num_ranks": max(of_traces.get("num_ranks") or 0, facts.get("num_ranks") or 0)}
+        files.problems.problems += found.problems
+    facts["input"] = inputs[0] if len(inputs) == 1 else "several"
+    facts["files_read"] = {FORMATS[one]: len(files.by_format[one]) for one in inputs}
+    facts["ended"] = facts.get("ended") if len(inputs) == 1 else "not recorded"
+    facts["file_problems"] = sorted(files.problems.problems, key=lambda problem: problem["path"])
+    return join(findings), facts
+
+
+def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[str, Any]]:
+    logs: list[ReadLog] = []
+    paths = files.by_format["log"]
+    total = sum(path.stat().st_size for path in paths)
+    done = 0
+    for path in paths:
+        progress(files.names[path], done, total)
+        log = read_log(
+            path,
+            progress=lambda num_bytes, path=path, done=done: progress(  # type: ignore[misc]
+                files.names[path], done + num_bytes, total
+            ),
+        )
+        done += path.stat().st_size
+        logs.append(log)
+        for problem in ([log.problem] if log.problem else []) + log.given_up:
+            files.problems.tell(path, problem)
+    events, steps = log_rows(logs, files.names)
+    with MemoryStore() as store:
+        store.add("log_events", events)
+        store.add("steps", steps)
+        findings = judge_logs(store)
+        findings += judge_steps(store, findings)
+        book = LogBook.load(store)
+        facts = {
+            "num_ranks": book.world_size or len(book.seen) or None,
+            "steps": len({row["step"] for row in steps}) or None,
+            "ended": "not in the logs",
+            "logs": {
+                "files": len(logs),
+                "lines": sum(log.num_lines for log in logs),
+                "bytes": sum(log.num_bytes for log in logs),
+                "known_lines": len(events),
+                "ranks_that_printed": list(book.seen[:1000]),
+            },
+        }
+    return findings, facts
+
+
+def _silent_logs(facts: dict[str, Any]) -> Finding:
+    lines = facts["logs"]["lines"]
+    return Finding.insufficient(
+        "logs",
+        "rank_lost",
+        f"None of {lines:,} lines names a cause: a rank may have ended without a text. Add the other ranks' logs, the "
+        "launcher's, and each host's `dmesg -T`.",
+    )
+
+
+def _nothing(paths: Sequence[Path], files: _Files) -> str:
+    shown, problems = visible(str(paths[0])), files.problems.problems
+    unread = visible(f" ({problems[0]['path']} {problems[0]['problem']})") if problems else ""
+    known = "no run, no text log, no flight-recorder dumps and no profiler traces"
+    if len(paths) == 1 and not paths[0].is_dir():
+        return f"{shown} is {known.replace('dumps', 'dump').replace('traces', 'trace')}{unread}"
+    return f"{shown} holds {known}{unread}"

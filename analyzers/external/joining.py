@@ -1,0 +1,67 @@
+"""Join what logs, dumps and traces say into one list of findings, so that one event is one finding.
+
+    findings = join({"log": [...], "flight_recorder": [...], "kineto": [...]})
+
+1. A cause that the logs prove explains the hang that the dumps show, if both name the same ranks, or the dumps name
+   none: one finding, with the call of the dumps and the lines of the logs.
+2. A hang that the dumps prove takes the place of a suspicion out of the logs, and keeps its lines.
+3. What the dumps could not judge because a rank left none is settled by the logs if they say how that rank ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from analyzers.finding import Finding
+
+__all__ = ["join"]
+
+_STANDSTILL = ("hang", "rank_lost")
+_CALL = ("op", "process_group", "seq", "caller", "waiting_ranks", "silent_s", "ranks_without_dump")
+
+
+def join(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
+    """All findings, those of one event as one."""
+    logs, dumps = list(found.get("log", ())), list(found.get("flight_recorder", ()))
+    rest = [
+        finding
+        for source, findings in found.items()
+        if source not in ("log", "flight_recorder")
+        for finding in findings
+    ]
+    said = next((one for one in logs if one.kind in _STANDSTILL and one.status in ("fired", "suspect")), None)
+    shown = next((one for one in dumps if one.kind in _STANDSTILL and one.status in ("fired", "suspect")), None)
+    if said is None or shown is None:
+        return [*logs, *dumps, *rest]
+    logs.remove(said)
+    dumps.remove(shown)
+    if said.ranks and set(said.ranks) & set(shown.ranks):
+        return [_one(said, shown), *logs, *_settled(dumps, said), *rest]
+    if said.status == "suspect" and shown.status == "fired":
+        return [_with_lines(shown, said), *logs, *dumps, *rest]
+    if not shown.ranks or shown.cause == "all_entered" or (said.status == "fired" and shown.status == "suspect"):
+        return [_one(said, shown), *logs, *dumps, *rest]
+    if not said.ranks and said.kind == shown.kind == "hang":
+        return [_with_lines(shown, said), *logs, *dumps, *rest]
+    return [said, shown, *logs, *dumps, *rest]
+
+
+def _one(said: Finding, shown: Finding) -> Finding:
+    """The log's cause with the dumps' call; certain if one of them is."""
+    if said.status == "suspect" and shown.status == "fired":
+        return _with_lines(shown, said)
+    call = {name: shown.evidence[name] for name in _CALL if shown.evidence.get(name) not in (None, [], "")}
+    evidence = {**said.evidence, **call, "dumps": shown.summary}
+    return replace(said, evidence=evidence, cost_s=shown.cost_s)
+
+
+def _with_lines(shown: Finding, said: Finding) -> Finding:
+    return replace(
+        shown, evidence={**shown.evidence, "lines": said.evidence.get("lines", [])[:8], "logs": said.summary}
+    )
+
+
+def _settled(dumps: Sequence[Finding], said: Finding) -> list[Finding]:
+    """Without the remarks on missing dumps: the logs say how the rank ended."""
+    return [one for one in dumps if one.status != "insufficient_data" or said.status != "fired"]

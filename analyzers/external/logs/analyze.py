@@ -1,0 +1,170 @@
+"""What text logs say of a job's end: one verdict of the lines of all files, and what it does not explain.
+
+    findings = analyze(source)
+
+1. Every line that names a cause makes a candidate (`hosts`, `processes`, `calls`).
+2. The kernel and the scheduler come before what processes say of themselves, that before mismatches, deaths without a
+   text, hangs, the network, and victims. Within a class the earliest line counts.
+3. Ranks that only speak of a peer or of a call that was given up are victims: they are listed, never blamed.
+4. A suspicion names no culprit as proven, and comes with the commands that would settle it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from analyzers.external.logs.book import LogBook
+from analyzers.external.logs.calls import call_candidates
+from analyzers.external.logs.candidate import Candidate, who
+from analyzers.external.logs.hosts import host_candidates
+from analyzers.external.logs.processes import Ended, endings, process_candidates
+from analyzers.external.logs.wording import ANALYZER, COLLECT
+from analyzers.finding import Finding
+from analyzers.source import Source
+
+__all__ = ["analyze"]
+
+MAX_ALSO = 3
+"""Findings beside the first: more of them are consequences."""
+
+
+def analyze(source: Source) -> list[Finding]:
+    """Findings of kinds `rank_lost`, `hang` and `non_finite`, out of `log_events`."""
+    book = LogBook.load(source)
+    if not book.lines:
+        return []
+    ended = endings(book)
+    candidates = [*host_candidates(book), *process_candidates(book, ended), *call_candidates(book), *_numerics(book)]
+    candidates = sorted(_merged(candidates), key=lambda candidate: candidate.order(book))
+    if not candidates and ended.num_victim_lines:
+        candidates = [_connections(book, ended)]
+    if not candidates:
+        return []
+    first = candidates[0]
+    findings = [_finding(first, ended)]
+    for other in candidates[1:]:
+        if len(findings) <= MAX_ALSO and _is_another(other, first):
+            findings.append(replace(_finding(other, ended), status="suspect", severity="warning"))
+    return findings
+
+
+def _merged(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """A kernel's word and the process's own of the same are one: the exception joins what the kernel said."""
+    kept: list[Candidate] = []
+    hosts = [candidate for candidate in candidates if candidate.rank_class == "host"]
+    for candidate in candidates:
+        host = next((one for one in hosts if candidate is not one and _same(one, candidate)), None)
+        if host is None:
+            kept.append(candidate)
+    joined: list[Candidate] = []
+    for candidate in kept:
+        same = [
+            one for one in candidates if candidate.rank_class == "host" and one not in kept and _same(candidate, one)
+        ]
+        ranks = candidate.ranks or next((one.ranks for one in same if len(one.ranks) == 1), ())
+        what = candidate.what
+        if ranks and not candidate.ranks:
+            what = f"{who(ranks)}: {what[:1].lower()}{what[1:]}"
+        also = [f"{said.place}: {said.message[:120]}" for one in same for said in one.lines[:1]]
+        evidence = {**candidate.evidence, **({"also": also} if also else {})}
+        joined.append(replace(candidate, ranks=ranks, what=what, evidence=evidence))
+    return joined
+
+
+def _same(host: Candidate, other: Candidate) -> bool:
+    if other.rank_class == "host" or (host.ranks and other.ranks and not set(host.ranks) & set(other.ranks)):
+        return False
+    if host.cause == "host_out_of_memory":
+        killed = other.cause == "signal" and other.evidence.get("signal") == "SIGKILL"
+        return killed or other.cause in ("host_out_of_memory", "data_worker")
+    if host.cause == "device_error":
+        return other.cause in ("device_error", "device_setup", "nccl_error")
+    return other.cause == "cancelled"
+
+
+def _is_another(other: Candidate, first: Candidate) -> bool:
+    """Whether a second candidate is worth a finding of its own: proven, of other ranks, and no consequence."""
+    if other.rank_class == "host":
+        return True
+    alien = not set(other.ranks) & set(first.ranks) if other.ranks and first.ranks else False
+    return other.is_proven and other.rank_class in ("own", "numerics") and alien and first.rank_class != "host"
+
+
+def _numerics(book: LogBook) -> list[Candidate]:
+    lines = list(book.of("nonfinite", "loss_scale_floor"))
+    if not lines:
+        return []
+    ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
+    step = next((said.number("step") for said in lines if said.number("step") is not None), None)
+    return [
+        Candidate(
+            cause="unknown",
+            kind="non_finite",
+            rank_class="numerics",
+            ranks=ranks,
+            what="The training reports values that are not finite" + (f" at step {step}" if step is not None else ""),
+            why=f"{lines[0].place}: {lines[0].message[:160]}",
+            lines=tuple(lines),
+            evidence={"step": step},
+        )
+    ]
+
+
+def _connections(book: LogBook, ended: Ended) -> Candidate:
+    """Everybody lost somebody: who is missing among those who say so is suspected, if it is known who there was."""
+    victims = tuple(sorted(ended.victims))
+    size = book.world_size
+    missing = tuple(rank for rank in range(min(size or 0, 4096)) if rank not in ended.victims)
+    suspects = missing if victims and 0 < len(missing) < len(victims) else ()
+    lines = tuple(said for said, _ in book.of_role("victim"))[:20] or tuple(ended.victims.values())
+    return Candidate(
+        cause="connection_lost",
+        kind="rank_lost",
+        rank_class="victim",
+        ranks=suspects,
+        what=f"{who(victims, 'the ranks')} lost the connection to another rank"
+        + (f"; {who(suspects).lower()} printed nothing" if suspects else ", and no line says who went first"),
+        why=f"{lines[0].place}: {lines[0].message[:160]}",
+        lines=lines,
+        is_proven=False,
+        evidence={"victims": list(victims)},
+        collect=COLLECT["connection_lost"],
+    )
+
+
+def _finding(candidate: Candidate, ended: Ended) -> Finding:
+    victims = sorted((set(ended.victims) | set(candidate.evidence.get("waiting_ranks", ()))) - set(candidate.ranks))
+    suffered = f" {who(victims)} only suffered from it." if victims else ""
+    doubt = "" if candidate.is_proven else " Suspected: the logs do not prove it."
+    host = next((said.host for said in candidate.lines if said.host), None)
+    evidence = {
+        **{key: value for key, value in candidate.evidence.items() if value is not None},
+        "basis": candidate.why,
+        "lines": [f"{said.place}: {said.message[:200]}" for said in candidate.lines[:8]],
+        "victims": victims[:64],
+    }
+    if host is not None:
+        evidence["host"] = host
+    if candidate.collect:
+        evidence["collect"] = list(candidate.collect)
+    step = candidate.evidence.get("step")
+    return Finding(
+        analyzer=ANALYZER,
+        kind=candidate.kind,
+        severity="critical" if candidate.severity == "critical" else "warning",
+        status="fired" if candidate.is_proven else "suspect",
+        ranks=candidate.ranks,
+        first_step=step,
+        last_step=step,
+        cause=candidate.cause,
+        summary=f"{candidate.what}.{suffered}{doubt}",
+        evidence=evidence,
+        advice=advice_of(candidate.kind, candidate.cause),
+    )
+
+
+def advice_of(kind: str, cause: str) -> str:
+    """The runbook's anchor of a cause."""
+    prefix = {"rank_lost": "rank-lost", "hang": "hang", "non_finite": "non-finite"}[kind]
+    return f"{prefix}-{cause}"

@@ -1,0 +1,128 @@
+"""The rows of `log_events` as one list in order, with what all of it says of the job: ranks, hosts, interfaces.
+
+book = LogBook.load(source)
+book.of("exception")          # lines of that kind, the earliest first
+book.world_size, book.seen    # ranks that the lines state, and those that printed something
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from analyzers.source import Source
+from store.readers.logs.rules import Rule, load_rules
+
+__all__ = ["LogBook", "Said"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """One line that a rule knows."""
+
+    kind: str
+    rank: int | None
+    wall_ns: int | None
+    host: str | None
+    pid: int | None
+    source: str
+    line: int
+    message: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """`job.log:18`"""
+        return f"{self.source}:{self.line}"
+
+    def number(self, name: str) -> int | None:
+        """A field that is a whole number."""
+        value = self.fields.get(name)
+        return value if isinstance(value, int) else None
+
+    def text(self, name: str) -> str:
+        """A field as text, empty where it is not there."""
+        value = self.fields.get(name)
+        return "" if value is None else str(value)
+
+    def ranks(self, name: str = "ranks") -> tuple[int, ...]:
+        """A field that lists ranks: `1, 3` or `0-2,5`."""
+        found: list[int] = []
+        for part in self.text(name).replace(" ", "").split(","):
+            first, _, last = part.partition("-")
+            if first.isdecimal():
+                found += range(int(first), min(int(last) if last.isdecimal() else int(first), int(first) + 4096) + 1)
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class LogBook:
+    """All lines, those with a time in its order, files kept apart where they have none."""
+
+    lines: tuple[Said, ...]
+
+    @classmethod
+    def load(cls, source: Source) -> LogBook:
+        """The lines of a store; empty where it has none."""
+        if not source.has("log_events"):
+            return cls(())
+        rows = source.rows("SELECT kind, rank, wall_ns, host, pid, source, line, message, fields FROM log_events")
+        lines = [
+            Said(
+                kind=kind, rank=rank, wall_ns=wall_ns, host=host, pid=pid, source=file, line=line,
+                message=message or "", fields=json.loads(fields) if isinstance(fields, str) else {},
+            )
+            for kind, rank, wall_ns, host, pid, file, line, message, fields in rows
+        ]  # fmt: skip
+        return cls(tuple(_in_order(lines)))
+
+    def of(self, *kinds: str) -> Iterator[Said]:
+        """Lines of these kinds, in order."""
+        return (said for said in self.lines if said.kind in kinds)
+
+    def of_role(self, *roles: str) -> Iterator[tuple[Said, Rule]]:
+        """Lines whose rule has one of these roles, with the rule."""
+        rules = {rule.kind: rule for rule in load_rules()}
+        return ((said, rules[said.kind]) for said in self.lines if rules[said.kind].role in roles)
+
+    def position(self, said: Said) -> int:
+        """Place of a line among all."""
+        return self.lines.index(said)
+
+    @property
+    def seen(self) -> tuple[int, ...]:
+        """Ranks that any line belongs to, those that only the kernel or a launcher names left out."""
+        return tuple(sorted({said.rank for said in self.lines if said.rank is not None}))
+
+    @property
+    def world_size(self) -> int | None:
+        """Number of ranks, where a line states it: NCCL's nranks, the rendezvous, sizes of gathered tensors."""
+        stated = [size for said in self.lines if (size := said.number("world_size"))]
+        for said in self.of("watchdog_timeout"):
+            small, large = sorted((said.number("numel_in") or 0, said.number("numel_out") or 0))
+            if (
+                small
+                and large > small
+                and large % small == 0
+                and said.text("op").lower().strip("_").startswith(("allgather", "reduce_scatter", "all_gather"))
+            ):
+                stated.append(large // small)
+        return max(stated, default=None)
+
+
+def _in_order(lines: Iterable[Said]) -> list[Said]:
+    """By time; a line without one stands right after the line before it in its file."""
+    by_file: dict[str, list[Said]] = {}
+    for said in lines:
+        by_file.setdefault(said.source, []).append(said)
+    keyed: list[tuple[int, str, int, Said]] = []
+    for name, found in sorted(by_file.items()):
+        found.sort(key=lambda said: said.line)
+        last = min((said.wall_ns for said in found if said.wall_ns is not None), default=0)
+        for said in found:
+            last = max(last, said.wall_ns or 0)
+            keyed.append((last, name, said.line, said))
+    keyed.sort(key=lambda key: key[:3])
+    return [said for *_, said in keyed]

@@ -1,0 +1,136 @@
+"""Causes that lines about collective calls name: mismatches, ranks that never came, calls that did not end.
+
+DETAIL's text, torch's own desync report, monitoredBarrier and NCCL's RAS name ranks: proven. gloo's timeouts name no
+call: a rank that prints none is suspected. Lines of NCCL's watchdogs are compared in `watchdogs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from analyzers.external.logs.book import LogBook
+from analyzers.external.logs.candidate import Candidate, listed, who
+from analyzers.external.logs.watchdogs import fewer_of, watchdog_candidates
+from analyzers.external.logs.wording import COLLECT
+
+__all__ = ["call_candidates"]
+
+
+def call_candidates(book: LogBook) -> list[Candidate]:
+    """Every cause that lines about calls name."""
+    return [*_stated(book), *_first_calls(book), *watchdog_candidates(book), *_stuck(book), *_timed_out(book)]
+
+
+def _stated(book: LogBook) -> Iterator[Candidate]:
+    yield from _detail(book)
+    lines = list(book.of("desync_not_joined", "monitored_barrier", "ras_state"))
+    ranks = tuple(sorted({rank for said in lines for rank in said.ranks()}))
+    if ranks:
+        first = lines[0]
+        call = f"collective {first.number('seq')}" if first.kind == "desync_not_joined" else "the barrier"
+        if first.kind == "ras_state":
+            call = "a collective that the others are in"
+        yield Candidate(
+            cause="not_entered",
+            kind="hang",
+            rank_class="mismatch",
+            ranks=ranks,
+            what=f"{who(ranks)} never entered {call}",
+            why=f"{first.place}: {first.message[:160]}",
+            lines=tuple(lines),
+            evidence={"seq": first.number("seq")},
+            collect=COLLECT["hang"],
+        )
+
+
+def _first_calls(book: LogBook) -> Iterator[Candidate]:
+    """The first call of a group: all fetch an id that its first rank publishes when it makes that call."""
+    lines = [said for said in book.of("unique_id_timeout") if "timeout" in said.text("error").lower()]
+    ranks = tuple(sorted({rank for said in lines for rank in said.ranks()}))
+    if ranks:
+        yield Candidate(
+            cause="not_entered",
+            kind="hang",
+            rank_class="hang",
+            ranks=ranks,
+            what=f"{who(ranks)} did not make the first call of a group in time: the others wait for the id that it "
+            "publishes there",
+            why=f"{lines[0].place}: {lines[0].message[:200]}",
+            lines=tuple(lines),
+            evidence={"waiting_ranks": sorted({said.rank for said in lines if said.rank is not None} - set(ranks))},
+            collect=COLLECT["hang"],
+        )
+
+
+def _detail(book: LogBook) -> Iterator[Candidate]:
+    """Each rank reports itself against one other: who differs from most is named, both where it is one against one."""
+    lines = list(book.of("collective_mismatch"))
+    if not lines:
+        return
+    called: dict[int, tuple[str, str, str, int | None]] = {}
+    for said in lines:
+        for side in ("a", "b"):
+            rank = said.number(f"rank_{side}")
+            if rank is not None and (rank not in called or not called[rank][1]):
+                called[rank] = (said.text(f"op_{side}"), said.text(f"shape_{side}"), said.text(f"dtype_{side}"),
+                                said.number(f"seq_{side}"))  # fmt: skip
+    ops, shapes, dtypes = ({value[i] for value in called.values() if value[i]} for i in range(3))
+    cause = "mismatch_operation" if len(ops) > 1 else "mismatch_dtype" if len(dtypes) > 1 else "mismatch_size"
+    if len(ops) == len(shapes) == len(dtypes) == 1:
+        cause = "skipped"  # the numbers alone differ
+    part = {"mismatch_operation": 0, "mismatch_size": 1, "mismatch_dtype": 2, "skipped": 3}[cause]
+    ranks = fewer_of({rank: value[part] for rank, value in called.items()})
+    sides = "; ".join(f"rank {rank} calls {op} {shape and f'[{shape}]'} {dtype}".strip()
+                      for rank, (op, shape, dtype, _) in sorted(called.items())[:4])  # fmt: skip
+    yield Candidate(
+        cause=cause,
+        kind="hang",
+        rank_class="mismatch",
+        ranks=ranks,
+        what=f"Ranks called different collectives at the same place: {sides}",
+        why=f"{lines[0].place}: TORCH_DISTRIBUTED_DEBUG=DETAIL compared the calls",
+        lines=tuple(lines),
+        evidence={"calls": {str(rank): " ".join(map(str, value[:3])) for rank, value in sorted(called.items())[:16]}},
+    )
+
+
+def _stuck(book: LogBook) -> Iterator[Candidate]:
+    lines = list(book.of("watchdog_stuck"))
+    ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
+    if lines and not any(book.of("watchdog_timeout")):
+        yield Candidate(
+            cause="watchdog_stuck",
+            kind="hang",
+            rank_class="hang",
+            ranks=(),
+            what=f"The watchdog thread of rank{'s' * (len(ranks) != 1)} {listed(ranks) or '?'} was blocked for "
+            f"{lines[0].number('stuck_s')} s in a call of CUDA or by Python's lock",
+            why=f"{lines[0].place}: no call's timeout was reported, so who waits for whom is not known",
+            lines=tuple(lines),
+            is_proven=False,
+            evidence={"ranks_with_blocked_watchdog": list(ranks)},
+            collect=COLLECT["hang"],
+        )
+
+
+def _timed_out(book: LogBook) -> Iterator[Candidate]:
+    """gloo names no call; who did not print is suspected."""
+    lines = list(book.of("gloo_timeout"))
+    waiting = {said.rank for said in lines if said.rank is not None}
+    if not lines:
+        return
+    size = book.world_size or (max(waiting) + 1 if waiting else 0)
+    missing = tuple(rank for rank in range(min(size, 4096)) if rank not in waiting) if len(waiting) > 1 else ()
+    yield Candidate(
+        cause="not_entered" if missing else "all_entered",
+        kind="hang",
+        rank_class="hang",
+        ranks=missing,
+        what=f"{who(sorted(waiting), 'a rank')} waited {(lines[0].number('timeout_ms') or 0) / 1e3:.0f} s "
+        "for a message of gloo that did not come" + (f"; {who(missing).lower()} printed nothing" if missing else ""),
+        why=f"{lines[0].place}: {lines[0].message[:120]}",
+        lines=tuple(lines),
+        is_proven=False,
+        evidence={"waiting_ranks": sorted(waiting)},
+        collect=COLLECT["hang"],
+    )

@@ -1,0 +1,147 @@
+"""Causes that the kernel or a scheduler states: a GPU's XID, the OOM killer, a time limit, preemption, a lost node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from analyzers.external.logs.book import LogBook, Said
+from analyzers.external.logs.candidate import Candidate, who
+
+__all__ = ["host_candidates", "limited_by"]
+
+APPLICATION_XIDS = (13, 31, 43, 45, 66, 69)
+"""Xids that a program causes by what it does (13, 31, 43, 69), or that only follow another (45, 66)."""
+_XIDS = {
+    48: "a double-bit ECC error", 61: "an internal firmware breakpoint", 62: "an internal firmware halt",
+    63: "a page or row retired for ECC errors", 64: "a page or row that could not be retired",
+    74: "an NVLink error", 79: "the GPU has fallen off the bus", 92: "many single-bit ECC errors",
+    94: "a contained ECC error", 95: "an uncontained ECC error", 119: "the GPU's firmware did not answer (GSP)",
+    120: "the GPU's firmware failed (GSP)", 121: "a corrected C2C link error", 140: "an unrecovered ECC error",
+    149: "an NVLink error",
+}  # fmt: skip
+
+
+def host_candidates(book: LogBook) -> list[Candidate]:
+    """Everything that is stated about hosts, devices and the allocation."""
+    return [*_devices(book), *_memory(book), *_outside(book), *_links(book)]
+
+
+def _devices(book: LogBook) -> Iterator[Candidate]:
+    by_device: dict[tuple[str | None, str], list[Said]] = {}
+    for said in book.of("xid", "gpu_lost"):
+        if said.kind == "gpu_lost" or said.number("xid") not in APPLICATION_XIDS:
+            by_device.setdefault((said.host, said.text("bus")), []).append(said)
+    for (host, bus), lines in by_device.items():
+        codes = list(dict.fromkeys(code for said in lines if (code := said.number("xid")) is not None))
+        ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
+        meaning = next((_XIDS[code] for code in codes if code in _XIDS), lines[0].text("text")[:80] or "an error")
+        where = f"GPU {bus or '?'} of {host or 'a host'}"
+        said_codes = f"Xid {', '.join(map(str, codes))}" if codes else "an error"
+        yield Candidate(
+            cause="device_error",
+            kind="rank_lost",
+            rank_class="host",
+            ranks=ranks,
+            what=f"{who(ranks, f'the rank on {where}')} lost its GPU: the kernel reports {said_codes} ({meaning})",
+            why=f"{where}, {lines[0].place}: {len(lines)} such line{'s' * (len(lines) > 1)}",
+            lines=tuple(lines),
+            evidence={"xids": codes, "device": bus or None, "host": host},
+        )
+
+
+def _memory(book: LogBook) -> Iterator[Candidate]:
+    lines = list(book.of("oom_kill", "slurm_oom", "kubernetes_oom", "ray_memory"))
+    if not lines:
+        return
+    ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
+    ranks = ranks or tuple(sorted(_killed_ranks(book)))
+    host = next((said.host for said in lines if said.host), None)
+    rss_kb = max((said.number("rss_kb") or 0 for said in lines), default=0)
+    held = f" at {rss_kb / 1048576:.1f} GiB of resident memory" if rss_kb else ""
+    yield Candidate(
+        cause="host_out_of_memory",
+        kind="rank_lost",
+        rank_class="host",
+        ranks=ranks,
+        what=f"{who(ranks, 'a process')} was killed because the host{f' {host}' if host else ''} or its cgroup ran out "
+        f"of memory{held}",
+        why=f"{lines[0].place}: {lines[0].message[:160]}",
+        lines=tuple(lines),
+        evidence={"host": host, "resident_bytes": rss_kb * 1024 or None},
+    )
+
+
+def _killed_ranks(book: LogBook) -> set[int]:
+    killed = {
+        said.rank
+        for said in book.of("root_failure", "worker_failed", "process_terminated")
+        if said.number("exitcode") in (-9, 137) or said.text("signal") == "SIGKILL"
+    }
+    return {rank for rank in killed if rank is not None}
+
+
+def limited_by(said: Said) -> str:
+    """Why a scheduler ended a job; empty where it only passed an end on."""
+    if said.kind == "node_failed":
+        return "node_failed"
+    if said.kind in ("preempted", "evicted"):
+        return "preempted"
+    reason = said.text("reason").upper()
+    for word, cause in (("TIME", "time_limit"), ("NODE", "node_failed"), ("PREEMPT", "preempted")):
+        if word in reason:
+            return cause
+    return ""
+
+
+def _outside(book: LogBook) -> Iterator[Candidate]:
+    texts = {
+        "time_limit": "The scheduler ended the job at its time limit",
+        "node_failed": "The scheduler reports that a node failed",
+        "preempted": "The scheduler took the job's nodes away (preemption or eviction)",
+    }
+    done: set[str] = set()
+    for said in book.of("slurm_cancelled", "node_failed", "preempted", "evicted"):
+        cause = limited_by(said)
+        if cause and cause not in done:
+            done.add(cause)
+            host = said.text("host") or said.text("node") or said.host
+            yield Candidate(
+                cause=cause,
+                kind="rank_lost",
+                rank_class="host",
+                ranks=(),
+                what=texts[cause] + (f" ({host})" if host and cause != "time_limit" else ""),
+                why=f"{said.place}: {said.message[:160]}",
+                lines=(said,),
+                severity="critical" if cause == "node_failed" else "warning",
+                evidence={"host": host or None, "reason": said.text("reason") or None},
+            )
+    plain = [said for said in book.of("slurm_cancelled", "agent_signalled") if not limited_by(said)]
+    if plain and not done:
+        yield Candidate(
+            cause="cancelled",
+            kind="rank_lost",
+            rank_class="death",
+            ranks=(),
+            what="The job was ended from outside: a signal to the launcher, or a cancelled job",
+            why=f"{plain[0].place}: {plain[0].message[:160]}",
+            lines=tuple(plain),
+            severity="warning",
+            collect=("sacct -j JOB --format=JobID,State,ExitCode,Reason,End", "last -x | head"),
+        )
+
+
+def _links(book: LogBook) -> Iterator[Candidate]:
+    lines = list(book.of("link_down"))
+    if lines:
+        host, interface = lines[0].host, lines[0].text("interface")
+        yield Candidate(
+            cause="link_down",
+            kind="rank_lost",
+            rank_class="network",
+            ranks=(),
+            what=f"The network link {interface} of {host or 'a host'} went down",
+            why=f"{lines[0].place}: {lines[0].message[:160]}",
+            lines=tuple(lines),
+            evidence={"host": host, "interface": interface},
+        )

@@ -1,0 +1,212 @@
+"""What the lines of NCCL's watchdogs say together: who waits in which call, and who is missing from it.
+
+1. Of one group, another operation or size at the same number is a mismatch: proven. So is a rank whose own line says
+   that it enqueued less than the others wait for.
+2. A lower number than the others': they completed what it waits in. Its device or its process stopped, or it made fewer
+   calls: a suspicion.
+3. All the same: a rank of the group that prints nothing is suspected; where all print, the network or a device.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from analyzers.external.logs.book import LogBook, Said
+from analyzers.external.logs.candidate import Candidate, listed, who
+from analyzers.external.logs.wording import COLLECT
+
+__all__ = ["fewer_of", "watchdog_candidates"]
+
+SIZED = ("ALLREDUCE", "REDUCE_SCATTER", "_REDUCE_SCATTER_BASE", "ALLGATHER", "_ALLGATHER_BASE", "REDUCE", "BROADCAST")
+"""Operations whose input has one size on all ranks."""
+ONE_SIDED = ("BROADCAST", "REDUCE", "SEND", "RECV", "SCATTER", "GATHER", "COALESCED", "UNKNOWN")
+"""Operations that a member may complete before another enters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """The call that a rank's watchdog gave up first."""
+
+    rank: int
+    seq: int
+    op: str
+    num_elements: int | None
+    ran_s: float
+    enqueued: int | None
+    completed: int | None
+    group: str
+    said: Said
+
+    @property
+    def call(self) -> str:
+        """`ALLREDUCE 1580 of 466 elements`"""
+        return f"{self.op} {self.seq}" + (f" of {self.num_elements:,} elements" if self.num_elements else "")
+
+
+def _waits(book: LogBook) -> dict[int, Wait]:
+    """The first call that each rank's watchdog gave up, with what the rank says of its group's numbers."""
+    states: dict[int, list[Said]] = {}
+    for said in book.of("watchdog_state"):
+        rank = said.rank if said.rank is not None else said.number("group_rank")
+        if rank is not None:
+            states.setdefault(rank, []).append(said)
+    waits: dict[int, Wait] = {}
+    for said in book.of("watchdog_timeout"):
+        rank, seq = said.rank, said.number("seq")
+        if rank is None or rank in waits or seq is None:
+            continue
+        state = next((state for state in states.get(rank, ()) if state.number("seq") == seq), None)
+        waits[rank] = Wait(
+            rank=rank, seq=seq, op=said.text("op"), num_elements=said.number("numel_in"),
+            ran_s=(said.number("ran_ms") or 0) / 1e3, said=said, group=_group(state) if state else "",
+            enqueued=state.number("enqueued") if state else None,
+            completed=state.number("completed") if state else None,
+        )  # fmt: skip
+    for rank, found in states.items():
+        if rank not in waits and found[0].number("seq") not in (None, -1):
+            state = found[0]
+            waits[rank] = Wait(
+                rank=rank, seq=state.number("seq") or 0, op="", num_elements=None, ran_s=0.0, group=_group(state),
+                enqueued=state.number("enqueued"), completed=state.number("completed"), said=state,
+            )  # fmt: skip
+    return waits
+
+
+def _group(state: Said) -> str:
+    """A name that is the same on all ranks: torch's GUID, else the number of the group."""
+    return state.text("guid") or state.text("pg")
+
+
+def watchdog_candidates(book: LogBook) -> Iterator[Candidate]:
+    waits = _waits(book)
+    groups: dict[str, dict[int, Wait]] = {}
+    for rank, wait in waits.items():
+        groups.setdefault(wait.group, {})[rank] = wait
+    if not groups:
+        return
+    # Where ranks wait in several groups, the one with the most of them is looked at first: the rest follows from it.
+    members = max(groups.values(), key=lambda found: (len(found), -min(wait.seq for wait in found.values())))
+    elsewhere = {rank: wait for rank, wait in waits.items() if rank not in members}
+    yield _judged(book, members, elsewhere)
+
+
+def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, Wait]) -> Candidate:
+    seqs = {rank: wait.seq for rank, wait in members.items()}
+    least = min(seqs.values())
+    if len(set(seqs.values())) > 1:
+        return _apart(members, least)
+    ops = {rank: wait.op for rank, wait in members.items() if wait.op}
+    if len(set(ops.values())) > 1:
+        return _differing(members, ops, "mismatch_operation", "different operations")
+    sizes = {rank: wait.num_elements for rank, wait in members.items() if wait.num_elements is not None}
+    if len(set(sizes.values())) > 1 and set(ops.values()) <= set(SIZED):
+        return _differing(members, sizes, "mismatch_size", "different sizes")
+    behind = {rank: wait for rank, wait in _states(book).items() if rank not in members and wait < least}
+    first = next(iter(members.values()))
+    if behind and not elsewhere:
+        ranks = tuple(sorted(behind))
+        return _candidate(
+            "not_entered", ranks, members, is_proven=True,
+            what=f"{who(ranks)} never entered {first.call}, in which rank{'s' * (len(members) > 1)} "
+            f"{listed(tuple(members))} wait{'s' * (len(members) == 1)}",
+            why=f"by its own line it had enqueued {min(behind.values())} calls, the others {least}",
+        )  # fmt: skip
+    missing = _missing(book, members)
+    if missing:
+        return _candidate(
+            "not_entered", missing, members, is_proven=False,
+            what=f"{who(missing)} printed nothing while rank{'s' * (len(members) > 1)} {listed(tuple(members))} waited "
+            f"in {first.call} for {first.ran_s:.0f} s",
+            why="a rank that waits in a call prints so itself; one that never came does not",
+        )  # fmt: skip
+    whole = book.world_size is not None and len(members) >= book.world_size
+    everybody = f"All {len(members)} ranks" if whole else who(tuple(members))
+    return _candidate(
+        "all_entered", (), members, is_proven=False,
+        what=f"{everybody} waited in the same {first.call} for {first.ran_s:.0f} s, and it never ended",
+        why="no line says that a rank was missing" if whole else "how many ranks the job has is not in these files",
+    )  # fmt: skip
+
+
+def _apart(members: Mapping[int, Wait], least: int) -> Candidate:
+    low = tuple(sorted(rank for rank, wait in members.items() if wait.seq == least))
+    high = {rank: wait for rank, wait in members.items() if wait.seq > least}
+    first, other = members[low[0]], min(high.values(), key=lambda wait: wait.seq)
+    ahead = [wait.completed for wait in high.values() if wait.completed is not None]
+    passed = bool(ahead) and min(ahead) >= least and first.op not in ONE_SIDED
+    ran_ahead = first.enqueued is not None and first.enqueued >= other.seq
+    if passed and ran_ahead and len(low) <= len(high):
+        return _candidate(
+            "device_stuck", low, members, is_proven=False,
+            what=f"{who(low)} did not complete {first.call}, which rank{'s' * (len(high) > 1)} {listed(tuple(high))} "
+            f"completed: {'their' if len(low) > 1 else 'its'} device stopped",
+            why=f"it had enqueued {first.enqueued} calls; the others completed {min(ahead)}",
+        )  # fmt: skip
+    fewer = low if len(low) < len(high) else tuple(sorted(high)) if len(high) < len(low) else ()
+    return _candidate(
+        "desync", fewer, members, is_proven=False,
+        what=f"Ranks wait in different calls of one group: rank{'s' * (len(low) > 1)} {listed(low)} in {first.call}, "
+        f"rank{'s' * (len(high) > 1)} {listed(tuple(high))} in {other.call}",
+        why="the ranks did not make the same calls, or one of them stopped in an earlier one",
+    )  # fmt: skip
+
+
+def _differing(members: Mapping[int, Wait], values: Mapping[int, object], cause: str, what: str) -> Candidate:
+    fewer = fewer_of(values)
+    calls = "; ".join(dict.fromkeys(f"rank {rank}: {members[rank].call}" for rank in sorted(values)[:4]))
+    return _candidate(
+        cause, fewer, members, is_proven=True, what=f"Ranks made calls of {what} at the same place: {calls}",
+        why=f"{members[fewer[0]].said.place}: number {members[fewer[0]].seq} on all of them",
+    )  # fmt: skip
+
+
+def _candidate(
+    cause: str, ranks: Sequence[int], members: Mapping[int, Wait], *, is_proven: bool, what: str, why: str
+) -> Candidate:
+    waiting = [rank for rank in sorted(members) if rank not in ranks]
+    first = min(members.values(), key=lambda wait: wait.rank)
+    return Candidate(
+        cause=cause,
+        kind="hang",
+        rank_class="mismatch" if cause.startswith("mismatch") else "hang",
+        ranks=tuple(ranks),
+        what=what,
+        why=why if ":" in why else f"{first.said.place}: {why}",
+        lines=tuple(wait.said for wait in members.values()),
+        is_proven=is_proven,
+        evidence={
+            "op": first.op, "seq": first.seq, "waiting_ranks": waiting[:64], "silent_s": round(first.ran_s, 1),
+            "numbers": {str(rank): wait.seq for rank, wait in sorted(members.items())[:32]},
+        },
+        collect=COLLECT["hang"],
+    )  # fmt: skip
+
+
+def _states(book: LogBook) -> dict[int, int]:
+    """How many calls of the default group each rank's newest line says that it enqueued."""
+    found: dict[int, int] = {}
+    for said in book.of("watchdog_state"):
+        rank, enqueued = said.rank, said.number("enqueued")
+        if rank is not None and enqueued is not None:
+            found[rank] = enqueued
+    return found
+
+
+def _missing(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
+    """Ranks that must exist and waited in nothing: below the world's size, or between those that waited."""
+    size = book.world_size or max(members) + 1
+    if size > 4096 or len(members) < 2:
+        return ()
+    stuck = {said.rank for said in book.of("watchdog_stuck")}
+    missing = tuple(rank for rank in range(size) if rank not in members and rank not in stuck)
+    return missing if len(missing) < len(members) else ()
+
+
+def fewer_of(values: Mapping[int, object]) -> tuple[int, ...]:
+    """The ranks that differ from most; all where there is no majority."""
+    counts = Counter(values.values())
+    most = max(counts.values(), default=0)
+    fewer = tuple(sorted(rank for rank, value in values.items() if counts[value] < most))
+    return fewer or tuple(sorted(values))

@@ -1,0 +1,68 @@
+"""The format of a file, by its content.
+
+format_of(Path("nccl_trace_rank_3"))       # "flight_recorder"
+format_of(Path("whatever"))                # None: of no format that is read
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from store.readers.archives import is_archive
+from store.readers.external_files import head
+
+__all__ = ["FORMATS", "Format", "format_of"]
+
+Format = Literal["log", "flight_recorder", "kineto", "archive"]
+FORMATS: dict[Format, str] = {
+    "log": "text log", "flight_recorder": "flight-recorder dump", "kineto": "profiler trace", "archive": "archive",
+}  # fmt: skip
+HEAD_BYTES = 64 << 10
+METADATA_BYTES = 24 << 20
+"""A trace's metadata (host properties, stacks) may stand before its events."""
+_TRACE_KEYS = (b'"traceEvents"', b'"deviceProperties"', b'"baseTimeNanoseconds"')
+_EVENT = re.compile(rb'^\[\s*\{[^{}\[\]]*"ph"\s*:')
+_DUMP_KEYS = (b"pg_config", b"comm_lib_version", b"nccl_version", b"entries", b"pg_status", b"record_id")
+MIN_TEXT = 0.85
+"""Share of bytes that are printable in a text."""
+
+
+def format_of(path: Path) -> Format | None:
+    """The format of a file; None where it is none that is read. Raises SourceError where it cannot be opened."""
+    first = head(path, HEAD_BYTES)
+    if is_archive(first):
+        return "archive"
+    if first[:1] == b"\x80":
+        return "flight_recorder" if any(key in first for key in _DUMP_KEYS) else None
+    start = first.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if start[:1] == b"{":
+        if any(b'"' + key + b'"' in first for key in _DUMP_KEYS) and b'"traceEvents"' not in first:
+            return "flight_recorder"
+        if any(key in first for key in _TRACE_KEYS) or _has_late_events(path, start):
+            return "kineto"
+    if _EVENT.match(start):
+        return "kineto"
+    return "log" if _is_text(first) else None
+
+
+def _has_late_events(path: Path, start: bytes) -> bool:
+    """Whether an object without a line end in sight has its events further on."""
+    if b"}\n{" in start or not re.match(rb'\{\s*"', start):
+        return False
+    return b'"traceEvents"' in head(path, METADATA_BYTES) if len(start) >= HEAD_BYTES - 8 else False
+
+
+def _is_text(first: bytes) -> bool:
+    if not first or b"\x00\x00\x00\x00" in first[:512]:
+        return False
+    control = sum(first.count(bytes([byte])) for byte in (*range(9), *range(14, 27), *range(28, 32), 127))
+    if control > len(first) * (1 - MIN_TEXT) / 2:
+        return False
+    try:
+        first.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.start < len(first) - 4:  # not the cut at the end
+            return sum(byte < 128 for byte in first) >= MIN_TEXT * len(first)
+    return True
