@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from ..collectives.existing_groups import record_existing
+from ..collectives.nccl_plugin.loading import record_nccl
 from ..collectives.wrapped import install, uninstall
 from ..fail_open import failing_open, probes_disabled
 from ..gradients import GradientProbe
@@ -141,6 +142,8 @@ class Attached:
             self.recorder.event(event_kinds.RUN_STARTED, node_rank=identity.node_rank)
         self._undo.append(self._close)
         self._undo.append(register(run, self.recorder.attempt, identity.rank))
+        assert isinstance(self.recorder, TapeRecorder)
+        record_nccl(self.recorder, says_so=identity.local_rank == 0)
         install(self.recorder)
         self._undo.append(uninstall)
         self._undo.append(record_existing(models))

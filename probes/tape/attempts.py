@@ -111,10 +111,10 @@ def _numbers(folder: Path) -> list[int]:
     return [int(match[1]) for match in map(_CLAIM.fullmatch, names) if match]
 
 
-def start_ticks() -> int:
-    """When this process started, in clock ticks since boot, from /proc; UNSET where there is none."""
+def start_ticks(pid: int | str = "self") -> int:
+    """When a process (this one) started, in clock ticks since boot, from /proc; UNSET where there is none."""
     try:
-        with open("/proc/self/stat", "rb") as file:
+        with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])
     except OSError:
         return int(UNSET["i64"])

@@ -109,6 +109,13 @@ RANK_CLOSED = _kind(
     _json("dropped_records", "records lost by table"),
     by="rank, as its last event", meaning="The rank ended cleanly and closed its tapes.",
 )
+NCCL_PLUGIN = _kind(
+    "nccl_plugin",
+    _text("state", "set, off, other_plugin, old_nccl, too_late, not_built; no_gpu for a program without Python"),
+    _text("reason", "why it is not set, one line"),
+    by="rank, before its process groups are made",
+    meaning="Whether NCCL was told to load the profiler plugin.",
+)
 EXCEPTION = _kind(
     "exception", _text("type"), _text("message"), _text("traceback"),
     by="rank, before it dies of it", meaning="A Python exception ended the rank.",

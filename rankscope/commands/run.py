@@ -1,4 +1,4 @@
-"""`rankscope run`: somebody's training script, launched as torchrun does it and recorded without a line in it."""
+"""`rankscope run`: a training script or program, launched as torchrun does it and recorded without a line in it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def run(
 ) -> None:
     """Launch a training script as torchrun does, recorded and watched; the script stays as it is.
 
-    Every option of torchrun is passed on (--nproc-per-node, --nnodes, --rdzv-endpoint, --max-restarts, -m, ...). Beside
+    Every option of torchrun is passed on (--nproc-per-node, --nnodes, --rdzv-endpoint, --max-restarts, -m, ...). With
+    --no-python it is a program in any language, of which the calls of NCCL are recorded. Beside
     them --run-dir DIR names the run's folder and --run-name NAME the run. Ranks on one machine find each other by
     themselves.
     """
@@ -46,8 +47,6 @@ def run(
     parser.add_argument("--run-dir", default="", metavar="DIR")
     parser.add_argument("--run-name", default="", metavar="NAME")
     options = parser.parse_args(words)
-    if options.no_python:
-        fail("--no-python: only a Python script can be recorded")
     own = words[: len(words) - len(options.training_script_args)]
     if not any(word.startswith(_MEETINGS) for word in own):
         options.standalone = True
@@ -61,7 +60,13 @@ def run(
 
 
 def _through_us(options: argparse.Namespace) -> None:
-    """Each rank starts with `rankscope.attached_script`, which runs the script."""
+    """Each rank starts with `rankscope.attached_script`, which runs the script, or `rankscope.attached_program`."""
+    if options.no_python:
+        if options.module:
+            fail("--no-python runs a program, -m a module: give one of them")
+        options.training_script_args = [options.training_script, *options.training_script_args]
+        options.training_script, options.module, options.no_python = "rankscope.attached_program", True, False
+        return
     target = ["-m", options.training_script] if options.module else [options.training_script]
     options.training_script_args = [*target, *options.training_script_args]
     options.training_script, options.module = "rankscope.attached_script", True

@@ -30,6 +30,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from probes.attach.identity import Identity
 from probes.attach.watch_process import meeting_point, start_watch
+from probes.collectives.nccl_plugin.loading import record_nccl
 from probes.collectives.wrapped import install, unreduced_gradients
 from probes.fail_open import failing_open, probes_disabled
 from probes.guard.decisions import RunStopped
@@ -113,6 +114,8 @@ def _train(
     if store is not None:
         backend = pick_backend(config, device)
         if config.probes.collectives:
+            if isinstance(recorder, TapeRecorder):
+                record_nccl(recorder, says_so=identity.local_rank == 0)
             install(recorder, check_nonfinite=config.probes.nonfinite_flags)
         dist.init_process_group(backend, store=store, rank=identity.rank, world_size=identity.world_size)
     recorder.describe(**plan.coordinates(identity.rank))

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["BuildError", "compile_plugin", "library"]
+__all__ = ["OVERRIDE", "BuildError", "compile_plugin", "library"]
 
 SOURCES = ("tape.c", "names.c", "recorder.c", "links.c", "versions.c")
 FLAGS = ("-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-pthread")

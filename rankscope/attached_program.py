@@ -1,0 +1,135 @@
+"""Runs a program that is not Python, and records its NCCL calls through the profiler plugin.
+
+    python -m rankscope.attached_program ./a.out --size 1e9      # what `rankscope run --no-python` starts as each rank
+
+The program is a child with the rank's environment; signals are passed on, and it dies with this process. Neither torch
+nor any other library is loaded here or there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+__all__ = ["main"]
+
+logger = logging.getLogger("rankscope.probes")
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+
+def main(words: list[str]) -> int:
+    """Run the program; returns what its exit status means to a shell."""
+    from rankscope.probes.attach.identity import Identity
+    from rankscope.probes.fail_open import failing_open, probes_disabled
+
+    record = None
+    if not probes_disabled():
+        with failing_open("attached_program"):
+            record = _Record(Identity.from_environment(), words)
+    libc = ctypes.CDLL(None)
+    try:
+        child = subprocess.Popen(words, preexec_fn=lambda: libc.prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0))
+    except OSError as error:
+        sys.exit(f"rankscope: cannot run {words[0]}: {error.strerror}")
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        child.send_signal(number)
+
+    for number in PASSED_ON:
+        signal.signal(number, pass_on)
+    if record is not None:
+        with failing_open("attached_program"):
+            record.started(child.pid)
+    code = child.wait()
+    if record is not None:
+        with failing_open("attached_program"):
+            record.ended(code)
+    if code < 0:  # die of the same signal: whoever waits for this process sees what became of the program
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
+class _Record:
+    """The events of a rank whose calls the plugin records."""
+
+    def __init__(self, identity: Any, words: list[str]) -> None:
+        from rankscope.probes.attach.joining import join_run
+        from rankscope.probes.collectives.nccl_plugin.loading import load_plugin
+        from rankscope.probes.tape.events import EventWriter
+
+        self._identity = identity
+        manifest = {
+            "config": {"recovery": {"enabled": False}},
+            "attached": True,
+            "world_size": identity.world_size,
+            "launcher_pid": os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
+            "command": words,
+            "cwd": os.getcwd(),
+        }
+        named = os.environ.get("RANKSCOPE_RUN_DIR")
+        self._run, attempt, _ = join_run(
+            identity,
+            runs_dir=Path("runs"),
+            name=os.environ.get("RANKSCOPE_RUN_NAME", "") or Path(words[0]).stem,
+            manifest=manifest,
+            run_dir=Path(named) if named else None,
+        )
+        directory = self._run.rank_dir(attempt, identity.rank)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._events = EventWriter(directory / "events.jsonl", attempt=attempt, rank=identity.rank)
+        self._loading = load_plugin(directory, rank=identity.rank, attempt=attempt)
+        if self._loading.is_worth_a_line and identity.local_rank == 0:
+            logger.warning("NCCL calls are not recorded: %s", self._loading.reason)
+
+    def started(self, pid: int) -> None:
+        """Write who the rank is, and leave a watch beside the first of each node."""
+        from rankscope.probes.attach.watch_process import leave_watch, meeting_point
+        from rankscope.probes.tape import event_kinds
+        from rankscope.probes.tape.attempts import start_ticks
+
+        identity = self._identity
+        self._events.write(
+            event_kinds.RANK,
+            world_size=identity.world_size,
+            local_rank=identity.local_rank,
+            node_rank=identity.node_rank,
+            host=socket.gethostname(),
+            pid=pid,
+            start_ticks=start_ticks(pid),
+            clock_offset_ns=time.time_ns() - time.monotonic_ns(),
+        )
+        self._events.write(event_kinds.NCCL_PLUGIN, state=self._loading.state, reason=self._loading.reason or None)
+        if identity.rank == 0:
+            self._events.write(event_kinds.ATTEMPT_STARTED, world_size=identity.world_size)
+        if identity.local_rank == 0:
+            self._events.write(event_kinds.RUN_STARTED, node_rank=identity.node_rank)
+            num_nodes, digests = meeting_point()
+            leave_watch(self._run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
+
+    def ended(self, code: int) -> None:
+        """Write the end of a program that ended well; one that did not has none, as a rank that died."""
+        from rankscope.probes.tape import event_kinds
+
+        if code == 0:
+            if self._identity.local_rank == 0:
+                node_rank = self._identity.node_rank
+                self._events.write(event_kinds.RUN_ENDED, node_rank=node_rank, reason="finished", exit_code=0)
+            self._events.write(event_kinds.RANK_CLOSED, probe_errors={}, dropped_records={})
+        self._events.close()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("rankscope.attached_program: name a program and its arguments")
+    sys.exit(main(sys.argv[1:]))

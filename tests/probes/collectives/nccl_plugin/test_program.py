@@ -1,0 +1,103 @@
+"""A program without Python: its NCCL calls are recorded, its end and its exit status are kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.nccl_plugin import compile_driver
+from probes.tape.events import read_events
+from probes.tape.reader import read_segment
+from probes.tape.rundir import RunDir
+from store.ingest.ingest import Ingester
+from store.reader import Store
+
+
+@pytest.fixture(scope="module")
+def driver(plugin_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("driver") / "nccl_driver"
+    compile_driver(path)
+    return path
+
+
+def start(run: Path, library: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+    known = os.environ | {"RANKSCOPE_RUN_DIR": str(run), "RANKSCOPE_NCCL_PLUGIN": str(library)} | environment
+    command = [sys.executable, "-m", "rankscope.attached_program", *words]
+    return subprocess.Popen(command, env=known, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def kinds(run: Path, rank: int = 0) -> list[str]:
+    events, _, skipped = read_events(RunDir(run).rank_dir(0, rank) / "events.jsonl")
+    assert not skipped
+    return [event["kind"] for event in events]
+
+
+def test_calls_of_a_program_are_in_the_store(driver: Path, plugin_library: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(run, plugin_library, str(driver), str(plugin_library), "5", "2", "300", "check", RANK="1",
+                    WORLD_SIZE="2", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")  # fmt: skip
+    output, problem = process.communicate(timeout=100)
+    assert process.returncode == 0, problem
+    assert output.split()  # what the program prints is the program's
+    assert kinds(run, 1) == ["rank", "nccl_plugin", "rank_closed"]
+    with Ingester(RunDir.open(run)) as ingester:
+        ingester.catch_up()
+    with Store.open(RunDir.open(run), catch_up=False) as store:
+        assert store.rows("SELECT count(*), count(DISTINCT communicator) FROM nccl_calls WHERE rank = 1") == [(600, 2)]
+        assert store.rows("SELECT DISTINCT comm_name FROM nccl_communicators ORDER BY 1") == [
+            ("group_0",),
+            ("group_1",),
+        ]
+
+
+def test_signal_that_ends_the_program_ends_its_parent(driver: Path, plugin_library: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(run, plugin_library, str(driver), str(plugin_library), "5", "1", "0", "endless", RANK="1",
+                    WORLD_SIZE="2", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")  # fmt: skip
+    tape = RunDir(run).rank_dir(0, 1) / "nccl_calls.00000.tape"
+    assert process.stdout is not None
+    process.stdout.read(80)
+    deadline = time.monotonic() + 60
+    while not tape.exists() or not len(read_segment(tape).records):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    process.stdout.close()
+    assert process.wait(timeout=30) in (-signal.SIGTERM, -signal.SIGPIPE)
+    assert kinds(run, 1) == ["rank", "nccl_plugin"]  # no clean end
+
+
+def test_program_that_is_not_there(plugin_library: Path, tmp_path: Path) -> None:
+    process = start(tmp_path / "run", plugin_library, "/nowhere/a.out", RANK="1", WORLD_SIZE="2", LOCAL_RANK="1",
+                    LOCAL_WORLD_SIZE="2")  # fmt: skip
+    _, problem = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "cannot run /nowhere/a.out: No such file" in problem
+
+
+@pytest.mark.slow
+def test_command_runs_a_program(driver: Path, plugin_library: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rankscope", "run", "--nproc-per-node", "2", "--no-python", "--run-dir", "run"]
+    words = [*command, str(driver), str(plugin_library), "6", "1", "50", "check"]
+    environment = os.environ | {"RANKSCOPE_NCCL_PLUGIN": str(plugin_library)}
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert kinds(tmp_path / "run") == [
+        "rank",
+        "nccl_plugin",
+        "attempt_started",
+        "run_started",
+        "run_ended",
+        "rank_closed",
+    ]
+    for rank in (0, 1):
+        tape = RunDir(tmp_path / "run").rank_dir(0, rank) / "nccl_calls.00000.tape"
+        assert len(read_segment(tape).records) == 50
