@@ -1,29 +1,38 @@
-"""How much of the communication nothing hides: exposed against overlapped, step by step and rank by rank.
+"""Exposed communication: what of it no compute hides, by rank and step, and by class of calls.
 
     measured = measure(source, attempt=0)
     measured.exposed_ms, measured.busy_ms, measured.transfer_ms      # one element a (rank, step)
+    exposed_calls(source, attempt=0)["exposed_ms"]                   # one element a class of calls
 
 * *Communication* of a rank in a step is the time in which at least one of its calls was in flight: the union of
-  issue to end, so that calls beside one another count once.
+  issue to end, so that concurrent calls count once.
 * *Exposed* is what the rank was blocked for (on a GPU: what its stream stood still for), *overlapped* the rest.
 * Of the exposed part, *transfer* is what even the member that came last would have waited; the rest is for the late.
 
-Point-to-point calls of a pipeline are left out (`bubble` measures what they cost), and so are checkpoints, evaluations
-and steps that ran more than once. Only durations are used.
+Point-to-point calls of a pipeline are left out (`pipeline_idle` measures what they cost), and so are checkpoints,
+evaluations and steps that ran more than once. Only durations are used. Of long runs every k-th step is read.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from analyzers.source import Floats, Ints, Source, every_kth, floats, ints
 
-__all__ = ["Exposure", "measure", "steps_with_calls"]
+__all__ = ["SIZE_OF_CALL", "Exposure", "exposed_calls", "measure"]
 
 MAX_CALLS = 4_000_000
 MAX_STEPS = 2_000
+SIZE_OF_CALL = (
+    "CASE WHEN min(op) = 'all_to_all' THEN CAST(2 ** round(log2(greatest(max(bytes), 1))) AS BIGINT) "
+    "ELSE max(bytes) END"
+)
+"""SQL, over the members of a call. Tokens on their way to experts have another size in each call: rounded to powers of
+two they are one class and not thousands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +48,7 @@ class Exposure:
 
     @property
     def num_steps(self) -> int:
-        """Steps that were looked at."""
+        """Number of steps measured."""
         return len(np.unique(self.step))
 
     def ratio(self, part: Floats) -> float:
@@ -53,15 +62,8 @@ class Exposure:
         return hidden
 
 
-def steps_with_calls(source: Source, attempt: int) -> str:
-    """A condition on `steps`: the steps between the first and the last call of an attempt, as numbers, so that the
-    store skips all others. Calls are often recorded of a part of a run."""
-    ((first, last),) = source.rows("SELECT min(step), max(step) FROM collectives WHERE attempt = ?", [attempt])
-    return "false" if first is None else f"step BETWEEN {int(first)} AND {int(last)}"
-
-
 def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
-    """Exposure of the finished steps of an attempt, from `since_step` on; of long runs every k-th step."""
+    """Exposure of the finished steps of an attempt, from `since_step` on."""
     every = every_kth(source, "collectives", MAX_CALLS, MAX_STEPS)
     table = source.query(
         f"""
@@ -80,7 +82,7 @@ def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
         once AS (
             SELECT rank, step, max(duration_ns - coalesce(checkpoint_ns, 0) - coalesce(evaluate_ns, 0)) AS took,
                    max(collective_wait_ns) AS counted
-            FROM steps WHERE attempt = ? AND {steps_with_calls(source, attempt)} AND step % ? = 0 AND rank >= 0
+            FROM steps WHERE attempt = ? AND {_steps_with_calls(source, attempt)} AND step % ? = 0 AND rank >= 0
               AND duration_ns IS NOT NULL
             GROUP BY rank, step HAVING count(*) = 1)
         SELECT rank, step, took / 1e6 AS step_ms, least(busy, took) / 1e6 AS busy_ms,
@@ -92,3 +94,54 @@ def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
     )
     values = {name: floats(table[name]) for name in ("step_ms", "busy_ms", "exposed_ms", "transfer_ms")}
     return Exposure(rank=ints(table["rank"]), step=ints(table["step"]), **values)
+
+
+def exposed_calls(source: Source, attempt: int, *, limit: int = 200) -> dict[str, npt.NDArray[Any]]:
+    """Columns op, process_group, bytes, num_calls, busy_ms, exposed_ms, transfer_ms, exposed_ratio, num_classes.
+
+    One element a class of calls, the most exposed first. Numbers and times are means over ranks and steps, the ratio is
+    of the time in flight, and `num_classes` counts also those beyond the limit. Calls in flight at once may be waited
+    for at once, so the waits of a rank's step are scaled to what the step recorded of them: the classes' exposed times
+    add up to that of the run.
+    """
+    every = every_kth(source, "collectives", MAX_CALLS, MAX_STEPS)
+    return source.query(
+        f"""
+        WITH calls AS (
+            SELECT rank, step, op, process_group, seq, bytes, end_ns - issue_ns AS busy, coalesce(wait_ns, 0) AS waited,
+                   min(end_ns - issue_ns) OVER (PARTITION BY process_group, seq) AS transfer
+            FROM collectives
+            WHERE attempt = ? AND step % ? = 0 AND end_ns IS NOT NULL AND rank >= 0 AND peer IS NULL
+              AND coalesce(phase, '') NOT IN ('checkpoint', 'evaluate')),
+        sizes AS (SELECT process_group, seq, op, {SIZE_OF_CALL} AS bytes FROM calls GROUP BY process_group, seq, op),
+        once AS (
+            SELECT rank, step, max(duration_ns - coalesce(checkpoint_ns, 0) - coalesce(evaluate_ns, 0)) AS took,
+                   max(collective_wait_ns) AS counted
+            FROM steps WHERE attempt = ? AND {_steps_with_calls(source, attempt)} AND step % ? = 0 AND rank >= 0
+              AND duration_ns IS NOT NULL
+            GROUP BY rank, step HAVING count(*) = 1),
+        kept AS (
+            SELECT rank, step, coalesce(least(sum(waited), coalesce(any_value(counted), sum(waited)), any_value(took))
+                                        / nullif(sum(waited), 0), 0) AS ratio
+            FROM calls JOIN once USING (rank, step) WHERE took > 0 GROUP BY rank, step),
+        classes AS (
+            SELECT c.op, c.process_group, s.bytes, count(*) AS num, sum(c.busy) AS busy,
+                   sum(c.waited * k.ratio) AS exposed, sum(least(c.waited, c.transfer) * k.ratio) AS transfer
+            FROM calls c JOIN kept k USING (rank, step)
+            JOIN sizes s ON c.seq IS NOT DISTINCT FROM s.seq AND c.process_group IS NOT DISTINCT FROM s.process_group
+                            AND c.op IS NOT DISTINCT FROM s.op
+            GROUP BY c.op, c.process_group, s.bytes)
+        SELECT op, process_group, bytes, num / num_seen AS num_calls, busy / num_seen / 1e6 AS busy_ms,
+               exposed / num_seen / 1e6 AS exposed_ms, transfer / num_seen / 1e6 AS transfer_ms,
+               CAST(exposed / nullif(busy, 0) AS DOUBLE) AS exposed_ratio, count(*) OVER () AS num_classes
+        FROM classes, (SELECT CAST(count(*) AS DOUBLE) AS num_seen FROM kept)
+        ORDER BY exposed_ms DESC, op, process_group, bytes LIMIT {int(limit)}
+        """,
+        [attempt, every, attempt, every],
+    )
+
+
+def _steps_with_calls(source: Source, attempt: int) -> str:
+    """SQL condition on `steps`: from the first to the last step with a call, so that the store skips all others."""
+    ((first, last),) = source.rows("SELECT min(step), max(step) FROM collectives WHERE attempt = ?", [attempt])
+    return "false" if first is None else f"step BETWEEN {int(first)} AND {int(last)}"

@@ -53,8 +53,8 @@ class Timings:
         return self.peers if self.loaders is None else self.loaders
 
     @staticmethod
-    def alone(groups: tuple[Ints, ...]) -> Ints:
-        """Rows without another of their kind."""
+    def without_peers(groups: tuple[Ints, ...]) -> Ints:
+        """Rows that are alone in their group."""
         rows: Ints = np.array([rows[0] for rows in groups if len(rows) == 1], dtype=np.int64)
         return rows
 

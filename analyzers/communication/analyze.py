@@ -1,61 +1,41 @@
-"""What communication costs a run: how much of it is exposed, how fast it is, and what would make it cheaper.
+"""Cost of communication: how much is exposed, how fast it is, and what would make it cheaper.
 
-    findings = analyze(store)       # kinds exposed_communication, low_bandwidth, small_buckets
+    findings = communication(store, Scope())       # kinds exposed_communication, low_bandwidth, small_buckets
 
-1. `exposure` measures what is exposed and what overlapped. The share of transfers that nothing hides is told as a
-   measurement, and as advice from a fifth of the step on: waiting for late ranks is the straggler's business.
+1. `account.exposure` measures what is exposed and what overlapped. The share of exposed transfers is reported as a
+   measurement, and as advice from `exposed_ratio` of the step on. Waiting for late ranks belongs to stragglers.
 2. `bandwidth` measures each operation, size and group against the best seen. A mesh dimension whose large messages are
    `slow_factor` slower than those of another one is advice: it lies over a slower link than the others.
-3. Gradient buckets are too small if their calls cost more in being made than in moving bytes, and if fewer of them
-   would take `min_gain_ratio` off the step.
+3. Gradient buckets are too small if latency costs more than moving their bytes, and if fewer of them would take
+   `min_gain_ratio` off the step.
 
-One group that is slower than the groups beside it is a slow link (`slow_group`, kind straggler), and transfers that
-become slower for all are a drop of the throughput: both are faults. What is here is how the run was set up.
+One group that is slower than others is a slow link (`link_search`, kind straggler), and transfers that become slower
+for all are a drop of the throughput: both are faults. The findings here are about how the run was set up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from analyzers.account.exposure import Exposure, measure
+from analyzers.analysis import Analysis
 from analyzers.communication.bandwidth import CallClass, call_classes, latency_ms
+from analyzers.communication.policy import CommunicationPolicy
 from analyzers.finding import Finding
 from analyzers.run.snapshot import attempts
+from analyzers.scope import Scope
 from analyzers.source import Source, lacking
 
-__all__ = ["CommunicationPolicy", "analyze"]
+__all__ = ["ANALYSES", "communication"]
 
 _SHOWN_CLASSES = 8
 _GRADIENTS = ("all_reduce", "reduce_scatter")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommunicationPolicy:
-    """When the cost of communication is worth a word."""
-
-    warm_up_steps: int = 5
-    """First steps, in which connections are made and buckets are built anew."""
-    min_steps: int = 10
-    """Steps from which a share means something."""
-    exposed_ratio: float = 0.2
-    """Share of the step that unhidden transfers may take: the same as for profiler traces."""
-    large_bytes: int = 1 << 20
-    """Messages from here on are limited by the link and not by the latency of a call."""
-    slow_factor: float = 3.0
-    """Best bandwidth seen / that of a dimension's large messages. Within a node and between nodes it is 5 to 10."""
-    latency_ratio: float = 0.5
-    """Share of a bucket's transfer that is latency from which buckets are small."""
-    min_buckets: int = 4
-    """Calls a step: fewer need not be joined."""
-    min_gain_ratio: float = 0.05
-    """Least share of the step that larger buckets would save."""
-
-
-def analyze(source: Source, policy: CommunicationPolicy | None = None) -> list[Finding]:
-    """Findings of the newest attempt with enough steps; a run of one rank has none."""
+def communication(source: Source, scope: Scope, policy: CommunicationPolicy | None = None) -> list[Finding]:
+    """Judge the newest attempt with enough steps; a run of one rank has no findings."""
     policy = policy or CommunicationPolicy()
     needed = {"collectives": ("step", "op", "process_group", "bytes", "issue_ns", "end_ns"), "steps": ("duration_ns",)}
     if absent := lacking(source, **needed):
@@ -65,16 +45,18 @@ def analyze(source: Source, policy: CommunicationPolicy | None = None) -> list[F
                 return []
         return [_insufficient(f"nothing in {', '.join(absent)}")]
     if lacking(source, collectives=("wait_ns",)):
-        return [_insufficient("how long ranks were blocked is not recorded (collectives.wait_ns)")]
+        return [_insufficient("the time for which ranks were blocked is not recorded (collectives.wait_ns)")]
     for attempt in reversed(attempts(source)):
+        if scope.attempt not in (None, attempt):
+            continue
         ((first,),) = source.rows("SELECT min(step) FROM steps WHERE attempt = ?", [attempt])
-        measured = measure(source, attempt, since_step=(first or 0) + policy.warm_up_steps)
+        measured = measure(source, attempt, since_step=max(scope.since_step, (first or 0) + policy.warm_up_steps))
         if measured.num_steps >= policy.min_steps:
             return _judged(source, attempt, measured, policy)
     ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE rank >= 0")
     if num_ranks < 2:
         return []
-    return [_insufficient(f"it takes {policy.min_steps} steps with collectives after the first {policy.warm_up_steps}")]
+    return [_insufficient(f"it needs {policy.min_steps} steps with collectives after the first {policy.warm_up_steps}")]
 
 
 def _judged(source: Source, attempt: int, measured: Exposure, policy: CommunicationPolicy) -> list[Finding]:
@@ -101,10 +83,6 @@ def _exposed(attempt: int, measured: Exposure, classes: Sequence[CallClass], pol
     hidden = float(measured.overlapped_ms.sum()) / busy if busy else 0.0
     step_ms = float(np.median(measured.step_ms))
     is_much = transfer >= policy.exposed_ratio
-    summary = (
-        f"{100 * transfer:.0f} % of a step is communication that no compute hides, without the waiting for late ranks; "
-        f"{100 * hidden:.0f} % of all communication is hidden"
-    )
     return Finding(
         analyzer="communication",
         kind="exposed_communication",
@@ -113,7 +91,8 @@ def _exposed(attempt: int, measured: Exposure, classes: Sequence[CallClass], pol
         first_step=int(measured.step.min()),
         last_step=int(measured.step.max()),
         cause="transfer" if is_much else "",
-        summary=summary,
+        summary=f"{100 * transfer:.0f} % of a step is exposed communication, without waiting for late ranks. "
+        f"{100 * hidden:.0f} % of all communication is overlapped.",
         evidence={
             "exposed_ratio": round(exposed, 4),
             "exposed_transfer_ratio": round(transfer, 4),
@@ -142,7 +121,7 @@ def _described(one: CallClass) -> dict[str, object]:
 
 
 def _slow_dimension(attempt: int, classes: Sequence[CallClass], policy: CommunicationPolicy) -> Finding | None:
-    """The mesh dimension whose large messages are much slower than the best of another one."""
+    """Find the mesh dimension whose large messages are much slower than the best of another one."""
     speed: dict[str, CallClass] = {}
     for one in classes:
         if one.num_bytes >= policy.large_bytes and one.num_members > 1:
@@ -159,8 +138,8 @@ def _slow_dimension(attempt: int, classes: Sequence[CallClass], policy: Communic
     return Finding.advise(
         "communication",
         "low_bandwidth",
-        f"{slow.text} moves {slow.bus_gb_per_s:.3g} GB/s over each link, {factor:.1f}x less than "
-        f"{best.text} ({best.bus_gb_per_s:.3g} GB/s)",
+        f"Link bandwidth of {slow.text} is {slow.bus_gb_per_s:.3g} GB/s, {factor:.1f}x less than that of "
+        f"{best.text} ({best.bus_gb_per_s:.3g} GB/s).",
         attempt=attempt,
         cause=slow.dimension,
         evidence={
@@ -178,7 +157,7 @@ def _slow_dimension(attempt: int, classes: Sequence[CallClass], policy: Communic
 def _small_buckets(
     attempt: int, measured: Exposure, classes: Sequence[CallClass], num_steps: int, policy: CommunicationPolicy
 ) -> Finding | None:
-    """Gradient buckets of one group that are mostly latency."""
+    """Find gradient buckets of one group that are mostly latency."""
     step_ms = float(np.median(measured.step_ms))
     exposed_ms = measured.ratio(measured.transfer_ms) * step_ms
     best = max((one.bus_gb_per_s for one in classes), default=0.0)
@@ -188,14 +167,14 @@ def _small_buckets(
             one
             for one in classes
             if (one.process_group, one.op) == (group, op)
-            and one.num_bytes >= 1024  # norms, losses and votes are no buckets
+            and one.num_bytes >= policy.min_bucket_bytes
             and latency_ms(one, best) >= policy.latency_ratio * one.transfer_ms
         ]
         calls = sum(one.num_calls for one in small) / num_steps
         if calls < policy.min_buckets:
             continue
         lost_ms = sum(latency_ms(one, best) * one.num_calls for one in small) / num_steps
-        # One call remains, and what is hidden behind the backward pass costs nothing now.
+        # One call remains, and latency behind the backward pass costs nothing now.
         gain_ms = min(lost_ms * (1 - 1 / calls), exposed_ms)
         if gain_ms < policy.min_gain_ratio * step_ms:
             continue
@@ -204,8 +183,8 @@ def _small_buckets(
             Finding.advise(
                 "communication",
                 "small_buckets",
-                f"{calls:.0f} {op} calls a step of {mean_bytes / 2**10:,.0f} KiB on average in {group} cost more in "
-                f"being made than in moving bytes: larger ones would save up to {gain_ms:.3g} of {step_ms:.3g} ms",
+                f"{calls:.0f} {op} calls per step in {group} are mostly latency ({mean_bytes / 2**10:,.0f} KiB each). "
+                f"Larger buckets would save up to {gain_ms:.3g} of {step_ms:.3g} ms per step.",
                 attempt=attempt,
                 cause=op,
                 evidence={
@@ -223,5 +202,10 @@ def _small_buckets(
 
 def _insufficient(why: str) -> Finding:
     return Finding.insufficient(
-        "communication", "exposed_communication", f"what communication costs was not measured: {why}"
+        "communication", "exposed_communication", f"The cost of communication was not measured: {why}."
     )
+
+
+ANALYSES = (
+    Analysis(kinds=("exposed_communication", "low_bandwidth", "small_buckets"), run=communication, records="sampled"),
+)

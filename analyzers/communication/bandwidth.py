@@ -1,14 +1,14 @@
-"""How fast collectives are: transfer time and bandwidth by operation, group and size, against the best that was seen.
+"""Bandwidth of collectives: transfer time and bus bandwidth by operation, group and size, against the best seen.
 
     for call in call_classes(source, attempt=0):
         call.op, call.process_group, call.num_bytes, call.bus_gb_per_s, call.of_best_ratio
 
-* The member with the shortest time in a call came last: its time is the transfer, without waiting for anybody. A call
-  that was made while others of its group were under way counts from their end: the link was theirs until then.
+* The member with the shortest time in a call came last: its time is the transfer, without waiting. A call that was
+  made while others of its group were in flight counts from their end: they occupied the link until then.
 * *Bus bandwidth* makes operations and group sizes comparable: the bytes that a ring sends over each link, which are
   2 (N - 1) / N of the data for an all_reduce and (N - 1) / N for what gathers or scatters, over the transfer time. A
   ring cannot be faster than its slowest link, so this is bounded by the hardware, not by N.
-* *Best seen* is the fastest class of the run, by its median: what the machine has shown that it can do.
+* *Best seen* is the fastest class of the run, by its median: what the machine can do.
 """
 
 from __future__ import annotations
@@ -18,22 +18,17 @@ from dataclasses import dataclass
 
 import numpy.typing as npt
 
+from analyzers.account.exposure import SIZE_OF_CALL
 from analyzers.source import Source, every_kth
 
-__all__ = ["SIZE_OF_CALL", "CallClass", "call_classes", "call_columns", "latency_ms"]
+__all__ = ["CallClass", "call_classes", "call_columns", "latency_ms"]
 
 MAX_CALLS = 2_000_000
-"""Rows of collectives looked at; more are thinned out by whole steps."""
+"""Rows of collectives that are read; of more, every k-th step."""
 MAX_STEPS = 2_000
 _FACTORS = {"all_reduce": "2.0 * (n - 1) / n", "all_gather": "(n - 1)", "reduce_scatter": "(n - 1.0) / n",
             "all_to_all": "(n - 1.0) / n"}  # fmt: skip
 """Bytes over each link of a ring / recorded bytes: the input of this rank, which for an all_gather is one part of N."""
-SIZE_OF_CALL = (
-    "CASE WHEN min(op) = 'all_to_all' THEN CAST(2 ** round(log2(greatest(max(bytes), 1))) AS BIGINT) "
-    "ELSE max(bytes) END"
-)
-"""SQL, over the members of a call. Tokens on their way to experts have another size in each call: by powers of two they
-are one class and not thousands."""
 _COLUMNS = ("op", "process_group", "bytes", "n", "num_calls", "transfer_ms", "bus_gb_per_s", "wait_s")
 
 
@@ -66,7 +61,7 @@ class CallClass:
 
     @property
     def text(self) -> str:
-        """As people say it."""
+        """Operation, size and group as text."""
         size = self.num_bytes
         amount = (
             f"{size / 2**20:.3g} MiB" if size >= 2**20 else f"{size / 2**10:.3g} KiB" if size >= 2**10 else f"{size} B"
@@ -78,21 +73,13 @@ def call_classes(source: Source, attempt: int, *, phases: Sequence[str] = (), li
     """Classes of an attempt's group calls (no point-to-point), the most waiting first; `phases` empty: of all."""
     found = call_columns(source, attempt=attempt, phases=phases, limit=limit)
     rows = [
-        (
-            str(op or ""),
-            str(group or ""),
-            int(size or 0),
-            int(members),
-            float(calls),
-            float(took),
-            float(speed),
-            float(wait),
-        )
+        (str(op or ""), str(group or ""), int(size or 0), int(members), float(calls), float(took), float(speed),
+         float(wait))
         for op, group, size, members, calls, took, speed, wait in zip(
             *(found[name].tolist() for name in _COLUMNS), strict=True
         )
         if op not in ("send", "recv", "barrier") and members > 1 and size and took and speed
-    ]
+    ]  # fmt: skip
     best = max((row[6] for row in rows), default=0.0)
     return [
         CallClass(op=op, process_group=group, num_bytes=size, num_members=members, num_calls=calls, transfer_ms=took,
@@ -106,7 +93,7 @@ def call_columns(
 ) -> dict[str, npt.NDArray]:  # type: ignore[type-arg]
     """Columns op, process_group, bytes, n (members), num_calls, transfer_ms (median of steps), bus_gb_per_s, wait_s.
 
-    The most waiting comes first. Of long runs every k-th step is looked at, and calls and waiting are scaled up.
+    The most waiting comes first. Of long runs every k-th step is read, and calls and waiting are scaled up.
     """
     every = every_kth(source, "collectives", MAX_CALLS, MAX_STEPS)
     factor = " ".join(f"WHEN '{op}' THEN {text}" for op, text in _FACTORS.items())
@@ -137,5 +124,5 @@ def call_columns(
 
 
 def latency_ms(small: CallClass, best_gb_per_s: float) -> float:
-    """What a call costs beyond moving its bytes at the best bandwidth seen, milliseconds."""
+    """Time of a call beyond moving its bytes at the best bandwidth seen (ms)."""
     return max(0.0, small.transfer_ms - small.bus_bytes / (best_gb_per_s * 1e6))

@@ -1,72 +1,27 @@
-"""What a slow link is, and from when on something is called one.
+"""A slow link, and the ranks that several slow groups or pairs have in common.
 
     link.ranks, link.groups, link.factor, link.excess_ms, link.first_step
-    link.is_worth_telling(step_ms, policy)
 
-`slow_group` and `slow_pair` find them, `slow_crossing` says which member of a group it is.
+1. Slow groups of several mesh dimensions name the ranks that they share (`join_groups`).
+2. A slow group alone names all its members, unless a group of another dimension that shares one member with it became
+   slower at the same time, if by less (`narrow_to_member`).
+3. Slow pairs that all have one rank in common, and lead to several others, name that rank (`join_pairs`).
+4. A slow group together with slow pairs of one of its members names that member (`join_with_pairs`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from analyzers.communication.transfer_history import HistoryPolicy
+import numpy as np
 
-SHOWN_RANKS = 8
-Window = tuple[float, int, int, int]
-"""Transfer (ms), calls, first and last step."""
-Groups = dict[str, dict[int, Window]]
-"""By group and number of the window."""
-Classes = dict[tuple[str, str, int], Groups]
-"""By dimension, operation and bytes."""
+from analyzers.communication.policy import SlowLinkPolicy
+from analyzers.communication.transfers import Classes, Groups, Window, shared_windows
+from analyzers.wording import ranks_text
 
-__all__ = ["Classes", "Groups", "SlowGroupPolicy", "SlowLink", "Window", "shared_parts"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowGroupPolicy:
-    """Thresholds of a slow link."""
-
-    window_steps: int = 5
-    """Steps whose median transfer is compared."""
-    min_factor: float = 1.5
-    """Transfer / median transfer of at least two groups beside it; ring collectives vary by 10 to 20 %."""
-    min_factor_pair: float = 2.0
-    """The same with a single group beside it."""
-    min_excess_ms: float = 0.5
-    """Smallest excess of interest (ms per step)."""
-    min_step_share_ratio: float = 0.05
-    """Smallest excess as a share of the step: ranks that share cores are late for each other by a few percent."""
-    clear_factor: float = 3.0
-    """Transfer / that of the groups or pairs beside it from which no lateness explains it: a link at a third of its
-    speed is told of although it costs little yet."""
-    min_clear_share_ratio: float = 0.005
-    """Smallest excess of such a one as a share of the step."""
-    min_windows: int = 2
-    """Slow windows in a row: the 10 steps to detection."""
-    min_windows_pair: int = 4
-    """The same with a single group beside it: which of the two is the unusual one shows only in time."""
-    min_windows_ended: int = 6
-    """Slow windows of what is over again: a neighbour's burst on a shared machine is shorter."""
-    min_windows_crowded: int = 4
-    """Slow windows where ranks wait for a core for so long that this alone may slow their transfers; the factor must
-    then be `clear_factor`."""
-    host_share_ratio: float = 0.5
-    """Waiting for cores as a share of the excess from which it explains it."""
-    min_excess_crowded_ratio: float = 0.5
-    """Excess as a share of the waiting for cores from which a clear factor is not explained by it: small messages take
-    several times as long where whoever is to receive them waits for a core."""
-    explained_share_ratio: float = 0.5
-    """Share of a slow link's steps in which one of its ranks is slow from which that explains it."""
-    agreement_ratio: float = 0.8
-    """Share of slow windows from the onset to the end."""
-    crossing_factor: float = 1.3
-    """Transfer / that of the groups beside it of a group that crosses a slow one: which of its members is slow is then
-    asked, no longer whether one is."""
-    min_windows_crossing: int = 3
-    """Newest windows of a crossing group that are looked at, or the newer half: the onset is uncertain by some."""
-    history: HistoryPolicy = field(default_factory=HistoryPolicy)
-    """Of a group with nothing beside it."""
+__all__ = ["SlowLink", "join_groups", "join_pairs", "join_with_pairs", "narrow_to_member"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,36 +36,138 @@ class SlowLink:
     excess_ms: float
     transfer_ms: float
     others_ms: float
+    """Transfer of the groups or pairs beside it; where `has_peers` is False, its own before the onset."""
     first_step: int
     last_step: int
-    ongoing: bool
-    alone: bool = False
-    """Compared with its own past, since no group is beside it; then `others_ms` is what it took before."""
+    is_ongoing: bool
+    has_peers: bool = True
+    """Whether it was compared with others; else with its own past."""
 
-    def is_worth_telling(self, step_ms: float, policy: SlowGroupPolicy) -> bool:
-        """Whether it costs enough of the step, for how clear it is."""
-        is_clear = not self.alone and self.factor >= policy.clear_factor
-        least = policy.min_clear_share_ratio if is_clear else policy.min_step_share_ratio
-        return self.excess_ms >= least * step_ms
+    def is_significant(self, step_ms: float, policy: SlowLinkPolicy) -> bool:
+        """Decide whether it costs enough of the step, given how clear it is."""
+        is_clear = self.has_peers and self.factor >= policy.clear_factor
+        return self.excess_ms >= (policy.min_clear_share_ratio if is_clear else policy.min_step_share_ratio) * step_ms
 
     @property
     def is_pair(self) -> bool:
-        """Whether it was seen in messages from rank to rank: `groups` are pairs then."""
+        """True if it was measured in messages from rank to rank: `groups` are pairs then."""
         return " -> " in self.groups[0]
 
     @property
-    def text(self) -> str:
-        """Who is meant, as people say it."""
+    def name(self) -> str:
+        """Subject of a sentence: a rank or a link."""
         if len(self.ranks) == 1:
             return f"rank {self.ranks[0]}"
         if self.is_pair:
-            return (
-                f"the link {self.groups[0] if len(self.groups) == 1 else ' <-> '.join(f'rank {r}' for r in self.ranks)}"
-            )
-        listed = ", ".join(map(str, self.ranks[:SHOWN_RANKS])) + ("..." if len(self.ranks) > SHOWN_RANKS else "")
-        return f"{'a' if self.alone else 'the'} link of ranks {listed}"
+            pair = " <-> ".join(f"rank {rank}" for rank in self.ranks)
+            return f"the link {self.groups[0] if len(self.groups) == 1 else pair}"
+        return f"{'the' if self.has_peers else 'a'} link of {ranks_text(self.ranks)}"
 
 
-def shared_parts(groups: Groups) -> list[int]:
-    """The windows that all groups have."""
-    return sorted(set.intersection(*(set(windows) for windows in groups.values())))
+def join_groups(found: Sequence[SlowLink]) -> list[SlowLink]:
+    """Keep one link per group (its largest excess), and join those of several dimensions that share ranks."""
+    largest: dict[str, SlowLink] = {}
+    for link in found:
+        (group,) = link.groups
+        if group not in largest or link.excess_ms > largest[group].excess_ms:
+            largest[group] = link
+    joined: list[SlowLink] = []
+    for link in sorted(largest.values(), key=lambda link: -link.excess_ms):
+        dimension = link.groups[0].partition(":")[0]
+        for i, other in enumerate(joined):
+            common = tuple(sorted(set(link.ranks) & set(other.ranks)))
+            if common and dimension not in {group.partition(":")[0] for group in other.groups}:
+                joined[i] = replace(other, ranks=common, groups=(*other.groups, *link.groups))
+                break
+        else:
+            joined.append(link)
+    return joined
+
+
+def narrow_to_member(
+    link: SlowLink, classes: Classes, members: Mapping[str, tuple[int, ...]], policy: SlowLinkPolicy
+) -> SlowLink:
+    """Name the one member whose group in another dimension is slower, too; the link as it is without such a one.
+
+    Groups that cross are not slow in the same measure: what costs one 4 times costs the other, with smaller messages,
+    1.5 times, which takes longer to be certain by itself.
+    """
+    if len(link.ranks) < 2:
+        return link
+    known = {group.partition(":")[0] for group in link.groups}
+    found: list[tuple[str, int]] = []
+    for dimension in {dimension for dimension, _, _ in classes} - known:
+        # The class that moves most bytes says most about the links.
+        moved = {key: key[2] * _num_calls(groups) for key, groups in classes.items() if key[0] == dimension}
+        groups = classes[max(moved, key=lambda key: moved[key])]
+        for name in _slower_groups(groups, link, policy):
+            common = set(link.ranks) & set(members.get(name, ()))
+            if len(common) == 1:
+                found.append((name, common.pop()))
+    if len({rank for _, rank in found}) != 1:
+        return link
+    return replace(link, ranks=(found[0][1],), groups=(*link.groups, *(name for name, _ in found)))
+
+
+def join_pairs(found: Sequence[SlowLink], num_neighbours: Mapping[int, int]) -> list[SlowLink]:
+    """Join both directions of a link, and all links of a rank that has several. The costliest comes first."""
+    by_link: dict[frozenset[int], list[SlowLink]] = {}
+    for link in found:
+        by_link.setdefault(frozenset(link.ranks), []).append(link)
+    joined = [_join(links, tuple(sorted(ranks))) for ranks, links in by_link.items()]
+    for rank, count in Counter(rank for link in joined for rank in link.ranks).most_common():
+        own = [link for link in joined if rank in link.ranks]
+        if count > 1 and count == num_neighbours.get(rank, 0) and len(own) == count:
+            joined = [link for link in joined if link not in own]
+            joined.append(_join(own, (rank,)))
+    return sorted(joined, key=lambda link: -link.excess_ms)
+
+
+def join_with_pairs(links: Sequence[SlowLink], pairs: Sequence[SlowLink]) -> list[SlowLink]:
+    """Name the member whose own pairs are slow together with its group; the one that costs more gives the numbers."""
+    result: list[SlowLink] = []
+    used: set[SlowLink] = set()
+    for link in links:
+        common = {rank for pair in pairs for rank in pair.ranks if rank in link.ranks}
+        if len(common) != 1:
+            result.append(link)
+            continue
+        own = [pair for pair in pairs if common <= set(pair.ranks)]
+        used |= set(own)
+        worst, *others = sorted([link, *own], key=lambda one: -one.excess_ms)
+        groups = [*worst.groups, *(group for other in others for group in other.groups)]
+        result.append(replace(worst, ranks=tuple(common), groups=tuple(groups)))
+    return [*result, *(pair for pair in pairs if pair not in used)]
+
+
+def _slower_groups(groups: Groups, link: SlowLink, policy: SlowLinkPolicy) -> list[str]:
+    """Groups whose transfers are slower than those beside them while the link is slow."""
+    windows = next(iter(groups.values()))
+    usual = np.median([window.num_calls for window in windows.values()])
+    # A newest window that is not half full says little.
+    parts = [p for p in shared_windows(groups) if _overlaps(windows[p], link) and 2 * windows[p].num_calls >= usual]
+    parts = parts[-max(policy.min_windows_crossing, len(parts) // 2) :]
+    if len(groups) < 2 or len(parts) < policy.min_windows:
+        return []
+    transfers = np.array([[windows[part].transfer_ms for part in parts] for windows in groups.values()])
+    slower = []
+    for row, name in enumerate(groups):
+        factors = transfers[row] / np.maximum(np.median(np.delete(transfers, row, axis=0), axis=0), 1e-6)
+        agreement = np.mean(factors >= (1 + policy.crossing_factor) / 2)
+        if agreement >= policy.agreement_ratio and np.median(factors) >= policy.crossing_factor:
+            slower.append(name)
+    return slower
+
+
+def _join(links: Sequence[SlowLink], ranks: tuple[int, ...]) -> SlowLink:
+    worst = max(links, key=lambda link: link.excess_ms)
+    groups = tuple(sorted({group for link in links for group in link.groups}))
+    return replace(worst, ranks=ranks, groups=groups, first_step=min(link.first_step for link in links))
+
+
+def _num_calls(groups: Groups) -> int:
+    return sum(window.num_calls for windows in groups.values() for window in windows.values())
+
+
+def _overlaps(window: Window, link: SlowLink) -> bool:
+    return window.last_step >= link.first_step and window.first_step <= link.last_step

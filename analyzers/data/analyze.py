@@ -1,14 +1,13 @@
-"""A run that waits for its data: how much of a step, which ranks, since when, and in which rhythm.
+"""Runs that wait for data: share of a step, ranks, onset, and rhythm.
 
-    findings = analyze(store)       # kind data_bound, cause steady | periodic | epoch_start
+    findings = data_bound(store, Scope())       # kind data_bound, cause steady | periodic | epoch_start | irregular
 
-1. Of each step the lower median rank's own time for data: what most ranks wait, so that one rank with a slow loader is
-   no finding here (it is a straggler).
-2. The run is data-bound from the first step on from which data takes `share_ratio` of the time to the end of the run,
-   and took it in most blocks of ten steps, or in steps that come back in a rhythm.
-3. The rhythm: `steady` if most steps wait; else the steps that wait much longer than the median one are looked at, and
-   regular gaps between them are `periodic` (a prefetch buffer that runs empty, a shard that is opened), or
-   `epoch_start` where the first step is one of them and the gap is long (workers that start anew with each epoch).
+1. The lower median rank's own time for data in each step is what most ranks wait. One rank with a slow loader is a
+   straggler and no finding here.
+2. The run is data-bound from the first step on from which data takes `share_ratio` of the time to the end of the run.
+3. Rhythm: `steady` if most steps wait. Else, if the steps that wait much longer than the median one have regular gaps,
+   `periodic` (a prefetch buffer that runs empty, a shard that is opened), or `epoch_start` where the first step is one
+   of them and the gap is long (workers that restart with each epoch).
 """
 
 from __future__ import annotations
@@ -17,62 +16,42 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analyzers.analysis import Analysis
+from analyzers.data.policy import DataPolicy
 from analyzers.finding import Finding
 from analyzers.run.snapshot import attempts
+from analyzers.scope import Scope
 from analyzers.source import Floats, Ints, Source, floats, ints, lacking
 
-__all__ = ["DataPolicy", "Rhythm", "analyze", "rhythm"]
+__all__ = ["ANALYSES", "Rhythm", "data_bound", "rhythm"]
 
-_BLOCK = 10
 MAX_ROWS = 4_000_000
-"""Rows of steps looked at; of more, every k-th rank is: a rhythm needs all steps."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataPolicy:
-    """When waiting for data is worth a word."""
-
-    share_ratio: float = 0.2
-    """Share of the time that goes to data. A loader that keeps up shows well under a hundredth."""
-    min_ms: float = 1.0
-    """Least wait a step: below, a copy and a timer are seen."""
-    warm_up_steps: int = 5
-    """First steps, in which workers start and files are opened for the first time."""
-    min_steps: int = 20
-    """Steps from which a rhythm can be told."""
-    steady_ratio: float = 0.6
-    """Share of steps that wait from which it is steady."""
-    heavy_factor: float = 4.0
-    """Wait over that of the median step from which a step is one that starves."""
-    regular_ratio: float = 0.7
-    """Share of gaps that must be alike (within a tenth, or one step)."""
-    epoch_steps: int = 20
-    """Shortest gap that may be an epoch."""
-    since_step: int = 0
-    """Only steps from here on (the live view)."""
+"""Rows of steps that are read; of more, every k-th rank: a rhythm needs all steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rhythm:
-    """How the waiting comes: `every_steps` 0 if there is no regular gap."""
+    """Rhythm of the waiting; `every_steps` is 0 without a regular gap."""
 
     cause: str
     every_steps: int
     heavy_steps: int
 
 
-def analyze(source: Source, policy: DataPolicy | None = None) -> list[Finding]:
-    """At most one finding an attempt."""
+def data_bound(source: Source, scope: Scope, policy: DataPolicy | None = None) -> list[Finding]:
+    """Report at most one finding per attempt."""
     policy = policy or DataPolicy()
     if absent := lacking(source, steps=("data_ns", "duration_ns")):
         return [_insufficient(f"nothing in {', '.join(absent)}")]
     ((recorded,),) = source.rows("SELECT max(data_ns) FROM steps WHERE duration_ns IS NOT NULL")
     if not recorded:
-        return [_insufficient("no step says what it spent on data (a span of kind `data` around the loader would)")]
+        return [_insufficient("steps have no data time (a span of kind `data` around the loader records it)")]
     findings: list[Finding] = []
     judged = False
-    for attempt in attempts(source)[-1:] if policy.since_step else attempts(source):
-        step, data_ms, step_ms = _waits(source, attempt, policy)
+    for attempt in attempts(source):
+        if scope.attempt not in (None, attempt):
+            continue
+        step, data_ms, step_ms = _waits(source, attempt, scope.since_step, policy.warm_up_steps)
         if len(step) < policy.min_steps:
             continue
         judged = True
@@ -80,12 +59,12 @@ def analyze(source: Source, policy: DataPolicy | None = None) -> list[Finding]:
         if begin is not None:
             findings.append(_finding(source, attempt, step[begin:], data_ms[begin:], step_ms[begin:], policy))
     if not judged:
-        return [_insufficient(f"it takes {policy.min_steps} finished steps after the first {policy.warm_up_steps}")]
+        return [_insufficient(f"it needs {policy.min_steps} finished steps after the first {policy.warm_up_steps}")]
     return findings
 
 
 def rhythm(step: Ints, data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> Rhythm:
-    """How the waiting of these steps comes. Pure."""
+    """Recognise the rhythm of the waiting. Pure."""
     waits = data_ms >= policy.share_ratio * step_ms
     heavy = data_ms > np.maximum(policy.heavy_factor * np.median(data_ms), policy.min_ms)
     if waits.mean() >= policy.steady_ratio:
@@ -95,15 +74,16 @@ def rhythm(step: Ints, data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> 
     gaps = np.diff(starts)
     if len(gaps) >= 2:
         gap = float(np.median(gaps))
-        alike = np.abs(gaps - gap) <= max(1.0, 0.1 * gap)
-        if alike.mean() >= policy.regular_ratio:
-            begins_so = starts[0] - step[0] <= max(1.0, 0.1 * gap) or starts[0] % gap <= 1
-            cause = "epoch_start" if gap >= policy.epoch_steps and begins_so else "periodic"
+        equal = np.abs(gaps - gap) <= max(1.0, 0.1 * gap)
+        if equal.mean() >= policy.regular_ratio:
+            starts_so = starts[0] - step[0] <= max(1.0, 0.1 * gap) or starts[0] % gap <= 1
+            cause = "epoch_start" if gap >= policy.epoch_steps and starts_so else "periodic"
             return Rhythm(cause=cause, every_steps=round(gap), heavy_steps=len(places))
     return Rhythm(cause="irregular", every_steps=0, heavy_steps=len(places))
 
 
-def _waits(source: Source, attempt: int, policy: DataPolicy) -> tuple[Ints, Floats, Floats]:
+def _waits(source: Source, attempt: int, since_step: int, skip_first: int) -> tuple[Ints, Floats, Floats]:
+    """Read (step, ms for data, ms in all) without the first steps."""
     ((num_rows,),) = source.rows("SELECT count(*) FROM steps")
     table = source.query(
         """
@@ -113,22 +93,22 @@ def _waits(source: Source, attempt: int, policy: DataPolicy) -> tuple[Ints, Floa
           AND rank % ? = 0
         GROUP BY step ORDER BY step
         """,
-        [attempt, policy.since_step, max(1, -(-num_rows // MAX_ROWS))],
+        [attempt, since_step, max(1, -(-num_rows // MAX_ROWS))],
     )
-    keep = slice(policy.warm_up_steps, None)
+    keep = slice(skip_first, None)
     return ints(table["step"])[keep], floats(table["data"])[keep], floats(table["took"])[keep]
 
 
 def _onset(data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> int | None:
-    """The first step from which on the run is data-bound to its end; None if it is not."""
+    """Find the first step from which the run is data-bound to its end; None if it is not."""
     if _share(data_ms[-policy.min_steps :], step_ms[-policy.min_steps :]) < policy.share_ratio / 2:
         return None  # it is over, or never was
     from_here = np.cumsum(data_ms[::-1])[::-1], np.cumsum(step_ms[::-1])[::-1]
-    blocks = np.arange(0, len(data_ms) - policy.min_steps + 1, _BLOCK)
+    blocks = np.arange(0, len(data_ms) - policy.min_steps + 1, policy.block_steps)
     shares = from_here[0][blocks] / np.maximum(from_here[1][blocks], 1e-9)
     if not (shares >= policy.share_ratio).any():
         return None
-    # Where what went to data beyond half the threshold is most: what came before did not wait.
+    # The onset has the largest sum of data time beyond half the threshold: steps before it did not wait.
     excess = from_here[0] - policy.share_ratio / 2 * from_here[1]
     begin = int(np.argmax(excess[: len(data_ms) - policy.min_steps + 1]))
     mean_ms = float(data_ms[begin:].mean())
@@ -151,12 +131,12 @@ def _finding(source: Source, attempt: int, step: Ints, data_ms: Floats, step_ms:
         [attempt, first, last],
     )
     waiting = [rank for rank, ratio in rows if ratio is not None and ratio >= policy.share_ratio / 2]
-    everybody = len(waiting) == len(rows)
-    who = "all ranks" if everybody else f"{len(waiting)} of {len(rows)} ranks"
+    is_all = len(waiting) == len(rows)
+    who = "All ranks" if is_all else f"{len(waiting)} of {len(rows)} ranks"
     how = {
         "steady": "in nearly every step",
         "periodic": f"every {found.every_steps} steps",
-        "epoch_start": f"every {found.every_steps} steps, as at the start of an epoch",
+        "epoch_start": f"every {found.every_steps} steps (likely the start of an epoch)",
         "irregular": f"in {found.heavy_steps} of {len(step)} steps",
     }[found.cause]
     return Finding(
@@ -164,12 +144,12 @@ def _finding(source: Source, attempt: int, step: Ints, data_ms: Floats, step_ms:
         kind="data_bound",
         severity="warning",
         status="fired",
-        ranks=() if everybody else tuple(waiting),
+        ranks=() if is_all else tuple(waiting),
         first_step=first,
         last_step=last,
         cause=found.cause,
-        summary=f"{who} wait for data {100 * share:.0f} % of the time since step {first}: "
-        f"{float(data_ms.mean()):.3g} of {float(step_ms.mean()):.3g} ms a step, {how}",
+        summary=f"{who} have waited for data {100 * share:.0f} % of the time since step {first}: "
+        f"{float(data_ms.mean()):.3g} of {float(step_ms.mean()):.3g} ms per step, {how}.",
         evidence={
             "data_ratio": round(share, 4),
             "data_ms": round(float(data_ms.mean()), 3),
@@ -187,4 +167,7 @@ def _finding(source: Source, attempt: int, step: Ints, data_ms: Floats, step_ms:
 
 
 def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("data_wait", "data_bound", f"whether the run waits for data was not judged: {why}")
+    return Finding.insufficient("data_wait", "data_bound", f"Data loading was not checked: {why}.")
+
+
+ANALYSES = (Analysis(kinds=("data_bound",), run=data_bound, records="compared", live="periodic"),)

@@ -22,7 +22,8 @@ from analyzers.account.timings import OWN_PHASES, Matrix, Timings
 from analyzers.diagnose import Diagnosis, conclude
 from analyzers.finding import Finding
 from analyzers.source import Floats
-from analyzers.stragglers.slow_rank import Straggler, StragglerPolicy, find_stragglers
+from analyzers.stragglers.peer_comparison import Straggler, find_stragglers
+from analyzers.stragglers.policy import StragglerPolicy
 from store.readers.external_files import SourceError, Survey
 from store.readers.intervals import intersection, overlap, union
 from store.readers.kineto import RankTrace, read_trace

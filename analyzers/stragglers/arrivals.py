@@ -1,4 +1,4 @@
-"""How a rank comes to its collectives: in how many it was last, and what share of all waiting it caused.
+"""Arrival statistics of a rank: how often it is last into a collective, and its share of all waiting.
 
 arrivals = load_arrivals(source, attempt=0, rank=3, first_step=40, last_step=90)
 arrivals.caused_wait_ratio       # 0.93: nearly all waiting in the groups of rank 3 was for it
@@ -7,26 +7,37 @@ arrivals.caused_wait_ratio       # 0.93: nearly all waiting in the groups of ran
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from analyzers.source import Source
 
 __all__ = ["Arrivals", "load_arrivals"]
 
 ARRIVAL_STEPS = 50
-"""Newest slow steps whose collectives are looked at: enough for a percentage, little enough for any run."""
+"""Newest slow steps whose collectives are read: enough for a percentage, little enough for any run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """How a rank comes to its collectives: in how many it was last, and what share of all waiting it caused."""
+    """How often a rank is last into its collectives, and its share of all waiting."""
 
     num_last: int
     num_checked: int
     caused_wait_ratio: float | None
 
+    def evidence(self) -> dict[str, Any]:
+        """Values for a finding's evidence; empty if no collective was recorded."""
+        if not self.num_checked:
+            return {}
+        return {
+            "arrives_last_ratio": round(self.num_last / self.num_checked, 3),
+            "caused_wait_ratio": None if self.caused_wait_ratio is None else round(self.caused_wait_ratio, 3),
+            "collectives_checked": self.num_checked,
+        }
+
 
 def load_arrivals(source: Source, attempt: int, rank: int, first_step: int, last_step: int) -> Arrivals:
-    """The member with the shortest time in a collective came last; what the others were in it longer, they waited."""
+    """Read them: the member with the shortest time in a collective came last, and the others waited the difference."""
     if not source.has("collectives"):
         return Arrivals(num_last=0, num_checked=0, caused_wait_ratio=None)
     first = max(first_step, last_step - ARRIVAL_STEPS)

@@ -1,4 +1,4 @@
-"""A small lasting slowdown, found by what changed: each rank is compared with itself before, beside its peers.
+"""Change points: small lasting slowdowns of a rank against its own past, relative to its peers.
 
     segments = find_changes(excess, own_ms, ChangePolicy())     # rank x observation; the same `Segment` as persistence
 
@@ -6,23 +6,21 @@ Healthy ranks differ for good by a fraction of a percent to a few percent, so ho
 slowdown of 2 or 5 % only among many ranks. That the distance *changed*, and stayed, proves it among few.
 
 1. The excess of each rank over its peers in the same observation (paired: what they share cancels out), clipped at a
-   few times its noise so that a pause counts as one observation and no more.
+   few times its noise so that a pause counts as one observation only.
 2. For each possible onset the mean after it less the mean before it, in units of its noise: the largest over all onsets
    is the test. It is the generalised likelihood ratio of a change of unknown size at an unknown time, of which CUSUM is
-   the running form. The limit grows with the number of ranks and onsets tried, so that white noise passes once in some
-   ten thousand looks.
+   the running form. The limit grows with the number of ranks and onsets tried.
 3. Noise is not white on a shared machine. Its size is measured over windows of several lengths, and the largest counts.
-4. Nobody else may have changed by as much (`peer_factor`), no window of the same length elsewhere may have come near
-   (`precedent_factor`), and the rank's own time must have grown: with one peer only, that tells who got slower from who
-   got faster.
+4. No other rank may have changed by as much (`peer_factor`), no window of the same length elsewhere may have come near
+   (`precedent_factor`), and the rank's own time must have grown: with one peer only, that separates the rank that got
+   slower from the one that got faster.
 
-Only slowness that lasts to the newest observation is looked for: what is over and was as small is of no use to anybody.
+Only slowdowns that last to the newest observation are searched.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -30,19 +28,12 @@ import numpy.typing as npt
 from analyzers.account.timings import Matrix
 from analyzers.robust import neighbour_sigma
 from analyzers.stragglers.persistence import Segment
+from analyzers.stragglers.policy import ChangePolicy
 
-__all__ = ["ChangePolicy", "find_changes"]
+__all__ = ["find_changes"]
 
-_WINDOWS = (5, 10, 20, 50)
-"""Lengths over which noise is measured (observations)."""
-FEW_PEERS = 4
-"""Ranks in a group up to which one that changes moves the excess of all others."""
-_FEW_WINDOWS = 16
-"""Differences between windows from which their noise is known well enough."""
-_NEWEST = 500
-"""Observations that say how crowded the machine is."""
-_OF_A_GROUP = 9
-"""Observations of a group that its median is taken of."""
+_GROUP_SAMPLES = 9
+"""Observations of a group from which its median is taken."""
 MAX_OBSERVATIONS = 2_000
 """Of longer histories observations are averaged in groups: an onset is then known to the group."""
 
@@ -50,47 +41,12 @@ Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChangePolicy:
-    """Thresholds in parts of the peers' own time (ratios) and in observations (steps)."""
-
-    min_effect_ratio: float = 0.012
-    """Smallest slowdown of interest: one of 2 % is measured at 1.6 % and more."""
-    min_length: int = 10
-    """Observations after the onset."""
-    calm_noise_ratio: float = 0.025
-    """Noise of one observation of the rank's whole work up to which `min_length` is enough; in more noise,
-    proportionally more observations are awaited: a neighbour on a crowded machine stays for 10 to 20 steps."""
-    lasting_noise: float = 1.8
-    """Noise of windows over that of white noise from which disturbances are taken to last as long as the window; four
-    times as many observations are then awaited."""
-    min_before: int = 15
-    """Observations before it: less is no history."""
-    min_sigmas: float = 5.0
-    """Least test statistic; it is 1.5 + sqrt(2 ln(ranks x onsets)) where more places are tried."""
-    min_sigmas_few: float = 6.5
-    """The same in groups of up to `FEW_PEERS`, where few others show what noise can do."""
-    clip_sigmas: float = 4.0
-    """An observation counts for at most this many times the noise."""
-    peer_factor: float = 2.0
-    """The change over the largest one of another rank in the same observations."""
-    peer_factor_many: float = 1.4
-    """The same in groups of `many_peers` and more: the largest of many is larger."""
-    many_peers: int = 8
-    """Ranks in a group for that."""
-    precedent_factor: float = 1.5
-    """The change over the largest deviation of any rank from its own mean, in any window as long before the onset."""
-    min_precedents: int = 12
-    """Windows before the onset, over all ranks, from which that says anything."""
-    own_growth_ratio: float = 0.4
-    """Part of the change by which the rank's own time must have grown."""
-    min_noise_ratio: float = 0.0015
-    """Noise of one observation is never taken for less."""
-
-
 def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: ChangePolicy | None = None) -> list[Segment]:
-    """Ranks that became slower and stayed so, the largest change first: `excess` over the peers as a ratio, `own_ms` of
-    the work looked at, `whole_ms` of all own work, whose noise tells how crowded the machine is."""
+    """Find ranks that became slower and stayed so, the largest change first.
+
+    `excess` is over the peers, as a ratio; `own_ms` of the phase judged; `whole_ms` of all own work, whose noise shows
+    how crowded the machine is.
+    """
     policy = policy or ChangePolicy()
     num_rows, num_observations = excess.shape
     group = max(1, -(-num_observations // MAX_OBSERVATIONS))
@@ -101,18 +57,18 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
     sigma = max(neighbour_sigma(values), policy.min_noise_ratio / math.sqrt(group))
     middle = np.median(values, axis=1, keepdims=True)
     clipped = middle + np.clip(values - middle, -policy.clip_sigmas * sigma, policy.clip_sigmas * sigma)
-    least = policy.min_sigmas_few if num_rows <= FEW_PEERS else policy.min_sigmas
+    least = policy.min_sigmas_few if num_rows <= policy.few_peers else policy.min_sigmas
     limit = max(least, 1.5 + math.sqrt(2 * math.log(values.size)))
     scores, onsets = _scan(clipped, [(1, sigma)], policy)
     suspected = np.flatnonzero(scores >= limit)
     if not len(suspected):
         return []
-    per_window = _noise_by_window(_without_changes(clipped, suspected, onsets), sigma)
+    per_window = _noise_by_window(_without_changes(clipped, suspected, onsets, policy), sigma, policy)
     scores, onsets = _scan(clipped, per_window, policy)
     found = []
-    calm = _restlessness(whole_ms)
+    crowding = _crowding(whole_ms[:, -policy.newest :])
     lasting = next((size for size, noise in per_window if size >= 10 and noise >= policy.lasting_noise * sigma), 0)
-    length = max(policy.min_length * max(1.0, calm / policy.calm_noise_ratio), 4 * lasting)
+    length = max(policy.min_length * max(1.0, crowding / policy.calm_noise_ratio), 4 * lasting)
     for row in suspected[scores[suspected] >= limit]:
         if num_observations - (offset + onsets[row] * group) < length:
             continue
@@ -129,44 +85,44 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
     return sorted(found, key=lambda segment: -segment.effect)
 
 
-def _restlessness(whole_ms: Matrix) -> float:
-    """Noise of one observation of all own work, as a ratio and without what all ranks share: of the newest ones."""
-    logs = np.log(np.maximum(whole_ms[:, -_NEWEST:], 1e-6)).astype(np.float64)
+def _crowding(whole_ms: Matrix) -> float:
+    """Noise of one observation of all own work, as a ratio and without what all ranks share."""
+    logs = np.log(np.maximum(whole_ms, 1e-6)).astype(np.float64)
     return neighbour_sigma(logs - np.median(logs, axis=0, keepdims=True))
 
 
 def _grouped(excess: Matrix, group: int) -> Floats:
-    """Medians of groups of observations that end at the newest one; of large groups some, evenly, are enough."""
+    """Medians of groups of observations that end at the newest one, from evenly spaced samples of large groups."""
     if group == 1:
         return excess.astype(np.float64)
     count = excess.shape[1] // group
     newest = excess[:, excess.shape[1] - count * group :].reshape(len(excess), count, group)
-    every = -(-group // _OF_A_GROUP)
+    every = -(-group // _GROUP_SAMPLES)
     return np.median(newest[:, :, ::every], axis=2).astype(np.float64)
 
 
-def _without_changes(values: Floats, rows: Indices, onsets: Indices) -> Floats:
-    """The matrix without the changes that are to be judged: they are not their own noise."""
+def _without_changes(values: Floats, rows: Indices, onsets: Indices, policy: ChangePolicy) -> Floats:
+    """Remove the changes that are judged: they are not their own noise."""
     flat = values.copy()
     for row in rows:
         onset = int(onsets[row])
-        mirrored = [row] if len(values) > FEW_PEERS else list(range(len(values)))
+        mirrored = [row] if len(values) > policy.few_peers else list(range(len(values)))
         flat[mirrored, onset:] -= flat[mirrored, onset:].mean(axis=1, keepdims=True)
         flat[mirrored, :onset] -= flat[mirrored, :onset].mean(axis=1, keepdims=True)
     return flat
 
 
-def _noise_by_window(values: Floats, sigma: float) -> list[tuple[int, float]]:
+def _noise_by_window(values: Floats, sigma: float, policy: ChangePolicy) -> list[tuple[int, float]]:
     """(length, standard deviation x sqrt(length)) of window means: constant for white noise, growing for what lasts."""
     found = [(1, sigma)]
-    for length in _WINDOWS:
+    for length in policy.noise_windows:
         count = values.shape[1] // length
-        if count < 3 or len(values) * (count - 1) < _FEW_WINDOWS:
+        if count < 3 or len(values) * (count - 1) < policy.min_window_differences:
             break
         means = values[:, : count * length].reshape(len(values), count, length).mean(axis=2)
         steps = np.abs(np.diff(means, axis=1))
         deviation = neighbour_sigma(means)
-        if steps.size >= 30:  # what many ranks do now and then is noise, too
+        if steps.size >= 30:  # what many ranks do at times is noise, too
             deviation = max(deviation, float(np.quantile(steps, 0.9)) / 1.645 / math.sqrt(2))
         found.append((length, max(found[-1][1], deviation * math.sqrt(length))))
     return found
@@ -178,7 +134,7 @@ def _scaled(per_window: list[tuple[int, float]], length: int) -> float:
 
 
 def _scan(values: Floats, per_window: list[tuple[int, float]], policy: ChangePolicy) -> tuple[Floats, Indices]:
-    """The largest test statistic of each row over all onsets, and where."""
+    """Find the largest test statistic of each row over all onsets, and its onset."""
     total = values.shape[1]
     onsets = np.arange(policy.min_before, total - policy.min_length + 1)
     sums = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
@@ -198,7 +154,7 @@ def _uncertainty(per_window: list[tuple[int, float]], onset: int, total: int) ->
 def _judge(
     values: Floats, clipped: Floats, row: int, onset: int, per_window: list[tuple[int, float]], policy: ChangePolicy
 ) -> Segment | None:
-    """What else must hold of a change."""
+    """Test size, agreement, peers and precedents of a change."""
     before, after = np.median(values[:, :onset], axis=1), np.median(values[:, onset:], axis=1)
     change = after - before
     effect = float(change[row])
@@ -210,7 +166,7 @@ def _judge(
     # Upwards only: among few peers the excess of the others falls as that of one grows.
     spread = max(0.0, float(np.max(others)))
     beyond = policy.peer_factor_many if len(values) >= policy.many_peers else policy.peer_factor
-    if effect < policy.min_effect_ratio or agreement < 0.75 or effect < beyond * spread:
+    if effect < policy.min_effect_ratio or agreement < policy.agreement_ratio or effect < beyond * spread:
         return None
     if effect < policy.precedent_factor * _precedent(clipped, row, onset, length, policy):
         return None
@@ -220,7 +176,7 @@ def _judge(
 
 
 def _precedent(values: Floats, row: int, onset: int, length: int, policy: ChangePolicy) -> float:
-    """The largest deviation of a window from its rank's own mean, before the onset (and of the others also after)."""
+    """Find the largest deviation of a window from its rank's own mean, before the onset (of the others also after)."""
     length = min(length, max(policy.min_length, onset // 3), 100)
     largest, number = 0.0, 0
     for first, last, without in ((0, onset, -1), (onset, values.shape[1], row)):
@@ -237,7 +193,7 @@ def _precedent(values: Floats, row: int, onset: int, length: int, policy: Change
 
 
 def _grew(own_ms: Matrix, segment: Segment, begin: int, policy: ChangePolicy) -> bool:
-    """Whether the rank's own time became longer, and not that of its peers shorter."""
+    """Decide whether the rank's own time became longer, and not that of its peers shorter."""
     own = own_ms[segment.row]
     before, after = float(np.median(own[:begin])), float(np.median(own[begin:]))
     return after - before >= policy.own_growth_ratio * segment.effect * before

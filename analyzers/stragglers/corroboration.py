@@ -1,14 +1,14 @@
-"""Why a rank's wall time grew: it computed more, or the host kept it from computing. CPU time is the second witness.
+"""Corroboration by CPU time and kernel counters: did a slow rank compute more, or did the host keep it from computing.
 
-    witness = load_witness(source, attempt=0, rank=3, peers=[0, 1, 2], first_step=40, last_step=90)
-    judge(witness, cause="compute", excess_ms=12.0)      # Verdict(cause="host", reason="core", ...)
+    counters = load_counters(source, attempt=0, slow=(3, 40, 90), peers=[0, 1, 2])
+    attribute(counters, cause="compute", excess_ms=12.0, factor=1.3)      # Attribution(cause="host", ...)
 
 Compared are medians over the same steps (means, of a rank that pauses now and then), of the rank against the median of
 its peers, in milliseconds a step:
 
 1. Garbage collections explain the excess: host.
 2. On a CPU the rank's CPU time is above its peers' by about the same factor as its wall time: it computes more. On a
-   crowded host who computes more also waits for a core more, by as much again.
+   crowded host a rank that computes more also waits for a core more, by as much again.
 3. The time for which the rank's thread was ready to run and waited for a core explains it: host.
 4. The rank trains on more tokens than its peers, by as much: its sequences are longer, and no machine is bad.
 5. On a CPU the excess of CPU time must be there if the rank computes more. If it is not, the rank was kept from
@@ -26,42 +26,28 @@ from typing import Any, Literal
 import numpy as np
 
 from analyzers.source import Source, floats, ints
+from analyzers.stragglers.policy import CorroborationPolicy
 
-__all__ = ["REASONS", "Verdict", "Witness", "WitnessPolicy", "judge", "load_witness"]
+__all__ = ["REASONS", "Attribution", "Counters", "attribute", "load_counters"]
 
 Reason = Literal["", "core", "gc", "paging", "blocked", "kept"]
 REASONS: dict[str, str] = {
-    "core": "it waits for a core that somebody else has",
-    "gc": "Python's garbage collector runs",
-    "paging": "its memory is read back from a disk",
-    "blocked": "it neither computes nor waits for a core: a lock, a disk or a sleep",
-    "kept": "it does not compute more, so something keeps it from running",
+    "core": "It waits for a core that another process uses.",
+    "gc": "Python's garbage collector runs.",
+    "paging": "Its memory is read back from disk.",
+    "blocked": "It is idle off-CPU: waiting on a lock, disk or sleep.",
+    "kept": "It does not compute more, so something keeps it from running.",
 }
-"""What a host does to a rank, as people say it."""
+"""What the host does to the rank, one sentence each."""
 _COLUMNS = ("cpu_ns", "run_delay_ns", "gc_ns", "major_faults", "tokens")
 MAX_STEPS = 200
-"""Newest steps that are looked at."""
+"""Newest steps that are read."""
 MAX_PEERS = 32
-"""Peers that are looked at."""
+"""Peers that are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WitnessPolicy:
-    """Shares of the excess in wall time."""
-
-    explained_ratio: float = 0.5
-    """Excess in waiting for a core, or in the collector, from which it is the host's."""
-    worked_ratio: float = 0.5
-    """Excess in CPU time from which it is the rank's own work. A neighbour that takes half of the core's time also
-    takes a part of the caches, so that CPU time grows as well, by less."""
-    same_factor_ratio: float = 0.5
-    """Growth of CPU time over growth of wall time, both over those of the peers, from which the rank computes more."""
-    paging_faults: float = 1.0
-    """Pages read from a disk a step, over the peers, from which a rank that does not run is said to be paging."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Witness:
+class Counters:
     """Excess of a rank over its peers, medians or means a step; None where it was not recorded."""
 
     cpu_ms: float | None = None
@@ -73,11 +59,11 @@ class Witness:
     tokens_ratio: float | None = None
     """Tokens of a step over those of the peers, less one."""
     on_cpu: bool = False
-    """Whether the rank computes on the host's CPU, so that its CPU time is its work."""
+    """True if the rank computes on the host's CPU, so that its CPU time is its work."""
     num_steps: int = 0
 
     def evidence(self) -> dict[str, Any]:
-        """What is known, for a finding's evidence."""
+        """Known values for a finding's evidence."""
         known = {
             "cpu_time_excess_ms": self.cpu_ms,
             "core_wait_excess_ms": self.run_delay_ms,
@@ -89,54 +75,48 @@ class Witness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The cause after the second witness was heard; `confirmed` if it had something to say."""
+class Attribution:
+    """The cause of an excess; `confirmed` if the counters support it."""
 
     cause: str
     reason: Reason = ""
     confirmed: bool = False
 
 
-def judge(
-    witness: Witness, *, cause: str, excess_ms: float, factor: float, policy: WitnessPolicy | None = None
-) -> Verdict:
-    """The cause of an excess that the wall clock calls `cause` (compute or data): `excess_ms` a step, `factor` times
+def attribute(
+    counters: Counters, *, cause: str, excess_ms: float, factor: float, policy: CorroborationPolicy | None = None
+) -> Attribution:
+    """Attribute an excess that the wall clock puts in `cause` (compute or data): `excess_ms` per step, `factor` times
     what the peers take. Pure."""
-    policy = policy or WitnessPolicy()
+    policy = policy or CorroborationPolicy()
     enough = policy.explained_ratio * max(excess_ms, 1e-9)
-    if witness.gc_ms is not None and witness.gc_ms >= enough:
-        return Verdict(cause="host", reason="gc", confirmed=True)
-    computes_more = (witness.cpu_ratio or 0.0) >= policy.same_factor_ratio * max(factor - 1, 1e-9)
-    if cause != "data" and witness.on_cpu and computes_more and not _has_more_tokens(witness, factor, policy):
-        return Verdict(cause=cause, confirmed=True)
-    if witness.run_delay_ms is not None and witness.run_delay_ms >= enough:
-        return Verdict(cause="host", reason="core", confirmed=True)
-    if _has_more_tokens(witness, factor, policy):
-        return Verdict(cause="sequence_length", confirmed=True)
-    if cause != "compute" or not witness.on_cpu or witness.cpu_ms is None:
-        return Verdict(cause=cause)
-    if witness.cpu_ms >= policy.worked_ratio * excess_ms:
-        return Verdict(cause=cause, confirmed=True)
-    if witness.major_faults is not None and witness.major_faults >= policy.paging_faults:
-        return Verdict(cause="host", reason="paging", confirmed=True)
-    return Verdict(cause="host", reason="kept" if witness.run_delay_ms is None else "blocked", confirmed=True)
+    if counters.gc_ms is not None and counters.gc_ms >= enough:
+        return Attribution(cause="host", reason="gc", confirmed=True)
+    computes_more = (counters.cpu_ratio or 0.0) >= policy.same_factor_ratio * max(factor - 1, 1e-9)
+    if cause != "data" and counters.on_cpu and computes_more and not _has_more_tokens(counters, factor, policy):
+        return Attribution(cause=cause, confirmed=True)
+    if counters.run_delay_ms is not None and counters.run_delay_ms >= enough:
+        return Attribution(cause="host", reason="core", confirmed=True)
+    if _has_more_tokens(counters, factor, policy):
+        return Attribution(cause="sequence_length", confirmed=True)
+    if cause != "compute" or not counters.on_cpu or counters.cpu_ms is None:
+        return Attribution(cause=cause)
+    if counters.cpu_ms >= policy.worked_ratio * excess_ms:
+        return Attribution(cause=cause, confirmed=True)
+    if counters.major_faults is not None and counters.major_faults >= policy.paging_faults:
+        return Attribution(cause="host", reason="paging", confirmed=True)
+    return Attribution(cause="host", reason="kept" if counters.run_delay_ms is None else "blocked", confirmed=True)
 
 
-def _has_more_tokens(witness: Witness, factor: float, policy: WitnessPolicy) -> bool:
-    return factor > 1 and (witness.tokens_ratio or 0.0) >= policy.explained_ratio * (factor - 1)
+def _has_more_tokens(counters: Counters, factor: float, policy: CorroborationPolicy) -> bool:
+    return factor > 1 and (counters.tokens_ratio or 0.0) >= policy.explained_ratio * (factor - 1)
 
 
-def load_witness(
-    source: Source,
-    attempt: int,
-    rank: int,
-    peers: Sequence[int],
-    first_step: int,
-    last_step: int,
-    *,
-    means: bool = False,
-) -> Witness:
-    """Read the rank's and its peers' newest steps of the range; an empty witness where nothing is recorded."""
+def load_counters(
+    source: Source, attempt: int, slow: tuple[int, int, int], peers: Sequence[int], *, means: bool = False
+) -> Counters:
+    """Read the newest steps of `slow`: (rank, first step, last step), and of its peers; empty if not recorded."""
+    rank, first_step, last_step = slow
     typical = np.nanmean if means else np.nanmedian
     peers = [peer for peer in peers if peer != rank]
     every = -(-len(peers) // MAX_PEERS) if peers else 1
@@ -151,7 +131,7 @@ def load_witness(
     of_row = ints(table["rank"])
     own = of_row == rank
     if not own.any() or own.all():
-        return Witness()
+        return Counters()
     excess: dict[str, float | None] = {}
     ratios: dict[str, float | None] = {}
     for name in _COLUMNS:
@@ -161,7 +141,7 @@ def load_witness(
         mine = _typical(values[own], typical)
         ratios[name] = mine / float(np.median(theirs)) - 1 if mine and theirs and min(theirs) else None
         excess[name] = mine - float(np.median(theirs)) if mine is not None and theirs else None
-    return Witness(
+    return Counters(
         cpu_ms=_ms(excess["cpu_ns"]),
         cpu_ratio=ratios["cpu_ns"],
         run_delay_ms=_ms(excess["run_delay_ns"]),

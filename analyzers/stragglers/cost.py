@@ -1,4 +1,4 @@
-"""What a straggler costs: the step and the run without it, by replaying its recorded steps (`whatif`).
+"""Cost of a straggler: the step and the run without it, by replaying its recorded steps (`whatif`).
 
     cost = cost_of(source, timings, suspect)
     cost.step_ms, cost.step_without_ms, cost.saved_s, cost.basis
@@ -18,7 +18,7 @@ import numpy as np
 from analyzers.account.timings import Timings
 from analyzers.communication.slow_link import SlowLink
 from analyzers.source import Source
-from analyzers.stragglers.slow_rank import Straggler
+from analyzers.stragglers.peer_comparison import Straggler
 from analyzers.stragglers.suspects import Suspect
 from analyzers.whatif.step_graph import StepGraph, load_graph
 from analyzers.whatif.what_if import without
@@ -44,7 +44,7 @@ class Cost:
         return self.step_ms / max(self.step_without_ms, 1e-9)
 
     def evidence(self) -> dict[str, Any]:
-        """For a finding: the same names as ever, and what they rest on."""
+        """Values for a finding's evidence."""
         return {
             "step_ms": round(self.step_ms, 3),
             "step_without_it_ms": round(self.step_without_ms, 3),
@@ -57,7 +57,7 @@ class Cost:
 
 
 def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
-    """Of slow ranks: the last episode of the worst is replayed, and stands for all steps in which they were slow."""
+    """Cost of slow ranks: the last episode of the worst is replayed, and represents all their slow steps."""
     worst = suspect.worst
     run_s = float(np.nansum(np.nanmax(timings.duration, axis=0))) / 1e3
     if suspect.pattern == "rotating":  # each costs its own steps
@@ -73,7 +73,7 @@ def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
         peers = _peers(timings, worst.cause)
         step_ms, basis, error = found.measured_ms, found.basis, found.error_ratio
         pauses = worst.paused_ratio > 0
-        before = {member.rank: 1 / max(member.factor, 1.0) for member in suspect.members if member.alone}
+        before = {member.rank: 1 / max(member.factor, 1.0) for member in suspect.members if not member.has_peers}
         with_peers = [rank for rank in suspect.ranks if rank not in before]
         replayed_ms = without(found, with_peers, peers, share=_share(worst), pauses=pauses, faster_ranks=before)
         without_ms = min(step_ms, replayed_ms)
@@ -84,7 +84,7 @@ def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
 
 
 def cost_of_link(source: Source, timings: Timings, link: SlowLink) -> Cost | None:
-    """Of a slow link: its groups' transfers take as long as those beside them, or as before."""
+    """Cost of a slow link: its groups' transfers take as long as those of other groups, or as before."""
     found: StepGraph | None = load_graph(source, timings.attempt, link.first_step, link.last_step)
     if found is None or found.basis != "calls":
         return None
@@ -101,7 +101,7 @@ def cost_of_link(source: Source, timings: Timings, link: SlowLink) -> Cost | Non
 
 
 def _share(straggler: Straggler) -> float:
-    """Part of all that the rank takes longer that is of this cause."""
+    """Share of this cause in the whole excess of the rank."""
     if straggler.cause == "data":
         of_cause = straggler.phase_excess_ms.get("data", 0.0)
     else:

@@ -1,10 +1,9 @@
-"""The device of a slow rank beside those of its peers: clock, temperature, throttling, and the load of its host.
+"""GPU of a slow rank against those of its peers: clock, temperature, throttling, and the load of its host.
 
-    beside = load_device(source, attempt=0, rank=3, peers=[0, 1, 2], first_step=40, last_step=90)
-    beside.explains(factor=1.4)      # "its GPU runs at 1.20 GHz, those of its peers at 1.98: heat, ..."
+    device = load_device(source, attempt=0, slow=(3, 40, 90), peers=[0, 1, 2])
+    device.explains(factor=1.4)      # "Its GPU runs at 1.20 GHz, its peers at 1.98 GHz: heat, ..."
 
 Readings of table `health` between the begin of the first and the end of the last slow step, by the rank's own clock.
-Where nobody sampled, nothing is said.
 """
 
 from __future__ import annotations
@@ -17,18 +16,15 @@ import numpy as np
 
 from analyzers.health.analyze import THROTTLE_BITS
 from analyzers.source import Source, missing_tables
+from analyzers.stragglers.policy import DevicePolicy
 
-__all__ = ["DeviceBeside", "load_device"]
+__all__ = ["DeviceComparison", "load_device"]
 
-EXPLAINED = 0.5
-"""Part of a slowdown that a lower clock must account for: what is bound by memory does not scale with it."""
-LOADED = 0.2
-"""GPU utilisation from which a reading is one under load."""
 MAX_PEERS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceBeside:
+class DeviceComparison:
     """Medians over the slow steps; None where not read."""
 
     clock_hertz: float | None = None
@@ -39,20 +35,21 @@ class DeviceBeside:
     throttle_words: str = ""
     load_per_cpu: float | None = None
 
-    def explains(self, factor: float) -> str:
-        """Why the rank takes `factor` times as long, if its device's clock is the reason; else an empty text."""
+    def explains(self, factor: float, policy: DevicePolicy | None = None) -> str:
+        """Sentence on why the rank takes `factor` times as long, if the clock is the reason; else an empty text."""
+        policy = policy or DevicePolicy()
         if not self.clock_hertz or not self.peers_clock_hertz or factor <= 1:
             return ""
-        if self.peers_clock_hertz / self.clock_hertz - 1 < EXPLAINED * (factor - 1):
+        if self.peers_clock_hertz / self.clock_hertz - 1 < policy.explained_ratio * (factor - 1):
             return ""
         own, peers = self.clock_hertz / 1e9, self.peers_clock_hertz / 1e9
-        text = f"its GPU runs at {own:.2f} GHz, those of its peers at {peers:.2f}"
-        said = [self.throttle_words] if self.throttle_words else []
-        said += [f"{self.hottest_celsius:.0f} degrees"] if self.hottest_celsius is not None else []
-        return f"{text}: {', '.join(said)}" if said else text
+        details = [self.throttle_words] if self.throttle_words else []
+        details += [f"{self.hottest_celsius:.0f} degrees"] if self.hottest_celsius is not None else []
+        why = f": {', '.join(details)}" if details else ""
+        return f"Its GPU runs at {own:.2f} GHz, its peers at {peers:.2f} GHz{why}."
 
     def evidence(self) -> dict[str, Any]:
-        """What was read, for a finding."""
+        """Readings for a finding's evidence."""
         known = {
             "sm_clock_hertz": self.clock_hertz,
             "sm_clock_of_peers_hertz": self.peers_clock_hertz,
@@ -66,9 +63,11 @@ class DeviceBeside:
 
 
 def load_device(
-    source: Source, attempt: int, rank: int, peers: Sequence[int], first_step: int, last_step: int
-) -> DeviceBeside | None:
-    """None where no reading lies in those steps."""
+    source: Source, attempt: int, slow: tuple[int, int, int], peers: Sequence[int], policy: DevicePolicy | None = None
+) -> DeviceComparison | None:
+    """Read them for `slow`: (rank, first step, last step). None where no reading lies in those steps."""
+    rank, first_step, last_step = slow
+    loaded = (policy or DevicePolicy()).loaded_ratio
     if missing_tables(source, "health", "ranks"):
         return None
     ((begin, end),) = source.rows(
@@ -87,14 +86,14 @@ def load_device(
         )
     }
     device, host = places.get(rank, (None, None))
-    mine = _readings(source, [device] if device else [], begin, end)
+    mine = _readings(source, [device] if device else [], (begin, end), loaded)
     others = [places[peer][0] for peer in peers if peer != rank and peer in places and places[peer][0]][:MAX_PEERS]
-    theirs = [found for found in _readings(source, others, begin, end) if found[0] != device]
+    theirs = [found for found in _readings(source, others, (begin, end), loaded) if found[0] != device]
     load = _load(source, host, begin, end)
     if not mine and load is None:
         return None
     _, clock, hottest, share, words = mine[0] if mine else (None, None, None, None, "")
-    return DeviceBeside(
+    return DeviceComparison(
         clock_hertz=clock,
         peers_clock_hertz=_median([found[1] for found in theirs]),
         hottest_celsius=hottest,
@@ -106,7 +105,7 @@ def load_device(
 
 
 def _readings(
-    source: Source, devices: Sequence[str], begin: int, end: int
+    source: Source, devices: Sequence[str], span_ns: tuple[int, int], loaded: float
 ) -> list[tuple[str, float | None, float | None, float, str]]:
     """(device, median clock, highest temperature, share of throttled readings, their reason) under load."""
     if not devices:
@@ -121,7 +120,7 @@ def _readings(
         WHERE device IN ({marks}) AND sample_ns BETWEEN ? AND ? AND coalesce(gpu_utilization_ratio, 1.0) >= ?
         GROUP BY device ORDER BY device
         """,
-        [*devices, begin, end, LOADED],
+        [*devices, *span_ns, loaded],
     ):
         share, bit = max((hit / number, bit) for hit, bit in zip(hits, bits, strict=True))
         found.append((device, clock, hottest, round(share, 3), THROTTLE_BITS[bit][1] if share > 0 else ""))

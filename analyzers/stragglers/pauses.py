@@ -1,10 +1,10 @@
-"""Ranks that stop again and again: most of their steps are as fast as those of the peers, many take times as long.
+"""Ranks that pause again and again: most of their steps are as fast as their peers', many take several times as long.
 
     segments = find_pauses(excess, PausePolicy())       # rank x observation; the same `Segment` as persistence
 
-A process that a cgroup limit or a neighbour stops for 80 ms, wherever it happens to be, loses some of those stops in
-its own waiting for others. The median of its steps then says that nothing is wrong, while all ranks wait for each of
-the others. So what counts here is how many observations are far off, and that they are one rank's alone:
+A process that a cgroup limit or another job stops for 80 ms, wherever it happens to be, hides some of those stops in
+its own waiting for others. The median of its steps then shows nothing, while all ranks wait for the remaining stops. So
+what counts here is how many observations are far off, and that they are one rank's alone:
 
 1. A pause is an observation that is behind by twice the peers' whole work and by many times the noise.
 2. From the first to the last of them they are a good part of the observations, without a long gap: a burst of
@@ -15,43 +15,21 @@ the others. So what counts here is how many observations are far off, and that t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from analyzers.account.timings import Matrix
 from analyzers.stragglers.persistence import Segment
+from analyzers.stragglers.policy import PausePolicy
 
-__all__ = ["PausePolicy", "find_pauses"]
+__all__ = ["find_pauses"]
 
 _QUARTILE_TO_SIGMA = 1 / 0.3186
 """Of absolute values; the quarter of the differences that is the smallest holds no pause."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PausePolicy:
-    """Thresholds in parts of the peers' own time (ratios) and in observations (steps)."""
-
-    min_excess_ratio: float = 2.0
-    """Excess of a pause over the whole own work of the peers."""
-    min_sigmas: float = 8.0
-    """The same over the noise of one observation."""
-    min_pauses: int = 10
-    """Pauses from which they are no accident."""
-    min_share_ratio: float = 0.15
-    """Their share of the observations from the first to the last."""
-    max_gap_ratio: float = 1 / 3
-    """Longest time without one over all of that time."""
-    peer_factor: float = 5.0
-    """Pauses of the rank over those of any other in the same time."""
-    min_length_ended: int = 50
-    """Observations from the first to the last once it is over: a burst of something else is shorter."""
-    newest_gaps: float = 5.0
-    """Observations without a pause, in mean distances of two, from which it is over."""
-
-
 def find_pauses(excess: Matrix, policy: PausePolicy | None = None) -> list[Segment]:
-    """Ranks that pause, the worst first. `excess[rank, observation]` over the peers is a ratio; the effect a mean."""
+    """Find ranks that pause, the worst first. `excess[rank, observation]` is a ratio; the effect is a mean."""
     policy = policy or PausePolicy()
     num_rows, num_observations = excess.shape
     if num_rows < 2 or num_observations < policy.min_pauses:

@@ -1,17 +1,17 @@
-"""Throughput that fell: at some step of a run, for all ranks together, or from one run to another.
+"""Drops of the throughput: at some step of a run, for all ranks together, or from one run to another.
 
-    analyze(store)                                  # findings of kind `throughput`
+    throughput_drops(store, Scope())                # findings of kind `throughput`
     change = between(step_times(store_a), step_times(store_b))
     change.ratio, change.low, change.high           # time of a token in B over that in A, with its 95 % interval
 
-Within a run one slow rank is a straggler and not looked at here: of each step the median rank's own work is taken and
-the shortest wait of a rank, which is the transfer. Their sum is what all ranks share.
+One slow rank is a straggler and not judged here: of each step the median rank's own work is taken, and the shortest
+wait of a rank, which is the transfer. Their sum is what all ranks share.
 
 1. Medians of blocks of 10 steps take out single jitters; the first steps (compilation, caches) are left out.
 2. Where the medians before and after differ most in units of the blocks' noise is the candidate.
 3. It counts if the time rose by `min_rise_ratio`, if nearly all blocks after it lie above the middle between the two
-   levels and nearly all before it below, and if it lasted to the end over `min_blocks`. A machine that others use has
-   bursts; those come back down.
+   levels and nearly all before it below, and if it lasted to the end over `min_blocks`. A shared machine has bursts
+   that come back down.
 """
 
 from __future__ import annotations
@@ -24,38 +24,20 @@ import numpy.typing as npt
 from analyzers.finding import Finding
 from analyzers.robust import neighbour_sigma
 from analyzers.run.token_copies import token_copies
+from analyzers.scope import Scope
 from analyzers.source import Floats, Ints, Source, floats, ints, missing_tables
+from analyzers.stragglers.policy import ThroughputPolicy
 
-__all__ = ["Change", "StepTimes", "ThroughputPolicy", "analyze", "between", "regression", "step_times"]
+__all__ = ["Change", "StepTimes", "between", "regression", "step_times", "throughput_drops"]
 
 MAX_ROWS = 20_000_000
-"""Rows of steps looked at; more are thinned out by whole steps."""
+"""Rows of steps that are read; of more, every k-th step."""
 _RESAMPLES = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThroughputPolicy:
-    """Thresholds of a lasting drop."""
-
-    min_rise_ratio: float = 0.15
-    """Least rise of the step's time. Below, placement and temperature do it by themselves."""
-    between_rise_ratio: float = 0.05
-    """The same between two runs, whose interval must lie above it as a whole."""
-    block: int = 10
-    """Steps whose median is looked at."""
-    min_blocks: int = 10
-    """Blocks before and after: 100 steps. A neighbour's job on a shared machine is most often shorter."""
-    min_sigmas: float = 6.0
-    """Rise over the noise of a block."""
-    agreement_ratio: float = 0.9
-    """Share of the blocks on their side of the middle between the levels."""
-    skip_first: int = 10
-    """Steps of the start, which are slow by themselves."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Of each kept step in the order of training, milliseconds: what all ranks share, and its parts."""
+    """Times of the committed steps in the order of training (ms): what all ranks share, and its parts."""
 
     step: Ints
     data: Floats
@@ -86,7 +68,7 @@ class Change:
 
 
 def step_times(source: Source, attempt: int | None = None) -> StepTimes | None:
-    """Times of an attempt's steps, of the newest one without a number; None without any."""
+    """Read the times of an attempt's steps (default: the newest); None without any."""
     if missing_tables(source, "steps"):
         return None
     ((newest, num_rows),) = source.rows("SELECT max(attempt), count(*) FROM steps WHERE duration_ns IS NOT NULL")
@@ -113,21 +95,21 @@ def step_times(source: Source, attempt: int | None = None) -> StepTimes | None:
     return StepTimes(step=ints(table["step"]), attempt=int(attempt), **values)
 
 
-def analyze(source: Source, policy: ThroughputPolicy | None = None) -> list[Finding]:
-    """At most one lasting drop an attempt; too few steps say nothing."""
+def throughput_drops(source: Source, scope: Scope, policy: ThroughputPolicy | None = None) -> list[Finding]:
+    """Report at most one lasting drop per attempt; none with too few steps."""
     policy = policy or ThroughputPolicy()
     if missing_tables(source, "steps"):
         return [_insufficient("nothing in steps")]
     findings = []
     for (attempt,) in source.rows("SELECT DISTINCT attempt FROM steps WHERE rank >= 0 ORDER BY attempt"):
-        times = step_times(source, attempt)
-        found = _drop(times, policy) if times is not None else None
-        findings += [found] if found else []
+        times = step_times(source, attempt) if scope.attempt in (None, attempt) else None
+        if times is not None and (found := _drop(times, policy)):
+            findings.append(found)
     return findings
 
 
 def between(before: StepTimes, after: StepTimes, policy: ThroughputPolicy | None = None) -> Change | None:
-    """How much longer a token (or step) takes in `after`; None with fewer than three blocks of steps in either.
+    """Compare the time of a token (or step); None with fewer than three blocks of steps in either.
 
     The interval is that of the ratio of medians over resampled blocks: neighbouring steps are not independent.
     """
@@ -153,18 +135,18 @@ def between(before: StepTimes, after: StepTimes, policy: ThroughputPolicy | None
 
 
 def regression(change: Change, policy: ThroughputPolicy | None = None) -> Finding | None:
-    """The finding that the second run is slower, if its interval leaves no doubt."""
+    """Report that the second run is slower, if the whole interval is above the limit."""
     policy = policy or ThroughputPolicy()
     if change.low < 1 + policy.between_rise_ratio:
         return None
-    what = "a token" if change.per_token else "a step"
+    what = "A token" if change.per_token else "A step"
     return Finding(
         analyzer="throughput",
         kind="throughput",
         severity="warning",
         status="fired",
         summary=f"{what} takes {change.ratio:.2f}x as long as in the first run "
-        f"(95 % interval {change.low:.2f} to {change.high:.2f})",
+        f"(95 % interval {change.low:.2f} to {change.high:.2f}).",
         cause="between_runs",
         evidence={
             "factor_ratio": round(change.ratio, 4),
@@ -178,6 +160,7 @@ def regression(change: Change, policy: ThroughputPolicy | None = None) -> Findin
 
 
 def _drop(times: StepTimes, policy: ThroughputPolicy) -> Finding | None:
+    """Search the onset of a lasting drop, and test it."""
     shared = times.shared[policy.skip_first :]
     blocks = _blocks(shared, policy.block)
     num = len(blocks)
@@ -214,8 +197,8 @@ def _drop(times: StepTimes, policy: ThroughputPolicy) -> Finding | None:
         kind="throughput",
         severity="warning",
         status="fired",
-        summary=f"all ranks are slower since step {begin}: {after:.4g} ms a step instead of {level:.4g} "
-        f"({after / level:.2f}x), in {cause}",
+        summary=f"All ranks have been slower since step {begin}: {after:.4g} ms per step instead of {level:.4g} "
+        f"({after / level:.2f}x), mostly in {cause}.",
         first_step=begin,
         last_step=last,
         cause=cause,
@@ -244,4 +227,4 @@ def _blocks(values: npt.NDArray[np.float64], length: int) -> Floats:
 
 
 def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("throughput", "throughput", f"throughput was not looked at: {why}")
+    return Finding.insufficient("throughput", "throughput", f"The throughput was not checked: {why}.")

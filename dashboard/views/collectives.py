@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
-from analyzers.account.exposure import measure
-from analyzers.communication.exposed_calls import exposed_calls
+from analyzers.account.exposure import exposed_calls, measure
 from analyzers.figures import collectives as figures
 from analyzers.figures import exposed
 from analyzers.figures import queries as shared

@@ -6,122 +6,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from analyzers.account.exposure import measure
 from analyzers.account.goodput import measure as account_of
 from analyzers.account.wait_split import pipelines
 from analyzers.checkpoints.analyze import SAVED
-from analyzers.communication.bandwidth import call_classes
-from analyzers.figures import bars, collectives, exposed, goodput, queries, saves, schedule, stacked
+from analyzers.figures import bars, goodput, saves, schedule
 from analyzers.figures import focus as against
-from analyzers.figures.rank_values import attempt_of
-from analyzers.figures.theme import CATEGORY, PHASE
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.pipeline.pipeline_bubble import load_pipeline
 from analyzers.report.html.pipeline_section import schedule_of_step
-from analyzers.source import Source, floats, ints, lacking, missing_tables
-from analyzers.stragglers.throughput import step_times
+from analyzers.source import Source, missing_tables
 
-__all__ = ["bandwidth", "buckets", "communication", "data", "old_save", "saved", "shared", "stages", "waterfall"]
-
-MAX_STEPS = 2_000
-MAX_CLASSES = 16
-
-
-def communication(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """What of a step is communication that nothing hides, and the bandwidth of all calls."""
-    attempt = attempt_of(source, finding)
-    needed = {"collectives": ("wait_ns", "issue_ns", "end_ns"), "steps": ("duration_ns",)}
-    if attempt is None or lacking(source, **needed):
-        return
-    measured = measure(source, attempt)
-    steps, place = np.unique(measured.step, return_inverse=True)
-    if len(steps) > 1:
-        num = np.bincount(place)
-        late = np.maximum(0.0, measured.exposed_ms - measured.transfer_ms)
-        parts = [np.bincount(place, weights=w) / num for w in (measured.transfer_ms, late, measured.overlapped_ms)]
-        yield Drawing(title="Communication of a step, exposed and hidden", figure=exposed.draw(steps, *parts))
-    calls = queries.collectives(source)
-    if len(calls["op"]):
-        yield Drawing(title="Bandwidth of all calls", figure=collectives.draw(calls))
-
-
-def bandwidth(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """The bus bandwidth of the slow group's calls beside the best that was seen, the largest messages first."""
-    attempt = attempt_of(source, finding)
-    if attempt is None or missing_tables(source, "collectives"):
-        return
-    slow, best = (str(finding.evidence.get(name) or "") for name in ("process_group", "best_process_group"))
-    classes = sorted(call_classes(source, attempt), key=lambda one: -one.num_bytes)
-    shown = [one for one in classes if one.process_group in (slow, best)][:MAX_CLASSES]
-    shown += [one for one in classes if one not in shown][: MAX_CLASSES - len(shown)]
-    if len(shown) > 1:
-        figure = bars.draw(
-            {one.text: one.bus_gb_per_s for one in shown}, x="bus bandwidth (GB/s)", unit="GB/s",
-            accused={one.text for one in shown if one.process_group == slow},
-            usual=max(one.bus_gb_per_s for one in classes), usual_name="best seen",
-        )  # fmt: skip
-        yield Drawing(title="Bandwidth beside the best of the run", figure=figure)
-
-
-def buckets(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """The transfer of each size of the operation beside what its bytes take at the best bandwidth that was seen."""
-    attempt = attempt_of(source, finding)
-    if attempt is None or missing_tables(source, "collectives"):
-        return
-    classes = [one for one in call_classes(source, attempt) if not finding.cause or one.op == finding.cause]
-    shown = sorted(classes, key=lambda one: -one.num_calls)[:MAX_CLASSES]
-    if not shown:
-        return
-    best = max(one.bus_gb_per_s for one in call_classes(source, attempt))
-    values: dict[str, float] = {}
-    for one in sorted(shown, key=lambda one: -one.num_bytes):
-        values[f"{one.text}, measured"] = one.transfer_ms
-        values[f"{one.text}, its bytes alone"] = one.bus_bytes / best / 1e6
-    accused = {name for name in values if name.endswith("measured")}
-    figure = bars.draw(values, accused=accused, x="transfer of a call (ms)", unit="ms")
-    yield Drawing(title="Time of a call beside the time that its bytes need", figure=figure)
-
-
-def data(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Waiting for data a step beside the whole step, the median rank, with the onset."""
-    attempt = attempt_of(source, finding)
-    if attempt is None or lacking(source, steps=("duration_ns", "data_ns")):
-        return
-    ((first, last),) = source.rows("SELECT min(step), max(step) FROM steps WHERE attempt = ?", [attempt])
-    whose = f" AND rank IN ({', '.join(str(int(rank)) for rank in finding.ranks)})" if finding.ranks else ""
-    table = source.query(
-        f"""
-        SELECT step, median(coalesce(data_ns, 0) - coalesce(data_wait_ns, 0)) / 1e6 AS data,
-               median(duration_ns) / 1e6 AS whole
-        FROM steps WHERE attempt = ? AND rank >= 0 AND duration_ns IS NOT NULL AND (step - ?) % ? = 0{whose}
-        GROUP BY step ORDER BY step
-        """,
-        [attempt, first or 0, max(1, -(-((last or 0) - (first or 0) + 1) // MAX_STEPS))],
-    )
-    own, whole = floats(table["data"]), floats(table["whole"])
-    if len(own) < 2:
-        return
-    parts = [("waiting for data", own, CATEGORY["data"]), ("rest of the step", whole - own, PHASE["recv"])]
-    figure = stacked.draw(ints(table["step"]), parts, y="ms a step, median rank", onset=finding.first_step)
-    yield Drawing(title="Waiting for data in each step", figure=figure)
-
-
-def shared(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """The time that all ranks need for a step, by what it goes to, with the onset."""
-    times = step_times(source, attempt_of(source, finding))
-    if times is None or len(times.step) < 2:
-        return
-    keep = np.arange(0, len(times.step), max(1, -(-len(times.step) // MAX_STEPS)))
-    parts = [
-        (name, values[keep], colour)
-        for name, values, colour in (
-            ("compute", times.compute, CATEGORY["training"]), ("communication", times.communication,
-             CATEGORY["communication"]), ("data", times.data, CATEGORY["data"]),
-        )
-    ]  # fmt: skip
-    figure = stacked.draw(times.step[keep], parts, y="ms a step, median rank", onset=finding.first_step)
-    yield Drawing(title="What a step takes, without waiting for late ranks", figure=figure)
+__all__ = ["old_save", "saved", "stages", "waterfall"]
 
 
 def stages(source: Source, finding: Finding) -> Iterator[Drawing]:

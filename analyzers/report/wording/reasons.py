@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from analyzers.finding import Finding
-from analyzers.wording import counted, is_number, size_text
+from analyzers.wording import counted, is_number
 
 __all__ = ["proved"]
 
@@ -19,15 +19,6 @@ def proved(finding: Finding) -> str:
     numbers = finding.evidence
     make = _REASONS.get(finding.kind)
     return "" if make is None else make(finding, numbers)
-
-
-def _data_bound(finding: Finding, of: Mapping[str, Any]) -> str:
-    rhythm = f", every {of['every_steps']} steps" if of.get("every_steps") else ""
-    return (
-        f"{_percent(of.get('data_ratio'))} of the time of a step is waiting for data, {_number(of.get('data_ms'))} of "
-        f"{_number(of.get('step_ms'))} ms and at most {_number(of.get('data_highest_ms'))} ms, in "
-        f"{of.get('starved_steps', '?')} of {of.get('steps', '?')} steps{rhythm}"
-    )
 
 
 def _checkpoint_failed(finding: Finding, of: Mapping[str, Any]) -> str:
@@ -44,7 +35,6 @@ def _checkpoint_age(finding: Finding, of: Mapping[str, Any]) -> str:
 
 
 _REASONS = {
-    "data_bound": _data_bound,
     "checkpoint_failed": _checkpoint_failed,
     "checkpoint_age": _checkpoint_age,
 }
@@ -52,11 +42,3 @@ _REASONS = {
 
 def _number(value: Any) -> str:
     return f"{value:.3g}" if is_number(value) else "?"
-
-
-def _percent(value: Any) -> str:
-    return f"{100 * value:.0f} %" if is_number(value) else "?"
-
-
-def _size(value: Any) -> str:
-    return size_text(value) if is_number(value) else "?"

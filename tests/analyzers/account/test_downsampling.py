@@ -11,7 +11,8 @@ from analyzers.account.downsampling import changes
 from analyzers.account.long_run import look
 from analyzers.diagnose import diagnose
 from analyzers.report.run_facts import run_facts
-from analyzers.stragglers import analyze as straggler
+from analyzers.scope import Scope
+from analyzers.stragglers.analyze import stragglers
 from store import Store
 from tests.factories import make_run
 
@@ -41,7 +42,7 @@ def test_the_begin_of_a_slowdown_is_found_to_the_step(store: Store, small: None)
     few = views.compared
     ((rows,),) = few.rows("SELECT count(DISTINCT step) FROM steps")
     assert rows == views.looked_at["steps"] < 1000
-    (whole,), (part,) = straggler.analyze(store), straggler.analyze(few)
+    (whole,), (part,) = stragglers(store, Scope()), stragglers(few, Scope())
     assert part.ranks == whole.ranks == (2,)
     assert abs(part.first_step - 900) <= 2
     assert part.evidence["factor_ratio"] == pytest.approx(whole.evidence["factor_ratio"], rel=0.02)

@@ -7,18 +7,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analyzers.account.exposure import measure
-from analyzers.communication.analyze import analyze
+from analyzers.account.exposure import exposed_calls, measure
+from analyzers.communication.analyze import communication
 from analyzers.communication.bandwidth import call_classes, call_columns
-from analyzers.communication.exposed_calls import exposed_calls
 from analyzers.external.trace_diagnosis import breakdown
 from analyzers.finding import Finding
+from analyzers.scope import Scope
+from analyzers.source import Source
 from probes.tape.rundir import RunDir
 from store import Store
 from store.readers.kineto import read_trace
 from tests.analyzers.bucketed_world import bucketed_world
+from tests.analyzers.explained import explained
 from tests.analyzers.memory_store import MemoryStore
 from tests.processes import run_ranks
+
+
+def judged(store: Source) -> list[Finding]:
+    return explained(communication(store, Scope()))
 
 
 def of_kind(findings: list[Finding], kind: str) -> Finding:
@@ -35,7 +41,7 @@ def test_what_is_hidden_and_what_is_not() -> None:
     assert measured.transfer_ms == pytest.approx(6.0)
     assert measured.busy_ms == pytest.approx(24.0)
     assert measured.overlapped_ms == pytest.approx(18.0)
-    finding = of_kind(analyze(store), "exposed_communication")
+    finding = of_kind(judged(store), "exposed_communication")
     assert finding.status == "ok"
     assert finding.evidence["overlapped_ratio"] == pytest.approx(0.75)
     assert finding.evidence["exposed_transfer_ratio"] == pytest.approx(6 / 68, rel=1e-3)
@@ -82,10 +88,10 @@ def test_exposed_time_is_told_by_operation_size_and_group_and_the_late_apart() -
 
 
 def test_a_slow_link_is_exposed_and_a_late_rank_is_not_communication() -> None:
-    finding = of_kind(analyze(bucketed_world(gb_per_s=0.2)), "exposed_communication")
+    finding = of_kind(judged(bucketed_world(gb_per_s=0.2)), "exposed_communication")
     assert (finding.status, finding.cause, finding.advice) == ("advice", "transfer", "exposed-communication")
     assert finding.evidence["exposed_transfer_ratio"] > 0.4
-    late = of_kind(analyze(bucketed_world(gb_per_s=2.0, slow={3: 2.0})), "exposed_communication")
+    late = of_kind(judged(bucketed_world(gb_per_s=2.0, slow={3: 2.0})), "exposed_communication")
     assert late.status == "ok"
     assert late.evidence["waiting_for_late_ratio"] > 0.3
 
@@ -96,7 +102,7 @@ def test_small_buckets_are_told_beside_one_that_shows_the_bandwidth() -> None:
     took_ns = int(3 * (8 << 20) / 2.0)  # 2 GB/s over each link
     seen |= {"step": 9, "seq": 0, "issue_ns": 10**12, "end_ns": 10**12 + took_ns, "wait_ns": 0}
     store.add("collectives", [seen | {"rank": rank} for rank in range(4)])
-    finding = of_kind(analyze(store), "small_buckets")
+    finding = of_kind(judged(store), "small_buckets")
     assert (finding.status, finding.advice) == ("advice", "small-buckets")
     assert finding.evidence["calls_a_step"] == pytest.approx(64)
     assert finding.evidence["latency_ms"] == pytest.approx(1.0, rel=0.1)
@@ -104,30 +110,30 @@ def test_small_buckets_are_told_beside_one_that_shows_the_bandwidth() -> None:
 
 
 def test_large_buckets_and_small_votes_are_not_blamed() -> None:
-    assert [f.kind for f in analyze(bucketed_world(buckets=4))] == ["exposed_communication"]
+    assert [f.kind for f in judged(bucketed_world(buckets=4))] == ["exposed_communication"]
 
 
 def test_a_dimension_over_a_slower_link() -> None:
     store = bucketed_world(group="tp", gb_per_s=8.0)
     bucketed_world(group="dp_shard", gb_per_s=0.8, store=store)
     store.connection.execute("DELETE FROM steps WHERE rowid >= (SELECT count(*) // 2 FROM steps)")
-    finding = of_kind(analyze(store), "low_bandwidth")
+    finding = of_kind(judged(store), "low_bandwidth")
     assert (finding.status, finding.cause) == ("advice", "dp_shard")
     assert finding.evidence["factor_ratio"] == pytest.approx(10, rel=0.1)
 
 
 def test_what_is_missing_is_said() -> None:
-    (nothing,) = analyze(MemoryStore())
+    (nothing,) = judged(MemoryStore())
     assert nothing.status == "insufficient_data"
     store = bucketed_world()
     store.connection.execute("DELETE FROM collectives")
-    (finding,) = analyze(store)
+    (finding,) = judged(store)
     assert (finding.status, "collectives" in finding.summary) == ("insufficient_data", True)
-    (short,) = analyze(bucketed_world(steps=8))
+    (short,) = judged(bucketed_world(steps=8))
     assert short.status == "insufficient_data"
     alone = bucketed_world(ranks=2)
     alone.connection.execute("DELETE FROM collectives; DELETE FROM steps WHERE rank > 0")
-    assert analyze(alone) == [], "one rank has nobody to talk to"
+    assert judged(alone) == [], "one rank has nobody to talk to"
 
 
 # ---- beside torch's profiler ----

@@ -1,23 +1,22 @@
-"""The second witness: CPU time, waits for a core, garbage collections and tokens beside the wall clock."""
+"""Corroboration of the cause by CPU time, waits for a core, garbage collections and tokens."""
 
 from __future__ import annotations
 
 import pytest
 
-from analyzers.stragglers.analyze import analyze
-from analyzers.stragglers.corroboration import Witness, judge, load_witness
+from analyzers.stragglers.corroboration import Counters, attribute, load_counters
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.rank_timings import Slow, simulate
-from tests.analyzers.stragglers.test_straggler import stored
+from tests.analyzers.stragglers.test_straggler import judged, stored
 
 
-def verdict(cause: str = "compute", **witness: float | bool | None) -> tuple[str, str]:
-    found = judge(Witness(**witness), cause=cause, excess_ms=10.0, factor=1.5)  # type: ignore[arg-type]
+def attributed(cause: str = "compute", **counters: float | bool | None) -> tuple[str, str]:
+    found = attribute(Counters(**counters), cause=cause, excess_ms=10.0, factor=1.5)  # type: ignore[arg-type]
     return found.cause, found.reason
 
 
 @pytest.mark.parametrize(
-    ("witness", "expected"),
+    ("counters", "expected"),
     [
         ({}, ("compute", "")),  # nothing recorded decides nothing
         ({"cpu_ms": 9.5, "on_cpu": True, "run_delay_ms": 0.1}, ("compute", "")),
@@ -38,16 +37,16 @@ def verdict(cause: str = "compute", **witness: float | bool | None) -> tuple[str
         ({"cpu_ms": 10.0, "on_cpu": True, "tokens_ratio": 0.05}, ("compute", "")),
     ],
 )
-def test_what_the_witness_makes_of_slow_computing(witness: dict[str, float], expected: tuple[str, str]) -> None:
-    assert verdict(**witness) == expected
+def test_counters_attribute_slow_computing(counters: dict[str, float], expected: tuple[str, str]) -> None:
+    assert attributed(**counters) == expected
 
 
 def test_a_loader_that_waits_for_its_disk_is_data_and_one_without_a_core_is_host() -> None:
-    assert verdict("data", cpu_ms=0.1, on_cpu=True, run_delay_ms=0.2) == ("data", "")
-    assert verdict("data", cpu_ms=0.1, on_cpu=True, run_delay_ms=9.0) == ("host", "core")
+    assert attributed("data", cpu_ms=0.1, on_cpu=True, run_delay_ms=0.2) == ("data", "")
+    assert attributed("data", cpu_ms=0.1, on_cpu=True, run_delay_ms=9.0) == ("host", "core")
 
 
-def witnessed(seed: int, *, cause: str = "compute", **of_rank: str) -> MemoryStore:
+def counted(seed: int, *, cause: str = "compute", **of_rank: str) -> MemoryStore:
     """Rank 3 is 1.5 times as slow from step 60 on; `of_rank`: what its host says then, SQL over its row."""
     store = stored(simulate(seed, steps=120, machine="busy", faults=[Slow(rank=3, step=60, factor=1.5, cause=cause)]))
     store.add("ranks", [{"attempt": 0, "rank": rank, "device": "cpu", "wall_ns": 1} for rank in range(4)])
@@ -60,13 +59,13 @@ def witnessed(seed: int, *, cause: str = "compute", **of_rank: str) -> MemorySto
 
 
 def test_a_rank_that_computes_more_is_slow_in_computing() -> None:
-    (finding,) = analyze(witnessed(20))
+    (finding,) = judged(counted(20))
     assert (finding.ranks, finding.cause) == ((3,), "compute")
     assert finding.evidence["cpu_time_excess_ms"] == pytest.approx(finding.evidence["excess_ms"], rel=0.2)
 
 
 def test_a_rank_whose_core_is_taken_is_no_bad_device() -> None:
-    (finding,) = analyze(witnessed(21, cpu_ns="cpu_ns / 1.5", run_delay_ns="cpu_ns / 3"))
+    (finding,) = judged(counted(21, cpu_ns="cpu_ns / 1.5", run_delay_ns="cpu_ns / 3"))
     assert (finding.ranks, finding.cause, finding.advice) == ((3,), "host", "straggler-host")
     assert "waits for a core" in finding.summary
     assert finding.evidence["core_wait_excess_ms"] > 10
@@ -81,24 +80,24 @@ def test_slow_in_everything_because_of_the_host_is_one_finding() -> None:
         )
     )
     store.connection.execute("UPDATE steps SET run_delay_ns = CASE WHEN rank = 2 AND step >= 60 THEN 30e6 ELSE 0 END")
-    (finding,) = analyze(store)
+    (finding,) = judged(store)
     assert (finding.ranks, finding.cause) == ((2,), "host")
 
 
 def test_longer_sequences_are_no_bad_machine() -> None:
-    (finding,) = analyze(witnessed(23, tokens="6000"))
+    (finding,) = judged(counted(23, tokens="6000"))
     assert finding.cause == "compute"  # of the others nothing is known
-    store = witnessed(23)
+    store = counted(23)
     store.connection.execute("UPDATE steps SET tokens = CASE WHEN rank = 3 AND step >= 60 THEN 6000 ELSE 4000 END")
-    (finding,) = analyze(store)
+    (finding,) = judged(store)
     assert (finding.ranks, finding.cause) == ((3,), "sequence_length")
     assert finding.evidence["tokens_excess_ratio"] == pytest.approx(0.5)
 
 
 def test_a_store_of_an_older_recorder_says_less_and_nothing_false() -> None:
-    store = witnessed(24)
+    store = counted(24)
     store.connection.execute("UPDATE steps SET run_delay_ns = NULL, major_faults = NULL, cpu_ns = NULL, gc_ns = NULL")
-    (finding,) = analyze(store)
+    (finding,) = judged(store)
     assert finding.cause == "compute"
     assert "cpu_time_excess_ms" not in finding.evidence
-    assert load_witness(store, 0, 3, [0, 1, 2], 60, 119).cpu_ms is None
+    assert load_counters(store, 0, (3, 60, 119), [0, 1, 2]).cpu_ms is None

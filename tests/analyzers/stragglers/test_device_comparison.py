@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from analyzers.finding import Finding
-from analyzers.stragglers.analyze import analyze
-from analyzers.stragglers.device_comparison import DeviceBeside
+from analyzers.stragglers.device_comparison import DeviceComparison
 from probes.tape.names import NameWriter
 from probes.tape.rundir import NODE_RANK, RunDir
 from probes.tape.schema import TABLES
 from probes.tape.writer import COMPLETE, TapeWriter
 from store import Store
+from tests.analyzers.stragglers.test_straggler import judged
 from tests.factories import make_run
 
 GPU = {"gpu_utilization_ratio": 0.98, "temperature_celsius": 61.0, "sm_clock_hertz": 1.98e9, "throttle_reasons": 4}
@@ -48,14 +48,14 @@ def finding_of(tmp_path: Path, readings: dict[str, dict[str, float]]) -> Finding
         path.write_text(text)
     sampled(run, readings)
     with Store.open(run) as store:
-        (found,) = analyze(store)
+        (found,) = judged(store)
     return found
 
 
 def test_a_throttled_gpu_is_why(tmp_path: Path) -> None:
     found = finding_of(tmp_path, {f"GPU-{rank}": GPU | (HOT if rank == 2 else {}) for rank in range(4)})
     assert (found.ranks, found.cause, found.advice) == ((2,), "gpu_clock", "straggler-gpu-clock")
-    assert "1.20 GHz, those of its peers at 1.98: heat, by the driver, 91 degrees" in found.summary
+    assert "Its GPU runs at 1.20 GHz, its peers at 1.98 GHz: heat, by the driver, 91 degrees." in found.summary
     assert found.evidence["sm_clock_of_peers_hertz"] == pytest.approx(1.98e9)
     assert found.evidence["throttled_ratio"] == 1.0
 
@@ -72,13 +72,13 @@ def test_a_sound_gpu_is_not_blamed_and_its_readings_are_shown(tmp_path: Path) ->
 def test_without_readings_nothing_is_said(tmp_path: Path) -> None:
     run = make_run(tmp_path, ranks=4, steps=60, slow={2: 1.5}, slow_from=20)
     with Store.open(run) as store:
-        (found,) = analyze(store)
+        (found,) = judged(store)
     assert found.cause == "compute"
     assert not [name for name in found.evidence if "clock" in name or "celsius" in name]
 
 
 def test_a_clock_that_is_a_little_lower_explains_little() -> None:
-    beside = DeviceBeside(clock_hertz=1.95e9, peers_clock_hertz=1.98e9)
+    beside = DeviceComparison(clock_hertz=1.95e9, peers_clock_hertz=1.98e9)
     assert beside.explains(1.5) == ""
     assert beside.explains(1.02) != ""
-    assert DeviceBeside().explains(1.5) == ""
+    assert DeviceComparison().explains(1.5) == ""

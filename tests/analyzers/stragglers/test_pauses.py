@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from analyzers.account.timings import OWN_PHASES
-from analyzers.stragglers.analyze import analyze
-from analyzers.stragglers.slow_rank import find_stragglers
+from analyzers.stragglers.peer_comparison import find_stragglers
 from tests.analyzers.rank_timings import Slow, simulate
-from tests.analyzers.stragglers.test_straggler import stored
+from tests.analyzers.stragglers.test_straggler import judged, stored
 
 
 def paused(rank: int, *, step: int = 1, share: float = 0.35, until: int = 10**9, pause_ms: float = 150.0) -> Slow:
@@ -30,12 +29,12 @@ def test_a_rank_that_is_stopped_now_and_then_is_named(machine: str, ranks: int) 
 
 
 def test_the_finding_says_in_how_many_steps_and_what_the_run_loses() -> None:
-    (finding,) = analyze(stored(simulate(1, ranks=4, steps=200, faults=[paused(2, step=60)])))
+    (finding,) = judged(stored(simulate(1, ranks=4, steps=200, faults=[paused(2, step=60)])))
     assert (finding.ranks, finding.evidence["pattern"]) == ((2,), "pauses")
     assert finding.first_step is not None
     assert 60 <= finding.first_step <= 75
     assert "% of steps" in finding.summary
-    assert "in which it pauses" in finding.summary
+    assert finding.summary.startswith("Rank 2 paused in ")
     lost_ms = finding.evidence["step_ms"] - finding.evidence["step_without_it_ms"]
     assert lost_ms == pytest.approx(0.35 * 150, rel=0.35)
 

@@ -7,11 +7,20 @@ import numpy as np
 import pytest
 
 from analyzers.account.timings import OWN_PHASES, Timings, others_median
+from analyzers.finding import Finding
 from analyzers.report.wording.explained import why
-from analyzers.stragglers.analyze import analyze
-from analyzers.stragglers.slow_rank import Straggler, StragglerPolicy, find_stragglers
+from analyzers.scope import Scope
+from analyzers.source import Source
+from analyzers.stragglers.analyze import stragglers
+from analyzers.stragglers.peer_comparison import Straggler, find_stragglers
+from analyzers.stragglers.policy import StragglerPolicy
+from tests.analyzers.explained import explained
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.rank_timings import Slow, simulate
+
+
+def judged(source: Source) -> list[Finding]:
+    return explained(stragglers(source, Scope()))
 
 
 def named(stragglers: Sequence[Straggler]) -> list[tuple[int, str]]:
@@ -152,33 +161,33 @@ def stored(timings: Timings, *, clock_offset_ns: dict[int, int] | None = None) -
 
 def test_a_finding_says_who_since_when_how_much_and_why() -> None:
     store = stored(simulate(10, steps=120, machine="busy", faults=[Slow(rank=3, step=60, factor=1.5)]))
-    (finding,) = analyze(store)
+    (finding,) = judged(store)
     assert (finding.kind, finding.ranks, finding.cause) == ("straggler", (3,), "compute")
     assert abs((finding.first_step or 0) - 60) <= 2
     assert finding.evidence["caused_wait_ratio"] > 0.9
     assert finding.evidence["speedup_without_it_ratio"] > 1.2
     assert finding.cost_s == pytest.approx(21 * 61 / 1000, rel=0.2)
-    assert "rank 3 is a straggler since step" in finding.summary
-    for words in ("compute: forward 1.5", "backward 1.5", "data", "of the waiting"):
+    assert finding.summary.startswith("Rank 3 has been slow since step ")
+    for words in ("forward 1.5", "backward 1.5", "data", "of the waiting"):
         assert words in why(finding)
 
 
 def test_clocks_ten_minutes_apart_change_nothing() -> None:
     clean = simulate(11, steps=120, machine="busy")
-    assert analyze(stored(clean, clock_offset_ns={1: 600 * 10**9, 2: -600 * 10**9})) == []
+    assert judged(stored(clean, clock_offset_ns={1: 600 * 10**9, 2: -600 * 10**9})) == []
 
 
 def test_steps_that_run_again_are_observations_of_their_own() -> None:
     order = [*range(1, 61), *range(41, 101)]
     store = stored(simulate(12, steps_run=order, faults=[Slow(rank=2, step=41, until=60, factor=1.4)]))
-    (finding,) = analyze(store)
+    (finding,) = judged(store)
     assert (finding.ranks, finding.first_step, finding.evidence["steps_slow"]) == ((2,), 41, 40)
 
 
 def test_a_rank_with_missing_rows_is_compared_by_step() -> None:
     store = stored(simulate(13, steps=120, faults=[Slow(rank=1, step=60, factor=1.3)]))
     store.connection.execute("DELETE FROM steps WHERE rank = 0 AND step % 7 = 0")
-    (finding,) = analyze(store)
+    (finding,) = judged(store)
     assert finding.ranks == (1,)
     assert abs((finding.first_step or 0) - 60) <= 2
 
@@ -189,21 +198,21 @@ def test_one_rank_that_evaluates_and_saves_for_all_is_nothing() -> None:
         "UPDATE steps SET checkpoint_ns = 80000000, evaluate_ns = 90000000, duration_ns = duration_ns + 170000000 "
         "WHERE rank = 0 AND step % 2 = 0"
     )
-    assert analyze(store) == []
+    assert judged(store) == []
 
 
 def test_warm_up_is_left_out() -> None:
     faults = [Slow(rank=0, step=1, until=StragglerPolicy().warm_up_steps, factor=50.0)]
-    assert analyze(stored(simulate(15, steps=40, faults=faults))) == []
+    assert judged(stored(simulate(15, steps=40, faults=faults))) == []
 
 
 def test_without_peers_or_steps_nothing_is_claimed() -> None:
-    assert [f.status for f in analyze(MemoryStore())] == ["insufficient_data"]
-    assert [f.status for f in analyze(stored(simulate(16, steps=8)))] == ["insufficient_data"]
-    assert analyze(stored(simulate(17, ranks=1, steps=60))) == []
+    assert [f.status for f in judged(MemoryStore())] == ["insufficient_data"]
+    assert [f.status for f in judged(stored(simulate(16, steps=8)))] == ["insufficient_data"]
+    assert judged(stored(simulate(17, ranks=1, steps=60))) == []
     store = stored(simulate(18, steps=120, faults=[Slow(rank=3, step=60, factor=1.5)]))
     store.drop("collectives")
-    (finding,) = analyze(store)
+    (finding,) = judged(store)
     assert "caused_wait_ratio" not in finding.evidence
 
 
@@ -244,21 +253,21 @@ def slow_link(
 
 
 def test_a_slow_link_is_named_by_the_groups_that_share_it() -> None:
-    (finding,) = analyze(slow_link(True))
+    (finding,) = judged(slow_link(True))
     assert (finding.cause, finding.ranks) == ("communication", (5,))
     assert 18 <= (finding.first_step or 0) <= 25
     assert set(finding.evidence["process_groups"]) == {"fsdp:4-7", "dp:1,5"}
     for seed in range(3):
-        assert analyze(slow_link(False, seed=seed, jitter=0.3)) == []
+        assert judged(slow_link(False, seed=seed, jitter=0.3)) == []
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_group_that_is_a_little_slower_says_which_member_of_a_slow_one_it_is(seed: int) -> None:
-    (finding,) = analyze(slow_link(True, seed=seed, in_columns=1.45))
+    (finding,) = judged(slow_link(True, seed=seed, in_columns=1.45))
     assert finding.ranks == (5,)
-    (finding,) = analyze(slow_link(True, seed=seed, in_columns=1.45, before=10))
+    (finding,) = judged(slow_link(True, seed=seed, in_columns=1.45, before=10))
     assert finding.ranks == (5,), "although its row seemed slow before the column was"
-    (finding,) = analyze(slow_link(True, seed=seed, in_columns=1.0))
+    (finding,) = judged(slow_link(True, seed=seed, in_columns=1.0))
     assert finding.ranks == (4, 5, 6, 7), "no other group says which of them"
 
 
@@ -275,7 +284,7 @@ def test_a_group_that_is_a_little_slower_says_which_member_of_a_slow_one_it_is(s
 )
 def test_a_straggler_keeps_a_slow_link_quiet_only_if_it_explains_it(fault: Slow, explains: bool) -> None:
     """The link of rank 5 is slow from step 70 on."""
-    found = analyze(slow_link(True, steps=120, onset=70, faults=[fault]))
+    found = judged(slow_link(True, steps=120, onset=70, faults=[fault]))
     assert (fault.rank,) in [finding.ranks for finding in found if finding.cause != "communication"]
     links = [finding.ranks for finding in found if finding.cause == "communication"]
     assert links == ([] if explains else [(5,)])

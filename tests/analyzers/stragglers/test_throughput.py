@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from analyzers.finding import Finding
+from analyzers.scope import Scope
 from analyzers.stragglers import throughput
-from analyzers.stragglers.throughput import StepTimes, analyze, between, regression, step_times
+from analyzers.stragglers.throughput import StepTimes, between, regression, step_times, throughput_drops
+from tests.analyzers.explained import explained
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.rank_timings import Slow, simulate
 from tests.analyzers.stragglers.test_straggler import stored
@@ -35,7 +37,7 @@ def run_of(
 
 
 def fired(store: MemoryStore) -> list[Finding]:
-    return [finding for finding in analyze(store) if finding.status == "fired"]
+    return [finding for finding in explained(throughput_drops(store, Scope())) if finding.status == "fired"]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_what_came_back_or_is_too_short_is_no_drop() -> None:
     )
     assert fired(store) == []
     assert fired(run_of(4, steps=150, since=60, factors={"forward": 3.0})) == []
-    (finding,) = analyze(MemoryStore())
+    (finding,) = explained(throughput_drops(MemoryStore(), Scope()))
     assert finding.status == "insufficient_data"
 
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from analyzers.finding import Finding
-from analyzers.stragglers.analyze import analyze
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.rank_timings import simulate
-from tests.analyzers.stragglers.test_straggler import stored
+from tests.analyzers.stragglers.test_straggler import judged, stored
 
 STAGES, STEPS, ONSET, MICROBATCHES = 4, 45, 20, 4
 NS = 1e6
@@ -59,14 +58,14 @@ def pipeline(
 
 
 def fired(store: MemoryStore) -> list[Finding]:
-    return [finding for finding in analyze(store) if finding.status == "fired"]
+    return [finding for finding in judged(store) if finding.status == "fired"]
 
 
 @pytest.mark.parametrize("hosts", [False, True])
 def test_one_direction_is_named(hosts: bool) -> None:
     (finding,) = fired(pipeline(lambda a, b: 6.0 if (a, b) == (2, 3) else 1.0, hosts=hosts))
     assert (finding.cause, finding.ranks) == ("communication", (2, 3))
-    assert finding.summary.startswith("the link rank 2 -> rank 3 is slow in communication since step")
+    assert finding.summary.startswith("The link rank 2 -> rank 3 has been slow in communication since step")
     assert ONSET - 5 <= (finding.first_step or 0) <= ONSET + 5
     assert finding.evidence["factor_ratio"] == pytest.approx(6.0, rel=0.15)
     assert finding.evidence["process_groups"] == ["rank 2 -> rank 3"]
@@ -75,13 +74,13 @@ def test_one_direction_is_named(hosts: bool) -> None:
 def test_both_directions_are_one_link() -> None:
     (finding,) = fired(pipeline(lambda a, b: 6.0 if {a, b} == {1, 2} else 1.0))
     assert finding.ranks == (1, 2)
-    assert "the link rank 1 <-> rank 2" in finding.summary
+    assert "The link rank 1 <-> rank 2" in finding.summary
 
 
 def test_all_links_of_a_rank_are_that_rank() -> None:
     (finding,) = fired(pipeline(lambda a, b: 6.0 if 2 in (a, b) else 1.0))
     assert finding.ranks == (2,)
-    assert finding.summary.startswith("rank 2 is slow in communication")
+    assert finding.summary.startswith("Rank 2 has been slow in communication")
     assert len(finding.evidence["process_groups"]) == 4
 
 
@@ -90,7 +89,7 @@ def test_the_only_link_is_compared_with_its_past() -> None:
     assert finding.ranks == (0, 1)
     assert "as before" in finding.summary
     (finding,) = fired(pipeline(lambda a, b: 6.0 if a == 0 else 1.0, stages=2))
-    assert "the link rank 0 -> rank 1" in finding.summary
+    assert "The link rank 0 -> rank 1" in finding.summary
 
 
 def test_a_network_that_is_slower_for_all_names_no_link() -> None:

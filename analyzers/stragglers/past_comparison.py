@@ -1,17 +1,17 @@
-"""Ranks that no other does the work of: each is compared with its own past, beside what all of them did meanwhile.
+"""Comparison of ranks with their own past, where no other rank does the same work. Pure.
 
-    for slow in find_slower_alone(timings, policy):
+    for slow in find_slower_than_before(timings, policy):
         slow.rank, slow.cause, slow.first_step, slow.factor          # 1.5: it takes 1.5 times as long as it did
 
-In a pipeline with one rank a stage nobody has a rank's work; among tensor-parallel ranks nobody has the loading of the
-one that loads. Then a rank that is slow for good is not told from one that has more to do (`stage_balance` measures a
-stage's work), but one that became slow is:
+In a pipeline with one rank per stage no two ranks have the same work; among tensor-parallel ranks often only one loads.
+A rank that was always slow cannot be distinguished from one that has more to do (`pipeline` measures the work of a
+stage), but one that became slow can:
 
 1. Each rank's own time over its usual one (the lower quartile, so that a slow part of the run is not the measure).
 2. `change_point` finds ranks whose time over that of the others, in the same observations, grew and stayed so. What all
    have in common (longer sequences, a host that others use) cancels out.
-3. What does not cancel out, because stages answer to it in different measure, is told by the others having grown, too:
-   the rank's own time must have grown by `alone_others_factor` times what that of any other has. Pure.
+3. What does not cancel out, because it affects stages differently, makes the others grow, too: the rank's own time must
+   have grown by `past_others_factor` times as much as that of any other.
 """
 
 from __future__ import annotations
@@ -22,54 +22,58 @@ import numpy as np
 
 from analyzers.account.timings import COMPUTE_PHASES, OWN_PHASES, Matrix, Timings, others_median
 from analyzers.stragglers.change_point import find_changes
+from analyzers.stragglers.peer_comparison import (
+    Cause,
+    Straggler,
+    complete,
+    is_significant,
+    num_steps_of,
+    without_side_effects,
+)
 from analyzers.stragglers.persistence import Segment
-from analyzers.stragglers.slow_rank import Cause, Straggler, StragglerPolicy, complete, is_worth_telling, steps_of
+from analyzers.stragglers.policy import StragglerPolicy
 
-__all__ = ["find_slower_alone"]
+__all__ = ["find_slower_than_before"]
 
 
-def find_slower_alone(timings: Timings, policy: StragglerPolicy | None = None) -> list[Straggler]:
-    """Ranks without peers that became slower and stayed so, of one attempt, by compute and data. Pure."""
+def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = None) -> list[Straggler]:
+    """Find ranks without peers that became slower and stayed so, of one attempt, by compute and data."""
     policy = policy or StragglerPolicy()
     if len(timings.ranks) < 2:
         return []
     own: dict[Cause, Matrix] = {"compute": complete(timings.compute), "data": complete(timings.own["data"])}
-    alone = {"compute": timings.alone(timings.peers), "data": timings.alone(timings.data_peers)}
+    single = {"compute": timings.without_peers(timings.peers), "data": timings.without_peers(timings.data_peers)}
     whole = own["compute"] + own["data"]
     usual = np.maximum(np.quantile(whole, 0.25, axis=1, keepdims=True), 1e-3).astype(np.float32)
-    change = replace(policy.change, min_effect_ratio=policy.alone_effect_ratio)
-    found: dict[int, list[Straggler]] = {}
+    change = replace(policy.change, min_effect_ratio=policy.past_effect_ratio)
+    found: list[Straggler] = []
     for cause, values in own.items():
-        if not len(alone[cause]):
+        if not len(single[cause]):
             continue
         ratios: Matrix = values / usual
         for segment in find_changes(ratios - others_median(ratios), values, whole, change):
-            if segment.row in alone[cause] and _is_its_own(ratios, segment, policy):
+            if segment.row in single[cause] and _is_its_own(ratios, segment, policy):
                 straggler = _measure(timings, segment, cause, values, whole)
-                if is_worth_telling(straggler, policy):
-                    found.setdefault(segment.row, []).append(straggler)
-    result: list[Straggler] = []
-    for stragglers in found.values():
-        largest = max(straggler.excess_ms for straggler in stragglers)
-        result += [s for s in stragglers if s.excess_ms >= policy.second_cause_ratio * largest]
-    return sorted(result, key=lambda straggler: -straggler.excess_ms)
+                if is_significant(straggler, policy):
+                    found.append(straggler)
+    return sorted(without_side_effects(found, policy), key=lambda straggler: -straggler.excess_ms)
 
 
 def _grown(values: Matrix, begin: int) -> Matrix:
-    """By how much each row's median is larger from `begin` on."""
+    """Growth of each row's median from `begin` on."""
     after, before = np.median(values[:, begin:], axis=1), np.median(values[:, :begin], axis=1)
     return (after - before).astype(np.float32)
 
 
 def _is_its_own(ratios: Matrix, segment: Segment, policy: StragglerPolicy) -> bool:
-    """Whether the others did not become slower with it."""
+    """Decide whether the rank alone became slower."""
     grown = _grown(ratios, segment.begin)
     others = float(np.max(np.delete(grown, segment.row)))
-    return bool(grown[segment.row] >= max(policy.alone_effect_ratio, policy.alone_others_factor * others))
+    return bool(grown[segment.row] >= max(policy.past_effect_ratio, policy.past_others_factor * others))
 
 
 def _measure(timings: Timings, segment: Segment, cause: Cause, values: Matrix, whole: Matrix) -> Straggler:
-    """Times against the rank's own before the onset."""
+    """Numbers of a slow rank against its own times before the onset."""
     row, before, after = segment.row, slice(0, segment.begin), slice(segment.begin, segment.end)
     excess_ms = float(np.median(values[row, after]) - np.median(values[row, before]))
     whole_before = max(float(np.median(whole[row, before])), 1e-3)
@@ -95,7 +99,7 @@ def _measure(timings: Timings, segment: Segment, cause: Cause, values: Matrix, w
         phase_factors={phase: factors[phase] for phase in (*phases, *(p for p in OWN_PHASES if p not in phases))},
         phase_excess_ms=excesses,
         peers_wait_more_ms=float(np.median(_grown(waits, segment.begin))),
-        num_steps=steps_of(timings.steps, segment),
+        num_steps=num_steps_of(timings.steps, segment),
         ongoing=True,
-        alone=True,
+        has_peers=False,
     )

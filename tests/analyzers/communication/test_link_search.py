@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analyzers.communication.transfer_history import find_slower
-from analyzers.stragglers.analyze import analyze
+from analyzers.communication.link_search import find_rise
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.rank_timings import simulate
-from tests.analyzers.stragglers.test_straggler import stored
+from tests.analyzers.stragglers.test_straggler import judged, stored
 
 
 def transfers(seed: int, windows: int, *, slow_from: int | None = None, factor: float = 4.0, noise: float = 0.1):  # type: ignore[no-untyped-def]
@@ -22,22 +21,22 @@ def transfers(seed: int, windows: int, *, slow_from: int | None = None, factor: 
 def test_from_when_on_and_how_much() -> None:
     soon = 0
     for seed in range(30):
-        found = find_slower(transfers(seed, 20, slow_from=8))
+        found = find_rise(transfers(seed, 20, slow_from=8))
         assert found is not None
         assert found.begin == 8
         assert found.factor == pytest.approx(4, rel=0.3)
-        assert find_slower(transfers(seed, 6, slow_from=4)) is None, "a burst of a machine lasts as long"
-        soon += find_slower(transfers(seed, 7, slow_from=4)) is not None  # fifteen steps after the onset
+        assert find_rise(transfers(seed, 6, slow_from=4)) is None, "a burst of a machine lasts as long"
+        soon += find_rise(transfers(seed, 7, slow_from=4)) is not None  # fifteen steps after the onset
     assert soon >= 28
 
 
 def test_silence() -> None:
     for seed in range(200):
-        assert find_slower(transfers(seed, 30, noise=0.3)) is None
-        assert find_slower(transfers(seed, 20, slow_from=8, factor=1.4)) is None
+        assert find_rise(transfers(seed, 30, noise=0.3)) is None
+        assert find_rise(transfers(seed, 20, slow_from=8, factor=1.4)) is None
         over = transfers(seed, 20)
         over[6:12] *= 5
-        assert find_slower(over) is None
+        assert find_rise(over) is None
 
 
 def one_group(*, slow: bool, core_wait: bool = False) -> MemoryStore:
@@ -53,14 +52,14 @@ def one_group(*, slow: bool, core_wait: bool = False) -> MemoryStore:
 
 
 def test_a_slow_link_in_the_only_group() -> None:
-    (finding,) = analyze(one_group(slow=True))
+    (finding,) = judged(one_group(slow=True))
     assert (finding.cause, finding.ranks) == ("communication", (0, 1, 2, 3))
     assert abs((finding.first_step or 0) - 30) <= 5
     assert finding.evidence["transfer_before_ms"] < 6
     assert finding.evidence["excess_ms"] == pytest.approx(20, rel=0.2)
     assert "as before" in finding.summary
-    assert analyze(one_group(slow=False)) == []
+    assert judged(one_group(slow=False)) == []
 
 
 def test_a_machine_without_free_cores_is_no_slow_link() -> None:
-    assert analyze(one_group(slow=True, core_wait=True)) == []
+    assert judged(one_group(slow=True, core_wait=True)) == []

@@ -2,18 +2,21 @@ from __future__ import annotations
 
 import pytest
 
-from analyzers.data.analyze import analyze
+from analyzers.data.analyze import data_bound
+from analyzers.finding import Finding
+from analyzers.scope import Scope
+from tests.analyzers.explained import explained
 from tests.analyzers.plain_run import MS, plain_run
 
 SLOW = 80 * MS
 
 
-def starving(where: str, **options: int) -> list[object]:
+def starving(where: str, **options: int) -> list[Finding]:
     store = plain_run(steps=200, **options)
     store.connection.execute(
         f"UPDATE steps SET data_ns = {SLOW}, duration_ns = duration_ns + {SLOW - MS} WHERE {where}"
     )
-    return list(analyze(store))
+    return explained(data_bound(store, Scope()))
 
 
 @pytest.mark.parametrize(
@@ -26,18 +29,18 @@ def starving(where: str, **options: int) -> list[object]:
 )
 def test_the_share_the_rhythm_and_the_onset(where: str, cause: str, every: int | None, since: int | None) -> None:
     (finding,) = starving(where)
-    assert (finding.kind, finding.status, finding.cause) == ("data_bound", "fired", cause)  # type: ignore[attr-defined]
-    assert finding.ranks == ()  # type: ignore[attr-defined]
-    assert finding.evidence["every_steps"] == every  # type: ignore[attr-defined]
-    assert 0.1 < finding.evidence["data_ratio"] < 0.5  # type: ignore[attr-defined]
+    assert (finding.kind, finding.status, finding.cause) == ("data_bound", "fired", cause)
+    assert finding.ranks == ()
+    assert finding.evidence["every_steps"] == every
+    assert 0.1 < finding.evidence["data_ratio"] < 0.5
     if since is not None:
-        assert abs(finding.first_step - since) <= 1  # type: ignore[attr-defined]
-        assert finding.evidence["data_ratio"] == pytest.approx(80 / 179, rel=0.02)  # type: ignore[attr-defined]
+        assert abs(finding.first_step - since) <= 1
+        assert finding.evidence["data_ratio"] == pytest.approx(80 / 179, rel=0.02)
 
 
 def test_half_of_the_ranks_are_named() -> None:
     (finding,) = starving("rank >= 1")
-    assert finding.ranks == (1, 2, 3)  # type: ignore[attr-defined]
+    assert finding.ranks == (1, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -48,10 +51,10 @@ def test_silence_where_the_loader_keeps_up_or_one_rank_alone_is_slow_or_it_is_ov
     assert starving(where) == []
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_records_are_reported() -> None:
     for damage in ("DELETE FROM steps", "UPDATE steps SET data_ns = NULL", "UPDATE steps SET data_ns = 0",
                    "DELETE FROM steps WHERE step > 20"):  # fmt: skip
         store = plain_run()
         store.connection.execute(damage)
-        (finding,) = analyze(store)
+        (finding,) = explained(data_bound(store, Scope()))
         assert (finding.status, finding.kind) == ("insufficient_data", "data_bound"), damage

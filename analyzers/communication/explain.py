@@ -1,0 +1,46 @@
+"""Evidence and next step of findings about the cost of communication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from analyzers.finding import Finding
+from analyzers.wording import number, percent
+
+__all__ = ["NEXT", "WHY"]
+
+
+def _exposed(finding: Finding) -> str:
+    of = finding.evidence
+    return (
+        f"Ranks are blocked in communication for {number(of.get('exposed_ms'))} of {number(of.get('step_ms'))} ms per "
+        f"step, and wait for late ranks in {percent(of.get('waiting_for_late_ratio'))} of the step."
+    )
+
+
+def _bandwidth(finding: Finding) -> str:
+    of = finding.evidence
+    return (
+        f"A transfer takes {number(of.get('transfer_ms'))} ms where the best bandwidth seen would take "
+        f"{number(of.get('at_best_ms'))} ms."
+    )
+
+
+def _buckets(finding: Finding) -> str:
+    of = finding.evidence
+    return (
+        f"Each of {number(of.get('calls_a_step'))} calls per step costs {number(of.get('latency_ms'))} ms on top of "
+        f"moving its bytes at {number(of.get('best_gb_per_s'))} GB/s."
+    )
+
+
+WHY: Mapping[str, Callable[[Finding], str]] = {
+    "exposed_communication": _exposed,
+    "low_bandwidth": _bandwidth,
+    "small_buckets": _buckets,
+}
+NEXT: Mapping[str, Callable[[Finding], str]] = {
+    "exposed_communication": lambda _: "Use larger buckets or prefetch, more work per rank, or fewer ranks in a group.",
+    "low_bandwidth": lambda _: "Map the dimension with the most traffic to the fastest link.",
+    "small_buckets": lambda _: "Make the gradient buckets larger.",
+}

@@ -1,0 +1,82 @@
+"""Figures of the cost of communication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from analyzers.account.exposure import measure
+from analyzers.communication.bandwidth import call_classes
+from analyzers.figures import bars, collectives, exposed, queries
+from analyzers.figures.rank_values import attempt_of
+from analyzers.figures.titled_figure import Drawing
+from analyzers.finding import Finding
+from analyzers.source import Source, lacking, missing_tables
+
+__all__ = ["FIGURES", "bandwidth", "buckets", "exposure"]
+
+MAX_CLASSES = 16
+
+
+def exposure(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """Exposed and overlapped communication of each step, and the bandwidth of all calls."""
+    attempt = attempt_of(source, finding)
+    needed = {"collectives": ("wait_ns", "issue_ns", "end_ns"), "steps": ("duration_ns",)}
+    if attempt is None or lacking(source, **needed):
+        return
+    measured = measure(source, attempt)
+    steps, place = np.unique(measured.step, return_inverse=True)
+    if len(steps) > 1:
+        num = np.bincount(place)
+        late = np.maximum(0.0, measured.exposed_ms - measured.transfer_ms)
+        parts = [np.bincount(place, weights=w) / num for w in (measured.transfer_ms, late, measured.overlapped_ms)]
+        yield Drawing(title="Communication of a step, exposed and hidden", figure=exposed.draw(steps, *parts))
+    calls = queries.collectives(source)
+    if len(calls["op"]):
+        yield Drawing(title="Bandwidth of all calls", figure=collectives.draw(calls))
+
+
+def bandwidth(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """Bus bandwidth of the slow group's calls and of the best seen, the largest messages first."""
+    attempt = attempt_of(source, finding)
+    if attempt is None or missing_tables(source, "collectives"):
+        return
+    slow, best = (str(finding.evidence.get(name) or "") for name in ("process_group", "best_process_group"))
+    classes = sorted(call_classes(source, attempt), key=lambda one: -one.num_bytes)
+    shown = [one for one in classes if one.process_group in (slow, best)][:MAX_CLASSES]
+    shown += [one for one in classes if one not in shown][: MAX_CLASSES - len(shown)]
+    if len(shown) > 1:
+        figure = bars.draw(
+            {one.text: one.bus_gb_per_s for one in shown}, x="bus bandwidth (GB/s)", unit="GB/s",
+            accused={one.text for one in shown if one.process_group == slow},
+            usual=max(one.bus_gb_per_s for one in classes), usual_name="best seen",
+        )  # fmt: skip
+        yield Drawing(title="Bandwidth and the best of the run", figure=figure)
+
+
+def buckets(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """Transfer of each size of the operation, and the time that its bytes take at the best bandwidth seen."""
+    attempt = attempt_of(source, finding)
+    if attempt is None or missing_tables(source, "collectives"):
+        return
+    every = call_classes(source, attempt)
+    classes = [one for one in every if not finding.cause or one.op == finding.cause]
+    shown = sorted(classes, key=lambda one: -one.num_calls)[:MAX_CLASSES]
+    if not shown:
+        return
+    best = max(one.bus_gb_per_s for one in every)
+    values: dict[str, float] = {}
+    for one in sorted(shown, key=lambda one: -one.num_bytes):
+        values[f"{one.text}, measured"] = one.transfer_ms
+        values[f"{one.text}, its bytes alone"] = one.bus_bytes / best / 1e6
+    accused = {name for name in values if name.endswith("measured")}
+    figure = bars.draw(values, accused=accused, x="transfer of a call (ms)", unit="ms")
+    yield Drawing(title="Time of a call and the time that its bytes need", figure=figure)
+
+
+FIGURES: Mapping[str, Sequence[Callable[[Source, Finding], Iterator[Drawing]]]] = {
+    "exposed_communication": (exposure,),
+    "low_bandwidth": (bandwidth,),
+    "small_buckets": (buckets,),
+}

@@ -1,0 +1,214 @@
+"""Search for slow links: groups and pairs of ranks whose transfers take longer than others', or than before.
+
+    slow_links(source, attempt=0)        # [SlowLink(ranks=(3,), groups=("dp:1-3/2", "tp:2-3"), ...)]
+
+1. Groups of the same mesh dimension, operation and size are compared with each other, window by window of steps
+   (`transfers`). A group is slow if its median transfer is well above the median of the others. So are pairs of ranks
+   that exchange messages of the same size, within a host and between hosts apart.
+2. A group alone in its dimension, and pairs with nothing to compare with, are compared with their own past. If most
+   pairs became slower it is no link (`stragglers.throughput` reports that).
+3. Slow in most windows from an onset on: a slow link. `slow_link` names the ranks.
+4. Where its ranks wait for cores, transfers differ without a slow link: then only clear ones are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analyzers.communication.policy import LinkHistoryPolicy, SlowLinkPolicy
+from analyzers.communication.slow_link import SlowLink, join_groups, join_pairs, join_with_pairs, narrow_to_member
+from analyzers.communication.transfers import (
+    Groups,
+    Window,
+    core_wait_ms,
+    core_waits,
+    group_members,
+    group_transfers,
+    pair_transfers,
+    shared_windows,
+)
+from analyzers.robust import sigma
+from analyzers.source import Floats, Source
+
+__all__ = ["Rise", "find_rise", "find_slow_rows", "slow_links"]
+
+Members = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rise:
+    """Windows from `begin` on are slow."""
+
+    begin: int
+    factor: float
+    before_ms: float
+    after_ms: float
+
+
+def slow_links(
+    source: Source, attempt: int, policy: SlowLinkPolicy | None = None, *, since_step: int = 0
+) -> list[SlowLink]:
+    """Slow links of one attempt."""
+    policy = policy or SlowLinkPolicy()
+    members = group_members(source, attempt)
+    classes = group_transfers(source, attempt, policy.window_steps, since_step)
+    compared: list[SlowLink] = []
+    risen: list[SlowLink] = []
+    for (_, op, num_bytes), groups in classes.items():
+        if len(groups) > 1:
+            compared += _slower_than_others(op, num_bytes, groups, members, policy)
+        else:
+            risen += _slower_than_before(op, num_bytes, groups, members, policy)
+    pairs = _slow_pairs(source, attempt, policy, since_step)
+    pairs = [pair for pair in pairs if not _is_host(source, attempt, pair, since_step, policy)]
+    # A link that slows one group of several slows the groups of all ranks, too.
+    links = [narrow_to_member(link, classes, members, policy) for link in join_groups(compared)]
+    links = join_with_pairs(links or join_groups(risen)[:1], pairs)
+    return [link for link in links if not _is_host(source, attempt, link, since_step, policy)]
+
+
+def find_slow_rows(transfers_ms: Floats, policy: SlowLinkPolicy) -> list[tuple[int, int, int, float]]:
+    """(row, first window, one after the last, factor) of slow rows of a matrix group x window. Pure."""
+    num_groups = len(transfers_ms)
+    slow = []
+    least = policy.min_factor_pair if num_groups == 2 else policy.min_factor
+    min_windows = policy.min_windows_pair if num_groups == 2 else policy.min_windows
+    for row in range(num_groups):
+        others = np.median(np.delete(transfers_ms, row, axis=0), axis=0)
+        factor = transfers_ms[row] / np.maximum(others, 1e-6)
+        gains = np.cumsum((factor - (1 + least) / 2)[::-1])[::-1]
+        begin = int(np.argmax(gains))
+        gains = np.cumsum(factor[begin:] - (1 + least) / 2)
+        end = begin + int(np.argmax(gains)) + 1
+        agreement = float(np.mean(factor[begin:end] >= least))
+        if end - begin >= min_windows and agreement >= policy.agreement_ratio:
+            slow.append((row, begin, end, float(np.median(factor[begin:end]))))
+    return slow
+
+
+def find_rise(transfers_ms: Floats, policy: LinkHistoryPolicy | None = None) -> Rise | None:
+    """Find the rise of one row of windows that lasts to the newest; None without one. Pure."""
+    policy = policy or LinkHistoryPolicy()
+    total = len(transfers_ms)
+    logs = np.log(np.maximum(transfers_ms, 1e-6))
+    best: tuple[float, int] | None = None
+    for begin in range(policy.min_windows_before, total - policy.min_windows + 1):
+        rise = float(logs[begin:].mean() - logs[:begin].mean())
+        # Likelihood of a change: its size, and the number of windows on both sides.
+        gain = rise * math.sqrt(begin * (total - begin) / total)
+        if best is None or gain > best[0]:
+            best = (gain, begin)
+    if best is None:
+        return None
+    begin = best[1]
+    before, after = transfers_ms[:begin], transfers_ms[begin:]
+    middle, now = float(np.median(before)), float(np.median(after))
+    factor = now / max(middle, 1e-6)
+    steps = np.concatenate([np.diff(logs[:begin]), np.diff(logs[begin:])])
+    noise = sigma(steps, center=0.0) / math.sqrt(2)
+    slow = float(np.mean(after >= (1 + policy.min_factor) / 2 * middle))
+    if factor < policy.min_factor or slow < policy.agreement_ratio or math.log(factor) < policy.min_sigmas * noise:
+        return None
+    if now < policy.precedent_factor * float(before.max()):
+        return None
+    return Rise(begin=begin, factor=factor, before_ms=middle, after_ms=now)
+
+
+def _slower_than_others(
+    op: str, num_bytes: int, groups: Groups, members: Members, policy: SlowLinkPolicy
+) -> list[SlowLink]:
+    names = sorted(groups)
+    parts = shared_windows(groups)
+    if len(names) < 2 or len(parts) < policy.min_windows:
+        return []
+    transfers = np.array([[groups[name][part].transfer_ms for part in parts] for name in names])
+    found = []
+    for row, begin, end, factor in find_slow_rows(transfers, policy):
+        is_ongoing = end == len(parts)
+        if not is_ongoing and end - begin < policy.min_windows_ended:
+            continue
+        windows = [groups[names[row]][part] for part in parts[begin:end]]
+        others_ms = float(np.median(np.delete(transfers, row, axis=0)[:, begin:end]))
+        transfer_ms = float(np.median(transfers[row, begin:end]))
+        excess_ms = (transfer_ms - others_ms) * _calls_per_step(windows, policy)
+        if excess_ms >= policy.min_excess_ms:
+            found.append(
+                SlowLink(
+                    ranks=members.get(names[row], ()), groups=(names[row],), op=op, num_bytes=num_bytes, factor=factor,
+                    excess_ms=excess_ms, transfer_ms=transfer_ms, others_ms=others_ms,
+                    first_step=windows[0].first_step, last_step=windows[-1].last_step, is_ongoing=is_ongoing,
+                )
+            )  # fmt: skip
+    return found
+
+
+def _slower_than_before(
+    op: str, num_bytes: int, groups: Groups, members: Members, policy: SlowLinkPolicy
+) -> list[SlowLink]:
+    """Groups or pairs whose transfers rose and stayed so."""
+    found = []
+    for name, parts in groups.items():
+        order = sorted(parts)
+        rise = find_rise(np.array([parts[part].transfer_ms for part in order]), policy.history)
+        if rise is None:
+            continue
+        windows = [parts[part] for part in order[rise.begin :]]
+        excess_ms = (rise.after_ms - rise.before_ms) * _calls_per_step(windows, policy)
+        found.append(
+            SlowLink(
+                ranks=members.get(name, ()), groups=(name,), op=op, num_bytes=num_bytes, factor=rise.factor,
+                excess_ms=excess_ms, transfer_ms=rise.after_ms, others_ms=rise.before_ms,
+                first_step=windows[0].first_step, last_step=windows[-1].last_step, is_ongoing=True, has_peers=False,
+            )
+        )  # fmt: skip
+    return [link for link in _without_common_rise(found, groups) if link.excess_ms >= policy.min_excess_ms]
+
+
+def _without_common_rise(found: list[SlowLink], groups: Groups) -> list[SlowLink]:
+    """Drop pairs if most became slower, unless there is one link only, or they are links of one rank of several."""
+    links = {frozenset(name.split(" -> ")) for name in groups}
+    slow = {frozenset(link.groups[0].split(" -> ")) for link in found}
+    is_one_rank = len(slow) < len(links) and bool(frozenset.intersection(*slow)) if slow else False
+    return found if len(links) == 1 or 2 * len(slow) < len(links) or is_one_rank else []
+
+
+def _slow_pairs(source: Source, attempt: int, policy: SlowLinkPolicy, since_step: int) -> list[SlowLink]:
+    """Slow links between two ranks, from their messages."""
+    classes, members = pair_transfers(source, attempt, policy.window_steps, since_step)
+    found: dict[str, SlowLink] = {}
+    for (num_bytes, _), groups in classes.items():
+        compared = _slower_than_others("send", num_bytes, groups, members, policy) if len(groups) > 2 else []
+        for link in compared or _slower_than_before("send", num_bytes, groups, members, policy):
+            (name,) = link.groups
+            if name not in found or link.excess_ms > found[name].excess_ms:
+                found[name] = link
+    neighbours: dict[int, set[int]] = {}
+    for one, other in members.values():
+        neighbours.setdefault(one, set()).add(other)
+        neighbours.setdefault(other, set()).add(one)
+    return join_pairs(list(found.values()), {rank: len(others) for rank, others in neighbours.items()})
+
+
+def _is_host(source: Source, attempt: int, link: SlowLink, since_step: int, policy: SlowLinkPolicy) -> bool:
+    """Decide whether waiting for cores explains it: that slows transfers as well, without a bad link."""
+    if not link.has_peers:
+        step, waited_ms = core_waits(source, attempt, link.ranks, since_step)
+        before, after = waited_ms[step < link.first_step], waited_ms[step >= link.first_step]
+        if not len(before) or not len(after):
+            return False
+        return bool(np.median(after) - np.median(before) >= policy.host_share_ratio * link.excess_ms)
+    waited = core_wait_ms(source, attempt, link.ranks, link.first_step, link.last_step)
+    if waited is None or waited < policy.host_share_ratio * link.excess_ms:
+        return False
+    if link.excess_ms < policy.min_excess_crowded_ratio * waited:
+        return True
+    num_windows = (link.last_step - link.first_step + 1) // policy.window_steps
+    return link.factor < policy.clear_factor or num_windows < policy.min_windows_crowded
+
+
+def _calls_per_step(windows: Sequence[Window], policy: SlowLinkPolicy) -> float:
+    return max(1.0, float(np.median([window.num_calls for window in windows])) / policy.window_steps)

@@ -1,0 +1,134 @@
+"""Transfer times of process groups and of pairs of ranks, in windows of steps.
+
+    classes = group_transfers(source, attempt=0, window_steps=5)
+    classes["dp", "all_reduce", 4096]["dp:0-3"][7].transfer_ms       # median transfer in window 7
+    pairs, members = pair_transfers(source, attempt=0, window_steps=5)
+
+* Collectives: all members leave together, so the shortest time among them is the transfer without waiting. It is that
+  of the member that arrived last: a slow rank does not lengthen it, a slow link does.
+* Messages between two ranks: the transfer begins when the later end has made its call and ends with the receive. On
+  one host the clock gives it. Between hosts, whose clocks differ, it is the shorter of both durations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from analyzers.account.exposure import SIZE_OF_CALL
+from analyzers.source import Floats, Ints, Source, floats, ints
+
+__all__ = [
+    "Classes", "Groups", "Window", "core_wait_ms", "core_waits", "group_members", "group_transfers", "pair_transfers",
+    "shared_windows",
+]  # fmt: skip
+
+
+class Window(NamedTuple):
+    """Calls of one group or pair in some steps."""
+
+    transfer_ms: float
+    num_calls: int
+    first_step: int
+    last_step: int
+
+
+Groups = dict[str, dict[int, Window]]
+"""By name of the group or pair, and number of the window."""
+Classes = dict[tuple[str, str, int], Groups]
+"""By mesh dimension, operation and bytes."""
+
+
+def group_transfers(source: Source, attempt: int, window_steps: int, since_step: int = 0) -> Classes:
+    """Read transfers of collectives."""
+    rows = source.rows(
+        f"""
+        SELECT process_group, op, bytes, step // ? AS part, median(transfer_ns) / 1e6, count(*), min(step), max(step)
+        FROM (
+            SELECT process_group, min(op) AS op, {SIZE_OF_CALL} AS bytes, min(step) AS step,
+                   min(end_ns - issue_ns) AS transfer_ns
+            FROM collectives
+            WHERE attempt = ? AND step >= ? AND end_ns >= issue_ns AND op NOT IN ('send', 'recv')
+            GROUP BY process_group, seq HAVING count(*) > 1
+        ) GROUP BY ALL ORDER BY ALL
+        """,
+        [window_steps, attempt, since_step],
+    )
+    classes: Classes = {}
+    for group, op, num_bytes, part, *window in rows:
+        key = ((group or "").partition(":")[0], op or "", num_bytes or 0)
+        classes.setdefault(key, {}).setdefault(group or "", {})[part] = Window(*window)
+    return classes
+
+
+def pair_transfers(
+    source: Source, attempt: int, window_steps: int, since_step: int = 0
+) -> tuple[dict[tuple[int, bool], Groups], dict[str, tuple[int, ...]]]:
+    """Read transfers of messages by (bytes, between hosts), and the ranks of each pair."""
+    host = "SELECT rank, arg_max(host, wall_ns) AS host FROM ranks WHERE attempt = ? AND rank >= 0 GROUP BY rank"
+    if not source.has("ranks"):
+        host = "SELECT 0 AS rank, NULL AS host WHERE ? < 0"
+    rows = source.rows(
+        f"""
+        WITH host AS ({host}), message AS (
+            SELECT CASE WHEN op = 'send' THEN rank ELSE peer END AS sender,
+                   CASE WHEN op = 'send' THEN peer ELSE rank END AS receiver,
+                   max(bytes) AS bytes, min(step) AS step, min(end_ns - issue_ns) AS shorter,
+                   max(CASE WHEN op = 'recv' THEN end_ns END) - max(issue_ns) AS by_clock
+            FROM collectives
+            WHERE attempt = ? AND step >= ? AND op IN ('send', 'recv') AND end_ns >= issue_ns AND peer IS NOT NULL
+            GROUP BY process_group, sender, receiver, seq HAVING count(*) = 2 AND count(DISTINCT op) = 2
+        )
+        SELECT sender, receiver, m.bytes, coalesce(a.host = b.host, false) AS same, step // ? AS part,
+               median(CASE WHEN coalesce(a.host = b.host, false) THEN least(shorter, greatest(0, by_clock))
+                      ELSE shorter END) / 1e6, count(*), min(step), max(step)
+        FROM message m LEFT JOIN host a ON a.rank = sender LEFT JOIN host b ON b.rank = receiver
+        GROUP BY ALL ORDER BY ALL
+        """,
+        [attempt, attempt, since_step, window_steps],
+    )
+    classes: dict[tuple[int, bool], Groups] = {}
+    members: dict[str, tuple[int, ...]] = {}
+    for sender, receiver, num_bytes, same, part, *window in rows:
+        name = f"rank {sender} -> rank {receiver}"
+        members[name] = (int(sender), int(receiver))
+        classes.setdefault((int(num_bytes or 0), not same), {}).setdefault(name, {})[int(part)] = Window(*window)
+    return classes, members
+
+
+def group_members(source: Source, attempt: int) -> dict[str, tuple[int, ...]]:
+    """Read the ranks of each process group; empty where they are not recorded."""
+    if not source.has("process_groups"):
+        return {}
+    sql = "SELECT DISTINCT process_group, members FROM process_groups WHERE attempt = ?"
+    return {group or "": tuple(int(rank) for rank in ranks or ()) for group, ranks in source.rows(sql, [attempt])}
+
+
+def shared_windows(groups: Groups) -> list[int]:
+    """Numbers of the windows that all groups have."""
+    return sorted(set.intersection(*(set(windows) for windows in groups.values())))
+
+
+def core_wait_ms(source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int) -> float | None:
+    """Median time per step for which the ranks waited for a core; None if not recorded."""
+    if not ranks:
+        return None
+    ((waited,),) = source.rows(
+        "SELECT median(run_delay_ns) / 1e6 FROM steps WHERE attempt = ? AND step BETWEEN ? AND ? "
+        f"AND run_delay_ns IS NOT NULL AND rank IN ({', '.join(map(str, ranks))})",
+        [attempt, first_step, last_step],
+    )
+    return None if waited is None else float(waited)
+
+
+def core_waits(source: Source, attempt: int, ranks: Sequence[int], since_step: int) -> tuple[Ints, Floats]:
+    """Steps, and the median time for which the ranks waited for a core in each (ms)."""
+    table = source.query(
+        f"""
+        SELECT step, median(run_delay_ns) / 1e6 AS waited FROM steps
+        WHERE attempt = ? AND step >= ? AND run_delay_ns IS NOT NULL AND rank IN ({", ".join(map(str, ranks)) or -1})
+        GROUP BY step ORDER BY step
+        """,
+        [attempt, since_step],
+    )
+    return ints(table["step"]), floats(table["waited"])

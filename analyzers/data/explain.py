@@ -1,0 +1,33 @@
+"""Evidence and next step of a run that waits for data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from analyzers.finding import Finding
+from analyzers.wording import number, percent
+
+__all__ = ["NEXT", "WHY"]
+
+
+def _why(finding: Finding) -> str:
+    of = finding.evidence
+    return (
+        f"Loading takes {percent(of.get('data_ratio'))} of a step: {number(of.get('data_ms'))} of "
+        f"{number(of.get('step_ms'))} ms (at most {number(of.get('data_highest_ms'))} ms), in "
+        f"{of.get('starved_steps', '?')} of {of.get('steps', '?')} steps."
+    )
+
+
+def _next(finding: Finding) -> str:
+    return {
+        "periodic": "Prefetch more to bridge the pause, and check what the loader does that often (a shard, a cache).",
+        "epoch_start": "Keep the loader's workers between epochs (persistent_workers), or shuffle without a new scan.",
+    }.get(
+        finding.cause,
+        "Use more loader workers or prefetch, and check the disk, the network and the cost of a sample.",
+    )
+
+
+WHY: Mapping[str, Callable[[Finding], str]] = {"data_bound": _why}
+NEXT: Mapping[str, Callable[[Finding], str]] = {"data_bound": _next}

@@ -1,0 +1,43 @@
+"""Figures of a run that waits for data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from analyzers.figures import stacked
+from analyzers.figures.rank_values import attempt_of
+from analyzers.figures.theme import CATEGORY, PHASE
+from analyzers.figures.titled_figure import Drawing
+from analyzers.finding import Finding
+from analyzers.source import Source, floats, ints, lacking
+
+__all__ = ["FIGURES", "waits"]
+
+MAX_STEPS = 2_000
+
+
+def waits(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """Waiting for data in each step and the rest of the step, median rank, with the onset."""
+    attempt = attempt_of(source, finding)
+    if attempt is None or lacking(source, steps=("duration_ns", "data_ns")):
+        return
+    ((first, last),) = source.rows("SELECT min(step), max(step) FROM steps WHERE attempt = ?", [attempt])
+    whose = f" AND rank IN ({', '.join(str(int(rank)) for rank in finding.ranks)})" if finding.ranks else ""
+    table = source.query(
+        f"""
+        SELECT step, median(coalesce(data_ns, 0) - coalesce(data_wait_ns, 0)) / 1e6 AS data,
+               median(duration_ns) / 1e6 AS whole
+        FROM steps WHERE attempt = ? AND rank >= 0 AND duration_ns IS NOT NULL AND (step - ?) % ? = 0{whose}
+        GROUP BY step ORDER BY step
+        """,
+        [attempt, first or 0, max(1, -(-((last or 0) - (first or 0) + 1) // MAX_STEPS))],
+    )
+    own, whole = floats(table["data"]), floats(table["whole"])
+    if len(own) < 2:
+        return
+    parts = [("waiting for data", own, CATEGORY["data"]), ("rest of the step", whole - own, PHASE["recv"])]
+    figure = stacked.draw(ints(table["step"]), parts, y="ms a step, median rank", onset=finding.first_step)
+    yield Drawing(title="Waiting for data in each step", figure=figure)
+
+
+FIGURES: Mapping[str, Sequence[Callable[[Source, Finding], Iterator[Drawing]]]] = {"data_bound": (waits,)}

@@ -1,0 +1,31 @@
+"""Thresholds of waiting for data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["DataPolicy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPolicy:
+    """When a run waits too much for data. Sources: measured on drills and healthy runs (`benchmarks.diagnosis`)."""
+
+    share_ratio: float = 0.2
+    """Share of the time spent on data. A loader that keeps up takes well under a hundredth."""
+    min_ms: float = 1.0
+    """Least wait a step (ms): below, a copy and the timer's grain are measured."""
+    warm_up_steps: int = 5
+    """First steps, in which workers start and files are opened for the first time."""
+    min_steps: int = 20
+    """Steps from which a rhythm can be recognised."""
+    block_steps: int = 10
+    """Distance of the onsets that are tried."""
+    steady_ratio: float = 0.6
+    """Share of waiting steps from which the wait is steady."""
+    heavy_factor: float = 4.0
+    """Wait / that of the median step from which a step counts as starved."""
+    regular_ratio: float = 0.7
+    """Share of gaps that must be equal (within a tenth, or one step)."""
+    epoch_steps: int = 20
+    """Shortest gap that may be an epoch."""

@@ -1,0 +1,62 @@
+"""Evidence and next step of stragglers and of drops of the throughput."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from analyzers.finding import Finding
+from analyzers.wording import is_number, number, percent, ranks_text
+
+__all__ = ["NEXT", "WHY"]
+
+
+def _straggler(finding: Finding) -> str:
+    of = finding.evidence
+    if finding.cause == "communication":
+        others = f"{number(of.get('transfer_of_others_ms'))} ms in the other groups"
+        if "transfer_before_ms" in of:
+            others = f"{number(of['transfer_before_ms'])} ms before"
+        return f"A transfer takes {number(of.get('transfer_ms'))} ms, against {others}."
+    factors, excess = of.get("phase_factors_ratio") or {}, of.get("phase_excess_ms") or {}
+    phases = ", ".join(
+        f"{name} {value:.2f}x" if is_number(value) and value < 10 else f"{name} +{number(excess.get(name, 0))} ms"
+        for name, value in factors.items()
+    )
+    others = "its own past" if of.get("compared_with") else "its peers"
+    caused = of.get("caused_wait_ratio")
+    share = "" if caused is None else f", which causes {percent(caused)} of the waiting in collectives"
+    return f"Against {others}: {phases}{share}."
+
+
+def _throughput(finding: Finding) -> str:
+    of = finding.evidence
+    if "factor_low_ratio" in of:
+        return f"A step takes {number(of.get('step_ms'))} ms, against {number(of.get('step_before_ms'))} ms."
+    rises = ", ".join(
+        f"{name.removesuffix('_rise_ms')} {value:+.3g} ms"
+        for name, value in of.items()
+        if name.endswith("_rise_ms") and is_number(value)
+    )
+    return f"Changes per step: {rises}."
+
+
+def _straggler_next(finding: Finding) -> str:
+    rank = ranks_text(finding.ranks)
+    return {
+        "compute": f"Check clocks, temperature and other jobs on the device and host of {rank}.",
+        "gpu_clock": f"Check cooling, power and locked clocks of the GPU of {rank} (nvidia-smi -q -d CLOCK).",
+        "data": f"Check the data loader and the disk on the host of {rank}.",
+        "host": f"Check what else runs on the host of {rank} (top, numactl, cgroup limits), and swapping.",
+        "sequence_length": "Balance the tokens per rank (pack or sort sequences by length).",
+        "communication": f"Check network card and cable of {rank}.",
+    }.get(finding.cause, f"Check {rank}.")
+
+
+def _throughput_next(finding: Finding) -> str:
+    if finding.cause == "between_runs":
+        return "Check what differs between the runs: code, settings, versions, hosts."
+    return "Check what changed for all ranks at that step: clocks, a shared disk, the network, the data."
+
+
+WHY: Mapping[str, Callable[[Finding], str]] = {"straggler": _straggler, "throughput": _throughput}
+NEXT: Mapping[str, Callable[[Finding], str]] = {"straggler": _straggler_next, "throughput": _throughput_next}

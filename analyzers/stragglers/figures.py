@@ -1,0 +1,119 @@
+"""Figures of stragglers, slow links and drops of the throughput."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from analyzers.communication.policy import SlowLinkPolicy
+from analyzers.communication.transfers import group_transfers, pair_transfers
+from analyzers.figures import focus, queries, stacked, straggler
+from analyzers.figures.moment import moment
+from analyzers.figures.rank_values import attempt_of
+from analyzers.figures.theme import CATEGORY
+from analyzers.figures.titled_figure import Drawing
+from analyzers.finding import Finding
+from analyzers.health.figures import clock_of_rank
+from analyzers.source import Floats, Ints, Source
+from analyzers.stragglers.throughput import step_times
+
+__all__ = ["FIGURES", "link", "shared_time", "work"]
+
+MAX_STEPS = 2_000
+WINDOW_STEPS = SlowLinkPolicy().window_steps
+"""Steps whose median transfer is one point."""
+
+
+def rank_or_link(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """Own work against the others'; of a slow link its transfers, and what the ranks did."""
+    if finding.cause == "communication":
+        yield from link(source, finding)
+        yield from moment(source, finding)
+    else:
+        yield from work(source, finding)
+
+
+def work(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """A straggler's own work against the others', and all ranks in the order of their work."""
+    if not finding.ranks or not source.has("steps"):
+        return
+    rank, attempt = finding.ranks[0], attempt_of(source, finding) or 0
+    values = queries.rank_against_others(source, attempt, rank)
+    if len(values["step"]) > 1:
+        figure = straggler.beside_peers(values, rank=rank, onset=finding.first_step)
+        yield Drawing(title=f"Own work of rank {rank} and the others, without waiting", figure=figure)
+    first, last = finding.first_step or 0, finding.last_step if finding.last_step is not None else 1 << 60
+    each = queries.own_work(source, first_step=first, last_step=last)
+    if len(each["rank"]) > 1:
+        yield Drawing(title="Own work by rank in these steps", figure=straggler.ranking(each, finding.ranks))
+    if finding.cause == "gpu_clock":
+        yield from clock_of_rank(source, rank)
+
+
+def link(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """Transfers of a slow link and of the links beside it, in windows of a few steps."""
+    groups = [str(group) for group in finding.evidence.get("process_groups", ())]
+    attempt = attempt_of(source, finding)
+    if not groups or attempt is None or not source.has("collectives"):
+        return
+    steps, lines = _aligned(_transfers(source, attempt, finding, groups))
+    if len(steps) < 2 or not set(groups) & set(lines):
+        return
+    values = focus.Beside.of_lines(steps, lines, set(groups))
+    figure = focus.draw(
+        values, y="transfer of a call (ms)", onset=finding.first_step, others="other links, least to largest"
+    )
+    whose = "and of other links" if np.isfinite(values.middle).any() else "over the steps"
+    yield Drawing(title=f"Transfers of {', '.join(groups[:3])} {whose}", figure=figure)
+
+
+def shared_time(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """Time that all ranks need for a step, by what it is spent on, with the onset."""
+    times = step_times(source, attempt_of(source, finding))
+    if times is None or len(times.step) < 2:
+        return
+    keep = np.arange(0, len(times.step), max(1, -(-len(times.step) // MAX_STEPS)))
+    columns = (
+        ("compute", times.compute, CATEGORY["training"]),
+        ("communication", times.communication, CATEGORY["communication"]),
+        ("data", times.data, CATEGORY["data"]),
+    )
+    parts = [(name, values[keep], colour) for name, values, colour in columns]
+    figure = stacked.draw(times.step[keep], parts, y="ms a step, median rank", onset=finding.first_step)
+    yield Drawing(title="What a step takes, without waiting for late ranks", figure=figure)
+
+
+def _transfers(source: Source, attempt: int, finding: Finding, groups: Sequence[str]) -> dict[str, dict[int, float]]:
+    """{group or pair: {first step of a window: median transfer (ms)}} of the finding's operation and size."""
+    size, op = int(finding.evidence.get("bytes") or 0), str(finding.evidence.get("op") or "")
+    found: dict[str, dict[int, float]] = {}
+    if " -> " in groups[0]:
+        pairs, _ = pair_transfers(source, attempt, WINDOW_STEPS)
+        chosen = [of for (num_bytes, _), of in pairs.items() if num_bytes == size and groups[0] in of][:1]
+    else:
+        dimensions = {group.partition(":")[0] for group in groups}
+        classes = group_transfers(source, attempt, WINDOW_STEPS)
+        chosen = [of for key, of in classes.items() if key[0] in dimensions and key[1:] == (op, size)]
+    for of in chosen:
+        for name, windows in of.items():
+            found[name] = {window.first_step: window.transfer_ms for window in windows.values()}
+    return found
+
+
+def _aligned(found: dict[str, dict[int, float]]) -> tuple[Ints, dict[str, Floats]]:
+    """The same windows for all of them; NaN where a link has none."""
+    windows = sorted({step // WINDOW_STEPS for of in found.values() for step in of})
+    place = {window: i for i, window in enumerate(windows)}
+    lines: dict[str, Floats] = {}
+    for name, of in found.items():
+        lines[name] = np.full(len(windows), np.nan)
+        for step, value in of.items():
+            lines[name][place[step // WINDOW_STEPS]] = value
+    return WINDOW_STEPS * np.array(windows, dtype=np.int64), lines
+
+
+FIGURES: Mapping[str, Sequence[Callable[[Source, Finding], Iterator[Drawing]]]] = {
+    "straggler": (rank_or_link,),
+    "throughput": (shared_time,),
+}

@@ -1,0 +1,205 @@
+"""Comparison of ranks with their peers: who is persistently slower than the ranks that do the same work. Pure.
+
+    for slow in find_stragglers(timings):
+        slow.rank, slow.cause, slow.first_step, slow.excess_ms
+
+1. A rank's own time of a phase is the phase without waits in collectives (`account.timings`): ranks leave a collective
+   together, so a rank that waits long is a victim. Checkpoints, evaluation and logging are left out: one rank may do
+   those for all. Clocks are not compared.
+2. Peers have the same work: the same pipeline stage, and for loading also the same place in their tensor- and
+   context-parallel groups, of which often the first alone loads. For each observation the excess of a rank is its own
+   time minus the median of its peers' (itself excluded), over the peers' whole own time; for compute (forward,
+   backward, optimizer) and for data. `past_comparison` judges ranks without peers.
+3. `persistence` finds ranks that stand out, from which step to which, against the noise of this run; `change_point`
+   ranks that became slower than they were, by less; `pauses` ranks that stop again and again and are as fast as the
+   others in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from analyzers.account.timings import COMPUTE_PHASES, OWN_PHASES, Matrix, Timings, others_median
+from analyzers.source import Ints
+from analyzers.stragglers.change_point import find_changes
+from analyzers.stragglers.pauses import find_pauses
+from analyzers.stragglers.persistence import Segment, find_segments
+from analyzers.stragglers.policy import StragglerPolicy
+
+__all__ = [
+    "Cause", "Straggler", "complete", "find_stragglers", "is_significant", "num_steps_of", "without_side_effects",
+]  # fmt: skip
+
+Cause = Literal["compute", "data"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """One slow rank with one cause: numbers for the finding. Times in ms per step, medians over its segments; means if
+    it pauses."""
+
+    rank: int
+    cause: Cause
+    segments: tuple[Segment, ...]
+    first_step: int
+    last_step: int
+    factor: float
+    excess_ms: float
+    step_ms: float
+    step_without_ms: float
+    phase_factors: dict[str, float]
+    phase_excess_ms: dict[str, float]
+    peers_wait_more_ms: float
+    num_steps: int
+    ongoing: bool
+    paused_ratio: float = 0.0
+    """Share of the steps in which it pauses, as fast as the others in between; 0: it is slow in most of them."""
+    has_peers: bool = True
+    """Whether it was compared with peers; else with its own past, since no rank has the same work."""
+
+
+def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> list[Straggler]:
+    """Find slow ranks of one attempt, by compute and data. Pure."""
+    policy = policy or StragglerPolicy()
+    found: list[Straggler] = []
+    for peers in timings.peers:
+        if len(peers) < 2 or len(timings.steps) < policy.persistence.min_length:
+            continue
+        compute, data = complete(timings.compute[peers]), complete(timings.own["data"][peers])
+        together = compute + data
+        whole: Matrix = np.maximum(others_median(together), 1e-3).astype(np.float32)
+        data_excess = np.zeros_like(data)  # stays 0 for a rank without another that loads the same
+        kinds: list[tuple[Cause, Ints, Matrix]] = [("compute", np.arange(len(peers)), compute)]
+        for loaders in (np.flatnonzero(np.isin(peers, group)) for group in timings.data_peers):
+            if len(loaders) > 1:
+                data_excess[loaders] = data[loaders] - others_median(data[loaders])
+                kinds.append(("data", loaders, data[loaders]))
+        ranks: dict[int, list[Straggler]] = {}
+        for cause, rows, values in kinds:
+            for row, straggler in _steady(timings, peers[rows], cause, values, (whole[rows], together[rows]), policy):
+                ranks.setdefault(int(rows[row]), []).append(straggler)
+        all_load = any(len(rows) == len(peers) for cause, rows, _ in kinds if cause == "data")
+        excess_ms = together - others_median(together) if all_load else compute - others_median(compute) + data_excess
+        for segment in find_pauses(excess_ms / whole, policy.pauses):
+            if _is_explained(segment, excess_ms[segment.row], ranks.get(segment.row, []), policy):
+                continue
+            # A pause hits the rank in any phase: one finding, of the phase that it mostly hit.
+            at = slice(segment.begin, segment.end)
+            lost_in_data, lost = data_excess[segment.row, at].mean(), excess_ms[segment.row, at].mean()
+            cause = "data" if lost_in_data > policy.pause_share_ratio * lost else "compute"
+            straggler = _measure(timings, (peers, segment.row), cause, [segment], excess_ms, segment.agreement)
+            if is_significant(straggler, policy):
+                ranks[segment.row] = [straggler]
+        found += [straggler for stragglers in ranks.values() for straggler in stragglers]
+    return sorted(without_side_effects(found, policy), key=lambda straggler: -straggler.excess_ms)
+
+
+def without_side_effects(stragglers: Sequence[Straggler], policy: StragglerPolicy) -> list[Straggler]:
+    """Drop the causes of a rank that are small against its largest one."""
+    largest: dict[int, float] = {}
+    for straggler in stragglers:
+        largest[straggler.rank] = max(straggler.excess_ms, largest.get(straggler.rank, 0.0))
+    return [s for s in stragglers if s.excess_ms >= policy.second_cause_ratio * largest[s.rank]]
+
+
+def _steady(
+    timings: Timings, ranks: Ints, cause: Cause, values: Matrix, own: tuple[Matrix, Matrix], policy: StragglerPolicy
+) -> Iterator[tuple[int, Straggler]]:
+    """(row, straggler) of ranks that are slow in most steps; `own`: all own work of the peers, and of each rank."""
+    of_peers, of_rank = own
+    excess_ms = values - others_median(values)
+    by_row: dict[int, list[Segment]] = {}
+    for segment in find_segments(excess_ms / of_peers, policy.persistence):
+        by_row.setdefault(segment.row, []).append(segment)
+    for segment in find_changes(excess_ms / of_peers, values, of_rank, policy.change):
+        by_row.setdefault(segment.row, [segment])
+    for row, segments in by_row.items():
+        straggler = _measure(timings, (ranks, row), cause, segments, excess_ms)
+        if is_significant(straggler, policy):
+            yield row, straggler
+
+
+def _is_explained(pauses: Segment, excess_ms: Matrix, steady: list[Straggler], policy: StragglerPolicy) -> bool:
+    """Decide whether most of what a rank loses by pauses lies where it is slow in most steps anyway."""
+    slow = np.zeros(len(excess_ms), dtype=bool)
+    for segment in (segment for straggler in steady for segment in straggler.segments):
+        slow[segment.begin : segment.end] = True
+    lost = excess_ms[pauses.begin : pauses.end]
+    return bool(lost[slow[pauses.begin : pauses.end]].sum() >= policy.pause_share_ratio * lost.sum())
+
+
+def is_significant(straggler: Straggler, policy: StragglerPolicy) -> bool:
+    """Decide whether it costs enough of a step."""
+    share = straggler.excess_ms / max(straggler.step_ms, 1e-6)
+    return straggler.excess_ms >= policy.min_excess_ms and share >= policy.min_step_share_ratio
+
+
+def num_steps_of(steps: Ints, segment: Segment) -> int:
+    """Number of steps that a segment's observations stand for: a very long run is downsampled."""
+    own = steps[segment.begin : segment.end]
+    return 1 + int(np.maximum(np.diff(own), 1).sum())
+
+
+def complete(values: Matrix) -> Matrix:
+    """Fill holes (a rank without a row of the observation) with the median of the others, which is neutral."""
+    holes = np.isnan(values)
+    if not holes.any():
+        return values
+    columns = np.flatnonzero(holes.any(axis=0))
+    filled = values.copy()
+    for column in columns:
+        there = values[~holes[:, column], column]
+        filled[holes[:, column], column] = np.median(there) if len(there) else 0.0
+    return filled
+
+
+def _measure(
+    timings: Timings,
+    place: tuple[Ints, int],
+    cause: Cause,
+    segments: list[Segment],
+    excess_ms: Matrix,
+    paused_ratio: float = 0.0,
+) -> Straggler:
+    """Numbers of a slow rank; `place`: rows of the peers, and which of them it is."""
+    peers, row = place
+    typical = np.mean if paused_ratio else np.median
+    segments = sorted(segments, key=lambda segment: segment.begin)
+    index = np.concatenate([np.arange(segment.begin, segment.end) for segment in segments])
+    phases = COMPUTE_PHASES if cause == "compute" else ("data",)
+    factors, excesses = {}, {}
+    for phase in OWN_PHASES:
+        values = complete(timings.own[phase][np.ix_(peers, index)])
+        baseline = others_median(values)[row]
+        mine, theirs = float(typical(values[row])), float(typical(baseline))
+        excesses[phase] = float(typical(values[row] - baseline))
+        factors[phase] = mine / theirs if theirs > 1e-3 else float("inf") if mine > 1e-3 else 1.0
+    whole = complete(sum(timings.own[phase][np.ix_(peers, index)] for phase in OWN_PHASES))
+    baseline = others_median(whole)[row]
+    per_rank = typical(excess_ms[:, index], axis=1)
+    excess = float(per_rank[row])
+    next_slowest = float(np.max(np.delete(per_rank, row), initial=0.0))
+    step_ms = float(typical(np.nanmedian(complete(timings.duration[np.ix_(peers, index)]), axis=0)))
+    gain = max(0.0, excess - max(0.0, next_slowest))
+    waits = complete(timings.wait[np.ix_(peers, index)])
+    return Straggler(
+        rank=int(timings.ranks[peers[row]]),
+        cause=cause,
+        segments=tuple(segments),
+        first_step=int(timings.steps[segments[0].begin]),
+        last_step=int(timings.steps[segments[-1].end - 1]),
+        factor=float(typical(whole[row] / np.maximum(baseline, 1e-3))),
+        excess_ms=excess,
+        step_ms=step_ms,
+        step_without_ms=max(step_ms - gain, step_ms * 0.01),
+        phase_factors={phase: factors[phase] for phase in (*phases, *(p for p in OWN_PHASES if p not in phases))},
+        phase_excess_ms=excesses,
+        peers_wait_more_ms=float(typical(others_median(waits)[row] - waits[row])),
+        num_steps=sum(num_steps_of(timings.steps, segment) for segment in segments),
+        ongoing=segments[-1].ongoing,
+        paused_ratio=paused_ratio,
+    )

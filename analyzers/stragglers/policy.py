@@ -1,0 +1,225 @@
+"""Thresholds of stragglers and of drops of the throughput.
+
+Ratios are parts of the peers' own time, observations are steps. Source of all numbers unless a field names another:
+measured on the simulator, drills and healthy runs on quiet, busy and crowded machines (`benchmarks.diagnosis`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from analyzers.communication.policy import SlowLinkPolicy
+
+__all__ = [
+    "ChangePolicy", "CorroborationPolicy", "DevicePolicy", "PausePolicy", "PersistencePolicy", "StragglerPolicy",
+    "SuspectPolicy", "ThroughputPolicy",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersistencePolicy:
+    """When a rank is persistently behind its peers (`persistence`)."""
+
+    min_effect_ratio: float = 0.035
+    """Smallest slowdown of interest: a rank that is 5 % slow is measured at 4 to 6 %."""
+    weak_effect_ratio: float = 0.015
+    """The same over a hundred steps and more among at least `weak_peers` ranks, whose spread is known well."""
+    weak_peers: int = 8
+    """Ranks in a group for that."""
+    pair_effect_ratio: float = 0.10
+    """The same with one peer only, where no spread of peers is known."""
+    block: int = 5
+    """Observations whose median is compared: single jitters vanish, and two blocks are ten steps to detection."""
+    scales: tuple[int, ...] = (1, 5, 20)
+    """Blocks taken together."""
+    candidate_ratio: float = 0.7
+    """Part of the smallest slowdown from which a block is a candidate."""
+    candidate_sigmas: float = 2.0
+    """The same in units of the noise."""
+    min_noise_ratio: float = 0.004
+    """Least noise of a block: four blocks that are quiet by accident prove nothing."""
+    min_sigmas: float = 4.0
+    """Least k; it is 1 + sqrt(2 ln(places)) where more places are tried. Source: bound for the largest of normal
+    variables."""
+    peer_factor: float = 2.5
+    """Excess / largest deviation of a peer, in groups of fewer than `small_group` peers."""
+    small_group: int = 6
+    """Peers from which their spread is a robust estimate and no longer their largest deviation."""
+    agreement_ratio: float = 0.7
+    """Share of single observations above half the effect."""
+    min_length: int = 10
+    """Observations of a slowdown that is still there at the end, where the noise allows."""
+    quiet_ratio: float = 9.0
+    """Effect / noise of a block from which `min_length` is enough; below, proportionally more observations are needed.
+    A burst of another job on a crowded machine is 3 to 6 times the noise and lasts 10 to 20 steps."""
+    min_length_ended: int = 20
+    """Observations of a slowdown that is over: a burst of another job on a shared machine is shorter."""
+    ended_effect_ratio: float = 0.10
+    """Smallest slowdown of interest once it is over."""
+    precedent_factor: float = 1.4
+    """Excess / the largest one that any rank shows elsewhere over as long."""
+    precedent_factor_ended: float = 2.0
+    """The same once it is over."""
+    max_precedent: int = 100
+    """Longest window searched for a precedent (observations): what lasts longer is no noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangePolicy:
+    """When a rank became slower than it was (`change_point`)."""
+
+    min_effect_ratio: float = 0.012
+    """Smallest slowdown of interest: one of 2 % is measured at 1.6 % and more."""
+    min_length: int = 10
+    """Observations after the onset."""
+    calm_noise_ratio: float = 0.025
+    """Noise of one observation of all own work up to which `min_length` is enough; in more noise, proportionally more
+    observations are needed: another job on a crowded machine stays for 10 to 20 steps."""
+    newest: int = 500
+    """Newest observations from which that noise is measured."""
+    lasting_noise: float = 1.8
+    """Noise of windows / that of white noise from which disturbances last as long as the window; four times as many
+    observations are then needed."""
+    noise_windows: tuple[int, ...] = (5, 10, 20, 50)
+    """Lengths over which noise is measured."""
+    min_window_differences: int = 16
+    """Differences between windows from which their noise is known well enough."""
+    min_before: int = 15
+    """Observations before the onset: fewer are no history."""
+    min_sigmas: float = 5.0
+    """Least test statistic; it is 1.5 + sqrt(2 ln(ranks x onsets)) where more places are tried. White noise passes
+    once in some ten thousand calls."""
+    min_sigmas_few: float = 6.5
+    """The same in groups of up to `few_peers`, where few others show what noise can do."""
+    few_peers: int = 4
+    """Ranks in a group up to which one that changes moves the excess of all others."""
+    clip_sigmas: float = 4.0
+    """An observation counts for at most this many times the noise."""
+    agreement_ratio: float = 0.75
+    """Share of blocks of five after the onset above half the change."""
+    peer_factor: float = 2.0
+    """Change / the largest one of another rank in the same observations."""
+    peer_factor_many: float = 1.4
+    """The same in groups of `many_peers` and more: the largest of many is larger."""
+    many_peers: int = 8
+    """Ranks in a group for that."""
+    precedent_factor: float = 1.5
+    """Change / largest deviation of any rank from its own mean, in any window as long before the onset."""
+    min_precedents: int = 12
+    """Windows before the onset, over all ranks, from which that is reliable; with fewer the factor is half as much
+    again."""
+    own_growth_ratio: float = 0.4
+    """Part of the change by which the rank's own time must have grown."""
+    min_noise_ratio: float = 0.0015
+    """Least noise of one observation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PausePolicy:
+    """When a rank pauses again and again (`pauses`)."""
+
+    min_excess_ratio: float = 2.0
+    """Excess of a pause / the whole own work of the peers."""
+    min_sigmas: float = 8.0
+    """The same / the noise of one observation."""
+    min_pauses: int = 10
+    """Pauses from which they are no accident."""
+    min_share_ratio: float = 0.15
+    """Their share of the observations from the first to the last."""
+    max_gap_ratio: float = 1 / 3
+    """Longest time without one / all of that time."""
+    peer_factor: float = 5.0
+    """Pauses of the rank / those of any other in the same time."""
+    min_length_ended: int = 50
+    """Observations from the first to the last once it is over: a burst of another job is shorter."""
+    newest_gaps: float = 5.0
+    """Observations without a pause, in mean distances of two, from which it is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorroborationPolicy:
+    """When CPU time and kernel counters change the cause. Parts of the excess in wall time."""
+
+    explained_ratio: float = 0.5
+    """Excess in waiting for a core, in the collector or in tokens from which it is the cause."""
+    worked_ratio: float = 0.5
+    """Excess in CPU time from which the rank does more work. Another job on half of the core also takes a part of the
+    caches, so CPU time grows as well, by less."""
+    same_factor_ratio: float = 0.5
+    """Growth of CPU time / growth of wall time, both over the peers, from which the rank computes more."""
+    paging_faults: float = 1.0
+    """Pages read from a disk per step, over the peers, from which a rank that does not run is paging."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePolicy:
+    """When a device's clock is the cause."""
+
+    explained_ratio: float = 0.5
+    """Part of a slowdown that a lower clock must account for: memory-bound work does not scale with the clock."""
+    loaded_ratio: float = 0.2
+    """GPU utilisation from which a reading counts as under load. Source: convention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuspectPolicy:
+    """When slow ranks are one suspect, and how its pattern in time is named. Source: convention."""
+
+    node_share_ratio: float = 0.6
+    """Share of a node's ranks that must be slow for the node to be the suspect."""
+    together_ratio: float = 0.5
+    """Share of the longest one's time for which they must overlap."""
+    min_in_turn: int = 3
+    """Ranks from which slowness that moves is called rotating."""
+    min_episodes: int = 3
+    """Episodes of one rank from which it is called intermittent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerPolicy:
+    """When a slow rank is reported."""
+
+    persistence: PersistencePolicy = field(default_factory=PersistencePolicy)
+    change: ChangePolicy = field(default_factory=ChangePolicy)
+    pauses: PausePolicy = field(default_factory=PausePolicy)
+    corroboration: CorroborationPolicy = field(default_factory=CorroborationPolicy)
+    device: DevicePolicy = field(default_factory=DevicePolicy)
+    suspects: SuspectPolicy = field(default_factory=SuspectPolicy)
+    slow_link: SlowLinkPolicy = field(default_factory=SlowLinkPolicy)
+    warm_up_steps: int = 5
+    """First observations of an attempt that are left out: compilation, allocators, caches, autotuning."""
+    min_excess_ms: float = 0.3
+    """Smallest excess per step (ms): below, the grain of the timer and the scheduler is measured."""
+    min_step_share_ratio: float = 0.005
+    """Smallest excess as a share of the whole step: a slow rank in a run that only communicates costs nothing."""
+    second_cause_ratio: float = 0.3
+    """Excess / that of the rank's first cause from which a second cause is reported (two faults at once); below it is a
+    side effect: a rank short of CPU is slow in everything."""
+    pause_share_ratio: float = 0.7
+    """Share of what a rank loses by pauses from which it lost it waiting for data, or while it was slow anyway."""
+    critical_slowdown_ratio: float = 2.0
+    """Step time with / without the rank from which the finding is critical."""
+    past_effect_ratio: float = 0.10
+    """Smallest growth over its own past of a rank without peers: no spread is known, as with one peer only."""
+    past_others_factor: float = 2.0
+    """Its growth / the largest of another rank in the same observations, which do other work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputPolicy:
+    """When all ranks became slower and stayed so, or one run is slower than another."""
+
+    min_rise_ratio: float = 0.15
+    """Least rise of the step's time. Placement and temperature cause smaller ones."""
+    between_rise_ratio: float = 0.05
+    """The same between two runs, whose whole interval must lie above it."""
+    block: int = 10
+    """Steps whose median is compared."""
+    min_blocks: int = 10
+    """Blocks before and after: 100 steps. Another job on a shared machine is mostly shorter."""
+    min_sigmas: float = 6.0
+    """Rise / noise of a block."""
+    agreement_ratio: float = 0.9
+    """Share of the blocks on their side of the middle between the levels."""
+    skip_first: int = 10
+    """Steps of the start, which are slow by themselves."""

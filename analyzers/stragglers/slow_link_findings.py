@@ -1,0 +1,95 @@
+"""Findings of slow links: kind `straggler`, cause `communication`.
+
+A link is not reported if one of its ranks is slow meanwhile for a cause that also slows its transfers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from analyzers.account.timings import Timings
+from analyzers.communication.link_search import slow_links
+from analyzers.communication.slow_link import SlowLink
+from analyzers.finding import Finding
+from analyzers.source import Source, missing_tables
+from analyzers.stragglers.cost import cost_of_link
+from analyzers.stragglers.policy import StragglerPolicy
+from analyzers.stragglers.suspects import Suspect
+from analyzers.wording import sentence
+
+__all__ = ["slow_link_findings"]
+
+SLOWS_TRANSFERS = ("compute", "host")
+"""Causes of a slow rank that also slow its transfers, while it computes or lacks a core. A rank that loads for long, or
+has more tokens, is late and then as fast as ever."""
+
+
+def slow_link_findings(
+    source: Source, timings: Timings, policy: StragglerPolicy, found: Sequence[Suspect]
+) -> list[Finding]:
+    """Report slow links of one attempt that no suspect in `found` explains."""
+    if missing_tables(source, "collectives") or len(timings.steps) < policy.persistence.min_length:
+        return []
+    step_ms = float(np.nanmedian(timings.duration))
+    return [
+        _finding(source, timings, link)
+        for link in slow_links(source, timings.attempt, policy.slow_link, since_step=int(timings.steps.min()))
+        if link.is_significant(step_ms, policy.slow_link)
+        and not any(_explains(suspect, link, timings, policy) for suspect in found)
+    ]
+
+
+def _explains(suspect: Suspect, link: SlowLink, timings: Timings, policy: StragglerPolicy) -> bool:
+    """Decide whether a slow rank is why transfers with it take longer."""
+    if suspect.cause not in SLOWS_TRANSFERS:
+        return False
+    slow = np.zeros(len(timings.steps), dtype=bool)
+    for member in suspect.members:
+        for segment in member.segments if member.rank in link.ranks else ():
+            slow[segment.begin : segment.end] = True
+    of_link = (timings.steps >= link.first_step) & (timings.steps <= link.last_step)
+    return bool(slow[of_link].sum() >= max(1.0, policy.slow_link.explained_share_ratio * of_link.sum()))
+
+
+def _finding(source: Source, timings: Timings, link: SlowLink) -> Finding:
+    cost = None if link.is_pair else cost_of_link(source, timings, link)
+    saved_s = cost.saved_s if cost else link.excess_ms * (link.last_step - link.first_step + 1) / 1e3
+    return Finding(
+        analyzer="straggler",
+        kind="straggler",
+        severity="warning",
+        status="fired",
+        summary=_summary(link),
+        ranks=link.ranks,
+        first_step=link.first_step,
+        last_step=link.last_step,
+        cause="communication",
+        evidence={
+            "process_groups": list(link.groups),
+            "op": link.op,
+            "bytes": link.num_bytes,
+            "factor_ratio": round(link.factor, 3),
+            "excess_ms": round(link.excess_ms, 3),
+            "transfer_ms": round(link.transfer_ms, 3),
+            "transfer_of_others_ms" if link.has_peers else "transfer_before_ms": round(link.others_ms, 3),
+            **(cost.evidence() if cost else {}),
+        },
+        advice="straggler-communication",
+        attempt=timings.attempt,
+        cost_s=round(saved_s, 3),
+    )
+
+
+def _summary(link: SlowLink) -> str:
+    others = "before" if not link.has_peers else "on other links" if link.is_pair else "in other groups"
+    when = f"has been slow in communication since step {link.first_step}"
+    if not link.is_ongoing:
+        when = f"was slow in communication from step {link.first_step} to {link.last_step}"
+    what = f"{link.op} in {', '.join(link.groups)}"
+    if link.is_pair:
+        what = f"a message of {link.num_bytes / 2**10:,.0f} KiB"
+    return sentence(
+        f"{link.name} {when}: {what} takes {link.factor:.1f}x as long as {others} (+{link.excess_ms:.3g} ms per step)"
+    )
