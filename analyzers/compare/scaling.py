@@ -1,12 +1,12 @@
-"""How throughput grows with the number of ranks: that at N ranks over N times that at one, from recorded runs.
+"""Scaling efficiency: throughput at N ranks over N times that at one, from recorded runs.
 
     scaling = scaling_of([Side(...), Side(...), ...])
     scaling.kind                         # strong | weak | mixed
     scaling.points[2].efficiency_ratio   # 0.87, with .low and .high
 
-*Strong*: the same tokens a step on more ranks; *weak*: the same tokens a step and rank. The fewest ranks are the base:
-where nobody has run one rank, "ideal" is what the smallest run does, per rank. The serial share is Karp and Flatt's
-(1990): what of the base's work does not get faster, told from the speed-up alone; if it grows with N, it is overhead.
+*Strong*: the same tokens per step on more ranks; *weak*: the same tokens per step and rank. The run with the fewest
+ranks is the base: ideal is its throughput per rank. The serial share is that of Karp and Flatt (1990): the part of the
+base's work that does not get faster, from the speed-up alone; if it grows with N, it is overhead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SAME = 0.01
 
 
 class ScalingError(ValueError):
-    """These runs cannot be put side by side; one line."""
+    """These runs cannot be compared; the text is one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Point:
 
     @property
     def lost_to(self) -> str:
-        """What takes most of a step besides training, as people say it; empty if nothing is known."""
+        """The largest part of a step besides training; empty if it is not known."""
         losses = {name: self.shares.get(name, 0.0) for name in _LOSSES}
         worst = max(losses, key=lambda name: losses[name])
         return _LOSSES[worst] if losses[worst] > 0 else ""
@@ -69,7 +69,7 @@ class Point:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
     kind: str
-    """strong | weak | mixed: neither the step nor a rank's share of it kept its size."""
+    """strong | weak | mixed (neither the tokens per step nor per rank are constant)."""
     points: tuple[Point, ...]
     """By the number of ranks; the first is the base."""
 
@@ -82,7 +82,7 @@ def scaling_of(sides: Sequence[Side]) -> Scaling:
     runs = [_Run.of(side) for side in sides]
     runs.sort(key=lambda run: (run.num_ranks, run.name))
     if runs[0].num_ranks == runs[-1].num_ranks:
-        raise ScalingError(f"all runs have {runs[0].num_ranks} ranks: scaling needs different numbers of them")
+        raise ScalingError(f"All runs have {runs[0].num_ranks} ranks. Scaling needs different numbers of ranks.")
     kind = _kind(runs)
     return Scaling(kind=kind, points=tuple(_point(run, runs[0], kind) for run in runs))
 
@@ -102,9 +102,9 @@ class _Run:
         name = str(facts.get("run_id") or "?")
         times = step_times(side.source)
         if times is None or not facts.get("num_ranks"):
-            raise ScalingError(f"{name}: no steps on record")
+            raise ScalingError(f"{name} has no recorded steps.")
         if not facts.get("tokens") or not np.isfinite(times.tokens).all():
-            raise ScalingError(f"{name}: does not say how many tokens a step has")
+            raise ScalingError(f"{name} does not record the tokens of a step.")
         tokens = float(np.median(times.tokens))
         return cls(name, int(facts["num_ranks"]), dict(facts.get("mesh") or {}), tokens, times, _shares(side))
 

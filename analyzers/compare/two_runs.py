@@ -1,10 +1,10 @@
-"""What changed between two runs: settings, versions, speed, phases, loss, findings, goodput.
+"""Differences between two runs: settings, versions, speed, phases, loss, findings, goodput.
 
     comparison = compare(Side(source=a, manifest=..., diagnosis=...), Side(source=b, manifest=..., diagnosis=...))
     comparison.speed.ratio          # time of a token in B over that in A
     comparison.findings             # a regression, if the interval leaves no doubt
 
-It says what differs and how sure that is; which of the differences made the other is for people to find.
+It reports differences and their certainty, not which of them caused which.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Comparison", "LossChange", "Side", "compare"]
 
 _PHASES = ("data", "forward", "backward", "optimizer")
 _PASSING = ("run_id", "created_wall_ns", "launcher_pid", "command")
-"""Keys of a manifest that differ between any two runs and say nothing."""
+"""Keys of a manifest that differ between any two runs."""
 MAX_SETTINGS = 500
 MAX_VALUE = 200
 LOSS_SIGMAS = 4.0
@@ -56,7 +56,7 @@ class LossChange:
 
     @property
     def is_real(self) -> bool:
-        """Whether it is more than the noise makes."""
+        """A difference beyond the noise."""
         return abs(self.difference) > LOSS_SIGMAS * self.noise
 
 

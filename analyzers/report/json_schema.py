@@ -120,13 +120,16 @@ def _what_if() -> dict[str, Any]:
         "last_step": {"type": "integer"},
         "basis": {"enum": ["calls", "steps"], "description": "what the dependencies were taken from"},
         "replay_error_ratio": ratio | {"description": "difference between the replay as it ran and the measured time"},
-        "step_ms": {"type": "number", "description": "measured, mean"},
-        "step_without_stragglers_ms": {"type": "number", "description": "all work and transfers alike"},
-        "slowdown_ratio": ratio | {"description": "S: as it ran / with all alike"},
+        "step_ms": {"type": "number", "description": "measured, mean over the steps replayed"},
+        "step_without_stragglers_ms": {
+            "type": "number",
+            "description": "with balanced work and transfers",
+        },
+        "slowdown_ratio": ratio | {"description": "S: step time as it ran / with all ranks balanced"},
         "slowdown_by_rank_ratio": {
             "type": "object",
             "additionalProperties": ratio,
-            "description": "S_w: all others alike; the slowest ranks",
+            "description": "S_w: with all other ranks balanced; the slowest ranks",
         },
         "worst_ranks": {"type": "array", "items": {"type": "integer"}, "description": "the worst 3 %, at least one"},
         "removed_by_worst_ranks_ratio": _or_null(

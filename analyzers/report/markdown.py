@@ -1,9 +1,9 @@
-"""A diagnosis as Markdown, for an incident ticket: verdict, evidence, what was done, what next. No figures.
+"""A diagnosis as Markdown for an incident ticket: verdict, evidence, actions taken, next step. No figures.
 
     Path("ticket.md").write_text(to_markdown(diagnosis, run.manifest()))
 
-Text from the run is shown and never obeyed: signs that Markdown or HTML give a meaning are escaped, tracebacks stand in
-fenced blocks that nothing in them can end.
+Text of the run is escaped: signs that Markdown or HTML give a meaning, and tracebacks stand in fenced blocks that
+nothing in them can end.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from analyzers.diagnose import Diagnosis
 from analyzers.finding import Finding
 from analyzers.printable import visible
 from analyzers.report.terminal.diagnosis_text import evidence_rows, title
-from analyzers.report.wording.account_lines import goodput_line, pipeline_line, what_if_line
+from analyzers.report.wording.account_lines import goodput_line, pipeline_line, wall_s, what_if_line
 from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.stack_texts import stack_texts
+from analyzers.wording import is_number, sentence
 
 __all__ = ["escaped", "to_markdown"]
 
@@ -48,7 +49,9 @@ def _lines(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> Iterator[str]:
     yield from _done(facts)
     if diagnosis.advised:
         yield from ("", "## Advice", "")
-        yield from (f"- {escaped(finding.summary)}. {escaped(next_step(finding))}" for finding in diagnosis.advised)
+        yield from (
+            f"- {escaped(sentence(finding.summary))} {escaped(next_step(finding))}" for finding in diagnosis.advised
+        )
     if diagnosis.not_judged:
         yield from ("", "## Not judged", "")
         yield from (f"- {escaped(finding.summary)}" for finding in diagnosis.not_judged)
@@ -83,29 +86,31 @@ def _finding(number: int, finding: Finding) -> Iterator[str]:
 
 
 def _done(facts: Mapping[str, Any]) -> Iterator[str]:
-    """What the recovery did, as the run's events tell it."""
+    """Actions of the recovery, from the events of the run."""
     done = [
-        f"rolled back from step {back['from_step']} to {back['to_step']} ({back.get('tier') or '?'}): "
-        f"{back.get('reason') or 'no reason given'}"
-        + (f"; skipped batch {', '.join(map(str, back['skipped_batches']))}" if back.get("skipped_batches") else "")
+        f"Rolled back from step {back['from_step']} to {back['to_step']} ({back.get('tier') or '?'}): "
+        f"{back.get('reason') or 'no reason recorded'}."
+        + (f" Skipped batch {', '.join(map(str, back['skipped_batches']))}." if back.get("skipped_batches") else "")
         for back in (facts.get("rollbacks") or [])[:50]
     ]
     attempts = facts.get("attempts")
     if isinstance(attempts, int) and attempts > 1:
-        done.append(f"the ranks were started again {attempts - 1} time{'s' * (attempts > 2)}")
-    yield from ("", "## What was done", "")
-    yield from (f"- {escaped(sentence)}" for sentence in done or ["nothing by itself"])
+        done.append(f"Restarted the ranks {attempts - 1} time{'s' * (attempts > 2)}.")
+    yield from ("", "## Actions taken", "")
+    yield from (f"- {escaped(action)}" for action in done or ["None."])
 
 
 def _facts(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = diagnosis.run
     mesh = " x ".join(f"{name} {size}" for name, size in (facts.get("mesh") or {}).items())
+    seconds = wall_s(diagnosis.goodput, facts)
     rows = [
         ("ranks", f"{facts.get('num_ranks')} on {facts.get('num_nodes')} node(s) {mesh}".strip()),
         ("steps", str(facts.get("steps"))),
         ("attempts", str(facts.get("attempts"))),
-        ("ended", str(facts.get("ended") or "without a word")),
-        ("step, median", f"{facts.get('step_ms_median')} ms"),
+        ("ended", str(facts.get("ended") or "no end recorded")),
+        ("step, median", f"{facts['step_ms_median']:.1f} ms" if is_number(facts.get("step_ms_median")) else "?"),
+        ("wall time", "?" if seconds is None else f"{seconds:.1f} s"),
         ("tokens/s", str(facts.get("tokens_per_s"))),
         ("loss", f"{facts.get('first_loss')} to {facts.get('last_loss')}"),
     ]

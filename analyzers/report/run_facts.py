@@ -95,17 +95,17 @@ def _utilisation(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[
     """Operations a second that go into the model, their share of the devices' peak, or why that was not judged."""
     tokens_per_s, operations = facts["tokens_per_s"], flops_per_token(manifest)
     missing = why_not_judged(manifest) or (None if tokens_per_s else "no tokens are recorded")
-    told: dict[str, Any] = {"model_tflops_per_s": None, "mfu_ratio": None, "mfu_not_judged": missing}
+    found: dict[str, Any] = {"model_tflops_per_s": None, "mfu_ratio": None, "mfu_not_judged": missing}
     if tokens_per_s and operations is not None:
         share = mfu(manifest, tokens_per_s=tokens_per_s, num_devices=facts["num_ranks"] or 1)
-        told |= {"model_tflops_per_s": _round(tokens_per_s * operations / 1e12, 6), "mfu_ratio": _round(share, 4)}
-    return told
+        found |= {"model_tflops_per_s": _round(tokens_per_s * operations / 1e12, 6), "mfu_ratio": _round(share, 4)}
+    return found
 
 
 def _preempted_at(log: EventLog) -> int | None:
-    """Step of the checkpoint that was saved when the run was told to stop; None if there was no time for one."""
-    told = [event.integer("checkpoint_step") for event in log.of(event_kinds.PREEMPTED)]
-    return told[-1] if told and told[-1] >= 0 else None
+    """Step of the checkpoint that was saved when the run was preempted; None if there was no time for one."""
+    found = [event.integer("checkpoint_step") for event in log.of(event_kinds.PREEMPTED)]
+    return found[-1] if found and found[-1] >= 0 else None
 
 
 def _text(value: Any) -> str | None:
@@ -160,7 +160,7 @@ def _steps(views: Views) -> dict[str, Any]:
 
 
 def _learning(source: Source) -> dict[str, Any]:
-    """How the loss went, over the steps that were taken, in the order of training."""
+    """First and last loss of the committed steps, and the fall of the loss in units of its noise."""
     rows = source.rows(
         """
         SELECT loss FROM steps

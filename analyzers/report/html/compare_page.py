@@ -4,7 +4,7 @@
     path.write_bytes(page)
 
 Both loss curves in one picture, both step times, both accounts of the time, then everything that differs in tables. It
-is laid out like the report of one run, and keeps the same rules of safety (`sheet`).
+has the layout and the escaping of the report of one run (`page_frame`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["render"]
 
 MAX_ROWS = 200
 _COLOURS = (SEQUENCE[7], SEQUENCE[0])
-"""Of the first run, which is what the second one is held against, and of the second."""
+"""Of the first run, the base, and of the second."""
 
 
 def render(comparison: Comparison, a: Side, b: Side, *, version: str = "") -> bytes:
@@ -96,12 +96,12 @@ def _durations(a: Side, b: Side, names: tuple[str, str]) -> list[series.Series]:
 def _tiles(comparison: Comparison) -> list[tuple[str, str]]:
     tiles = []
     if comparison.speed is not None:
-        what = "time of a token" if comparison.speed.per_token else "time of a step"
+        what = "time per token" if comparison.speed.per_token else "time per step"
         tiles.append((f"{what}, against the first", f"{comparison.speed.ratio:.2f}x"))
         tiles.append(("95 % interval", f"{comparison.speed.low:.2f} to {comparison.speed.high:.2f}"))
     if comparison.loss is not None:
         tiles.append(("loss at the end, nat", f"{comparison.loss.difference:+.3g}"))
-    tiles.append(("settings that differ", str(len(comparison.settings))))
-    tiles.append(("findings in the second only", str(len(comparison.only_b))))
-    tiles.append(("findings in the first only", str(len(comparison.only_a))))
+    tiles.append(("different settings", str(len(comparison.settings))))
+    tiles.append(("findings only in the second", str(len(comparison.only_b))))
+    tiles.append(("findings only in the first", str(len(comparison.only_a))))
     return tiles

@@ -3,7 +3,7 @@
     page = render(store, diagnosis, run.manifest())
     path.write_bytes(page)
 
-`sheet` is the frame; here is what goes into it.
+`page_frame` is the frame, this module its content.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from analyzers.report.html.page_frame import PlacedFigure, Section, Sheet
 from analyzers.report.html.pipeline_section import pipeline_sections
 from analyzers.report.terminal.diagnosis_text import evidence_rows, title
 from analyzers.report.terminal.why_spike_text import tables
-from analyzers.report.wording.account_lines import what_if_line
+from analyzers.report.wording.account_lines import wall_s, what_if_line
 from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.source import Source, floats
+from analyzers.wording import sentence
 from probes.tape import event_kinds
 
 __all__ = ["render"]
@@ -51,7 +52,7 @@ def render(source: Source, diagnosis: Diagnosis, manifest: Mapping[str, Any], *,
         quiet="Nothing fired.",
         tiles=_tiles(diagnosis),
         findings=findings,
-        advised=[f"{finding.summary}. {next_step(finding)}" for finding in diagnosis.advised],
+        advised=[f"{sentence(finding.summary)} {next_step(finding)}" for finding in diagnosis.advised],
         not_judged=[finding.summary for finding in diagnosis.not_judged],
         sections=sections,
         settings=_settings(manifest),
@@ -60,14 +61,14 @@ def render(source: Source, diagnosis: Diagnosis, manifest: Mapping[str, Any], *,
 
 
 class _Page:
-    """What of the run goes where on the page."""
+    """Content of the page, in its order."""
 
     def __init__(self, source: Source, diagnosis: Diagnosis) -> None:
         self.source, self.diagnosis = source, diagnosis
         self.sheet = Sheet()
         self.figure = self.sheet.figure
 
-    def drawn(self, found: Iterator[Drawing]) -> list[PlacedFigure]:
+    def placed(self, found: Iterator[Drawing]) -> list[PlacedFigure]:
         return [self.figure(drawing.figure, drawing.title) for drawing in found]
 
     def finding(self, finding: Finding, *, number: int) -> dict[str, Any]:
@@ -78,11 +79,11 @@ class _Page:
             "suspected": finding.status == "suspect",
             "where": _where(finding),
             "summary": finding.summary,
-            # Of the first one it stands on top of the page.
+            # The evidence of the first one is at the top of the page.
             "why": "" if number == 0 or reason == finding.summary else reason,
             "next": next_step(finding) if number else "",
             "link": finding_link(self.diagnosis.run, finding),
-            "figures": self.drawn(drawings(self.source, finding)) if number < MAX_DRAWN else [],
+            "figures": self.placed(drawings(self.source, finding)) if number < MAX_DRAWN else [],
             "numbers": _numbers(finding),
             "texts": _texts(finding),
         }
@@ -96,20 +97,19 @@ class _Page:
             yield Section(title="Loss", figures=[self.figure(figure, what="Loss and gradient norm over the steps")])
         yield from self._spike()
         if account := diagnosis.goodput:
-            note = (
-                f"{account.wall_s:.1f} s of wall time; {account.num_kept:,} steps kept, {account.num_discarded:,} not."
-            )
+            steps = f"{account.num_kept:,} steps kept, {account.num_discarded:,} discarded"
+            note = f"{account.wall_s:.1f} s of wall time, {steps}."
             if account.basis == "steps":
                 note += " No collectives were recorded: waits are split step by step."
             if diagnosis.what_if is not None:
-                note += f" What-if: {what_if_line(diagnosis.what_if)}."
+                note += f" {what_if_line(diagnosis.what_if)}"
             figures = [self.figure(goodput.waterfall(account), what="Where the wall time went")]
             if len(account.by_rank) > 1:
                 figures.append(self.figure(goodput.by_rank(account), "Rank by rank"))
             yield Section(title="Where the time went", note=note, figures=figures)
         yield from self._ranks()
         yield from pipeline_sections(source, diagnosis.findings, self.figure)
-        if figures := self.drawn(moment(source)):
+        if figures := self.placed(moment(source)):
             note = f"{figures[0].title}. Above: phases; below: collectives. Hatched: never ended."
             figures[0].title = ""
             yield Section(title="Timeline", note=note, figures=figures)
@@ -117,12 +117,12 @@ class _Page:
         yield from self._events()
 
     def _spike(self) -> Iterator[Section]:
-        """What made the worst jump of the loss, if there is one."""
+        """The causes of the worst loss spike, if there is one."""
         try:
             found = why_spike.explain(self.source)
         except why_spike.SpikeError:
             return
-        note = ". ".join([found.summary, *(f"Not known: {line}" for line in found.unknown)])
+        note = " ".join([found.summary, *(f"Not known: {line}" for line in found.unknown)])
         for number, (name, columns, rows) in enumerate(tables(found)):
             heading = f"Why the loss jumped: {name.lower()}"
             yield Section(title=heading, note=note if number == 0 else "", columns=columns, rows=rows)
@@ -134,9 +134,7 @@ class _Page:
             if matrix.values.size and (matrix.values > 0).any():
                 figures.append(self.figure(heatmap.draw(matrix), measure, hidden=bool(figures)))
         if figures:
-            note = (
-                "Own work is what a rank computes and loads without waiting for others: a slow rank stands out there."
-            )
+            note = "Own work excludes waiting for others: a slow rank stands out there."
             yield Section(title="Ranks and steps", note=note, figures=figures, tabs=True)
 
     def _calls(self) -> Iterator[Section]:
@@ -151,7 +149,7 @@ class _Page:
         ]  # fmt: skip
         yield Section(
             title="Collectives",
-            note="Transfer: the shortest time of a member, which came last. The area is the waiting of all ranks.",
+            note="Transfer is the shortest time of a member, the last to arrive. The area is the waiting of all ranks.",
             figures=[self.figure(collectives.draw(calls), what="Bandwidth by operation, size and group")],
             columns=("operation", "group", "bytes", "calls", "transfer ms", "bus GB/s", "waited s"),
             numeric=range(2, 7),
@@ -207,7 +205,7 @@ def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         ("ranks", facts.get("num_ranks"), "{:,}"),
         ("steps", facts.get("steps"), "{:,}"),
         ("attempts", None if facts.get("attempts") == 1 else facts.get("attempts"), "{:,}"),
-        ("wall time", diagnosis.goodput.wall_s if diagnosis.goodput else facts.get("wall_s"), "{:,.1f} s"),
+        ("wall time", wall_s(diagnosis.goodput, facts), "{:,.1f} s"),
         (
             "goodput",
             100 * diagnosis.goodput.goodput_ratio if diagnosis.goodput else None,
@@ -218,12 +216,12 @@ def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
             what_if.slowdown if what_if and what_if.is_beyond_error else None,
             f"{{:.2f}}x, error {100 * what_if.error_ratio:.1f} %" if what_if else "",
         ),
-        ("ms a step, median", facts.get("step_ms_median"), "{:,.4g}"),
+        ("ms per step, median", facts.get("step_ms_median"), "{:,.4g}"),
         ("tokens/s", facts.get("tokens_per_s"), "{:,.0f}"),
         ("loss, last", facts.get("last_loss"), "{:.4f}"),
     ]
     return [(name, form.format(value)) for name, value, form in tiles if isinstance(value, (int, float))] + [
-        ("ended", str(facts.get("ended") or "without a word"))
+        ("ended", str(facts.get("ended") or "no end recorded"))
     ]
 
 
@@ -247,14 +245,14 @@ def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _is_routine(event: queries.Told) -> bool:
-    """Copies in memory are taken every few steps; of those only a return to one is part of the story."""
+    """Copies in memory are taken every few steps: only a rollback to one is worth a row."""
     routine = ("writing", "complete", "good", "removed")
     detail = event.detail
     return event.kind == event_kinds.CHECKPOINT and detail.get("tier") == "memory" and detail.get("state") in routine
 
 
 def _measured(key: str, value: Any) -> tuple[str, str]:
-    """A name and its value as people say them: no nanoseconds, no bytes by the million."""
+    """A name and its value in readable units."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if key.endswith("_ns"):
             return key[:-3], f"{value / 1e9:.3g} s" if value >= 1e9 else f"{value / 1e6:.3g} ms"
@@ -272,4 +270,4 @@ def _detail(detail: Mapping[str, Any]) -> str:
         if key not in known and value not in (None, "", [], {}):
             key, shown = _measured(key, value)
             parts.append(f"{key} {shown}".strip() if len(shown) <= 120 else f"{key} {shown[:119]}…")
-    return "; ".join(parts)[:400]
+    return ", ".join(parts)[:400]

@@ -23,7 +23,7 @@ _LEAST_SHARE = 0.005
 
 
 def render(comparison: Comparison, console: Console) -> None:
-    """Print the comparison: one sentence, then what differs, each with both values."""
+    """Print the comparison: two sentences, then each difference with both values."""
     from rich.table import Table
     from rich.text import Text
 
@@ -44,31 +44,26 @@ def render(comparison: Comparison, console: Console) -> None:
 
 
 def sentence(comparison: Comparison) -> str:
-    """Speed and loss of the second run against the first."""
-    speed, loss = comparison.speed, comparison.loss
-    parts = []
+    """Speed and loss of the second run against the first, two sentences."""
+    speed, loss, a, b = comparison.speed, comparison.loss, comparison.run_a, comparison.run_b
     if speed is None:
-        parts.append("speed: too few steps to compare")
+        first = f"{b} and {a} have too few steps to compare their speed."
     else:
-        what = "a token" if speed.per_token else "a step"
-        parts.append(f"{what} takes {speed.ratio:.2f}x as long (95 % interval {speed.low:.2f} to {speed.high:.2f})")
+        per, interval = "token" if speed.per_token else "step", f"95 % interval {speed.low:.2f} to {speed.high:.2f}"
+        first = f"{b} takes {speed.ratio:.2f}x as long per {per} as {a} ({interval})."
     if loss is None:
-        parts.append("loss: too few common steps")
-    elif loss.first_different_step is None:
-        parts.append(f"the loss is equal to the last bit in {loss.common_steps} steps")
-    else:
-        surely = "" if loss.is_real else ", no more than its noise"
-        parts.append(
-            f"the loss is {abs(loss.difference):.3g} {'higher' if loss.difference > 0 else 'lower'} at the end"
-            f" (noise {loss.noise:.2g}{surely}), different from step {loss.first_different_step} on"
-        )
-    return f"{comparison.run_b} against {comparison.run_a}: {'; '.join(parts)}"
+        return f"{first} Too few common steps to compare the loss."
+    if loss.first_different_step is None:
+        return f"{first} The loss is equal to the last bit in {loss.common_steps} steps."
+    side, noise = "higher" if loss.difference > 0 else "lower", "beyond" if loss.is_real else "within"
+    difference = f"{abs(loss.difference):.3g} {side} at the end, {noise} its noise of {loss.noise:.2g}"
+    return f"{first} The loss is {difference}, and differs from step {loss.first_different_step} on."
 
 
 def tables(comparison: Comparison) -> Iterator[tuple[str, Sequence[tuple[str, str, str]]]]:
     """(heading, rows of name and both values) of everything that differs."""
     yield "Setting", [(name, a or "-", b or "-") for name, a, b in comparison.settings]
-    yield "Otherwise", [(name, a or "-", b or "-") for name, a, b in comparison.versions]
+    yield "Version", [(name, a or "-", b or "-") for name, a, b in comparison.versions]
     yield (
         "Step, median ms",
         [

@@ -1,9 +1,9 @@
-"""A diagnosis for the terminal: Verdict / Why / Next in three lines, then each finding with its numbers, then the run.
+"""A diagnosis for the terminal: verdict, evidence and next step, each finding with its numbers, facts of the run.
 
     render(diagnosis, rich.console.Console())
 
-Plain text where the output is no terminal. Text that comes from the run is shown as it is, never obeyed: neither rich's
-markup nor a terminal's control sequences in it have an effect.
+Plain text where the output is no terminal. Text of the run is escaped: neither rich's markup nor control sequences of a
+terminal in it have an effect.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import Finding
+from analyzers.kinds import KINDS
 from analyzers.printable import visible
 from analyzers.report.terminal.trace_table import render_ranks
-from analyzers.report.wording.account_lines import goodput_line, pipeline_line, what_if_line
+from analyzers.report.wording.account_lines import goodput_line, pipeline_line, wall_s, what_if_line
 from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.labels import label_of, shown
 from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.settings.plan_deviation import TOLERANCE
-from analyzers.wording import counted, is_number, listed
+from analyzers.wording import counted, is_number, listed, ranks_text, sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,16 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["evidence_rows", "render", "title"]
 
 _COLOURS = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
-_TITLES = {
-    "hang": "HANG",
-    "loss_spike": "LOSS SPIKE",
-    "non_finite": "NON-FINITE",
-    "rank_lost": "RANK LOST",
-    "resume_differs": "RESUME DIFFERS",
-    "replica_mismatch": "REPLICA MISMATCH",
-    "fingerprint_chain_broken": "STATE CHANGED",
-    "straggler": "STRAGGLER",
-}
 _NOT_SHOWN = {
     "phase_factors_ratio",
     "phase_excess_ms",
@@ -71,7 +62,7 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
     if diagnosis.advised:
         console.print()
         for finding in diagnosis.advised:
-            console.print(_text(visible(f"advice      {finding.summary}; {next_step(finding)}"), "cyan"))
+            console.print(_text(visible(f"advice      {sentence(finding.summary)} {next_step(finding)}"), "cyan"))
     if diagnosis.not_judged:
         console.print()
         for finding in diagnosis.not_judged:
@@ -83,8 +74,9 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
 
 
 def title(finding: Finding) -> str:
-    """The kind in capitals."""
-    return _TITLES.get(finding.kind, finding.kind.upper().replace("_", " "))
+    """The title of the kind, in capitals."""
+    kind = KINDS.get(finding.kind)
+    return (kind.title if kind is not None else finding.kind.replace("_", " ")).upper()
 
 
 def _head(diagnosis: Diagnosis, console: Console) -> None:
@@ -119,13 +111,13 @@ def _finding(finding: Finding, console: Console, *, shown_above: bool) -> None:
         for frame in frames:
             console.print(_indented(f"  {frame}", ""))
     for what, ranks_of in (finding.evidence.get("differs") or {}).items():
-        console.print(_indented(f"{what}: rank{'s' * (len(ranks_of) > 1)} {listed(ranks_of)}", ""))
+        console.print(_indented(f"{what}: {ranks_text(ranks_of)}", ""))
     if not shown_above:
         console.print(_indented(f"next: {next_step(finding)}", "dim"))
 
 
 def evidence_rows(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Names and values of what proves a finding, with units, as people read them."""
+    """Names and values of the evidence, with units."""
     rows = []
     for name, value in evidence.items():
         if name in _NOT_SHOWN or value is None or value == [] or value == "":
@@ -136,46 +128,59 @@ def evidence_rows(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _saves(interval: Mapping[str, Any]) -> str:
-    """What a save costs, and how often to save by that."""
-    hours, failures = interval["mtbf_s"] / 3600, interval["num_failures"]
+    """The suggested checkpoint interval, and its basis."""
+    failures = interval["num_failures"]
     rate = f"{counted(failures, 'failure')} in this run" if failures else "an assumed failure rate"
-    between = f"{hours:,.0f} h" if hours >= 10 else f"{60 * hours:,.1f} min"
     return (
-        f"{interval['num_saves']} measured, {1e3 * interval['cost_s']:.1f} ms of standstill each; with {rate} "
-        f"(one in {between}) save every {counted(interval['steps'], 'step')} ({interval['interval_s']:,.0f} s, Daly)"
+        f"Suggested checkpoint interval: {interval['steps']:,} step{'s' * (interval['steps'] != 1)} "
+        f"({_duration(interval['interval_s'])}). A save stops training for {1e3 * interval['cost_s']:.1f} ms "
+        f"({interval['num_saves']} measured), with {rate} (one in {_duration(interval['mtbf_s'])})."
     )
 
 
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:,.0f} min" if seconds < 36_000 else f"{seconds / 3600:,.0f} h"
+
+
 def _against_plan(plan: Sequence[Mapping[str, Any]]) -> str:
-    """What a step moved and a rank held against what was planned: where it differs, and where it does not."""
+    """Traffic and memory against the plan."""
     differs = [
         f"{each['what']} {each['measured_bytes'] / each['planned_bytes'] - 1:+.0%}"
         for each in plan
         if not each["as_planned"]
     ]
     fits = [each["what"] for each in plan if each["as_planned"]]
-    told = [f"not as planned: {', '.join(differs)}"] if differs else []
-    return "; ".join([*told, *([f"{', '.join(fits)} within {100 * TOLERANCE:.0f} % of it"] if fits else [])])
+    off = f"Not as planned: {', '.join(differs)}." if differs else ""
+    within = sentence(f"{', '.join(fits)} within {100 * TOLERANCE:.0f} % of the plan") if fits else ""
+    return " ".join(part for part in (off, within) if part)
+
+
+def _compared(few: Mapping[str, Any]) -> str:
+    steps = f"Ranks were compared in {few['steps']:,} of {few['of']:,} steps."
+    return f"{steps} Slowdowns that ended within {few['shortest_slowdown_steps']} steps may be missed."
 
 
 def _facts(diagnosis: Diagnosis, console: Console) -> None:
     facts = diagnosis.run
     mesh = " x ".join(f"{name} {size}" for name, size in (facts.get("mesh") or {}).items())
     devices = ", ".join(facts.get("devices") or [])
+    seconds = wall_s(diagnosis.goodput, facts)
     parts = [
         counted(facts.get("num_ranks"), "rank"),
         mesh,
         devices,
         counted(facts.get("steps"), "step"),
         counted(facts.get("attempts"), "attempt"),
-        f"{facts['wall_s']:.1f} s" if is_number(facts.get("wall_s")) else "",
-        f"{facts['step_ms_median']:.1f} ms a step" if is_number(facts.get("step_ms_median")) else "",
+        f"{seconds:.1f} s" if seconds is not None else "",
+        f"{facts['step_ms_median']:.1f} ms per step (median)" if is_number(facts.get("step_ms_median")) else "",
         f"{facts['tokens_per_s']:,.0f} tokens/s" if is_number(facts.get("tokens_per_s")) else "",
         f"{100 * facts['mfu_ratio']:.1f} % MFU" if is_number(facts.get("mfu_ratio")) else "",
     ]
     rows = [("Run", str(facts.get("run_id") or "?")), ("", "  ".join(part for part in parts if part))]
     if facts.get("mfu_not_judged") and any(kind != "cpu" for kind in facts.get("devices") or []):
-        rows.append(("MFU", f"not judged: {facts['mfu_not_judged']}"))
+        rows.append(("MFU", f"Not judged: {facts['mfu_not_judged']}."))
     if is_number(facts.get("first_loss")) and is_number(facts.get("last_loss")):
         rows.append(("Loss", _loss(facts)))
     if diagnosis.goodput is not None:
@@ -188,7 +193,7 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
         rows.append(("Saves", _saves(interval)))
     if plan := facts.get("against_plan"):
         rows.append(("Plan", _against_plan(plan)))
-    rows.append(("Ended", str(facts.get("ended") or "without a word")))
+    rows.append(("Ended", str(facts.get("ended") or "no end recorded")))
     for excluded in (facts.get("excluded") or [])[:20]:
         device, node = excluded.get("device"), f"node {excluded.get('node_rank')}"
         where = f"{device} of {node}" if device else node
@@ -207,12 +212,9 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
         if counts:
             rows.append((label, ", ".join(f"{name} {count}" for name, count in counts.items())))
     if few := facts.get("steps_compared"):
-        told = (
-            f"ranks in {few['steps']:,} of {few['of']:,} steps; shorter slowdowns than {few['shortest_slowdown_steps']}"
-        )
-        rows.append(("Compared", f"{told} steps that were over may be missed"))
+        rows.append(("Compared", _compared(few)))
     problems = facts.get("file_problems") or []
-    label = "Left out" if "input" in facts else "Damaged"  # of other runs links and second files are told, too
+    label = "Left out" if "input" in facts else "Damaged"  # of other input, links and second files are listed, too
     rows += [(label, f"{found['path']}: {found['problem']}") for found in problems[:10]]
     if len(problems) > 10:
         rows.append(("", f"... and {len(problems) - 10} more files"))

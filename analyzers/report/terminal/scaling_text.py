@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["render", "sentence"]
 
 _WORK = {
-    "strong": "the same tokens a step",
-    "weak": "the same tokens a step and rank",
-    "mixed": "neither the same tokens a step nor a rank: compare with care",
+    "strong": "same tokens per step",
+    "weak": "same tokens per step and rank",
+    "mixed": "tokens per step and per rank differ, compare with care",
 }
 
 
 _LEAST_SHARE = 0.005
-_HEADINGS = ("ranks", "mesh", "ms", "tokens/s", "speed-up", "efficiency", "serial", "lost most to")
+_HEADINGS = ("ranks", "mesh", "ms", "tokens/s", "speed-up", "efficiency", "serial", "largest loss")
 
 
 def render(scaling: Scaling, console: Console) -> None:
@@ -35,7 +35,7 @@ def render(scaling: Scaling, console: Console) -> None:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("run", overflow="ellipsis", no_wrap=True, max_width=18)
     for heading in _HEADINGS:
-        table.add_column(heading, justify="left" if heading in ("mesh", "lost most to") else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if heading in ("mesh", "largest loss") else "right", no_wrap=True)
     for point in scaling.points:
         mesh = " x ".join(f"{name} {size}" for name, size in point.mesh.items()) or "1"
         certain = "base" if point is scaling.points[0] else (
@@ -53,11 +53,9 @@ def render(scaling: Scaling, console: Console) -> None:
 
 
 def sentence(scaling: Scaling) -> str:
-    """The largest run against the smallest."""
+    """The largest run against the smallest, two sentences."""
     base, last = scaling.points[0], scaling.points[-1]
-    times = last.num_ranks / base.num_ranks
-    lost = f", most of it lost to {last.lost_to}" if last.efficiency_ratio < 1 and last.lost_to else ""
-    return (
-        f"{scaling.kind} scaling ({_WORK[scaling.kind]}): {times:g} times the ranks give {last.speedup:.2f} times the "
-        f"tokens/s, efficiency {last.efficiency_ratio:.3f} (95 % interval {last.low:.3f} to {last.high:.3f}){lost}"
-    )
+    gain = f"{last.num_ranks / base.num_ranks:g}x the ranks give {last.speedup:.2f}x the tokens/s"
+    efficiency = f"efficiency {last.efficiency_ratio:.3f} (95 % interval {last.low:.3f} to {last.high:.3f})"
+    lost = f" Most is lost to {last.lost_to}." if last.efficiency_ratio < 1 and last.lost_to else ""
+    return f"{scaling.kind.capitalize()} scaling ({_WORK[scaling.kind]}): {gain}, {efficiency}.{lost}"

@@ -1,8 +1,8 @@
-"""Why a loss jumped, for the terminal: a sentence, then data ranks, samples with their text, layers, what is unknown.
+"""Explanation of a loss spike for the terminal: summary, data ranks, samples with their text, layers, unknowns.
 
     render(explain(store, step=45), console)
 
-The tables are also those of the HTML report. What comes from the run is shown as it is and never obeyed.
+The tables are also those of the HTML report. Text of the run is escaped.
 """
 
 from __future__ import annotations
@@ -74,5 +74,5 @@ def render(spike: WhySpike, console: Console) -> None:
     if spike.unknown:
         console.print()
         for line in spike.unknown:
-            console.print(Text(visible(f"not known  {line}"), style="dim"))
+            console.print(Text(visible(f"Not known  {line}"), style="dim"))
     console.print()

@@ -1,49 +1,59 @@
-"""Where the time went, what stragglers cost, what a pipeline idles: each in one line, for terminal, page and ticket.
+"""Sentences on goodput, the cost of stragglers and the pipeline, the same in terminal, page and ticket.
 
-goodput_line(diagnosis.goodput)      # "81 % training, 12 % exposed communication, ...; of 40.2 s"
-what_if_line(diagnosis.what_if)      # "112 ms a step, 93 with all ranks alike: 1.20x, rank 3 alone is 96 % of that ..."
-pipeline_line(diagnosis.findings)    # "the pipeline's ranks have nothing to do for 31.0 % of its time; ...", or ""
+goodput_line(diagnosis.goodput)      # "81 % training, 12 % exposed communication of 40.2 s."
+what_if_line(diagnosis.what_if)      # "Balanced ranks would be 1.09x faster (mean step ...)."
+pipeline_line(diagnosis.findings)    # the summary of the bubble, or ""
+wall_s(diagnosis.goodput, diagnosis.run)     # 40.2: the one wall time that a report shows
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from analyzers.account.goodput import CATEGORIES, Account
 from analyzers.finding import Finding
 from analyzers.whatif.what_if import WhatIf
+from analyzers.wording import is_number, ranks_text, sentence
 
-__all__ = ["bubble_of", "goodput_line", "pipeline_line", "what_if_line"]
+__all__ = ["bubble_of", "goodput_line", "pipeline_line", "wall_s", "what_if_line"]
+
+
+def wall_s(account: Account | None, facts: Mapping[str, Any]) -> float | None:
+    """Wall time of the run, seconds: from the account where there is one, else from first to last recorded step."""
+    seconds: Any = account.wall_s if account is not None else facts.get("wall_s")
+    return float(seconds) if is_number(seconds) else None
 
 
 def goodput_line(account: Account) -> str:
-    """Shares of the wall time, the largest first; together 100 %."""
+    """Shares of the wall time, training first and then the largest; together 100 %."""
     shares = {name: value / account.wall_s for name, value in account.seconds.items()} if account.wall_s else {}
     ordered = sorted(shares, key=lambda name: (name != "training", -shares[name]))
     shown = [name for name in ordered if name == "training" or shares[name] >= 0.005]
     parts = [f"{100 * shares[name]:.0f} % {CATEGORIES[name]}" for name in shown]
-    return f"{', '.join(parts)}; of {account.wall_s:.1f} s"
+    return f"{', '.join(parts)} of {account.wall_s:.1f} s."
 
 
 def what_if_line(what_if: WhatIf) -> str:
-    """What stragglers cost the job, and who; with the replay's error, below which nothing is promised."""
-    error = f"error {100 * what_if.error_ratio:.1f} %"
-    steps = f"of steps {what_if.first_step} to {what_if.last_step}, replayed: {error}"
+    """The cost of stragglers and the ranks that cause it. No gain is claimed within the error of the replay."""
+    over = f"steps {what_if.first_step} to {what_if.last_step}, replay error {100 * what_if.error_ratio:.1f} %"
     if what_if.slowdown < 1.01:
-        return f"with all ranks alike nothing would be gained ({steps})"
+        return f"Balanced ranks would not be faster ({over})."
     if not what_if.is_beyond_error:
-        return f"what would be gained with all ranks alike is less than the replay's error ({steps})"
-    saved = (
-        f"{what_if.step_ms:.4g} ms a step, {what_if.ideal_step_ms:.4g} with all ranks alike: {what_if.slowdown:.2f}x"
-    )
-    ranks = ", ".join(map(str, what_if.worst_ranks[:8])) + (", ..." if len(what_if.worst_ranks) > 8 else "")
-    who = f"rank{'s' * (len(what_if.worst_ranks) > 1)} {ranks}"
-    parts = [saved]
-    if what_if.worst_ranks_ratio is not None and what_if.worst_ranks_ratio >= 0.05:
-        parts.append(f"{who} alone is {100 * min(1.0, what_if.worst_ranks_ratio):.0f} % of that")
-    if what_if.last_stage_ratio is not None and what_if.last_stage_ratio >= 0.05:
-        parts.append(f"the last stage {100 * min(1.0, what_if.last_stage_ratio):.0f} %")
-    return f"{', '.join(parts)} ({steps})"
+        return f"Balanced ranks would gain less than the replay can tell ({over})."
+    steps = f"mean step {what_if.ideal_step_ms:.4g} ms instead of {what_if.step_ms:.4g}, {over}"
+    gain = f"Balanced ranks would be {what_if.slowdown:.2f}x faster ({steps})."
+    worst, last_stage = what_if.worst_ranks_ratio, what_if.last_stage_ratio
+    if worst is not None and worst >= 0.05:
+        verb = "accounts" if len(what_if.worst_ranks) == 1 else "account"
+        gain += " " + sentence(f"{ranks_text(what_if.worst_ranks)} {verb} for {_share(worst)} of the gain")
+    if last_stage is not None and last_stage >= 0.05:
+        gain += f" The last stage accounts for {_share(last_stage)}."
+    return gain
+
+
+def _share(ratio: float) -> str:
+    return f"{100 * min(1.0, ratio):.0f} %"
 
 
 def bubble_of(findings: Sequence[Finding]) -> Finding | None:
@@ -52,6 +62,6 @@ def bubble_of(findings: Sequence[Finding]) -> Finding | None:
 
 
 def pipeline_line(findings: Sequence[Finding]) -> str:
-    """The bubble, what of it is over the schedule's own and why; empty without a pipeline."""
+    """The bubble, its excess over the schedule and the cause; empty without a pipeline."""
     found = bubble_of(findings)
     return found.summary if found else ""

@@ -1,4 +1,4 @@
-"""Names and units of evidence as people read them.
+"""Labels and units of evidence.
 
     label_of("cpu_time_excess_ms")          # "more processor time"
     shown("left_bytes", 12_884_901_888)     # "12 GiB"
@@ -23,8 +23,8 @@ _LABELS = {
     "caused_wait_ratio": "its share of waiting",
     "certain_at_step": "certain at step",
     "chain_broken_ranks": "ranks that changed alone",
-    "comes_back": "comes back in a replay",
-    "comes_back_when_restored": "and from an older state",
+    "comes_back": "repeated by a replay",
+    "comes_back_when_restored": "from an older state too",
     "core_wait_excess_ms": "more waiting for a core",
     "count": "times",
     "count_on_device": "times on this device",
@@ -34,7 +34,7 @@ _LABELS = {
     "data_ratio": "waiting for data",
     "disk_free_bytes": "free on its disk",
     "disk_free_lowest_bytes": "least free so far",
-    "dropped_ratio": "choices without room",
+    "dropped_ratio": "dropped choices",
     "every_steps": "waits every",
     "excess_ms": "slower by",
     "factor_ratio": "factor",
@@ -51,7 +51,7 @@ _LABELS = {
     "left_bytes": "left until full",
     "load_median": "want to run (median)",
     "load_ratio": "load over an even share",
-    "lost_s": "would be lost",
+    "lost_s": "lost by a failure",
     "lr": "learning rate",
     "major_faults_excess": "more pages from disk",
     "memory_first_bytes": "memory at first",
@@ -65,7 +65,7 @@ _LABELS = {
     "num_blocks_of_model": "blocks of the model",
     "num_checked_inputs": "inputs checked",
     "num_cpus": "CPUs",
-    "num_failed": "saves that failed",
+    "num_failed": "failed saves",
     "num_flagged_inputs": "inputs with NaN or Inf",
     "num_good_since": "good saves since",
     "num_nonfinite_parameters": "non-finite parameters",
@@ -77,7 +77,7 @@ _LABELS = {
     "origin_module": "first bad output of",
     "origin_operation": "in operation",
     "peak": "largest element",
-    "peak_again": "the same, computed again",
+    "peak_again": "the same, recomputed",
     "peers_wait_more_ms": "its peers wait more by",
     "per_block_factor_ratio": "factor a block",
     "ratio": "of what was expected",
@@ -85,8 +85,8 @@ _LABELS = {
     "reason_bit": "bit of NVML's reasons",
     "replay_error_ratio": "error of the what-if",
     "rise_factor_ratio": "rise over the start",
-    "run_s": "the run took",
-    "run_without_it_s": "without it",
+    "run_s": "time of all steps",
+    "run_without_it_s": "all steps without it",
     "seq": "sequence number",
     "sigmas": "robust deviations",
     "silent_s": "silent for",
@@ -94,28 +94,28 @@ _LABELS = {
     "stall_ms": "standstill a save",
     "stall_ratio": "standing still in saves",
     "starved_steps": "steps that waited",
-    "step_ms": "a step takes",
-    "step_without_it_ms": "a step without it",
-    "steps": "steps looked at",
+    "step_ms": "step time in these steps",
+    "step_without_it_ms": "the same without it",
+    "steps": "steps judged",
     "steps_slow": "slow steps",
     "steps_to_out_of_memory": "steps until it is full",
     "throttled_ratio": "slowed down",
     "time_to_out_of_memory_s": "time until then",
     "time_until_full_s": "full in",
     "tokens_excess_ratio": "more tokens",
-    "total_bytes": "there is",
+    "total_bytes": "capacity",
     "used_ratio": "used",
     "waiting_ratio": "time with a queue",
     "xid": "XID",
 }
 _VALUES = {
     "pattern": {
-        "chronic": "from the start on",
-        "since": "from there on",
-        "transient": "for a while",
-        "intermittent": "again and again",
-        "pauses": "pauses now and then",
-        "rotating": "one rank after another",
+        "chronic": "since the start",
+        "since": "since its first step",
+        "transient": "temporary",
+        "intermittent": "intermittent",
+        "pauses": "occasional pauses",
+        "rotating": "rotating over ranks",
     },
     "judgement": {"data_or_numerics": "data or numerics"},
 }
@@ -124,7 +124,7 @@ _UNITS = {
     "_ms": " ms",
     "_s": " s",
     "_z": " sigma",
-    "_celsius": " degrees",
+    "_celsius": " °C",
     "_tokens": " tokens",
     "_steps": " steps",
 }
@@ -132,7 +132,7 @@ _WITHOUT_UNIT = ("starved_steps", "open_steps", "num_steps")  # counts, whose la
 
 
 def label_of(name: str) -> str:
-    """What stands before the value."""
+    """The label of a value."""
     if name in _LABELS:
         return _LABELS[name]
     for suffix in ("_ratio", "_bytes", "_hertz", *_UNITS):

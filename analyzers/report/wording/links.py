@@ -1,9 +1,9 @@
-"""Where the dashboard shows a finding: the link that the terminal, the JSON, the HTML report and alerts carry.
+"""Links to a finding in the dashboard, for terminal, JSON, HTML report and alerts.
 
     finding_path(diagnosis.run, finding)     # "/findings?run=demo-...&finding=straggler-0-60-r3"
     finding_link(diagnosis.run, finding)     # with the address: http://127.0.0.1:8501/findings?run=...
 
-`rankscope dashboard` answers it. Where the dashboard stands elsewhere, RANKSCOPE_DASHBOARD_URL says so.
+`rankscope dashboard` serves it; RANKSCOPE_DASHBOARD_URL is its address where it runs elsewhere.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     for heading, frames in stack_texts(finding.evidence):
         ...                      # "odd one out: rank 3, stage 1, in data, innermost first", ["loader.py:41 read", ...]
 
-The evidence may come from a file that somebody else wrote: whatever does not fit is left out, and sizes are bounded.
-Whoever shows the lines escapes them.
+The evidence may come from an untrusted file: what does not fit is left out, and sizes are bounded. The caller escapes
+the lines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_CHARACTERS = 2_000
 
 
 def stack_texts(evidence: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """Heading and frames of each stack, the most telling first."""
+    """Heading and frames of each stack, the most relevant first."""
     return [
         (heading, [str(frame)[:MAX_CHARACTERS] for frame in frames[:MAX_FRAMES]]) for heading, frames in _all(evidence)
     ][:MAX_TEXTS]
@@ -51,11 +51,12 @@ def _heading(group: Mapping[str, Any]) -> str:
         return f"and {number} ranks with other stacks"
     who = f"rank{'s' * (number > 1)} {listed(ranks)}"
     if number > 1:
-        who = f"{number} ranks alike: {listed(ranks) if number <= len(ranks) else f'{listed(ranks[:12])}, ...'}"
-    told = [who, *(str(group[name]) for name in ("role", "doing") if group.get(name))]
+        shown = listed(ranks) if number <= len(ranks) else f"{listed(ranks[:12])}, ..."
+        who = f"{number} ranks with the same stack: {shown}"
+    parts = [who, *(str(group[name]) for name in ("role", "doing") if group.get(name))]
     odd = "odd one out: " if group.get("is_odd") else ""
     end = "innermost first" if _sequence(group.get("frames")) else "no stack"
-    return f"{odd}{', '.join(told)}, {end}"
+    return f"{odd}{', '.join(parts)}, {end}"
 
 
 def _sequence(value: Any) -> Sequence[Any]:

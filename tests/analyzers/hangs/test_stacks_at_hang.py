@@ -77,7 +77,7 @@ def test_thousands_of_ranks_with_stacks_of_their_own_stay_small(tmp_path: Path) 
     assert (told[0]["ranks"], told[1]["num_ranks"], len(told[1]["ranks"])) == ([0], 100, 64)
     assert rest == {"num_ranks": 93, "is_rest": True}
     assert len(json.dumps(evidence["stack_groups"])) < 8_000
-    assert "100 ranks alike: 100, 101" in stack_texts(evidence)[1][0]
+    assert "100 ranks with the same stack: 100, 101" in stack_texts(evidence)[1][0]
     assert stack_texts(evidence)[-1] == ("and 93 ranks with other stacks", [])
 
 
@@ -92,10 +92,10 @@ def test_every_report_shows_the_groups_and_the_line_that_raised(tmp_path: Path) 
     render(diagnosis, console)
     text = console.export_text()
     assert "odd one out: rank 2, between steps" in text or "odd one out: rank 2, in user code" in text
-    assert "3 ranks alike: 0, 1, 3, in all_reduce, innermost first" in text
+    assert "3 ranks with the same stack: 0, 1, 3, in all_reduce, innermost first" in text
     assert "\x1b[31mloader" not in text
     page = render_page(world.store, diagnosis, {}).decode()
-    assert "3 ranks alike: 0, 1, 3" in page
+    assert "3 ranks with the same stack: 0, 1, 3" in page
     assert "<b>\x1b" not in page
 
     world = World()

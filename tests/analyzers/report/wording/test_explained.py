@@ -95,13 +95,13 @@ def test_evidence_has_names_and_units_that_people_read() -> None:
     )
     assert rows == {
         "non-finite parameters": "1",
-        "pattern": "from there on",
+        "pattern": "since its first step",
         "more processor time": "22.364 ms",
         "left until full": "12 GiB",
         "clock median": "1,980 MHz",
-        "hottest": "91 degrees",
+        "hottest": "91 °C",
         "age of the checkpoint": "400 steps",
-        "comes back in a replay": "no",
+        "repeated by a replay": "no",
         "loss deviation": "12.5 sigma",
         "some new number": "3 ms",
     }
