@@ -34,7 +34,7 @@ CASES: list[tuple[str, str, dict[str, Any], str, str]] = [
     ("checkpoint_failed", "failed", {"reason": "No space left\nmore", "num_good_since": 0},
      "No space left; nothing has been saved since", "make room on the disk"),
     ("checkpoint_age", "old", {"age_steps": 400, "interval_steps": 50, "lost_s": 80.0}, "400 steps", "before the next"),
-    ("node_silent", "silent", {"silent_s": 12.0, "heard_again": False}, "for 12 s; nothing was heard", "ping it"),
+    ("node_silent", "silent", {"silent_s": 12.0, "heard_again": False}, "for 12 s, and nothing has arrived since", "Ping the node"),
     ("excluded", "device", {"num_failures": 3}, "3 failures there", "dcgmi diag"),
     ("gradient_corrupted", "gradient", {"peak": 1e9, "peak_again": 0.5, "sigmas": 300.0, "count_on_device": 2},
      "0.5 when recomputed from the same state and batch (2 times on this device).", "take it out and test it"),
