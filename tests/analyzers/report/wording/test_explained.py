@@ -16,7 +16,7 @@ GIB = 1 << 30
 CASES: list[tuple[str, str, dict[str, Any], str, str]] = [
     ("data_bound", "periodic", {"data_ratio": 0.31, "data_ms": 66.0, "step_ms": 212.0, "data_highest_ms": 400.0,
                                 "every_steps": 16, "starved_steps": 9, "steps": 150},
-     "31 % of the time of a step is waiting for data, 66 of 212 ms", "bridge the pause"),
+     "Loading takes 31 % of a step: 66 of 212 ms", "bridge the pause"),
     ("memory_growth", "leak", {"memory_first_bytes": GIB, "memory_last_bytes": 3 * GIB, "left_bytes": 2 * GIB},
      "from 1 GiB to 3 GiB", "kept between steps"),
     ("memory_limit", "host", {"highest_bytes": 79 * GIB, "total_bytes": 80 * GIB, "newest_bytes": 60 * GIB},
