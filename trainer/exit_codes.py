@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 __all__ = [
+    "EXIT_EXCLUDED",
     "EXIT_FAILED",
     "EXIT_FENCED",
     "EXIT_GIVEN_UP",
-    "EXIT_LEFT_OUT",
     "EXIT_MISTAKE",
     "EXIT_PREEMPTED",
     "NOT_RESTARTED",
@@ -20,7 +20,7 @@ EXIT_GIVEN_UP = 3
 """The guard stopped the run: what fails would fail again."""
 EXIT_FENCED = 4
 """A later attempt has taken the run: this process came too late."""
-EXIT_LEFT_OUT = 5
+EXIT_EXCLUDED = 5
 """This node failed too often and leaves; the others go on without it."""
 EXIT_PREEMPTED = 143
 """SIGTERM: 128 + 15, as if it had not been handled. What was trained is saved; `--resume` goes on."""

@@ -11,7 +11,7 @@ import typer
 from rankscope.terminal import RunArgument, console, fail
 
 if TYPE_CHECKING:
-    from trainer.replay.session import Again
+    from trainer.replay.session import ReplayReport
 
 __all__ = ["EPILOG", "replay"]
 
@@ -73,7 +73,7 @@ def replay(
     )
 
 
-def _figures(again: Again) -> list[tuple[str, str]]:
+def _figures(again: ReplayReport) -> list[tuple[str, str]]:
     target = again.target
     state = f"checkpoint of step {target.state_step}" if target.checkpoint else "the initial state"
     way = f", then {len(target.way)} step{'s' * (len(target.way) > 1)} taken again" if target.way else ""
@@ -87,7 +87,7 @@ def _figures(again: Again) -> list[tuple[str, str]]:
     ]
 
 
-def _doubts(again: Again) -> list[str]:
+def _doubts(again: ReplayReport) -> list[str]:
     """Why the replayed state may not be that of the run."""
     doubts = []
     if again.data_differs:

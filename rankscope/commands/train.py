@@ -66,9 +66,9 @@ def train(
         from probes.tape.rundir import RunError
         from trainer.config.config import ConfigError
         from trainer.faults.options import FaultError
-        from trainer.launcher.node import MeetingError
+        from trainer.launcher.node import NodeRendezvousError
         from trainer.launcher.resume import ResumeError
-        from trainer.launcher.start import Options, begin
+        from trainer.launcher.start import Options, launch_run
         from trainer.presets import config_path as preset_or_file
 
     options = Options(
@@ -83,7 +83,7 @@ def train(
         endpoint=rdzv_endpoint,
     )
     try:
-        code = begin(options, version=__version__, console=console())
-    except (ConfigError, FaultError, MeetingError, ResumeError, RunError) as error:
+        code = launch_run(options, version=__version__, console=console())
+    except (ConfigError, FaultError, NodeRendezvousError, ResumeError, RunError) as error:
         fail(str(error))
     raise typer.Exit(code)

@@ -21,7 +21,7 @@ from typing import Any
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from tests.waiting import wait_for
-from trainer.launcher.prefork import Started, WarmParent
+from trainer.launcher.prefork import PreforkServer, StartedCommand
 
 LAYOUTS = {
     "ddp": ("parallel.dp_replicate=4", "parallel.dp_shard=1"),
@@ -54,7 +54,7 @@ STARTED: list[LaunchedRun] = []
 class LaunchedRun:
     """One `rankscope train` process and the run that it makes."""
 
-    process: Started | subprocess.Popen[str]
+    process: StartedCommand | subprocess.Popen[str]
     runs_dir: Path
     output: str = ""
     _analysis: dict[str, Any] = field(default_factory=dict)
@@ -161,7 +161,7 @@ def _launch(runs: Path, arguments: Sequence[str], *, fresh: bool = False) -> Lau
     """Forked from a process that has imported torch, as a drill does it; `fresh`: an interpreter of its own."""
     arguments = ["train", *arguments]
     environment = {**os.environ, "RANKSCOPE_FAIL_LOUD": "1"}
-    process: Started | subprocess.Popen[str]
+    process: StartedCommand | subprocess.Popen[str]
     if fresh:
         process = subprocess.Popen(
             [sys.executable, "-m", "rankscope", *arguments],
@@ -180,9 +180,9 @@ def _launch(runs: Path, arguments: Sequence[str], *, fresh: bool = False) -> Lau
 
 
 @functools.cache
-def warm_parent() -> WarmParent:
+def warm_parent() -> PreforkServer:
     """One for all tests; its commands are the tests' own to end."""
-    warm = WarmParent()
+    warm = PreforkServer()
     atexit.register(warm.close)
     return warm
 

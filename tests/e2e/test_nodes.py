@@ -13,7 +13,7 @@ from probes.tape.shared_memory import shared_folder
 from store import Store
 from tests.e2e.launched import LaunchedRun, kill, resume, start
 from tests.waiting import wait_for
-from trainer.launcher.nodes.node_exclusion import why_left_out
+from trainer.launcher.nodes.node_exclusion import exclusion_reason
 
 STEPS = 400
 ELASTIC = (
@@ -118,7 +118,7 @@ def test_a_lost_node_does_not_cost_the_copies_and_one_that_keeps_failing_is_left
     assert _worlds(nodes[0]) == [4, 4, 4, 4, 2]
     (excluded,) = nodes[0].findings("excluded")
     assert excluded["evidence"] == {"node_rank": 1, "device": None, "num_failures": 2}
-    assert why_left_out(nodes[0].run, 1)
+    assert exclusion_reason(nodes[0].run, 1)
 
     with Store.open(nodes[0].run) as store:
         twice = store.rows(

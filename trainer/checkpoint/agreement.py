@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["everyone", "first_error", "from_rank_0", "summed"]
+__all__ = ["first_error", "from_rank_0", "gather_from_all", "summed"]
 
 
-def everyone(value: Any) -> list[Any]:
+def gather_from_all(value: Any) -> list[Any]:
     """The JSON value of every rank, in order of rank."""
     if not _distributed():
         return [value]
@@ -28,7 +28,7 @@ def everyone(value: Any) -> list[Any]:
 
 def first_error(error: str) -> str:
     """The message of the lowest rank that has one, with its number in front; empty if none has."""
-    for rank, message in enumerate(everyone(error)):
+    for rank, message in enumerate(gather_from_all(error)):
         if message:
             return f"rank {rank}: {message}"
     return ""

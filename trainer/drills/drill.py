@@ -21,7 +21,7 @@ from trainer.drills.execute import Base, Executed, execute
 from trainer.drills.scenario import DrillPlan, Scenario
 from trainer.drills.score import Score, score_run
 from trainer.drills.tally import Row, Tally
-from trainer.launcher.prefork import WarmParent
+from trainer.launcher.prefork import PreforkServer
 
 __all__ = ["Drill", "View"]
 
@@ -49,7 +49,7 @@ class Drill:
 
     def rows(self, view: View) -> Iterator[Row]:
         """Each run as it is judged. On KeyboardInterrupt what was done so far stands in `tally`."""
-        warm = WarmParent()
+        warm = PreforkServer()
         try:
             for number, scenario in enumerate(self.plan.scenarios):
                 view.begins(number, scenario)
@@ -60,7 +60,7 @@ class Drill:
         finally:
             warm.close()
 
-    def _one(self, scenario: Scenario, view: View, warm: WarmParent) -> Row:
+    def _one(self, scenario: Scenario, view: View, warm: PreforkServer) -> Row:
         place = self.folder / f"{scenario.mesh.replace('*', '-x-')}-{scenario.name}-seed-{scenario.seed}"
         try:
             executed = execute(scenario, self.base, place, limit_s=self.limit_s, warm=warm, say=view.says)

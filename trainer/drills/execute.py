@@ -1,6 +1,6 @@
 """Runs one scenario of a drill as a user would: `rankscope train` in a process of its own.
 
-    result = execute(scenario, base, folder, limit_s=180, warm=WarmParent(), say=print)
+    result = execute(scenario, base, folder, limit_s=180, warm=PreforkServer(), say=print)
     result.run, result.wall_s, result.problem
 
 With a warm parent the command is forked from a process that has imported torch; else it is a new interpreter. The
@@ -22,7 +22,7 @@ from typing import IO
 from probes.attach.own_process import own_process
 from probes.tape.rundir import RunDir, RunError
 from trainer.drills.scenario import Scenario
-from trainer.launcher.prefork import Started, WarmParent
+from trainer.launcher.prefork import PreforkServer, StartedCommand
 from trainer.launcher.zygote import ZygoteError
 from watch.processes import kill, processes_of
 
@@ -57,7 +57,7 @@ def execute(
     folder: Path,
     *,
     limit_s: float,
-    warm: WarmParent | None = None,
+    warm: PreforkServer | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Executed:
     """Train the scenario to its end in `folder`; `say` gets each line that the run prints, from another thread.
@@ -95,7 +95,7 @@ def _arguments(scenario: Scenario, base: Base, folder: Path) -> list[str]:
     return [*arguments, "--nproc-per-node", str(base.num_ranks)]
 
 
-def _start(arguments: list[str], warm: WarmParent | None) -> Started | subprocess.Popen[str]:
+def _start(arguments: list[str], warm: PreforkServer | None) -> StartedCommand | subprocess.Popen[str]:
     if warm is not None:
         with contextlib.suppress(ZygoteError):
             return warm.start(arguments)
@@ -126,7 +126,7 @@ def _run_in(folder: Path) -> RunDir | None:
         return None
 
 
-def _end(process: Started | subprocess.Popen[str], folder: Path) -> None:
+def _end(process: StartedCommand | subprocess.Popen[str], folder: Path) -> None:
     """Ask the launcher to end, then end it and the ranks that it leaves behind."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -26,13 +26,13 @@ from trainer.exit_codes import EXIT_GIVEN_UP
 from trainer.faults.kind import Expected, Recovery
 from trainer.faults.options import Fault
 
-__all__ = ["Answer", "Said", "Score", "score_run"]
+__all__ = ["Answer", "Score", "Statement", "score_run"]
 
 NS = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class Statement:
     """One thing that was said of the run. `wall_ns` is 0 for what only the post-mortem said."""
 
     kind: str
@@ -60,7 +60,7 @@ class Answer:
     right_rank: bool = False
     right_cause: bool = False
     finding_s: float | None = None
-    said: Said | None = None
+    said: Statement | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Score:
     """How a run went. Seconds; `steps_lost` counts steps that were run and did not last."""
 
     answers: tuple[Answer, ...] = ()
-    false_alarms: tuple[Said, ...] = ()
+    false_alarms: tuple[Statement, ...] = ()
     num_right: int = 0
     """Statements that were right in kind and rank."""
     injected: bool = True
@@ -98,13 +98,13 @@ def score_run(
 ) -> Score:
     """Compare a finished run with what its faults ask for. `faults`: those that were asked of it."""
     struck = _struck(source)
-    live = _said_live(source)
+    live = _live_statements(source)
     after = [
-        Said(kind=f.kind, cause=f.cause, ranks=f.ranks, summary=f.summary, attempt=f.attempt)
+        Statement(kind=f.kind, cause=f.cause, ranks=f.ranks, summary=f.summary, attempt=f.attempt)
         for f in diagnose(source, manifest, stacks_dir=stacks_dir).fired
     ]
     answers: list[Answer] = []
-    used: list[Said] = []
+    used: list[Statement] = []
     for fault, wanted in expected:
         answer = _answer(fault, wanted, _peers(source, fault.rank), struck, live, after, used)
         answers.append(answer)
@@ -147,16 +147,22 @@ def _when(struck: Mapping[tuple[str, int], int], fault: Fault) -> int | None:
     return min(times, default=None)
 
 
-def _said_live(source: Source) -> list[Said]:
+def _live_statements(source: Source) -> list[Statement]:
     rows = source.rows(
         "SELECT finding_kind, cause, finding_ranks, summary, attempt, wall_ns FROM findings "
         "WHERE status IN ('fired', 'suspect') ORDER BY wall_ns"
     )
     return [
-        Said(kind=kind or "", cause=cause or "", ranks=tuple(int(rank) for rank in ranks or ()), summary=summary or "",
-             attempt=attempt, wall_ns=wall_ns)
+        Statement(
+            kind=kind or "",
+            cause=cause or "",
+            ranks=tuple(int(rank) for rank in ranks or ()),
+            summary=summary or "",
+            attempt=attempt,
+            wall_ns=wall_ns,
+        )
         for kind, cause, ranks, summary, attempt, wall_ns in rows
-    ]  # fmt: skip
+    ]
 
 
 def _answer(
@@ -164,9 +170,9 @@ def _answer(
     wanted: Expected,
     peers: frozenset[int],
     struck: Mapping[tuple[str, int], int],
-    live: Sequence[Said],
-    after: Sequence[Said],
-    used: Sequence[Said],
+    live: Sequence[Statement],
+    after: Sequence[Statement],
+    used: Sequence[Statement],
 ) -> Answer:
     """What was said of one fault; `used` was said of the ones before."""
     when_ns = _when(struck, fault)
@@ -202,7 +208,7 @@ def _peers(source: Source, rank: int) -> frozenset[int]:
     return frozenset(int(row[0]) for row in rows) | {rank}
 
 
-def _names(said: Said, fault: Fault, wanted: Expected, peers: frozenset[int]) -> bool:
+def _names(said: Statement, fault: Fault, wanted: Expected, peers: frozenset[int]) -> bool:
     if wanted.rank == "nobody":
         return len(said.ranks) != 1
     if wanted.rank == "tensor_group":
@@ -212,7 +218,7 @@ def _names(said: Said, fault: Fault, wanted: Expected, peers: frozenset[int]) ->
     return said.ranks == (fault.rank,)
 
 
-def _distinct(said: Sequence[Said]) -> list[Said]:
+def _distinct(said: Sequence[Statement]) -> list[Statement]:
     return list({one.what: one for one in reversed(said)}.values())[::-1]
 
 

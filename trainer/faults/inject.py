@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from probes.recorder import Recorder
 from probes.tape.rundir import RunDir
-from trainer.faults import collective, data, integrity, node, numeric, process, slow_compute, storage, timing
 from trainer.faults.catalogue import CATALOGUE
-from trainer.faults.node import distort_clock
+from trainer.faults.injectors import collective, data, integrity, node, numeric, process, slow_compute, storage, timing
+from trainer.faults.injectors.node import distort_clock
 from trainer.faults.options import Fault, FaultError
 from trainer.faults.trigger import Trigger
 from trainer.training.rank_training import Training

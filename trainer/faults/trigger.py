@@ -74,9 +74,9 @@ class Trigger:
         with self._marker.open("w") as file:
             os.fsync(file.fileno())
         if self.strikes:
-            self.tell()
+            self.report()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         self.recorder.event(event_kinds.FAULT_INJECTED, fault=self.fault.kind, parameters=self.fault.parameters())
 
 

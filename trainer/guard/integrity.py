@@ -45,7 +45,7 @@ from probes.tape import event_kinds
 from probes.tape.schema import UNSET
 from probes.tape.writer import COMPLETE
 from probes.tape_recorder import TapeRecorder
-from trainer.checkpoint.agreement import everyone
+from trainer.checkpoint.agreement import gather_from_all
 from trainer.checkpoint.state import local_tensors, training_tensors
 from trainer.layout.plan import Plan
 from trainer.training.rank_training import Training
@@ -281,7 +281,7 @@ class Integrity:
         """Exchange checksums by tensor; the culprits, or None if all is well after all (or was reported already)."""
         own = {} if seen is None else {n: [self._groups[n].label, v] for n, v in seen.found.items()}
         broken = {} if seen is None else {name: seen.expected[name] for name in seen.broken()}
-        shared = everyone({"found": own, "broken": broken, "place": self._place})
+        shared = gather_from_all({"found": own, "broken": broken, "place": self._place})
         self._places = [part["place"] for part in shared]
         rows = [
             Fingerprint(rank=rank, group=group, tensor=name, hash=value, expected=part["broken"].get(name))

@@ -24,7 +24,7 @@ from probes.collectives.wrapped import take_gradient_peaks
 from probes.guard.ledger import Ledger
 from probes.recorder import Recorder
 from probes.tape import event_kinds
-from trainer.checkpoint.agreement import everyone
+from trainer.checkpoint.agreement import gather_from_all
 from trainer.training.rank_training import Training
 
 __all__ = ["RecomputeCheck", "RecomputeDecision"]
@@ -96,7 +96,9 @@ class RecomputeCheck:
         if math.isfinite(again) and all(peak > 0 for peak in self._peaks):
             self.detector.learn(list(self._peaks))
         place = f"{socket.gethostname()} {self.training.device}"
-        device = everyone(place)[outlier.rank] + (f" rank {outlier.rank}" if self.training.device.type == "cpu" else "")
+        device = gather_from_all(place)[outlier.rank] + (
+            f" rank {outlier.rank}" if self.training.device.type == "cpu" else ""
+        )
         if not came_back:
             self.ledger.corruptions[device] = self.ledger.corruptions.get(device, 0) + 1
         if self.training.rank == 0:

@@ -1,4 +1,4 @@
-"""torch's elastic agent with our processes: it meets the other nodes, starts the ranks of this one, and restarts them.
+"""torch's elastic agent over our rank processes: rendezvous with the other nodes, start and restart of the ranks.
 
     agent = Agent(spec, run=run, config=config, node=node, events=events, ranks=RankProcesses(...), devices=Devices(4))
     result = agent.run()
@@ -6,7 +6,7 @@
 The agent is the engine behind torchrun: rendezvous, numbering of ranks, restarts and their budget are torch's own. Ours
 differs in three things. An attempt is claimed (`trainer.checkpoint.attempt_fence`) before any rank starts, and all
 nodes learn its number through the rendezvous store. Who ended first is an event before the agent acts on it. And once
-a rank has died the others are not given long: they cannot finish the step that they are in.
+a rank has died the others get a short grace period: they cannot finish the step that they are in.
 
 The world is as large as the nodes and devices that are there allow: of the ranks that met, the largest number on which
 the configuration can be laid out takes part, and the global batch is divided among them. A node whose ranks are all
@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from torch._C._distributed_c10d import Store
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -33,10 +34,10 @@ from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from trainer.checkpoint import attempt_fence as fence
 from trainer.config.config import Config
-from trainer.exit_codes import EXIT_FAILED, EXIT_LEFT_OUT, EXIT_PREEMPTED, NOT_RESTARTED
+from trainer.exit_codes import EXIT_EXCLUDED, EXIT_FAILED, EXIT_PREEMPTED, NOT_RESTARTED
 from trainer.launcher.node import Node
 from trainer.launcher.nodes.devices import Devices
-from trainer.launcher.nodes.node_exclusion import NODE_FAILURES, leave_out
+from trainer.launcher.nodes.node_exclusion import NODE_FAILURES, exclude_node
 from trainer.launcher.rank_processes import RankProcesses
 from trainer.layout.plan import fitting_world
 from watch.oom_kills import OomCounter
@@ -48,11 +49,11 @@ STRANDED_S = 3.0
 EXIT_BARRIER_S = 30.0
 _OVER = "rankscope/over"
 MARGIN_S = 3.0
-"""Ranks leave by themselves when their grace is over; only who cannot even do that is killed."""
+"""Ranks leave by themselves when their grace period is over; only those that do not are killed."""
 
 
 class Agent(SimpleElasticAgent):
-    """`exit_code` and `failure` say how it ended, where it did not end well."""
+    """`exit_code` and `failure` hold the outcome of a run that failed."""
 
     def __init__(
         self,
@@ -84,8 +85,8 @@ class Agent(SimpleElasticAgent):
 
     @property
     def is_dispensable(self) -> bool:
-        """Whether the others can go on when this node leaves."""
-        return self.node.rank != 0 and self._worker_group.group_world_size > self.node.min_nodes
+        """True if the other nodes can go on without this one."""
+        return self.node.rank != 0 and _group_size(self._worker_group) > self.node.min_nodes
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         attempt = self._agree_on_attempt(worker_group)
@@ -110,8 +111,8 @@ class Agent(SimpleElasticAgent):
 
     def _agree_on_attempt(self, worker_group: WorkerGroup) -> int:
         """The first node of this round claims the attempt; the others wait for its number."""
-        store = worker_group.store
-        if worker_group.group_rank == 0:
+        store = _store_of(worker_group)
+        if _group_rank(worker_group) == 0:
             attempt = fence.claim(self.run_dir, nodes=worker_group.group_world_size)
             store.set("rankscope/attempt", str(attempt))
         return int(store.get("rankscope/attempt"))
@@ -125,7 +126,7 @@ class Agent(SimpleElasticAgent):
             "LOCAL_WORLD_SIZE": str(min(spec.local_world_size, world_size - worker.global_rank + worker.local_rank)),
             "GROUP_RANK": str(worker_group.group_rank),
             "GROUP_WORLD_SIZE": str(worker_group.group_world_size),
-            "MASTER_ADDR": worker_group.master_addr,
+            "MASTER_ADDR": str(worker_group.master_addr),
             "MASTER_PORT": str(worker_group.master_port),
             "TORCHELASTIC_RESTART_COUNT": str(spec.max_restarts - self._remaining_restarts),
             "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
@@ -139,21 +140,21 @@ class Agent(SimpleElasticAgent):
         }
 
     def _error_file(self, attempt: int, rank: int) -> Path:
-        """Where torch's `record` leaves the exception that a rank died of."""
+        """The file in which torch's `record` leaves the exception of a rank."""
         return self.ranks.logs / f"attempt-{attempt}" / f"rank-{rank:05d}.error.json"
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         codes = self.ranks.exit_codes()
-        store = worker_group.store
+        store = _store_of(worker_group)
         if not codes and not store.check([_OVER]):
-            return RunResult(state=WorkerState.HEALTHY)  # left over: whoever takes part says when it is over
+            return RunResult(state=WorkerState.HEALTHY)  # left over: a node that takes part reports the end
         if all(code == 0 for code in codes.values()):
             store.set(_OVER, "")
             return RunResult(
                 state=WorkerState.SUCCEEDED,
                 return_values={worker.global_rank: None for worker in worker_group.workers},
             )
-        # Within one look, who died of a signal died first: the others' errors are of the connection that broke.
+        # Within one poll, a rank that died of a signal died first: the others' errors come from the broken connection.
         first = sorted(
             (local_rank for local_rank, code in codes.items() if code), key=lambda rank: (codes[rank] or 0) > 0
         )
@@ -186,7 +187,7 @@ class Agent(SimpleElasticAgent):
         )
 
     def _failed(self, worker_group: WorkerGroup, local_rank: int, code: int, *, is_blamed: bool) -> ProcessFailure:
-        """Tell how a rank ended, and what follows for the run; `is_blamed`: it counts against its device and node."""
+        """Record how a rank ended and what follows for the run; `is_blamed`: it counts against its device and node."""
         worker = worker_group.workers[local_rank]
         failure = ProcessFailure(
             local_rank=local_rank,
@@ -195,11 +196,11 @@ class Agent(SimpleElasticAgent):
             error_file=str(self._error_file(self.attempts[-1], worker.global_rank)),
         )
         name = signal.Signals(-code).name if code < 0 else ""
-        ended_by = f"rank {worker.global_rank} ended with {name or f'exit code {code}'}"
+        ended_by = f"Rank {worker.global_rank} ended with {name or f'exit code {code}'}"
         if code == EXIT_PREEMPTED or (code == -signal.SIGTERM and not self.failure):
-            # SIGTERM before the rank could even listen to it: somebody wants the machine back.
-            if worker_group.group_world_size > self.node.min_nodes:
-                # Another node is wanted back, and has agreed with us where to stop: go on without it, at no cost.
+            # SIGTERM before the rank could handle it: the machine is being preempted.
+            if _group_size(worker_group) > self.node.min_nodes:
+                # Another node is preempted, and has agreed with us where to stop: go on without it, at no cost.
                 self._remaining_restarts += not self._goes_on_without
                 self._goes_on_without = True
             else:
@@ -222,18 +223,18 @@ class Agent(SimpleElasticAgent):
         return failure
 
     def _is_hardware(self, code: int) -> bool:
-        """Whether who died first did so of a signal that hardware can cause, or was killed because it hung."""
+        """True if the rank died of a signal that hardware can cause, or was killed because it hung."""
         return code < 0 and code != -signal.SIGTERM and not (code == -signal.SIGKILL and self._oom.since())
 
     def _judge_device(self, local_rank: int, code: int, worker_group: WorkerGroup) -> None:
-        """A device that failed too often is left out of the next attempt, if there is a next one without it."""
+        """Exclude a device that failed too often from the next attempt, if there can be one without it."""
         device = self.devices.in_use[local_rank]
-        if not self.devices.blame(local_rank) or not self._remaining_restarts:
+        if not self.devices.count_failure(local_rank) or not self._remaining_restarts:
             return
         others = worker_group.workers[0].world_size - 1
         if not fitting_world(self.config, others):
             return  # a mesh without a free dimension: better on this device than not at all
-        self.devices.leave_out(device)
+        self.devices.exclude(device)
         worker_group.spec.local_world_size = len(self.devices.in_use)
         self.events.write(
             event_kinds.EXCLUDED,
@@ -245,7 +246,7 @@ class Agent(SimpleElasticAgent):
         )
         if not self.devices.in_use:
             self._remaining_restarts = 0  # nothing is left here: this node leaves, the others go on
-            self.exit_code = EXIT_LEFT_OUT if self.is_dispensable else self.exit_code
+            self.exit_code = EXIT_EXCLUDED if self.is_dispensable else self.exit_code
 
     def _judge_node(self, code: int, worker_group: WorkerGroup) -> None:
         """A node that failed too often leaves if the others can go on: not node 0, at which they meet."""
@@ -256,7 +257,7 @@ class Agent(SimpleElasticAgent):
         if not self.is_dispensable or not fitting_world(self.config, others):
             return
         reason = f"{self._node_failures} failures, the last: a rank died of {signal.Signals(-code).name}"
-        leave_out(self.run_dir, self.node.rank, reason)
+        exclude_node(self.run_dir, self.node.rank, reason)
         self.events.write(
             event_kinds.EXCLUDED,
             node_rank=self.node.rank,
@@ -265,8 +266,8 @@ class Agent(SimpleElasticAgent):
             failures=self._node_failures,
             reason=reason,
         )
-        self.exit_code, self._remaining_restarts = EXIT_LEFT_OUT, 0
-        self.failure = f"this node is left out after {reason}"
+        self.exit_code, self._remaining_restarts = EXIT_EXCLUDED, 0
+        self.failure = f"This node is excluded after {reason}"
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """Before a restart: ranks that still run save first."""
@@ -274,3 +275,18 @@ class Agent(SimpleElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
         self.ranks.stop(signal.Signals(death_sig), timeout or self._shutdown_timeout)
+
+
+# torch annotates these as None, which they are only before the rendezvous.
+
+
+def _store_of(worker_group: Any) -> Store:
+    return cast(Store, worker_group.store)
+
+
+def _group_rank(worker_group: Any) -> int:
+    return int(worker_group.group_rank)
+
+
+def _group_size(worker_group: Any) -> int:
+    return int(worker_group.group_world_size or 0)

@@ -1,9 +1,9 @@
-"""Launches the ranks of one node and says how the run ended.
+"""Launch the ranks of one node and wait for the end of the run.
 
-    outcome = launch(run, config, node=Node(nproc=4), meeting=None, arguments=[], events=events, zygote=zygote)
+    outcome = launch(run, config, node=Node(nproc=4), rendezvous=None, arguments=[], events=events, zygote=zygote)
     outcome.exit_code
 
-`trainer.launcher.agent` does the work; here are its signals and the run's last word.
+`trainer.launcher.agent` does the work; this module handles its signals and reports the outcome.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from trainer.config.config import Config
-from trainer.exit_codes import EXIT_FAILED, EXIT_FENCED, EXIT_GIVEN_UP, EXIT_LEFT_OUT, EXIT_PREEMPTED
+from trainer.exit_codes import EXIT_EXCLUDED, EXIT_FAILED, EXIT_FENCED, EXIT_GIVEN_UP, EXIT_PREEMPTED
 from trainer.launcher.agent import Agent
 from trainer.launcher.node import Node, Outcome
 from trainer.launcher.nodes.devices import Devices
-from trainer.launcher.nodes.rendezvous import Meeting
+from trainer.launcher.nodes.rendezvous import NodeRendezvous
 from trainer.launcher.rank_processes import RankProcesses
 from trainer.launcher.zygote import Zygote
 
@@ -33,8 +33,9 @@ __all__ = ["launch"]
 
 MONITOR_INTERVAL_S = 0.05
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_REASONS = {EXIT_GIVEN_UP: "given_up", EXIT_FENCED: "fenced", EXIT_LEFT_OUT: "left_out"}
-_ENDS = {EXIT_FENCED: "a later launch has taken the run", EXIT_LEFT_OUT: "the others go on without it"}
+_REASONS = {EXIT_GIVEN_UP: "given_up", EXIT_FENCED: "fenced", EXIT_EXCLUDED: "left_out"}
+_ENDS = {EXIT_FENCED: "A later launch has taken over the run.", EXIT_EXCLUDED: "The other nodes continue."}
+_FAILED = "A rank failed"
 
 
 def launch(
@@ -42,7 +43,7 @@ def launch(
     config: Config,
     *,
     node: Node,
-    meeting: Meeting | None,
+    rendezvous: NodeRendezvous | None,
     arguments: list[str],
     events: EventWriter,
     zygote: Zygote | None,
@@ -50,12 +51,12 @@ def launch(
     """Run the ranks to their end. Must be called from the main thread: signals are handled there."""
     _quiet(run, node.rank)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    meeting = meeting or Meeting(node, rejoin_s=config.recovery.rejoin_s)
+    rendezvous = rendezvous or NodeRendezvous(node, rejoin_s=config.recovery.rejoin_s)
     spec = WorkerSpec(
         role="trainer",
         local_world_size=node.nproc,
         entrypoint="trainer.rank.worker",
-        rdzv_handler=meeting.handler,
+        rdzv_handler=rendezvous.handler,
         max_restarts=config.recovery.max_restarts if config.recovery.enabled else 0,
         monitor_interval=MONITOR_INTERVAL_S,
     )
@@ -67,7 +68,7 @@ def launch(
         outcome = _outcome(agent)
         return outcome
     finally:
-        # Who only leaves, told to or left out, must not close the door behind the others.
+        # A node that is preempted or excluded must not close the rendezvous for the others.
         is_over = outcome is None or outcome.reason not in ("preempted", "interrupted", "left_out")
         if is_over or not agent.is_dispensable:
             spec.rdzv_handler.shutdown()
@@ -85,21 +86,23 @@ def _outcome(agent: Agent) -> Outcome:
             reason="preempted" if preempted else "interrupted",
             exit_code=128 + interruption.sigval,
             restarts=_restarts(agent),
-            message=f"{name} received: the ranks finished their step and saved a checkpoint",
+            message=f"Received {name}. The ranks finished their step and saved a checkpoint.",
         )
     except RendezvousConnectionError as error:
-        message = f"{agent.failure or 'a rank failed'}; {error}: resume at another --rdzv-endpoint"
+        message = f"{agent.failure or _FAILED}. {error}. Resume at another --rdzv-endpoint."
         return Outcome(reason="failed", exit_code=EXIT_FAILED, restarts=_restarts(agent), message=message)
     finally:
         for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # the last word is short, and comes without anybody's help
+            signal.signal(number, signal.SIG_IGN)  # what follows is short and needs no signal
     if result is not None and not result.is_failed():
         return Outcome(reason="finished", exit_code=0, restarts=_restarts(agent))
     if agent.exit_code == EXIT_PREEMPTED:
-        message = f"{agent.failure or 'a rank was told to stop'}: all ranks finished their step and saved a checkpoint"
+        message = (
+            f"{agent.failure or 'A rank was asked to stop'}. All ranks finished their step and saved a checkpoint."
+        )
         return Outcome(reason="preempted", exit_code=EXIT_PREEMPTED, restarts=_restarts(agent), message=message)
-    end = _ENDS.get(agent.exit_code, "no restart is left")
-    message = f"{agent.failure or 'a rank failed'}; {end}"
+    end = _ENDS.get(agent.exit_code, "No restart is left.")
+    message = f"{agent.failure or _FAILED}. {end}"
     reason = _REASONS.get(agent.exit_code, "failed")
     return Outcome(reason=reason, exit_code=agent.exit_code, restarts=_restarts(agent), message=message)
 
@@ -113,7 +116,7 @@ def _raise(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _quiet(run: RunDir, node_rank: int) -> None:
-    """torch's launcher logs go to a file: what they say in pages, our events and findings say in a line."""
+    """Send the logs of torch's launcher to a file: our events and findings have the same in one line."""
     logs = run.path / "logs"
     logs.mkdir(exist_ok=True)
     handler = logging.FileHandler(logs / ("launcher.log" if node_rank == 0 else f"launcher-node{node_rank}.log"))

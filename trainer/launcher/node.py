@@ -1,14 +1,14 @@
-"""This node's part of a launch, and how the launch ended: what passes between the command line and the launcher."""
+"""The node of a launch and the outcome of the launch: what passes between the command line and the launcher."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MeetingError", "Node", "Outcome"]
+__all__ = ["Node", "NodeRendezvousError", "Outcome"]
 
 
-class MeetingError(ValueError):
-    """The nodes cannot meet; one line that says why."""
+class NodeRendezvousError(ValueError):
+    """The rendezvous of the nodes failed; one line with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,15 +20,15 @@ class Node:
     min_nodes: int = 1
     max_nodes: int = 1
     endpoint: str = "localhost:0"
-    """Where the nodes meet: host:port, the same on all of them."""
+    """Address of the rendezvous: host:port, the same on all nodes."""
     failures: int = 0
-    """Of this node in former lives of its launcher: see `trainer.launcher.nodes.node_exclusion`."""
+    """Failures of this node under earlier launchers: see `trainer.launcher.nodes.node_exclusion`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a launch ended: `reason` is finished, preempted, interrupted, given_up, fenced, left_out or failed;
-    `restarts` counts the lives of the worker group after the first."""
+    """The end of a launch. `reason` is finished, preempted, interrupted, given_up, fenced, left_out or failed;
+    `restarts` counts the starts of the worker group after the first."""
 
     reason: str
     exit_code: int

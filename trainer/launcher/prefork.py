@@ -1,14 +1,14 @@
-"""Starts `rankscope train` again and again, each time forked from a process that has imported torch once.
+"""Start many `rankscope` commands, each forked from one process that has imported torch.
 
-    warm = WarmParent()                                     # imports meanwhile
-    process = warm.start(["train", "my.toml"], cwd=folder)  # a process of its own, in a session of its own
+    server = PreforkServer()                                # imports meanwhile
+    process = server.start(["train", "my.toml"], cwd=folder)  # a process of its own, in a session of its own
     output, _ = process.communicate(timeout=60)             # as with subprocess.Popen
-    warm.close()                                            # what was started lives on
+    server.close()                                          # started commands live on
 
-For who launches many short runs, a drill above all: of the seconds between the command and the first step most are the
-import of torch. What is forked is what an interpreter is after its imports: one thread, nothing begun, its own
-environment, folder, signals and output; it runs the command line from its first argument on. A process between the two
-waits for the command and tells how it ended, so that the caller needs not be its parent.
+For many short runs, as in a drill: most of the seconds between the command and the first step are the import of torch.
+The fork is in the state of an interpreter after its imports: one thread, its own environment, folder, signals and
+output; it runs the command line from its first argument on. A process between the two waits for the command and reports
+its exit code, so that the caller need not be its parent.
 """
 
 from __future__ import annotations
@@ -34,51 +34,51 @@ from trainer.launcher.zygote import (
     IMPORT_TIMEOUT_S,
     MAX_MESSAGE_BYTES,
     ZygoteError,
-    begin_anew,
     import_trainer,
+    reset_after_fork,
     unsafe_to_fork,
 )
 
-__all__ = ["Started", "WarmParent"]
+__all__ = ["PreforkServer", "StartedCommand"]
 
 _COMMAND = "rankscope"
 _UNKNOWN_EXIT = 255
 
 
-class Started:
-    """A command that was started: what `subprocess.Popen` of it would offer, its output in `stdout` as text.
+class StartedCommand:
+    """A running command with the interface of `subprocess.Popen`; its output is in `stdout`, as text.
 
-    Making one raises ZygoteError if it never was.
+    The constructor raises ZygoteError if the command was not started.
     """
 
-    def __init__(self, output: int, said: int) -> None:
+    def __init__(self, output: int, status: int) -> None:
         self.stdout: IO[str] = open(output, encoding="utf-8", errors="replace")  # noqa: SIM115  (closed by its reader)
-        self._said = open(said, "rb", buffering=0)  # noqa: SIM115
+        self._status = open(status, "rb", buffering=0)  # noqa: SIM115
         self.returncode: int | None = None
-        told = _line(self._said)
-        if not told:  # a signal to a pid that nobody told would go to everybody
+        pid = self._status.readline()
+        if not pid:  # a signal to pid 0 would go to the whole group
             self.stdout.close()
-            self._said.close()
-            raise ZygoteError("the warm parent ended before it had started the command")
-        self.pid = int(told)
+            self._status.close()
+            raise ZygoteError("the prefork server ended before it had started the command")
+        self.pid = int(pid)
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
-        if self.returncode is None and select.select([self._said], [], [], 0)[0]:
-            self.returncode = int(_line(self._said) or _UNKNOWN_EXIT)
-            self._said.close()
+        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
+            self.returncode = int(self._status.readline() or _UNKNOWN_EXIT)
+            self._status.close()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Raises subprocess.TimeoutExpired."""
         if self.returncode is None:
-            select.select([self._said], [], [], timeout)
+            select.select([self._status], [], [], timeout)
         if (code := self.poll()) is None:
             raise subprocess.TimeoutExpired(_COMMAND, timeout or 0.0)
         return code
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
-        """All that it still prints, and None. Raises subprocess.TimeoutExpired."""
+        """Wait for the end; returns the remaining output, and None. Raises subprocess.TimeoutExpired."""
         deadline = None if timeout is None else time.monotonic() + timeout
         blocks: list[bytes] = []
         while True:
@@ -105,8 +105,8 @@ class Started:
         self.send_signal(signal.SIGKILL)
 
 
-class WarmParent:
-    """The caller's end. Each method raises ZygoteError, one line, where no command can be forked."""
+class PreforkServer:
+    """The caller's end of the server. Each method raises ZygoteError, one line, where no command can be forked."""
 
     def __init__(self) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -123,7 +123,7 @@ class WarmParent:
 
     def start(
         self, arguments: Sequence[str], *, cwd: Path | None = None, environment: Mapping[str, str] | None = None
-    ) -> Started:
+    ) -> StartedCommand:
         """Start `rankscope` with these arguments; standard error goes where its output goes."""
         request = {
             "arguments": [*arguments],
@@ -133,15 +133,15 @@ class WarmParent:
         try:
             self._await_ready()
             output, output_end = os.pipe()
-            said, said_end = os.pipe()
+            status, status_end = os.pipe()
             try:
-                socket.send_fds(self._channel, [json.dumps(request).encode()], [output_end, said_end])
+                socket.send_fds(self._channel, [json.dumps(request).encode()], [output_end, status_end])
             finally:
                 os.close(output_end)
-                os.close(said_end)
+                os.close(status_end)
         except (OSError, ValueError, KeyError) as error:
             raise ZygoteError(f"no command can be forked: {type(error).__name__}: {error}") from None
-        return Started(output, said)
+        return StartedCommand(output, status)
 
     def close(self) -> None:
         """End it; harmless to call twice."""
@@ -153,14 +153,12 @@ class WarmParent:
         if self._ready:
             return
         self._channel.settimeout(IMPORT_TIMEOUT_S)
-        problem = json.loads(self._channel.recv(MAX_MESSAGE_BYTES) or b'{"problem": "the warm parent died"}')["problem"]
+        problem = json.loads(self._channel.recv(MAX_MESSAGE_BYTES) or b'{"problem": "the prefork server died"}')[
+            "problem"
+        ]
         if problem:
             raise ZygoteError(problem)
         self._ready = True
-
-
-def _line(file: IO[bytes]) -> bytes:
-    return file.readline()
 
 
 def _serve(channel: socket.socket) -> None:
@@ -171,36 +169,36 @@ def _serve(channel: socket.socket) -> None:
     gc.collect()
     gc.freeze()
     channel.send(json.dumps({"problem": unsafe_to_fork()}).encode())
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait for the commands
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the processes between are not waited for
     while True:
         blob, fds, _, _ = socket.recv_fds(channel, MAX_MESSAGE_BYTES, 2)
         if not blob:
             return
         if os.fork() == 0:
-            _look_after(json.loads(blob), *fds)
+            _run_command(json.loads(blob), *fds)
         for fd in fds:
             os.close(fd)
 
 
-def _look_after(request: Mapping[str, Any], output: int, said: int) -> NoReturn:
-    """Start the command, tell its pid, wait for it, tell its exit code."""
+def _run_command(request: Mapping[str, Any], output: int, status: int) -> NoReturn:
+    """Start the command, report its pid, wait for it, report its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
         _become_command(request, output)
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    begin_anew([said], stdout=nowhere, stderr=nowhere)  # nobody's output is held open
-    with contextlib.suppress(OSError):  # whoever asked is gone
-        os.write(said, f"{pid}\n".encode())
-        _, status = os.waitpid(pid, 0)
-        os.write(said, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    reset_after_fork([status], stdout=nowhere, stderr=nowhere)  # holds no other output open
+    with contextlib.suppress(OSError):  # the caller is gone
+        os.write(status, f"{pid}\n".encode())
+        _, ended = os.waitpid(pid, 0)
+        os.write(status, f"{os.waitstatus_to_exitcode(ended)}\n".encode())
     os._exit(0)
 
 
 def _become_command(request: Mapping[str, Any], output: int) -> NoReturn:
     code = 1
     try:
-        begin_anew([], stdout=output, stderr=output)
+        reset_after_fork([], stdout=output, stderr=output)
         os.chdir(str(request["cwd"]))
         os.environ.clear()
         os.environ.update(request["environment"])

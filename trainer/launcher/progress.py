@@ -1,4 +1,4 @@
-"""What `rankscope train` shows while a run trains: a progress bar on a terminal, plain lines elsewhere.
+"""Progress of a run under `rankscope train`: a progress bar on a terminal, plain lines elsewhere.
 
 It reads rank 0's tape and the node's events, as any other reader would: nothing is asked of the ranks, and the last
 step that is shown is the last step that is recorded.
@@ -46,7 +46,7 @@ class ProgressView:
         self.findings = 0
         self._reader = _StepReader(run)
         self._node_events = run.node_dir(node_rank) / "events.jsonl"
-        self._event_bytes = _size(self._node_events)  # what a former launch said was said then
+        self._event_bytes = _size(self._node_events)  # events of an earlier launch were shown then
         self._plain_at = 0.0
         self._plain_step = -1.0
         self._stop = threading.Event()
@@ -87,7 +87,7 @@ class ProgressView:
         while not last:
             last = self._stop.wait(REFRESH_S)
             self._tick()
-            self._say_events()
+            self._print_events()
             latest = self._reader.latest()
             if latest:
                 show(latest, last)
@@ -116,7 +116,7 @@ class ProgressView:
             f"{latest['memory_bytes'] / 2**20:.0f} MiB/rank{found}"
         )
 
-    def _say_events(self) -> None:
+    def _print_events(self) -> None:
         events, self._event_bytes, _ = read_events(self._node_events, self._event_bytes)
         rank0 = self._reader.new_events()
         for event in sorted([*events, *rank0], key=lambda e: e.get("wall_ns", 0)):
@@ -195,25 +195,26 @@ def _line(event: dict[str, Any]) -> str:
     if kind == event_kinds.ROLLBACK:
         skipped = json.dumps(event.get("skipped_batches"))
         return escape(
-            f"{where}rolled back to step {event.get('to_step')} from {event.get('tier')} in "
-            f"{1e3 * float(event.get('duration_s') or 0):.0f} ms, batches {skipped} skipped"
+            f"{where}Rolled back to step {event.get('to_step')} from {event.get('tier')} in "
+            f"{1e3 * float(event.get('duration_s') or 0):.0f} ms; skipped batches {skipped}."
         )
     if kind == event_kinds.REPLAY and event.get("state") == "same":
-        again = "it comes back" if event.get("came_back") else "it does not come back: no batch made it, but a device"
-        return escape(f"{where}replayed: {again}")
+        again = "it came back" if event.get("came_back") else "it did not come back: suspect the device, not the batch"
+        return escape(f"{where}Replayed the step: {again}.")
     if kind == event_kinds.FAULT_INJECTED:
-        return f"[dim]{where}fault injected: {escape(str(event.get('fault')))} on rank {event.get('rank')}[/]"
+        return f"[dim]{where}Injected {escape(str(event.get('fault')))} on rank {event.get('rank')}.[/]"
     if kind == event_kinds.CULPRIT_KILLED:
-        return f"[red]{where}killed rank {event.get('killed_rank')}[/] so that the ranks can restart"
+        return f"[red]{where}Killed rank {event.get('killed_rank')}[/] to restart the ranks."
     if kind == event_kinds.EXCLUDED:
-        return f"[yellow]{escape(str(event.get('device')))} is left out[/]: {escape(str(event.get('reason')))}"
+        what, reason = event.get("device") or "this node", event.get("reason")
+        return f"[yellow]Excluded {escape(str(what))}[/]: {escape(str(reason))}."
     if kind == event_kinds.RANK_EXIT:
         how = event.get("signal") or f"exit code {event.get('exit_code')}"
-        return f"[red]{where}rank {event.get('exit_rank')} ended: {escape(str(how))}[/]"
+        return f"[red]{where}Rank {event.get('exit_rank')} ended with {escape(str(how))}.[/]"
     if kind == event_kinds.ATTEMPT_STARTED and event.get("attempt"):
-        return f"[cyan]restarting, attempt {event.get('attempt')} with {event.get('world_size')} ranks[/]"
+        return f"[cyan]Restarted {event.get('world_size')} ranks (attempt {event.get('attempt')}).[/]"
     if kind in (event_kinds.PREEMPTED, event_kinds.INTERRUPTED) and event.get("checkpoint_step") is not None:
-        return f"[cyan]{where}stopped as asked, step {event.get('checkpoint_step')} is saved[/]"
+        return f"[cyan]{where}Stopped as requested; saved step {event.get('checkpoint_step')}.[/]"
     return ""
 
 

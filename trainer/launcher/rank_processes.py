@@ -1,4 +1,4 @@
-"""The ranks of one node as processes: started, looked at, stopped.
+"""The rank processes of one node: start, poll, stop.
 
     ranks = RankProcesses(logs, arguments=["--fault", "kill@step=20"], zygote=zygote)
     ranks.start(attempt=0, environments={0: {...}, 1: {...}})       # by local rank; {0: pid, 1: pid}
@@ -25,7 +25,7 @@ from trainer.launcher.zygote import Zygote, ZygoteError
 __all__ = ["RankProcesses"]
 
 logger = logging.getLogger("torch.distributed.elastic.rankscope")  # goes where the launcher's own log goes
-LOOK_S = 0.02
+POLL_S = 0.02
 UNKILLABLE_S = 30.0
 """How long a killed process may take: one in an uninterruptible wait of a driver may never end, and is given up."""
 UNKNOWN_EXIT = 255
@@ -57,7 +57,7 @@ class RankProcesses:
         """{local rank: exit code}, negative for a signal, None while it runs."""
         for local_rank, code in self._codes.items():
             if code is None:
-                self._codes[local_rank] = self._look(local_rank)
+                self._codes[local_rank] = self._poll(local_rank)
         return dict(self._codes)
 
     def wait(self, timeout_s: float) -> bool:
@@ -66,7 +66,7 @@ class RankProcesses:
         while None in self.exit_codes().values():
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         return True
 
     def stop(self, number: signal.Signals, timeout_s: float) -> None:
@@ -106,11 +106,11 @@ class RankProcesses:
         self._interpreters[local_rank] = process
         return process.pid
 
-    def _look(self, local_rank: int) -> int | None:
+    def _poll(self, local_rank: int) -> int | None:
         if process := self._interpreters.get(local_rank):
             return process.poll()
         try:
             pid, status = os.waitpid(self._pids[local_rank], os.WNOHANG)
         except ChildProcessError:
-            return UNKNOWN_EXIT  # somebody else has waited for it
+            return UNKNOWN_EXIT  # it has been waited for elsewhere
         return os.waitstatus_to_exitcode(status) if pid else None

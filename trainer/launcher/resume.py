@@ -1,4 +1,4 @@
-"""`rankscope train --resume RUN`: goes on with a run whose processes are gone, in the same folder, as its next attempt.
+"""`rankscope train --resume RUN`: resume a run whose processes are gone, in the same folder, as its next attempt.
 
     resumed = prepare(Path("runs/latest"), ["train.steps=400"], force=False)
     resumed.config, resumed.run
@@ -9,7 +9,6 @@ or give the batches other numbers, is refused. Another mesh is not: checkpoints 
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,11 +20,12 @@ from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from trainer.checkpoint.attempt_fence import claims
-from trainer.config.config import Config, ConfigError, changed_config
+from trainer.config.config import Config, changed_config
+from trainer.config.launch_folder import enter_launch_folder
 from trainer.guard.ledger_file import save_ledger
 from watch.processes import is_alive
 
-__all__ = ["ResumeError", "Resumed", "forgive", "living", "prepare", "stand_where_it_began"]
+__all__ = ["ResumeError", "Resumed", "living", "prepare", "reset_guard"]
 
 UNCHANGEABLE = {
     "model": "would make another model",
@@ -37,12 +37,12 @@ CHANGEABLE = {"data.num_workers", "data.prefetch", "data.pin_memory", "data.cach
 
 
 class ResumeError(ValueError):
-    """The run cannot be gone on with; one line that says why and what to do."""
+    """The run cannot be resumed; one line with the reason and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """What a launch needs to go on. `world_size` is that of the last launch."""
+    """A run that can be resumed. `world_size` is that of the last launch."""
 
     run: RunDir
     config: Config
@@ -50,30 +50,30 @@ class Resumed:
 
 
 def prepare(path: Path, overrides: list[str], *, force: bool) -> Resumed:
-    """Check that the run can be gone on with. Raises ResumeError, ConfigError or RunError, one line each.
+    """Check that the run can be resumed. Raises ResumeError, ConfigError or RunError, one line each.
 
     `force`: take the run from processes that still live (they are fenced, and killed by watch), and try again what
-    the guard gave up; call `forgive` before the launch. Nothing is changed here.
+    the guard gave up; call `reset_guard` before the launch. Nothing is changed here.
     """
     run = RunDir.open(path)
     manifest = run.manifest()
     before = manifest.get("config")
     if not isinstance(before, dict):
-        raise ResumeError(f"{path} cannot be resumed: its run.json holds no configuration")
+        raise ResumeError(f"{path} cannot be resumed: its run.json has no configuration.")
     if (alive := list(living(run))) and not force:
         raise ResumeError(
-            f"{path} is still alive: {', '.join(alive[:4])}{' ...' * (len(alive) > 4)}; "
-            "wait for its end, or take it over with --force"
+            f"{path} is still alive: {', '.join(alive[:4])}{' ...' * (len(alive) > 4)}. "
+            "Wait for its end, or take it over with --force."
         )
     config = changed_config(before, overrides)
-    _refuse_another_run(before, config)
-    _face_the_guard(run, path, force=force)
-    stand_where_it_began(config, manifest)
+    _check_unchanged(before, config)
+    _check_guard(run, path, force=force)
+    enter_launch_folder(config, manifest)
     world_size = manifest.get("world_size")
     return Resumed(run=run, config=config, world_size=world_size if isinstance(world_size, int) else 0)
 
 
-def forgive(run: RunDir) -> None:
+def reset_guard(run: RunDir) -> None:
     """Let the guard try again what it gave up, with a fresh budget."""
     ledger, _ = Ledger.load(run.checkpoints / LEDGER_NAME)
     if ledger.stopped:
@@ -82,7 +82,7 @@ def forgive(run: RunDir) -> None:
 
 
 def living(run: RunDir) -> Iterator[str]:
-    """Processes of the run that live on this machine, in words. Those of other machines cannot be seen from here, and
+    """Descriptions of the run's live processes on this machine. Those on other machines cannot be seen from here, and
     need not be: the fence keeps them from writing."""
     here = socket.gethostname()
     for attempt, who in claims(run).items():
@@ -100,7 +100,7 @@ def _number(who: dict[str, Any], key: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _refuse_another_run(before: dict[str, Any], config: Config) -> None:
+def _check_unchanged(before: dict[str, Any], config: Config) -> None:
     after = config.model_dump(mode="json")
     for section, values in after.items():
         for name, value in values.items():
@@ -108,20 +108,10 @@ def _refuse_another_run(before: dict[str, Any], config: Config) -> None:
             former = before.get(section, {}).get(name, value)
             reason = UNCHANGEABLE.get(key) or UNCHANGEABLE.get(section)
             if value != former and reason and key not in CHANGEABLE:
-                raise ResumeError(f"{key} = {value!r} (was {former!r}): {reason}; start a new run for that")
+                raise ResumeError(f"{key} = {value!r} (was {former!r}): {reason}. Start a new run for that.")
 
 
-def _face_the_guard(run: RunDir, path: Path, *, force: bool) -> None:
+def _check_guard(run: RunDir, path: Path, *, force: bool) -> None:
     ledger, _ = Ledger.load(run.checkpoints / LEDGER_NAME)
     if ledger.stopped and not force:
-        raise ResumeError(f"{path} was given up by the guard ({ledger.stopped}); --force tries again")
-
-
-def stand_where_it_began(config: Config, manifest: dict[str, Any]) -> None:
-    """Relative paths of data mean what they meant to the first launch."""
-    folder = manifest.get("cwd")
-    if isinstance(folder, str) and any(not Path(path).is_absolute() for path in config.data.path):
-        try:
-            os.chdir(folder)
-        except OSError as error:
-            raise ConfigError(f"data.path is relative to {folder}: {error.strerror}") from None
+        raise ResumeError(f"{path} was stopped by the guard ({ledger.stopped}). To try again, use --force.")

@@ -1,6 +1,7 @@
-"""From the options of `rankscope train` to a run that trains: a new one or one to go on with, on one node or many.
+"""`rankscope train`: from the command line to a run that trains, new or resumed, on one node or many.
 
-    code = begin(Options(config_path=Path("my.toml"), overrides=["train.steps=50"]), version="0.1.0", console=console)
+    options = Options(config_path=Path("my.toml"), overrides=["train.steps=50"])
+    code = launch_run(options, version="0.1.0", console=console)
 
 Nothing is started before everything that can be checked has been; a mistake is a ValueError with one line.
 """
@@ -18,22 +19,22 @@ from probes.tape.rundir import RunDir
 from trainer.config.config import Config, ConfigError, changed_config, load_config
 from trainer.faults.options import parse_fault
 from trainer.launcher.node import Node
-from trainer.launcher.nodes.node_exclusion import begin_to_count, count_failures, left_out_path, why_left_out
-from trainer.launcher.resume import Resumed, forgive, prepare
+from trainer.launcher.nodes.node_exclusion import count_failures, exclusion_path, exclusion_reason, reset_failure_counts
+from trainer.launcher.resume import Resumed, prepare, reset_guard
 from trainer.launcher.supervise import supervise
 from trainer.layout.plan import MESH_DIMS, Plan, fitting_world, resolve
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trainer.launcher.nodes.rendezvous import Meeting
+    from trainer.launcher.nodes.rendezvous import NodeRendezvous
 
-__all__ = ["Options", "begin", "ranks_needed"]
+__all__ = ["Options", "launch_run", "ranks_needed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The command line, as it was given."""
+    """The command line of `rankscope train`."""
 
     config_path: Path | None = None
     overrides: list[str] = field(default_factory=list)
@@ -47,20 +48,20 @@ class Options:
     endpoint: str = ""
 
 
-def begin(options: Options, *, version: str, console: Console) -> int:
+def launch_run(options: Options, *, version: str, console: Console) -> int:
     """Check, make or find the run, train; returns the exit code."""
     if options.resume is not None and options.config_path is not None:
-        given = f"not {options.config_path}; change it with --set"
-        raise ConfigError(f"--resume {options.resume}: takes the run's own configuration, {given}")
+        given = f"not {options.config_path}. Change it with --set"
+        raise ConfigError(f"--resume {options.resume} takes the run's own configuration, {given}.")
     if options.force and options.resume is None:
-        raise ConfigError("--force: only with --resume RUN")
+        raise ConfigError("--force needs --resume RUN.")
     for text in options.faults:
         parse_fault(text)
     node = _node(options)
     resumed, config = None, None
     if options.resume is None:
         config = load_config(options.config_path, options.overrides)
-    elif node.rank == 0:  # other nodes are told by node 0
+    elif node.rank == 0:  # other nodes get it from node 0
         resumed = prepare(options.resume, options.overrides, force=options.force)
         config = resumed.config
     if config is not None:
@@ -75,10 +76,10 @@ def begin(options: Options, *, version: str, console: Console) -> int:
 
 
 def _check_trackers(config: Config) -> None:
-    """They run beside `watch`, where nobody would see that one is not installed. Raises ConfigError."""
+    """Raise ConfigError for a tracker that is not installed: it would fail unseen in a process beside `watch`."""
     for name in config.trackers.to:
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"trackers.to = {name}: is not installed here: pip install 'rankscope[trackers]'")
+            raise ConfigError(f"trackers.to = {name}: not installed. Run pip install 'rankscope[trackers]'.")
 
 
 def ranks_needed(config: Config) -> int:
@@ -92,7 +93,7 @@ def ranks_needed(config: Config) -> int:
 
 
 def _usual_size(config: Config, resumed: Resumed | None, overrides: list[str]) -> int:
-    """Ranks where nobody says how many: as before, unless the mesh is another now."""
+    """Default number of ranks: as before, unless the mesh is another now."""
     if resumed is None or any(override.startswith("parallel.") for override in overrides):
         return ranks_needed(config)
     return resumed.world_size
@@ -105,13 +106,13 @@ def _node(options: Options) -> Node:
     least, _, most = options.nnodes.partition(":")
     most = most or least
     if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
-        raise ConfigError(f"--nnodes {options.nnodes}: must be a number of nodes, or MIN:MAX with 1 <= MIN <= MAX")
+        raise ConfigError(f"--nnodes {options.nnodes}: must be a number of nodes, or MIN:MAX with 1 <= MIN <= MAX.")
     host, _, port = options.endpoint.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         given = options.endpoint or "(missing)"
-        raise ConfigError(f"--rdzv-endpoint {given}: several nodes need HOST:PORT, the same on all of them")
+        raise ConfigError(f"--rdzv-endpoint {given}: several nodes need HOST:PORT, the same on all of them.")
     if options.node_rank >= int(most):
-        raise ConfigError(f"--node-rank {options.node_rank}: --nnodes {options.nnodes} has nodes 0 to {int(most) - 1}")
+        raise ConfigError(f"--node-rank {options.node_rank}: --nnodes {options.nnodes} has nodes 0 to {int(most) - 1}.")
     return Node(
         nproc=options.nproc,
         rank=options.node_rank,
@@ -132,23 +133,25 @@ def _on_nodes(
     """One node of several: node 0 makes the run or goes on with it, the others learn from it where and how."""
     if config is not None and node.rank == 0:
         node = replace(node, nproc=node.nproc or max(1, ranks_needed(config) // node.max_nodes))
-        _largest_plan(config, node.nproc * node.min_nodes)  # or nobody could go on when the others are gone
-    from trainer.launcher.nodes.rendezvous import Meeting  # imports torch: only now
+        _largest_plan(config, node.nproc * node.min_nodes)  # or this node could not go on when the others are gone
+    from trainer.launcher.nodes.rendezvous import NodeRendezvous  # imports torch: only now
 
     def make() -> Path:
         assert config is not None
         return _run(config, _largest_plan(config, node.nproc * node.max_nodes), resumed, options, facts).path
 
-    meeting = Meeting(node, rejoin_s=config.recovery.rejoin_s if config is not None else 30.0)
-    run = RunDir.open(meeting.agree_on_run(make))
-    if reason := why_left_out(run, node.rank):
-        path = left_out_path(run, node.rank)
-        raise ConfigError(f"node {node.rank} was left out of {run.path} ({reason}); once it is sound, delete {path}")
+    rendezvous = NodeRendezvous(node, rejoin_s=config.recovery.rejoin_s if config is not None else 30.0)
+    run = RunDir.open(rendezvous.agree_on_run(make))
+    if reason := exclusion_reason(run, node.rank):
+        path = exclusion_path(run, node.rank)
+        raise ConfigError(
+            f"Node {node.rank} is excluded from {run.path} ({reason}). Once it is repaired, delete {path}."
+        )
     node = replace(node, failures=count_failures(run, node.rank))
     config = changed_config(run.manifest()["config"], [])
     node = replace(node, nproc=node.nproc or max(1, ranks_needed(config) // node.max_nodes))
     plan = _largest_plan(config, node.nproc * node.max_nodes)
-    return _train(run, config, plan, node, options, console, meeting)
+    return _train(run, config, plan, node, options, console, rendezvous)
 
 
 def _largest_plan(config: Config, num_ranks: int) -> Plan:
@@ -168,8 +171,8 @@ def _run(config: Config, plan: Plan, resumed: Resumed | None, options: Options, 
         manifest = newest | {"faults": options.faults, "cwd": os.getcwd()}
         return RunDir.create(Path(config.run.dir), name=config.run.name, manifest=manifest)
     if options.force:
-        forgive(resumed.run)
-    begin_to_count(resumed.run, let_in=options.force)
+        reset_guard(resumed.run)
+    reset_failure_counts(resumed.run, readmit=options.force)
     resumed.run.write_manifest(resumed.run.manifest() | newest)
     return resumed.run
 
@@ -181,11 +184,11 @@ def _train(
     node: Node,
     options: Options,
     console: Console,
-    meeting: Meeting | None = None,
+    rendezvous: NodeRendezvous | None = None,
 ) -> int:
     how = "resumed: " if options.resume is not None else ""
     where = f"node {node.rank}: " if node.max_nodes > 1 else ""
     mesh = " x ".join(f"{name} {size}" for name, size in plan.sizes.items() if size > 1) or "one rank"
     ranks = f"{plan.world_size} ranks ({mesh})"
     console.print(f"{where}{how}run [bold]{run.path}[/]  {ranks}  {config.train.steps} steps", highlight=False)
-    return supervise(run, config, plan=plan, node=node, faults=options.faults, console=console, meeting=meeting)
+    return supervise(run, config, plan=plan, node=node, faults=options.faults, console=console, rendezvous=rendezvous)

@@ -1,4 +1,4 @@
-"""Everything around a node's ranks on the machine that was asked to train: watch, launch, progress, how it ended.
+"""Supervise one node of a run: start watch, launch the ranks, show progress, report the outcome.
 
 exit_code = supervise(run, config, plan=plan, node=Node(nproc=4), faults=[], console=console)
 """
@@ -27,17 +27,26 @@ from trainer.layout.plan import Plan
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trainer.launcher.nodes.rendezvous import Meeting
+    from trainer.launcher.nodes.rendezvous import NodeRendezvous
 
 __all__ = ["supervise"]
 
 WATCH_END_S = 60.0
 """How long the last ingestion may take before the run is reported without it (it is caught up by any reader)."""
 WATCH_RESTART_S = 2.0
+_TITLES = {
+    "preempted": "Preempted",
+    "interrupted": "Interrupted",
+    "given_up": "Stopped by the guard",
+    "fenced": "Replaced by a later launch",
+    "left_out": "Node excluded",
+    "failed": "Failed",
+}
+"""How the outcome of a launch is shown, by its reason."""
 
 
 class _WatchKeeper:
-    """Keeps a watch process running: it can be killed at any moment and loses nothing."""
+    """Restarts the watch process when it dies; it loses nothing by that."""
 
     def __init__(self, run: RunDir, node: Node) -> None:
         self.run = run
@@ -48,10 +57,11 @@ class _WatchKeeper:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._started_at = time.monotonic()
-        of_job = {"num_nodes": self.node.max_nodes, "digests": self.node.endpoint}
-        return start_watch(self.run.path, self.node_rank, os.getpid(), **of_job)
+        return start_watch(
+            self.run.path, self.node_rank, os.getpid(), num_nodes=self.node.max_nodes, digests=self.node.endpoint
+        )
 
-    def look(self) -> None:
+    def restart_if_dead(self) -> None:
         if self.ending or self.process.poll() is None or time.monotonic() - self._started_at < WATCH_RESTART_S:
             return
         self.process = self._start()
@@ -76,29 +86,29 @@ class _WatchKeeper:
         )
 
 
-class _ToldToStop(BaseException):
+class _StopRequested(BaseException):
     """SIGTERM or SIGINT before there was any rank to pass it on to."""
 
 
 class _EarlySignals:
-    """Keeps SIGTERM and SIGINT until somebody can do something about them; the launcher's own handlers follow."""
+    """Holds SIGTERM and SIGINT back until the launch can act on them; the launcher's own handlers follow."""
 
     def __init__(self) -> None:
         self._pending = 0
-        self._heard = False
+        self._listening = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._received)
 
     def listen(self) -> None:
-        """From here on a signal raises _ToldToStop; so does one that came before."""
-        self._heard = True
+        """From here on a signal raises _StopRequested; so does one that came before."""
+        self._listening = True
         if self._pending:
-            raise _ToldToStop(self._pending)
+            raise _StopRequested(self._pending)
 
     def _received(self, number: int, frame: FrameType | None) -> None:
         self._pending = number
-        if self._heard:
-            raise _ToldToStop(number)
+        if self._listening:
+            raise _StopRequested(number)
 
 
 def supervise(
@@ -109,7 +119,7 @@ def supervise(
     node: Node,
     faults: list[str],
     console: Console,
-    meeting: Meeting | None = None,
+    rendezvous: NodeRendezvous | None = None,
 ) -> int:
     """Train to the end; returns the exit code of `rankscope train`."""
     signals = _EarlySignals()
@@ -133,8 +143,8 @@ def supervise(
             console.print("importing torch", style="dim", end="\r")  # the progress bar takes its place
         zygote = Zygote(run.path / "logs" / f"zygote-node{node.rank}.log")
         with ProgressView(run, steps=config.train.steps, plan=plan, console=console, node_rank=node.rank) as view:
-            view.every_tick(keeper.look)
-            outcome = _launch(run, config, node, meeting, arguments, events, zygote, signals)
+            view.every_tick(keeper.restart_if_dead)
+            outcome = _launch(run, config, node, rendezvous, arguments, events, zygote, signals)
             events.write(
                 event_kinds.RUN_ENDED,
                 node_rank=node.rank,
@@ -148,7 +158,7 @@ def supervise(
             zygote.close()
         keeper.end()
         events.close()
-    _say(run, outcome, console)
+    _print_outcome(run, outcome, console)
     return outcome.exit_code
 
 
@@ -156,7 +166,7 @@ def _launch(
     run: RunDir,
     config: Config,
     node: Node,
-    meeting: Meeting | None,
+    rendezvous: NodeRendezvous | None,
     arguments: list[str],
     events: EventWriter,
     zygote: Zygote,
@@ -164,28 +174,26 @@ def _launch(
 ) -> Outcome:
     try:
         signals.listen()
-        from trainer.launcher.launch import launch  # imports torch: not before a mistake has been told
+        from trainer.launcher.launch import launch  # imports torch: only after the checks
 
-        return launch(run, config, node=node, meeting=meeting, arguments=arguments, events=events, zygote=zygote)
-    except _ToldToStop as told:
-        (number,) = told.args
+        return launch(run, config, node=node, rendezvous=rendezvous, arguments=arguments, events=events, zygote=zygote)
+    except _StopRequested as request:
+        (number,) = request.args
         reason = "preempted" if 128 + number == EXIT_PREEMPTED else "interrupted"
-        message = f"{signal.Signals(number).name} received before any rank had started"
+        message = f"{signal.Signals(number).name} received before any rank had started."
         return Outcome(reason=reason, exit_code=128 + number, message=message)
 
 
-def _say(run: RunDir, outcome: Outcome, console: Console) -> None:
+def _print_outcome(run: RunDir, outcome: Outcome, console: Console) -> None:
     count = outcome.restarts
     restarted = f" after {count} restart{'s' * (count > 1)}" if count else ""
     if outcome.exit_code == 0:
-        console.print(
-            f"[green]finished[/]{restarted}. What happened: [bold]rankscope analyze {run.path}[/]", highlight=False
-        )
+        console.print(f"[green]Finished[/]{restarted}. Next: [bold]rankscope analyze {run.path}[/]", highlight=False)
         return
-    console.print(f"[red]{outcome.reason}[/]{restarted}: {outcome.message}", highlight=False, soft_wrap=True)
+    console.print(f"[red]{_TITLES[outcome.reason]}[/]{restarted}. {outcome.message}", highlight=False, soft_wrap=True)
     if outcome.reason in ("preempted", "interrupted"):
-        console.print(f"go on: [bold]rankscope train --resume {run.path}[/]", highlight=False, soft_wrap=True)
+        console.print(f"To continue: [bold]rankscope train --resume {run.path}[/]", highlight=False, soft_wrap=True)
         return
     console.print(
-        f"why: [bold]rankscope analyze {run.path}[/]   logs: {run.path / 'logs'}", highlight=False, soft_wrap=True
+        f"Next: [bold]rankscope analyze {run.path}[/]. Logs: {run.path / 'logs'}", highlight=False, soft_wrap=True
     )

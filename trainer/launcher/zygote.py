@@ -1,15 +1,16 @@
-"""A process that has imported torch and waits: ranks are forked from it in milliseconds, without an import of seconds.
+"""Zygote: a process that has imported torch, from which ranks are forked in milliseconds.
 
     zygote = Zygote(log)                     # the launcher, before its first thread: it imports torch now
     pid = zygote.fork(arguments=[...], environment={...}, stdout=path, stderr=path)
 
 It is a fork of the launcher, which needs torch as well: one import serves both, and none is left to do where the
-launcher is itself a fork of a process that has done it (`trainer.recovery.warm`). A launcher that has threads already
-(it has met other nodes) must not be forked; then the zygote is an interpreter of its own, and imports meanwhile.
+launcher is itself a fork (`trainer.launcher.prefork`). A launcher that has threads already
+(after a rendezvous with other nodes) must not be forked; then the zygote is an interpreter of
+its own, and imports meanwhile.
 
 A rank forked from it becomes a child of the launcher, which is made the reaper of its descendants: the launcher waits
 for it as for any child of its own, and ranks don't notice when the zygote dies. Forking is safe because nothing has
-begun: one thread, no CUDA context, no process group (the zygote looks before it says that it is ready). Whatever goes
+begun: one thread, no CUDA context, no process group (the zygote checks this before it reports ready). Whatever goes
 wrong here is a ZygoteError, and the caller starts the rank as a new interpreter instead.
 """
 
@@ -31,7 +32,7 @@ from typing import Any, NoReturn
 
 from probes.attach.own_process import own_process
 
-__all__ = ["Zygote", "ZygoteError", "begin_anew", "import_trainer", "one_thread", "unsafe_to_fork"]
+__all__ = ["Zygote", "ZygoteError", "import_trainer", "one_thread", "reset_after_fork", "unsafe_to_fork"]
 
 IMPORT_TIMEOUT_S = 120.0
 """A cold file system on a node of many processes; without an answer by then, ranks import for themselves."""
@@ -47,7 +48,7 @@ _INHERITED_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGC
 
 
 class ZygoteError(RuntimeError):
-    """No rank can be forked; one line that says why."""
+    """No rank can be forked; one line with the reason."""
 
 
 class Zygote:
@@ -72,7 +73,7 @@ class Zygote:
         try:
             self._await_ready()
             request = {"arguments": [*arguments], "environment": {**environment}, "logs": [str(stdout), str(stderr)]}
-            # No signal may come between the fork and the moment when we know whom we have to look after.
+            # No signal may come between the fork and the moment when its pid is known.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
             try:
                 return int(self._exchange(request, FORK_TIMEOUT_S)["pid"])
@@ -116,7 +117,7 @@ def import_trainer() -> None:
     """Import all that a rank and its launcher need, without a thread of a numeric library and in one go."""
     if all(name in sys.modules for name in PRELOADED):
         return
-    # Nothing of it is garbage, and looking for some takes an eighth of the time.
+    # Nothing of it is garbage, and collecting takes an eighth of the time.
     with one_thread(), _no_collections():
         for name in PRELOADED:
             importlib.import_module(name)
@@ -151,12 +152,12 @@ def unsafe_to_fork() -> str:
     threads = _num_threads()
     if threads != 1:
         return f"{threads} threads after the import of torch"
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch: no types
         return "the import has begun to use CUDA"
     return ""
 
 
-def begin_anew(keep: Sequence[int], *, stdout: int, stderr: int) -> None:
+def reset_after_fork(keep: Sequence[int], *, stdout: int, stderr: int) -> None:
     """In a process just forked: a session of its own, the usual signals, and no file of its parent's but `keep`."""
     os.setsid()  # Ctrl-C is for the launcher; and a rank is stopped together with its data workers
     for number in _INHERITED_SIGNALS:
@@ -165,7 +166,7 @@ def begin_anew(keep: Sequence[int], *, stdout: int, stderr: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (stdout, 1), (stderr, 2)):
         os.dup2(source, target)
-    # What is said is written at once: a process that is killed must not take its last words with it.
+    # Output is written at once: a process that is killed must not lose its last lines.
     sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115  (for good)
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     for name in os.listdir("/proc/self/fd"):
@@ -181,11 +182,11 @@ def _num_threads() -> int:
 def _forked(channel: socket.socket, log: int) -> int:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
-            stream.flush()  # or the other would say it again
+            stream.flush()  # or the child would print it again
     pid = os.fork()
     if pid == 0:
         try:
-            begin_anew([channel.fileno()], stdout=log, stderr=log)
+            reset_after_fork([channel.fileno()], stdout=log, stderr=log)
             _serve(channel)
         except (ConnectionError, KeyboardInterrupt):
             pass
@@ -208,7 +209,7 @@ def _interpreter(channel: socket.socket, log: int) -> subprocess.Popen[bytes]:
 
 
 def _serve(channel: socket.socket) -> None:
-    """Import, say whether forking is safe, fork until the launcher is gone."""
+    """Import, report whether forking is safe, fork until the launcher is gone."""
     import_trainer()
     gc.collect()
     gc.freeze()  # a collection in a rank would touch, and so copy, every page that is shared

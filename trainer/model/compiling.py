@@ -42,6 +42,6 @@ def compile_blocks(model: Transformer, backend: str) -> None:
 
 
 def uncompiled() -> AbstractContextManager[Any]:
-    """Compiled blocks run as they are written meanwhile."""
-    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")  # type: ignore[no-untyped-call]
+    """Run compiled blocks eagerly within the context."""
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
     return stance

@@ -1,6 +1,6 @@
-"""Rows on their way to the ranks that have their experts, and back.
+"""Exchange of token rows with the ranks that hold their experts.
 
-    route = Route.make(expert, num_experts, group)      # who sends how many rows to whom; collective
+    route = Route.make(expert, num_experts, group)      # rows from and to each rank; collective
     rows = exchange(rows, route, group)                 # sorted by expert here -> sorted by own expert there
     rows = exchange(rows, route.back, group)
 
@@ -65,7 +65,7 @@ def exchange(rows: Tensor, route: Route, group: dist.ProcessGroup | None) -> Ten
         return rows
     if route.before is not None:
         rows = rows[route.before]
-    rows = _AllToAll.apply(rows, route.sends, route.receives, group)
+    rows = _AllToAll.apply(rows, route.sends, route.receives, group)  # type: ignore[no-untyped-call]  # torch: no types
     return rows if route.after is None else rows[route.after]
 
 
@@ -75,7 +75,9 @@ def scaled_gradient(tensor: Tensor, scale: float) -> Tensor:
     Ranks of a group each compute the mean loss of their own sequences; an expert that they share adds up the gradients
     of all and has to divide, as the reduction of other parameters does.
     """
-    scaled: Tensor = tensor if scale == 1.0 else _ScaledGradient.apply(tensor, scale)
+    if scale == 1.0:
+        return tensor
+    scaled: Tensor = _ScaledGradient.apply(tensor, scale)  # type: ignore[no-untyped-call]  # torch: no types
     return scaled
 
 

@@ -48,7 +48,7 @@ class Experts(nn.Module):
             scaled_gradient(weight.to_local() if isinstance(weight, DTensor) else weight, gradient_scale)
             for weight in (self.gate, self.up, self.down)
         )
-        parts = zip(tokens.split(counts), gate.unbind(), up.unbind(), down.unbind(), strict=True)
+        parts = zip(torch.split(tokens, counts), gate.unbind(), up.unbind(), down.unbind(), strict=True)
         return torch.cat([F.linear(F.silu(F.linear(x, g)) * F.linear(x, u), d) for x, g, u, d in parts])
 
 
@@ -69,7 +69,7 @@ class MixtureOfExperts(nn.Module):
         self.counts_load = True
         self._load: Tensor | None = None
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch: no types
     def forward(self, x: Tensor) -> Tensor:
         batch, seq, dim = x.shape
         logits = self._logits(x)
@@ -93,7 +93,7 @@ class MixtureOfExperts(nn.Module):
         out = (places.view(batch, seq, self.chosen, dim) * weights.unsqueeze(-1).to(places.dtype)).sum(2)
         if torch.is_grad_enabled() and (self.balance_loss or self.z_loss):
             scaled = self.loss_scale * self._auxiliary(logits, probabilities, sent)
-            out = _WithLoss.apply(out, scaled)
+            out = _WithLoss.apply(out, scaled)  # type: ignore[no-untyped-call]  # torch: no types
         return out
 
     def take_load(self) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Compression of DDP's gradients on their way, with torch's own hooks: halves of the bits, or PowerSGD's low rank.
+"""Gradient compression of DDP with torch's own hooks: fp16, bf16 or PowerSGD.
 
     compression = GradientCompression(module, config.parallel, group, rank=rank, seed=seed)
     compression.attach(ddp)
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -37,16 +38,16 @@ MIN_COMPRESSION = 2
 
 
 class GradientCompression:
-    """The hook of one DDP module, and what it keeps between steps."""
+    """The communication hook of one DDP module and its state between steps."""
 
     def __init__(
         self, module: nn.Module, config: ParallelConfig, group: dist.ProcessGroup, *, rank: int, seed: int
     ) -> None:
         self.kind = config.gradient_compression
         self.active = True
-        """False: gradients are reduced as they are and nothing is kept, for a step that is only looked at."""
+        """False: gradients are reduced as they are and nothing is kept, for a step that is replayed."""
         self.sample = False
-        """Whether the next backward measures the error, for one more reduction."""
+        """True: the next backward also measures the error, at the cost of one more reduction."""
         self._names = {parameter: name for name, parameter in module.named_parameters()}
         self._group, self._rank, self._seed = group, rank, seed
         self._exact: list[tuple[list[Tensor], Tensor, dist.Work]] = []
@@ -66,7 +67,7 @@ class GradientCompression:
     def attach(self, ddp: DistributedDataParallel) -> None:
         ddp.register_comm_hook(self, _hook)
 
-    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Called by DDP's reducer for each bucket that is ready."""
         if not self.active:
             return default_hooks.allreduce_hook(self._group, bucket)
@@ -109,22 +110,22 @@ class GradientCompression:
             return {}
         found = {"compression.count": self._count, **self._kept}
         for index, parameters in self._layouts.items():
-            errors = self._power.error_dict[index].split([p.numel() for p in parameters])
+            errors = torch.split(self._power.error_dict[index], [p.numel() for p in parameters])
             found |= {self._error_name(p): part for p, part in zip(parameters, errors, strict=True)}
             matrices = list(_compressed(parameters, self._rank_of_matrices))
-            parts = self._power.q_memory_dict[index].split([size for _, size in matrices])
+            parts = torch.split(self._power.q_memory_dict[index], [size for _, size in matrices])
             found |= {self._matrix_name(p): part for (p, _), part in zip(matrices, parts, strict=True)}
         return dict(sorted(found.items()))
 
     def allocate(self, saved: Container[str]) -> None:
-        """Make room for what of `saved` belongs here, to be filled by whoever loads it."""
+        """Make room for what of `saved` belongs here, to be filled by the caller."""
         self.forget()
         for parameter in self._names:
             if (name := self._error_name(parameter)) in saved:
                 self._kept[name] = torch.zeros_like(parameter).flatten()
-        for parameter, size in _compressed(list(self._names), self._rank_of_matrices):
-            if (name := self._matrix_name(parameter)) in saved:
-                self._kept[name] = parameter.new_zeros(size)
+        for compressed, size in _compressed([*self._names], self._rank_of_matrices):
+            if (name := self._matrix_name(compressed)) in saved:
+                self._kept[name] = compressed.new_zeros(size)
 
     def forget(self) -> None:
         """Drop errors and matrices: those of a step with NaN would stay in every gradient to come."""
@@ -133,7 +134,7 @@ class GradientCompression:
         for held in (self._power.error_dict, self._power.p_memory_dict, self._power.q_memory_dict):
             held.clear()
 
-    def _assemble(self, bucket: dist.GradBucket) -> None:
+    def _assemble(self, bucket: GradBucket) -> None:
         """Give torch the errors and matrices of a bucket whose parameters are others than last time."""
         index, parameters, power = bucket.index(), bucket.parameters(), self._power
         before = self._layouts.get(index, [])
@@ -161,12 +162,12 @@ class GradientCompression:
         return f"compression.q{self._rank_of_matrices}.{self._names[parameter]}"  # type: ignore[index]
 
 
-def _hook(state: GradientCompression, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _hook(state: GradientCompression, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     return state.reduce(bucket)
 
 
-# DDP looks at them and wants types, not texts.
-_hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
+# DDP checks them and wants types, not strings.
+_hook.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[Tensor]}
 
 
 def _matrix(tensor: Tensor, rank: int) -> tuple[int, int, int]:

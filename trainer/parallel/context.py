@@ -36,10 +36,10 @@ def apply_context_parallel(model: Transformer, mesh: DeviceMesh) -> None:
             module.gather = lambda pieces: _gathered(pieces, group)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch: no types
 def _gathered(pieces: Tensor, group: dist.ProcessGroup) -> Tensor:
     """(..., piece, head_dim) of this rank -> (..., seq, head_dim)."""
-    whole: Tensor = _Gather.apply(pieces, group)
+    whole: Tensor = _Gather.apply(pieces, group)  # type: ignore[no-untyped-call]  # torch: no types
     return whole
 
 

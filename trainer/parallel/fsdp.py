@@ -12,6 +12,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import Shard
 
 from trainer.config.config import ParallelConfig
+from trainer.model.experts import MixtureOfExperts
 from trainer.model.transformer import Transformer
 
 __all__ = ["apply_fsdp"]
@@ -43,6 +44,7 @@ def apply_fsdp(
     reshard = config.reshard_after_forward and not pipelined
     for block in model.blocks.values():
         if expert_mesh is not None:
+            assert isinstance(block.mlp, MixtureOfExperts)
             fully_shard(
                 block.mlp.experts,
                 mesh=expert_mesh,

@@ -1,6 +1,6 @@
 """What forward keeps for backward, in bytes a token, operation by operation.
 
-    kept = kept_per_token(config, plan, device="cuda")
+    kept = saved_per_token(config, plan, device="cuda")
     kept.block            # bytes of a block, one token, one rank
     kept.recomputed       # of a block that recomputes: its input, and with `selective` the results of its products
 
@@ -20,7 +20,7 @@ from typing import Literal
 from trainer.config.config import Config
 from trainer.layout.plan import Plan
 
-__all__ = ["Device", "Kept", "compute_bytes", "kept_per_token"]
+__all__ = ["Device", "SavedActivation", "compute_bytes", "saved_per_token"]
 
 Device = Literal["cpu", "cuda"]
 
@@ -30,7 +30,7 @@ _INDEX_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class SavedActivation:
     """Bytes for one token on one rank."""
 
     block: float
@@ -58,7 +58,7 @@ def compute_bytes(config: Config) -> int:
     return FLOAT32_BYTES if config.train.precision == "float32" else 2
 
 
-def kept_per_token(config: Config, plan: Plan, device: Device) -> Kept:
+def saved_per_token(config: Config, plan: Plan, device: Device) -> SavedActivation:
     model, tp = config.model, plan.tp
     low = compute_bytes(config)
     # FSDP casts parameters, so everything is low precision; autocast leaves the residual stream float32.
@@ -86,7 +86,7 @@ def kept_per_token(config: Config, plan: Plan, device: Device) -> Kept:
         products = 2 * queries + 2 * keys + width + mlp.products
         recomputed += low * products + rows + (2 * low * own_width if tp > 1 else 0)
     logits = FLOAT32_BYTES * vocabulary  # the logarithms of the softmax
-    return Kept(
+    return SavedActivation(
         block=2 * norm + readers_of_attention_norm * width * low + attention + mlp.kept + _dropout(config, own_width),
         recomputed=recomputed,
         embedding=_LABEL_BYTES,

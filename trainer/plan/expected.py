@@ -20,7 +20,7 @@ from trainer.model.size import flops_per_token, num_parameters
 from trainer.plan.activations import Device, compute_bytes
 from trainer.plan.hardware import Hardware
 from trainer.plan.memory import RankMemory, worst_rank_memory
-from trainer.plan.traffic import Call, rank_traffic
+from trainer.plan.traffic import CollectiveCall, rank_traffic
 
 __all__ = ["EFFICIENCY", "HEADROOM", "LINK_EFFICIENCY", "Expected", "GroupTime", "expect"]
 
@@ -37,7 +37,7 @@ _FORWARD_SHARE = 1 / 3  # of the operations of forward and backward
 class GroupTime:
     """One kind of collective."""
 
-    call: Call
+    call: CollectiveCall
     beyond_node: bool
     seconds: float
     """Of a step, if nothing hid it."""
@@ -112,7 +112,7 @@ def expect(config: Config, plan: Plan, hardware: Hardware, device: Device = "cud
     )
 
 
-def _bus_bytes(calls: list[Call]) -> float:
+def _bus_bytes(calls: list[CollectiveCall]) -> float:
     return sum(call.bus_bytes for call in calls)
 
 
@@ -140,7 +140,7 @@ def _bubble(plan: Plan) -> float:
     return bound / 2
 
 
-def _group_times(calls: list[Call], plan: Plan, hardware: Hardware, compute_s: float) -> list[GroupTime]:
+def _group_times(calls: list[CollectiveCall], plan: Plan, hardware: Hardware, compute_s: float) -> list[GroupTime]:
     """Each call's time; what hides does so in the order of the list, behind what of the compute time is left."""
     room = {"backward": compute_s * (1 - _FORWARD_SHARE), "compute": compute_s * _FORWARD_SHARE}
     found = []

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from trainer.config.config import Config
 from trainer.layout.plan import Plan
-from trainer.plan.activations import FLOAT32_BYTES, Device, Kept, compute_bytes, kept_per_token
+from trainer.plan.activations import FLOAT32_BYTES, Device, SavedActivation, compute_bytes, saved_per_token
 from trainer.plan.weights import Unit, largest_share, power_sgd_numel, rank_units
 
 __all__ = ["RankMemory", "in_flight", "rank_memory", "worst_rank_memory"]
@@ -88,7 +88,7 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
     own, full = _by_layer(units, lambda unit: unit.own), _by_layer(units, lambda unit: unit.whole)
     held = FLOAT32_BYTES * sum(own.values())
     sharded = any(unit.shards > 1 for unit in units)
-    kept = kept_per_token(config, plan, device)
+    kept = saved_per_token(config, plan, device)
     gathered = _gathered(config, plan, units)
     tokens = plan.micro_batch_size * config.data.seq_len // plan.cp
     layers = [round(tokens * kept.of_layer(layer, config)) for layer in own if layer is not None]
@@ -169,7 +169,7 @@ def _backward_peak(layers: list[int], own: list[int], again: list[int]) -> int:
     return largest
 
 
-def _ends(kept: Kept, plan: Plan, pp_rank: int) -> float:
+def _ends(kept: SavedActivation, plan: Plan, pp_rank: int) -> float:
     """Bytes a token of what is not a block."""
     own, last = plan.stages.of_rank[pp_rank], plan.stages.count - 1
     sent = sum(kept.boundary for stage in own if stage != last) if plan.pp > 1 else 0.0

@@ -88,8 +88,8 @@ def _time(expected: Expected, hardware: Hardware, console: Console) -> None:
     if expected.groups:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for title in ("  collective", "group", "calls", "bytes a rank", "time", "of it exposed", "over"):
-            justify = "right" if title in ("calls", "bytes a rank", "time", "of it exposed") else "left"
-            table.add_column(title, justify=justify)
+            numeric = title in ("calls", "bytes a rank", "time", "of it exposed")
+            table.add_column(title, justify="right" if numeric else "left")
         for group in expected.groups:
             call = group.call
             table.add_row(
@@ -122,9 +122,9 @@ def _ladder(found: Strategies, console: Console) -> None:
         console.print(f"  not possible: {names}: {why}", highlight=False, markup=False)
     if simplest is None:
         console.print("\nNothing fits: more or larger devices, shorter sequences, or a smaller model.", highlight=False)
-    for title, strategy in (("The simplest that fits", simplest), ("The fastest", fastest)):
-        if strategy is not None:
-            console.print(f"\n{title}: {_options(strategy)}", highlight=False, markup=False, soft_wrap=True)
+    for title, chosen in (("The simplest that fits", simplest), ("The fastest", fastest)):
+        if chosen is not None:
+            console.print(f"\n{title}: {_options(chosen)}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _options(strategy: Strategy) -> str:

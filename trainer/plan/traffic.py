@@ -19,13 +19,13 @@ from trainer.layout.plan import Plan
 from trainer.plan.activations import FLOAT32_BYTES, compute_bytes
 from trainer.plan.weights import Unit, is_factored, power_sgd_numel, rank_units
 
-__all__ = ["Call", "rank_traffic"]
+__all__ = ["CollectiveCall", "rank_traffic"]
 
 _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class CollectiveCall:
     """One kind of collective in one step of one rank."""
 
     dimension: str
@@ -57,7 +57,7 @@ class Call:
         return factor * self.num_bytes
 
 
-def rank_traffic(config: Config, plan: Plan, *, pp_rank: int) -> list[Call]:
+def rank_traffic(config: Config, plan: Plan, *, pp_rank: int) -> list[CollectiveCall]:
     """Of one training step without evaluation, checkpoints and probes."""
     units = rank_units(config, plan, pp_rank)
     calls = [
@@ -70,22 +70,22 @@ def rank_traffic(config: Config, plan: Plan, *, pp_rank: int) -> list[Call]:
     return [call for call in calls if call.num_bytes]
 
 
-def _data_parallel(config: Config, plan: Plan, units: list[Unit]) -> list[Call]:
+def _data_parallel(config: Config, plan: Plan, units: list[Unit]) -> list[CollectiveCall]:
     kind = plan.data_parallel_kind
     if kind == "ddp":
         return _replicas(config, plan, units)
-    calls: list[Call] = []
+    calls: list[CollectiveCall] = []
     for dimension in dict.fromkeys(unit.dimension for unit in units) if kind != "none" else ():
         calls += _shards(config, plan, dimension, [unit for unit in units if unit.dimension == dimension])
     if kind == "hsdp":
         calls.append(
-            Call(dimension="dp_replicate", op="all_reduce", what="gradients' shards", size=plan.dp_replicate,
+            CollectiveCall(dimension="dp_replicate", op="all_reduce", what="gradients' shards", size=plan.dp_replicate,
                  calls=len(units), num_bytes=FLOAT32_BYTES * sum(unit.own for unit in units), overlaps="backward")
         )  # fmt: skip
     return calls
 
 
-def _replicas(config: Config, plan: Plan, units: list[Unit]) -> list[Call]:
+def _replicas(config: Config, plan: Plan, units: list[Unit]) -> list[CollectiveCall]:
     """DDP's buckets, and what ZeRO-1 sends back."""
     parallel, size = config.parallel, plan.dp_replicate
     numel = sum(unit.whole for unit in units)
@@ -99,18 +99,19 @@ def _replicas(config: Config, plan: Plan, units: list[Unit]) -> list[Call]:
                     if not is_factored(weight, parallel.powersgd_rank))  # fmt: skip
         num_calls, num_bytes, what = 3 * buckets, FLOAT32_BYTES * (left + right + whole), "gradients' factors"
     calls = [
-        Call(dimension="dp_replicate", op="all_reduce", what=what, size=size, calls=num_calls, num_bytes=num_bytes,
-             overlaps="backward")
+        CollectiveCall(
+            dimension="dp_replicate", op="all_reduce", what=what, size=size, calls=num_calls, num_bytes=num_bytes,
+            overlaps="backward")
     ]  # fmt: skip
     if plan.zero1:
         calls.append(
-            Call(dimension="dp_replicate", op="broadcast", what="updated parameters", size=size, calls=size,
+            CollectiveCall(dimension="dp_replicate", op="broadcast", what="updated parameters", size=size, calls=size,
                  num_bytes=FLOAT32_BYTES * numel)
         )  # fmt: skip
     return calls
 
 
-def _shards(config: Config, plan: Plan, dimension: str, units: list[Unit]) -> list[Call]:
+def _shards(config: Config, plan: Plan, dimension: str, units: list[Unit]) -> list[CollectiveCall]:
     """FSDP's gathers and reductions over one dimension of the mesh, and the way to the host."""
     shards, low = units[0].shards, compute_bytes(config)
     keeps = plan.pp > 1 or not config.parallel.reshard_after_forward
@@ -120,24 +121,25 @@ def _shards(config: Config, plan: Plan, dimension: str, units: list[Unit]) -> li
     calls = []
     if shards > 1:
         calls.append(
-            Call(dimension=dimension, op="all_gather", what="parameters", size=shards, calls=sum(gathers),
+            CollectiveCall(dimension=dimension, op="all_gather", what="parameters", size=shards, calls=sum(gathers),
                  num_bytes=low * sum(unit.own * count for unit, count in zip(units, gathers, strict=True)),
                  overlaps="compute")
         )  # fmt: skip
         calls.append(
-            Call(dimension=dimension, op="reduce_scatter", what="gradients", size=shards, calls=len(units),
+            CollectiveCall(dimension=dimension, op="reduce_scatter", what="gradients", size=shards, calls=len(units),
                  num_bytes=FLOAT32_BYTES * shards * sum(unit.own for unit in units), overlaps="backward")
         )  # fmt: skip
     if config.parallel.cpu_offload:
         copied = [unit.own * (count + 1) for unit, count in zip(units, gathers, strict=True)]
         calls.append(
-            Call(dimension="host", op="copy", what="parameters and gradients", size=1, calls=sum(gathers) + len(units),
+            CollectiveCall(
+                 dimension="host", op="copy", what="parameters and gradients", size=1, calls=sum(gathers) + len(units),
                  num_bytes=FLOAT32_BYTES * sum(copied), overlaps="compute")
         )  # fmt: skip
     return calls
 
 
-def _tensor_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Call]:
+def _tensor_parallel(config: Config, plan: Plan, pp_rank: int) -> list[CollectiveCall]:
     if plan.tp == 1:
         return []
     own, last = plan.stages.of_rank[pp_rank], plan.stages.count - 1
@@ -154,20 +156,20 @@ def _tensor_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Call]:
         # Attention and feed-forward each gather and scatter once; backward does the reverse of both.
         gathers, scatters = 4 * layers + 2 * again + ends, 4 * layers + again + ends
         return [
-            Call(dimension="tp", op="all_gather", what="activations", size=plan.tp, calls=gathers * count,
+            CollectiveCall(dimension="tp", op="all_gather", what="activations", size=plan.tp, calls=gathers * count,
                  num_bytes=gathers * whole // plan.tp),
-            Call(dimension="tp", op="reduce_scatter", what="activations", size=plan.tp, calls=scatters * count,
-                 num_bytes=scatters * whole),
+            CollectiveCall(dimension="tp", op="reduce_scatter", what="activations", size=plan.tp,
+                 calls=scatters * count, num_bytes=scatters * whole),
         ]  # fmt: skip
     # Backward sums the input's gradient for each of the five matrices that are split by columns.
     reduces = 7 * layers + again + ends
     return [
-        Call(dimension="tp", op="all_reduce", what="activations", size=plan.tp, calls=reduces * count,
+        CollectiveCall(dimension="tp", op="all_reduce", what="activations", size=plan.tp, calls=reduces * count,
              num_bytes=reduces * whole)
     ]  # fmt: skip
 
 
-def _context_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Call]:
+def _context_parallel(config: Config, plan: Plan, pp_rank: int) -> list[CollectiveCall]:
     """Keys and values of the whole sequence in each layer, and their gradients back."""
     if plan.cp == 1:
         return []
@@ -178,14 +180,14 @@ def _context_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Call]:
     width = 2 * model.kv_heads * (model.dim // model.num_heads) // plan.tp
     whole = plan.local_batch_size * config.data.seq_len * width * compute_bytes(config)
     return [
-        Call(dimension="cp", op="all_gather", what="keys and values", size=plan.cp, calls=gathers * count,
+        CollectiveCall(dimension="cp", op="all_gather", what="keys and values", size=plan.cp, calls=gathers * count,
              num_bytes=gathers * whole // plan.cp),
-        Call(dimension="cp", op="reduce_scatter", what="their gradients", size=plan.cp, calls=layers * count,
+        CollectiveCall(dimension="cp", op="reduce_scatter", what="their gradients", size=plan.cp, calls=layers * count,
              num_bytes=layers * whole),
     ]  # fmt: skip
 
 
-def _expert_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Call]:
+def _expert_parallel(config: Config, plan: Plan, pp_rank: int) -> list[CollectiveCall]:
     """Tokens to their experts and back, in forward and in backward."""
     if plan.ep == 1:
         return []
@@ -193,7 +195,7 @@ def _expert_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Call]:
     ways = 4 * _num_layers(plan, pp_rank) + 2 * _recomputed_layers(config, plan, pp_rank)
     rows = plan.local_batch_size * config.data.seq_len * model.experts_per_token * min(1.0, model.capacity_factor or 1)
     return [
-        Call(dimension="ep", op="all_to_all", what="tokens", size=plan.ep, calls=ways * plan.num_microbatches,
+        CollectiveCall(dimension="ep", op="all_to_all", what="tokens", size=plan.ep, calls=ways * plan.num_microbatches,
              num_bytes=round(ways * rows * model.dim * compute_bytes(config)))
     ]  # fmt: skip
 
@@ -210,7 +212,7 @@ def _recomputed_layers(config: Config, plan: Plan, pp_rank: int) -> int:
     return sum(1 for layer in own if layer % every == 0) if kind == "every_n" else 0
 
 
-def _pipeline(config: Config, plan: Plan, pp_rank: int) -> list[Call]:
+def _pipeline(config: Config, plan: Plan, pp_rank: int) -> list[CollectiveCall]:
     """Messages that this rank sends: activations to the next stage, gradients to the one before."""
     if plan.pp == 1:
         return []
@@ -224,6 +226,6 @@ def _pipeline(config: Config, plan: Plan, pp_rank: int) -> list[Call]:
         sends += stage > 0 and number[stage - 1] != pp_rank
     calls = sends * plan.num_microbatches
     return [
-        Call(dimension="pp", op="send", what="activations and their gradients", size=plan.pp, calls=calls,
+        CollectiveCall(dimension="pp", op="send", what="activations and their gradients", size=plan.pp, calls=calls,
              num_bytes=calls * message)
     ]  # fmt: skip

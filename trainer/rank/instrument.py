@@ -1,4 +1,4 @@
-"""Probes on a training that has been built.
+"""Attach the probes to a training that has been built.
 
 install(recorder)                       # collectives: before any process group is made
 training = build(config, plan, device, recorder=recorder)
@@ -22,7 +22,7 @@ __all__ = ["instrument", "record_compilation", "watch_experts"]
 
 
 def record_compilation(recorder: Recorder) -> None:
-    """Have what torch compiles recorded, until the recorder closes."""
+    """Record what torch compiles, until the recorder closes."""
     if isinstance(recorder, TapeRecorder):
         probe = CompileProbe(recorder)
         probe.look()  # the optimizer has imported the compiler, if `torch.compile` has not
@@ -33,10 +33,11 @@ def watch_experts(training: Training, recorder: Recorder) -> ExpertProbe | None:
     """The probe of the rank's mixtures of experts; None where there are none, or nothing is recorded."""
     if not recorder.enabled or not training.expert_layers:
         return None
+    probe = None
     with failing_open("experts"):
         layers = {number: layer.take_load for number, layer in training.expert_layers.items()}
-        return ExpertProbe(recorder, layers, interval=training.config.probes.expert_interval)
-    return None
+        probe = ExpertProbe(recorder, layers, interval=training.config.probes.expert_interval)
+    return probe
 
 
 def instrument(training: Training, recorder: Recorder) -> GradientProbe | None:
@@ -45,7 +46,8 @@ def instrument(training: Training, recorder: Recorder) -> GradientProbe | None:
         return None
     if training.pipeline is not None:
         record_schedule(recorder, training.pipeline.schedule, training.pipeline.stages)
+    probe = None
     with failing_open("gradients"):
         interval = training.config.probes.gradient_interval
-        return GradientProbe(recorder, training.named_parameters(), interval=interval)
-    return None
+        probe = GradientProbe(recorder, training.named_parameters(), interval=interval)
+    return probe

@@ -26,7 +26,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from pydantic import ValidationError
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.rendezvous import rendezvous
 
 from probes.attach.identity import Identity
 from probes.attach.watch_process import meeting_point, start_watch
@@ -106,7 +108,7 @@ def _train(
     device: torch.device,
     faults: list[Fault],
     stop: StopRequest,
-    store: dist.Store | None,
+    store: Store | None,
     run: RunDir,
     recorder: Recorder,
 ) -> int:
@@ -178,23 +180,23 @@ def _configuration(arguments: list[str]) -> tuple[Config, list[Fault]]:
     return config, [parse_fault(text) for text in options.faults]
 
 
-def _rendezvous(identity: Identity) -> dist.Store | None:
+def _rendezvous(identity: Identity) -> Store | None:
     """The store through which ranks find each other; None for a single process without a launcher."""
     if identity.world_size == 1 and "MASTER_ADDR" not in os.environ:
         return None
     try:
-        store, _, _ = next(dist.rendezvous("env://", rank=identity.rank, world_size=identity.world_size))
+        store, _, _ = next(rendezvous("env://", rank=identity.rank, world_size=identity.world_size))
     except dist.DistNetworkError as error:
         where = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')} MASTER_PORT={os.environ.get('MASTER_PORT')}"
         reason = "the port is in use" if "EADDRINUSE" in str(error) else str(error).splitlines()[0]
         raise ConfigError(f"{where}: {reason}; choose another port, and the same on every rank") from None
     # torchrun's static rendezvous keeps one store over restarts: addresses of the dead must not be found there.
     life = f"restart-{identity.restarts}" if identity.attempt < 0 else f"attempt-{identity.attempt}"
-    return dist.PrefixStore(f"rankscope/{life}", store)
+    return PrefixStore(f"rankscope/{life}", store)
 
 
 def _join_run(
-    identity: Identity, store: dist.Store | None, config: Config, plan: Plan, faults: list[str]
+    identity: Identity, store: Store | None, config: Config, plan: Plan, faults: list[str]
 ) -> tuple[RunDir, int]:
     """The run's folder and the attempt's number, the same on all ranks.
 
@@ -291,7 +293,7 @@ def _mistake(identity: Identity, error: Exception) -> int:
 def run_and_leave() -> None:
     """Leave without the interpreter's clean-up after a failure: it may wait for ranks that are gone."""
     try:
-        code = record(main)()  # what is raised goes into the launcher's error file too
+        code = record(main)() or 0  # what is raised goes into the launcher's error file too
     except SystemExit as request:
         code = int(request.code or 0)
     except BaseException:

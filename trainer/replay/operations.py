@@ -1,16 +1,16 @@
-"""Watches every operation of a forward and backward pass and keeps where numbers stopped being finite.
+"""Watch every operation of a forward and backward pass for the first that makes a NaN or Inf.
 
     watch = OperationWatch()
     with watch:
-        ...one forward and backward pass; `watch.module` is set by whoever follows the modules...
+        ...one forward and backward pass; `watch.module` is set by the hooks of the modules...
     watch.take()        # a Suspect: the first operation since the last `take` with finite input and bad output
 
 The watch is a mode of torch's dispatcher, so it sees what autograd runs too, and of a DTensor what this rank computes.
 An operation is a suspect if nothing that went in was NaN or Inf and something that came out is. It is only that: a mask
 is made of Inf on purpose, so the module in which it happened has to confirm it by an output that is not finite.
 
-It costs a pass over the output of each operation and makes a GPU wait for it: for a step that is looked into, never
-for one that trains.
+It costs a pass over the output of each operation and makes a GPU wait for it: for a step that is replayed, never for
+one that trains.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["OperationWatch", "Suspect", "in_backward", "is_bad", "statistics"]
 MAX_INPUTS = 4
 """Inputs of an operation that are described."""
 _NEVER = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "set_", "resize_", "view", "alias")
-"""What hands out memory that nobody has written to, or only looks at it in another way."""
+"""Operations that return uninitialised memory or a view: their output is not checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Suspect:
 
 
 def is_bad(tensor: Tensor) -> bool:
-    """Whether a tensor of any device holds NaN or Inf; waits for the device. False for integers and nothing."""
+    """True if a tensor holds NaN or Inf; waits for the device. False for integers and empty tensors."""
     tensor = getattr(tensor, "_local_tensor", tensor)
     if not tensor.is_floating_point() or tensor.is_meta or not tensor.numel() or tensor.layout is not torch.strided:
         return False
@@ -78,11 +78,11 @@ def statistics(tensor: Tensor) -> dict[str, Any]:
         return found
 
 
-class OperationWatch(TorchDispatchMode):
+class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: no types
     """See the module's docstring. The watch of one rank; operations run as they would without it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch: no types
         self.module = ""
         self._suspects: list[Suspect] = []
 
@@ -93,29 +93,29 @@ class OperationWatch(TorchDispatchMode):
 
     @property
     def count(self) -> int:
-        """How many suspects there are: a place for `take`."""
+        """Number of suspects so far: a position for `take`."""
         return len(self._suspects)
 
     def forget(self, since: int) -> None:
-        """The suspects from there on were innocent."""
+        """Drop the suspects from a position on."""
         del self._suspects[since:]
 
     def __torch_dispatch__(self, func: Any, types: Sequence[Any], args: Any = (), kwargs: Any = None) -> Any:
         if any(kind not in (Tensor, nn.Parameter) for kind in types):
             return NotImplemented  # a DTensor first becomes what this rank computes
         kwargs = kwargs or {}
-        looks = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
-        looks = looks and func._schema.name.removeprefix("aten::").lstrip("_") not in _NEVER
+        checked = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
+        checked = checked and func._schema.name.removeprefix("aten::").lstrip("_") not in _NEVER
         inputs_bad = None
-        if looks and func._schema.is_mutable:  # afterwards its inputs are its outputs
+        if checked and func._schema.is_mutable:  # afterwards its inputs are its outputs
             inputs_bad = self._any_bad(args, kwargs)
         out = func(*args, **kwargs)
-        if looks:
+        if checked:
             with failing_open("replay"):
-                self._look(func, args, kwargs, out, inputs_bad)
+                self._record(func, args, kwargs, out, inputs_bad)
         return out
 
-    def _look(self, func: Any, args: Any, kwargs: Any, out: Any, inputs_bad: bool | None) -> None:
+    def _record(self, func: Any, args: Any, kwargs: Any, out: Any, inputs_bad: bool | None) -> None:
         bad = next((tensor for tensor in _tensors(out) if is_bad(tensor)), None)
         if bad is None or (inputs_bad if inputs_bad is not None else self._any_bad(args, kwargs)):
             return
@@ -146,7 +146,7 @@ class OperationWatch(TorchDispatchMode):
 
 
 def in_backward() -> bool:
-    """Whether autograd is running a backward pass in this thread."""
+    """True while autograd runs a backward pass in this thread."""
     return torch._C._current_graph_task_id() != -1
 
 

@@ -1,4 +1,4 @@
-"""Where the first NaN or Inf of a step comes from: module, operation, pass, rows, statistics of what went in.
+"""Origin of the first NaN or Inf of a step: module, operation, pass, rows, statistics of the inputs.
 
     with OriginWatch(training.modules) as watch:
         training.forward_backward(batch)
@@ -82,7 +82,7 @@ class OriginWatch:
             handle.remove()
         if self.origin is None and not any(error):
             # What was left over belongs to no module's forward pass: the loss, or the backward pass.
-            self._accuse(self._operations.take())
+            self._from_operation(self._operations.take())
 
     # Forward.
 
@@ -97,7 +97,7 @@ class OriginWatch:
                 self._operations.module = name
                 if not recomputes:
                     for tensor in _differentiable(args, kwargs):
-                        tensor.register_hook(self._backward_leaves(name))
+                        tensor.register_hook(self._backward_leaves(name))  # type: ignore[no-untyped-call]  # torch: no types
 
         return enter
 
@@ -108,13 +108,13 @@ class OriginWatch:
                 recomputes = in_backward()
                 if not recomputes:
                     for tensor in _differentiable(output):
-                        tensor.register_hook(self._backward_enters(name, self._microbatch))
+                        tensor.register_hook(self._backward_enters(name, self._microbatch))  # type: ignore[no-untyped-call]  # torch: no types
                 if recomputes or self.origin is not None:
                     return
                 if not any(is_bad(tensor) for tensor in _floats(output)):
                     self._operations.forget(since)
                 elif not any(is_bad(tensor) for tensor in _floats((args, kwargs))):
-                    self._blame(name, module, (args, kwargs), since)
+                    self._from_module(name, module, (args, kwargs), since)
 
         return leave
 
@@ -127,23 +127,23 @@ class OriginWatch:
         self._operations.module = self._stack[-1][0] if self._stack else ""
         return since
 
-    def _blame(self, name: str, module: nn.Module, inputs: Any, since: int) -> None:
-        """A module made bad output of good input."""
+    def _from_module(self, name: str, module: nn.Module, inputs: Any, since: int) -> None:
+        """Find the cause in a module that made bad output from good input."""
         bad = [f"{name}.{own}" for own, parameter in module.named_parameters(recurse=False) if is_bad(parameter)]
         suspect = self._operations.take(since)
         if bad:
             described = tuple(statistics(tensor) for tensor in _floats(inputs))
-            self._found(bad[0], "", "parameter", in_backward(), inputs=described)
+            self._set_origin(bad[0], "", "parameter", in_backward(), inputs=described)
         elif suspect is not None:
-            self._accuse(suspect)
+            self._from_operation(suspect)
         else:
-            self._found(
+            self._set_origin(
                 name, "", "module", in_backward(), inputs=tuple(statistics(tensor) for tensor in _floats(inputs))
             )
 
-    def _accuse(self, suspect: Suspect | None) -> None:
+    def _from_operation(self, suspect: Suspect | None) -> None:
         if suspect is not None:
-            self._found(
+            self._set_origin(
                 suspect.module,
                 suspect.operation,
                 "operation" if suspect.clean else "constant",
@@ -154,7 +154,7 @@ class OriginWatch:
                 inputs=suspect.inputs,
             )
 
-    def _found(self, module: str, operation: str, how: How, backward: bool, **more: Any) -> None:
+    def _set_origin(self, module: str, operation: str, how: How, backward: bool, **more: Any) -> None:
         self.origin = Origin(
             module=module or "(loss)",
             operation=operation,
@@ -190,7 +190,7 @@ class OriginWatch:
     def _judge_backward(self) -> None:
         """In a backward pass nothing is masked by Inf, so the first suspect is the one."""
         if self.origin is None:
-            self._accuse(self._operations.take())
+            self._from_operation(self._operations.take())
 
 
 def _floats(value: Any) -> list[Tensor]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from trainer.checkpoint.disk_tier.manifest import CheckpointError
 from trainer.config.config import Config, ConfigError
@@ -27,7 +28,7 @@ from trainer.training.build import pick_backend, pick_device
 
 __all__ = ["main"]
 
-MEETING_S = 300.0
+RENDEZVOUS_S = 300.0
 
 
 def main(folder: Path, rank: int) -> int:
@@ -41,10 +42,10 @@ def main(folder: Path, rank: int) -> int:
             torch.cuda.set_device(device)
         else:
             torch.set_num_threads(1)
-        store = dist.FileStore(str(folder / "meeting"), plan.world_size)
+        store = FileStore(str(folder / "meeting"), plan.world_size)
         dist.init_process_group(
             pick_backend(config, device), store=store, rank=rank, world_size=plan.world_size,
-            timeout=timedelta(seconds=MEETING_S),
+            timeout=timedelta(seconds=RENDEZVOUS_S),
         )  # fmt: skip
         losses = {int(step): loss for step, loss in request["losses"].items()}
         told = replay_target(

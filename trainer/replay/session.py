@@ -26,20 +26,20 @@ from probes.attach.own_process import own_process
 from probes.tape.rundir import RunDir
 from store import Store
 from trainer.config.config import Config, changed_config
-from trainer.launcher.resume import stand_where_it_began
+from trainer.config.launch_folder import enter_launch_folder
 from trainer.layout.plan import Plan, resolve
 from trainer.replay.target import ReplayError, Target, find_target
 
-__all__ = ["REQUEST_NAME", "Again", "replay_step"]
+__all__ = ["REQUEST_NAME", "ReplayReport", "replay_step"]
 
 REQUEST_NAME = "request.json"
 DEADLINE_S = 3600.0
 """For the ranks' processes together: a rank that hangs in its replay must not hang the terminal for ever."""
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Again:
+class ReplayReport:
     """One step, replayed."""
 
     target: Target
@@ -73,7 +73,7 @@ class Again:
         }
 
 
-def replay_step(path: Path, step: int, *, device: str = "auto", say: Callable[[str], None]) -> Again:
+def replay_step(path: Path, step: int, *, device: str = "auto", say: Callable[[str], None]) -> ReplayReport:
     """Raises ReplayError, RunError, ConfigError, CheckpointError or StoreError, one line each."""
     start = time.monotonic()
     run = RunDir.open(path)
@@ -86,12 +86,12 @@ def replay_step(path: Path, step: int, *, device: str = "auto", say: Callable[[s
     with Store.open(run) as store:
         target = find_target(store, run, step)
         losses = _recorded_losses(store, target)
-    stand_where_it_began(config, manifest)
+    enter_launch_folder(config, manifest)
     good = "good" if target.is_good else "not yet known to be good"
     state = f"the checkpoint of step {target.state_step} ({good})" if target.checkpoint else "the initial state"
     say(f"step {step} of attempt {target.attempt}, batch {target.batch_index}, from {state}")
     told, count = _tell(config, plan, target, losses, say)
-    return Again(
+    return ReplayReport(
         target=target,
         found=_put_together(told, target),
         loss=told[0]["events"][0]["loss"],
@@ -156,11 +156,11 @@ def _on_ranks(folder: Path, world_size: int, say: Callable[[str], None]) -> list
                 say(line)
             said = len(lines)
             if failed := [rank for rank, code in enumerate(codes) if code]:
-                time.sleep(5 * _LOOK_S)  # the first to fail takes the others with it: whose words are there by then
+                time.sleep(5 * _POLL_S)  # the first to fail takes the others with it: whose words are there by then
                 raise ReplayError(_why(folder, failed))
             if time.monotonic() > deadline:
                 raise ReplayError(f"the ranks' processes did not come to an end within {DEADLINE_S:.0f} s")
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         for line in _lines(folder / "said.txt")[said:]:
             say(line)
     finally:

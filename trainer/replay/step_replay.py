@@ -36,7 +36,7 @@ from trainer.training.build import build
 from trainer.training.optimizer import learning_rate
 from trainer.training.rank_training import Training
 
-__all__ = ["Told", "replay_target", "runs_in_one_process"]
+__all__ = ["ReplayResult", "replay_target", "runs_in_one_process"]
 
 MAX_OVERFLOWS = 32
 """fp16: steps dropped in a row while the loss scale finds its place."""
@@ -58,7 +58,7 @@ class _Share(Plan):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class ReplayResult:
     """What one process found. `events` are details of events `replay`, with their ranks."""
 
     events: list[dict[str, Any]]
@@ -81,7 +81,7 @@ def replay_target(
     *,
     losses: dict[int, float] | None = None,
     say: Callable[[str], None] = lambda line: None,
-) -> Told:
+) -> ReplayResult:
     """Raises CheckpointError or ConfigError. `losses`: recorded ones by step, to compare the way with. Collective where
     the process group is initialised; without one the plan must run in one process."""
     if torch.distributed.is_initialized():
@@ -116,7 +116,7 @@ class _Player:
         verdict = target.kind if target.kind != "healthy" else "non_finite"
         self.verdict = Verdict(step=target.step, kind=verdict, loss=target.loss, loss_level=target.loss_level)
 
-    def play(self, losses: dict[int, float]) -> Told:
+    def play(self, losses: dict[int, float]) -> ReplayResult:
         target, differs, worst = self.target, False, None
         if target.checkpoint:
             loaded = load_folder(Path(target.checkpoint), self.training)
@@ -135,7 +135,7 @@ class _Player:
             if number % 10 == 0 or number == len(target.way):
                 self.say(f"took step {update.step} again ({number} of {len(target.way)}): loss {loss:.4f}")
         self.say(f"replaying step {target.step} with every operation watched")
-        return Told(
+        return ReplayResult(
             events=[*self._replayed("same", target.step - 1), *events], worst_way_ratio=worst, data_differs=differs
         )
 

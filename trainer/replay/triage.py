@@ -90,7 +90,7 @@ class Triage:
         self.left -= 1
         again = self._replay(verdict, batch)
         came_back = comes_back(verdict, again)
-        self._tell("same", verdict.step - 1, verdict, batch, again, came_back)
+        self._report("same", verdict.step - 1, verdict, batch, again, came_back)
         return Refused(verdict=verdict, came_back=came_back, duration_s=again.duration_s)
 
     def from_restored(self, refused: Refused | None, batch: Batch, *, state_step: int) -> None:
@@ -98,14 +98,14 @@ class Triage:
         if refused is None or not refused.came_back or state_step >= refused.verdict.step - 1:
             return
         again = self._replay(refused.verdict, batch)
-        self._tell("restored", state_step, refused.verdict, batch, again, comes_back(refused.verdict, again))
+        self._report("restored", state_step, refused.verdict, batch, again, comes_back(refused.verdict, again))
 
     def _replay(self, verdict: Verdict, batch: Batch) -> Replay:
         with self.recorder.span("replay"):
             wants_layers = verdict.kind == "spike" and self.gradients is not None
             return replay(self.training, batch, self.gradients if wants_layers else None, verdict.step)
 
-    def _tell(
+    def _report(
         self, state: Literal["same", "restored"], state_step: int, verdict: Verdict, batch: Batch, again: Replay,
         came_back: bool,
     ) -> None:  # fmt: skip
@@ -150,7 +150,7 @@ def replay(training: Training, batch: Batch, gradients: GradientExaminer | None,
     recorder, training.recorder = training.recorder, NullRecorder()  # its phases are not those of the step
     try:
         with (
-            training.looked_at_only(),
+            training.without_side_effects(),
             uncompiled() if training.config.train.compile else contextlib.nullcontext(),
             SampleLosses(training, batch) as losses,
             OriginWatch(training.modules) as watch,

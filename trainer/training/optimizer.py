@@ -74,7 +74,7 @@ def build_optimizer(
     `shared_by`: replicas that each update some of the parameters and send them to the others (ZeRO-1). Whole
     parameters are dealt out, the largest first, so that the shares are about equal.
     """
-    groups: dict[object, dict[str, object]] = {}
+    groups: dict[object, dict[str, Any]] = {}
     for name, parameter in named_parameters(modules):
         decays = parameter.dim() >= 2 and not name.startswith("embed.")
         # torch's multi-tensor kernels take DTensors of one mesh, or plain tensors, but no mixture.
@@ -82,10 +82,15 @@ def build_optimizer(
         group = groups.setdefault(
             (decays, mesh), {"params": [], "names": [], "weight_decay": config.weight_decay if decays else 0.0}
         )
-        group["params"].append(parameter)  # type: ignore[attr-defined]
-        group["names"].append(name)  # type: ignore[attr-defined]
+        group["params"].append(parameter)
+        group["names"].append(name)
     # With DTensors each operation costs a dispatch per parameter on the host: fused has one, "foreach" a dozen.
-    settings = {"lr": config.lr, "betas": config.betas, "eps": config.eps, "fused": config.fused or None}
+    settings: dict[str, Any] = {
+        "lr": config.lr,
+        "betas": config.betas,
+        "eps": config.eps,
+        "fused": config.fused or None,
+    }
     if shared_by is not None:
         from torch.distributed.optim import ZeroRedundancyOptimizer  # compiles TorchScript when it is imported
 
@@ -111,4 +116,5 @@ def updated_here(optimizer: torch.optim.Optimizer) -> set[Tensor]:
 
 def _own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """ZeroRedundancyOptimizer keeps the AdamW of its rank's share in `optim`."""
-    return getattr(optimizer, "optim", optimizer)
+    own: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
+    return own

@@ -1,4 +1,4 @@
-"""One rank's share of a training: model parts, optimizer and data, and the phases of a step.
+"""Model parts, optimizer and data of one rank, and the phases of a step.
 
 `trainer.training.build.build` makes it; the loop in that module's docstring is how it is used.
 """
@@ -83,7 +83,7 @@ class Training:
 
     @functools.cached_property
     def has_loss(self) -> bool:
-        """Whether `forward_backward` returns a real loss on this rank: only with the last stage of a pipeline."""
+        """True if `forward_backward` returns a real loss on this rank: in a pipeline, on its last stage."""
         return self.modules[-1].head is not None
 
     @property
@@ -125,7 +125,7 @@ class Training:
                     loss = token_loss(part.forward_module(batch.inputs[rows]), batch.targets[rows])
                     loss = loss / count if count > 1 else loss
                 with self.recorder.span("backward", microbatch=number):
-                    (loss if self.scaler is None else loss * self.scaler.scale).backward()
+                    (loss if self.scaler is None else loss * self.scaler.scale).backward()  # type: ignore[no-untyped-call]  # torch: no types
             losses.append(loss.detach())
         return losses[0] if count == 1 else torch.stack(losses).sum()
 
@@ -246,11 +246,11 @@ class Training:
 
     @functools.cached_property
     def compressions(self) -> list[GradientCompression]:
-        """What compresses the gradients of this rank's model parts; empty where nothing does."""
+        """Gradient compression of this rank's model parts; empty without any."""
         return [part.compression for part in self.parts if part.compression is not None]
 
     def sample_compression(self, wanted: bool) -> None:
-        """Whether the next backward measures what compression loses."""
+        """Switch the measurement of the compression error for the next backward."""
         for compression in self.compressions:
             compression.sample = wanted
 
@@ -260,9 +260,9 @@ class Training:
         return torch.stack(found).sum(0) if found else None
 
     @contextlib.contextmanager
-    def looked_at_only(self) -> Iterator[None]:
-        """A step of this time is no training: gradients are reduced whole, compression keeps nothing of them, the
-        load of experts is not counted."""
+    def without_side_effects(self) -> Iterator[None]:
+        """Run a step that leaves no trace: gradients are reduced whole, compression keeps nothing of them, the load of
+        experts is not counted."""
 
         def trains(does: bool) -> None:
             for compression in self.compressions:

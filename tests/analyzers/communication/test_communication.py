@@ -150,7 +150,7 @@ def profiled(rank: int, world_size: int, folder: str) -> None:
 
     from probes.collectives.wrapped import install, uninstall
     from probes.tape_recorder import TapeRecorder
-    from trainer.faults.timing import _pace
+    from trainer.faults.injectors.timing import _pace
 
     torch.set_num_threads(1)
     run = RunDir(Path(folder))

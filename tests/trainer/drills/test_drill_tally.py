@@ -11,14 +11,14 @@ from rich.console import Console
 from trainer.config.config import Config
 from trainer.drills.page import drill_page
 from trainer.drills.scenario import DrillPlan, Scenario, plan_drill
-from trainer.drills.score import Answer, Said, Score
+from trainer.drills.score import Answer, Score, Statement
 from trainer.drills.table import print_result
 from trainer.drills.tally import Row, Tally
 
 PLAN = plan_drill(Config(), ["none", "kill", "nan_grad", "pause"], meshes=["ddp"], seeds=1, num_ranks=4)
 NONE, KILL, NAN, PAUSE = PLAN.scenarios
-LOST = Said(kind="rank_lost", cause="signal", ranks=(1,), summary="rank 1 died")
-SLOW = Said(kind="straggler", cause="compute", ranks=(3,), summary="rank 3 is slow")
+LOST = Statement(kind="rank_lost", cause="signal", ranks=(1,), summary="rank 1 died")
+SLOW = Statement(kind="straggler", cause="compute", ranks=(3,), summary="rank 3 is slow")
 
 
 def row(scenario: Scenario, **score: object) -> Row:
@@ -103,7 +103,7 @@ def test_the_table_shows_each_run_and_what_was_wrong() -> None:
 
 
 def test_the_page_stands_alone_and_is_escaped() -> None:
-    hostile = Said(kind="rank_lost", cause="signal", ranks=(1,), summary="<script>alert(1)</script>")
+    hostile = Statement(kind="rank_lost", cause="signal", ranks=(1,), summary="<script>alert(1)</script>")
     plan = DrillPlan(scenarios=PLAN.scenarios, left_out=(("missing_send", "ddp", "needs a pipeline"),))
     page = drill_page(tally(row(KILL, answers=(answer("kill", said=hostile),)), ALARMED), plan, title="<b>my</b>.toml")
     assert "<script" not in page

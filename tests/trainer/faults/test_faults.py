@@ -116,14 +116,14 @@ def test_memory_runs_out_for_this_process_only_and_it_can_still_speak(tmp_path: 
     [("segfault", signal.SIGSEGV), ("abort", signal.SIGABRT), ("kill", signal.SIGKILL), ("exit", None)],
 )
 def test_deaths_are_those_that_were_asked_for(kind: str, expected: signal.Signals | None) -> None:
-    code = f"import trainer.faults.process as p; p._ACTIONS[{kind!r}](None)"
+    code = f"import trainer.faults.injectors.process as p; p._ACTIONS[{kind!r}](None)"
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
     assert ended.returncode == (1 if expected is None else -expected)
 
 
 def test_the_lock_of_python_is_held_while_the_process_lives() -> None:
     code = (
-        "import threading, time, trainer.faults.process as p\n"
+        "import threading, time, trainer.faults.injectors.process as p\n"
         "threading.Thread(target=lambda: (time.sleep(0.5), print('ran', flush=True)), daemon=True).start()\n"
         "print('ready', flush=True)\n"
         "p._ACTIONS['gil'](None)"

@@ -11,17 +11,17 @@ import pytest
 
 from tests.e2e.launched import warm_parent
 from tests.waiting import wait_for
-from trainer.launcher.prefork import WarmParent
+from trainer.launcher.prefork import PreforkServer
 from trainer.launcher.zygote import ZygoteError
 from watch.processes import is_alive
 
 
 @pytest.fixture
-def warm() -> WarmParent:
+def warm() -> PreforkServer:
     return warm_parent()
 
 
-def test_output_exit_code_and_folder_are_the_commands_own(warm: WarmParent, tmp_path: Path) -> None:
+def test_output_exit_code_and_folder_are_the_commands_own(warm: PreforkServer, tmp_path: Path) -> None:
     done = warm.start(["version"], cwd=tmp_path)
     assert done.communicate(timeout=60) == (f"rankscope {_version()}\n", None)
     assert (done.poll(), done.returncode) == (0, 0)
@@ -32,7 +32,7 @@ def test_output_exit_code_and_folder_are_the_commands_own(warm: WarmParent, tmp_
     done.kill()  # of one that has ended: nothing
 
 
-def test_a_command_is_signalled_by_its_pid_and_outlives_nobody(warm: WarmParent, tmp_path: Path) -> None:
+def test_a_command_is_signalled_by_its_pid_and_outlives_nobody(warm: PreforkServer, tmp_path: Path) -> None:
     settings = [f"run.dir={tmp_path / 'runs'}", "train.steps=100000", "model.dim=16", "data.seq_len=16"]
     started = warm.start(["train", *(part for setting in settings for part in ("--set", setting))], cwd=tmp_path)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -46,7 +46,7 @@ def test_a_command_is_signalled_by_its_pid_and_outlives_nobody(warm: WarmParent,
 
 
 def test_a_parent_that_is_gone_is_one_line() -> None:
-    parent = WarmParent()
+    parent = PreforkServer()
     parent.close()
     with pytest.raises(ZygoteError, match="no command can be forked"):
         parent.start(["version"])

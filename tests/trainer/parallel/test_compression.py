@@ -52,7 +52,7 @@ def distances(rank: int, world_size: int) -> dict[str, Any]:
             found[kind].append((math.sqrt(squares[0] / squares[1]), distance, got.sum().item()))
             training.optimizer.zero_grad()
         assert training.compression_squares() is None, "nothing is left of it"
-        with training.looked_at_only():
+        with training.without_side_effects():
             training.forward_backward(training.batch(0))
         assert torch.equal(gradients(training), exact), "a replay sees whole gradients"
     return found

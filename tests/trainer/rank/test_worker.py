@@ -146,7 +146,7 @@ def test_an_exception_is_told_before_the_process_dies(config: Path, tmp_path: Pa
     assert done.returncode == 1
     told = events(tmp_path / "latest", 0, 0)[-1]
     assert (told["kind"], told["type"], told["step"]) == ("exception", "RuntimeError", 2)
-    assert "trainer/faults/process.py" in told["traceback"]
+    assert "trainer/faults/injectors/process.py" in told["traceback"]
 
 
 @pytest.mark.parametrize(

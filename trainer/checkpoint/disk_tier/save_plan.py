@@ -82,7 +82,8 @@ class SavePlan:
         if distributed:
             locals_ = [None] * dist.get_world_size()
             dist.gather_object(local, locals_ if rank == 0 else None)
-        plans, metadata, error = [], None, ""
+        plans: list[Any] = []
+        metadata, error = None, ""
         if rank == 0:
             try:
                 plans, metadata = planner.create_global_plan(locals_)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,7 +58,8 @@ def _head(tensor: Tensor) -> bytes | None:
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """The bytes of a plain tensor in host memory, as they lie there if it is contiguous."""
-    return memoryview(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+    array: Any = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()  # a Buffer, which numpy's types deny
+    return memoryview(array)
 
 
 class HashedFile:

@@ -36,7 +36,7 @@ from typing import Any
 
 from probes.tape.shared_memory import PID_NAME, this_node
 from trainer.checkpoint import attempt_fence as fence
-from trainer.checkpoint.agreement import everyone
+from trainer.checkpoint.agreement import gather_from_all
 from trainer.checkpoint.disk_tier.manifest import CheckpointError
 from trainer.checkpoint.memory_tier.slots import Slot, remove_others
 
@@ -81,7 +81,7 @@ class PeerCopies:
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="rankscope-peer")
         self._sending: Future[None] | None = None
         self._outcomes: SimpleQueue[dict[str, Any]] = SimpleQueue()
-        self._told = ""
+        self._reported_state = ""
 
     # All ranks.
 
@@ -94,7 +94,7 @@ class PeerCopies:
             threading.Thread(target=self._serve, args=(listener,), name="rankscope-peer-in", daemon=True).start()
         except OSError as error:
             self._outcomes.put({"state": "failed", "step": -1, "reason": f"cannot listen: {error}"})
-        told = everyone({"node": this_node(), "host": host, "port": port, "secret": self._secret.hex()})
+        told = gather_from_all({"node": this_node(), "host": host, "port": port, "secret": self._secret.hex()})
         self._ranks = [_Rank(**each) for each in told]
         partners = [_partner(rank, [each.node for each in self._ranks]) for rank in range(len(self._ranks))]
         self.partner = partners[self.rank]
@@ -116,14 +116,14 @@ class PeerCopies:
     def news(self) -> list[dict[str, Any]]:
         """What has become another since the last call, as details of an event `peer_copy`: the first copy that was
         sent, and from then on each change between complete, delayed and failed."""
-        changes = []
+        changes: list[dict[str, Any]] = []
         while True:
             try:
                 outcome = self._outcomes.get_nowait()
             except Empty:
                 return changes
-            if outcome["state"] != self._told:
-                self._told = outcome["state"]
+            if outcome["state"] != self._reported_state:
+                self._reported_state = outcome["state"]
                 where = None if self.partner is None else self._ranks[self.partner].node
                 changes.append({"peer_rank": self.partner, "peer_node": where, **outcome})
 

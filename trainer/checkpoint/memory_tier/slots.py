@@ -176,7 +176,8 @@ def _tensors(memory: Any, layout: list[tuple[str, str, list[int], int]]) -> dict
 def _lock_pages(region: mmap.mmap) -> None:
     """Let a GPU copy into it directly. It works without, only slower."""
     whole = torch.frombuffer(region, dtype=torch.uint8)
-    torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.nbytes, 0)
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch: no types
+    runtime.cudaHostRegister(whole.data_ptr(), whole.nbytes, 0)
 
 
 def _text(value: Tensor) -> str:

@@ -27,7 +27,7 @@ from typing import Any
 from probes.guard.ledger import Ledger
 from probes.tape.shared_memory import this_node
 from trainer.checkpoint import attempt_fence as fence
-from trainer.checkpoint.agreement import everyone
+from trainer.checkpoint.agreement import gather_from_all
 from trainer.checkpoint.disk_tier.manifest import CheckpointError
 from trainer.checkpoint.memory_tier.host_copy import HostCopy
 from trainer.checkpoint.memory_tier.peers import PeerCopies, rank_folder
@@ -77,7 +77,7 @@ def newest_survivor(
     `mesh` is what must be the same for a copy to fit; its "rank" is left out.
     """
     listed = [] if folder is None else [_plain(left) for left in _list(folder, mesh, rank, ledger)]
-    left = [_Left(**each | {"state": tuple(each["state"])}) for part in everyone(listed) for each in part]
+    left = [_Left(**each | {"state": tuple(each["state"])}) for part in gather_from_all(listed) for each in part]
     for state in _usable(left, world_size):
         if state[0] < newer_than:
             break
@@ -125,7 +125,7 @@ def _collect(
     parts: list[_Left], folder: Path | None, rank: int, world_size: int, peers: PeerCopies | None
 ) -> Survivor | None:
     """Every rank's part of a state from wherever it is whole; None on all ranks if one cannot be had."""
-    nodes = everyone(this_node())
+    nodes = gather_from_all(this_node())
     places: dict[int, list[_Left]] = {}
     for owner in range(world_size):
         at = {(each.node, each.name): each for each in parts if each.owner == owner}
@@ -143,10 +143,10 @@ def _collect(
                 with contextlib.suppress(OSError, CheckpointError):  # the owner sees that nothing came
                     slot = Slot(rank_folder(folder, owner) / left.name)
                     peers.send(slot, owner=owner, to=owner, name=arrived[owner])
-        everyone(None)  # what was sent is there
+        gather_from_all(None)  # what was sent is there
         if rank in missing and folder is not None:
             found = _open(rank_folder(folder, rank) / arrived[rank], tried[rank].state)
-        has_it = everyone(rank not in missing or found is not None)
+        has_it = gather_from_all(rank not in missing or found is not None)
         missing = {owner for owner in missing if not has_it[owner]}
     return found
 
@@ -171,14 +171,14 @@ def _arrival(left: _Left) -> str:
 def remove_unused(folder: Path | None, peers: PeerCopies | None, rank: int) -> None:
     """Give back what lies on each node of ranks that are not there any more, nor keep their copies there. Collective;
     when it returns nobody removes anything, so new copies may be taken."""
-    told = everyone({"node": this_node(), "keeps": [rank, *(peers.hosted if peers is not None else ())]})
+    told = gather_from_all({"node": this_node(), "keeps": [rank, *(peers.hosted if peers is not None else ())]})
     here = [other for other, each in enumerate(told) if each["node"] == this_node()]
     if folder is not None and rank == here[0]:
         kept = {rank_folder(folder, owner) for other in here for owner in told[other]["keeps"]}
         for path in folder.glob("rank-*"):
             if path not in kept:
                 shutil.rmtree(path, ignore_errors=True)
-    everyone(None)
+    gather_from_all(None)
 
 
 def _plain(left: _Left) -> dict[str, Any]:

@@ -1,12 +1,13 @@
-"""The devices of a node, one a rank, and which of them are left out because ranks kept dying on them.
+"""The devices of a node, one a rank, and which of them are excluded because ranks kept dying on them.
 
     devices = Devices(4, max_failures=3)
-    devices.blame(2)               # the rank on the third device that is in use died: True if it is now left out
+    devices.count_failure(2)       # the rank on the third device in use died; True if it failed too often
+    devices.exclude(2)
     devices.in_use                 # (0, 1, 3)
     devices.environment()          # {"CUDA_VISIBLE_DEVICES": "0,1,3"}; empty on a CPU
 
 Only deaths that hardware can cause are blamed on it (`trainer.launcher.agent`); an exception or a refused allocation
-says what it was. On a CPU a device is nothing but a place in a list, and is left out the same way.
+says what it was. On a CPU a device is nothing but a place in a list, and is excluded the same way.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ GPU_FAILURES = 3
 
 
 class Devices:
-    """Counts for the life of a launch."""
+    """The devices of one launch and their failures."""
 
     def __init__(self, count: int, *, max_failures: int = -1) -> None:
         gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
@@ -33,7 +34,7 @@ class Devices:
         self._failures: Counter[int] = Counter()
         self.in_use: tuple[int, ...] = tuple(range(count))
 
-    def blame(self, place: int) -> bool:
+    def count_failure(self, place: int) -> bool:
         """Count a death on the device at this place of those in use; True if there were too many."""
         device = self.in_use[place]
         self._failures[device] += 1
@@ -42,15 +43,15 @@ class Devices:
     def failures(self, device: int) -> int:
         return self._failures[device]
 
-    def leave_out(self, device: int) -> None:
+    def exclude(self, device: int) -> None:
         self.in_use = tuple(other for other in self.in_use if other != device)
 
     def name(self, device: int) -> str:
-        """As people know it: `cuda:2`, or `slot 2` on a CPU."""
+        """Name for display: `cuda:2`, or `slot 2` on a CPU."""
         return f"cuda:{self._names[device]}" if self.has_gpus else f"slot {device}"
 
     def environment(self) -> dict[str, str]:
-        """What ranks need in order to see no other devices."""
+        """Environment variables that hide all other devices from the ranks."""
         if not self.has_gpus:
             return {}
         return {"CUDA_VISIBLE_DEVICES": ",".join(self._names[device] for device in self.in_use)}

@@ -1,14 +1,14 @@
-"""Nodes that fail again and again, and are left out of a run until somebody has looked at them.
+"""Exclude nodes that fail repeatedly, until an operator clears them.
 
-    begin_to_count(run, let_in=False)            # node 0, when the run is resumed; let_in: with --force
-    count_failures(run, node_rank=1)             # a launcher, before its own life begins
-    leave_out(run, node_rank=1, reason="3 failures, the last: ...")
-    why_left_out(run, node_rank=1)               # "" while it may take part
+    reset_failure_counts(run, readmit=False)     # node 0, when the run is resumed; readmit: with --force
+    count_failures(run, node_rank=1)             # in a launcher, before it starts ranks
+    exclude_node(run, node_rank=1, reason="3 failures, the last: ...")
+    exclusion_reason(run, node_rank=1)           # "" while it may take part
 
 What counts: a rank that died of a signal that hardware can cause (or was killed because it hung), and a launcher that
-ended without its last word, as when the machine was lost. Both are in the events that the node wrote, so the count
-outlives the launcher; it begins anew when the run is resumed. That a node is left out is a file beside the attempts:
-whoever starts it again is told, and that he may delete it.
+ended without recording its end, as when the machine was lost. Both are in the events that the node wrote, so the count
+outlives the launcher; it starts over when the run is resumed. The exclusion is a file beside the attempts: the next
+launch on that node names it, and deleting it readmits the node.
 """
 
 from __future__ import annotations
@@ -23,47 +23,54 @@ from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from trainer.checkpoint.disk_tier.manifest import write_json
 
-__all__ = ["NODE_FAILURES", "begin_to_count", "count_failures", "leave_out", "left_out_path", "why_left_out"]
+__all__ = [
+    "NODE_FAILURES",
+    "count_failures",
+    "exclude_node",
+    "exclusion_path",
+    "exclusion_reason",
+    "reset_failure_counts",
+]
 
 NODE_FAILURES = 6
 """On GPUs. Twice what one device may do: a node whose failures come from one device loses that device first."""
 
 
-def begin_to_count(run: RunDir, *, let_in: bool) -> None:
-    """Forget what nodes did before; with `let_in`, those that were left out may come back too. Raises OSError."""
+def reset_failure_counts(run: RunDir, *, readmit: bool) -> None:
+    """Forget earlier failures of nodes; with `readmit`, excluded nodes may join again. Raises OSError."""
     folder = _folder(run)
     folder.mkdir(exist_ok=True)
     write_json(folder / "counted-from.json", {"wall_ns": time.time_ns()})
-    for path in folder.glob("node-*.left-out.json") if let_in else ():
+    for path in folder.glob("node-*.left-out.json") if readmit else ():
         path.unlink(missing_ok=True)
 
 
 def count_failures(run: RunDir, node_rank: int) -> int:
-    """Deaths of this node's ranks that were blamed on hardware, and lives of its launcher that have no end."""
+    """Deaths of this node's ranks that were blamed on hardware, and launchers without a recorded end."""
     since_ns = _read(_folder(run) / "counted-from.json").get("wall_ns", 0)
     events, _, _ = read_events(run.node_dir(node_rank) / "events.jsonl")
     events = [event for event in events if event.get("wall_ns", 0) > since_ns]
-    blamed = sum(event["kind"] == event_kinds.RANK_EXIT and event.get("blamed") is True for event in events)
-    begun = sum(event["kind"] == event_kinds.RUN_STARTED for event in events)
-    ended = sum(event["kind"] == event_kinds.RUN_ENDED for event in events)
-    return blamed + max(0, begun - ended)
+    blamed: int = sum(event["kind"] == event_kinds.RANK_EXIT and event.get("blamed") is True for event in events)
+    started: int = sum(event["kind"] == event_kinds.RUN_STARTED for event in events)
+    ended: int = sum(event["kind"] == event_kinds.RUN_ENDED for event in events)
+    return blamed + max(0, started - ended)
 
 
-def leave_out(run: RunDir, node_rank: int, reason: str) -> None:
-    """From now on. A folder that cannot be written keeps nobody from leaving: then it is only not remembered."""
+def exclude_node(run: RunDir, node_rank: int, reason: str) -> None:
+    """Record the exclusion. Where the folder cannot be written, it is not remembered."""
     try:
-        write_json(left_out_path(run, node_rank), {"reason": reason, "wall_ns": time.time_ns()})
+        write_json(exclusion_path(run, node_rank), {"reason": reason, "wall_ns": time.time_ns()})
     except OSError:
         return
 
 
-def why_left_out(run: RunDir, node_rank: int) -> str:
-    """Empty if it is not."""
-    return str(_read(left_out_path(run, node_rank)).get("reason", ""))
+def exclusion_reason(run: RunDir, node_rank: int) -> str:
+    """Why a node is excluded; empty if it is not."""
+    return str(_read(exclusion_path(run, node_rank)).get("reason", ""))
 
 
-def left_out_path(run: RunDir, node_rank: int) -> Path:
-    """The file that says so."""
+def exclusion_path(run: RunDir, node_rank: int) -> Path:
+    """The file that records the exclusion of a node."""
     return _folder(run) / f"node-{node_rank}.left-out.json"
 
 

@@ -1,11 +1,12 @@
-"""Where the nodes of a run meet: torch's c10d rendezvous, and through its store what the nodes have to agree on.
+"""Rendezvous of the nodes of a run: torch's c10d rendezvous, and agreement on the run's folder through its store.
 
-    meeting = Meeting(node, rejoin_s=30.0)              # connects; the node at the endpoint's address keeps the store
-    path = meeting.agree_on_run(lambda: make_a_run())   # node 0 makes it, the others are told where it is
-    meeting.handler                                     # for the agent
+    rendezvous = NodeRendezvous(node, rejoin_s=30.0)       # connects; the node at the endpoint keeps the store
+    path = rendezvous.agree_on_run(lambda: make_a_run())   # node 0 makes it, the others get its path
+    rendezvous.handler                                     # for the agent
 
-The store lives in the launcher at the endpoint. If that node dies the others cannot meet again, and end when they have
-to: choose a node that is not preempted. `--resume` with another endpoint goes on (docs/operations.md).
+The store lives in the launcher at the endpoint. If that node dies, no further rendezvous is possible and the others end
+at their next restart: choose a node that is not preempted. `--resume` with another endpoint continues
+(docs/operations.md).
 """
 
 from __future__ import annotations
@@ -15,28 +16,28 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousHandler
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-from trainer.launcher.node import MeetingError, Node
+from trainer.launcher.node import Node, NodeRendezvousError
 from trainer.launcher.nodes.host_address import gloo_interface, is_own, own_address
-from trainer.launcher.nodes.rendezvous_handler import PatientHandler
+from trainer.launcher.nodes.rendezvous_handler import ResponsiveHandler
 
-__all__ = ["Meeting"]
+__all__ = ["NodeRendezvous"]
 
 JOIN_S = 900
 """How long a launch waits for the least number of nodes; schedulers start them minutes apart."""
 HEARTBEAT_S = 2
 HEARTBEATS_MISSED = 3
-"""A node that was silent for so many heartbeats is not waited for."""
+"""A node that missed so many heartbeats is not waited for."""
 _RUN = "rankscope/run"
 
 
-class Meeting:
-    """One node's end."""
+class NodeRendezvous:
+    """The rendezvous as one node sees it."""
 
     def __init__(self, node: Node, *, rejoin_s: float) -> None:
         self.node = node
@@ -49,7 +50,7 @@ class Meeting:
         address = own_address(host.strip("[]"), int(port)) if many and port.isdecimal() else None
         if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := gloo_interface(address)):
             os.environ["GLOO_SOCKET_IFNAME"] = interface
-        # Where launchers share a machine, whoever came first would keep the store: it is to be the one that stays.
+        # Where launchers share a machine, the first would keep the store: it has to be the one that stays.
         shared = host in ("localhost", "127.0.0.1")
         here = {"is_host": str(node.rank == 0 if shared else is_own(host.strip("[]")))} if many else {}
         parameters = RendezvousParameters(
@@ -68,21 +69,28 @@ class Meeting:
         try:
             backend, self._store = _connected(parameters, may_follow=not shared)
         except (RendezvousError, ValueError) as error:
-            raise MeetingError(f"--rdzv-endpoint {node.endpoint}: {' '.join(str(error).split())[:200]}") from None
+            raise NodeRendezvousError(
+                f"--rdzv-endpoint {node.endpoint}: {' '.join(str(error).split())[:200]}"
+            ) from None
         handler = create_handler(self._store, backend, parameters)
-        self.handler: RendezvousHandler = PatientHandler(handler, node.endpoint) if many else handler
+        self.handler: RendezvousHandler = ResponsiveHandler(handler, node.endpoint) if many else handler
 
     def agree_on_run(self, make: Callable[[], Path]) -> Path:
-        """The run's folder, the same on all nodes. Raises MeetingError if node 0 does not come, or shares no folder."""
+        """The run's folder, the same on all nodes.
+
+        Raises NodeRendezvousError if node 0 does not join, or the folder is not shared.
+        """
         if self.node.rank == 0 and not self._store.check([_RUN]):
             self._store.set(_RUN, str(make().resolve()))
         try:
             self._store.wait([_RUN], timedelta(seconds=JOIN_S))
         except RuntimeError:
-            raise MeetingError(f"--rdzv-endpoint {self.node.endpoint}: node 0 did not come in {JOIN_S} s") from None
+            raise NodeRendezvousError(
+                f"--rdzv-endpoint {self.node.endpoint}: node 0 did not join within {JOIN_S} s."
+            ) from None
         path = Path(self._store.get(_RUN).decode())
         if not path.is_dir():
-            raise MeetingError(f"{path} is not on this node: the nodes of a run share its folder")
+            raise NodeRendezvousError(f"{path} is not on this node. The nodes of a run must share its folder.")
         return path
 
 

@@ -1,11 +1,11 @@
-"""torch's rendezvous without its endless waiting: the launcher of a node whose leader has gone still hears and acts.
+"""Rendezvous handler that never blocks the launcher: it stays responsive when the node that keeps the store is gone.
 
-    handler = PatientHandler(handler, "10.0.0.1:29500")     # for torch's agent, in the place of the one that is given
+    handler = ResponsiveHandler(handler, "10.0.0.1:29500")     # for torch's agent, around torch's own handler
 
-torch asks the store at every look at its ranks, in the launcher's main thread. A machine that lost its power does not
-even refuse a connection, and the answer is waited for until TCP gives up after a quarter of an hour: in that time no
-rank's death is noticed and no signal is heard. Here another thread asks, and what takes long ends when the endpoint has
-not been reached for `LOST_S`.
+torch asks the store each time it polls its ranks, in the launcher's main thread. A machine that lost its power does not
+even refuse a connection, and torch waits until TCP gives up after a quarter of an hour: in that time no rank's death is
+noticed and no signal is handled. Here another thread asks, and a call ends when the endpoint has not been reached for
+`LOST_S`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Any, TypeVar
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
-__all__ = ["LOST_S", "PatientHandler"]
+__all__ = ["LOST_S", "ResponsiveHandler"]
 
 LOST_S = 30.0
-"""For so long a link may be down before a node takes the store for lost."""
+"""Time without a connection after which a node takes the store for lost."""
 PROBE_S = 2.0
 LEAVE_S = 5.0
-"""For how long one that leaves tells the others."""
+"""Time limit for closing the rendezvous."""
 Answer = TypeVar("Answer")
 
 
-class PatientHandler(RendezvousHandler):
-    """The same answers, or an error; never silence."""
+class ResponsiveHandler(RendezvousHandler):
+    """Answers as torch's handler does, or raises; never blocks for ever."""
 
     def __init__(self, handler: RendezvousHandler, endpoint: str, *, lost_s: float = LOST_S) -> None:
         host, _, port = endpoint.rpartition(":")
@@ -47,15 +47,15 @@ class PatientHandler(RendezvousHandler):
         self._asking: threading.Thread | None = None
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet the others. Raises RendezvousConnectionError if the endpoint cannot be reached for `lost_s`."""
+        """Join the next rendezvous. Raises RendezvousConnectionError if the endpoint cannot be reached for `lost_s`."""
         self._reached_s = time.monotonic()
         info = self._while_reachable(self._handler.next_rendezvous)
-        self._round += 1  # who waited until now is in it
+        self._round += 1  # nodes that waited until now are in it
         self._waiting = 0
         return info
 
     def num_nodes_waiting(self) -> int:
-        """By the last answer that came; nobody, until one comes."""
+        """As of the store's last answer; 0 before the first."""
         if self._asking is None:
             self._asking = threading.Thread(target=self._ask, name="rendezvous", daemon=True)
             self._asking.start()
@@ -63,8 +63,8 @@ class PatientHandler(RendezvousHandler):
         return self._waiting
 
     def shutdown(self) -> bool:
-        """Close the door; False if that could not be told."""
-        outcome = _begun(self._handler.shutdown)
+        """Close the rendezvous; False if the store could not be reached."""
+        outcome = _in_thread(self._handler.shutdown)
         try:
             return outcome.get(timeout=LEAVE_S) is True
         except queue.Empty:
@@ -83,19 +83,19 @@ class PatientHandler(RendezvousHandler):
                 self._waiting = waiting
 
     def _while_reachable(self, call: Callable[[], Answer]) -> Answer:
-        outcome = _begun(call)
+        outcome = _in_thread(call)
         while True:
             try:
                 answer = outcome.get(timeout=0.2)
             except queue.Empty:
                 if self._is_lost():
                     raise RendezvousConnectionError(
-                        f"{self._endpoint}, where the nodes meet, was not reached for {self._lost_s:.0f} s"
+                        f"The rendezvous at {self._endpoint} was not reached for {self._lost_s:.0f} s"
                     ) from None
                 continue
             if isinstance(answer, BaseException):
                 raise answer
-            return answer
+            return answer  # type: ignore[no-any-return]  # the queue carries results and exceptions
 
     def _is_lost(self) -> bool:
         now_s = time.monotonic()
@@ -117,7 +117,7 @@ class PatientHandler(RendezvousHandler):
         return self._handler.is_closed()
 
     def set_closed(self) -> None:
-        self._handler.set_closed()
+        self._handler.set_closed()  # type: ignore[no-untyped-call]  # torch: no types
 
     def get_run_id(self) -> str:
         return self._handler.get_run_id()
@@ -127,8 +127,8 @@ class PatientHandler(RendezvousHandler):
         return self._handler.use_agent_store
 
 
-def _begun(call: Callable[[], Any]) -> queue.SimpleQueue[Any]:
-    """Where the answer of a call that may never end will be, or its exception."""
+def _in_thread(call: Callable[[], Any]) -> queue.SimpleQueue[Any]:
+    """Run a call that may never end in a thread; returns the queue for its result or exception."""
     outcome: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def run() -> None:

@@ -6,7 +6,13 @@ import json
 from pathlib import Path
 
 from probes.tape.rundir import RunDir
-from trainer.launcher.nodes.node_exclusion import begin_to_count, count_failures, leave_out, left_out_path, why_left_out
+from trainer.launcher.nodes.node_exclusion import (
+    count_failures,
+    exclude_node,
+    exclusion_path,
+    exclusion_reason,
+    reset_failure_counts,
+)
 
 
 def _run(tmp_path: Path, *events: dict[str, object]) -> RunDir:
@@ -33,7 +39,7 @@ def test_blamed_deaths_and_lives_without_an_end_count(tmp_path: Path) -> None:
 
 def test_a_resumed_run_counts_anew(tmp_path: Path) -> None:
     run = _run(tmp_path, {"kind": "run_started"}, {"kind": "rank_exit", "blamed": True})
-    begin_to_count(run, let_in=False)
+    reset_failure_counts(run, readmit=False)
     assert count_failures(run, 1) == 0
     _run(tmp_path, {"kind": "rank_exit", "blamed": True, "wall_ns": 2**62})
     assert count_failures(run, 1) == 1
@@ -41,16 +47,16 @@ def test_a_resumed_run_counts_anew(tmp_path: Path) -> None:
 
 def test_who_was_left_out_stays_so_until_he_is_let_in(tmp_path: Path) -> None:
     run = _run(tmp_path)
-    begin_to_count(run, let_in=False)
-    leave_out(run, 1, "3 failures")
-    begin_to_count(run, let_in=False)
-    assert (why_left_out(run, 1), why_left_out(run, 0)) == ("3 failures", "")
-    begin_to_count(run, let_in=True)
-    assert why_left_out(run, 1) == ""
+    reset_failure_counts(run, readmit=False)
+    exclude_node(run, 1, "3 failures")
+    reset_failure_counts(run, readmit=False)
+    assert (exclusion_reason(run, 1), exclusion_reason(run, 0)) == ("3 failures", "")
+    reset_failure_counts(run, readmit=True)
+    assert exclusion_reason(run, 1) == ""
 
 
 def test_a_damaged_file_keeps_nobody_out(tmp_path: Path) -> None:
     run = _run(tmp_path)
-    begin_to_count(run, let_in=False)
-    left_out_path(run, 1).write_text("{")
-    assert why_left_out(run, 1) == ""
+    reset_failure_counts(run, readmit=False)
+    exclusion_path(run, 1).write_text("{")
+    assert exclusion_reason(run, 1) == ""

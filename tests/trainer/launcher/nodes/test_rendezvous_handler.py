@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, Rend
 
 from trainer.launcher.nodes import host_address as module
 from trainer.launcher.nodes.host_address import gloo_interface, is_own, own_address
-from trainer.launcher.nodes.rendezvous_handler import PatientHandler
+from trainer.launcher.nodes.rendezvous_handler import ResponsiveHandler
 
 
 class Silent:
@@ -59,7 +59,7 @@ def endpoint(server: socket.socket) -> str:
 
 
 def test_a_look_at_the_ranks_never_waits_for_the_store(silent: Silent, listener: socket.socket) -> None:
-    patient = PatientHandler(silent, endpoint(listener))  # type: ignore[arg-type]
+    patient = ResponsiveHandler(silent, endpoint(listener))  # type: ignore[arg-type]
     start = time.monotonic()
     assert [patient.num_nodes_waiting() for _ in range(100)] == [0] * 100
     assert time.monotonic() - start < 1.0
@@ -79,7 +79,7 @@ def test_to_meet_ends_when_the_endpoint_is_gone_and_waits_while_it_is_there(
     silent: Silent, listener: socket.socket
 ) -> None:
     where = endpoint(listener)
-    patient = PatientHandler(silent, where, lost_s=0.5)  # type: ignore[arg-type]
+    patient = ResponsiveHandler(silent, where, lost_s=0.5)  # type: ignore[arg-type]
     threading.Timer(1.5, silent.power.set).start()
     assert patient.next_rendezvous() == "info", "the others may be late as long as the store can be reached"
     silent.power.clear()
@@ -96,14 +96,14 @@ def test_what_torch_raises_is_raised(listener: socket.socket) -> None:
             raise RendezvousClosedError
 
     with pytest.raises(RendezvousClosedError):
-        PatientHandler(Closed(), endpoint(listener)).next_rendezvous()  # type: ignore[arg-type]
+        ResponsiveHandler(Closed(), endpoint(listener)).next_rendezvous()  # type: ignore[arg-type]
 
 
 def test_leaving_takes_no_longer_than_it_may(
     silent: Silent, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.launcher.nodes.rendezvous_handler.LEAVE_S", 0.2)
-    patient = PatientHandler(silent, endpoint(listener))  # type: ignore[arg-type]
+    patient = ResponsiveHandler(silent, endpoint(listener))  # type: ignore[arg-type]
     assert not patient.shutdown()
     silent.power.set()
     assert patient.shutdown()

@@ -61,12 +61,12 @@ def _corrupt_store(run: RunDir) -> None:
             file.write(b"\xa5" * _SPOILT_BYTES)
 
 
-def _only_tell(run: RunDir) -> None:
+def _only_report(run: RunDir) -> None:
     """The clock is wrong already; the event says from which step on the drill looks."""
 
 
 ARM: Mapping[str, Callable[[Trigger, Training], None]] = {
     "watch_killed": _arm_at_batch(_kill_watch),
     "store_corrupt": _arm_at_batch(_corrupt_store),
-    "clock_shift": _arm_at_batch(_only_tell),
+    "clock_shift": _arm_at_batch(_only_report),
 }

@@ -135,7 +135,7 @@ def _keep_from_loading(training: Training, where: str) -> None:
                 value.copy_(kept.get(name, torch.zeros_like(value)))  # a new optimizer has no state yet
         return loaded
 
-    disk.load_folder = load_but_one_part  # type: ignore[attr-defined]
+    disk.load_folder = load_but_one_part  # type: ignore[attr-defined, assignment]  # replaced on purpose, for this run only
 
 
 ARM: Mapping[str, Callable[[Trigger, Training], None]] = {
@@ -144,4 +144,4 @@ ARM: Mapping[str, Callable[[Trigger, Training], None]] = {
     "bit_flip_gradient": _arm_bit_flip,
     "skip_restore": _arm_skip_restore,
 }
-"""What prepares a rank for each kind."""
+"""Function that arms a rank, by kind."""

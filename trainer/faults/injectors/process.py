@@ -20,7 +20,7 @@ from torch import nn
 
 from probes.tape import event_kinds
 from trainer.checkpoint import attempt_fence as fence
-from trainer.faults.numeric import arm_nan_grad
+from trainer.faults.injectors.numeric import arm_nan_grad
 from trainer.faults.options import Fault
 from trainer.faults.trigger import FaultyLoader, Trigger, in_training
 from trainer.training.rank_training import Training

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.continuity import signature
 from trainer.checkpoint.disk_tier import saving
 from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
 from trainer.faults.trigger import FaultyLoader, Trigger
@@ -29,7 +30,7 @@ _RELIEVED_AFTER_STEPS = 12
 
 def _arm_kill_in_save(trigger: Trigger, training: Training) -> None:
     """In the first save from the fault's step on, when the shard is written and the note about it is not."""
-    sign, due = saving.signature, [False]
+    sign, due = signature, [False]
 
     class Waiting(FaultyLoader):
         def before(self) -> None:
@@ -41,7 +42,7 @@ def _arm_kill_in_save(trigger: Trigger, training: Training) -> None:
         return sign(*values)
 
     Waiting(training)
-    saving.signature = dying
+    saving.signature = dying  # type: ignore[attr-defined, assignment]  # replaced on purpose, for this run only
 
 
 def _arm_damage(damage: Callable[[Path], None]) -> Callable[[Trigger, Training], None]:

@@ -126,7 +126,7 @@ class _Batches:
         struck = batch_index >= fault.batch_index if lasts else batch_index == fault.batch_index
         if struck and not self.told:
             self.told = True
-            self.trigger.tell()
+            self.trigger.report()
         return struck
 
 
