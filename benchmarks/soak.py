@@ -164,7 +164,7 @@ def named(struck: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
         for wanted in CATALOGUE[fault].expected:
             asked += 1
             found = [n for n in in_time if said["finding_kind"][n] in wanted.kinds]
-            names = [n for n in found if wanted.rank == "nobody" or rank in list(said["finding_ranks"][n])]
+            names = [n for n in found if wanted.rank == "none" or rank in list(said["finding_ranks"][n])]
             explained |= set(found)
             seen += bool(found)
             right_rank += bool(names)

@@ -46,11 +46,11 @@ def replay(
     from trainer.replay.session import replay_step
     from trainer.replay.target import ReplayError
 
-    def say(line: str) -> None:
+    def report(line: str) -> None:
         typer.echo(line, err=True)
 
     try:
-        again = replay_step(run, step, device=device, say=say)
+        again = replay_step(run, step, device=device, report=report)
     except (RunError, StoreError, CheckpointError, ConfigError, ReplayError) as error:
         fail(str(error))
     if output == "json":

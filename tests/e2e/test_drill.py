@@ -58,6 +58,6 @@ def test_ctrl_c_leaves_a_table_and_no_process(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=100)
     assert process.returncode == 130, stderr
-    assert "broken off after 0 of 2 runs" in stdout
+    assert "Interrupted after 0 of 2 runs" in stdout
     wait_for(lambda: not processes_of(tmp_path / "runs"), "end of every process", deadline_s=30)
     assert not list((tmp_path / "runs").glob("drill-*"))

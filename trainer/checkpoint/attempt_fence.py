@@ -9,7 +9,7 @@ A rank is fenced as soon as a later claim exists (`probes.tape.attempts`).
 Looking first and renaming then leaves a moment in between, in which a process can be stopped for hours. So:
 
 1. scratch files carry the attempt in their name (`scratch`), and `check` comes after they are made, before the rename,
-2. a new attempt removes the scratch files of all others (`sweep`) before it looks at what there is.
+2. a new attempt removes the scratch files of all others (`sweep`) before it reads what there is.
 
 Who passed the check before the claim has then either renamed before the sweep, or finds nothing to rename.
 What a process holds is a fact of the process: it lives in this module, and code that never held anything is not fenced.
@@ -30,7 +30,7 @@ _held: tuple[RunDir, int] | None = None
 
 
 class Fenced(SystemExit):
-    """A later attempt has taken over. No Exception: whoever puts up with a failed save must not put up with this."""
+    """A later attempt has taken over. No Exception: code that tolerates a failed save must not tolerate this."""
 
     def __init__(self, attempt: int, newest: int) -> None:
         super().__init__(EXIT_FENCED)

@@ -1,4 +1,4 @@
-"""Whether a run goes on with exactly what was saved: signatures of a state, kept in a checkpoint's manifest.
+"""Signatures of a training state, kept in a checkpoint's manifest, to verify that a resumed run continues exactly.
 
     signature(tensors, rng)                       # {"parameters": ..., "optimizer": ..., "rng": ...} of this rank
     order_signature(training.stream, position)    # of the data that come next, the same on all ranks
@@ -37,7 +37,7 @@ def signature(tensors: Mapping[str, Tensor], rng: Mapping[str, Tensor]) -> dict[
 
 
 def order_signature(stream: BatchStream, position: Position) -> str:
-    """Of the next global batch: which sequences it holds, and the tokens of its first one."""
+    """Signature of the next global batch: its sequences, and the tokens of the first one."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr(stream.sample_ids(position.batch_index)).encode())
     first = stream.batch(position.batch_index, 0, stream.global_batch_size)

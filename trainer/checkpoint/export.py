@@ -42,7 +42,7 @@ _PREFIX = "model."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What was written."""
+    """Result of an export."""
 
     folder: Path
     step: int
@@ -58,7 +58,7 @@ def find_checkpoint(path: Path, *, step: int | None) -> Path:
     """
     if (path / MANIFEST_NAME).is_file():
         if path.name.endswith(".condemned"):
-            raise CheckpointError(f"{path}: was condemned by the run that made it; choose another")
+            raise CheckpointError(f"{path} was condemned by the run that made it. Choose another.")
         return path
     folder = path / "checkpoints"
     steps = checkpoint_steps(folder)
@@ -68,7 +68,7 @@ def find_checkpoint(path: Path, *, step: int | None) -> Path:
         ledger, _ = Ledger.load(folder / LEDGER_NAME)
         step = ledger.good_step if ledger.good_step in steps else steps[-1]
     if step not in steps:
-        raise CheckpointError(f"{path}: has no checkpoint of step {step}; there are {', '.join(map(str, steps))}")
+        raise CheckpointError(f"{path}: has no checkpoint of step {step}. There are {', '.join(map(str, steps))}.")
     return folder / f"step-{step:08d}"
 
 

@@ -7,7 +7,7 @@
 
 writing -> complete -> verified -> good, and from there on condemned or removed:
 
-* writing: the shards are being written into a folder that no load looks at,
+* writing: the shards are being written into a folder that no load reads,
 * complete: the manifest is there and the folder has its name,
 * verified: every file was read back from the disk and has the hash that was computed from memory,
 * good: enough healthy steps followed the state that it holds,
@@ -56,5 +56,5 @@ class States:
         self._states[step] = state
 
     def found(self, step: int, state: str) -> None:
-        """What a former attempt left."""
+        """Set the state of a checkpoint that an earlier attempt left."""
         self._states[step] = state

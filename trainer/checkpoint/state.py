@@ -1,4 +1,4 @@
-"""What a training's state is: tensors by name, and a few plain values that are the same on every rank.
+"""State of a training: tensors by name, and a few plain values that are the same on every rank.
 
     tensors = training_tensors(training)            # live: "model.blocks.0.mlp.up.weight", "optimizer.<name>.exp_avg"
     values = Values(position=Position(step=40, batch_index=41), scaler=None, detector={...})
@@ -76,7 +76,7 @@ def local_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def allocate_optimizer_state(training: Training, saved: Mapping[str, Any]) -> None:
-    """Give the optimizer those state tensors whose names are in `saved`, to be filled by whoever loads them.
+    """Give the optimizer those state tensors whose names are in `saved`, to be filled by the loader.
 
     Under ZeRO-1 only what this rank updates.
     """

@@ -134,11 +134,11 @@ class ProbesConfig(Section):
     nonfinite_flags: bool = True
     """Look for NaN and Inf in each gradient buffer before it is reduced."""
     local_norm_interval: int = Field(default=5, ge=0)
-    """Steps between norms of each rank's own gradient before reduction, which tell the gradient's noise; 0 = never."""
+    """Steps between norms of each rank's own gradient before reduction, which show the gradient's noise; 0 = never."""
     fingerprint_interval: int = Field(default=50, ge=0)
     """Steps between comparisons of parameters and optimizer state over replicas, besides every copy; 0 = never."""
     chain_interval: int = Field(default=0, ge=0)
-    """Steps between looks at whether state without enough replicas changed between optimizer steps; 1 = all."""
+    """Steps between checks whether state without enough replicas changed between optimizer steps; 1 = all."""
     stall_floor_s: float = Field(default=5.0, gt=0)
     """A rank without progress for less than this is never called stalled (seconds)."""
     health: bool = True

@@ -1,4 +1,4 @@
-"""Sections of the configuration that say who is told of a run: Prometheus, a webhook, OpenTelemetry, trackers."""
+"""Sections of the configuration for exports of a run: Prometheus, a webhook, OpenTelemetry, trackers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["AlertsConfig", "MetricsConfig", "OtelConfig", "TrackersConfig"]
 
 
 class MetricsConfig(Section):
-    """Where `watch` serves `/metrics`. Beyond loopback it needs all three files."""
+    """Address at which `watch` serves `/metrics`. Beyond loopback it needs all three files."""
 
     listen: str = "127.0.0.1:0"
     """HOST:PORT of each node's endpoint; port 0 takes a free one, empty = none."""
@@ -25,7 +25,7 @@ class MetricsConfig(Section):
 
 
 class AlertsConfig(Section):
-    """Who is told of findings as they are made, besides Prometheus."""
+    """Receivers of findings as they are made, besides Prometheus."""
 
     webhook: str = Field(default="", pattern=r"^(https?://.+)?$")
     """URL to which each finding is posted as JSON."""
@@ -37,7 +37,7 @@ class AlertsConfig(Section):
 
 
 class OtelConfig(Section):
-    """What goes to an OpenTelemetry collector, if OTEL_EXPORTER_OTLP_ENDPOINT is set."""
+    """Signals for an OpenTelemetry collector, if OTEL_EXPORTER_OTLP_ENDPOINT is set."""
 
     group: Literal["default", "per_step", "all"] = "default"
     """Spans: of steps; of their phases too; of microbatches and collectives too."""
@@ -45,14 +45,14 @@ class OtelConfig(Section):
 
 
 class TrackersConfig(Section):
-    """Experiment trackers that `watch` keeps up to date while the run lives."""
+    """Experiment trackers that `watch` keeps up to date while the run is alive."""
 
     to: list[Literal["tensorboard", "wandb"]] = Field(default_factory=list)
     """Which."""
     ranks: Literal["none", "sampled", "all"] = "sampled"
     """Ranks whose own values go there: none, at most eight, all."""
     every_s: float = Field(default=5.0, ge=0.2)
-    """Pause between two looks at what is new."""
+    """Pause between two uploads."""
     tensorboard_dir: str = ""
     """Folder in which the run gets a folder for its event files; without it, `tensorboard/` in the run's own."""
     wandb_project: str = "rankscope"

@@ -1,4 +1,4 @@
-"""What every section of the configuration is: its keys are known, and it cannot change."""
+"""Base of every section of the configuration: no unknown keys, immutable."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["Section"]
 
 
 class Section(BaseModel):
-    # strict: `steps = true` or `lr = "fast"` is a mistake to be told, not a value to be guessed.
+    # strict: `steps = true` or `lr = "fast"` is reported as a mistake, not converted.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)

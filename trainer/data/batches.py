@@ -39,7 +39,7 @@ class Batch:
     sample_ids: tuple[int, ...]  # sequence number within the split, one a row
 
     def pin_memory(self) -> Batch:
-        """The same batch in page-locked memory (CUDA only); torch's DataLoader looks for this method."""
+        """The same batch in page-locked memory (CUDA only); torch's DataLoader calls this method."""
         return replace(self, inputs=self.inputs.pin_memory(), targets=self.targets.pin_memory())
 
     def piece(self, number: int, count: int) -> Batch:
@@ -97,7 +97,7 @@ class BatchStream:
         return self.num_sequences / self.global_batch_size
 
     def sample_ids(self, batch_index: int, data_rank: int = 0, data_size: int = 1) -> tuple[int, ...]:
-        """Which sequences the rank's rows of a batch are; by default all rows of the global batch."""
+        """Sequences of the rank's rows of a batch; by default all rows of the global batch."""
         rows = self.global_batch_size // data_size
         batches = max(1, MAX_ROWS_AHEAD // rows)
         key = (batch_index // batches, data_rank, data_size)
@@ -107,7 +107,7 @@ class BatchStream:
         return tuple(self._ahead[key][batch_index % batches].tolist())
 
     def _samples_at(self, positions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Which sequences come at these places of the whole training, counted in sequences; any shape."""
+        """Sequences at these positions of the whole training, counted in sequences; any shape."""
         if self.split != "train":
             return positions % self.num_sequences
         epochs, within = np.divmod(positions, self.num_sequences)
@@ -130,5 +130,5 @@ class BatchStream:
         )
 
     def token_position(self, sample_id: int) -> int:
-        """Where a sequence begins in the corpus; `corpus.locate` names the file."""
+        """Start of a sequence in the corpus; `corpus.locate` names the file."""
         return self.first_token + sample_id * self.seq_len

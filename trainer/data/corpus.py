@@ -148,11 +148,11 @@ def _open_tables(tables: list[tuple[Path, Path]], config: DataConfig, vocab_size
                 _write_tables(tables, config, place, about)
     except OSError as error:
         raise ConfigError(f"data.cache_dir = {str(cache)!r}: cannot be written ({error.strerror})") from error
-    told = json.loads(about.read_text(encoding="utf-8"))
-    if told["largest"] >= vocab_size:
-        raise ConfigError(f"model.vocab_size = {vocab_size}: the data has tokens up to {told['largest']}")
-    tokens = np.memmap(place, dtype=told["dtype"], mode="r")
-    return Corpus(tokens=tokens, digest=told["digest"], names=tuple(told["names"]), starts=tuple(told["starts"]))
+    index = json.loads(about.read_text(encoding="utf-8"))
+    if index["largest"] >= vocab_size:
+        raise ConfigError(f"model.vocab_size = {vocab_size}: the data has tokens up to {index['largest']}")
+    tokens = np.memmap(place, dtype=index["dtype"], mode="r")
+    return Corpus(tokens=tokens, digest=index["digest"], names=tuple(index["names"]), starts=tuple(index["starts"]))
 
 
 def _write_tables(tables: list[tuple[Path, Path]], config: DataConfig, place: Path, about: Path) -> None:
@@ -175,9 +175,15 @@ def _write_tables(tables: list[tuple[Path, Path]], config: DataConfig, place: Pa
                     out.write(block.tobytes())
         if not size:
             raise ConfigError("data.path: holds no tokens")
-        told = {"dtype": dtype, "digest": digest.hexdigest()[:32], "largest": largest, "names": names, "starts": starts}
+        index = {
+            "dtype": dtype,
+            "digest": digest.hexdigest()[:32],
+            "largest": largest,
+            "names": names,
+            "starts": starts,
+        }
         os.replace(scratch, place)
-        about.write_text(json.dumps(told), encoding="utf-8")
+        about.write_text(json.dumps(index), encoding="utf-8")
     finally:
         scratch.unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ _Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def permute(positions: _Array, count: int, key: tuple[int, int]) -> _Array:
-    """Where each of `positions` (each in 0..count-1) goes in the order that `key` = (seed, epoch) names."""
+    """Permute `positions` (each in 0..count-1) in the order that `key` = (seed, epoch) names."""
     half = max(1, ((count - 1).bit_length() + 1) // 2)
     keys = _round_keys(key)
     out = np.asarray(positions, dtype=np.uint64).copy()

@@ -1,4 +1,4 @@
-"""Batches prepared ahead in worker processes, for who asks for them one after the other.
+"""Prefetch batches in worker processes, for a reader that takes them one after the other.
 
     loader = Prefetcher(stream, data_rank=1, data_size=4, num_workers=2, ahead=2, pin=True)
     loader.batch(0); loader.batch(1)       # prepared by the workers
@@ -66,7 +66,7 @@ class Prefetcher:
             # A worker that dies while it hands a batch over breaks the connection before its death is known. Torch's
             # handler of SIGCHLD raises here and names it; later it would break into the telling of this error.
             time.sleep(_DEATH_S)
-            raise RuntimeError(f"a data worker broke off in the middle of a batch: {error}") from error
+            raise RuntimeError(f"A data worker ended in the middle of a batch: {error}") from error
 
     def close(self) -> None:
         """End the workers; `batch` would start them again."""

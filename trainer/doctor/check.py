@@ -1,4 +1,4 @@
-"""What `rankscope doctor` says of one thing: how it stands, what was found, and how to get what is missing.
+"""One check of `rankscope doctor`: status, what was found, and how to fix it.
 
 Check(name="py-spy", status="note", found="not installed", remedy="pip install 'rankscope[stacks]'")
 """
@@ -34,5 +34,5 @@ def worst(checks: Sequence[Check]) -> Status:
 
 
 def to_json(checks: Sequence[Check]) -> dict[str, Any]:
-    """What `doctor --format json` prints."""
+    """The output of `doctor --format json`."""
     return {"schema_version": SCHEMA_VERSION, "worst": worst(checks), "checks": [asdict(check) for check in checks]}

@@ -15,7 +15,7 @@ from watch.health.device import ReadingError
 __all__ = ["DCGM_URL", "device_checks"]
 
 DCGM_URL = "http://127.0.0.1:9400/metrics"
-"""Where a dcgm-exporter listens unless told otherwise."""
+"""Default address of a dcgm-exporter."""
 DRIVER_S = 10.0
 """A device that fell off the bus may never answer."""
 
@@ -28,14 +28,14 @@ def device_checks(dcgm_url: str = DCGM_URL) -> list[Check]:
 
 def _driver(is_there: bool) -> Check:
     if not is_there:
-        return Check(name="gpu driver", status="note", found="no NVIDIA driver: health is that of the host alone")
+        return Check(name="gpu driver", status="note", found="no NVIDIA driver; only the host's health is sampled")
     answers: list[Check] = []
     asking = threading.Thread(target=lambda: answers.append(_ask_driver()), daemon=True)
     asking.start()
     asking.join(DRIVER_S)
     if answers:
         return answers[0]
-    remedy = "look at dmesg for XID errors; a device that fell off the bus needs a reset"
+    remedy = "check dmesg for XID errors; a device that fell off the bus needs a reset"
     return Check(name="gpu driver", status="failed", found=f"no answer in {DRIVER_S:.0f} s", remedy=remedy)
 
 
@@ -60,5 +60,5 @@ def _dcgm(url: str, *, expected: bool) -> Check:
         readings = Dcgm(url).read()
     except ReadingError:
         remedy = "optional: dcgm-exporter -f grafana/dcgm-counters.csv, then probes.dcgm_url" if expected else ""
-        return Check(name="dcgm-exporter", status="note", found=f"none answers at {url}", remedy=remedy)
+        return Check(name="dcgm-exporter", status="note", found=f"no answer at {url}", remedy=remedy)
     return Check(name="dcgm-exporter", status="ok", found=f"{len(readings)} GPUs at {url}")

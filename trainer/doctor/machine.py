@@ -1,4 +1,4 @@
-"""What of the machine matters to a run: files, shared memory, disk, clock, names and ports, who may look into whom.
+"""Checks of the machine: open files, shared memory, disk, clock, host name, ports, ptrace.
 
 for check in machine_checks(Path("runs")): ...
 """
@@ -42,7 +42,7 @@ def machine_checks(runs: Path) -> list[Check]:
 
 
 def disk_check(runs: Path) -> Check:
-    """Whether a run can be written there, and for how long."""
+    """Check that a run can be written there, and the free space."""
     place = next(folder for folder in (runs.absolute(), *runs.absolute().parents) if folder.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         remedy = "choose another with --set run.dir=FOLDER"
@@ -80,14 +80,14 @@ def _open_files() -> Check:
 
 
 def _clock() -> Check:
-    """The kernel knows whether somebody keeps the clock; nodes whose clocks differ are still compared by durations."""
+    """The kernel knows whether the clock is synchronised; nodes whose clocks differ are still compared by durations."""
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(512))
     except (AttributeError, OSError):
         state = -1
     if state == _CLOCK_UNSYNCHRONISED:
-        remedy = "start chrony or systemd-timesyncd (offsets between nodes are measured and taken off all the same)"
-        return Check(name="clock", status="note", found="nobody synchronises it", remedy=remedy)
+        remedy = "start chrony or systemd-timesyncd (offsets between nodes are measured and corrected in any case)"
+        return Check(name="clock", status="note", found="not synchronised", remedy=remedy)
     return Check(name="clock", status="ok", found="synchronised" if state >= 0 else "not known whether synchronised")
 
 
@@ -118,12 +118,12 @@ def _loopback() -> Check:
             pass
     except OSError as error:
         found = f"no connection to a port of our own on 127.0.0.1: {error.strerror or error}"
-        return Check(name="ports", status="failed", found=found, remedy="ip link set lo up; look at the firewall")
+        return Check(name="ports", status="failed", found=found, remedy="ip link set lo up; check the firewall")
     return Check(name="ports", status="ok", found="can listen and connect on 127.0.0.1")
 
 
 def _ptrace() -> Check:
-    """Whether py-spy may look into a process that it did not start."""
+    """Check that py-spy may read a process that it did not start."""
     if _has_capability(_CAP_SYS_PTRACE):
         return Check(name="ptrace", status="ok", found="allowed for all processes (CAP_SYS_PTRACE)")
     try:
@@ -133,7 +133,7 @@ def _ptrace() -> Check:
     if scope == 0:
         return Check(name="ptrace", status="ok", found="allowed for processes of this user")
     remedy = "sudo rankscope stacks, or sysctl kernel.yama.ptrace_scope=0, or --cap-add SYS_PTRACE in a container"
-    found = f"kernel.yama.ptrace_scope is {scope}: py-spy may not look into running processes"
+    found = f"kernel.yama.ptrace_scope is {scope}: py-spy may not read running processes"
     return Check(name="ptrace", status="note", found=found, remedy=remedy)
 
 

@@ -1,4 +1,4 @@
-"""Which packages are there: PyTorch with its backends, and what the extras bring.
+"""Checks of the packages: PyTorch with its backends, and the extras.
 
     for check in package_checks(): ...
 
@@ -42,24 +42,28 @@ EXTRAS = {
 def package_checks() -> list[Check]:
     """Python, PyTorch and the extras."""
     core = Check(name="python", status="ok", found=f"{platform.python_version()} at {sys.executable}")
-    return [core, *torch_checks(), *(_extra(name, *said) for name, said in EXTRAS.items())]
+    return [core, *torch_checks(), *(_extra(name, *extra) for name, extra in EXTRAS.items())]
 
 
 def torch_checks(command: tuple[str, ...] = (sys.executable, "-P", "-c", _TORCH)) -> list[Check]:
-    """PyTorch, the accelerator that it was built for, and how ranks can talk."""
+    """PyTorch, the accelerator that it was built for, and the backends for communication."""
     install = "pip install 'rankscope[train]' (analyze, report and dashboard do without it)"
     if _version("torch") is None:
         return [Check(name="torch", status="note", found="not installed: no training on this machine", remedy=install)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_S, check=False)
         facts = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
-        problem = "" if facts else (done.stderr.strip().splitlines() or [f"it ends with {done.returncode}"])[-1]
+        problem = (
+            ""
+            if facts
+            else (done.stderr.strip().splitlines() or [f"import failed with exit code {done.returncode}"])[-1]
+        )
     except subprocess.TimeoutExpired:
         facts, problem = {}, f"importing it takes more than {TORCH_S:.0f} s"
     except (IndexError, ValueError) as error:
-        facts, problem = {}, f"it says nothing of itself: {error}"
+        facts, problem = {}, f"no version reported: {error}"
     if not facts:
-        remedy = "install it anew for this driver and Python: https://pytorch.org/get-started/locally"
+        remedy = "reinstall it for this driver and Python: https://pytorch.org/get-started/locally"
         return [Check(name="torch", status="failed", found=problem[:300], remedy=remedy)]
     return [_torch(facts), _accelerator(facts), _backends(facts)]
 
@@ -79,8 +83,8 @@ def _accelerator(facts: dict[str, object]) -> Check:
     if isinstance(gpus, list) and gpus:
         return Check(name="torch device", status="ok", found=f"{len(gpus)} x {gpus[0]}, built for {built_for}")
     if facts["cuda"] or facts["hip"]:
-        found = f"built for {built_for}, and sees no GPU"
-        return Check(name="torch device", status="warning", found=found, remedy="look at nvidia-smi and the driver")
+        found = f"built for {built_for}, but no GPU is visible"
+        return Check(name="torch device", status="warning", found=found, remedy="check nvidia-smi and the driver")
     return Check(name="torch device", status="note", found=f"built for {built_for}: ranks train over gloo")
 
 
@@ -89,7 +93,7 @@ def _backends(facts: dict[str, object]) -> Check:
     backends = found if isinstance(found, list) else []
     if not backends:
         remedy = "install a build of PyTorch with torch.distributed"
-        return Check(name="torch backends", status="failed", found="no way for ranks to talk", remedy=remedy)
+        return Check(name="torch backends", status="failed", found="no backend for communication", remedy=remedy)
     if facts["gpus"] and "nccl" not in backends:
         remedy = "install a CUDA build of PyTorch"
         return Check(name="torch backends", status="warning", found=f"{', '.join(backends)}, no nccl", remedy=remedy)

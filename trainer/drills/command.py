@@ -1,8 +1,8 @@
-"""What `rankscope drill` does once its arguments are understood: run, show, write, and say how it went.
+"""`rankscope drill` after its arguments are parsed: run, show progress, write the results, set the exit code.
 
     exit_code = run_drill(base, plan, runs=Path("runs"), output="json", html=None, keep=False, limit_s=180.0)
 
-Ctrl-C ends the run that is under way and leaves the table of what was done.
+Ctrl-C ends the current run and leaves the table of what was done.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ _PLAIN_WIDTH = 130
 def run_drill(
     base: Base, plan: DrillPlan, *, runs: Path, output: str, html: Path | None, keep: bool, limit_s: float
 ) -> int:
-    """0 if every fault was seen and every run recovered, 1 if not, 130 if it was broken off."""
+    """0 if every fault was seen and every run recovered, 1 if not, 130 if it was interrupted."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background job begins with it ignored
     console = _console(to_stderr=output == "json")
     folder = (runs / time.strftime("drill-%Y%m%d-%H%M%S")).resolve()
     drill = Drill(base, plan, folder=folder, keep=keep, limit_s=limit_s)
-    broken_off = False
+    interrupted = False
     try:
         with DrillView(plan, console) as view:
             for _ in drill.rows(view):
                 pass
     except KeyboardInterrupt:
-        broken_off = True
-    print_result(drill.tally, plan, console, broken_off=broken_off)
+        interrupted = True
+    print_result(drill.tally, plan, console, interrupted=interrupted)
     if output == "json":
         sys.stdout.write(json.dumps(drill.tally.to_json(), indent=2) + "\n")
     if html is not None:
         title = str(base.config or "the defaults")
-        html.write_text(drill_page(drill.tally, plan, title=title, broken_off=broken_off), encoding="utf-8")
+        html.write_text(drill_page(drill.tally, plan, title=title, interrupted=interrupted), encoding="utf-8")
         console.print(f"page: {html}", highlight=False, soft_wrap=True)
-    if broken_off:
+    if interrupted:
         return _INTERRUPTED
     return EXIT_FAILED if drill.tally.failed else 0
 

@@ -1,11 +1,11 @@
-"""`rankscope drill`: a configuration is trained again and again, each time with another fault, and judged.
+"""`rankscope drill`: train a configuration many times, each time with another fault, and score each run.
 
     drill = Drill(base, plan, folder=Path("runs/drill-1"), keep=False)
     for row in drill.rows(view): ...
     drill.tally.recall
 
-Nothing is asked of the drill's own knowledge when a run is judged: `score` reads the run's store. Runs that were as
-they should be are deleted, unless they are to be kept; the others stay to be looked at.
+The score of a run comes from its store alone. Runs without a problem are deleted unless `keep` is set; the others stay
+for inspection.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["Drill", "View"]
 
 
 class View(Protocol):
-    """Who shows a drill while it runs."""
+    """Display of a running drill."""
 
-    def begins(self, number: int, scenario: Scenario) -> None: ...
+    def run_started(self, number: int, scenario: Scenario) -> None: ...
 
-    def says(self, line: str) -> None: ...
+    def run_printed(self, line: str) -> None: ...
 
-    def ended(self, row: Row) -> None: ...
+    def run_ended(self, row: Row) -> None: ...
 
 
 class Drill:
@@ -48,22 +48,24 @@ class Drill:
         self.tally = Tally()
 
     def rows(self, view: View) -> Iterator[Row]:
-        """Each run as it is judged. On KeyboardInterrupt what was done so far stands in `tally`."""
-        warm = PreforkServer()
+        """Each run as it is judged. After a KeyboardInterrupt `tally` holds the runs so far."""
+        server = PreforkServer()
         try:
             for number, scenario in enumerate(self.plan.scenarios):
-                view.begins(number, scenario)
-                row = self._one(scenario, view, warm)
+                view.run_started(number, scenario)
+                row = self._one(scenario, view, server)
                 self.tally.add(row)
-                view.ended(row)
+                view.run_ended(row)
                 yield row
         finally:
-            warm.close()
+            server.close()
 
-    def _one(self, scenario: Scenario, view: View, warm: PreforkServer) -> Row:
+    def _one(self, scenario: Scenario, view: View, server: PreforkServer) -> Row:
         place = self.folder / f"{scenario.mesh.replace('*', '-x-')}-{scenario.name}-seed-{scenario.seed}"
         try:
-            executed = execute(scenario, self.base, place, limit_s=self.limit_s, warm=warm, say=view.says)
+            executed = execute(
+                scenario, self.base, place, limit_s=self.limit_s, server=server, on_line=view.run_printed
+            )
         except KeyboardInterrupt:
             self._forget(place)
             raise
@@ -92,7 +94,7 @@ def judge(scenario: Scenario, executed: Executed) -> Row:
                 scenario.expected,
                 faults=scenario.faults,
                 recovery=scenario.recovery,
-                told=scenario.told,
+                required_events=scenario.required_events,
                 allowed=scenario.allowed,
                 steps=scenario.steps,
                 stacks_dir=run.stacks,

@@ -1,10 +1,10 @@
 """Runs one scenario of a drill as a user would: `rankscope train` in a process of its own.
 
-    result = execute(scenario, base, folder, limit_s=180, warm=PreforkServer(), say=print)
+    result = execute(scenario, base, folder, limit_s=180, server=PreforkServer(), say=print)
     result.run, result.wall_s, result.problem
 
-With a warm parent the command is forked from a process that has imported torch; else it is a new interpreter. The
-process is told to end at the limit, and whatever of the run is left after that is killed by its id.
+With a server parent the command is forked from a process that has imported torch; else it is a new interpreter. The
+process is asked to end at the limit, and whatever of the run is left after that is killed by its id.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _END_S = 40.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """What all runs of a drill have in common."""
+    """Configuration shared by all runs of a drill."""
 
     config: Path | None
     overrides: tuple[str, ...]
@@ -57,19 +57,19 @@ def execute(
     folder: Path,
     *,
     limit_s: float,
-    warm: PreforkServer | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    server: PreforkServer | None = None,
+    on_line: Callable[[str], None] = lambda line: None,
 ) -> Executed:
-    """Train the scenario to its end in `folder`; `say` gets each line that the run prints, from another thread.
+    """Train the scenario to its end in `folder`; `on_line` gets each line that the run prints, from another thread.
 
     On KeyboardInterrupt the run is ended first.
     """
     folder.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
-    process = _start(_arguments(scenario, base, folder), warm)
+    process = _start(_arguments(scenario, base, folder), server)
     lines: list[str] = []
     assert process.stdout is not None
-    reader = threading.Thread(target=_follow, args=(process.stdout, lines, say), daemon=True)
+    reader = threading.Thread(target=_follow, args=(process.stdout, lines, on_line), daemon=True)
     reader.start()
     problem = ""
     try:
@@ -83,7 +83,7 @@ def execute(
     (folder / "train.log").write_text("".join(lines))
     run = _run_in(folder)
     if run is None and not problem:
-        problem = next((line.strip() for line in reversed(lines) if line.strip()), "the run never began")
+        problem = next((line.strip() for line in reversed(lines) if line.strip()), "the run did not start")
     return Executed(run=run, wall_s=time.monotonic() - start, exit_code=process.returncode, problem=problem)
 
 
@@ -95,10 +95,10 @@ def _arguments(scenario: Scenario, base: Base, folder: Path) -> list[str]:
     return [*arguments, "--nproc-per-node", str(base.num_ranks)]
 
 
-def _start(arguments: list[str], warm: PreforkServer | None) -> StartedCommand | subprocess.Popen[str]:
-    if warm is not None:
+def _start(arguments: list[str], server: PreforkServer | None) -> StartedCommand | subprocess.Popen[str]:
+    if server is not None:
         with contextlib.suppress(ZygoteError):
-            return warm.start(arguments)
+            return server.start(arguments)
     command, environment = own_process("rankscope", *arguments)
     return subprocess.Popen(
         command,
@@ -112,11 +112,11 @@ def _start(arguments: list[str], warm: PreforkServer | None) -> StartedCommand |
     )
 
 
-def _follow(stream: IO[str], lines: list[str], say: Callable[[str], None]) -> None:
+def _follow(stream: IO[str], lines: list[str], on_line: Callable[[str], None]) -> None:
     for line in stream:
         lines.append(line)
         if line.strip():
-            say(line.strip())
+            on_line(line.strip())
 
 
 def _run_in(folder: Path) -> RunDir | None:

@@ -17,7 +17,7 @@ from trainer.drills.tally import Tally
 __all__ = ["drill_page"]
 
 
-def drill_page(tally: Tally, plan: DrillPlan, *, title: str, broken_off: bool = False) -> str:
+def drill_page(tally: Tally, plan: DrillPlan, *, title: str, interrupted: bool = False) -> str:
     """The whole page."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -25,4 +25,4 @@ def drill_page(tally: Tally, plan: DrillPlan, *, title: str, broken_off: bool = 
     environment.filters["share"] = lambda value: "-" if value is None else f"{100 * value:.1f} %"
     environment.filters["seconds"] = lambda value: "-" if value is None else f"{value:.1f} s"
     template = environment.get_template("page.html.j2")
-    return template.render(tally=tally, plan=plan, title=title, broken_off=broken_off)
+    return template.render(tally=tally, plan=plan, title=title, interrupted=interrupted)

@@ -1,8 +1,8 @@
-"""What a drill will run: which faults, on which mesh, at which step and rank.
+"""Plan of a drill: which faults, on which mesh, at which step and rank.
 
     plan = plan_drill(config, ["F2", "nan_grad+kill"], meshes=["ddp", "fsdp*tp"], seeds=2, num_ranks=4)
     plan.scenarios[0].faults          # (Fault(kind="stop", step=14, rank=2), )
-    plan.left_out                     # [("missing_send", "fsdp", "needs a pipeline")]
+    plan.skipped                     # [("missing_send", "fsdp", "needs a pipeline")]
 
 Step and rank follow from the seed, the mesh and the name, so a drill can be run again.
 """
@@ -55,7 +55,7 @@ class Scenario:
 
     @property
     def what(self) -> str:
-        """What happens, in one line."""
+        """Description of the faults, in one line."""
         return "; then ".join(kind.what for kind in self.kinds) or "a clean run"
 
     @property
@@ -69,9 +69,9 @@ class Scenario:
         return tuple(name for kind in self.kinds for name in kind.allowed)
 
     @property
-    def told(self) -> tuple[tuple[str, str], ...]:
+    def required_events(self) -> tuple[tuple[str, str], ...]:
         """Events that must be on record: (kind, state)."""
-        return tuple(kind.told for kind in self.kinds if kind.told[0])
+        return tuple(kind.required_event for kind in self.kinds if kind.required_event[0])
 
     @property
     def recovery(self) -> Recovery:
@@ -81,10 +81,10 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillPlan:
-    """All runs of a drill, and what it cannot run: (name, mesh, reason)."""
+    """All runs of a drill, and the combinations that cannot run: (name, mesh, reason)."""
 
     scenarios: tuple[Scenario, ...]
-    left_out: tuple[tuple[str, str, str], ...]
+    skipped: tuple[tuple[str, str, str], ...]
 
 
 def choose_faults(asked: Sequence[str]) -> list[str]:
@@ -111,16 +111,16 @@ def plan_drill(
     config: Config, faults: Sequence[str], *, meshes: Sequence[str], seeds: int, num_ranks: int
 ) -> DrillPlan:
     """Lay out every run. Raises DrillError for an unknown fault or mesh, or a mesh that the ranks do not allow."""
-    scenarios, left_out = [], []
+    scenarios, skipped = [], []
     for mesh in meshes:
         shape = _mesh_settings(mesh, num_ranks)
         for name in choose_faults(faults):
             if reason := _cannot(name, mesh, config, num_ranks):
-                left_out.append((name, mesh, reason))
+                skipped.append((name, mesh, reason))
                 continue
             for seed in range(seeds):
                 scenarios.append(_scenario(name, mesh, shape, seed, config, num_ranks))
-    return DrillPlan(scenarios=tuple(scenarios), left_out=tuple(left_out))
+    return DrillPlan(scenarios=tuple(scenarios), skipped=tuple(skipped))
 
 
 def _mesh_settings(mesh: str, num_ranks: int) -> tuple[str, ...]:
@@ -196,7 +196,7 @@ def _fault(name: str, kind: Kind, step: int, rank: int) -> Fault:
 
 
 def _short(config: Config) -> list[str]:
-    """What a short run needs of a configuration that was meant for a long one."""
+    """Settings that adapt the configuration of a long run to a short one."""
     settings = [f"checkpoint.interval={min(10, config.checkpoint.interval or 10)}"]
     if config.checkpoint.memory_interval:
         settings.append(f"checkpoint.memory_interval={min(5, config.checkpoint.memory_interval)}")

@@ -1,13 +1,13 @@
-"""How well a run of a drill was understood and survived, from what is in its store alone.
+"""Score of a drill run: was the fault found, and did the run recover, from its store alone.
 
     score = score_run(store, run.manifest(), scenario.expected, recovery="skips", steps=40)
     score.seen, score.right_kind, score.right_rank, score.finding_s, score.recovered
 
-1. When a fault struck is read from the events `fault_injected`; what was said of it from the findings that `watch`
-   wrote while the run lived, with their times, and from the post-mortem over the finished store.
+1. The time of a fault is read from the events `fault_injected`; its findings are those that `watch` wrote during the
+   run, with their times, and those of the post-mortem over the finished store.
 2. A finding is right if its kind is one that the fault asks for; then its rank and its cause are compared. Where
    several are of the right kind, the one with the right rank counts, and the others are false alarms.
-3. Whatever is said beyond that is a false alarm, also what was said live and taken back later.
+3. Every other finding is a false alarm, also one that was made live and withdrawn later.
 4. A run has recovered if it did what the fault asks for (a rollback, a new attempt, a stop with a report) and came to
    its end with every step taken.
 """
@@ -33,7 +33,7 @@ NS = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """One thing that was said of the run. `wall_ns` is 0 for what only the post-mortem said."""
+    """One finding about the run. `wall_ns` is 0 for one that only the post-mortem made."""
 
     kind: str
     cause: str
@@ -50,7 +50,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What was said of one fault. `finding_s` is None if it was not said while the run lived."""
+    """The finding about one fault. `finding_s` is None if it was not made during the run."""
 
     fault: str
     rank: int
@@ -60,12 +60,12 @@ class Answer:
     right_rank: bool = False
     right_cause: bool = False
     finding_s: float | None = None
-    said: Statement | None = None
+    finding: Statement | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """How a run went. Seconds; `steps_lost` counts steps that were run and did not last."""
+    """Score of one run. Seconds; `steps_lost` counts steps that were run and rolled back."""
 
     answers: tuple[Answer, ...] = ()
     false_alarms: tuple[Statement, ...] = ()
@@ -91,7 +91,7 @@ def score_run(
     *,
     faults: Sequence[Fault] = (),
     recovery: Recovery = "goes_on",
-    told: Sequence[tuple[str, str]] = (),
+    required_events: Sequence[tuple[str, str]] = (),
     allowed: Sequence[str] = (),
     steps: int,
     stacks_dir: Path | None = None,
@@ -108,17 +108,17 @@ def score_run(
     for fault, wanted in expected:
         answer = _answer(fault, wanted, _peers(source, fault.rank), struck, live, after, used)
         answers.append(answer)
-        used += [answer.said] if answer.said else []
-    beyond = [said for said in (*after, *live) if said.kind not in allowed]
-    false_alarms = _distinct([said for said in beyond if not any(said.what == right.what for right in used)])
+        used += [answer.finding] if answer.finding else []
+    beyond = [finding for finding in (*after, *live) if finding.kind not in allowed]
+    false_alarms = _distinct([finding for finding in beyond if not any(finding.what == right.what for right in used)])
     first_ns = min((ns for (kind, _), ns in struck.items() if kind in {f.kind for f in faults}), default=None)
     ended, problems = _ending(source, recovery, steps)
-    problems += _untold(source, told)
+    problems += _missing_events(source, required_events)
     took = _steps(source)
     return Score(
         answers=tuple(answers),
         false_alarms=tuple(false_alarms),
-        num_right=len(_distinct([a.said for a in answers if a.said is not None and a.right_rank])),
+        num_right=len(_distinct([a.finding for a in answers if a.finding is not None and a.right_rank])),
         injected=all(_when(struck, fault) is not None for fault in faults),
         recovered=not problems,
         ended=ended,
@@ -130,7 +130,7 @@ def score_run(
     )
 
 
-# ---- what was said ----
+# ---- findings ----
 
 
 def _struck(source: Source) -> dict[tuple[str, int], int]:
@@ -174,24 +174,28 @@ def _answer(
     after: Sequence[Statement],
     used: Sequence[Statement],
 ) -> Answer:
-    """What was said of one fault; `used` was said of the ones before."""
+    """The finding about one fault; `used` belongs to the faults before."""
     when_ns = _when(struck, fault)
-    free = [said for said in (*after, *live) if not any(said.what == other.what for other in used)]
-    right_kind = [said for said in free if said.kind in wanted.kinds]
-    right = [said for said in right_kind if _names(said, fault, wanted, peers)]
-    best = min(right or right_kind, key=lambda said: (said.cause not in wanted.causes, said.attempt or 0), default=None)
+    free = [finding for finding in (*after, *live) if not any(finding.what == other.what for other in used)]
+    right_kind = [finding for finding in free if finding.kind in wanted.kinds]
+    right = [finding for finding in right_kind if _names(finding, fault, wanted, peers)]
+    best = min(
+        right or right_kind,
+        key=lambda finding: (finding.cause not in wanted.causes, finding.attempt or 0),
+        default=None,
+    )
     if when_ns is None or best is None:
         return Answer(fault=fault.kind, rank=fault.rank, injected=when_ns is not None)
-    told = [said for said in live if said.what == best.what and said.wall_ns >= when_ns]
+    in_time = [finding for finding in live if finding.what == best.what and finding.wall_ns >= when_ns]
     return Answer(
         fault=fault.kind,
         rank=fault.rank,
         injected=True,
-        seen="live" if told else "after",
+        seen="live" if in_time else "after",
         right_rank=bool(right),
         right_cause=best.cause in wanted.causes,
-        finding_s=round((told[0].wall_ns - when_ns) * NS, 2) if told else None,
-        said=best,
+        finding_s=round((in_time[0].wall_ns - when_ns) * NS, 2) if in_time else None,
+        finding=best,
     )
 
 
@@ -208,25 +212,25 @@ def _peers(source: Source, rank: int) -> frozenset[int]:
     return frozenset(int(row[0]) for row in rows) | {rank}
 
 
-def _names(said: Statement, fault: Fault, wanted: Expected, peers: frozenset[int]) -> bool:
-    if wanted.rank == "nobody":
-        return len(said.ranks) != 1
+def _names(finding: Statement, fault: Fault, wanted: Expected, peers: frozenset[int]) -> bool:
+    if wanted.rank == "none":
+        return len(finding.ranks) != 1
     if wanted.rank == "tensor_group":
-        return fault.rank in said.ranks and peers.issuperset(said.ranks)
+        return fault.rank in finding.ranks and peers.issuperset(finding.ranks)
     if wanted.rank == "among":
-        return fault.rank in said.ranks
-    return said.ranks == (fault.rank,)
+        return fault.rank in finding.ranks
+    return finding.ranks == (fault.rank,)
 
 
-def _distinct(said: Sequence[Statement]) -> list[Statement]:
-    return list({one.what: one for one in reversed(said)}.values())[::-1]
+def _distinct(finding: Sequence[Statement]) -> list[Statement]:
+    return list({one.what: one for one in reversed(finding)}.values())[::-1]
 
 
-# ---- what was done ----
+# ---- recovery ----
 
 
 def _ending(source: Source, recovery: Recovery, steps: int) -> tuple[str, list[str]]:
-    """How the run ended, and what is missing for it to have recovered."""
+    """The end of the run, and what is missing for it to count as recovered."""
     rows = source.rows(
         "SELECT json_extract_string(detail, '$.reason'), CAST(json_extract_string(detail, '$.exit_code') AS BIGINT) "
         f"FROM events WHERE kind = '{event_kinds.RUN_ENDED}'"
@@ -236,10 +240,10 @@ def _ending(source: Source, recovery: Recovery, steps: int) -> tuple[str, list[s
     problems = []
     if recovery == "stops":
         if code != EXIT_GIVEN_UP or not did.get(event_kinds.RUN_STOPPED):
-            problems.append(f"it should have stopped with a report, but: {reason or 'no end was recorded'}")
+            problems.append(f"the run should have stopped with a report, but: {reason or 'no end was recorded'}")
         return "stopped", problems
     if reason != "finished":
-        problems.append(f"the run {reason}" if reason else "the run never said that it ended")
+        problems.append(f"the run {reason}" if reason else "the run recorded no end")
     ((fewest,),) = source.rows(
         "SELECT min(taken) FROM (SELECT count(DISTINCT step) FILTER (committed) AS taken FROM steps GROUP BY rank)"
     )
@@ -252,10 +256,10 @@ def _ending(source: Source, recovery: Recovery, steps: int) -> tuple[str, list[s
     return str(reason or "no end"), problems
 
 
-def _untold(source: Source, told: Sequence[tuple[str, str]]) -> list[str]:
-    """Which of the events that must be on record are not: (kind, state)."""
+def _missing_events(source: Source, required: Sequence[tuple[str, str]]) -> list[str]:
+    """The required events, (kind, state), that were not recorded."""
     there = source.rows("SELECT kind, json_extract_string(detail, '$.state') FROM events GROUP BY ALL")
-    missing = [(kind, state) for kind, state in told if not any(k == kind and state in ("", s) for k, s in there)]
+    missing = [(kind, state) for kind, state in required if not any(k == kind and state in ("", s) for k, s in there)]
     return [f"no event {kind}{f' ({state})' if state else ''} was written" for kind, state in missing]
 
 
@@ -276,7 +280,7 @@ def _training_again_s(source: Source, injected_ns: int | None, recovery: Recover
 
 
 def _steps(source: Source) -> dict[str, int]:
-    """Of one rank: steps run, steps that lasted, their time, and the time from the first to the last."""
+    """Counts and times of one rank: steps run, steps that lasted, their time, and the time from first to last."""
     ((run, lasting, useful_ns, span_ns),) = source.rows(
         """
         WITH one AS (SELECT * FROM steps WHERE rank = (SELECT min(rank) FROM steps)),

@@ -49,7 +49,7 @@ class DrillView:
         if self.console.is_terminal:
             self._live.__exit__(kind, error, at)
 
-    def begins(self, number: int, scenario: Scenario) -> None:
+    def run_started(self, number: int, scenario: Scenario) -> None:
         self._number, self._run_began, self._line = number, time.monotonic(), ""
         texts = ", ".join(fault.text for fault in scenario.faults) or scenario.what
         self._status = f"{scenario.label} on {scenario.mesh}: {texts}"
@@ -58,13 +58,13 @@ class DrillView:
                 f"{number + 1}/{len(self.plan.scenarios)}  {self._status}", highlight=False, markup=False
             )
 
-    def says(self, line: str) -> None:
+    def run_printed(self, line: str) -> None:
         self._line = line
 
-    def ended(self, row: Row) -> None:
+    def run_ended(self, row: Row) -> None:
         self._tally.add(row)
         if not self.console.is_terminal:
-            words = "as it should be" if row.good else "; ".join(row.trouble)
+            words = "ok" if row.good else "; ".join(row.trouble)
             self.console.print(f"      {row.wall_s:.0f} s  {words}", highlight=False, markup=False, soft_wrap=True)
 
     def _draw(self) -> Group:
@@ -110,7 +110,7 @@ def _cells(row: Row) -> list[str]:
         return [NONE, NONE, NONE, NONE, NONE, NONE, NO]
     live = all(answer.seen == "live" for answer in score.answers)
     if not score.answers:
-        said = [
+        cells = [
             f"[bold red]{len(score.false_alarms)} false[/]" if score.false_alarms else "[green]silent[/]",
             NONE,
             NONE,
@@ -118,9 +118,9 @@ def _cells(row: Row) -> list[str]:
     else:
         seen = (YES if live else "[yellow]after[/]") if row.seen else NO
         seen += f" [red]+{len(score.false_alarms)}[/]" if score.false_alarms else ""
-        said = [seen, _mark(row.right_rank, row), _mark(row.right_cause, row)]
+        cells = [seen, _mark(row.right_rank, row), _mark(row.right_cause, row)]
     lost = str(score.steps_lost) if score.steps_lost else NONE
-    return [*said, _seconds(row.finding_s), _seconds(score.training_s), lost, YES if score.recovered else NO]
+    return [*cells, _seconds(row.finding_s), _seconds(score.training_s), lost, YES if score.recovered else NO]
 
 
 def _mark(right: bool, row: Row) -> str:
@@ -131,7 +131,7 @@ def _seconds(value: float | None) -> str:
     return NONE if value is None else f"{value:.1f} s"
 
 
-def print_result(tally: Tally, plan: DrillPlan, console: Console, *, broken_off: bool = False) -> None:
+def print_result(tally: Tally, plan: DrillPlan, console: Console, *, interrupted: bool = False) -> None:
     """The whole table, what was not right, what could not be run, and the totals."""
     if tally.rows:
         console.print(result_table(tally), highlight=False)
@@ -145,15 +145,15 @@ def print_result(tally: Tally, plan: DrillPlan, console: Console, *, broken_off:
             if row.run is not None:
                 console.print(f"  rankscope analyze {row.run}", highlight=False, soft_wrap=True)
     left: dict[str, list[str]] = {}
-    for name, mesh, reason in plan.left_out:
+    for name, mesh, reason in plan.skipped:
         left.setdefault(f"{name}: {reason}", []).append(mesh)
     if left:
         console.print()
         for text, meshes in left.items():
-            console.print(f"[dim]left out on {', '.join(meshes)}: {escape(text)}[/]", highlight=False)
+            console.print(f"[dim]Skipped on {', '.join(meshes)}: {escape(text)}.[/]", highlight=False)
     console.print()
-    if broken_off:
-        console.print(f"broken off after {len(tally.rows)} of {len(plan.scenarios)} runs", highlight=False)
+    if interrupted:
+        console.print(f"Interrupted after {len(tally.rows)} of {len(plan.scenarios)} runs.", highlight=False)
     console.print(totals(tally), highlight=False)
 
 
@@ -180,18 +180,18 @@ def totals(tally: Tally) -> str:
 def print_faults(console: Console) -> None:
     """`rankscope drill --list`: what happens, and what must be found and done."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
-    for title in ("fault", "kind", "what happens", "what must be found", "what must follow"):
+    for title in ("fault", "kind", "what happens", "expected finding", "expected recovery"):
         table.add_column(title, no_wrap=title in ("fault", "kind"))
     follows = {
-        "goes_on": "training goes on",
+        "goes_on": "training continues",
         "skips": "step refused, rollback",
         "restarts": "restart",
         "stops": "stop with a report",
     }
     for name, kind in CATALOGUE.items():
-        found = "; ".join(expected.text for expected in kind.expected) or "nothing: it is no fault of a rank"
+        found = "; ".join(expected.text for expected in kind.expected) or "none: no rank is at fault"
         follow = follows[kind.recovery]
-        found += f"; event {' '.join(filter(None, kind.told))}" if kind.told[0] else ""
+        found += f"; event {' '.join(filter(None, kind.required_event))}" if kind.required_event[0] else ""
         table.add_row(kind.fault_id, name, escape(kind.what), escape(found), follow)
     console.print(table, highlight=False)
     console.print("\nNot drilled:", highlight=False)

@@ -33,7 +33,7 @@ class Row:
 
     @property
     def seen(self) -> bool:
-        """Whether every fault was named by a finding of the right kind."""
+        """True if every fault was found with the right kind."""
         return all(answer.seen for answer in self.score.answers)
 
     @property
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def good(self) -> bool:
-        """Whether everything was as it should be."""
+        """True if the run has no problem."""
         answered = self.seen and self.right_rank and self.right_cause and not self.score.false_alarms
         return not self.problem and self.score.injected and self.score.recovered and answered
 
@@ -59,19 +59,19 @@ class Row:
 
     @property
     def trouble(self) -> tuple[str, ...]:
-        """What was not as it should be, one line each."""
+        """Problems of the run, one line each."""
         found = [self.problem] if self.problem else []
         if not self.problem and not self.score.injected:
-            found.append("the fault never struck")
+            found.append("The fault was not injected.")
         found += self.score.problems if not self.problem else ()
         for answer in self.score.answers:
             if not answer.seen:
-                found.append(f"{answer.fault} was not seen")
-            elif not answer.right_rank and answer.said is not None:
-                found.append(f"{answer.fault}: ranks {list(answer.said.ranks)} are named: {answer.said.summary}")
-            elif not answer.right_cause and answer.said is not None:
-                found.append(f"{answer.fault}: cause {answer.said.cause}: {answer.said.summary}")
-        found += [f"false alarm: {said.summary}" for said in self.score.false_alarms]
+                found.append(f"{answer.fault} was not found.")
+            elif not answer.right_rank and answer.finding is not None:
+                found.append(f"{answer.fault}: wrong ranks {list(answer.finding.ranks)}: {answer.finding.summary}")
+            elif not answer.right_cause and answer.finding is not None:
+                found.append(f"{answer.fault}: wrong cause {answer.finding.cause}: {answer.finding.summary}")
+        found += [f"False alarm: {alarm.summary}" for alarm in self.score.false_alarms]
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
@@ -92,10 +92,10 @@ class Row:
                     "right_rank": answer.right_rank,
                     "right_cause": answer.right_cause,
                     "finding_s": answer.finding_s,
-                    "kind": answer.said.kind if answer.said else None,
-                    "cause": answer.said.cause if answer.said else None,
-                    "ranks": list(answer.said.ranks) if answer.said else [],
-                    "summary": answer.said.summary if answer.said else "",
+                    "kind": answer.finding.kind if answer.finding else None,
+                    "cause": answer.finding.cause if answer.finding else None,
+                    "ranks": list(answer.finding.ranks) if answer.finding else [],
+                    "summary": answer.finding.summary if answer.finding else "",
                 }
                 for answer in score.answers
             ],
@@ -140,7 +140,7 @@ class Tally:
 
     @property
     def precision(self) -> float | None:
-        """Share of what was said, live or post-mortem, that is right in kind and rank."""
+        """Share of the findings, live or post-mortem, that are right in kind and rank."""
         right = sum(row.score.num_right for row in self.rows)
         wrong = sum(len(row.score.false_alarms) for row in self.rows)
         wrong += sum(bool(a.seen and not a.right_rank) for row in self.rows for a in row.score.answers)
@@ -170,7 +170,7 @@ class Tally:
 
     @property
     def failed(self) -> bool:
-        """Whether a fault was not made or not seen, or a run did not recover."""
+        """True if a fault was not injected or not found, or a run did not recover."""
         return self.unrecovered > 0 or any(not row.seen or not row.score.injected for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:

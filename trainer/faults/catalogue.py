@@ -19,7 +19,7 @@ _LOST = Expected(("rank_lost",), ("signal",))
 _RAISED = Expected(("rank_lost",), ("exception",))
 _LASTING = ("step", "rank", "factor", "until")
 _SPIKE_STEP = 36  # the spike detector has its history, and the loss of a young run has stopped plunging
-_SLOW_AFTER = 70  # steps: some ten seconds of a small model, two looks of the live straggler analyzer
+_SLOW_AFTER = 70  # steps: some ten seconds of a small model, two runs of the live straggler analyzer
 
 
 def _stuck(*causes: str, rank: Whose = "rank") -> tuple[Expected, ...]:
@@ -133,7 +133,7 @@ CATALOGUE: dict[str, Kind] = {
     "bad_batch": Kind(
         fault_id="F25",
         what="the batch of a step (or `batch`) holds random tokens",
-        expected=(Expected(("loss_spike",), ("batch",), "nobody"),),
+        expected=(Expected(("loss_spike",), ("batch",), "none"),),
         recovery="skips",
         keys=("step", "rank", "batch"),
         all_ranks=True,
@@ -142,7 +142,7 @@ CATALOGUE: dict[str, Kind] = {
     "failing_batch": Kind(
         fault_id="F46",
         what="one batch gives a NaN whenever it is trained",
-        expected=(Expected(("non_finite",), ("forward",), "nobody"),),
+        expected=(Expected(("non_finite",), ("forward",), "none"),),
         recovery="skips",
         keys=("step", "rank", "batch"),
         all_ranks=True,
@@ -150,7 +150,7 @@ CATALOGUE: dict[str, Kind] = {
     "failing_data": Kind(
         fault_id="F46",
         what="every batch from a step on gives a NaN",
-        expected=(Expected(("non_finite",), ("forward",), "nobody"),),
+        expected=(Expected(("non_finite",), ("forward",), "none"),),
         recovery="stops",
         keys=("step", "rank", "batch"),
         all_ranks=True,
@@ -172,7 +172,7 @@ CATALOGUE: dict[str, Kind] = {
     "overflow": Kind(
         fault_id="F24",
         what="finite gradients overflow when they are added over the ranks",
-        expected=(Expected(("non_finite",), ("reduction",), "nobody"),),
+        expected=(Expected(("non_finite",), ("reduction",), "none"),),
         recovery="skips",
         keys=("step", "rank", "parameter"),
         all_ranks=True,
@@ -181,7 +181,7 @@ CATALOGUE: dict[str, Kind] = {
     "lr_spike": Kind(
         fault_id="F26",
         what="the learning rate is 100 times too high for one step",
-        expected=(Expected(("loss_spike",), ("learning_rate",), "nobody"),),
+        expected=(Expected(("loss_spike",), ("learning_rate",), "none"),),
         recovery="skips",
         keys=("step", "rank", "factor"),
         all_ranks=True,
@@ -190,7 +190,7 @@ CATALOGUE: dict[str, Kind] = {
     "divergence": Kind(
         fault_id="F27",
         what="the learning rate grows by a third from step to step, and does not stop",
-        expected=(Expected(("loss_spike", "divergence"), ("learning_rate", "divergence", "trend"), "nobody"),),
+        expected=(Expected(("loss_spike", "divergence"), ("learning_rate", "divergence", "trend"), "none"),),
         recovery="stops",
         keys=_LASTING,
         all_ranks=True,
@@ -221,12 +221,12 @@ CATALOGUE: dict[str, Kind] = {
         expected=(Expected(("gradient_corrupted",), ("gradient",)),),
         needs="data ranks",
         keys=("step", "rank", "tensor", "bit"),
-        told=(event_kinds.GRADIENT_OUTLIER, ""),
+        required_event=(event_kinds.GRADIENT_OUTLIER, ""),
         first_step=14,  # the detector's warm-up
     ),
     "skip_restore": Kind(
         fault_id="F31",
-        what="a rank is killed, and when it comes back does not restore its random generators (or `where`)",
+        what="a rank is killed, and after its restart does not restore its random generators (or `where`)",
         expected=(_LOST, Expected(("resume_differs",), ("rng",))),
         recovery="restarts",
         keys=("step", "rank", "where"),
@@ -280,10 +280,10 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "late_writer": Kind(
         fault_id="F41",
-        what="a rank is killed, and a copy of it comes back when the next attempt has begun",
+        what="a rank is killed, and a stale copy of it continues after the next attempt has started",
         expected=(_LOST,),
         recovery="restarts",
-        told=(event_kinds.FENCED, ""),
+        required_event=(event_kinds.FENCED, ""),
         steps_after=16,
     ),
     "flood": Kind(
@@ -307,7 +307,7 @@ CATALOGUE: dict[str, Kind] = {
         expected=(_LOST,),
         recovery="restarts",
         settings=("checkpoint.memory_survives=false",),
-        told=(event_kinds.CHECKPOINT, "condemned"),
+        required_event=(event_kinds.CHECKPOINT, "condemned"),
         first_step=24,
         steps_after=16,
     ),
@@ -317,18 +317,18 @@ CATALOGUE: dict[str, Kind] = {
         expected=(_LOST,),
         recovery="restarts",
         settings=("checkpoint.memory_survives=false",),
-        told=(event_kinds.CHECKPOINT, "condemned"),
+        required_event=(event_kinds.CHECKPOINT, "condemned"),
         first_step=24,
         steps_after=16,
     ),
     "disk_full": Kind(
         fault_id="F35",
         what="the kernel lets a rank write no file longer than 64 KiB",
-        expected=(Expected(("checkpoint_failed",), ("failed",), "nobody"),),
+        expected=(Expected(("checkpoint_failed",), ("failed",), "none"),),
         keys=("step", "rank", "until"),
         settings=("checkpoint.interval=5",),
         allowed=("checkpoint_age",),
-        told=(event_kinds.CHECKPOINT, "failed"),
+        required_event=(event_kinds.CHECKPOINT, "failed"),
         steps_after=24,
     ),
     "slow_disk": Kind(
@@ -364,7 +364,7 @@ MESHES = {
 
 NOT_DRILLED = {
     "F6, F7": "a kernel that never ends, a device-side assertion: needs a GPU",
-    "F14": "the rendezvous store lives in the launcher, without which nobody restarts: tests/e2e/test_whole_run_killed "
+    "F14": "the launcher keeps the rendezvous store, and without it no rank restarts: tests/e2e/test_whole_run_killed "
     "kills it, tests/analyzers/deaths/test_rank_lost reads what scripts with a store of their own leave",
     "F21": "uneven stages are a layout, not an event of a step: tests/analyzers/pipeline/test_stage_balance",
     "F37": "no folder is read-only to root: tests/trainer/hostile_disk mounts one so, in a namespace of its own",

@@ -1,4 +1,4 @@
-"""What a kind of fault is: what happens, what must be found of it, and what must follow.
+"""A kind of fault: what happens, the finding that must follow, and the recovery that must follow.
 
     Kind(fault_id="F1", what="a rank is killed", expected=(Expected(("rank_lost",), ("signal",)),), recovery="restarts")
 
@@ -12,9 +12,9 @@ from typing import Literal
 
 __all__ = ["Expected", "Kind", "Recovery", "Whose"]
 
-Whose = Literal["rank", "tensor_group", "among", "nobody"]
+Whose = Literal["rank", "tensor_group", "among", "none"]
 """Ranks of a right finding: the fault's rank alone; or its tensor-parallel group, whose members hold parts of the same
-activations; it among others, where records cannot part who made it from who was caught in it; no rank alone, where all
+activations; it among others, where records cannot separate the cause from its victims; no rank alone, where all
 have the same (a batch, a rate)."""
 Recovery = Literal["goes_on", "skips", "restarts", "stops"]
 """What must follow: nothing but training; a refused step and a rollback; a new attempt; an end with a report."""
@@ -35,7 +35,7 @@ class Expected:
             "rank": "its rank",
             "tensor_group": "its rank or tensor-parallel group",
             "among": "its rank among others",
-            "nobody": "no single rank",
+            "none": "no single rank",
         }
         return f"{' or '.join(self.kinds)} ({', '.join(self.causes)}), {whose[self.rank]}"
 
@@ -64,7 +64,7 @@ class Kind:
     """What a drill adds to it: `factor=3`."""
     allowed: tuple[str, ...] = ()
     """Kinds of findings that may be true of it too, and are then no false alarms."""
-    told: tuple[str, str] = ("", "")
+    required_event: tuple[str, str] = ("", "")
     """An event that must be on record afterwards, as (its kind, its `state`, or empty)."""
     first_step: int = 8
     """Earliest step for a drill: detectors that compare with a history need one."""

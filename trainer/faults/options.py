@@ -18,7 +18,7 @@ struck, `step` the step at, or from, which it is. Further keys, where a kind tak
 | batch | the batch that is struck, instead of that of `step` |
 
 A fault fires once in a run: not again in the next attempt, nor when its step is replayed after a rollback. Those that
-are tied to a batch strike whenever it is trained, so whoever skips the batch is rid of them. `trainer.faults.inject`
+are tied to a batch strike whenever it is trained, so skipping the batch avoids them. `trainer.faults.inject`
 carries the faults out.
 """
 
@@ -70,7 +70,7 @@ class Fault:
         return self.batch if self.batch >= 0 else self.step - 1
 
     def parameters(self) -> dict[str, Any]:
-        """What was asked for, without the defaults."""
+        """The options that were given, without defaults."""
         return {f.name: getattr(self, f.name) for f in fields(self)[1:-1] if getattr(self, f.name) != f.default}
 
 

@@ -1,4 +1,4 @@
-"""When a fault strikes: once in a run, at its step, and told before it acts.
+"""Trigger of a fault: once in a run, at its step, recorded before it acts.
 
 trigger = Trigger(fault, number, recorder, run, rank)
 if trigger.due(): ...                  # now, and never again: a marker on the disk outlives the process
@@ -24,9 +24,9 @@ __all__ = ["FaultyLoader", "Trigger", "in_training"]
 
 
 class Trigger:
-    """Knows whether its fault is due on this rank, and tells it before it acts.
+    """Decides whether its fault is due on this rank, and records it before it acts.
 
-    `strikes` is False on a rank that only has a part in another rank's fault: it acts then, and leaves the telling to
+    `strikes` is False on a rank that only has a part in another rank's fault: it acts then, and leaves the record to
     the other.
     """
 
@@ -44,7 +44,7 @@ class Trigger:
 
     @property
     def spent(self) -> bool:
-        """Whether it has struck in this run already, maybe in a former attempt."""
+        """True if it has struck in this run already, maybe in an earlier attempt."""
         return self._spent
 
     @property
@@ -52,14 +52,14 @@ class Trigger:
         return self.recorder.step_number
 
     def due(self) -> bool:
-        """Whether to act now, at the fault's step; True only once in a run."""
+        """True at the fault's step, once in a run."""
         if self._spent or self.step != self.fault.step:
             return False
         self.fire()
         return True
 
     def lasting(self) -> bool:
-        """Whether a fault that goes on for many steps is on; it begins once and ends with its attempt."""
+        """True while a lasting fault is active; it begins once and ends with its attempt."""
         if self.firing:
             return not self.fault.until or self.step <= self.fault.until
         if self._spent or self.step < self.fault.step:
@@ -68,7 +68,7 @@ class Trigger:
         return True
 
     def fire(self) -> None:
-        """Leave the marker on the disk, then say so."""
+        """Write the marker to disk, then record the event."""
         self._spent = self.firing = True
         self._marker.parent.mkdir(exist_ok=True)
         with self._marker.open("w") as file:
@@ -104,5 +104,5 @@ class FaultyLoader:
 
 
 def in_training(module: nn.Module) -> bool:
-    """Whether a forward pass is one of training: not of evaluation, nor recomputed for a backward pass."""
+    """True in a forward pass of training: not of evaluation, nor recomputed for a backward pass."""
     return module.training and torch.is_grad_enabled()

@@ -12,7 +12,7 @@ What is compared, at each state that is due:
   the sum over all ranks is zero if all replicas agree, whatever the groups are, and one number in the step's reduction
   does. A difference gives zero with a chance of 2^-31.
 * The chain. State that fewer than three ranks hold (a shard has no replica, two replicas no majority) is read after
-  the optimizer's step and again before the next: nobody may write in between.
+  the optimizer's step and again before the next: nothing may write in between.
 
 Only on a mismatch do ranks exchange checksums by tensor, and `analyzers.corruption.analyze.judge` names rank and
 tensor.
@@ -156,7 +156,7 @@ class Integrity:
         return Verdict(
             step=step,
             kind="corruption",
-            reason=f"state changed by nobody, found at step {step}: {found.text}",
+            reason=f"state changed outside the optimizer, found at step {step}: {found.text}",
             healthy_step=self.healthy_step,
             ranks=found.ranks if found.certain else (),
             devices=tuple(self._places[rank] for rank in found.ranks) if found.certain else (),
@@ -255,9 +255,9 @@ class Integrity:
         return self._reader.read(local_tensors(tensors))
 
     def _group_of(self, name: str, tensors: dict[str, Tensor]) -> ReplicaGroup:
-        """That of the parameter, also for its optimizer state: the count of steps has no placement of its own.
+        """Replica group of a parameter, also for its optimizer state: the count of steps has no placement of its own.
 
-        Nobody else has that under ZeRO-1.
+        Under ZeRO-1 no other rank holds the optimizer state.
         """
         kind, _, rest = name.partition(".")
         if kind == "optimizer" and self.training.plan.zero1:

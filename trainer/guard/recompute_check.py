@@ -1,4 +1,4 @@
-"""Recomputes a step whose local gradients are outliers on one rank, to tell a faulty device from unusual data.
+"""Recompute a step whose local gradients are outliers on one rank, to tell a faulty device from unusual data.
 
     check = RecomputeCheck(training, recorder, ledger)
     peaks = check.vote()                       # this rank's largest gradient, at its own place of the step's votes
@@ -37,7 +37,7 @@ SAME_RATIO = 1.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputeDecision:
-    """What to do about a step, the same on all ranks."""
+    """Decision about a step, the same on all ranks."""
 
     recompute: bool = False
     suspect_device: str = ""

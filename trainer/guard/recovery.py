@@ -82,7 +82,7 @@ class Recovery:
         self.copies.apply_vote(sums.save)
 
     def recompute(self, position: Position, batch_index: int) -> bool:
-        """Whether the step is to be computed once more before it is judged; its gradients are dropped then.
+        """True if the step is to be computed once more before it is judged; its gradients are dropped then.
 
         Raises RunStopped when a device has changed gradients too often.
         """

@@ -1,4 +1,4 @@
-"""Rolls the training back after a bad step: records the cause, skips its batch, restores the last good state.
+"""Roll the training back after a bad step: records the cause, skips its batch, restores the last good state.
 
     rollback = Rollback(training, recorder, run, gradients, guard, integrity, copies)
     position = rollback.run(verdict, position, batch, local_loss)

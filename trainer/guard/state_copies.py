@@ -68,7 +68,7 @@ class StateCopies:
 
     @property
     def _in_memory(self) -> bool:
-        """Whether copies are kept in memory."""
+        """True if copies are kept in memory."""
         return self._recovers and self.config.memory_interval > 0
 
     # At the start of an attempt.

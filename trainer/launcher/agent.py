@@ -249,7 +249,7 @@ class Agent(SimpleElasticAgent):
             self.exit_code = EXIT_EXCLUDED if self.is_dispensable else self.exit_code
 
     def _judge_node(self, code: int, worker_group: WorkerGroup) -> None:
-        """A node that failed too often leaves if the others can go on: not node 0, at which they meet."""
+        """A node that failed too often leaves if the others can go on: not node 0, which keeps the rendezvous."""
         self._node_failures += 1
         if not 0 < self._most_node_failures <= self._node_failures:
             return

@@ -130,7 +130,7 @@ def _on_nodes(
     facts: dict[str, Any],
     console: Console,
 ) -> int:
-    """One node of several: node 0 makes the run or goes on with it, the others learn from it where and how."""
+    """One node of several: node 0 makes or resumes the run, the others get its folder and configuration."""
     if config is not None and node.rank == 0:
         node = replace(node, nproc=node.nproc or max(1, ranks_needed(config) // node.max_nodes))
         _largest_plan(config, node.nproc * node.min_nodes)  # or this node could not go on when the others are gone

@@ -1,4 +1,4 @@
-"""Which settings go together, told in one line before any process group is made.
+"""Constraints between settings, checked before any process group is made; one line each.
 
     for check in CHECKS:
         check(config, plan)        # raises ConfigError: the key, its value, what is in the way, what to do
@@ -26,16 +26,17 @@ def _compression(config: Config, plan: Plan) -> None:
     kind = config.parallel.gradient_compression
     if kind == "none" or plan.data_parallel_kind == "none":
         return
-    said = f"parallel.gradient_compression = {kind!r}"
+    setting = f"parallel.gradient_compression = {kind!r}"
     if plan.data_parallel_kind != "ddp":
         raise ConfigError(
-            f"{said}: needs DDP, whose hooks compress; here it is {plan.data_parallel_kind} (FSDP reduces in float32)"
+            f"{setting}: needs DDP, whose hooks compress; here it is {plan.data_parallel_kind} "
+            "(FSDP reduces in float32)"
         )
     if kind == "powersgd" and plan.pp > 1:
-        raise ConfigError(f"{said}: needs parallel.pp = 1, not {plan.pp}; allowed in a pipeline: fp16, bf16")
+        raise ConfigError(f"{setting}: needs parallel.pp = 1, not {plan.pp}; allowed in a pipeline: fp16, bf16")
     if kind == "powersgd" and config.train.precision == "fp16":
         raise ConfigError(
-            f"{said}: not with train.precision = 'fp16', whose overflows would stay in what PowerSGD keeps; use bf16"
+            f"{setting}: not with train.precision = 'fp16', whose overflows would stay in what PowerSGD keeps; use bf16"
         )
 
 
@@ -84,12 +85,12 @@ def _experts(config: Config, plan: Plan) -> None:
         return
     if model.num_experts % ep:
         raise ConfigError(f"model.num_experts = {model.num_experts}: must be divisible by parallel.ep = {ep}")
-    said = f"model.num_experts = {model.num_experts}"
+    setting = f"model.num_experts = {model.num_experts}"
     if plan.tp > 1:
-        raise ConfigError(f"{said}: experts are not split by parallel.tp = {plan.tp}; use ep and dp_shard")
+        raise ConfigError(f"{setting}: experts are not split by parallel.tp = {plan.tp}; use ep and dp_shard")
     if plan.pp > 1 and plan.schedule.endswith("zero_bubble"):
         raise ConfigError(
-            f"{said}: the way to experts and back cannot be taken in two parts, as {plan.schedule} does; "
+            f"{setting}: the way to experts and back cannot be taken in two parts, as {plan.schedule} does; "
             "allowed: gpipe, 1f1b, interleaved_1f1b"
         )
     if ep > 1:
@@ -123,4 +124,4 @@ def _zero1(config: Config, plan: Plan) -> None:
 
 
 CHECKS: tuple[Callable[[Config, Plan], None], ...] = (_zero1, _compression, _compile, _context, _experts, _cpu_offload)
-"""In the order in which a user is told."""
+"""In the order in which they are checked."""

@@ -51,7 +51,7 @@ class Plan:
 
     @property
     def loss_copies(self) -> int:
-        """What the losses of all ranks that have one must be divided by to add up to their mean."""
+        """Divisor of each rank's loss, so that the losses of all ranks that have one add up to their mean."""
         return self.world_size // self.pp
 
     @property
@@ -81,14 +81,14 @@ class Plan:
         return tuple((dim, size) for dim, size in self.sizes.items() if size > 1 or dim in needed)
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where `rank` sits in each dimension."""
+        """Coordinates of `rank`, by dimension."""
         found: dict[str, int] = {}
         for dim in reversed(MESH_DIMS):
             rank, found[dim] = divmod(rank, self.sizes[dim])
         return {dim: found[dim] for dim in MESH_DIMS}
 
     def data_rank(self, rank: int) -> int:
-        """Which share of the global batch `rank` reads."""
+        """Index of the share of the global batch that `rank` reads."""
         at = self.coordinates(rank)
         return (at["dp_replicate"] * self.dp_shard + at["dp_shard"]) * self.ep + at["ep"]
 
@@ -230,7 +230,7 @@ def _batch_sizes(config: Config, data_size: int, pp: int, stages: Stages) -> tup
 
 
 def _check_microbatches(config: Config, count: int, pp: int, micro: int) -> None:
-    """What torch's schedules ask of the number of microbatches."""
+    """Check the number of microbatches against torch's schedules."""
     schedule = config.parallel.schedule
     where = f"train.micro_batch_size = {micro}: makes {count} microbatches a step"
     if count < pp and schedule != "gpipe":

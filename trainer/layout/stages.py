@@ -1,9 +1,9 @@
-"""Which layers make up which pipeline stage, and which rank runs it.
+"""Assignment of layers to pipeline stages, and of stages to ranks.
 
     split_layers(8, pp=2, per_rank=2, style="loop", costs=[]).layers   # ((0, 1), (2, 3), (4, 5), (6, 7))
 
 `loop`: rank r has the stages r, r + pp, ... `v`: rank r has the stages r and 2 pp - 1 - r, so that the first and
-the last stage meet on one rank.
+the last stage are on one rank.
 """
 
 from __future__ import annotations

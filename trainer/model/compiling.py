@@ -1,7 +1,7 @@
 """`torch.compile`, block by block: what is compiled once serves all of them, and what hooks a module stays outside.
 
     compile_blocks(model, "inductor")
-    with uncompiled(): model(tokens)        # every operation on its own, for whoever looks at each
+    with uncompiled(): model(tokens)        # every operation on its own, to watch each
 
 Inside the compiled part are a block's layers only. FSDP's gathers, activation checkpointing, DDP's reducer and the
 probes are around it, in Python, as they are without it; so names and checkpoints do not change either.

@@ -8,7 +8,7 @@
 The router's probabilities are those of Shazeer et al. 2017 in float32; of more than one chosen expert they are scaled
 to add up to one. Two losses keep it in order: balance (Fedus et al. 2021), experts x share of tokens x mean
 probability, 1 where all experts are used alike, and the router's z-loss (Zoph et al. 2022), the squared log of its sum.
-They are not added to the loss that is told but enter at the layer's output in backward, in every pipeline stage.
+They are not added to the reported loss but enter at the layer's output in backward, in every pipeline stage.
 
 Balance and capacity count within a sequence (as DeepSeek-V3's sequence-wise loss): what is lost, and which tokens are
 dropped, then does not depend on how ranks and microbatches share the batch, and every layout trains alike. A token
@@ -108,7 +108,7 @@ class MixtureOfExperts(nn.Module):
             return F.linear(x.float(), self.router.weight.float())
 
     def _within_capacity(self, sent: Tensor, seq: int) -> Tensor | None:
-        """Which choices an expert takes, (batch, seq x chosen); None for all."""
+        """Mask of the choices that experts take, (batch, seq x chosen); None for all."""
         if not self.capacity_factor:
             return None
         capacity = math.ceil(self.capacity_factor * seq * self.chosen / self.num_experts)

@@ -57,7 +57,7 @@ def from_llama(name: str) -> str | None:
 
 
 def llama_config(model: ModelConfig) -> dict[str, Any]:
-    """Read by transformers of version 4 and 5: the base of the rotary angles stands where each of them looks."""
+    """Read by transformers of version 4 and 5: the base of the rotary angles is where each of them reads it."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -1,11 +1,11 @@
-"""How large a model is and how much work a token costs, from its configuration alone.
+"""Number of parameters and FLOPs per token of a model, from its configuration alone.
 
     num_parameters(config.model)                    # of the whole model, all stages and shards together
     flops_per_token(config.model, seq_len=256)      # forward and backward; recomputation is not counted
 
 Divided by the device's peak, tokens/s x flops_per_token is the model FLOPs utilisation (MFU) as PaLM defines it
 (Chowdhery et al. 2022, appendix B): 6 per weight that multiplies a token, and 12 x layers x width x sequence for
-attention. Like nearly everybody's figure it counts the full square of attention, though the causal half is skipped.
+attention. Like most published figures it counts the full square of attention, though the causal half is skipped.
 """
 
 from __future__ import annotations
@@ -41,5 +41,5 @@ def _shared_weights(config: ModelConfig) -> int:
 
 
 def _expert_weights(config: ModelConfig) -> int:
-    """Of one feed-forward layer."""
+    """Parameters of one feed-forward layer."""
     return 3 * config.dim * (config.expert_ffn_dim if config.num_experts else config.ffn_dim)

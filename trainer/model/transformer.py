@@ -44,7 +44,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def document_mask(tokens: Tensor, separator: int) -> Tensor:
-    """Who may see whom: (batch, 1, seq, seq) bool, true where the key is not later and of the same document.
+    """Attention mask: (batch, 1, seq, seq) bool, true where the key is not later and of the same document.
 
     A separator belongs to the document that it ends.
     """
@@ -178,7 +178,7 @@ class Transformer(nn.Module):
         return x
 
     def _of_piece(self, length: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Angles of a piece's positions, and who of them sees whom of the whole sequence: (1, 1, length, seq)."""
+        """Angles of a piece's positions, and their mask over the whole sequence: (1, 1, length, seq)."""
         start = self.piece * length
         seen = torch.ones(length, self.num_pieces * length, dtype=torch.bool, device=self.cos.device)
         return self.cos[start : start + length], self.sin[start : start + length], seen.tril(start)[None, None]
@@ -208,7 +208,7 @@ def initialise(model: Transformer, config: ModelConfig, seed: int) -> None:
 
 
 def own_part(full: Tensor, parameter: Tensor) -> Tensor:
-    """What this rank holds of the values of a parameter, without asking others.
+    """This rank's part of a parameter's values, without communication.
 
     FSDP splits what tensor parallel has split already, though its dimension of the mesh comes first: DTensor calls
     that strided.

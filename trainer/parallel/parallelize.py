@@ -37,7 +37,7 @@ COMPUTE_DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torc
 
 
 def activation_dtype(config: Config, plan: Plan) -> torch.dtype:
-    """Of the residual stream: FSDP casts parameters, so all is low precision; autocast leaves the embedding float32."""
+    """Type of the residual stream: low precision under FSDP, which casts parameters; float32 under autocast."""
     return COMPUTE_DTYPES[config.train.precision] if plan.data_parallel_kind in ("fsdp", "hsdp") else torch.float32
 
 
@@ -52,7 +52,7 @@ class ParallelModel:
     _synchronises: bool = True
 
     def synchronise_gradients(self, wanted: bool) -> None:
-        """Whether the next backward reduces gradients over the data ranks; off for all but the last microbatch.
+        """Switch the gradient reduction over the data ranks for the next backward; off for all but the last microbatch.
 
         DDP's `no_sync` is a context manager around this same attribute, and FSDP2 has a method of its own. FSDP keeps
         unreduced gradients unsharded meanwhile: that is the price of one reduction instead of many.

@@ -1,1 +1,1 @@
-"""What a run needs before it costs anything: memory, traffic, time, and the simplest layout that fits."""
+"""Plan of a run before it starts: memory, traffic, time, and the simplest layout that fits."""

@@ -1,4 +1,4 @@
-"""What forward keeps for backward, in bytes a token, operation by operation.
+"""Activations that forward saves for backward, in bytes a token, operation by operation.
 
     kept = saved_per_token(config, plan, device="cuda")
     kept.block            # bytes of a block, one token, one rank
@@ -54,7 +54,7 @@ class SavedActivation:
 
 
 def compute_bytes(config: Config) -> int:
-    """Of a number in the matrix products."""
+    """Bytes of a number in the matrix products."""
     return FLOAT32_BYTES if config.train.precision == "float32" else 2
 
 

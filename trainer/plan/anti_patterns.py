@@ -1,4 +1,4 @@
-"""What is known to go badly, said before the run: one line each, with the key to change.
+"""Warnings about settings that are known to perform badly; one line each, with the key to change.
 
 for warning in anti_patterns(expected, hardware): print(warning)
 """
@@ -25,11 +25,11 @@ def anti_patterns(expected: Expected, hardware: Hardware) -> list[str]:
 def _memory(expected: Expected, hardware: Hardware) -> Iterator[str]:
     need, have = expected.memory.peak, hardware.memory_bytes
     if need > have:
-        yield f"needs {need / 1e9:.1f} GB on a device of {have / 1e9:.0f} GB: it will run out of memory"
+        yield f"Needs {need / 1e9:.1f} GB on a device of {have / 1e9:.0f} GB. It will run out of memory."
     elif not expected.fits:
         yield (
-            f"needs {need / 1e9:.1f} of {have / 1e9:.0f} GB: more than {HEADROOM:.0%}, fragmentation may end it; "
-            "recompute activations (train.activation_checkpointing) or take a smaller train.micro_batch_size"
+            f"Needs {need / 1e9:.1f} of {have / 1e9:.0f} GB: more than {HEADROOM:.0%}. Fragmentation may use the rest. "
+            "Set train.activation_checkpointing or lower train.micro_batch_size."
         )
 
 
@@ -37,12 +37,12 @@ def _tensor_parallel(expected: Expected, hardware: Hardware) -> Iterator[str]:
     tp = expected.plan.tp
     if hardware.spans_nodes(stride=1, size=tp):
         yield (
-            f"parallel.tp = {tp} reaches over nodes of {hardware.gpus_per_node} devices: every layer waits for "
-            f"{hardware.between}; keep tp within a node and use dp_shard or pp across"
+            f"parallel.tp = {tp} spans nodes of {hardware.gpus_per_node} devices: every layer waits for "
+            f"{hardware.between}. Keep tp within a node and use dp_shard or pp across nodes."
         )
     if tp > 1 and expected.config.model.dim / tp < 512:
         columns = expected.config.model.dim // tp
-        yield f"parallel.tp = {tp} leaves {columns} columns a rank: products too small to fill a device"
+        yield f"parallel.tp = {tp} leaves {columns} columns a rank: the matrix products are too small to fill a device."
 
 
 def _pipeline(expected: Expected) -> Iterator[str]:
@@ -52,12 +52,12 @@ def _pipeline(expected: Expected) -> Iterator[str]:
     if plan.num_microbatches < _MICROBATCHES_PER_STAGE * plan.pp:
         yield (
             f"{plan.num_microbatches} microbatches for {plan.pp} stages: fewer than "
-            f"{_MICROBATCHES_PER_STAGE} x stages; raise train.global_batch_size or lower train.micro_batch_size"
+            f"{_MICROBATCHES_PER_STAGE} per stage. Raise train.global_batch_size or lower train.micro_batch_size."
         )
     if expected.bubble_share > _HIGHEST_SHARE:
         yield (
-            f"bubble {expected.bubble_share:.0%} of the pipeline's time (schedule {plan.schedule}): more microbatches, "
-            "or parallel.schedule = 'interleaved_1f1b'"
+            f"The bubble is {expected.bubble_share:.0%} of the pipeline's time with schedule {plan.schedule}. Use more "
+            "microbatches, or parallel.schedule = 'interleaved_1f1b'."
         )
 
 
@@ -67,8 +67,8 @@ def _communication(expected: Expected, hardware: Hardware) -> Iterator[str]:
     worst = max(expected.groups, key=lambda group: group.exposed_s)
     link = hardware.between if worst.beyond_node else hardware.inside
     yield (
-        f"exposed communication {expected.communication_share:.0%} of a step, most of it {worst.call.op} of "
-        f"{worst.call.what} in {worst.call.dimension} over {link}: a larger batch a rank, HSDP, or fewer ranks"
+        f"Exposed communication is {expected.communication_share:.0%} of a step, most of it {worst.call.op} of "
+        f"{worst.call.what} in {worst.call.dimension} over {link}. Use a larger batch per rank, HSDP, or fewer ranks."
     )
 
 
@@ -78,10 +78,11 @@ def _batch(expected: Expected) -> Iterator[str]:
     if tokens < _FEWEST_TOKENS:
         yield (
             f"{tokens} tokens a pass on a rank ({plan.micro_batch_size} sequences of {config.data.seq_len}): too few "
-            "to fill a device; raise train.micro_batch_size"
+            "to fill a device. Raise train.micro_batch_size."
         )
     elif expected.flops_per_memory_byte < expected.ridge_flops_per_byte:
         yield (
             f"{expected.flops_per_memory_byte:.0f} operations for each byte moved, the device needs "
-            f"{expected.ridge_flops_per_byte:.0f}: memory is the limit; raise train.micro_batch_size or lower tp"
+            f"{expected.ridge_flops_per_byte:.0f}: memory bandwidth limits. Raise train.micro_batch_size or lower "
+            "parallel.tp."
         )

@@ -1,4 +1,4 @@
-"""What a layout costs: memory, the time of a step and what it is spent on, and how near the device's limits that is.
+"""Expected cost of a layout: memory, the time of a step by cause, and the distance from the device's limits.
 
     expected = expect(config, plan, hardware)
     expected.memory.peak, expected.fits
@@ -123,7 +123,7 @@ def _imbalance(plan: Plan) -> float:
 
 
 def _recomputed_share(config: Config) -> float:
-    """Of forward that is done twice; `selective` repeats only what costs little beside the products."""
+    """Share of forward that is recomputed; `selective` repeats only what costs little beside the products."""
     kind = config.train.activation_checkpointing
     return {"none": 0.0, "full": 1.0, "every_n": 1 / config.train.checkpoint_every_n, "selective": 0.05}[kind]
 
@@ -181,7 +181,8 @@ def _stride(plan: Plan, dimension: str) -> int:
 
 
 def _intensity(config: Config, plan: Plan) -> float:
-    """Of the feed-forward's product, the largest of a block: 2 m n k operations for (m k + k n + m n) numbers moved."""
+    """Operations per byte of the feed-forward's product, the largest of a block: 2 m n k operations for
+    (m k + k n + m n) numbers moved."""
     tokens = plan.micro_batch_size * config.data.seq_len
     width, hidden = config.model.dim, config.model.ffn_dim / plan.tp
     moved = (tokens * width + width * hidden + tokens * hidden) * compute_bytes(config)

@@ -41,7 +41,7 @@ class Hardware:
     between_bytes_per_s: float
 
     def spans_nodes(self, *, stride: int, size: int) -> bool:
-        """Whether a group of `size` ranks, `stride` apart, reaches beyond a node; ranks fill nodes in order."""
+        """True if a group of `size` ranks, `stride` apart, spans nodes; ranks fill nodes in order."""
         return size > 1 and stride * size > self.gpus_per_node
 
     def bandwidth(self, *, stride: int, size: int) -> float:

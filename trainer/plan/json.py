@@ -18,7 +18,7 @@ __all__ = ["as_json", "expected_json"]
 def as_json(
     expected: Expected, hardware: Hardware, warnings: Sequence[str], found: Strategies | None
 ) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    content: dict[str, Any] = {
         "hardware": {
             "gpu": hardware.gpu,
             "memory_bytes": hardware.memory_bytes,
@@ -30,17 +30,17 @@ def as_json(
         "warnings": [*warnings],
     }
     if found is not None:
-        told["layouts"] = [
+        content["layouts"] = [
             {"name": each.name, "set": [*each.overrides], **expected_json(each.expected)} for each in found.tried
         ]
-        told["impossible"] = [{"name": name, "why": why} for name, why in found.impossible]
-        told["simplest"] = found.simplest.name if found.simplest else None
-        told["fastest"] = found.fastest.name if found.fastest else None
-    return told
+        content["impossible"] = [{"name": name, "why": why} for name, why in found.impossible]
+        content["simplest"] = found.simplest.name if found.simplest else None
+        content["fastest"] = found.fastest.name if found.fastest else None
+    return content
 
 
 def expected_json(expected: Expected) -> dict[str, Any]:
-    """What a run's manifest keeps too, so that what was planned can be compared with what came."""
+    """The part of a plan that a run's manifest keeps, to compare it with the measurement."""
     memory = expected.memory
     parts = ("parameters", "gradients", "optimizer", "gathered", "activations", "working", "compression", "context",
              "host", "sum", "peak")  # fmt: skip

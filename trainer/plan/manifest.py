@@ -1,4 +1,4 @@
-"""What a run keeps of its own plan, so that `rankscope analyze` can say where reality differs.
+"""The plan in a run's manifest, for `rankscope analyze` to compare with the measurement.
 
 run.json: "planned": planned(config, plan, rank=0, device="cuda")
 """

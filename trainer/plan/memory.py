@@ -53,7 +53,7 @@ class RankMemory:
 
     @property
     def sum(self) -> int:
-        """Of all parts: what would be needed if nothing were ever freed."""
+        """Sum of all parts: the need if nothing were ever freed."""
         parts = (self.parameters, self.gradients, self.optimizer, self.gathered, self.activations, self.working)
         return sum(parts) + self.compression + self.context
 
@@ -149,7 +149,7 @@ def _by_layer(units: list[Unit], numel: Callable[[Unit], int]) -> dict[int | Non
 
 
 def _compression(config: Config, plan: Plan, units: list[Unit]) -> int:
-    """What DDP's hook holds: the cast of a bucket on its way, or PowerSGD's errors and factors."""
+    """Memory of DDP's hook: the cast of a bucket, or PowerSGD's errors and factors."""
     kind = config.parallel.gradient_compression
     if plan.data_parallel_kind != "ddp" or kind == "none":
         return 0

@@ -6,7 +6,7 @@
 
 Simple before fast: each step up the ladder (DDP, ZeRO-1, ZeRO-2, FSDP, recomputation, HSDP, tensor parallel within a
 node, a pipeline, all three; experts and long sequences over ranks; the host's memory at last) costs communication,
-bubbles or somebody's time, and is taken only where the one before does not fit. The fastest of those that fit is named
+bubbles or the host's time, and is taken only where the one before does not fit. The fastest of those that fit is named
 beside it.
 """
 

@@ -1,4 +1,4 @@
-"""Which collectives a step makes on a rank, how often and with how many bytes, from the configuration alone.
+"""Collectives of a step on a rank, their number and bytes, from the configuration alone.
 
     for call in rank_traffic(config, plan, pp_rank=0):
         call.dimension, call.op, call.calls, call.num_bytes      # a step; bytes as the probes record them
@@ -39,11 +39,11 @@ class CollectiveCall:
     num_bytes: int
     """Of all calls of a step together, as recorded."""
     overlaps: str = ""
-    """Behind what it can hide: backward | compute (forward and backward); empty: nothing, somebody waits for it."""
+    """Phase that can hide it: backward | compute (forward and backward); empty: none, a rank waits for it."""
 
     @property
     def bus_bytes(self) -> float:
-        """What a ring sends over each link, or the message of a send."""
+        """Bytes that a ring sends over each link, or the size of a sent message."""
         n = self.size
         factor = {
             "all_reduce": 2 * (n - 1) / n,
@@ -58,7 +58,7 @@ class CollectiveCall:
 
 
 def rank_traffic(config: Config, plan: Plan, *, pp_rank: int) -> list[CollectiveCall]:
-    """Of one training step without evaluation, checkpoints and probes."""
+    """Collectives of one training step without evaluation, checkpoints and probes."""
     units = rank_units(config, plan, pp_rank)
     calls = [
         *_data_parallel(config, plan, units),

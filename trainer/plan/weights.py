@@ -1,4 +1,4 @@
-"""Which weights a rank holds: the model's parameters by communication unit, from the configuration alone.
+"""Weights that a rank holds: the model's parameters by communication unit, from the configuration alone.
 
     units = rank_units(config, plan, pp_rank=0)     # the blocks of the rank's stages, then the root
     sum(unit.whole for unit in units)               # parameters of its tensor- and expert-parallel share
@@ -66,7 +66,7 @@ class Unit:
 
 
 def rank_units(config: Config, plan: Plan, pp_rank: int) -> list[Unit]:
-    """Of all stages of the pipeline rank, in the order of forward; the root comes last."""
+    """Units of all stages of the pipeline rank, in the order of forward; the root comes last."""
     model, stages = config.model, plan.stages
     own = stages.of_rank[pp_rank]
     sharded = plan.data_parallel_kind in ("fsdp", "hsdp")
@@ -120,13 +120,13 @@ def power_sgd_numel(units: Sequence[Unit], rank: int) -> tuple[int, int]:
 
 
 def is_factored(weight: Weight, rank: int) -> bool:
-    """Whether PowerSGD sends a parameter as two factors."""
+    """True if PowerSGD sends a parameter as two factors."""
     rank = min(weight.rows, weight.row_numel, rank)
     return 2 * rank * (weight.rows + weight.row_numel) < weight.rows * weight.row_numel
 
 
 def _block(model: ModelConfig) -> list[Weight]:
-    """Of one transformer block, but its experts."""
+    """Units of one transformer block, without its experts."""
     head_dim = model.dim // model.num_heads
     columns = [model.num_heads * head_dim, model.kv_heads * head_dim, model.kv_heads * head_dim]
     attention = [Weight(rows=rows, row_numel=model.dim, split="rows") for rows in columns]

@@ -16,7 +16,7 @@ def preset_names() -> list[str]:
 
 
 def config_path(name: str | Path) -> Path:
-    """A file if there is one of this name, else the preset, else the name: whoever reads it says that it is missing."""
+    """A file if there is one of this name, else the preset, else the name: the reader reports that it is missing."""
     path = Path(name)
     if str(name) in preset_names() and not path.exists():
         return Path(__file__).with_name(f"{name}.toml")

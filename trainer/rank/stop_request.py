@@ -1,11 +1,11 @@
-"""Whether somebody asked this rank to stop, and the end of the time that it is given for it.
+"""Stop request of a rank (SIGTERM, SIGINT), and the time limit for complying with it.
 
     stop = StopRequest(grace_s=25.0)
-    stop()                      # asked once a step; the loop tells the other ranks
-    stop.out_of_time = tell     # called just before the process leaves without a checkpoint
+    stop()                      # polled once a step; the loop shares it with the other ranks
+    stop.on_timeout = report    # called just before the process leaves without a checkpoint
 
 SIGTERM and SIGINT ask for the end of the step and a checkpoint; the same one again ends the process at once. Python
-runs a signal's handler only when the main thread comes back from C, which one that waits in a collective may never do:
+runs a signal's handler only when the main thread returns from C, which one that waits in a collective may never do:
 the time is counted by a thread, which the C handler wakes through a pipe.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["StopRequest"]
 IMPATIENCE_S = 1.0
 """A signal that comes again after this long ends the process at once."""
 FENCE_INTERVAL_S = 1.0
-"""Between two looks whether a later attempt has taken the run; whatever is written is checked besides."""
+"""Between two checks whether a later attempt has taken the run; whatever is written is checked besides."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -36,7 +36,7 @@ class StopRequest:
         self.signal = 0
         """The first signal that asked; 0 if none did."""
         self.grace_s = grace_s
-        self.out_of_time: Callable[[], None] = lambda: None
+        self.on_timeout: Callable[[], None] = lambda: None
         self._received_at: dict[int, float] = {}
         self._fence_at = 0.0
         reader, writer = os.pipe()
@@ -65,6 +65,6 @@ class StopRequest:
             pass  # watch's request for stacks, or another signal that has a handler
         time.sleep(self.grace_s)
         try:
-            self.out_of_time()
+            self.on_timeout()
         finally:
             os._exit(128 + number)

@@ -9,7 +9,7 @@ RANKSCOPE_CONFIG holds a resolved configuration as JSON, used where no CONFIG is
 
 SIGTERM and SIGINT end the run at the end of a step that all ranks agree on, with a checkpoint; the same one again ends
 the process at once, and so does the end of `recovery.grace_s`. Exit codes are those of `trainer.exit_codes`;
-143, told to stop and did so, is 0 under another launcher than ours, which would start the rank again.
+143, stopped on request, is 0 under another launcher than ours, which would start the rank again.
 """
 
 from __future__ import annotations
@@ -135,13 +135,13 @@ def _train(
         asked_to_stop=stop,
         prints_progress=identity.rank == 0 and "RANKSCOPE_RUN_DIR" not in os.environ,
     )
-    stop.out_of_time = lambda: recorder.event(event_kinds.PREEMPTED, signal=_name(stop.signal), checkpoint_step=None)
+    stop.on_timeout = lambda: recorder.event(event_kinds.PREEMPTED, signal=_name(stop.signal), checkpoint_step=None)
     try:
         outcome = train(session)
     finally:
         training.close()
     if outcome == "stopped" and identity.rank == 0:
-        # Rank 0 may have been told by another rank: then somebody wants one of the machines back.
+        # The request may have come from another rank: then one of the machines is preempted.
         saved = session.recovery.copies.disk.saved
         kind = event_kinds.INTERRUPTED if stop.signal == signal.SIGINT else event_kinds.PREEMPTED
         recorder.event(kind, signal=_name(stop.signal), checkpoint_step=saved[-1] if saved else None)
@@ -152,7 +152,7 @@ def _train(
 
 
 def _reduces_whole_gradients(config: Config, plan: Plan) -> bool:
-    """Whether what a rank hands to reductions in a step are its own gradients, as they are, and nothing else."""
+    """True if a rank's reductions in a step are those of its own whole gradients, and nothing else."""
     alone = plan.tp == plan.ep == plan.cp == 1 and config.parallel.gradient_compression == "none"
     return plan.data_size > 1 and alone
 
@@ -191,8 +191,8 @@ def _rendezvous(identity: Identity) -> Store | None:
         reason = "the port is in use" if "EADDRINUSE" in str(error) else str(error).splitlines()[0]
         raise ConfigError(f"{where}: {reason}; choose another port, and the same on every rank") from None
     # torchrun's static rendezvous keeps one store over restarts: addresses of the dead must not be found there.
-    life = f"restart-{identity.restarts}" if identity.attempt < 0 else f"attempt-{identity.attempt}"
-    return PrefixStore(f"rankscope/{life}", store)
+    prefix = f"restart-{identity.restarts}" if identity.attempt < 0 else f"attempt-{identity.attempt}"
+    return PrefixStore(f"rankscope/{prefix}", store)
 
 
 def _join_run(
@@ -230,13 +230,13 @@ def _former_run(identity: Identity, config: Config) -> RunDir | None:
 
 
 def _manifest(config: Config, plan: Plan, faults: list[str]) -> dict[str, Any]:
-    """What is written when no launcher of ours has done so."""
+    """The manifest of a run without a launcher of ours."""
     return {
         "config": config.model_dump(mode="json"),
         "world_size": plan.world_size,
         "mesh": plan.sizes,
         "faults": faults,
-        # Without a launcher the parent is somebody's shell, which says nothing about the run.
+        # Without a launcher the parent is a shell, which identifies no run.
         "launcher_pid": os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
         "command": sys.argv,
     }
@@ -267,7 +267,7 @@ def _recorder(identity: Identity, config: Config, run: RunDir, attempt: int, dev
 
 
 def _complete_manifest(run: RunDir, config: Config, world_size: int) -> None:
-    """What only a rank knows: versions, the size of the model, and what the run should need by the plan."""
+    """Add what only a rank knows: versions, the size of the model, and the plan's expectations."""
     with torch.device("meta"):
         model = Transformer(config.model)
     with contextlib.suppress(OSError):

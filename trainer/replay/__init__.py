@@ -1,1 +1,1 @@
-"""A step once more, with every operation looked at: does what went wrong come back, and where does it begin?"""
+"""Replay of a step with every operation watched: does the fault come back, and where does it start?"""

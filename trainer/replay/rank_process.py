@@ -1,7 +1,7 @@
 """One rank of a replay that needs as many ranks as the run had: `python -m trainer.replay.rank_process FOLDER RANK`.
 
-FOLDER is the scratch folder that `trainer.replay.session` made: the request is there, ranks meet there through a file,
-and each leaves what it found in `rank-<r>.json`, or why it could not in `rank-<r>.error`, one line.
+FOLDER is the scratch folder that `trainer.replay.session` made: it holds the request, ranks find each other through a
+file there, and each leaves what it found in `rank-<r>.json`, or why it could not in `rank-<r>.error`, one line.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ def main(folder: Path, rank: int) -> int:
             torch.cuda.set_device(device)
         else:
             torch.set_num_threads(1)
-        store = FileStore(str(folder / "meeting"), plan.world_size)
+        store = FileStore(str(folder / "rendezvous"), plan.world_size)
         dist.init_process_group(
             pick_backend(config, device), store=store, rank=rank, world_size=plan.world_size,
             timeout=timedelta(seconds=RENDEZVOUS_S),
         )  # fmt: skip
         losses = {int(step): loss for step, loss in request["losses"].items()}
-        told = replay_target(
-            config, plan, Target.from_json(request["target"]), device, losses=losses, say=_sayer(folder, rank)
+        result = replay_target(
+            config, plan, Target.from_json(request["target"]), device, losses=losses, report=_reporter(folder, rank)
         )
     except (ConfigError, CheckpointError) as error:
         (folder / f"rank-{rank}.error").write_text(" ".join(str(error).split()) + "\n")
         return 2
-    (folder / f"rank-{rank}.json").write_text(json.dumps(asdict(told)))
-    dist.barrier()  # nobody closes its connections while others still use them
+    (folder / f"rank-{rank}.json").write_text(json.dumps(asdict(result)))
+    dist.barrier()  # no rank closes its connections while others still use them
     return 0
 
 
-def _sayer(folder: Path, rank: int) -> Callable[[str], None]:
-    """Rank 0's words are passed on to the terminal."""
+def _reporter(folder: Path, rank: int) -> Callable[[str], None]:
+    """Progress of rank 0, passed on to the terminal through a file."""
 
-    def say(line: str) -> None:
+    def report(line: str) -> None:
         if rank == 0:
-            with (folder / "said.txt").open("a") as said:
-                said.write(line + "\n")
+            with (folder / "progress.txt").open("a") as progress:
+                progress.write(line + "\n")
 
-    return say
+    return report
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The loss of each sequence of a batch, and what the sequences are, for a step that is looked into.
+"""The loss of each sequence of a batch, and what the sequences are, for a step that is replayed.
 
     with SampleLosses(training, batch) as losses:
         training.forward_backward(batch)

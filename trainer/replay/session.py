@@ -1,10 +1,10 @@
-"""`rankscope replay RUN --step N`: from a run's folder to what the replayed step says.
+"""`rankscope replay RUN --step N`: from a run's folder to the result of the replayed step.
 
-    again = replay_step(Path("runs/latest"), 40, device="auto", say=print)
+    again = replay_step(Path("runs/latest"), 40, device="auto", report=print)
     again.found.text(again.target.ranks)        # "replayed it came back in blocks.3.mlp.up (mm) forward on rank 2 ..."
 
 Where each rank had the whole model (DDP) this process does it alone; otherwise as many processes as the run had ranks,
-on this machine. They meet through a file, and find what to do in a scratch folder, never in the run's.
+on this machine. They find each other through a file, and their request in a scratch folder, never in the run's.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ class ReplayReport:
         }
 
 
-def replay_step(path: Path, step: int, *, device: str = "auto", say: Callable[[str], None]) -> ReplayReport:
+def replay_step(path: Path, step: int, *, device: str = "auto", report: Callable[[str], None]) -> ReplayReport:
     """Raises ReplayError, RunError, ConfigError, CheckpointError or StoreError, one line each."""
     start = time.monotonic()
     run = RunDir.open(path)
     manifest = run.manifest()
     before, world_size = manifest.get("config"), manifest.get("world_size")
     if not isinstance(before, dict) or not isinstance(world_size, int):
-        raise ReplayError(f"{path} cannot be replayed: its run.json holds no configuration of this trainer")
+        raise ReplayError(f"{path} cannot be replayed: its run.json has no configuration of this trainer.")
     config = changed_config(before, [f"train.device={device}", "data.num_workers=0"])
     plan = resolve(config, world_size)
     with Store.open(run) as store:
@@ -89,15 +89,15 @@ def replay_step(path: Path, step: int, *, device: str = "auto", say: Callable[[s
     enter_launch_folder(config, manifest)
     good = "good" if target.is_good else "not yet known to be good"
     state = f"the checkpoint of step {target.state_step} ({good})" if target.checkpoint else "the initial state"
-    say(f"step {step} of attempt {target.attempt}, batch {target.batch_index}, from {state}")
-    told, count = _tell(config, plan, target, losses, say)
+    report(f"Step {step} of attempt {target.attempt}, batch {target.batch_index}, from {state}.")
+    results, count = _replay(config, plan, target, losses, report)
     return ReplayReport(
         target=target,
-        found=_put_together(told, target),
-        loss=told[0]["events"][0]["loss"],
-        grad_norm=told[0]["events"][0]["grad_norm"],
-        worst_way_ratio=told[0]["worst_way_ratio"],
-        data_differs=any(one["data_differs"] for one in told),
+        found=_combine(results, target),
+        loss=results[0]["events"][0]["loss"],
+        grad_norm=results[0]["events"][0]["grad_norm"],
+        worst_way_ratio=results[0]["worst_way_ratio"],
+        data_differs=any(one["data_differs"] for one in results),
         num_processes=count,
         duration_s=time.monotonic() - start,
     )
@@ -112,10 +112,10 @@ def _recorded_losses(source: Source, target: Target) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in rows}
 
 
-def _tell(
-    config: Config, plan: Plan, target: Target, losses: dict[int, float], say: Callable[[str], None]
+def _replay(
+    config: Config, plan: Plan, target: Target, losses: dict[int, float], report: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], int]:
-    """What each process found, and how many there were."""
+    """Results of the processes, and their number."""
     import torch
 
     from trainer.replay.step_replay import replay_target, runs_in_one_process
@@ -123,8 +123,8 @@ def _tell(
 
     if runs_in_one_process(plan):
         device = pick_device(config, 0)
-        told = replay_target(config, plan, target, device, losses=losses, say=say)
-        return [json.loads(json.dumps(asdict(told)))], 1  # as it would come from another process
+        result = replay_target(config, plan, target, device, losses=losses, report=report)
+        return [json.loads(json.dumps(asdict(result)))], 1  # as it would come from another process
     available = torch.cuda.device_count()
     if config.train.device == "cuda" and available < plan.world_size:
         raise ReplayError(
@@ -134,12 +134,12 @@ def _tell(
     with tempfile.TemporaryDirectory(prefix="rankscope-replay-") as folder:
         request = {"config": config.model_dump(mode="json"), "target": target.to_json(), "losses": losses}
         (Path(folder) / REQUEST_NAME).write_text(json.dumps(request | {"world_size": plan.world_size}))
-        return _on_ranks(Path(folder), plan.world_size, say), plan.world_size
+        return _on_ranks(Path(folder), plan.world_size, report), plan.world_size
 
 
-def _on_ranks(folder: Path, world_size: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Start the processes, pass on what rank 0 says, and read what they found."""
-    say(f"starting {world_size} processes")
+def _on_ranks(folder: Path, world_size: int, report: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Start the processes, pass on the progress of rank 0, and read their results."""
+    report(f"Starting {world_size} processes.")
     processes = []
     try:
         for rank in range(world_size):
@@ -149,20 +149,20 @@ def _on_ranks(folder: Path, world_size: int, say: Callable[[str], None]) -> list
                 processes.append(
                     subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
                 )
-        deadline, said = time.monotonic() + DEADLINE_S, 0
+        deadline, shown = time.monotonic() + DEADLINE_S, 0
         while (codes := [process.poll() for process in processes]).count(0) < world_size:
-            lines = _lines(folder / "said.txt")
-            for line in lines[said:]:
-                say(line)
-            said = len(lines)
+            lines = _lines(folder / "progress.txt")
+            for line in lines[shown:]:
+                report(line)
+            shown = len(lines)
             if failed := [rank for rank, code in enumerate(codes) if code]:
-                time.sleep(5 * _POLL_S)  # the first to fail takes the others with it: whose words are there by then
+                time.sleep(5 * _POLL_S)  # the first to fail takes the others with it: whose error is there by then
                 raise ReplayError(_why(folder, failed))
             if time.monotonic() > deadline:
-                raise ReplayError(f"the ranks' processes did not come to an end within {DEADLINE_S:.0f} s")
+                raise ReplayError(f"The processes of the ranks did not end within {DEADLINE_S:.0f} s.")
             time.sleep(_POLL_S)
-        for line in _lines(folder / "said.txt")[said:]:
-            say(line)
+        for line in _lines(folder / "progress.txt")[shown:]:
+            report(line)
     finally:
         for process in processes:
             if process.poll() is None:
@@ -178,22 +178,24 @@ def _lines(path: Path) -> list[str]:
 
 
 def _why(folder: Path, failed: Sequence[int]) -> str:
-    """One line: what a rank said before it failed, rather than what its log ends with."""
+    """One line: the error that a rank reported, rather than the end of its log."""
     for rank in range(len(list(folder.glob("rank-*.log")))):
-        if told := _lines(folder / f"rank-{rank}.error"):
-            return told[0]
+        if lines := _lines(folder / f"rank-{rank}.error"):
+            return lines[0]
     log = (folder / f"rank-{failed[0]}.log").read_text(errors="replace").strip().splitlines()
-    return f"the process of rank {failed[0]} failed: {log[-1] if log else 'it said nothing'}"
+    return f"The process of rank {failed[0]} failed: {log[-1] if log else 'no output'}"
 
 
-def _put_together(told: Sequence[dict[str, Any]], target: Target) -> ReplayResult:
+def _combine(results: Sequence[dict[str, Any]], target: Target) -> ReplayResult:
     """The events of all ranks as the analyzer of replays reads them."""
     events = [
         Event(wall_ns=place, attempt=0, rank=detail["rank"], step=target.step, kind="replay", detail=detail)
         for place, detail in enumerate(
-            sorted((detail for one in told for detail in one["events"]), key=lambda detail: detail["state"] != "same")
+            sorted(
+                (detail for one in results for detail in one["events"]), key=lambda detail: detail["state"] != "same"
+            )
         )
     ]
     found = find_replay(EventLog(events), attempt=0, step=target.step)
-    assert found is not None, "each rank has told of the step"
+    assert found is not None, "each rank has an event"
     return found

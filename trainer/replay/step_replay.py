@@ -1,6 +1,6 @@
 """One process's part of replaying a step of a run that is over: the state, the way to the step, the step itself.
 
-    told = replay_target(config, plan, target, device, say=print)     # events `replay`, as a run's triage writes them
+    result = replay_target(config, plan, target, device, report=print)   # events `replay`, as a run's triage writes
 
 1. The checkpoint is read (hashes first), or the initial state is made.
 2. If it is older than the step before, the step's batch is replayed on it: what comes back there is the batch.
@@ -36,7 +36,7 @@ from trainer.training.build import build
 from trainer.training.optimizer import learning_rate
 from trainer.training.rank_training import Training
 
-__all__ = ["ReplayResult", "replay_target", "runs_in_one_process"]
+__all__ = ["ProcessReplay", "replay_target", "runs_in_one_process"]
 
 MAX_OVERFLOWS = 32
 """fp16: steps dropped in a row while the loss scale finds its place."""
@@ -58,8 +58,8 @@ class _Share(Plan):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayResult:
-    """What one process found. `events` are details of events `replay`, with their ranks."""
+class ProcessReplay:
+    """Result of one process. `events` are details of events `replay`, with their ranks."""
 
     events: list[dict[str, Any]]
     worst_way_ratio: float | None
@@ -69,7 +69,7 @@ class ReplayResult:
 
 
 def runs_in_one_process(plan: Plan) -> bool:
-    """Whether each data rank has the whole model."""
+    """True if each data rank has the whole model."""
     return plan.world_size == plan.dp_replicate  # replicas, and nothing else
 
 
@@ -80,8 +80,8 @@ def replay_target(
     device: torch.device,
     *,
     losses: dict[int, float] | None = None,
-    say: Callable[[str], None] = lambda line: None,
-) -> ReplayResult:
+    report: Callable[[str], None] = lambda line: None,
+) -> ProcessReplay:
     """Raises CheckpointError or ConfigError. `losses`: recorded ones by step, to compare the way with. Collective where
     the process group is initialised; without one the plan must run in one process."""
     if torch.distributed.is_initialized():
@@ -93,7 +93,7 @@ def replay_target(
         )  # fmt: skip
         training, ranks = build(config, one, device), list(range(plan.data_size))
     with _closing(training):
-        return _Player(training, target, ranks, say).play(losses or {})
+        return _StepReplayer(training, target, ranks, report).run(losses or {})
 
 
 @contextmanager
@@ -104,19 +104,21 @@ def _closing(training: Training) -> Iterator[None]:
         training.close()
 
 
-class _Player:
-    """Plays one target on one training; `ranks` are those that this process stands for, None for its own alone."""
+class _StepReplayer:
+    """Replays one target on one training; `ranks` are those that this process stands for, None for its own alone."""
 
-    def __init__(self, training: Training, target: Target, ranks: list[int] | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, training: Training, target: Target, ranks: list[int] | None, report: Callable[[str], None]
+    ) -> None:
         self.training = training
         self.target = target
         self.ranks = ranks
-        self.say = say
+        self.report = report
         self._optim = training.config.optim
         verdict = target.kind if target.kind != "healthy" else "non_finite"
         self.verdict = Verdict(step=target.step, kind=verdict, loss=target.loss, loss_level=target.loss_level)
 
-    def play(self, losses: dict[int, float]) -> ReplayResult:
+    def run(self, losses: dict[int, float]) -> ProcessReplay:
         target, differs, worst = self.target, False, None
         if target.checkpoint:
             loaded = load_folder(Path(target.checkpoint), self.training)
@@ -126,16 +128,16 @@ class _Player:
             differs = saved not in (None, order_signature(self.training.stream, position))
         events = []
         if target.way and target.kind != "healthy":
-            self.say(f"replaying batch {target.batch_index} on the state of step {target.state_step}")
+            self.report(f"Replaying batch {target.batch_index} on the state of step {target.state_step}")
             events += self._replayed("restored", target.state_step)
         for number, update in enumerate(target.way, start=1):
             loss = self._take(update)
             if (was := losses.get(update.step)) and math.isfinite(was):
                 worst = max(worst or 0.0, abs(loss / was - 1.0))
             if number % 10 == 0 or number == len(target.way):
-                self.say(f"took step {update.step} again ({number} of {len(target.way)}): loss {loss:.4f}")
-        self.say(f"replaying step {target.step} with every operation watched")
-        return ReplayResult(
+                self.report(f"Retook step {update.step} ({number} of {len(target.way)}): loss {loss:.4f}")
+        self.report(f"Replaying step {target.step} with every operation watched")
+        return ProcessReplay(
             events=[*self._replayed("same", target.step - 1), *events], worst_way_ratio=worst, data_differs=differs
         )
 

@@ -1,4 +1,4 @@
-"""Which execution of a step is to be replayed, and the way there: from the run's records and its checkpoints.
+"""Target of a replay: the execution of a step and the updates before it, from the run's records and checkpoints.
 
     target = find_target(store, run, step=40)
     target.batch_index, target.kind         # 39, "non_finite"
@@ -62,7 +62,7 @@ class Target:
     loss_level: float
     """Of a spike: what was usual before."""
     ranks: tuple[int, ...]
-    """Whom the records name; of a step that was healthy nobody."""
+    """Ranks that the records name; empty for a healthy step."""
     checkpoint: str
     """Folder of the state, empty for the initial one."""
     state_step: int
@@ -81,7 +81,7 @@ class Target:
 def find_target(source: Source, run: RunDir, step: int) -> Target:
     """Raises ReplayError if the step was not recorded, or what was trained on before it is not known."""
     if not source.has("steps"):
-        raise ReplayError(f"{run.path}: no steps are recorded")
+        raise ReplayError(f"{run.path} has no recorded steps.")
     attempt, start_ns, batch_index, loss, norm, was_taken = _execution(source, run, step)
     kind, level = _kind(source, attempt, step, loss, norm, was_taken)
     checkpoint, state_step, is_good = _state(run, step, batch_index)
@@ -112,7 +112,7 @@ def _execution(source: Source, run: RunDir, step: int) -> tuple[int, int, int, f
     if not rows:
         ((first, last),) = source.rows("SELECT min(step), max(step) FROM steps WHERE duration_ns IS NOT NULL")
         there = f"steps {first} to {last} are" if first is not None else "none is"
-        raise ReplayError(f"--step {step}: that step is not among the records of {run.path} ({there})")
+        raise ReplayError(f"--step {step}: {run.path} has no record of this step ({there}).")
     bad = [row for row in rows if not (row[5] and math.isfinite(row[3]) and math.isfinite(row[4]))]
     attempt, start_ns, batch_index, loss, norm, was_taken = (bad or rows[-1:])[0]
     return int(attempt), int(start_ns), int(batch_index), float(loss), float(norm), bool(was_taken)
@@ -124,9 +124,9 @@ def _kind(
     if not (math.isfinite(loss) and math.isfinite(norm)):
         return "non_finite", math.nan
     log = EventLog.load(source, (event_kinds.REPLAY, event_kinds.ROLLBACK, event_kinds.BATCH_SKIPPED), attempt)
-    told = [event for event in log.of(event_kinds.REPLAY, step=step) if event.text("verdict") == "spike"]
-    if told:
-        return "spike", told[0].number("loss_level") or math.nan
+    replays = [event for event in log.of(event_kinds.REPLAY, step=step) if event.text("verdict") == "spike"]
+    if replays:
+        return "spike", replays[0].number("loss_level") or math.nan
     if was_taken:
         return "healthy", math.nan
     rows = source.rows(

@@ -1,4 +1,4 @@
-"""After a step that was refused: the same step again, to see whether what went wrong comes back.
+"""Replay a refused step, to see whether the fault comes back.
 
     triage = Triage(training, recorder, gradients, limit=8)
     again = triage.repeat(verdict, batch)                # before anything is restored: the same state, the same batch
@@ -40,18 +40,18 @@ from trainer.training.rank_training import Training
 __all__ = ["GradientExaminer", "Replay", "Triage", "comes_back", "findings", "replay"]
 
 MAX_SAMPLES = 8
-"""Samples that each rank tells of, the worst first."""
+"""Samples that each rank reports, the worst first."""
 
 
 class GradientExaminer(Protocol):
-    """Says what is wrong with this rank's gradients; the probe of `probes.gradients`."""
+    """Examines this rank's gradients; the probe of `probes.gradients`."""
 
     def examine(self, step: int) -> list[tuple[str, int]]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What one replay came to. Loss and norm are the same on all ranks, the rest is this rank's own."""
+    """Result of one replay. Loss and norm are the same on all ranks, the rest is this rank's own."""
 
     loss: float
     grad_norm: float
@@ -94,7 +94,7 @@ class Triage:
         return Refused(verdict=verdict, came_back=came_back, duration_s=again.duration_s)
 
     def from_restored(self, refused: Refused | None, batch: Batch, *, state_step: int) -> None:
-        """The same batch on the state that was gone back to, where the fault came back and that state is older."""
+        """Replay the batch on the restored state, where the fault came back and that state is older."""
         if refused is None or not refused.came_back or state_step >= refused.verdict.step - 1:
             return
         again = self._replay(refused.verdict, batch)
@@ -128,7 +128,7 @@ class Triage:
 
 
 def findings(training: Training, batch: Batch, again: Replay) -> dict[str, Any]:
-    """What this rank found, as the keys of an event."""
+    """Results of this rank, as the keys of an event."""
     origin = None
     if again.origin is not None:
         rows = _rows(training, again.origin)
@@ -181,7 +181,7 @@ def comes_back(verdict: Verdict, again: Replay) -> bool:
     if verdict.kind != "spike":
         return False
     if not (math.isfinite(verdict.loss) and math.isfinite(verdict.loss_level)):
-        return True  # nothing to compare with: the same loss again, as far as anybody can say
+        return True  # nothing to compare with: the same loss again, as far as is known
     return again.loss >= 0.5 * (verdict.loss + verdict.loss_level)
 
 

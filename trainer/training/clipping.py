@@ -30,7 +30,7 @@ def settle_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
 
     DTensor leaves the gradient of a norm under sequence parallel as a partial sum, and that of the vocabulary-parallel
     embedding whole on every rank. FSDP2 settles this itself; without FSDP the optimizer would redistribute in each of
-    its operations, and who reads the local part would read a part of the truth.
+    its operations, and a reader of the local part would see a part only.
     """
     for parameter in parameters:
         grad = parameter.grad
@@ -92,9 +92,9 @@ def gradient_norm(
 
 
 def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """What to multiply gradients with so that their norm is at most `max_norm`; stays on the device.
+    """Factor for the gradients so that their norm is at most `max_norm`; stays on the device.
 
-    One for a norm that is not finite: a NaN factor would reach every gradient, and nobody could say which was bad.
+    One for a norm that is not finite: a NaN factor would reach every gradient, and hide which was bad.
     """
     finite = norm.nan_to_num(nan=0.0, posinf=0.0)
     return (max_norm / (finite + 1e-6)).clamp(max=1.0)

@@ -22,7 +22,7 @@ class LossScaler:
     good_steps: int = 0
 
     def absorbs(self, norm: float) -> bool:
-        """Whether a norm that is not finite may come from the scale rather than from the model: then it is halved.
+        """True if a norm that is not finite may come from the scale rather than from the model; halves the scale then.
 
         At the lowest scale an overflow is a real one, and the answer is no.
         """

@@ -73,7 +73,7 @@ def test_seeds_give_other_places_and_the_same_again() -> None:
 def test_what_a_mesh_has_no_place_for_is_left_out_and_said() -> None:
     plan = plan_drill(CONFIG, ["missing_send", "stop"], meshes=["ddp", "pp"], seeds=1, num_ranks=4)
     assert [(s.name, s.mesh) for s in plan.scenarios] == [("stop", "ddp"), ("missing_send", "pp"), ("stop", "pp")]
-    ((name, mesh, reason),) = plan.left_out
+    ((name, mesh, reason),) = plan.skipped
     assert (name, mesh) == ("missing_send", "ddp")
     assert "pipeline" in reason
     alone = plan_drill(CONFIG, ["stop", "kill"], meshes=["config"], seeds=1, num_ranks=1)

@@ -113,9 +113,9 @@ def test_what_may_be_said_is_no_alarm_and_what_must_be_on_record_is_missed(tmp_p
             return score_run(store, run.manifest(), [], faults=[slow], steps=20, **more)
 
     assert [said.kind for said in judged().false_alarms] == ["checkpoint_age"]
-    result = judged(allowed=["checkpoint_age"], told=[("checkpoint", "complete"), ("fault_injected", "")])
+    result = judged(allowed=["checkpoint_age"], required_events=[("checkpoint", "complete"), ("fault_injected", "")])
     assert (result.false_alarms, result.problems) == ((), ())
-    result = judged(allowed=["checkpoint_age"], told=[("checkpoint", "condemned"), ("fenced", "")])
+    result = judged(allowed=["checkpoint_age"], required_events=[("checkpoint", "condemned"), ("fenced", "")])
     assert result.problems == ("no event checkpoint (condemned) was written", "no event fenced was written")
     assert not result.recovered
 
@@ -182,7 +182,7 @@ def test_two_faults_of_one_kind_need_two_findings(tmp_path: Path) -> None:
     [
         ("rank", [2], True), ("rank", [1, 2], False), ("rank", [], False),
         ("among", [1, 2], True), ("among", [1, 3], False),
-        ("nobody", [], True), ("nobody", [0, 1, 2, 3], True), ("nobody", [2], False),
+        ("none", [], True), ("none", [0, 1, 2, 3], True), ("none", [2], False),
     ],
 )  # fmt: skip
 def test_whose_the_finding_must_be(tmp_path: Path, whose: Any, ranks: list[int], right: bool) -> None:

@@ -27,12 +27,12 @@ def row(scenario: Scenario, **score: object) -> Row:
 
 
 def answer(fault: str, **more: object) -> Answer:
-    base = Answer(fault=fault, rank=1, injected=True, seen="live", right_rank=True, right_cause=True, said=LOST)
+    base = Answer(fault=fault, rank=1, injected=True, seen="live", right_rank=True, right_cause=True, finding=LOST)
     return replace(base, **more)  # type: ignore[arg-type]
 
 
 GOOD = row(KILL, answers=(answer("kill", finding_s=0.5),), num_right=1, training_s=8.0, steps_lost=2)
-UNSEEN = row(NAN, answers=(answer("nan_grad", seen="", right_rank=False, right_cause=False, said=None),))
+UNSEEN = row(NAN, answers=(answer("nan_grad", seen="", right_rank=False, right_cause=False, finding=None),))
 ALARMED = row(PAUSE, false_alarms=(SLOW,))
 
 
@@ -50,7 +50,7 @@ def test_all_is_well() -> None:
 def test_what_was_not_seen_costs_recall_and_fails() -> None:
     total = tally(GOOD, UNSEEN)
     assert (total.recall, total.right_rank, total.precision, total.failed) == (0.5, 1.0, 1.0, True)
-    assert UNSEEN.trouble == ("nan_grad was not seen",)
+    assert UNSEEN.trouble == ("nan_grad was not found.",)
 
 
 def test_the_wrong_rank_costs_right_rank_and_precision() -> None:
@@ -63,7 +63,7 @@ def test_the_wrong_rank_costs_right_rank_and_precision() -> None:
 def test_a_false_alarm_costs_precision() -> None:
     total = tally(GOOD, ALARMED)
     assert (total.recall, total.precision, total.failed) == (1.0, 0.5, False)
-    assert ALARMED.trouble == ("false alarm: rank 3 is slow",)
+    assert ALARMED.trouble == ("False alarm: rank 3 is slow",)
 
 
 @pytest.mark.parametrize(
@@ -97,15 +97,17 @@ def test_the_table_shows_each_run_and_what_was_wrong() -> None:
     text = console.export_text()
     (line,) = [line for line in text.splitlines() if line.startswith("F1 kill")]
     assert line.split()[-6:] == ["0.5", "s", "8.0", "s", "2", "yes"]
-    assert "nan_grad was not seen" in text
-    assert "false alarm: rank 3 is slow" in text
+    assert "nan_grad was not found." in text
+    assert "False alarm: rank 3 is slow" in text
     assert "recall 50.0 %" in text
 
 
 def test_the_page_stands_alone_and_is_escaped() -> None:
     hostile = Statement(kind="rank_lost", cause="signal", ranks=(1,), summary="<script>alert(1)</script>")
-    plan = DrillPlan(scenarios=PLAN.scenarios, left_out=(("missing_send", "ddp", "needs a pipeline"),))
-    page = drill_page(tally(row(KILL, answers=(answer("kill", said=hostile),)), ALARMED), plan, title="<b>my</b>.toml")
+    plan = DrillPlan(scenarios=PLAN.scenarios, skipped=(("missing_send", "ddp", "needs a pipeline"),))
+    page = drill_page(
+        tally(row(KILL, answers=(answer("kill", finding=hostile),)), ALARMED), plan, title="<b>my</b>.toml"
+    )
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)" in page
     assert "&lt;b&gt;my&lt;/b&gt;.toml" in page

@@ -90,7 +90,7 @@ class DiskCheckpoints:
 
     @property
     def is_planned(self) -> bool:
-        """Whether the shards of a save are assigned to ranks; the same on all ranks."""
+        """True once the shards of a save are assigned to ranks; the same on all ranks."""
         return self._plan is not None
 
     def prepare(self) -> None:
@@ -212,7 +212,8 @@ class DiskCheckpoints:
             return loaded
         if steps:
             raise CheckpointError(
-                f"{self.folder}: none of {len(steps)} checkpoints can be used; checkpoint.resume=false starts over"
+                f"{self.folder}: none of {len(steps)} checkpoints can be used. "
+                "To start over, set checkpoint.resume=false."
             )
         return None
 

@@ -31,7 +31,7 @@ __all__ = ["Loaded", "load_folder"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What a checkpoint held besides tensors."""
+    """Contents of a checkpoint besides tensors."""
 
     values: Values
     extra: Mapping[str, Any]

@@ -5,7 +5,7 @@
     verify_files(folder, manifest, names)       # raises CheckpointError for a file that is not as it was written
 
 torch's own format has no checksums, and its `.metadata` is a pickle: nothing in a folder is opened by torch before
-the hashes agree. They guard against damage, not against somebody who can write both the files and the manifest:
+the hashes agree. They guard against damage, not against an attacker who can write both the files and the manifest:
 load checkpoints only from people you would run code from.
 """
 

@@ -1,4 +1,4 @@
-"""Who writes what of a sharded checkpoint, planned once by torch and used for every save.
+"""Plan of a sharded save: which rank writes which shard, computed once by torch and used for every save.
 
     plan = SavePlan.make(tensors, rank=0)                  # collective; a few ten milliseconds
     layout_of(tensors)                                     # another one (the optimizer has got its state) needs a plan
@@ -6,7 +6,7 @@
     plan.write_metadata(folder, shards)                    # rank 0, with what every rank's `write_shard` returned
 
 torch plans anew for every save: each rank sends its list of tensors to rank 0, which removes what is there twice and
-sends everybody the rest. The lists only depend on names and shapes, which do not change in a run, so the background has
+sends all ranks the rest. The lists only depend on names and shapes, which do not change in a run, so the background has
 nothing to exchange. The files are those of torch.distributed.checkpoint, whose reader loads them.
 
 Nor is anything pickled for a save. What torch writes of a tensor is a head, which depends on its shape and type, and
@@ -63,11 +63,11 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class SavePlan:
-    """The plan of one rank; `everybody` and `metadata` are rank 0's."""
+    """The plan of one rank; `items_by_rank` and `metadata` are rank 0's."""
 
     rank: int
     items: list[WriteItem]
-    everybody: list[list[WriteItem]]
+    items_by_rank: list[list[WriteItem]]
     metadata: Metadata | None
     heads: Heads = field(default_factory=Heads)
 
@@ -91,15 +91,15 @@ class SavePlan:
                 error = f"torch cannot plan the checkpoint: {failure}"
         own: list[Any] = [(plans[0] if plans else None, error)]
         if distributed:
-            everybody = [(plan, "") for plan in plans] if plans else [(None, error)] * len(locals_)
-            dist.scatter_object_list(own, everybody if rank == 0 else None)
+            items_by_rank = [(plan, "") for plan in plans] if plans else [(None, error)] * len(locals_)
+            dist.scatter_object_list(own, items_by_rank if rank == 0 else None)
         plan, error = own[0]
         if error:
             raise CheckpointError(error)
         return cls(
             rank=rank,
             items=plan.items,
-            everybody=[each.items for each in plans],
+            items_by_rank=[each.items for each in plans],
             metadata=metadata,
         )
 
@@ -136,11 +136,11 @@ class SavePlan:
                 )
                 for item, (offset, length) in zip(items, shard.places, strict=True)
             ]
-            for items, shard in zip(self.everybody, shards, strict=True)
+            for items, shard in zip(self.items_by_rank, shards, strict=True)
         ]
         FileSystemWriter(folder, sync_files=True).finish(dataclasses.replace(self.metadata), results)
 
 
 def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
-    """What a plan depends on."""
+    """Names, shapes and types that a plan depends on."""
     return {name: (value.shape, value.dtype) for name, value in tensors.items()}

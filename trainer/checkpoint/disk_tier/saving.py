@@ -99,7 +99,7 @@ class Save:
         return self._stage == len(STAGES) - 1
 
     def vote(self) -> SaveVote:
-        """Whether this rank is still at work on the stage, and whether it failed."""
+        """This rank's vote: still at work on the stage; failed."""
         pending = self._future is not None and not self._future.done()
         return SaveVote(pending=float(pending), failed=float(bool(self.error)))
 
@@ -137,7 +137,7 @@ class Save:
             if not self._cancelled:
                 fence.check()
                 work()
-        except (Exception, fence.Fenced) as error:  # the training thread looks at the fence by itself
+        except (Exception, fence.Fenced) as error:  # the training thread checks the fence by itself
             self.error = one_line(f"{type(error).__name__}: {error}")
 
     def _write(self) -> None:
@@ -152,7 +152,7 @@ class Save:
     def _finish(self) -> None:
         if self._plan.rank:
             return
-        notes = [self._read_note(rank) for rank in range(len(self._plan.everybody))]
+        notes = [self._read_note(rank) for rank in range(len(self._plan.items_by_rank))]
         shards = [shard for shard, _ in notes]
         self._plan.write_metadata(self.scratch, shards)
         files = {shard.name: shard.digest for shard in shards}
@@ -162,7 +162,7 @@ class Save:
         extra = {**self._content["extra"], **self._late_extra()}
         write_manifest(self.scratch, {**self._content, "extra": extra, "signatures": signatures}, files)
         if self.final.exists():
-            shutil.rmtree(self.final)  # of a run that was told to start over
+            shutil.rmtree(self.final)  # of a run that was started over
         with self._naming:
             if self._cancelled:
                 raise CheckpointError("the save was cancelled")

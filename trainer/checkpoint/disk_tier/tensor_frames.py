@@ -1,4 +1,4 @@
-"""What `torch.save` writes of a tensor, without pickling it each time: a head that is kept, and the tensor's own bytes.
+"""Write tensors in the format of `torch.save` without pickling each time: a cached header, then the tensor's bytes.
 
     heads, file = Heads(), HashedFile(open(path, "xb", buffering=0))
     file.write(heads.of(tensor)); file.write(bytes_of(tensor)); file.flush()
@@ -34,7 +34,7 @@ class Heads:
         self._known: dict[tuple[torch.Size, torch.dtype], bytes | None] = {}
 
     def of(self, tensor: Tensor) -> bytes | None:
-        """What comes before the tensor's bytes; None if torch writes such a tensor otherwise."""
+        """The bytes before the tensor's own; None if torch writes such a tensor otherwise."""
         key = (tensor.shape, tensor.dtype)
         if key not in self._known:
             self._known[key] = _head(tensor)
@@ -42,7 +42,7 @@ class Heads:
 
 
 def _head(tensor: Tensor) -> bytes | None:
-    """Of a tensor of this shape and type that is filled with a pattern: where that is not at the end, there is none."""
+    """Header for this shape and type, found by saving a pattern; None if the pattern is not at the end."""
     sample = torch.full((tensor.nbytes,), _PATTERN, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape)
     buffer = io.BytesIO()
     try:

@@ -84,7 +84,7 @@ class MemoryCopies:
         origin: Sequence[int] | None = None,
     ) -> int:
         """Copy the state as it is now; returns the size in bytes. `extra` is found again after a restart, and so is
-        `origin`: which attempt computed the state, and how often it had gone back (this one)."""
+        `origin`: which attempt computed the state, and how many rollbacks it had made (this one)."""
         if len(self._copies) >= self._limit:
             self._spare.append(self._copies.pop(0))
         copy = self._free()
@@ -103,7 +103,7 @@ class MemoryCopies:
             copy.sealing = self._sealer.submit(self._seal, copy, slot, content)
 
     def lend(self, values: Values) -> HostCopy:
-        """A copy of the state as it is now, which nobody writes to while it has borrowers; taken if there is none."""
+        """A copy of the state as it is now, which is not written to while it has borrowers; taken if there is none."""
         if self._copies and self._copies[-1].step == values.position.step:
             return self._copies[-1]
         copy = self._free()
@@ -116,7 +116,7 @@ class MemoryCopies:
         fresh = [copy for copy in self._copies if not copy.vetted and copy.step + self.healthy_steps <= step]
         for copy in fresh:
             copy.vetted = True
-            # Without its note it is still being hashed, and who hashes it looks at `vetted` after writing the note.
+            # Without its note it is still being hashed, and the hashing thread reads `vetted` after writing the note.
             if copy.slot is not None and copy.slot.note_path.exists():
                 copy.slot.vet()
         return [copy.step for copy in fresh]
@@ -155,7 +155,7 @@ class MemoryCopies:
         self.seal()
 
     def remove(self) -> None:
-        """Give shared memory back: nobody needs the copies after this process, nor those kept for others."""
+        """Give shared memory back: the copies, and those kept for others, are not needed after this process."""
         if self.peers is not None:
             self.peers.remove()
         if self._folder is not None:
@@ -164,7 +164,7 @@ class MemoryCopies:
                 self._folder.parent.rmdir()  # by the last rank
 
     def mesh(self) -> dict[str, Any]:
-        """What must be the same for another process to take a copy over."""
+        """The layout that must be equal for another process to adopt a copy."""
         training = self.training
         return {
             "sizes": dict(training.plan.sizes),
@@ -177,7 +177,7 @@ class MemoryCopies:
     # Pieces of the above.
 
     def _free(self) -> HostCopy:
-        """Buffers that nobody reads."""
+        """Buffers without borrowers."""
         for copy in self._spare:
             if not copy.in_use:
                 self._spare.remove(copy)

@@ -39,7 +39,7 @@ def private_memory(live: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class HostCopy:
-    """Buffers, and what is in them. `borrowers` counts who reads it in the background."""
+    """Buffers and their contents. `borrowers` counts background readers."""
 
     def __init__(self, allocate: Allocate = private_memory, slot: Slot | None = None) -> None:
         self.values = Values(position=Position())
@@ -57,7 +57,7 @@ class HostCopy:
 
     @property
     def in_use(self) -> bool:
-        """Whether somebody reads the buffers."""
+        """True while the buffers are read in the background."""
         at_work = (future for future in (self.sealing, self.sending) if future is not None)
         return self.borrowers > 0 or any(not future.done() for future in at_work)
 
@@ -74,7 +74,7 @@ class HostCopy:
     @torch.no_grad()
     def fill(self, training: Training, values: Values, *, vetted: bool = False) -> None:
         """Copy the state as it is now."""
-        assert not self.in_use, "somebody still reads it"
+        assert not self.in_use, "the buffers are still being read"
         if self.slot is not None:
             self.slot.invalidate()
         live = local_tensors(training_tensors(training))

@@ -1,7 +1,7 @@
 """Copies of this rank's shard in the memory of another node, so that the loss of a whole node does not cost the tier.
 
     peers = PeerCopies(shared_folder(run.path), rank=3)
-    peers.connect()                          # all ranks; collective: who listens where, who keeps whose copies
+    peers.connect()                          # all ranks; collective: exchange addresses, choose partners
     peers.offer(slot)                        # in the background, once it is sealed; at most one is on its way
     peers.send(slot, owner=3, to=5)          # after a restart: waits; raises OSError
     peers.news()                             # what came of it, for the training thread to record
@@ -12,7 +12,7 @@ side holds a copy of the copy, nor the interpreter's lock. The receiver compares
 
 The socket is one of ours, not a process group's: a peer that dies is then an error in a background thread, which no
 collective waits for. It listens only with several nodes, at the address by which this node reaches the rendezvous
-store, and talks to nobody who does not begin with the secret that the ranks exchanged.
+store, and drops every connection that does not begin with the secret that the ranks exchanged.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _LENGTHS = struct.Struct("!IQ")  # bytes of the header, bytes of the tensors
 
 
 def rank_folder(node_folder: Path, rank: int) -> Path:
-    """Where the copies of a rank lie on a node, its own or those that it keeps for another."""
+    """Folder with the copies of a rank on a node, its own or those kept for another."""
     return node_folder / f"rank-{rank:05d}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rank:
-    """How a rank can be reached."""
+    """Network address of a rank."""
 
     node: int
     host: str
@@ -94,8 +94,8 @@ class PeerCopies:
             threading.Thread(target=self._serve, args=(listener,), name="rankscope-peer-in", daemon=True).start()
         except OSError as error:
             self._outcomes.put({"state": "failed", "step": -1, "reason": f"cannot listen: {error}"})
-        told = gather_from_all({"node": this_node(), "host": host, "port": port, "secret": self._secret.hex()})
-        self._ranks = [_Rank(**each) for each in told]
+        addresses = gather_from_all({"node": this_node(), "host": host, "port": port, "secret": self._secret.hex()})
+        self._ranks = [_Rank(**each) for each in addresses]
         partners = [_partner(rank, [each.node for each in self._ranks]) for rank in range(len(self._ranks))]
         self.partner = partners[self.rank]
         self.hosted = {other for other, partner in enumerate(partners) if partner == self.rank}
@@ -114,8 +114,8 @@ class PeerCopies:
         return self._sending
 
     def news(self) -> list[dict[str, Any]]:
-        """What has become another since the last call, as details of an event `peer_copy`: the first copy that was
-        sent, and from then on each change between complete, delayed and failed."""
+        """Changes of state since the last call, as details of an event `peer_copy`: the first copy that was sent, and
+        from then on each change between complete, delayed and failed."""
         changes: list[dict[str, Any]] = []
         while True:
             try:
@@ -141,7 +141,7 @@ class PeerCopies:
     def _offer(self, slot: Slot, to: int) -> None:
         start, step = time.monotonic_ns(), slot.step
         if step < 0:
-            return  # it was gone back from in the meantime
+            return  # rolled back in the meantime
         try:
             size = self.send(slot, owner=self.rank, to=to)
         except (OSError, CheckpointError) as error:
@@ -196,7 +196,7 @@ class PeerCopies:
                     self._refuse(connection, str(error))
 
     def _refuse(self, connection: socket.socket, reason: str) -> None:
-        with contextlib.suppress(OSError):  # whoever sent it may be gone
+        with contextlib.suppress(OSError):  # the sender may be gone
             connection.sendall(" ".join(reason.split()).encode()[:500] or b"unknown")
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(_PIECE_BYTES):

@@ -2,7 +2,7 @@
 
     slot = Slot(folder / "rank-00003" / "slot-0")
     tensors = slot.allocate(live)               # raises OSError if there is no room
-    slot.invalidate(); ...copy...               # nobody may take a copy that is being made for one that is whole
+    slot.invalidate(); ...copy...               # an unfinished copy must not pass for a whole one
     slot.seal({"step": 40, ...}, tensors)       # in the background: hash, then the note that makes it valid
     slot.vet()                                  # healthy steps followed
     note, tensors, rng = slot.open()            # in the next attempt; raises CheckpointError unless the hashes agree
@@ -77,7 +77,7 @@ class Slot:
         return self._map
 
     def invalidate(self) -> None:
-        """What the slot holds is no copy any more."""
+        """Mark the contents of the slot as no copy."""
         self.note_path.unlink(missing_ok=True)
         self.vetted_path.unlink(missing_ok=True)
 
@@ -122,14 +122,14 @@ class Slot:
 
     @property
     def step(self) -> int:
-        """Of the copy in it; -1 if its note cannot be read."""
+        """Step of the copy in the slot; -1 if its note cannot be read."""
         try:
             return int(self.note()["values"]["position"]["step"])
         except (CheckpointError, ValueError, KeyError, TypeError):
             return -1
 
     def note(self) -> dict[str, Any]:
-        """What is known of the copy in it. Raises CheckpointError if there is none, or the note was changed."""
+        """The note of the copy in the slot. Raises CheckpointError if there is none, or the note was changed."""
         try:
             return _parse(self.note_path.read_text(encoding="utf-8"))
         except OSError as error:

@@ -10,8 +10,8 @@
 4. All hashes agree on all ranks, or the next place, and then the next state, is tried.
 
 A rank may have another number than before, and so another part: that is looked up, not assumed. One state is known by
-its step and its origin, the attempt and the number of times that this attempt had gone back when the copy was taken: a
-copy of a step that was gone back from must not be mixed with copies of the same step reached again.
+its step and its origin, the attempt and the number of rollbacks that this attempt had made when the copy was taken: a
+copy of a step that was rolled back must not be mixed with copies of the same step reached again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from trainer.checkpoint.state import Values
 __all__ = ["Survivor", "newest_survivor", "remove_unused", "state_of"]
 
 State = tuple[int, int, int]
-"""(step, attempt, times gone back): what copies of one state have in common."""
+"""(step, attempt, rollbacks): what copies of one state have in common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class _Left:
 
 
 def state_of(note: Mapping[str, Any]) -> State:
-    """Of the copy that a note belongs to. Raises KeyError, TypeError or ValueError for a note of something else."""
+    """State of the copy that a note belongs to. Raises KeyError, TypeError or ValueError for another note."""
     attempt, rewinds = note["origin"]
     return int(note["values"]["position"]["step"]), int(attempt), int(rewinds)
 
@@ -88,7 +88,7 @@ def newest_survivor(
 
 
 def _list(folder: Path, mesh: Mapping[str, Any], rank: int, ledger: Ledger) -> Iterable[_Left]:
-    """What lies on this node and fits. Its ranks share the work: each looks at some owners' copies."""
+    """The usable copies on this node. Its ranks share the work: each reads some owners' copies."""
     local_rank, count = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     for place in sorted(folder.glob("rank-*")):
         for slot in Slot.all_in(place):
@@ -170,11 +170,11 @@ def _arrival(left: _Left) -> str:
 
 def remove_unused(folder: Path | None, peers: PeerCopies | None, rank: int) -> None:
     """Give back what lies on each node of ranks that are not there any more, nor keep their copies there. Collective;
-    when it returns nobody removes anything, so new copies may be taken."""
-    told = gather_from_all({"node": this_node(), "keeps": [rank, *(peers.hosted if peers is not None else ())]})
-    here = [other for other, each in enumerate(told) if each["node"] == this_node()]
+    when it returns all removals are done, so new copies may be taken."""
+    nodes = gather_from_all({"node": this_node(), "keeps": [rank, *(peers.hosted if peers is not None else ())]})
+    here = [other for other, each in enumerate(nodes) if each["node"] == this_node()]
     if folder is not None and rank == here[0]:
-        kept = {rank_folder(folder, owner) for other in here for owner in told[other]["keeps"]}
+        kept = {rank_folder(folder, owner) for other in here for owner in nodes[other]["keeps"]}
         for path in folder.glob("rank-*"):
             if path not in kept:
                 shutil.rmtree(path, ignore_errors=True)

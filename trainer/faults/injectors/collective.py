@@ -42,7 +42,7 @@ def _arm_diverted(trigger: Trigger, training: Training) -> None:
 
 
 def _skip(tensor: Tensor) -> None:
-    """As if the branch with the call had not been taken."""
+    """Skip the call, as if its branch had not been taken."""
 
 
 def _gather(tensor: Tensor) -> None:

@@ -114,18 +114,18 @@ def _arm_failing(trigger: Trigger, training: Training) -> None:
 
 
 class _Batches:
-    """Which batches are struck; the first time is told. They are struck in every attempt and every replay."""
+    """Select the batches that are struck, in every attempt and every replay; the first is recorded."""
 
     def __init__(self, trigger: Trigger) -> None:
         self.trigger = trigger
-        self.told = False
+        self.reported = False
 
     def __call__(self, batch_index: int) -> bool:
         fault: Fault = self.trigger.fault
         lasts = fault.kind == "failing_data"
         struck = batch_index >= fault.batch_index if lasts else batch_index == fault.batch_index
-        if struck and not self.told:
-            self.told = True
+        if struck and not self.reported:
+            self.reported = True
             self.trigger.report()
         return struck
 

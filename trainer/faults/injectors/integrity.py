@@ -4,7 +4,7 @@
 
 `where` is parameter, optimizer (its first moment; a whole name such as `blocks.1.mlp.up.weight.step` says which) or
 gradient (of this rank alone, before it is reduced). One bit of one element, in the middle of the rank's own part of the
-tensor, is xored: after the optimizer's last step and before the forward pass, which is where nobody else writes.
+tensor, is xored: after the optimizer's last step and before the forward pass, where nothing else writes.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def _corrupt_store(run: RunDir) -> None:
 
 
 def _only_report(run: RunDir) -> None:
-    """The clock is wrong already; the event says from which step on the drill looks."""
+    """The clock is wrong already; the event says from which step on the drill counts."""
 
 
 ARM: Mapping[str, Callable[[Trigger, Training], None]] = {

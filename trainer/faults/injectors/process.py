@@ -113,12 +113,12 @@ def _sleep_for_ever() -> NoReturn:
 
 
 def _arm_kill_in_recovery(trigger: Trigger, training: Training) -> None:
-    """A NaN, and the end of the process when the rank has told it and begins to go back."""
+    """Make a NaN, and kill the process when the rank has recorded it and starts to roll back."""
     arm_nan_grad(trigger, training)
-    tell = trigger.recorder.event
+    record = trigger.recorder.event
 
     def telling(kind: str, **detail: Any) -> None:
-        tell(kind, **detail)
+        record(kind, **detail)
         if kind == event_kinds.NONFINITE and trigger.firing:
             _kill(trigger.fault)
 
@@ -148,7 +148,7 @@ def _come_back(trigger: Trigger) -> NoReturn:
         late = fence.scratch(path)
         late.write_text("{}")
         fence.check()
-        late.rename(path)  # as whoever writes does it: what it would destroy is not checked a second time
+        late.rename(path)  # as the writer does: the fence is not checked a second time
     except fence.Fenced as fenced:
         trigger.recorder.event(event_kinds.FENCED, newest_attempt=fenced.newest)
     finally:

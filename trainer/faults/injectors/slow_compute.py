@@ -39,14 +39,14 @@ class _SlowBlock:
     def _before(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if not module.training or not self.trigger.lasting():
             return
-        self.forward.begin()
+        self.forward.start()
         if inputs[0].requires_grad:
             inputs[0].register_hook(lambda grad: self.backward.end())  # type: ignore[no-untyped-call]
 
     def _after(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        if self.forward.begun:
+        if self.forward.active:
             if output.requires_grad:
-                output.register_hook(lambda grad: self.backward.begin())  # type: ignore[no-untyped-call]
+                output.register_hook(lambda grad: self.backward.start())  # type: ignore[no-untyped-call]
             self.forward.end()
 
 
@@ -82,13 +82,13 @@ class _Work:
 
     def __init__(self, drag: _Drag) -> None:
         self.drag = drag
-        self.begun = False
+        self.active = False
         self._start = (0, 0, 0.0)
         self._events: list[Any] = []
         self._own_cycles = 0.0
 
-    def begin(self) -> None:
-        drag, self.begun = self.drag, True
+    def start(self) -> None:
+        drag, self.active = self.drag, True
         if drag.is_cuda:
             if len(self._events) == 2 and self._events[1].query():
                 elapsed = self._events[0].elapsed_time(self._events[1]) * drag.cycles_per_ms
@@ -97,9 +97,9 @@ class _Work:
         self._start = (time.monotonic_ns(), drag.recorder.wait_ns, drag.added)
 
     def end(self) -> None:
-        if not self.begun:
+        if not self.active:
             return
-        drag, self.begun = self.drag, False
+        drag, self.active = self.drag, False
         added = drag.added - self._start[2]
         if drag.is_cuda:
             self._events.append(_recorded_event())

@@ -2,7 +2,7 @@
 
     ARM["torn_checkpoint"](trigger, training)
 
-A damaged checkpoint is met when the next attempt looks for one to begin from; so the rank is killed after the damage.
+A damaged checkpoint shows when the next attempt loads one; so the rank is killed after the damage.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def _arm_slow_logging(trigger: Trigger, training: Training) -> None:
 
 
 def _arm_flood(trigger: Trigger, training: Training) -> None:
-    """Spans that nobody asked for: a step of a small model has some thirty records."""
+    """Extra spans: a step of a small model has some thirty records."""
 
     class Flooding(FaultyLoader):
         def before(self) -> None:

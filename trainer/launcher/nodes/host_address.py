@@ -2,10 +2,10 @@
 
     is_own("10.0.0.1")                   # True on the machine that has this address, whatever its name resolves to
     own_address("10.0.0.1", 29500)       # "10.0.0.7": the address from which that endpoint is reached
-    gloo_interface("10.0.0.7")           # "eth1" if gloo, which looks up the name, would take the loopback; else None
+    gloo_interface("10.0.0.7")           # "eth1" if gloo, which resolves the name, would take the loopback; else None
 
 torch compares the endpoint with the addresses of the host's name: by it a node at the endpoint may not know that it is
-there, so that nobody keeps the store, and the ranks of other nodes are told to connect to themselves.
+there, so that no node keeps the store, and the ranks of other nodes connect to themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def is_own(host: str) -> bool:
-    """Whether a name or address is this machine's: one can listen there."""
+    """True if a name or address is this machine's: a socket can listen there."""
     for family, kind, protocol, _, where in _addresses(host):
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
             probe.bind((where[0], 0, *where[2:]))
@@ -40,7 +40,7 @@ def own_address(host: str, port: int) -> str | None:
 
 
 def gloo_interface(address: str | None) -> str | None:
-    """The interface that gloo has to be told of; None where the host's own name leads to one that others can reach."""
+    """The interface to set for gloo; None where the host's own name leads to one that others can reach."""
     if address is None or _is_loopback(address):
         return None
     known = [str(where[0]) for _, _, _, _, where in _addresses(socket.gethostname())]

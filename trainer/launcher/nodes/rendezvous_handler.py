@@ -55,7 +55,7 @@ class ResponsiveHandler(RendezvousHandler):
         return info
 
     def num_nodes_waiting(self) -> int:
-        """As of the store's last answer; 0 before the first."""
+        """Number of waiting nodes as of the store's last answer; 0 before the first."""
         if self._asking is None:
             self._asking = threading.Thread(target=self._ask, name="rendezvous", daemon=True)
             self._asking.start()

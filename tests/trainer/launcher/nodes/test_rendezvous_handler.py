@@ -85,7 +85,7 @@ def test_to_meet_ends_when_the_endpoint_is_gone_and_waits_while_it_is_there(
     silent.power.clear()
     listener.close()
     start = time.monotonic()
-    with pytest.raises(RendezvousConnectionError, match=f"{where}, where the nodes meet, was not reached"):
+    with pytest.raises(RendezvousConnectionError, match=f"The rendezvous at {where} was not reached"):
         patient.next_rendezvous()
     assert time.monotonic() - start < 10
 
