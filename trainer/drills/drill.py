@@ -19,7 +19,7 @@ from probes.tape.reader import TapeError
 from store import Store, StoreError
 from trainer.drills.execute import Base, Executed, execute
 from trainer.drills.scenario import DrillPlan, Scenario
-from trainer.drills.score import Score, score_run
+from trainer.drills.score import Score, Wanted, score_run
 from trainer.drills.tally import Row, Tally
 from trainer.launcher.prefork import PreforkServer
 
@@ -91,12 +91,14 @@ def judge(scenario: Scenario, executed: Executed) -> Row:
             score = score_run(
                 store,
                 run.manifest(),
-                scenario.expected,
-                faults=scenario.faults,
-                recovery=scenario.recovery,
-                required_events=scenario.required_events,
-                allowed=scenario.allowed,
-                steps=scenario.steps,
+                Wanted(
+                    steps=scenario.steps,
+                    faults=scenario.faults,
+                    expected=scenario.expected,
+                    recovery=scenario.recovery,
+                    required_events=scenario.required_events,
+                    allowed=scenario.allowed,
+                ),
                 stacks_dir=run.stacks,
             )
     except (StoreError, TapeError) as error:

@@ -1,6 +1,6 @@
 """Score of a drill run: was the fault found, and did the run recover, from its store alone.
 
-    score = score_run(store, run.manifest(), scenario.expected, recovery="skips", steps=40)
+    score = score_run(store, run.manifest(), Wanted(expected=scenario.expected, recovery="skips", steps=40))
     score.seen, score.right_kind, score.right_rank, score.finding_s, score.recovered
 
 1. The time of a fault is read from the events `fault_injected`; its findings are those that `watch` wrote during the
@@ -26,7 +26,7 @@ from trainer.exit_codes import EXIT_GIVEN_UP
 from trainer.faults.kind import Expected, Recovery
 from trainer.faults.options import Fault
 
-__all__ = ["Answer", "Score", "Statement", "score_run"]
+__all__ = ["Answer", "Score", "Statement", "Wanted", "score_run"]
 
 NS = 1e-9
 
@@ -84,19 +84,29 @@ class Score:
     problems: tuple[str, ...] = field(default=())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a run is scored against."""
+
+    steps: int
+    faults: Sequence[Fault] = ()
+    """Those that the run was asked to inject."""
+    expected: Sequence[tuple[Fault, Expected]] = ()
+    recovery: Recovery = "goes_on"
+    required_events: Sequence[tuple[str, str]] = ()
+    """Events that must be on record, as (kind, state)."""
+    allowed: Sequence[str] = ()
+    """Kinds of findings that are no false alarms, though not asked for."""
+
+
 def score_run(
     source: Source,
     manifest: Mapping[str, Any],
-    expected: Sequence[tuple[Fault, Expected]],
+    wanted: Wanted,
     *,
-    faults: Sequence[Fault] = (),
-    recovery: Recovery = "goes_on",
-    required_events: Sequence[tuple[str, str]] = (),
-    allowed: Sequence[str] = (),
-    steps: int,
     stacks_dir: Path | None = None,
 ) -> Score:
-    """Compare a finished run with what its faults ask for. `faults`: those that were asked of it."""
+    """Compare a finished run with what its faults ask for."""
     struck = _struck(source)
     live = _live_statements(source)
     after = [
@@ -105,24 +115,24 @@ def score_run(
     ]
     answers: list[Answer] = []
     used: list[Statement] = []
-    for fault, wanted in expected:
-        answer = _answer(fault, wanted, _peers(source, fault.rank), struck, live, after, used)
+    for fault, expected in wanted.expected:
+        answer = _answer(fault, expected, _peers(source, fault.rank), struck, live, after, used)
         answers.append(answer)
         used += [answer.finding] if answer.finding else []
-    beyond = [finding for finding in (*after, *live) if finding.kind not in allowed]
+    beyond = [finding for finding in (*after, *live) if finding.kind not in wanted.allowed]
     false_alarms = _distinct([finding for finding in beyond if not any(finding.what == right.what for right in used)])
-    first_ns = min((ns for (kind, _), ns in struck.items() if kind in {f.kind for f in faults}), default=None)
-    ended, problems = _ending(source, recovery, steps)
-    problems += _missing_events(source, required_events)
+    first_ns = min((ns for (kind, _), ns in struck.items() if kind in {f.kind for f in wanted.faults}), default=None)
+    ended, problems = _ending(source, wanted.recovery, wanted.steps)
+    problems += _missing_events(source, wanted.required_events)
     took = _steps(source)
     return Score(
         answers=tuple(answers),
         false_alarms=tuple(false_alarms),
         num_right=len(_distinct([a.finding for a in answers if a.finding is not None and a.right_rank])),
-        injected=all(_when(struck, fault) is not None for fault in faults),
+        injected=all(_when(struck, fault) is not None for fault in wanted.faults),
         recovered=not problems,
         ended=ended,
-        training_s=_training_again_s(source, first_ns, recovery),
+        training_s=_training_again_s(source, first_ns, wanted.recovery),
         problems=tuple(problems),
         steps_lost=took["run"] - took["lasting"],
         useful_s=took["useful_ns"] * NS,

@@ -14,7 +14,7 @@ What is compared, at each state that is due:
 * The chain. State that fewer than three ranks hold (a shard has no replica, two replicas no majority) is read after
   the optimizer's step and again before the next: nothing may write in between.
 
-Only on a mismatch do ranks exchange checksums by tensor, and `analyzers.corruption.analyze.judge` names rank and
+Only on a mismatch do ranks exchange checksums by tensor, and `analyzers.corruption.replicas.judge` names rank and
 tensor.
 
 What it cannot see: a flip in a shard without a replica between two states that are not due (`probes.chain_interval = 1`
@@ -32,9 +32,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from analyzers.corruption.replicas import ALL_TENSORS, Corruption, Fingerprint, judge
+from analyzers.corruption.replicas import Corruption, Fingerprint, judge
 from probes.collectives.group_label import group_label
 from probes.fail_open import record_error
 from probes.fingerprints import FingerprintReader, Reading
@@ -42,15 +41,13 @@ from probes.guard.decisions import Verdict
 from probes.guard.ledger import Ledger
 from probes.recorder import Recorder
 from probes.tape import event_kinds
-from probes.tape.schema import UNSET
-from probes.tape.writer import COMPLETE
-from probes.tape_recorder import TapeRecorder
 from trainer.checkpoint.agreement import gather_from_all
 from trainer.checkpoint.state import local_tensors, training_tensors
-from trainer.layout.plan import Plan
+from trainer.guard.fingerprint_records import CheckedState, record_groups, record_tensors
+from trainer.guard.replica_groups import ReplicaGroup, replica_group
 from trainer.training.rank_training import Training
 
-__all__ = ["Integrity", "IntegrityVote", "ReplicaGroup", "replica_group"]
+__all__ = ["Integrity", "IntegrityVote"]
 
 PRIME = 2**31 - 1
 """Votes are taken modulo it, so that their sum over four million ranks is exact in float64."""
@@ -69,37 +66,6 @@ class IntegrityVote(NamedTuple):
     """Ranks that could not read their state: nothing is judged then."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaGroup:
-    """Ranks that hold the same bits of a tensor, this one among them."""
-
-    label: str
-    members: tuple[int, ...]
-    coefficient: int
-    """Of this rank's vote; those of the members add up to zero."""
-
-
-def replica_group(plan: Plan, rank: int, tensor: Tensor) -> ReplicaGroup:
-    """The ranks that hold what `rank` holds of a parameter or of its optimizer state."""
-    split = {"pp"}
-    if isinstance(tensor, DTensor):
-        names = tensor.device_mesh.mesh_dim_names or ()
-        # What is neither whole nor added up is split, in whatever way.
-        placements = zip(names, tensor.placements, strict=True)
-        joined = (name for name, placement in placements if not placement.is_replicate())
-        split |= {dim for name in joined for dim in name.split("+")}
-    at = plan.coordinates(rank)
-    members = tuple(
-        other
-        for other in range(plan.world_size)
-        if all(place == at[dim] for dim, place in plan.coordinates(other).items() if dim in split)
-    )
-    dims = [dim for dim, size in plan.sizes.items() if size > 1 and dim not in split]
-    label = group_label("+".join(dims) or "shard", members)
-    last = rank == members[-1]
-    return ReplicaGroup(label, members, 0 if len(members) == 1 else 1 - len(members) if last else 1)
-
-
 @dataclass(slots=True)
 class _Check:
     """The state of `step`, read again before the next optimizer step."""
@@ -109,19 +75,6 @@ class _Check:
     reading: Reading
     expected: Reading | None
     compares_replicas: bool
-
-
-@dataclass(slots=True)
-class _Seen:
-    """A check whose numbers are there."""
-
-    step: int
-    taken_ns: int
-    found: dict[str, int]
-    expected: dict[str, int]
-
-    def broken(self) -> list[str]:
-        return [name for name, value in self.expected.items() if self.found.get(name, value) != value]
 
 
 class Integrity:
@@ -146,7 +99,7 @@ class Integrity:
         self._state_step = 0
         self._after: Reading | None = None
         self._pending: _Check | None = None
-        self._seen: _Seen | None = None
+        self._checked: CheckedState | None = None
         self._reported: Corruption | None = None
         self._places: list[str] = []
 
@@ -176,7 +129,7 @@ class Integrity:
     def reset(self, step: int) -> None:
         """Start over with the state of `step`, from a copy or a checkpoint; drops earlier readings."""
         self._state_step, self.healthy_step = step, step
-        self._after = self._pending = self._seen = self._reported = None
+        self._after = self._pending = self._checked = self._reported = None
 
     def after_step(self, step: int) -> None:
         """The optimizer has written the state of `step`; queues the first reading where one is due."""
@@ -190,7 +143,7 @@ class Integrity:
 
     def vote(self) -> IntegrityVote:
         """This rank's vote for the step's reduction."""
-        self._seen = None
+        self._checked = None
         if not self.enabled or not (self._due(self._state_step) or self._after or self._pending):
             return IntegrityVote()
         try:
@@ -202,24 +155,24 @@ class Integrity:
 
     def judge(self, sums: IntegrityVote) -> Corruption | None:
         """Judge the newest state by the votes of all ranks. Collective where they differ."""
-        if not self.enabled or sums.unreadable or self._seen is None:
+        if not self.enabled or sums.unreadable or self._checked is None:
             return None
         if int(sums.checksum) % PRIME == 0 and not sums.chain_broken:
-            self.healthy_step, self._reported = self._seen.step, None
+            self.healthy_step, self._reported = self._checked.step, None
             return None
-        return self._explain(self._seen)
+        return self._explain(self._checked)
 
     def examine(self) -> Corruption | None:
         """Check now: a bad step may come from a flipped bit and not from its batch. Collective."""
         if not self.enabled:
             return None
-        self._pending = self._seen = None
+        self._pending = self._checked = None
         try:
             expected = self._after.values() if self._after is not None else {}
-            self._seen = _Seen(self._state_step, time.monotonic_ns(), self._read().values(), expected)
+            self._checked = CheckedState(self._state_step, time.monotonic_ns(), self._read().values(), expected)
         except Exception as error:
             record_error("fingerprints", error)
-        return self._explain(self._seen)
+        return self._explain(self._checked)
 
     def _read_vote(self) -> IntegrityVote:
         step = self._state_step
@@ -233,15 +186,15 @@ class Integrity:
         if check is None:
             return IntegrityVote()
         expected = check.expected.values() if check.expected is not None else {}
-        self._seen = seen = _Seen(check.step, check.taken_ns, check.reading.values(), expected)
-        broken = seen.broken()
+        self._checked = checked = CheckedState(check.step, check.taken_ns, check.reading.values(), expected)
+        broken = checked.broken()
         total = 0
         if check.compares_replicas:
             weight = 1
-            for name, value in seen.found.items():
+            for name, value in checked.found.items():
                 weight = weight * 48271 % PRIME  # a number of its own for each tensor, the same on all replicas
                 total += self._groups[name].coefficient * weight * (value % PRIME)
-            self._record_groups(seen)
+            record_groups(self.recorder, checked, self._groups)
         return IntegrityVote(checksum=float(total % PRIME), chain_broken=float(bool(broken)))
 
     def _read(self, *, chained_only: bool = False) -> Reading:
@@ -277,10 +230,10 @@ class Integrity:
 
     # On a mismatch.
 
-    def _explain(self, seen: _Seen | None) -> Corruption | None:
+    def _explain(self, checked: CheckedState | None) -> Corruption | None:
         """Exchange checksums by tensor; the culprits, or None if all is well after all (or was reported already)."""
-        own = {} if seen is None else {n: [self._groups[n].label, v] for n, v in seen.found.items()}
-        broken = {} if seen is None else {name: seen.expected[name] for name in seen.broken()}
+        own = {} if checked is None else {n: [self._groups[n].label, v] for n, v in checked.found.items()}
+        broken = {} if checked is None else {name: checked.expected[name] for name in checked.broken()}
         shared = gather_from_all({"found": own, "broken": broken, "place": self._place})
         self._places = [part["place"] for part in shared]
         rows = [
@@ -289,16 +242,16 @@ class Integrity:
             for name, (group, value) in part["found"].items()
         ]
         found = judge(rows)
-        if found is None or seen is None:
+        if found is None or checked is None:
             return found
-        self._record_tensors(seen, found)
+        record_tensors(self.recorder, checked, self._groups, found.tensors)
         if found == self._reported:
             return None
         self._reported = found
         if self.training.rank == 0:
             self.recorder.event(
                 event_kinds.CORRUPTION,
-                state_step=seen.step,
+                state_step=checked.step,
                 finding_kind=found.kind,
                 ranks=list(found.ranks),
                 tensors=list(found.tensors[:64]),
@@ -308,39 +261,3 @@ class Integrity:
                 healthy_step=self.healthy_step,
             )
         return found
-
-    # Records.
-
-    def _record_groups(self, seen: _Seen) -> None:
-        """One row a group: the sum of its tensors' checksums, each with a weight of its own."""
-        sums: dict[str, list[int]] = {}
-        for number, (name, value) in enumerate(seen.found.items()):
-            row = sums.setdefault(self._groups[name].label, [0, 0, 0])
-            weight = 2 * number + 1
-            row[0] += weight * value
-            if name in seen.expected:
-                row[1] += weight * seen.expected[name]
-                row[2] += 1
-        for label, (value, expected, count) in sums.items():
-            chained = count == sum(self._groups[name].label == label for name in seen.found)
-            self._append(seen, label, ALL_TENSORS, value, expected if chained else None)
-
-    def _record_tensors(self, seen: _Seen, found: Corruption) -> None:
-        for name in found.tensors:
-            if name in seen.found:
-                self._append(seen, self._groups[name].label, name, seen.found[name], seen.expected.get(name))
-
-    def _append(self, seen: _Seen, label: str, name: str, value: int, expected: int | None) -> None:
-        recorder = self.recorder
-        if not isinstance(recorder, TapeRecorder):
-            return
-        texts = recorder.name(label), recorder.name(name)
-        before = int(UNSET["i64"]) if expected is None else _signed(expected)
-        tape = recorder.tape("fingerprints")
-        tape.append(COMPLETE, seen.step, seen.taken_ns, *texts, _signed(value), before)
-
-
-def _signed(value: int) -> int:
-    """Modulo 2^64, as a signed number; never the one that stands for "not recorded"."""
-    value = (value + 2**63) % 2**64 - 2**63
-    return value if value != UNSET["i64"] else 0

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -138,13 +139,19 @@ def supervise(
     )
     keeper = _WatchKeeper(run, node)  # first: it begins while torch is imported
     zygote = None
+
+    def start() -> Outcome:
+        from trainer.launcher.launch import launch  # imports torch: only after the checks
+
+        return launch(run, config, node=node, rendezvous=rendezvous, arguments=arguments, events=events, zygote=zygote)
+
     try:
         if console.is_terminal:
             console.print("importing torch", style="dim", end="\r")  # the progress bar takes its place
         zygote = Zygote(run.path / "logs" / f"zygote-node{node.rank}.log")
         with ProgressView(run, steps=config.train.steps, plan=plan, console=console, node_rank=node.rank) as view:
             view.every_tick(keeper.restart_if_dead)
-            outcome = _launch(run, config, node, rendezvous, arguments, events, zygote, signals)
+            outcome = _unless_stopped(signals, start)
             events.write(
                 event_kinds.RUN_ENDED,
                 node_rank=node.rank,
@@ -162,25 +169,15 @@ def supervise(
     return outcome.exit_code
 
 
-def _launch(
-    run: RunDir,
-    config: Config,
-    node: Node,
-    rendezvous: NodeRendezvous | None,
-    arguments: list[str],
-    events: EventWriter,
-    zygote: Zygote,
-    signals: _EarlySignals,
-) -> Outcome:
+def _unless_stopped(signals: _EarlySignals, start: Callable[[], Outcome]) -> Outcome:
+    """The outcome of a launch, or of a signal that came before it had started any rank."""
     try:
         signals.listen()
-        from trainer.launcher.launch import launch  # imports torch: only after the checks
-
-        return launch(run, config, node=node, rendezvous=rendezvous, arguments=arguments, events=events, zygote=zygote)
+        return start()
     except _StopRequested as request:
         (number,) = request.args
         reason = "preempted" if 128 + number == EXIT_PREEMPTED else "interrupted"
-        message = f"{signal.Signals(number).name} received before any rank had started."
+        message = f"Received {signal.Signals(number).name} before any rank had started."
         return Outcome(reason=reason, exit_code=128 + number, message=message)
 
 

@@ -15,30 +15,26 @@ the process at once, and so does the end of `recovery.grace_s`. Exit codes are t
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
 import sys
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from pydantic import ValidationError
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import Store
 from torch.distributed.elastic.multiprocessing.errors import record
-from torch.distributed.rendezvous import rendezvous
 
 from probes.attach.identity import Identity
-from probes.attach.watch_process import meeting_point, start_watch
 from probes.collectives.nccl_plugin.loading import record_nccl
 from probes.collectives.wrapped import install, unreduced_gradients
-from probes.fail_open import failing_open, probes_disabled
 from probes.guard.decisions import RunStopped
-from probes.recorder import NullRecorder, Recorder
+from probes.recorder import Recorder
 from probes.tape import event_kinds
-from probes.tape.run_facts import described, device_name, versions
+from probes.tape.run_facts import described
 from probes.tape.rundir import RunDir, RunError
 from probes.tape.stack_file import register
 from probes.tape_recorder import TapeRecorder
@@ -50,10 +46,8 @@ from trainer.faults.inject import arm, distort_clock
 from trainer.faults.options import Fault, FaultError, parse_fault
 from trainer.guard.recovery import Recovery
 from trainer.layout.plan import Plan, resolve
-from trainer.model.size import flops_per_token
-from trainer.model.transformer import Transformer
-from trainer.plan.manifest import planned
 from trainer.rank.instrument import instrument, record_compilation, watch_experts
+from trainer.rank.join import connect_store, join_run, make_recorder
 from trainer.rank.loop import Session, train
 from trainer.rank.stop_request import StopRequest
 from trainer.training.build import build, pick_backend, pick_device
@@ -72,18 +66,19 @@ def main(arguments: list[str] | None = None) -> int:
             torch.set_num_threads(1)  # ranks share the machine's cores
         else:
             torch.cuda.set_device(device)
-        store = _rendezvous(identity)
-        run, attempt = _join_run(identity, store, config, plan, [fault.text for fault in faults])
+        store = connect_store(identity)
+        run, attempt = join_run(identity, store, config, plan, [fault.text for fault in faults])
     except (ConfigError, FaultError, RunError) as error:
         return _mistake(identity, error)
 
     fence.hold(run, attempt)
     stop = StopRequest(config.recovery.grace_s)
     distort_clock(faults, rank=identity.rank)
-    recorder = _recorder(identity, config, run, attempt, device)
+    recorder = make_recorder(identity, config, run, attempt, device)
     register(run, attempt, identity.rank)
     try:
-        return _train(identity, config, plan, device, faults, stop, store, run, recorder)
+        setup = _Setup(identity=identity, config=config, plan=plan, device=device, faults=faults, store=store, run=run)
+        return _train(setup, stop, recorder)
     except (ConfigError, FaultError, CheckpointError) as error:
         recorder.event(event_kinds.EXCEPTION, **described(error))
         return _mistake(identity, error)
@@ -101,30 +96,34 @@ def main(arguments: list[str] | None = None) -> int:
         raise
 
 
-def _train(
-    identity: Identity,
-    config: Config,
-    plan: Plan,
-    device: torch.device,
-    faults: list[Fault],
-    stop: StopRequest,
-    store: Store | None,
-    run: RunDir,
-    recorder: Recorder,
-) -> int:
-    """From the process group to its end."""
-    if store is not None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setup:
+    """What a rank knows before it builds its training."""
+
+    identity: Identity
+    config: Config
+    plan: Plan
+    device: torch.device
+    faults: list[Fault]
+    store: Store | None
+    run: RunDir
+
+
+def _train(setup: _Setup, stop: StopRequest, recorder: Recorder) -> int:
+    """Create the process group, build the training and run its loop; returns the exit code."""
+    identity, config, plan, device, run = setup.identity, setup.config, setup.plan, setup.device, setup.run
+    if setup.store is not None:
         backend = pick_backend(config, device)
         if config.probes.collectives:
             if isinstance(recorder, TapeRecorder):
                 record_nccl(recorder, says_so=identity.local_rank == 0)
             install(recorder, check_nonfinite=config.probes.nonfinite_flags)
-        dist.init_process_group(backend, store=store, rank=identity.rank, world_size=identity.world_size)
+        dist.init_process_group(backend, store=setup.store, rank=identity.rank, world_size=identity.world_size)
     recorder.describe(**plan.coordinates(identity.rank))
     training = build(config, plan, device, recorder=recorder)
     gradients = instrument(training, recorder)
     record_compilation(recorder)
-    arm(faults, training, recorder, run, rank=identity.rank, world_size=identity.world_size)
+    arm(setup.faults, training, recorder, run, rank=identity.rank, world_size=identity.world_size)
     session = Session(
         training=training,
         recorder=recorder,
@@ -178,110 +177,6 @@ def _configuration(arguments: list[str]) -> tuple[Config, list[Fault]]:
     else:
         config = load_config(options.config, options.overrides)
     return config, [parse_fault(text) for text in options.faults]
-
-
-def _rendezvous(identity: Identity) -> Store | None:
-    """The store through which ranks find each other; None for a single process without a launcher."""
-    if identity.world_size == 1 and "MASTER_ADDR" not in os.environ:
-        return None
-    try:
-        store, _, _ = next(rendezvous("env://", rank=identity.rank, world_size=identity.world_size))
-    except dist.DistNetworkError as error:
-        where = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')} MASTER_PORT={os.environ.get('MASTER_PORT')}"
-        reason = "the port is in use" if "EADDRINUSE" in str(error) else str(error).splitlines()[0]
-        raise ConfigError(f"{where}: {reason}; choose another port, and the same on every rank") from None
-    # torchrun's static rendezvous keeps one store over restarts: addresses of the dead must not be found there.
-    prefix = f"restart-{identity.restarts}" if identity.attempt < 0 else f"attempt-{identity.attempt}"
-    return PrefixStore(f"rankscope/{prefix}", store)
-
-
-def _join_run(
-    identity: Identity, store: Store | None, config: Config, plan: Plan, faults: list[str]
-) -> tuple[RunDir, int]:
-    """The run's folder and the attempt's number, the same on all ranks.
-
-    `rankscope train` has claimed the attempt before it started any rank; under another launcher rank 0 does it here.
-    """
-    if identity.rank != 0:
-        assert store is not None
-        path, number = store.get("run").decode().rsplit("\n", 1)
-        return RunDir(Path(path)), int(number)
-    named = os.environ.get("RANKSCOPE_RUN_DIR")
-    found = RunDir.open(Path(named)) if named else _former_run(identity, config)
-    if found is None:
-        found = RunDir.create(Path(config.run.dir), name=config.run.name, manifest=_manifest(config, plan, faults))
-    run = RunDir(found.path.resolve())
-    attempt = identity.attempt if identity.attempt >= 0 else fence.claim(run, world_size=plan.world_size)
-    if store is not None:
-        store.set("run", f"{run.path}\n{attempt}")
-    return run, attempt
-
-
-def _former_run(identity: Identity, config: Config) -> RunDir | None:
-    """In a restart under plain torchrun: the run that the same launcher, this process's parent, has made."""
-    if not identity.restarts:
-        return None
-    manifests = Path(config.run.dir).glob("*/run.json")
-    for path in sorted(manifests, key=lambda path: path.parent.name, reverse=True):
-        run = RunDir(path.parent)
-        if run.manifest().get("launcher_pid") == os.getppid():
-            return run
-    return None
-
-
-def _manifest(config: Config, plan: Plan, faults: list[str]) -> dict[str, Any]:
-    """The manifest of a run without a launcher of ours."""
-    return {
-        "config": config.model_dump(mode="json"),
-        "world_size": plan.world_size,
-        "mesh": plan.sizes,
-        "faults": faults,
-        # Without a launcher the parent is a shell, which identifies no run.
-        "launcher_pid": os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
-        "command": sys.argv,
-    }
-
-
-def _recorder(identity: Identity, config: Config, run: RunDir, attempt: int, device: torch.device) -> Recorder:
-    if identity.rank == 0:
-        _complete_manifest(run, config, identity.world_size)
-    if not config.probes.enabled or probes_disabled():
-        return NullRecorder()
-    recorder = TapeRecorder(
-        run.rank_dir(attempt, identity.rank),
-        rank=identity.rank,
-        attempt=attempt,
-        world_size=identity.world_size,
-        local_rank=identity.local_rank,
-        node_rank=identity.node_rank,
-        device=str(device),
-    )
-    if "RANKSCOPE_RUN_DIR" not in os.environ:
-        if identity.rank == 0:
-            recorder.event(event_kinds.ATTEMPT_STARTED, world_size=identity.world_size)
-        if identity.local_rank == 0:
-            with failing_open("watch"):  # without it nothing is lost: the tapes are the source of truth
-                num_nodes, digests = meeting_point()
-                start_watch(run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
-    return recorder
-
-
-def _complete_manifest(run: RunDir, config: Config, world_size: int) -> None:
-    """Add what only a rank knows: versions, the size of the model, and the plan's expectations."""
-    with torch.device("meta"):
-        model = Transformer(config.model)
-    with contextlib.suppress(OSError):
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        facts: dict[str, Any] = {
-            "num_parameters": parameters,
-            "flops_per_token": flops_per_token(config.model, config.data.seq_len),
-            "versions": versions(),
-        }
-        on_cuda = torch.cuda.is_available() and config.train.device != "cpu"
-        facts["planned"] = planned(config, resolve(config, world_size), rank=0, device="cuda" if on_cuda else "cpu")
-        if on_cuda:
-            facts |= device_name()
-        run.write_manifest(run.manifest() | facts)
 
 
 def _mistake(identity: Identity, error: Exception) -> int:

@@ -12,7 +12,7 @@ from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
 from store import Store
 from tests.factories import make_run
-from trainer.drills.score import Score, score_run
+from trainer.drills.score import Score, Wanted, score_run
 from trainer.faults.catalogue import CATALOGUE
 from trainer.faults.kind import Expected, Recovery
 from trainer.faults.options import Fault, parse_fault
@@ -53,7 +53,7 @@ def score(run: RunDir, faults: Sequence[Fault], *, recovery: Recovery | None = N
     expected = [(fault, one) for fault in faults for one in CATALOGUE[fault.kind].expected]
     asked = recovery or (CATALOGUE[faults[0].kind].recovery if faults else "goes_on")
     with Store.open(run) as store:
-        return score_run(store, run.manifest(), expected, faults=faults, recovery=asked, steps=steps)
+        return score_run(store, run.manifest(), Wanted(expected=expected, faults=faults, recovery=asked, steps=steps))
 
 
 def refused_and_taken_again(run: RunDir) -> None:
@@ -110,7 +110,7 @@ def test_what_may_be_said_is_no_alarm_and_what_must_be_on_record_is_missed(tmp_p
 
     def judged(**more: Any) -> Score:
         with Store.open(run) as store:
-            return score_run(store, run.manifest(), [], faults=[slow], steps=20, **more)
+            return score_run(store, run.manifest(), Wanted(faults=[slow], steps=20, **more))
 
     assert [said.kind for said in judged().false_alarms] == ["checkpoint_age"]
     result = judged(allowed=["checkpoint_age"], required_events=[("checkpoint", "complete"), ("fault_injected", "")])
@@ -191,5 +191,5 @@ def test_whose_the_finding_must_be(tmp_path: Path, whose: Any, ranks: list[int],
     says(run, begin_ns(run, rank=2, step=13), "hang", ranks, "stopped")
     with Store.open(run) as store:
         expected = [(NAN, Expected(("hang",), ("stopped",), whose))]
-        (answer,) = score_run(store, run.manifest(), expected, faults=[NAN], steps=20).answers
+        (answer,) = score_run(store, run.manifest(), Wanted(expected=expected, faults=[NAN], steps=20)).answers
     assert (answer.seen, answer.right_rank) == ("live", right)

@@ -122,14 +122,14 @@ class DiskCheckpoints:
         self._num_saves += 1
         final = self.path(step)
         self._report(step, "writing")
+        content = self._content(values)
         self._save = Save(
             step=step,
             final=final,
             scratch=fence.scratch(final.with_name(f"{final.name}.{self._num_saves}")),
             plan=self._plan,
             copy=copy,
-            content=self._content(values, extra),
-            late_extra=late_extra,
+            manifest=lambda: content | {"extra": {**extra, **late_extra()}},
             executor=self.background,
         )
         self._save.submit()
@@ -276,13 +276,12 @@ class DiskCheckpoints:
 
     # Pieces of the above.
 
-    def _content(self, values: Values, extra: Mapping[str, Any]) -> dict[str, Any]:
+    def _content(self, values: Values) -> dict[str, Any]:
         plan = self.training.plan
         return {
             "step": values.position.step,
             "wall_ns": time.time_ns(),
             "values": values.to_json(),
-            "extra": dict(extra),
             "mesh": plan.sizes,
             "world_size": plan.world_size,
             "parent": self.saved[-1] if self.saved else None,

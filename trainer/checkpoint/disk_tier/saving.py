@@ -63,8 +63,7 @@ class Save:
         scratch: Path,
         plan: SavePlan,
         copy: HostCopy,
-        content: Mapping[str, Any],
-        late_extra: Callable[[], Mapping[str, Any]],
+        manifest: Callable[[], Mapping[str, Any]],
         executor: Executor,
     ) -> None:
         self.step = step
@@ -80,8 +79,7 @@ class Save:
         self.renamed = False
         self._plan = plan
         self._copy: HostCopy | None = copy
-        self._content = content
-        self._late_extra = late_extra
+        self._manifest = manifest
         self._executor = executor
         self._stage = -1
         self._future: Future[None] | None = None
@@ -159,8 +157,7 @@ class Save:
         files[_METADATA] = digest_file(self.scratch / _METADATA)
         self.nbytes = sum(digest.bytes for digest in files.values())
         signatures = {str(rank): found for rank, (_, found) in enumerate(notes)}
-        extra = {**self._content["extra"], **self._late_extra()}
-        write_manifest(self.scratch, {**self._content, "extra": extra, "signatures": signatures}, files)
+        write_manifest(self.scratch, {**self._manifest(), "signatures": signatures}, files)
         if self.final.exists():
             shutil.rmtree(self.final)  # of a run that was started over
         with self._naming:
