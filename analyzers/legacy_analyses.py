@@ -7,10 +7,7 @@ from typing import Any
 
 from analyzers.account import goodput
 from analyzers.analysis import Analysis
-from analyzers.checkpoints import analyze as checkpoints
 from analyzers.pipeline import analyze as stage_balance
-from analyzers.settings import analyze as configuration
-from analyzers.settings import startup
 
 __all__ = ["LEGACY"]
 
@@ -27,15 +24,6 @@ LEGACY: Mapping[str, Sequence[Analysis]] = {
     "pipeline": (
         Analysis(kinds=("bubble", "stage_imbalance"),
                  run=lambda source, scope: stage_balance.analyze(source, _schedule(scope.manifest))),
-    ),
-    "checkpoints": (
-        Analysis(kinds=("checkpoint_age", "checkpoint_failed", "checkpoint_cost"), records="histories",
-                 live="periodic", run=lambda source, scope: checkpoints.analyze(source, scope.manifest)),
-    ),
-    "settings": (
-        Analysis(kinds=("slow_startup",), records="sampled", run=lambda source, scope: startup.analyze(source)),
-        Analysis(kinds=("configuration",), records="histories",
-                 run=lambda source, scope: configuration.analyze(source, scope.manifest)),
     ),
     "account": (Analysis(kinds=("goodput",), run=lambda source, scope: goodput.analyze(source)),),
 }  # fmt: skip

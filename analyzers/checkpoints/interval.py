@@ -1,4 +1,4 @@
-"""How often to save, from what a save was measured to cost and how often the run fails.
+"""Checkpoint interval, from the measured cost of a save and the failure rate of the run.
 
     daly_interval_s(cost_s=0.2, mtbf_s=3600.0)     # 37.7: seconds of training between two saves
     suggest(source, manifest)                      # from a run's own saves and failures; None without saves
@@ -20,23 +20,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analyzers.checkpoints.policy import FailurePolicy
 from analyzers.source import Source
 
-__all__ = ["FailurePolicy", "Suggestion", "daly_interval_s", "suggest", "young_interval_s"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailurePolicy:
-    """What is assumed of failures where a run has had none."""
-
-    device_mtbf_s: float = 50_700 * 3600.0
-    """Mean time between failures of one device (seconds). Llama 3 405B: 419 unexpected interruptions in 54 days on
-    16,384 GPUs (arXiv 2407.21783, section 3.3.4): 54 * 24 * 16384 / 419 = 50,700 hours a GPU."""
+__all__ = ["Suggestion", "daly_interval_s", "suggest", "young_interval_s"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion:
-    """How often to save, and from which figures."""
+    """Suggested interval, and the numbers behind it."""
 
     steps: int
     interval_s: float

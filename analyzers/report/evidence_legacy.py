@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from analyzers.checkpoints import figures as checkpoints
 from analyzers.communication import figures as communication
 from analyzers.data import figures as data
 from analyzers.figures.titled_figure import Drawing
@@ -27,16 +28,13 @@ _OF_SETTING: Mapping[str, Sequence[Proof]] = {
     "microbatches": (spent.stages,),
     "tensor_parallel": (communication.exposure,),
     "compression": (numerics.compression,),
-    "checkpoint_interval": (spent.saved, spent.waterfall),
+    "checkpoint_interval": (checkpoints.saved, checkpoints.waterfall),
     "workers": (data.waits,),
-    "evaluation": (spent.waterfall,),
+    "evaluation": (checkpoints.waterfall,),
 }
 PROOFS: Mapping[str, Sequence[Proof]] = {
     "bubble": (spent.stages,),
     "stage_imbalance": (spent.stages,),
-    "checkpoint_failed": (spent.saved,),
-    "checkpoint_age": (spent.old_save,),
-    "checkpoint_cost": (spent.saved, spent.waterfall),
     "slow_startup": (ranks.startup,),
     "configuration": (_configuration,),
 }

@@ -1,8 +1,8 @@
 """Settings that cost time or safety in this run: the anti-patterns, each with the numbers that make it one here.
 
-    findings = analyze(store, run.manifest())       # kind configuration, status advice; the cause names the rule
+    configuration(store, Scope(manifest=run.manifest()))    # kind configuration, status advice; the cause is the rule
 
-A rule looks at a setting *and* at what it did: no loader worker is said only of a run that waits for data, an interval
+A rule checks a setting *and* its effect: no loader worker is reported only of a run that waits for data, an interval
 between saves only where another one would have cost measurably less. Nothing here is a fault.
 """
 
@@ -12,61 +12,43 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analyzers.analysis import Analysis
 from analyzers.checkpoints.interval import suggest
 from analyzers.finding import Finding
 from analyzers.run.setting import number, setting
+from analyzers.scope import Scope
+from analyzers.settings.policy import ConfigurationPolicy
+from analyzers.settings.startup import slow_startup
 from analyzers.source import Source, every_kth_rank, lacking
 
-__all__ = ["RULES", "ConfigurationPolicy", "analyze"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigurationPolicy:
-    """Thresholds of the rules."""
-
-    max_buckets: int = 100
-    """Gradient buckets of a backward pass: DDP's default of 25 MiB gives 20 for a model of 124 million parameters."""
-    one_bucket_bytes: int = 64 << 20
-    """Gradients from which a single bucket hides nothing that would be worth hiding."""
-    microbatches_per_stage: float = 2.0
-    """Below, more than a third of 1f1b's time is bubble."""
-    tokens_per_rank: int = 2048
-    """Tokens of a step on one GPU below which kernels are too short to fill it."""
-    compression_error: float = 0.7
-    """Relative error of compressed gradients: from here on the step points more than 45 degrees (sine 0.7) away."""
-    share_ratio: float = 0.1
-    """Share of the time for data or evaluation that is worth a word."""
-    interval_loss_ratio: float = 0.01
-    """Share of the run that another interval between saves would have gained."""
-    min_run_s: float = 600.0
-    """A run without any checkpoint is told from this length on."""
+__all__ = ["ANALYSES", "RULES", "configuration"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """What rules look at."""
+    """Input of a rule."""
 
     source: Source
     manifest: Mapping[str, Any]
     policy: ConfigurationPolicy
 
 
-Told = tuple[str, dict[str, Any]] | None
-"""What a rule says: a sentence and its numbers."""
+Advice = tuple[str, dict[str, Any]] | None
+"""A sentence and its numbers; None where the rule does not hold."""
 
 
-def analyze(source: Source, manifest: Mapping[str, Any], policy: ConfigurationPolicy | None = None) -> list[Finding]:
+def configuration(source: Source, scope: Scope, policy: ConfigurationPolicy | None = None) -> list[Finding]:
     """One piece of advice a rule that holds."""
+    manifest = scope.manifest
     if not isinstance(manifest.get("config"), Mapping):
-        return [_insufficient("run.json holds none (an attached loop may hand its own to `attach`)")]
+        return [_insufficient("run.json has none (an attached loop can pass its own to `attach`)")]
     if absent := lacking(source, steps=("duration_ns",)):
-        return [_insufficient(f"what the settings did is not known: nothing in {', '.join(absent)}")]
+        return [_insufficient(f"no values in {', '.join(absent)}")]
     run = _Run(source=source, manifest=manifest, policy=policy or ConfigurationPolicy())
     found = []
     for cause, rule in RULES.items():
-        told = rule(run)
-        if told is not None:
-            sentence, numbers = told
+        if (advice := rule(run)) is not None:
+            sentence, numbers = advice
             found.append(
                 Finding.advise(
                     "configuration",
@@ -80,7 +62,7 @@ def analyze(source: Source, manifest: Mapping[str, Any], policy: ConfigurationPo
     return found
 
 
-def _buckets(run: _Run) -> Told:
+def _buckets(run: _Run) -> Advice:
     """DDP's buckets: so many that calls dominate, or a single one that hides nothing."""
     size_mb, parameters = number(run.manifest, "parallel.ddp_bucket_mb"), run.manifest.get("num_parameters")
     sizes = run.manifest.get("mesh")
@@ -92,18 +74,18 @@ def _buckets(run: _Run) -> Told:
     buckets = max(1, round(gradients / (size_mb * 2**20)))
     numbers = {"ddp_bucket_mb": size_mb, "num_buckets": buckets, "gradient_bytes": gradients}
     if buckets > run.policy.max_buckets:
-        return f"parallel.ddp_bucket_mb = {size_mb:g} cuts the gradients into {buckets} buckets", numbers
+        return f"`parallel.ddp_bucket_mb = {size_mb:g}` cuts the gradients into {buckets} buckets.", numbers
     if buckets == 1 and gradients >= run.policy.one_bucket_bytes:
         size = gradients / 2**20
         return (
-            f"parallel.ddp_bucket_mb = {size_mb:g} puts all {size:,.0f} MiB of gradients into one bucket, which no "
-            "backward pass can hide",
+            f"`parallel.ddp_bucket_mb = {size_mb:g}` puts all {size:,.0f} MiB of gradients into one bucket, which no "
+            "backward pass can hide.",
             numbers,
         )
     return None
 
 
-def _microbatches(run: _Run) -> Told:
+def _microbatches(run: _Run) -> Advice:
     """Too few microbatches for the stages of a pipeline."""
     stages = number(run.manifest, "parallel.pp")
     if not stages or stages < 2 or lacking(run.source, spans=("microbatch",)):
@@ -116,12 +98,12 @@ def _microbatches(run: _Run) -> Told:
     share = (stages - 1) / (microbatches + stages - 1)
     return (
         f"{microbatches} microbatches for {stages:.0f} pipeline stages leave {100 * share:.0f} % of 1f1b's time empty: "
-        f"{2 * stages:.0f} to {4 * stages:.0f} are usual",
+        f"{2 * stages:.0f} to {4 * stages:.0f} are usual.",
         {"num_microbatches": microbatches, "num_stages": int(stages), "idle_ratio": round(share, 4)},
     )
 
 
-def _tensor_parallel(run: _Run) -> Told:
+def _tensor_parallel(run: _Run) -> Advice:
     """A tensor-parallel group over several hosts: it communicates in every layer."""
     if lacking(run.source, ranks=("tp", "host")):
         return None
@@ -140,13 +122,13 @@ def _tensor_parallel(run: _Run) -> Told:
     if not groups:
         return None
     return (
-        f"{groups} tensor-parallel group{'s' * (groups > 1)} lie over {hosts} hosts: every layer waits for the network "
-        "between them",
+        f"{groups} tensor-parallel group{'s span' if groups > 1 else ' spans'} {hosts} hosts, so every layer waits for "
+        "the network.",
         {"num_groups": groups, "num_hosts": hosts},
     )
 
 
-def _batch(run: _Run) -> Told:
+def _batch(run: _Run) -> Advice:
     """So little work on each GPU that kernels cannot fill it."""
     if lacking(run.source, ranks=("device",), steps=("tokens",)):
         return None
@@ -156,21 +138,23 @@ def _batch(run: _Run) -> Told:
     )
     if not on_gpu or not tokens or tokens >= run.policy.tokens_per_rank:
         return None
-    return f"a step has {tokens:,.0f} tokens a rank: kernels are too short to fill a GPU", {"tokens_per_rank": tokens}
+    return f"A step has {tokens:,.0f} tokens a rank, so kernels are too short to fill a GPU.", {
+        "tokens_per_rank": tokens
+    }
 
 
-def _fp16(run: _Run) -> Told:
+def _fp16(run: _Run) -> Advice:
     """fp16 without a loss scale: small gradients become zero."""
     if setting(run.manifest, "train.precision") not in ("fp16", "float16"):
         return None
     scaling = setting(run.manifest, "train.loss_scaling")
     if scaling is not False:  # our trainer always scales; an attached loop says if it does not
         return None
-    return "fp16 without a loss scale: gradients below 6e-8 become zero", {"precision": "fp16"}
+    return "The run trains in fp16 without a loss scale, so gradients below 6e-8 become zero.", {"precision": "fp16"}
 
 
-def _compression(run: _Run) -> Told:
-    """What compression leaves of the gradients points elsewhere."""
+def _compression(run: _Run) -> Advice:
+    """Compressed gradients point elsewhere than whole ones."""
     if lacking(run.source, steps=("compression_error",)):
         return None
     ((error, count),) = run.source.rows(
@@ -180,13 +164,12 @@ def _compression(run: _Run) -> Told:
         return None
     kind = setting(run.manifest, "parallel.gradient_compression")
     return (
-        f"compressed gradients ({kind}) are {100 * error:.0f} % away from whole ones, in the median of {count} "
-        "measured steps",
+        f"Compressed gradients ({kind}) are {100 * error:.0f} % away from whole ones in the median of {count} steps.",
         {"compression_error_ratio": round(error, 4), "num_samples": count},
     )
 
 
-def _interval(run: _Run) -> Told:
+def _interval(run: _Run) -> Advice:
     """No checkpoints, or an interval that is far from what saves and failures of this run ask for."""
     interval = number(run.manifest, "checkpoint.interval")
     if interval is None:
@@ -202,7 +185,9 @@ def _interval(run: _Run) -> Told:
     if not interval:
         if (whole_s or 0.0) < run.policy.min_run_s:
             return None
-        return f"checkpoint.interval = 0: a failure costs all {whole_s:,.0f} s", {"run_s": round(whole_s, 1)}
+        return f"`checkpoint.interval = 0` saves nothing: a failure costs all {whole_s:,.0f} s.", {
+            "run_s": round(whole_s, 1)
+        }
     best = suggest(run.source, run.manifest)
     if best is None or not step_s:
         return None
@@ -214,8 +199,8 @@ def _interval(run: _Run) -> Told:
     if now - then < run.policy.interval_loss_ratio:
         return None
     return (
-        f"checkpoint.interval = {interval:.0f} costs {100 * now:.1f} % of the time in saves and repeated steps; every "
-        f"{best.steps} steps (Daly) it would be {100 * then:.1f} %",
+        f"`checkpoint.interval = {interval:.0f}` costs {100 * now:.1f} % of the time in saves and repeated steps. An "
+        f"interval of {best.steps:,} steps (Daly) would cost {100 * then:.1f} %.",
         {
             "interval_steps": int(interval),
             "suggested_steps": best.steps,
@@ -227,7 +212,7 @@ def _interval(run: _Run) -> Told:
     )
 
 
-def _workers(run: _Run) -> Told:
+def _workers(run: _Run) -> Advice:
     """Batches are made in the training process, which waits for them."""
     if number(run.manifest, "data.num_workers") != 0:
         return None
@@ -235,19 +220,19 @@ def _workers(run: _Run) -> Told:
     if share < run.policy.share_ratio:
         return None
     return (
-        f"data.num_workers = 0, and {100 * share:.0f} % of a step is making the batch in the training process",
+        f"`data.num_workers = 0` makes batches in the training process, {100 * share:.0f} % of a step.",
         {"data_ratio": round(share, 4)},
     )
 
 
-def _evaluation(run: _Run) -> Told:
+def _evaluation(run: _Run) -> Advice:
     """Evaluation takes a large part of the run."""
     interval = number(run.manifest, "train.eval_interval")
     share = _share(run.source, "evaluate_ns")
     if not interval or share < run.policy.share_ratio:
         return None
     return (
-        f"train.eval_interval = {interval:.0f}: evaluation takes {100 * share:.0f} % of the time",
+        f"`train.eval_interval = {interval:.0f}` spends {100 * share:.0f} % of the time on evaluation.",
         {"evaluate_ratio": round(share, 4), "eval_interval": int(interval)},
     )
 
@@ -264,7 +249,7 @@ def _share(source: Source, expression: str) -> float:
     return float(share or 0.0)
 
 
-RULES: dict[str, Callable[[_Run], Told]] = {
+RULES: dict[str, Callable[[_Run], Advice]] = {
     "buckets": _buckets,
     "microbatches": _microbatches,
     "tensor_parallel": _tensor_parallel,
@@ -279,4 +264,10 @@ RULES: dict[str, Callable[[_Run], Told]] = {
 
 
 def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("configuration", "configuration", f"the configuration was not judged: {why}")
+    return Finding.insufficient("configuration", "configuration", f"The configuration was not checked: {why}.")
+
+
+ANALYSES = (
+    Analysis(kinds=("slow_startup",), run=slow_startup, records="sampled"),
+    Analysis(kinds=("configuration",), run=configuration, records="histories"),
+)

@@ -1,4 +1,4 @@
-"""What was planned against what came: memory of a rank, and the bytes of its collectives in a step.
+"""Plan against measurement: memory of a rank, and the bytes of its collectives in a step.
 
     for item in against_plan(source, run.manifest()):
         item.what, item.planned_bytes, item.measured_bytes, item.ratio
@@ -14,18 +14,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analyzers.settings.policy import PlanPolicy
 from analyzers.source import Source
 
-__all__ = ["TOLERANCE", "Against", "against_plan"]
+__all__ = ["Against", "against_plan"]
 
-TOLERANCE = 0.1
-"""A plan that is nearer than this was right."""
 _SMALLEST_CALL_BYTES = 256
 _MAX_STEPS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Against:
+    """One planned number and its measurement."""
+
     what: str
     """memory, or an operation: all_gather, all_reduce, ..."""
     planned_bytes: int
@@ -38,7 +39,8 @@ class Against:
 
     @property
     def as_planned(self) -> bool:
-        return abs(self.ratio - 1) <= TOLERANCE
+        """True within the tolerance of `PlanPolicy`."""
+        return abs(self.ratio - 1) <= PlanPolicy().tolerance_ratio
 
 
 def against_plan(source: Source, manifest: Mapping[str, Any]) -> list[Against]:

@@ -1,7 +1,7 @@
-"""Start-up: from the launch to the first finished step, in pieces, and which rank the others waited for.
+"""Start-up: the parts from the launch to the first finished step, and the rank that the others waited for.
 
     measure(source)                 # seconds: launch, imports, set-up, first step; by attempt
-    findings = analyze(store)       # advice slow_startup, cause launch | imports | setup | first_step
+    slow_startup(store, Scope())    # advice slow_startup, cause launch | imports | setup | first_step
 
 | piece | from | to |
 |---|---|---|
@@ -10,9 +10,9 @@
 | setup | its first record | its first step: model, data, process groups, loading a checkpoint |
 | first_step | | its first step beyond the usual one: compilation, autotuning, caches |
 
-A piece is told where it takes `slow_s` or more and `share_ratio` of the run. If one rank took much longer in it than
-the median rank, that rank is named: everybody waits for it in the first collective (rank 0 that prepares data for all,
-a host that reads its imports over the network).
+A piece is reported where it takes `slow_s` or more and `share_ratio` of the run. If one rank took much longer in it
+than the median rank, that rank is named: all ranks wait for it in the first collective (rank 0 that prepares data for
+all, a host that reads its imports over the network).
 """
 
 from __future__ import annotations
@@ -23,56 +23,44 @@ from statistics import median
 
 from analyzers.finding import Finding
 from analyzers.run.event_log import EventLog
+from analyzers.scope import Scope
+from analyzers.settings.policy import StartupPolicy
 from analyzers.source import Source, every_kth, lacking
 from probes.tape import event_kinds
 
-__all__ = ["PIECES", "Startup", "StartupPolicy", "analyze", "measure"]
+__all__ = ["PIECES", "Startup", "measure", "slow_startup"]
 
 MAX_ROWS = 4_000_000
 """Rows of steps that a usual step is taken from; of more, every k-th step's."""
 PIECES = {
-    "launch": "the launch until the ranks are started",
-    "imports": "processes and imports until a rank's first word",
+    "launch": "the launch until the ranks were started",
+    "imports": "processes and imports until the first record",
     "setup": "model, data and process groups until the first step",
     "first_step": "the first step beyond a usual one",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartupPolicy:
-    """When a start is slow."""
-
-    slow_s: float = 20.0
-    """Least length of a piece. torch alone takes a few seconds to import from a local disk."""
-    share_ratio: float = 0.05
-    """Share of the run so far that the piece takes."""
-    rank_factor: float = 2.0
-    """Time of a rank over that of the median one from which it is named."""
-    rank_s: float = 5.0
-    """Least difference for that."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Startup:
-    """One attempt, seconds; `by_rank[piece][rank]`. A piece whose begin nobody recorded is not there."""
+    """One attempt, seconds; `by_rank[piece][rank]`. A piece without a recorded start is missing."""
 
     attempt: int
     by_rank: Mapping[str, Mapping[int, float]]
 
     def longest(self, piece: str) -> float:
-        """Of all ranks: that is what the others wait for."""
+        """The longest time of a rank (seconds), which the others wait for."""
         return max(self.by_rank.get(piece, {}).values(), default=0.0)
 
 
-def analyze(source: Source, policy: StartupPolicy | None = None) -> list[Finding]:
+def slow_startup(source: Source, scope: Scope, policy: StartupPolicy | None = None) -> list[Finding]:
     """The slowest piece of each attempt's start, if it is slow."""
     policy = policy or StartupPolicy()
     needed = {"steps": ("start_ns", "duration_ns"), "ranks": ("wall_ns",), "events": ("wall_ns",)}
     if absent := lacking(source, **needed):
-        return [_insufficient(f"nothing in {', '.join(absent)}")]
+        return [_insufficient(f"no values in {', '.join(absent)}")]
     starts = measure(source)
     if not any(start.by_rank for start in starts):
-        return [_insufficient("neither a launch nor a rank's first record is there")]
+        return [_insufficient("neither a launch nor a first record of a rank is recorded")]
     ((run_s,),) = source.rows(
         "SELECT (max(start_ns + coalesce(duration_ns, 0)) - (SELECT min(wall_ns) FROM events)) / 1e9 FROM steps"
     )
@@ -139,7 +127,7 @@ def _finding(start: Startup, piece: str, policy: StartupPolicy) -> Finding:
     return Finding.advise(
         "startup",
         "slow_startup",
-        f"the start took {of[slowest]:.1f} s in {PIECES[piece]}{whom}",
+        f"The start took {of[slowest]:.1f} s in {PIECES[piece]}{whom}.",
         ranks=(slowest,) if alone else (),
         cause=piece,
         attempt=start.attempt,
@@ -150,4 +138,4 @@ def _finding(start: Startup, piece: str, policy: StartupPolicy) -> Finding:
 
 
 def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("startup", "slow_startup", f"the start was not judged: {why}")
+    return Finding.insufficient("startup", "slow_startup", f"The start was not checked: {why}.")

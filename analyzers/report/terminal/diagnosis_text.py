@@ -21,7 +21,7 @@ from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.labels import label_of, shown
 from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.stack_texts import stack_texts
-from analyzers.settings.plan_deviation import TOLERANCE
+from analyzers.settings.policy import PlanPolicy
 from analyzers.wording import counted, is_number, listed, ranks_text, sentence
 
 if TYPE_CHECKING:
@@ -153,7 +153,9 @@ def _against_plan(plan: Sequence[Mapping[str, Any]]) -> str:
     ]
     fits = [each["what"] for each in plan if each["as_planned"]]
     off = f"Not as planned: {', '.join(differs)}." if differs else ""
-    within = sentence(f"{', '.join(fits)} within {100 * TOLERANCE:.0f} % of the plan") if fits else ""
+    within = (
+        sentence(f"{', '.join(fits)} within {100 * PlanPolicy().tolerance_ratio:.0f} % of the plan") if fits else ""
+    )
     return " ".join(part for part in (off, within) if part)
 
 

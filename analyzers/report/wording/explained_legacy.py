@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from analyzers.finding import Finding
-from analyzers.report.wording.reasons import proved
-from analyzers.report.wording.remedies import remedy
 
 __all__ = ["next_step", "why"]
 
@@ -16,12 +14,12 @@ def why(finding: Finding) -> str:
         case "stage_imbalance":
             work = ", ".join(f"{value:.3g}" for value in numbers.get("work_ms_by_coordinate") or [])
             return f"milliseconds of work a step by pipeline coordinate: {work}"
-    return proved(finding) or finding.summary
+    return finding.summary
 
 
 def next_step(finding: Finding) -> str:
     """What to do, and where more of it stands."""
     advice = {
         "stage_imbalance": "give that stage fewer layers (parallel.stage_costs)",
-    }.get(finding.kind, remedy(finding))
+    }.get(finding.kind, "")
     return advice

@@ -4,10 +4,18 @@ from typing import Any
 
 import pytest
 
-from analyzers.checkpoints.analyze import analyze
+from analyzers.checkpoints.analyze import saved_checkpoints
+from analyzers.finding import Finding
+from analyzers.scope import Scope
+from analyzers.source import Source
+from tests.analyzers.judged import checked
 from tests.analyzers.plain_run import MS, plain_run, save
 
 MANIFEST: dict[str, Any] = {"config": {"checkpoint": {"interval": 20}}}
+
+
+def analyze(source: Source, manifest: dict[str, Any]) -> list[Finding]:
+    return checked(saved_checkpoints(source, Scope(manifest=manifest)))
 
 
 def test_good_saves_are_silent() -> None:
@@ -37,7 +45,7 @@ def test_the_age_of_the_last_good_one() -> None:
     assert [f.kind for f in analyze(store, MANIFEST)] == ["checkpoint_age"]
     store.connection.execute("UPDATE checkpoints SET tier = 'memory'")
     (never,) = analyze(store, MANIFEST)
-    assert never.summary.startswith("no good checkpoint in 100 steps")
+    assert never.summary.startswith("No good checkpoint in 100 steps")
 
 
 def test_saves_that_cost_too_much_or_come_late() -> None:

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from analyzers.checkpoints.interval import FailurePolicy, daly_interval_s, suggest, young_interval_s
+from analyzers.checkpoints.interval import daly_interval_s, suggest, young_interval_s
+from analyzers.checkpoints.policy import FailurePolicy
 from tests.analyzers.memory_store import MemoryStore
 
 

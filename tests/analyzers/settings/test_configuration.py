@@ -13,7 +13,9 @@ from analyzers.health.device_peaks import peak_flops_per_s
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
 from analyzers.report.run_facts import run_facts
 from analyzers.report.terminal.diagnosis_text import render
-from analyzers.settings.analyze import RULES, analyze
+from analyzers.scope import Scope
+from analyzers.settings.analyze import RULES, configuration
+from tests.analyzers.judged import checked
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.plain_run import MS, S, plain_run
 
@@ -36,7 +38,7 @@ def told(store: MemoryStore, **settings: Any) -> dict[str, Finding]:
     for name, value in settings.items():
         section, _, key = name.partition("__")
         manifest["config"][section][key] = value
-    found = analyze(store, manifest)
+    found = checked(configuration(store, Scope(manifest=manifest)))
     assert {finding.status for finding in found} <= {"advice"}
     assert all(finding.advice == f"configuration-{finding.cause}" for finding in found)
     return {finding.cause: finding for finding in found}
@@ -67,7 +69,7 @@ def test_a_sound_configuration_is_silent() -> None:
         ("buckets", plain_run, {"parallel__ddp_bucket_mb": 5000.0}, "into one bucket"),
         ("microbatches", lambda: pipelined(4), {"parallel__pp": 4}, "leave 43 % of 1f1b's time empty"),
         ("tensor_parallel", lambda: changed("UPDATE ranks SET tp = rank, dp_replicate = 0, host = 'node-' || rank % 2"),
-         {}, "1 tensor-parallel group lie over 2 hosts"),
+         {}, "1 tensor-parallel group spans 2 hosts"),
         ("batch", lambda: changed("UPDATE ranks SET device = 'cuda:0'; UPDATE steps SET tokens = 256"),
          {}, "256 tokens"),
         ("fp16", plain_run, {"train__precision": "fp16", "train__loss_scaling": False}, "without a loss scale"),
@@ -111,7 +113,7 @@ def test_a_setting_that_did_no_harm_is_not_blamed(store: Any, settings: dict[str
 
 def test_what_is_missing_is_said() -> None:
     for store, manifest in ((plain_run(), {}), (plain_run(), {"config": 3}), (MemoryStore(), MANIFEST)):
-        (finding,) = analyze(store, manifest)
+        (finding,) = configuration(store, Scope(manifest=manifest))
         assert (finding.status, finding.kind) == ("insufficient_data", "configuration")
 
 

@@ -2,9 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from analyzers.settings.startup import analyze, measure
+from analyzers.finding import Finding
+from analyzers.scope import Scope
+from analyzers.settings.startup import measure, slow_startup
+from tests.analyzers.judged import checked
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.plain_run import S, plain_run
+
+
+def analyze(store: MemoryStore) -> list[Finding]:
+    return checked(slow_startup(store, Scope()))
 
 
 def test_the_pieces_of_a_start() -> None:

@@ -1,0 +1,46 @@
+"""Evidence and next step of findings on checkpoints, one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from analyzers.finding import Finding
+from analyzers.wording import counted, number, percent, sentence
+
+__all__ = ["NEXT", "WHY"]
+
+
+def _why_failed(finding: Finding) -> str:
+    of = finding.evidence
+    good = of.get("num_good_since")
+    since = f"{counted(good, 'later save')} succeeded" if good else "nothing has been saved since"
+    lines = str(of.get("reason") or "no reason was recorded").splitlines()
+    return sentence(f"{lines[0][:140].replace(';', ',').rstrip('.')}, and {since}")
+
+
+def _why_age(finding: Finding) -> str:
+    of = finding.evidence
+    return (
+        f"{of.get('age_steps', '?')} steps or {number(of.get('lost_s'))} s of training have no good save, with one "
+        f"due every {of.get('interval_steps', '?')} steps."
+    )
+
+
+def _why_cost(finding: Finding) -> str:
+    of = finding.evidence
+    return (
+        f"Stall {percent(of.get('stall_ratio'))} of the time in {of.get('num_saves', '?')} saves, "
+        f"{of.get('num_delayed', '?')} of them delayed, at most {number(of.get('longest_save_s'))} s each."
+    )
+
+
+WHY: Mapping[str, Callable[[Finding], str]] = {
+    "checkpoint_failed": _why_failed,
+    "checkpoint_age": _why_age,
+    "checkpoint_cost": _why_cost,
+}
+NEXT: Mapping[str, Callable[[Finding], str]] = {
+    "checkpoint_failed": lambda finding: "Free space on the disk, or repair the file system that the reason names.",
+    "checkpoint_age": lambda finding: "Find out why nothing has been saved since, before the next failure.",
+    "checkpoint_cost": lambda finding: "Save in the background, less often, or to a faster disk.",
+}

@@ -1,0 +1,52 @@
+"""Thresholds of advice on settings and of a slow start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ConfigurationPolicy", "PlanPolicy", "StartupPolicy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigurationPolicy:
+    """When a setting is advised against."""
+
+    max_buckets: int = 100
+    """Gradient buckets of a backward pass (count). Source: convention; DDP's default of 25 MiB gives 20 for a model of
+    124 million parameters."""
+    one_bucket_bytes: int = 64 << 20
+    """Gradients (bytes) from which a single bucket hides too little. Source: convention."""
+    microbatches_per_stage: float = 2.0
+    """Microbatches per stage (ratio). Source: 1f1b's idle share, which is above a third below this."""
+    tokens_per_rank: int = 2048
+    """Tokens of a step on one GPU below which kernels are too short to fill it (count). Source: convention."""
+    compression_error: float = 0.7
+    """Relative error of compressed gradients (ratio). Source: sine of 45 degrees; beyond, the step points elsewhere."""
+    share_ratio: float = 0.1
+    """Share of the time for data or evaluation. Source: convention."""
+    interval_loss_ratio: float = 0.01
+    """Share of the run that another interval between saves would gain. Source: convention."""
+    min_run_s: float = 600.0
+    """Length (seconds) from which a run without any checkpoint is reported. Source: convention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartupPolicy:
+    """When a start is slow."""
+
+    slow_s: float = 20.0
+    """Least length of a part (seconds). Source: convention; torch alone takes a few seconds to import from a disk."""
+    share_ratio: float = 0.05
+    """Share of the run so far that the part takes. Source: convention."""
+    rank_factor: float = 2.0
+    """Time of a rank over that of the median one from which it is named (ratio). Source: convention."""
+    rank_s: float = 5.0
+    """Least difference for that (seconds). Source: convention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPolicy:
+    """When a plan was right."""
+
+    tolerance_ratio: float = 0.1
+    """Deviation of measured from planned bytes. Source: convention; allocators round up."""
