@@ -34,7 +34,7 @@ def saved(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def old_save(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """How many steps a failure would have cost at each step, and the saves themselves."""
+    """Steps that a failure would have cost at each step, and the saves themselves."""
     if missing_tables(source, "checkpoints", "steps"):
         return
     good = sorted(
@@ -58,7 +58,7 @@ def old_save(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def waterfall(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Where the wall time of the whole run went."""
+    """Account of the wall time of the whole run."""
     account = measure(source)
     if account is not None and account.wall_s > 0:
         yield Drawing(title="Where the time went", figure=goodput.waterfall(account))

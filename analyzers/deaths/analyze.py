@@ -176,14 +176,14 @@ def _connections_lost(view: AttemptView, failed: Sequence[Death], ended: Sequenc
             "victims": sorted(death.rank for death in victims),
             "first_to_report_rank": victims[0].rank,
             "terminated_ranks": sorted(ended),
-            **_raised_at(victims[0]),
+            **_origin(victims[0]),
         },
         advice=f"rank-lost-{cause}",
         attempt=view.attempt,
     )
 
 
-def _raised_at(death: Death) -> dict[str, Any]:
+def _origin(death: Death) -> dict[str, Any]:
     """Origin of an exception: the line of the user's own code, and the last frames, innermost first."""
     if death.frame is None:
         return {}
@@ -217,7 +217,7 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
         "message": first.message[:2000],
         "victims": list(victims),
         "doing": own.doing if own else None,
-        **_raised_at(first),
+        **_origin(first),
     }
     if calls:
         evidence |= {"op": calls[0].op, "process_group": calls[0].group, "seq": calls[0].seq, "caller": calls[0].caller}

@@ -9,7 +9,7 @@ __all__ = ["DeviceEvidencePolicy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceEvidencePolicy:
-    """Which readings of health belong to a hang."""
+    """Selection of the health readings that belong to a hang."""
 
     before_s: float = 60.0
     """Readings and XIDs count from so long (seconds) before the last record. Source: convention; what breaks a rank
