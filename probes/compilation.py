@@ -1,7 +1,7 @@
 """Spans `compile`: when torch.compile is at work, which may take minutes and leaves no other record.
 
     probe = CompileProbe(recorder)
-    probe.look()                # again and again: it hooks torch's compiler once that is there, and after a reset
+    probe.hook()                # again and again: it hooks torch's compiler once that is there, and after a reset
     probe.remove()
 
 torch calls back at the beginning and the end of whatever it compiles, also of what a backward pass leaves for later
@@ -31,9 +31,9 @@ class CompileProbe:
         self._handler: Any = None
         self._span: Any = None
 
-    def look(self) -> None:
-        """Hook the compiler if it has been imported and does not call us yet. Costs a look into two short lists."""
-        if self._handler is not None and self._begun in self._handler.start_callbacks:
+    def hook(self) -> None:
+        """Hook the compiler if it has been imported and does not call us yet. Costs a search of two short lists."""
+        if self._handler is not None and self._started in self._handler.start_callbacks:
             return
         module = sys.modules.get(_CALLBACKS)
         if module is None or not self._recorder.enabled:
@@ -42,8 +42,8 @@ class CompileProbe:
             handler = getattr(module, "callback_handler", None)
             if handler is None:  # it is being imported
                 return
-            handler.register_start_callback(self._begun)
-            handler.register_end_callback(self._ended)
+            handler.register_start_callback(self._started)
+            handler.register_end_callback(self._finished)
             self._handler = handler
 
     def remove(self) -> None:
@@ -52,20 +52,20 @@ class CompileProbe:
         if handler is None:
             return
         for callback, remove in (
-            (self._begun, handler.remove_start_callback),
-            (self._ended, handler.remove_end_callback),
+            (self._started, handler.remove_start_callback),
+            (self._finished, handler.remove_end_callback),
         ):
             with contextlib.suppress(ValueError):  # `torch._dynamo.reset` has done so
                 remove(callback)
 
-    def _begun(self, _: Any) -> None:
+    def _started(self, _: Any) -> None:
         with failing_open("compilation"):
             if self._span is None:
                 span = self._recorder.span("compile")
                 span.__enter__()
                 self._span = span
 
-    def _ended(self, _: Any) -> None:
+    def _finished(self, _: Any) -> None:
         with failing_open("compilation"):
             span, self._span = self._span, None
             if span is not None:

@@ -1,4 +1,4 @@
-"""How a mixture of experts is used: for each layer and expert, the tokens sent to it and those of them dropped.
+"""Expert load: for each layer and expert of a mixture, the tokens routed to it and those of them dropped.
 
     probe = ExpertProbe(recorder, {3: layer.take_load, ...}, interval=10)
     probe.after_backward(step)          # at every 10th step: rows for all steps since the last ones

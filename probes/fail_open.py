@@ -1,4 +1,4 @@
-"""Fail open: an error in a probe is counted, told once per kind, and never reaches the training loop.
+"""Fail open: an error in a probe is counted, logged once per kind, and never reaches the training loop.
 
     with failing_open("gradients"):
         ...                            # anything that raises here is counted under "gradients"
@@ -24,7 +24,7 @@ error_counts: Counter[str] = Counter()
 
 
 def probes_disabled() -> bool:
-    """Whether the user turned all probes off through the environment."""
+    """Return True if RANKSCOPE_DISABLED is set."""
     return os.environ.get("RANKSCOPE_DISABLED", "") not in ("", "0")
 
 

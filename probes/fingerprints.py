@@ -1,4 +1,4 @@
-"""Fingerprints: a 64-bit checksum of the bits of each tensor, to see what nobody meant to change.
+"""Fingerprints: a 64-bit checksum of the bits of each tensor, to detect unintended changes.
 
     reader = FingerprintReader()
     reading = reader.read({"head.weight": parameter, ...})     # queued; waits for nothing
@@ -7,7 +7,7 @@
 A sum of the tensor's 64-bit words, each times an odd number that belongs to its place, modulo 2^64. A flipped bit
 changes a word by a power of two, and a power of two below 2^64 times an odd number is never 0 modulo 2^64: a single
 flip is always seen. Other damage goes unseen with a chance of about 2^-64, unless it takes the same away as it adds at
-places a multiple of 1024 words apart. It guards against accidents, not against somebody who forges.
+places a multiple of 1024 words apart. It guards against accidents, not against forgery.
 
 Integer sums have no order of summation: the same bits give the same value on every device and with any number of
 threads. On a GPU everything stays on its stream until `values` asks, and then the copy has long arrived.
@@ -54,7 +54,7 @@ class Reading:
 
 
 class FingerprintReader:
-    """Reads the same tensors again and again; remembers how it looks at their memory, which is half of the work."""
+    """Reads the same tensors again and again; caches views of their memory, which is half of the work."""
 
     def __init__(self) -> None:
         self._views: dict[str, tuple[int, int, Tensor, list[_Piece]]] = {}

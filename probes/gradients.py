@@ -5,7 +5,7 @@
     probe.after_backward(step)              # at every 50th step
     bad = probe.examine(step)               # when a step went wrong: [("blocks.3.mlp.up.weight", 17), ...]
 
-Each rank looks at what it holds: the local shard of a sharded parameter, without any communication. On a GPU the
+Each rank measures what it holds: the local shard of a sharded parameter, without any communication. On a GPU the
 numbers of `after_backward` come back a step or more later, through pinned memory, so that nothing waits for the device.
 """
 
@@ -119,7 +119,7 @@ class GradientProbe:
     def _write(self, step: int, indices: list[int], values: Tensor, gradients: list[Tensor] | None) -> dict[int, int]:
         """One record a gradient; those with NaN or Inf and how many, by the parameter's index.
 
-        A gradient of an earlier step can't be looked at any more: if it is not finite, its count is unknown.
+        A gradient of an earlier step no longer exists: if it was not finite, its count is unknown.
         """
         nonfinite: dict[int, int] = {}
         norms, largest = values.tolist()

@@ -1,7 +1,7 @@
 """Does a tensor hold NaN or Inf? One pass over memory, on the host.
 
     holds_nonfinite([bucket])        # True, False, or UNSET where that is not asked of such a tensor
-    look_at([bucket])                # the same, and the largest absolute value: of gradients before they are reduced
+    nonfinite_and_peak([bucket])     # the same, and the largest absolute value: of gradients before the reduction
 
 A sum of finite numbers may overflow, but a sum is never finite with a NaN or an Inf in it. So the sum, the fastest pass
 that there is, clears a tensor, and only a sum that is not finite pays for a second look.
@@ -17,7 +17,7 @@ import torch
 
 from .tape.schema import UNSET
 
-__all__ = ["holds_nonfinite", "look_at"]
+__all__ = ["holds_nonfinite", "nonfinite_and_peak"]
 
 _UNKNOWN = int(UNSET["bool"])
 _strided = torch.strided
@@ -25,7 +25,7 @@ _isfinite = math.isfinite
 
 
 def holds_nonfinite(tensors: Sequence[torch.Tensor]) -> int:
-    """Whether any of `tensors` holds NaN or Inf: 1 or 0; UNSET for integers, sparse tensors and other devices."""
+    """Return 1 if any of `tensors` holds NaN or Inf, else 0; UNSET for integers, sparse tensors and other devices."""
     found = _UNKNOWN
     for tensor in tensors:
         if not tensor.is_floating_point() or not tensor.is_cpu or tensor.layout is not _strided:
@@ -40,8 +40,8 @@ def holds_nonfinite(tensors: Sequence[torch.Tensor]) -> int:
     return found
 
 
-def look_at(tensors: Sequence[torch.Tensor]) -> tuple[int, float]:
-    """What `holds_nonfinite` says, and the largest absolute value in tensors on the host, in one pass over memory.
+def nonfinite_and_peak(tensors: Sequence[torch.Tensor]) -> tuple[int, float]:
+    """Return `holds_nonfinite` and the largest absolute value of tensors on the host, in one pass over memory.
 
     The value is NaN where a tensor holds NaN or Inf, 0 where nothing is known.
     """

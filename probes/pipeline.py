@@ -118,7 +118,7 @@ class _Spans:
 
 
 class _Mark(NamedTuple):
-    """What a transfer is; on the operation, from its stage to whoever posts it."""
+    """Kind, stage and microbatch of a transfer, attached to the operation until it is posted."""
 
     spans: _Spans
     kind: str

@@ -1,10 +1,10 @@
-"""Numbers that a step came to, written to its record: at once from a CPU, a step or more later from a GPU.
+"""Per-step scalars (loss, norms): written immediately on CPU, one or more steps later on CUDA.
 
-    values = LateValues(recorder)
+    values = StepScalars(recorder)
     values.put(loss=loss.detach())           # a float, or a tensor of one element
     values.flush()                           # once a step: what has come back
 
-A tensor on a GPU is copied to pinned memory and looked at when the copy has arrived: nothing waits for the device.
+A tensor on a GPU is copied to pinned memory and read when the copy has arrived: nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .fail_open import failing_open
 from .tape.schema import TABLES
 from .tape_recorder import TapeRecorder
 
-__all__ = ["LateValues", "read_back"]
+__all__ = ["StepScalars", "read_back"]
 
 MAX_IN_FLIGHT = 64
 _REAL = {column.name for column in TABLES["steps"].columns if column.type.startswith("f")}
@@ -32,8 +32,8 @@ class _Reading(NamedTuple):
     arrived: Any
 
 
-class LateValues:
-    """Of one recorder."""
+class StepScalars:
+    """Writes scalars to the steps of one recorder."""
 
     def __init__(self, recorder: TapeRecorder) -> None:
         self._recorder = recorder

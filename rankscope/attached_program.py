@@ -94,7 +94,7 @@ class _Record:
 
     def started(self, pid: int) -> None:
         """Write who the rank is, and leave a watch beside the first of each node."""
-        from rankscope.probes.attach.watch_process import leave_watch, meeting_point
+        from rankscope.probes.attach.watch_process import digest_address, leave_watch
         from rankscope.probes.tape import event_kinds
         from rankscope.probes.tape.attempts import start_ticks
 
@@ -114,7 +114,7 @@ class _Record:
             self._events.write(event_kinds.ATTEMPT_STARTED, world_size=identity.world_size)
         if identity.local_rank == 0:
             self._events.write(event_kinds.RUN_STARTED, node_rank=identity.node_rank)
-            num_nodes, digests = meeting_point()
+            num_nodes, digests = digest_address()
             leave_watch(self._run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
 
     def ended(self, code: int) -> None:

@@ -30,7 +30,7 @@ MARK = ".collected"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What is in the folder now. `left_out`: what was no plain file."""
+    """Content of the collected folder. `left_out`: what was no regular file."""
 
     run: RunDir
     nodes: tuple[int, ...]
@@ -124,7 +124,7 @@ def _files(run: RunDir, folders: Sequence[str], left_out: list[str]) -> Iterator
 
 
 def _is_open(store: Path) -> bool:
-    """Whether somebody writes it now; a journal beside it means so too, or that its writer was killed."""
+    """Return True if a process writes the file now, or was killed while it did (a journal beside it)."""
     from store import is_watched
 
     return is_watched([store]) or store.with_name(store.name + ".wal").exists()

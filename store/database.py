@@ -136,7 +136,7 @@ def _locked(fd: int) -> bool:
 
 
 def is_watched(stores: Iterable[Path]) -> bool:
-    """Whether a live `watch` writes one of these stores: then the run's end is not the end of its records."""
+    """Return True if a live `watch` writes one of these stores: records may still arrive after the run's end."""
     for store in stores:
         if not store.with_name(store.name + ".lock").exists():
             continue
@@ -202,7 +202,7 @@ def lock_down(connection: DuckDBPyConnection, *, memory_bytes: int | None = None
 
 
 def connect_foreign(path: Path, *, wait_s: float) -> DuckDBPyConnection:
-    """Open somebody else's DuckDB file, read-only and shut off from the host."""
+    """Open an external DuckDB file, read-only and isolated from the host. Raises StoreError."""
     import duckdb
 
     _refuse_odd(path)
@@ -255,7 +255,7 @@ def translated(error: Exception, path: Path | str) -> StoreError:
         return StoreError(f"{path} cannot be written: {line}; free some space, nothing is lost")
     damaged = isinstance(error, (duckdb.InternalException, duckdb.SerializationException))
     if damaged or any(mark in text for mark in _DAMAGED):
-        return StoreCorruptError(f"{path} is damaged: {line}; `rankscope rebuild` makes it anew from the tapes")
+        return StoreCorruptError(f"{path} is damaged: {line}; `rankscope rebuild` makes it again from the tapes")
     return StoreError(f"{path}: {line}")
 
 

@@ -33,7 +33,7 @@ class ParquetError(Exception):
 
 
 class Batches(Protocol):
-    """What is asked of a store."""
+    """The part of a store that is used here."""
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
 

@@ -1,10 +1,10 @@
-"""Reading a store: one connection over all nodes' files, shut off from the rest of the machine.
+"""Read a store: one connection over all nodes' files, isolated from the rest of the machine.
 
     with Store.open(run) as store:
         columns = store.query("SELECT step, duration_ns FROM steps WHERE rank = ? ORDER BY step", [3])
         np.median(columns["duration_ns"])
 
-Every table of the schema is there, empty if nobody wrote it. The connection is for a short while: as long as it is
+Every table of the schema is there, empty if it was not recorded. Keep the connection for a short time: as long as it is
 open, the writer's ticks wait (they lose nothing).
 """
 
@@ -56,7 +56,7 @@ Params = Sequence[Any] | Mapping[str, Any] | None
 
 
 class Store:
-    """A run's records, to be asked in SQL. Made by `Store.open` or `Store.open_foreign`."""
+    """SQL over a run's records. Made by `Store.open` or `Store.open_foreign`."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Store:
         With `catch_up`, what is on the tapes and not in the store is ingested first, unless a `watch` lives, whose
         job that is; if all ranks have ended, its last word is waited for, for `LAST_WORD_S` at most. Where the run's
         folder cannot be written, it goes into a temporary copy. Without it, `node` reads the store of one node alone,
-        so that nobody else's writer waits. `memory_bytes` bounds what queries may take; with `spills` they go on in a
+        so that no other writer waits. `memory_bytes` bounds what queries may take; with `spills` they go on in a
         temporary folder beyond it. Raises StoreError.
         """
         with contextlib.ExitStack() as scratch:
@@ -111,7 +111,7 @@ class Store:
 
     @classmethod
     def open_foreign(cls, path: Path, *, wait_s: float = WAIT_S) -> Store:
-        """Somebody else's DuckDB file: read-only, no other file, no network, no extension. Raises StoreError."""
+        """Open an external DuckDB file: read-only, no other file, no network, no extension. Raises StoreError."""
         if not path.is_file():
             raise StoreError(f"no file at {path}")
         return cls(connect_foreign(path, wait_s=wait_s), str(path))
@@ -169,11 +169,11 @@ class Store:
         return session
 
     def typed(self, sql: str, *, max_rows: int = 1_000, limit_s: float = 15.0) -> ConsoleAnswer:
-        """The answer to a statement that somebody typed: one, that reads, `max_rows` of it. Raises StoreError."""
+        """Run one read-only statement that a user typed; at most `max_rows` rows. Raises StoreError."""
         return run_console(self._connection, sql, max_rows=max_rows, limit_s=limit_s)
 
     def has(self, table: str) -> bool:
-        """Whether a file of the run has this table (it may be empty)."""
+        """Return True if a file of the run has this table (it may be empty)."""
         return table in self.tables() and table not in self._stand_ins
 
     def tables(self) -> tuple[str, ...]:
@@ -232,7 +232,7 @@ def _plain(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozenset[str]:
     """A view a table over all nodes. A store of another version may lack a table or a column: NULLs stand in.
 
-    Only tables of the files are asked, never their views: a stranger's view may read or compute anything.
+    Only tables of the files are read, never their views: an external view may read or compute anything.
 
     Returns the tables that no file has, whose views are empty.
     """
@@ -264,7 +264,7 @@ def _make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozen
 
 
 def _all_of_this_version(connection: DuckDBPyConnection, num_files: int) -> bool:
-    """Whether every file has the tables of this version: then nobody needs to look them up, which takes a while."""
+    """Return True if every file has the tables of this version: no slow look-up of columns is needed then."""
     import duckdb
 
     try:

@@ -22,7 +22,7 @@ __all__ = ["RebuildResult", "rebuild"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildResult:
-    """What was put into the new stores."""
+    """Counts of what was ingested into the new stores."""
 
     rows: dict[str, int]
     """Finished rows by table, over all nodes."""

@@ -50,20 +50,20 @@ def _read(found: Survey) -> list[RankDump]:
     for path in found.paths:
         rank = rank_of_name(path)
         if rank is None:
-            found.tell(path, "tells no rank: name the dumps by it (nccl_trace_rank_3)")
+            found.add_problem(path, "tells no rank: name the dumps by it (nccl_trace_rank_3)")
         else:
             places.append((path, rank))
     for path, dump in read_many(places):
         if isinstance(dump, SourceError):
-            found.tell(path, str(dump))
+            found.add_problem(path, str(dump))
             continue
         rank = dump.rank
         if dump.damaged_entries:
-            found.tell(path, f"{dump.damaged_entries} entries make no sense: left out")
+            found.add_problem(path, f"{dump.damaged_entries} entries make no sense: left out")
         other = by_rank.get(rank)
         if other is not None:
             better, worse = (dump, other) if _worth(dump) > _worth(other) else (other, dump)
-            found.tell(worse.path, f"is a second dump of rank {rank}: {better.path.name} was read instead")
+            found.add_problem(worse.path, f"is a second dump of rank {rank}: {better.path.name} was read instead")
             dump = better
         by_rank[rank] = dump
     return [by_rank[rank] for rank in sorted(by_rank)]

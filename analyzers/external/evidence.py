@@ -77,7 +77,9 @@ def _files(paths: Sequence[Path], scratch: ExitStack) -> _Files:
         for file in found.paths:
             _take(file, str(file.relative_to(path)) if path.is_dir() else path.name, files, scratch)
     if files.other:
-        files.problems.tell(paths[0], f"{files.other} file{'s' * (files.other != 1)} of other formats left unread")
+        files.problems.add_problem(
+            paths[0], f"{files.other} file{'s' * (files.other != 1)} of other formats left unread"
+        )
     return files
 
 
@@ -86,7 +88,7 @@ def _take(path: Path, name: str, files: _Files, scratch: ExitStack | None) -> No
     try:
         found = format_of(path)
     except SourceError as error:
-        files.problems.tell(path, str(error))
+        files.problems.add_problem(path, str(error))
         return
     if found is None:
         files.other += 1
@@ -94,14 +96,14 @@ def _take(path: Path, name: str, files: _Files, scratch: ExitStack | None) -> No
         files.by_format[found].append(path)
         files.names[path] = visible(name)
     elif scratch is None:
-        files.problems.tell(path, "is an archive within an archive: unpack it")
+        files.problems.add_problem(path, "is an archive within an archive: unpack it")
     else:
         into = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-")))
         try:
             for member, problem in expand(path, into)[:20]:
-                files.problems.tell(Path(visible(member)), problem)
+                files.problems.add_problem(Path(visible(member)), problem)
         except SourceError as error:
-            files.problems.tell(path, str(error))
+            files.problems.add_problem(path, str(error))
         inside = survey(into)
         files.problems.problems += inside.problems
         for member_path in inside.paths:
@@ -150,7 +152,7 @@ def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[
         done += path.stat().st_size
         logs.append(log)
         for problem in ([log.problem] if log.problem else []) + log.given_up:
-            files.problems.tell(path, problem)
+            files.problems.add_problem(path, problem)
     events, steps = log_rows(logs, files.names)
     with MemoryStore() as store:
         store.add("log_events", events)

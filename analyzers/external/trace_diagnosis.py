@@ -48,17 +48,17 @@ def judge_traces(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, 
         try:
             trace = read_trace(path)
         except SourceError as error:
-            found.tell(path, str(error))
+            found.add_problem(path, str(error))
             continue
         if trace.problem:
-            found.tell(path, f"{trace.problem}: read up to there ({trace.num_events:,} events)")
+            found.add_problem(path, f"{trace.problem}: read up to there ({trace.num_events:,} events)")
         if trace.damaged_events:
-            found.tell(path, f"{trace.damaged_events:,} events make no sense: left out")
+            found.add_problem(path, f"{trace.damaged_events:,} events make no sense: left out")
         read = (trace, breakdown(trace))
         if trace.rank in by_rank:
             before = by_rank[trace.rank]
             if not (trace.marked and before[0].marked) or np.isin(trace.steps, before[0].steps).any():
-                found.tell(path, f"is a second trace of rank {trace.rank}: {before[0].path.name} was read")
+                found.add_problem(path, f"is a second trace of rank {trace.rank}: {before[0].path.name} was read")
                 continue
             read = _joined(before, read)
         by_rank[trace.rank] = read

@@ -1,4 +1,4 @@
-"""Attach to a training loop that somebody else wrote.
+"""Attach to a training loop of the user's own.
 
     recorder = attach(model, optimizer)          # any script: one process, DDP, FSDP2, wrappers
     log(loss=loss)                               # optional
@@ -7,10 +7,10 @@
 
 What it does: finds the run's folder and this rank's place in it (`joining`), opens the rank's tapes, records process
 groups made before and after (`collectives`, `existing_groups`), times phases and steps through hooks (`loop_phases`),
-looks at gradients, lets the node process take stacks (`stack_file`), and local rank 0 leaves a `watch` beside the
-ranks. No collective is added, no number of the training is changed, and whatever fails here is told and left out.
+measures gradients, lets the node process take stacks (`stack_file`), and local rank 0 leaves a `watch` beside the
+ranks. No collective is added and no number of the training is changed; a probe that fails is logged and left out.
 
-Whoever wants to say himself what is a step and what a phase:
+To mark steps and phases explicitly:
 
     with recorder.step():
         with recorder.phase("forward"): ...
@@ -40,7 +40,7 @@ from ..collectives.wrapped import install, uninstall
 from ..fail_open import failing_open, probes_disabled
 from ..gradients import GradientProbe
 from ..recorder import NullRecorder, Recorder
-from ..step_scalars import LateValues
+from ..step_scalars import StepScalars
 from ..tape import event_kinds
 from ..tape.events import read_events
 from ..tape.run_facts import described, device_name, versions
@@ -51,7 +51,7 @@ from ..tape_recorder import TapeRecorder
 from .identity import Identity
 from .joining import join_run
 from .loop_hooks import LoopPhases
-from .watch_process import leave_watch, meeting_point
+from .watch_process import digest_address, leave_watch
 
 __all__ = ["Attached", "attach", "current", "detach", "log"]
 
@@ -61,13 +61,13 @@ _current: Attached | None = None
 
 
 class Attached:
-    """What `attach` returns: the loop's own words about itself, and the way back."""
+    """The handle that `attach` returns: log values, mark steps and phases, detach."""
 
     def __init__(self, recorder: Recorder, run: RunDir | None) -> None:
         self.recorder = recorder
         self.run_dir = run.path if run is not None else None
         """The run's folder; None if nothing is recorded."""
-        self._values = LateValues(recorder) if isinstance(recorder, TapeRecorder) else None
+        self._values = StepScalars(recorder) if isinstance(recorder, TapeRecorder) else None
         self._phases = LoopPhases(recorder, self._values) if self._values is not None else None
         self._undo: list[Callable[[], object]] = []
         self._unknown: set[str] = set()
@@ -159,23 +159,23 @@ class Attached:
         """Record the exception that ends the process; returns what undoes it."""
         before = sys.excepthook
 
-        def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        def record_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             with failing_open("attach.exception"):
                 if _current is self and not issubclass(kind, KeyboardInterrupt):
                     self._died = True
                     self.recorder.event(event_kinds.EXCEPTION, **described(error))
             before(kind, error, trace)
 
-        sys.excepthook = tell
+        sys.excepthook = record_exception
 
         def restore() -> None:
-            if sys.excepthook is tell:
+            if sys.excepthook is record_exception:
                 sys.excepthook = before
 
         return restore
 
     def _at_exit(self) -> None:
-        """Close the record of a process that comes to its end. One that died of an exception has no end to tell of."""
+        """Close the record of a process that comes to its end. One that died of an exception records no end."""
         if not self._died and self._phases is not None:
             with failing_open("attach.exit"):
                 self._phases.end_last()
@@ -213,7 +213,7 @@ class Attached:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Of the models that are watched."""
+        """Parameters of the watched models."""
         return [parameter for _, parameter in self._parameters]
 
     def refused(self) -> None:
@@ -267,7 +267,7 @@ def attach(
 
 
 def current() -> Attached | None:
-    """What this process is attached to."""
+    """The handle of this process; one that records nothing where it is not attached."""
     return _current
 
 
@@ -342,7 +342,7 @@ def _attach(
     attached._begin(identity, models, optimizers, run=run, gradient_interval=gradient_interval)
     if watch and identity.local_rank == 0:
         with failing_open("attach.watch"):
-            num_nodes, digests = meeting_point()
+            num_nodes, digests = digest_address()
             leave_watch(run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
     if identity.rank == 0:
         logger.info("rankscope records to %s", run.path)

@@ -1,4 +1,4 @@
-"""Which rank a process is, and of which launch, from what launchers set: torchrun, ours, Slurm, or a group that exists.
+"""Identity of a process within its launch, from the variables of torchrun, Rankscope or Slurm, or an existing group.
 
 identity = Identity.from_environment()
 identity.rank, identity.world_size, identity.node_rank
@@ -16,7 +16,7 @@ __all__ = ["Identity"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Which rank this process is, from the variables that torchrun sets."""
+    """Rank, world size and node of a process."""
 
     rank: int
     local_rank: int
@@ -28,7 +28,7 @@ class Identity:
 
     @classmethod
     def from_environment(cls) -> Identity:
-        """What torchrun's variables say, then Slurm's; a single process without any."""
+        """Read torchrun's variables, else Slurm's; a single process without either."""
 
         def number(default: int, *names: str) -> int:
             return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), default)
@@ -54,7 +54,7 @@ class Identity:
         return replace(self, rank=rank, world_size=size, local_rank=local)
 
     def is_one_node(self) -> bool:
-        """Whether all ranks have the same parent, or whoever started them says nothing else."""
+        """Return True if all ranks have the same parent process, or the launcher gives no other sign."""
         environment = os.environ
         if "LOCAL_WORLD_SIZE" in environment:
             return int(environment["LOCAL_WORLD_SIZE"]) == self.world_size

@@ -38,7 +38,7 @@ from ..compilation import CompileProbe
 from ..fail_open import failing_open, record_error
 from ..gradients import GradientProbe
 from ..recorder import Recorder
-from ..step_scalars import LateValues
+from ..step_scalars import StepScalars
 
 __all__ = ["LoopPhases"]
 
@@ -50,7 +50,7 @@ _monotonic_ns = time.monotonic_ns
 class LoopPhases:
     """The hooks of one recorder."""
 
-    def __init__(self, recorder: Recorder, values: LateValues, *, gradient_norm: bool = True) -> None:
+    def __init__(self, recorder: Recorder, values: StepScalars, *, gradient_norm: bool = True) -> None:
         self.recorder = recorder
         self.values = values
         self.gradients: GradientProbe | None = None
@@ -78,7 +78,7 @@ class LoopPhases:
 
     def watch_model(self, model: nn.Module) -> None:
         """Time the calls of `model`: the outermost module, as the loop calls it."""
-        self._compilation.look()
+        self._compilation.hook()
         if self._is_known(model):
             return
         self._undo.append(model.register_forward_pre_hook(self.before_forward, prepend=True).remove)
@@ -125,7 +125,7 @@ class LoopPhases:
 
     def patch(self) -> None:
         """Look at every backward pass, data loader and clipping of this thread, and at what torch compiles."""
-        self._compilation.look()
+        self._compilation.hook()
         self._undo.append(self._compilation.remove)
         self._replace(torch.autograd, "backward", self._backward)
         self._replace(dataloader._BaseDataLoaderIter, "__next__", self._fetch)
@@ -170,7 +170,7 @@ class LoopPhases:
 
     def began(self) -> None:
         """A step has begun, by us or by the loop itself."""
-        self._compilation.look()
+        self._compilation.hook()
         self._in_step, self._taken_ns, self._microbatch, self._logged, self._norm = True, 0, 0, False, None
         self._losses.clear()
 
@@ -311,7 +311,7 @@ class LoopPhases:
                 self.begin()
             self._enter("optimizer")
             if optimizer is self.leader:
-                self._look_at_gradients()
+                self._measure_gradients()
         except Exception as error:
             record_error("attach.optimizer", error)
 
@@ -332,11 +332,11 @@ class LoopPhases:
 
     def refused(self) -> None:
         """The step ends here, without an update: its gradients are as they were refused."""
-        self._look_at_gradients()
+        self._measure_gradients()
         self.recorder.log(committed=False)
         self._taken_ns = _monotonic_ns()
 
-    def _look_at_gradients(self) -> None:
+    def _measure_gradients(self) -> None:
         """The norm as it was clipped, or our own of gradients that are whole; each gradient at an interval."""
         if self.gradients is None:
             return

@@ -1,10 +1,10 @@
-"""How a process of ours is started: with our modules, whatever else has their names where it is started.
+"""Command line and environment of a Rankscope process that finds our modules before others of the same names.
 
     command, environment = own_process("watch.node_process", str(run.path))
     subprocess.Popen(command, env=environment)
 
-`-P` keeps the working folder off the path, where a user may have a `trainer` or `dashboard` of his own; PYTHONPATH
-comes before what is installed, where somebody else's may lie.
+`-P` keeps the working folder off the path, where a user may have a `trainer` or `dashboard`; PYTHONPATH comes
+before installed packages, which may have these names too.
 """
 
 from __future__ import annotations

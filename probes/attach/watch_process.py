@@ -1,10 +1,10 @@
-"""Starts `watch` as a process of its own beside the ranks.
+"""Start `watch` as a process of its own beside the ranks.
 
-    process = start_watch(run.path, node_rank, launcher_pid)       # a child, for whoever looks after it
-    leave_watch(run.path, node_rank)                               # nobody's child, for a rank that may die
+    process = start_watch(run.path, node_rank, launcher_pid)       # a child of the launcher
+    leave_watch(run.path, node_rank)                               # detached, for a rank that may die
 
-A second watch of a node ends by itself with one line (it cannot have the writer's right), so whoever may be the first
-simply starts one.
+A second watch of a node ends by itself with one line (it cannot have the writer's right), so every
+process that may be the first starts one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .own_process import own_process
 
-__all__ = ["leave_watch", "meeting_point", "start_watch"]
+__all__ = ["digest_address", "leave_watch", "start_watch"]
 
 # Forks once more and goes: the script that is being trained may wait for its own children, and must not find this one.
 _LEAVE = "import os, sys; os.fork() and os._exit(0); os.execv(sys.argv[1], sys.argv[1:])"
@@ -40,8 +40,8 @@ def leave_watch(
     _start(run_dir, node_rank, launcher_pid, [sys.executable, "-S", "-E", "-c", _LEAVE], num_nodes, digests).wait(60)
 
 
-def meeting_point(environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
-    """(nodes, HOST:PORT) where the watches of several nodes meet under torchrun: its own store; "" for one node."""
+def digest_address(environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
+    """(nodes, HOST:PORT) of torchrun's store, in which the watches of several nodes exchange digests; else (1, "")."""
     host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
     nodes = environment.get("GROUP_WORLD_SIZE", "1")
     if not host or not port.isdecimal() or not nodes.isdecimal() or int(nodes) < 2:

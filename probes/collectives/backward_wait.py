@@ -1,4 +1,4 @@
-"""How long the end of a backward pass waits for collectives that nobody waits for in Python.
+"""Wait at the end of a backward pass for collectives that are awaited in C++ only.
 
 DDP's reducer takes the future of every bucket and waits for all of them in C++ when the last gradient is there, so no
 `wait()` is seen. Autograd runs its final callbacks in the order in which they were queued:

@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 
-from ..nonfinite import holds_nonfinite, look_at
+from ..nonfinite import holds_nonfinite, nonfinite_and_peak
 from ..tape.schema import UNSET
 from ..tape_recorder import TapeRecorder
 from .caller import CallerNames
@@ -68,7 +68,7 @@ class Call:
 
 
 class GroupCalls:
-    """What the records of one process group share: its label and its sequence numbers."""
+    """State of one process group: its label, members and sequence numbers."""
 
     __slots__ = ("_peers", "coalesced", "dimension", "label", "members", "next_seq")
 
@@ -129,7 +129,7 @@ class Calls:
         nonfinite = _NONE_BOOL
         if reduces and self._check_nonfinite:
             if group.dimension and recorder.phase == self._backward:
-                nonfinite, peak = look_at(tensors)
+                nonfinite, peak = nonfinite_and_peak(tensors)
                 before = self.gradient_peaks.get(group.dimension, 0.0)
                 self.gradient_peaks[group.dimension] = peak if peak > before or peak != peak else before
             else:
@@ -197,7 +197,7 @@ class Calls:
             self.recorder.wait_ns += wait_ns
 
     def is_training(self) -> bool:
-        """Whether this thread is one of those that train."""
+        """Return True in a thread that trains, False in background threads started from Python."""
         # Autograd's own threads are not Python's: they run the backward pass of a device.
         ident = get_ident()
         return ident == self._training_thread or ident not in _python_threads

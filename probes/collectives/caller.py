@@ -1,4 +1,4 @@
-"""Who made a call: the nearest frame outside torch, the standard library and these probes.
+"""Call site of a collective: the nearest frame outside torch, the standard library and these probes.
 
     callers = CallerNames(recorder.name)
     caller = callers.find(1)       # of our caller; its `number` is that of the name "train.py:48 training_step"
@@ -36,7 +36,7 @@ _getframe = sys._getframe
 
 
 class Caller(NamedTuple):
-    """Where a caller was found: so many frames up, at this instruction. `number` is its name's."""
+    """A known call site: `frames` up the stack, at this instruction. `number` is that of its name."""
 
     distance: int
     code: CodeType

@@ -8,7 +8,7 @@
 From `install` on, torch's own function that makes process groups builds a `RecordedGroup`: a `ProcessGroup` with the
 real backends registered on it, whose collective methods write a record and then call a second, plain `ProcessGroup`
 over the same backends. DDP's reducer, FSDP2, DTensor, pipelines, checkpoints and object collectives hold it like any
-other. The record is on the tape before the real call: on gloo, a mismatch of sizes ends the process without a word.
+other. The record is on the tape before the real call: on gloo, a mismatch of sizes ends the process without an error.
 
 A call that its caller waits for at once is waited for here, and no handle is returned: torch takes that for "waited for
 already". To hand it torch's own would cost a second wait, in which gloo's reduce-scatter copies its output again.
@@ -122,7 +122,7 @@ def uninstall() -> None:
 
 
 def unreduced_gradients() -> Unreduced | None:
-    """What takes the norm of this rank's own gradients; None if nothing is recorded."""
+    """Return the meter of this rank's gradients before reduction; None if nothing is recorded."""
     return None if _probe is None else _probe.unreduced
 
 
@@ -136,7 +136,7 @@ def take_gradient_peaks() -> dict[str, float]:
 
 
 class _Probe:
-    """What the groups of one recorder share."""
+    """State shared by the recorded groups of one recorder."""
 
     def __init__(self, recorder: TapeRecorder, *, check_nonfinite: bool) -> None:
         self.recorder = recorder
@@ -345,7 +345,7 @@ def _passed_on(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_async_p2p(caller: FrameType) -> bool:
-    """Whether `send` or `recv` of a group was called for a handle: nothing in the arguments says so."""
+    """Return True if `send` or `recv` was called by `isend` or `irecv`: the arguments do not show it."""
     outer = caller.f_back
     return caller.f_code.co_name in _NON_BLOCKING and (outer is None or outer.f_code.co_name not in _BLOCKING)
 

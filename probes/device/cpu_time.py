@@ -1,12 +1,12 @@
-"""What the machine gave a step: CPU time of the process, time its thread waited for a core, pages read from a disk.
+"""CPU use of a step: CPU time of the process, run-queue delay of its thread, major page faults.
 
     time = CoreTime()
     time.begin()
     ...                       # a training step
     time.end()                # CoreUse(cpu_ns=41_000_000, run_delay_ns=350_000, major_faults=0)
 
-A second witness beside the wall clock. A rank whose wall time grows and whose CPU time does not is not computing more:
-somebody has its core, or it waits for a disk. The kernel counts how long each thread was ready to run and had to wait
+It corroborates the wall clock. A rank whose wall time grows and whose CPU time does not is not computing more: another
+process has its core, or it waits for a disk. The kernel counts how long each thread was ready to run and had to wait
 (`/proc/thread-self/schedstat`); that of the thread which runs the steps is read, some microseconds a step.
 """
 
@@ -27,7 +27,7 @@ _usage, _SELF = resource.getrusage, resource.RUSAGE_SELF
 
 
 class CoreUse(NamedTuple):
-    """Over one step. `run_delay_ns` is UNSET where the kernel does not tell."""
+    """Over one step. `run_delay_ns` is UNSET where the kernel does not report it."""
 
     cpu_ns: int
     run_delay_ns: int
@@ -55,7 +55,7 @@ class CoreTime:
         self._seconds, self._faults = usage.ru_utime + usage.ru_stime, usage.ru_majflt
 
     def end(self) -> CoreUse:
-        """What was used since `begin`."""
+        """Return the use since `begin`."""
         usage = _usage(_SELF)
         waited_ns = self._read_waited_ns() if self._waited_ns != _NONE else _NONE
         return CoreUse(

@@ -14,7 +14,7 @@ __all__ = ["device_uuid", "nvml_name"]
 
 
 def device_uuid(device: str) -> str:
-    """Empty for a CPU, and where this torch does not tell."""
+    """Return the UUID; empty for a CPU, and where this torch does not report it."""
     if not device.startswith("cuda"):
         return ""
     import torch

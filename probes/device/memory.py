@@ -25,7 +25,7 @@ _PAGE_BYTES = resource.getpagesize()
 
 
 def memory_reader(device: str) -> Callable[[], int]:
-    """What `steps.memory_bytes` is read with; it gives UNSET where nothing can be read."""
+    """Return the function that reads `steps.memory_bytes` (bytes); UNSET where it cannot be read."""
     if not device.startswith("cuda"):
         return _resident_bytes
     read = _reader(device)

@@ -46,7 +46,7 @@ class _Copy:
 
 
 class LoopGuard:
-    """What `guard` returns. Every method is called on all ranks alike."""
+    """The guard of an attached loop, made by `guard`. Call every method on all ranks."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class LoopGuard:
         self._keep(vetted=True)
 
     def refuses(self, loss: float | Tensor) -> bool:
-        """Whether this step must not be taken; then the state has been restored and the gradients are gone.
+        """Return True if the step is refused; the state has then been restored and the gradients cleared.
 
         Call it after the last `backward` of a step and before clipping. `loss` is this rank's own. Raises RunStopped
         when the guard's patience is spent.

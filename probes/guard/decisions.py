@@ -42,7 +42,7 @@ class RunStopped(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardPolicy:
-    """How patient the guard is."""
+    """Limits of the guard."""
 
     healthy_steps: int = 3
     """Healthy steps after a copy before it is good: a poisoned update shows in the loss at once or within a few."""
@@ -63,7 +63,7 @@ class GuardPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What is to be thought of one step."""
+    """Verdict on one step."""
 
     step: int
     kind: Literal["healthy", "non_finite", "spike", "corruption"]
@@ -85,7 +85,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do: give up `batches`, go back to a state from before `before_step`."""
+    """Decision to skip `batches` and restore a state from before `before_step`."""
 
     batches: tuple[int, ...]
     before_step: int

@@ -1,4 +1,4 @@
-"""What a run must not forget, whatever state it goes back to: skipped batches, budgets spent, good checkpoints.
+"""Recovery ledger, kept across rollbacks: skipped batches, budgets spent, good checkpoints.
 
     ledger = Ledger.load(run.checkpoints / "ledger.json")
     ledger.skip(40, "non-finite gradient norm at step 41")
@@ -41,7 +41,7 @@ class Ledger:
     good_step: int | None = None
     """Newest checkpoint on disk that enough healthy steps followed."""
     corruptions: dict[str, int] = field(default_factory=dict)
-    """Device -> how often its parameters or optimizer state were found changed by nobody."""
+    """Device -> number of unexplained changes of its parameters or optimizer state."""
     stopped: str = ""
     """Why the guard gave up; a restart must not try again."""
     path: Path | None = None
@@ -60,11 +60,11 @@ class Ledger:
         return True
 
     def gave_up_since(self, then: Ledger, batch_index: int) -> bool:
-        """Whether a state with the ledger `then`, trained up to before `batch_index`, holds a batch skipped by now."""
+        """Return True if a state with ledger `then`, trained up to before `batch_index`, contains a skipped batch."""
         return any(batch < batch_index and batch not in then.skipped for batch in self.skipped)
 
     def rate_at(self, step: int) -> float:
-        """What the learning rate of `step` is multiplied with."""
+        """Return the factor of the learning rate at `step`."""
         return self.rate_scale if step <= self.rate_until_step else 1.0
 
     def to_json(self) -> dict[str, Any]:

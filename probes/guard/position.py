@@ -1,4 +1,4 @@
-"""How far a training is."""
+"""Position of a training: step and batch index."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Position"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How far a training is. The two numbers part when a batch is skipped."""
+    """Steps taken and batches used. They differ once a batch has been skipped."""
 
     step: int = 0
     """Optimizer steps taken."""

@@ -48,7 +48,7 @@ class SignedPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedJudgement:
-    """How a loss compares with the history. All NaN without one."""
+    """Deviation of a loss from its history; all NaN without one."""
 
     level: float = math.nan
     z: float = math.nan
@@ -71,7 +71,7 @@ class SignedLoss:
 
     @property
     def is_usual(self) -> bool:
-        """Whether losses without a logarithm are ordinary in the history."""
+        """Return True if losses at or below zero are common in the history."""
         return self.num_signed > self._policy.usual_ratio * len(self.values)
 
     def learn(self, loss: float) -> None:
@@ -109,7 +109,7 @@ class SignedLoss:
 
 
 def signed_spike(judgement: SignedJudgement, policy: SignedPolicy, *, agrees: bool, lasts: bool) -> bool:
-    """Whether it is one. `agrees`: the gradient norm is up as well; `lasts`: the step before was that high too."""
+    """Return True for a spike. `agrees`: the gradient norm is up as well; `lasts`: so was the step before."""
     if not (judgement.z >= policy.z and judgement.rise_ratio >= policy.rise_ratio):  # False for NaN
         return False
     needed = policy.beyond if agrees else policy.lasting_beyond if lasts else policy.alone_beyond

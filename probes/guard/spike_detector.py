@@ -74,7 +74,7 @@ class SpikePolicy:
     grad_rise_ratio: float = 0.5
     """Smallest rise of the gradient norm that counts as agreement."""
     broken_grad_rise_ratio: float = 7.0
-    """Rise of the gradient norm (8 times its level) that is told by any clear rise of the loss: small batches hide a
+    """Rise of the gradient norm (8 times its level) that counts with any clear rise of the loss: small batches hide a
     broken update in the noise of the loss, as in a run of 8 short sequences whose rate was 100 times too high."""
     broken_z: float = 2.5
     """Robust sigmas of the loss where the gradient norm is broken; clean losses get there once in a hundred steps."""
@@ -90,7 +90,7 @@ class SpikePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpikeVerdict:
-    """What one step's loss and gradient norm say.
+    """Evidence of one step: loss and gradient norm against their history.
 
     `z` in robust sigmas; NaN where there is nothing to compare with, and where a loss has risen so little that it is no
     spike at any number of sigmas: then nothing more is worked out.
@@ -110,7 +110,7 @@ class SpikeVerdict:
 
     @property
     def is_spike(self) -> bool:
-        """Whether the step should not be trusted."""
+        """Return True if the step should be refused."""
         return self.state == "spike"
 
 

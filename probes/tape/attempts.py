@@ -83,7 +83,7 @@ def newest(run: RunDir, default: int) -> int:
 
 
 def all_closed(run: RunDir) -> bool:
-    """Whether every rank of the newest attempt has ended by itself and closed its tapes."""
+    """Return True if every rank of the newest attempt ended by itself and closed its tapes."""
     folders = list(run.rank_dirs())
     last = max((attempt for attempt, _, _ in folders), default=-1)
     return last >= 0 and all(_is_closed(folder / "events.jsonl") for attempt, _, folder in folders if attempt == last)

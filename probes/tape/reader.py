@@ -44,7 +44,7 @@ class TooNewError(TapeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a segment says of itself."""
+    """Header of a segment."""
 
     table: Table
     rank: int

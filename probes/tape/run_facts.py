@@ -30,13 +30,13 @@ def device_name() -> dict[str, str]:
     if not torch.cuda.is_available():
         return {}
     facts = {"device_name": torch.cuda.get_device_name()}
-    with contextlib.suppress(RuntimeError):  # torch refuses to tell it where somebody used its newer settings as well
+    with contextlib.suppress(RuntimeError):  # torch raises where its newer settings are used as well
         facts["float32_matmul_precision"] = torch.get_float32_matmul_precision()
     return facts
 
 
 def described(error: BaseException) -> dict[str, Any]:
-    """What an `exception` event says."""
+    """Return the fields of an `exception` event."""
     return {
         "type": type(error).__name__,
         "message": str(error)[:4000],

@@ -94,7 +94,7 @@ class RunDir:
     def open(cls, path: Path) -> RunDir:
         """An existing run. Raises RunError with one line if there is none or it is from a newer rankscope."""
         if not path.exists():
-            raise RunError(f"no run at {path}: {_where_to_look(path)}")
+            raise RunError(f"no run at {path}: {_suggestion(path)}")
         if not path.is_dir():
             raise RunError(f"{path} is not a run's folder (expected run.json and tapes/ in it)")
         run = cls(path.resolve())
@@ -108,7 +108,7 @@ class RunDir:
 
     @classmethod
     def is_run(cls, path: Path) -> bool:
-        """Whether a folder holds anything of a run: its manifest, tapes or a store."""
+        """Return True if the folder holds a manifest, tapes or a store."""
         run = cls(path)
         try:
             return os.path.lexists(path / "run.json") or run.tapes.is_dir() or bool(run.stores())
@@ -180,7 +180,7 @@ class RunDir:
         return sorted(path for path in self.tapes.glob(pattern) if path.is_dir() and not path.is_symlink())
 
     def problems(self) -> dict[str, str]:
-        """What of the run is not opened because it is not what it should be: {path in the run: why}."""
+        """Return the files of the run that are not opened because they are unsafe: {path in the run: reason}."""
         found = {"run.json": file_problem(self.path / "run.json"), "tapes": folder_problem(self.tapes)}
         if not found["run.json"] and (self.path / "run.json").exists() and not self.manifest():
             found["run.json"] = NO_MANIFEST
@@ -217,8 +217,8 @@ class RunDir:
         fresh.replace(self.path / "run.json")
 
 
-def _where_to_look(missing: Path) -> str:
-    """Where there may be runs instead: beside it, if its folder is there; else its folder is the mistake."""
+def _suggestion(missing: Path) -> str:
+    """Suggest where the runs are: beside `path` if its folder exists, else name the missing folder."""
     if missing.name == "latest":
         return "it is made by the first `rankscope train`"
     folder = missing.parent

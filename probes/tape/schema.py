@@ -146,7 +146,7 @@ _TAPE_TABLES = (
         (
             _STEP,
             _time("taken_ns", "when it was taken: before the optimizer's step that follows `step`"),
-            _name("replica_group", "label of the ranks that must agree; shard:<rank> where nobody else holds it"),
+            _name("replica_group", "label of the ranks that must agree; shard:<rank> where no other rank holds it"),
             _name("tensor", "model.<parameter> or optimizer.<parameter>.<state>; (all): all tensors of the group"),
             _i64("hash", "", "64-bit checksum of the bytes"),
             _i64("expected_hash", "", "the same right after the optimizer's step; NULL if it was not taken then"),

@@ -1,4 +1,4 @@
-"""Where a run's copies in memory lie so that they outlive its processes: a folder of shared memory on each node.
+"""Folder of shared memory on each node that holds a run's in-memory copies, which outlive its processes.
 
     folder = shared_folder(run.path)        # /dev/shm/rankscope-0-1f3a...-node0
     remove_shared(run.path, node_rank)      # at the run's end: by the ranks, and by watch after them

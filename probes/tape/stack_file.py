@@ -1,4 +1,4 @@
-"""Where a rank writes its Python stacks when `watch` asks for them, also while it is blocked in a collective.
+"""File to which a rank writes its Python stacks when `watch` requests them, also while blocked in a collective.
 
 release = register(run, attempt, rank)
 ...

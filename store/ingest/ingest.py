@@ -42,7 +42,7 @@ from store.database import (
 from store.ddl import create_statements, fingerprint
 from store.ingest.name_codes import Dictionary, NameBook
 from store.ingest.read_positions import ReadState, load, save
-from store.ingest.tail import EventsLook, Folder, ProblemLook, SegmentLook, Tail, anchor_of
+from store.ingest.tail import Folder, NewEvents, NewRecords, ProblemLook, Tail, anchor_of
 from store.ingest.transaction import Transfer
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ TICK_BYTES = 256 << 20  # of tapes in one transaction: bounds memory, and what a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickResult:
-    """What one tick did."""
+    """Counts of one tick."""
 
     rows: dict[str, int] = field(default_factory=dict)
     """Finished rows appended, by table."""
@@ -157,7 +157,7 @@ class Ingester:
                 return dict(rows)
 
     def _is_idle(self, thorough: bool) -> bool:
-        """Whether the store is as we know it and the files hold nothing more."""
+        """Return True if the store is unchanged and the files hold nothing new."""
         identity = _identity(self.path)
         if identity is None:
             return False
@@ -197,7 +197,7 @@ class Ingester:
         for look in self._tail.looks(self._state, tick=self._ticks, thorough=thorough):
             if isinstance(look, ProblemLook):
                 transfer.take_problem(look.path, look.problem)
-            elif isinstance(look, EventsLook):
+            elif isinstance(look, NewEvents):
                 transfer.take_events(look)
             else:
                 transfer.take_segment(look, anchor_ns=self._anchor(look, transfer), names=self._book(look))
@@ -205,8 +205,8 @@ class Ingester:
                 transfer.is_partial = True
                 break
 
-    def _anchor(self, look: SegmentLook, transfer: Transfer) -> int:
-        """What turns a segment's monotonic times into epoch times: one value for all segments of a rank.
+    def _anchor(self, look: NewRecords, transfer: Transfer) -> int:
+        """Return epoch minus monotonic time (ns): one value for all segments of a rank.
 
         A node's tapes are written by process after process, maybe with a reboot between: each has its own.
         """
@@ -220,7 +220,7 @@ class Ingester:
             transfer.changes.anchors[name] = known
         return known
 
-    def _book(self, look: SegmentLook) -> NameBook:
+    def _book(self, look: NewRecords) -> NameBook:
         name = f"{look.folder.name}/{look.header.table.names_file}"
         if name not in self._books:
             self._books[name] = NameBook(self.run.path / name, self._dictionary)

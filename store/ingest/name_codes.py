@@ -63,15 +63,15 @@ class NameBook:
 
     def codes(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Codes of a column of name numbers. A number that `names.jsonl` does not explain reads `?<number>`."""
-        found = self._look_up(numbers)
+        found = self._find(numbers)
         if (found < 0).any():
             self._read()
-            found = self._look_up(numbers)
+            found = self._find(numbers)
             for number in np.unique(numbers[found < 0]).tolist():
                 found[numbers == number] = self._dictionary.code(f"?{number}")
         return found
 
-    def _look_up(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    def _find(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         top = len(self._table)
         if int(numbers.max(initial=0)) < top:
             return np.take(self._table, numbers)

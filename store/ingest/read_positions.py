@@ -1,4 +1,4 @@
-"""How far each file was read. Saved in the store, in the transaction that holds the rows: exactly-once follows.
+"""Read positions of the files, saved in the transaction that holds their rows: each row is stored exactly once.
 
 state = load(connection)
 save(connection, state, changed_segments, ...)
@@ -20,7 +20,7 @@ __all__ = ["EventPosition", "ReadState", "SegmentPosition", "load", "save"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentPosition:
-    """How far one tape segment was read.
+    """Read position in one tape segment.
 
     Places below `next_place` are in the store, but for the `pending` ones, which were open or claimed and not
     written when they were seen. `open_digest` tells whether the open ones in the store are still what is on the tape.
@@ -41,7 +41,7 @@ class SegmentPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventPosition:
-    """How far one events file was read."""
+    """Read position in one events file."""
 
     path: str
     next_byte: int = 0

@@ -32,7 +32,7 @@ from probes.tape.schema import TABLES
 from probes.tape.writer import HEADER_BYTES, OPEN
 from store.ingest.read_positions import EventPosition, ReadState, SegmentPosition
 
-__all__ = ["EventsLook", "Folder", "ProblemLook", "SegmentLook", "Tail", "anchor_of", "folders_by_node", "node_of"]
+__all__ = ["Folder", "NewEvents", "NewRecords", "ProblemLook", "Tail", "anchor_of", "folders_by_node", "node_of"]
 
 WINDOW_BYTES = 1 << 16  # a stretch of a tape without a record in it: nothing comes after, the writer is not there yet
 FINAL_SEGMENTS = 3  # a writer completes records in its two newest segments; with one more, no race is left
@@ -57,8 +57,8 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentLook:
-    """What is new in one segment; `position` is where reading will be once this is in the store."""
+class NewRecords:
+    """New records of one segment; `position` is the read position once they are stored."""
 
     folder: Folder
     header: Header
@@ -69,7 +69,7 @@ class SegmentLook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventsLook:
+class NewEvents:
     """New events of one file."""
 
     folder: Folder
@@ -89,7 +89,7 @@ class ProblemLook:
 
 @dataclass(slots=True)
 class _Seen:
-    """What is remembered of a segment between two looks, beside its position."""
+    """State of a segment between two polls, beside its position."""
 
     header: Header | None = None
     failed_tick: int = -1
@@ -102,7 +102,7 @@ class Tail:
     run: RunDir
     node_rank: int
     given: Sequence[Folder] | None = None
-    """The node's folders, from whoever has looked through all of them; they stay the same for as long as this lives."""
+    """The node's folders where the caller has scanned them; they are then fixed."""
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _owned: dict[str, bool] = field(default_factory=dict)
     _listings: dict[str, tuple[int, list[tuple[str, int, str]]]] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Tail:
     _signature: tuple[int, ...] = ()
     _newest: tuple[int, int] = (0, 0)  # attempt, and the tick in which it was first there
 
-    def looks(self, state: ReadState, *, tick: int, thorough: bool) -> Iterator[SegmentLook | EventsLook | ProblemLook]:
+    def looks(self, state: ReadState, *, tick: int, thorough: bool) -> Iterator[NewRecords | NewEvents | ProblemLook]:
         """Everything that differs from `state`.
 
         `thorough` also looks where a live writer cannot have been: for runs whose writers are gone. `tick` counts up;
@@ -127,12 +127,12 @@ class Tail:
             old = not folder.is_node and folder.attempt < newest_attempt
             rest = old and resting and not thorough
             yield from self._segment_looks(folder, state, tick=tick, thorough=thorough, rest=rest)
-            events = self._look_at_events(folder, state, thorough=thorough)
+            events = self._poll_events(folder, state, thorough=thorough)
             if events is not None:
                 yield events
 
     def _odd_files(self, state: ReadState) -> Iterator[ProblemLook]:
-        """What is not opened at all, and what was not and now can be."""
+        """Update the files that are refused, and those that were and now can be opened."""
         odd = self.run.problems()
         for path, problem in odd.items():
             if state.problems.get(path) != problem:
@@ -172,7 +172,7 @@ class Tail:
 
     def _segment_looks(
         self, folder: Folder, state: ReadState, *, tick: int, thorough: bool, rest: bool
-    ) -> Iterator[SegmentLook | ProblemLook]:
+    ) -> Iterator[NewRecords | ProblemLook]:
         files = self.files(folder)
         newest = {table: number for table, number, _ in files}
         for table, number, path in files:
@@ -183,7 +183,7 @@ class Tail:
                 path=path, table=table, attempt=folder.attempt, rank=folder.rank, number=number
             )
             try:
-                look = self._look(folder, before, newest[table] - number, thorough)
+                look = self._poll(folder, before, newest[table] - number, thorough)
             except (TapeError, OSError) as error:
                 yield from self._failed(path, state, error, tick=tick, thorough=thorough)
                 continue
@@ -192,7 +192,7 @@ class Tail:
             if number == newest[table]:
                 yield from _dropped(folder, look.header, state)
 
-    def _look(self, folder: Folder, before: SegmentPosition, num_newer: int, thorough: bool) -> SegmentLook:
+    def _poll(self, folder: Folder, before: SegmentPosition, num_newer: int, thorough: bool) -> NewRecords:
         seen = self._seen.setdefault(before.path, _Seen())
         final = num_newer >= FINAL_SEGMENTS
         segment = read_segment(
@@ -215,7 +215,7 @@ class Tail:
             dropped=segment.header.dropped,
             done=final or full,
         )
-        return SegmentLook(
+        return NewRecords(
             folder=folder,
             header=segment.header,
             position=position,
@@ -240,7 +240,7 @@ class Tail:
         if state.problems.get(path, "") != text:
             yield ProblemLook(path=path, problem=text)
 
-    def _look_at_events(self, folder: Folder, state: ReadState, *, thorough: bool) -> EventsLook | None:
+    def _poll_events(self, folder: Folder, state: ReadState, *, thorough: bool) -> NewEvents | None:
         path = folder.path / "events.jsonl"
         name = f"{folder.name}/{path.name}"
         before = state.events.get(name) or EventPosition(path=name)
@@ -259,7 +259,7 @@ class Tail:
             return None
         position = EventPosition(path=name, next_byte=byte, skipped_lines=skipped)
         partial = before.next_byte < byte < size
-        return EventsLook(folder=folder, position=position, events=events, problem=problem, is_partial=partial)
+        return NewEvents(folder=folder, position=position, events=events, problem=problem, is_partial=partial)
 
     def _is_ours(self, folder: Folder) -> bool:
         known = self._owned.get(folder.name)
@@ -362,7 +362,7 @@ def _digest(records: npt.NDArray[Any]) -> str:
 
 
 def _dropped(folder: Folder, header: Header, state: ReadState) -> Iterator[ProblemLook]:
-    """What the writer could not store, counted over the whole tape in the header of its newest segment."""
+    """Return the number of records dropped by the writer: of the whole tape, in the header of its newest segment."""
     if header.dropped:
         path = f"{folder.name}/{header.table.name}.tape"
         text = f"{header.dropped} records were dropped by the writer, no space for a new segment"
@@ -371,7 +371,7 @@ def _dropped(folder: Folder, header: Header, state: ReadState) -> Iterator[Probl
 
 
 def _is_blank(path: Path) -> bool:
-    """Whether a file holds nothing but zeros: reserved, never written."""
+    """Return True if a file holds nothing but zeros: reserved, never written."""
     try:
         with open(open_plain(path), "rb") as file:
             if os.fstat(file.fileno()).st_size > MAX_SEGMENT_BYTES + HEADER_BYTES:

@@ -20,7 +20,7 @@ from store.ddl import SEGMENT, grown_table
 from store.ingest.columns import Event, Part, event_batch, insert, tape_batch
 from store.ingest.name_codes import Dictionary, NameBook
 from store.ingest.read_positions import ReadState
-from store.ingest.tail import EventsLook, SegmentLook
+from store.ingest.tail import NewEvents, NewRecords
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -53,7 +53,7 @@ class Transfer:
         if problem != self._state.problems.get(path, ""):
             self.changes.problems[path] = problem
 
-    def take_segment(self, look: SegmentLook, *, anchor_ns: int, names: NameBook) -> None:
+    def take_segment(self, look: NewRecords, *, anchor_ns: int, names: NameBook) -> None:
         """Add what is new in a segment."""
         table, path = look.header.table.name, look.position.path
         self.take_problem(path, look.problem)
@@ -78,7 +78,7 @@ class Transfer:
         if self._waiting[table] >= BATCH_ROWS:
             self._flush(table)
 
-    def take_events(self, look: EventsLook) -> None:
+    def take_events(self, look: NewEvents) -> None:
         """Add new events, to the table of all events and to the tables of their kinds."""
         before = self._state.events.get(look.position.path)
         self.take_problem(look.position.path, look.problem)

@@ -98,7 +98,7 @@ def _get(url: str, timeout_s: float) -> str:
 
 
 def _ranks(page: str) -> dict[int, dict[str, object] | str]:
-    """What a page has of each rank: its dump, or why there is none."""
+    """Return the dump of each rank on a page, or the reason why there is none."""
     found: dict[int, dict[str, object] | str] = {}
     for rank, part in _RANK.findall(page):
         match = _TEXT.search(part)

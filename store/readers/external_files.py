@@ -44,14 +44,14 @@ class Survey:
     paths: list[Path] = field(default_factory=list)
     problems: list[dict[str, str]] = field(default_factory=list)
 
-    def tell(self, path: Path, problem: str) -> None:
+    def add_problem(self, path: Path, problem: str) -> None:
         """Note what is wrong with a file; a folder full of rubbish doesn't fill the report."""
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append({"path": path.name, "problem": problem})
 
 
 def survey(folder: Path) -> Survey:
-    """What lies in a folder (or the one file that was given). Raises SourceError where it cannot be listed."""
+    """List the files of a folder (or the one file given). Raises SourceError where it cannot be listed."""
     found = Survey()
     if not folder.is_dir():
         found.paths.append(folder)
@@ -69,20 +69,20 @@ def _walk(folder: Path, depth: int, found: Survey) -> None:
         for entry in entries:
             path = Path(entry.path)
             if len(found.paths) >= MAX_FILES:
-                found.tell(folder, f"holds more than {MAX_FILES} files: the rest was not looked at")
+                found.add_problem(folder, f"holds more than {MAX_FILES} files: the rest was not read")
                 return
             if entry.is_symlink():
-                found.tell(path, LINK)
+                found.add_problem(path, LINK)
             elif entry.is_dir(follow_symlinks=False):
                 try:
                     if depth:
                         _walk(path, depth - 1, found)
                 except OSError as error:
-                    found.tell(path, f"cannot be listed: {error.strerror}")
+                    found.add_problem(path, f"cannot be listed: {error.strerror}")
             elif entry.is_file(follow_symlinks=False):
                 found.paths.append(path)
             else:
-                found.tell(path, NOT_PLAIN)
+                found.add_problem(path, NOT_PLAIN)
 
 
 def _opened(path: Path) -> int:

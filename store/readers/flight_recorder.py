@@ -102,7 +102,7 @@ class Recorded:
 
 @dataclass(slots=True, kw_only=True)
 class RankDump:
-    """What one rank's dump says. Times are epoch nanoseconds of its host."""
+    """Content of one rank's dump. Times are epoch nanoseconds of its host."""
 
     rank: int
     path: Path

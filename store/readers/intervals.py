@@ -48,7 +48,7 @@ def intersection(a: Spans, b: Spans) -> Spans:
 
 
 def overlap(spans: Spans, begin: Floats, end: Floats) -> Floats:
-    """How long `spans` go on within each window from `begin` to `end`."""
+    """Return the time that `spans` cover within each window from `begin` to `end`."""
     ends = np.append(0.0, np.cumsum(spans[1] - spans[0]))
 
     def covered_before(at: Floats) -> Floats:

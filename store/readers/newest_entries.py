@@ -29,7 +29,7 @@ __all__ = ["Memo", "Shortened", "newest_entries"]
 
 
 class Memo(Protocol):
-    """What an unpickler has stored: only another unpickler takes it (Python 3.11's takes a dict and forgets it)."""
+    """Copy the memo of an unpickler: only another unpickler takes it (that of Python 3.11 takes a dict)."""
 
     def copy(self) -> dict[int, Any]:
         """By place."""
@@ -109,11 +109,11 @@ class _Between:
     places: Mapping[Any, list[int]]
 
     def count(self, key: str, *values: Any) -> int:
-        """How often a key has one of these values."""
+        """Count the entries whose key has one of these values."""
         return sum(self._count(key, get) for value in values for get in _gets(self.places, value))
 
     def is_plain(self, number: int, newest: list[dict[str, Any]]) -> bool:
-        """Whether these are `number` collectives of groups that are not rare in the tail."""
+        """Return True if these are `number` collectives of groups that are not rare in the tail."""
         if self._count("is_p2p", b"\x89") != number:
             return False
         of_groups = 0
@@ -133,7 +133,7 @@ class _Between:
 
 
 def _places(memo: dict[int, Any]) -> Mapping[Any, list[int]]:
-    """Where each text, and each pair of texts, stands in the memo."""
+    """Return the memo index of each text, and of each pair of texts."""
     found: dict[Any, list[int]] = {}
     for place, value in memo.items():
         if type(value) is str or (type(value) is tuple and all(type(part) is str for part in value)):
@@ -148,7 +148,7 @@ def _gets(places: Mapping[Any, list[int]], value: Any) -> Iterator[bytes]:
 
 
 def _nth(blob: bytes, mark: bytes, at: int, number: int) -> int:
-    """Where the n-th mark from a place on stands; 0 if there are fewer."""
+    """Return the offset of the n-th mark from a place on; 0 if there are fewer."""
     at -= 1
     for _ in range(number):
         at = blob.find(mark, at + 1)
@@ -158,7 +158,7 @@ def _nth(blob: bytes, mark: bytes, at: int, number: int) -> int:
 
 
 def _nth_last(blob: bytes, mark: bytes, first: int, number: int) -> int:
-    """Where the n-th mark from the end stands; 0 if there are fewer behind `first`."""
+    """Return the offset of the n-th mark from the end; 0 if there are fewer behind `first`."""
     at = len(blob)
     for _ in range(number):
         at = blob.rfind(mark, first, at)

@@ -112,7 +112,7 @@ def test_the_probe_never_imports_the_compiler() -> None:
         "from probes.tape_recorder import TapeRecorder\n"
         "import pathlib, tempfile\n"
         "probe = CompileProbe(TapeRecorder(pathlib.Path(tempfile.mkdtemp()), rank=0, attempt=0))\n"
-        "probe.look(); probe.remove()\n"
+        "probe.hook(); probe.remove()\n"
         "assert 'torch._dynamo' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

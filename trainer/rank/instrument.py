@@ -25,7 +25,7 @@ def record_compilation(recorder: Recorder) -> None:
     """Record what torch compiles, until the recorder closes."""
     if isinstance(recorder, TapeRecorder):
         probe = CompileProbe(recorder)
-        probe.look()  # the optimizer has imported the compiler, if `torch.compile` has not
+        probe.hook()  # the optimizer has imported the compiler, if `torch.compile` has not
         recorder.at_close.append(probe.remove)
 
 

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from probes.attach.identity import Identity
-from probes.attach.watch_process import meeting_point, start_watch
+from probes.attach.watch_process import digest_address, start_watch
 from probes.fail_open import failing_open, probes_disabled
 from probes.recorder import NullRecorder, Recorder
 from probes.tape import event_kinds
@@ -118,7 +118,7 @@ def make_recorder(identity: Identity, config: Config, run: RunDir, attempt: int,
             recorder.event(event_kinds.ATTEMPT_STARTED, world_size=identity.world_size)
         if identity.local_rank == 0:
             with failing_open("watch"):  # without it nothing is lost: the tapes are the source of truth
-                num_nodes, digests = meeting_point()
+                num_nodes, digests = digest_address()
                 start_watch(run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
     return recorder
 

@@ -21,7 +21,7 @@ from store import Ingester, Store, StoreError, StoreLockedError, rebuild
 from store.database import log_of
 from store.ingest import ingest as ingest_module
 from store.ingest.read_positions import ReadState
-from store.ingest.tail import SegmentLook, Tail
+from store.ingest.tail import NewRecords, Tail
 from tests.factories import RankWriter, empty_run, make_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -216,7 +216,7 @@ def test_a_step_is_read_before_what_was_written_in_it(tmp_path: Path) -> None:
     for table in ("spans", "collectives", "steps", "gradients"):
         writer.append(table, COMPLETE, step=1)
     looks = Tail(run, 0).looks(ReadState(), tick=1, thorough=False)
-    tables = [look.position.table for look in looks if isinstance(look, SegmentLook)]
+    tables = [look.position.table for look in looks if isinstance(look, NewRecords)]
     assert tables == ["steps", "collectives", "gradients", "spans"]
 
 
