@@ -9,7 +9,7 @@ __all__ = ["FingerprintPolicy", "GradientOutlierPolicy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FingerprintPolicy:
-    """How a difference of fingerprints is reported. Any difference counts: a single bit is one."""
+    """Reporting of differences between fingerprints. Any difference counts: a single bit is one."""
 
     response_steps: int = 3
     """Steps after a check within which a rollback counts as the response to it. Source: the trainer judges a state at

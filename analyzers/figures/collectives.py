@@ -1,4 +1,4 @@
-"""What communication achieves: bandwidth by operation, size and group.
+"""Bandwidth of collectives by operation, size and group.
 
 figure = draw(queries.collectives(store))
 figure = waits(queries.collectives(store))
@@ -43,14 +43,14 @@ def draw(calls: Mapping[str, Any]) -> go.Figure:
                 "size": 7 + 26 * np.sqrt(np.nan_to_num(wait[rows]) / (most or 1.0)), "opacity": 0.75,
                 "color": SEQUENCE[number % len(SEQUENCE)], "line": {"width": 0},
             },
-            hovertext=[_told(calls, i) for i in rows], hovertemplate="%{hovertext}<extra></extra>",
+            hovertext=[_hover(calls, i) for i in rows], hovertemplate="%{hovertext}<extra></extra>",
         )  # fmt: skip
     figure.update_xaxes(type="log", exponentformat="SI", dtick=1)
     figure.update_yaxes(type="log", exponentformat="SI", dtick=1)
     return figure
 
 
-def _told(calls: Mapping[str, Any], row: int) -> str:
+def _hover(calls: Mapping[str, Any], row: int) -> str:
     return (
         f"{label(calls['op'][row], 24)} in {label(calls['process_group'][row], 60)}<br>"
         f"{int(calls['num_calls'][row]):,} calls of {int(calls['bytes'][row]):,} bytes<br>"

@@ -1,6 +1,7 @@
-"""Some against the others, over steps or seconds: who is accused is a line each, the others are a band.
+"""Some ranks or devices against the others, over steps or seconds: a line each, and the others as a band.
 
-    figure = draw(Beside(x=steps, own={"rank 3": ms}, low=low, middle=middle, high=high), y="own work (ms)", onset=60)
+    shown = RankComparison(x=steps, own={"rank 3": ms}, low=low, middle=middle, high=high)
+    figure = draw(shown, y="own work (ms)", onset=60)
 
 `onset` is where the finding says that it began, `limit` what it was compared with.
 """
@@ -19,15 +20,15 @@ from analyzers.figures.band import add_band, add_line
 from analyzers.figures.theme import ACCUSED, DASHES, SEQUENCE, SEVERITY, label, new_figure
 from analyzers.source import Floats
 
-__all__ = ["Beside", "draw", "mark_limit", "mark_onset"]
+__all__ = ["RankComparison", "draw", "mark_limit", "mark_onset"]
 
 MAX_OWN = 8
 """Lines of their own; of more, the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """Values of those accused and of all others over `x`; `low`, `middle`, `high` are NaN where there are no others."""
+class RankComparison:
+    """Values of the suspects and of all others over `x`; `low`, `middle`, `high` are NaN where there are no others."""
 
     x: npt.NDArray[Any]
     own: Mapping[str, Floats]
@@ -36,10 +37,10 @@ class Beside:
     high: Floats
 
     @classmethod
-    def of_lines(cls, x: npt.NDArray[Any], lines: Mapping[str, Floats], accused: set[str]) -> Beside:
-        """Of one line each: those accused stay, of the others the least, the median and the largest are kept."""
-        own = {name: values for name, values in lines.items() if name in accused}
-        others = np.array([values for name, values in lines.items() if name not in accused])
+    def of_lines(cls, x: npt.NDArray[Any], lines: Mapping[str, Floats], suspects: set[str]) -> RankComparison:
+        """From one line each: those of the suspects, and minimum, median and maximum of the others."""
+        own = {name: values for name, values in lines.items() if name in suspects}
+        others = np.array([values for name, values in lines.items() if name not in suspects])
         nothing = np.full(len(x), np.nan)
         low, middle, high = nothing.copy(), nothing.copy(), nothing.copy()
         if len(others):
@@ -50,7 +51,7 @@ class Beside:
 
 
 def draw(
-    beside: Beside,
+    beside: RankComparison,
     *,
     y: str,
     x: str = "step",
@@ -61,7 +62,7 @@ def draw(
     log: bool = False,
     height: int = 300,
 ) -> Figure:
-    """The band of the others behind, the accused before it."""
+    """The band of the others behind, the suspects in front."""
     figure = new_figure(height=height, x=x, y=y)
     if np.isfinite(beside.middle).any():
         add_band(figure, beside.x, beside.low, beside.middle, beside.high, name=others, median="others, median")

@@ -1,4 +1,4 @@
-"""Where the wall time went: from the whole of it down to the training that is left, and rank beside rank.
+"""Waterfall of the wall time down to the training that is left, and the same by rank.
 
 waterfall(diagnosis.goodput)
 by_rank(diagnosis.goodput)
@@ -34,7 +34,7 @@ def waterfall(account: Account) -> go.Figure:
     figure.add_bar(
         y=names, x=lengths, base=[*starts, 0.0], orientation="h", width=0.68,
         marker={"color": [SEQUENCE[7], *(CATEGORY[name] for name in lost), CATEGORY["training"]], "line": {"width": 0}},
-        text=[_told(length, wall) for length in lengths], textposition="outside",
+        text=[_hover(length, wall) for length in lengths], textposition="outside",
         cliponaxis=False, hovertemplate="%{y}: %{text}<extra></extra>",
     )  # fmt: skip
     figure.update_xaxes(range=[0, 1.34 * account.wall_s], ticksuffix=" s")
@@ -42,7 +42,7 @@ def waterfall(account: Account) -> go.Figure:
     return figure
 
 
-def _told(seconds: float, wall: float) -> str:
+def _hover(seconds: float, wall: float) -> str:
     return f"{seconds:.3g} s · {100 * seconds / wall:.2g} %" if seconds < wall else f"{seconds:.3g} s"
 
 

@@ -82,11 +82,11 @@ class Matrix:
     ranks_per_cell: int = 1
     steps_per_cell: int = 1
     looked_at_every: int = 1
-    """Steps from one that was looked at to the next."""
+    """Distance of the steps that were read."""
 
     @property
     def is_reduced(self) -> bool:
-        """Whether a cell stands for more than one rank and step."""
+        """True if a cell stands for more than one rank and step."""
         return self.ranks_per_cell * self.steps_per_cell > 1
 
 
@@ -109,8 +109,8 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """One event of the run's story."""
+class StoryEvent:
+    """One event of the run."""
 
     wall_ns: int
     attempt: int
@@ -305,7 +305,7 @@ def rank_against_others(source: Source, attempt: int, rank: int) -> dict[str, np
     )
 
 
-def story(source: Source, *, limit: int = 400) -> list[Told]:
+def story(source: Source, *, limit: int = 400) -> list[StoryEvent]:
     """The run's events, the first and the last ones if there are more than `limit`."""
     if not source.has("events"):
         return []
@@ -315,6 +315,6 @@ def story(source: Source, *, limit: int = 400) -> list[Told]:
     if len(events) > limit:
         events = events[: limit // 2] + events[-limit // 2 :]
     return [
-        Told(wall_ns=e.wall_ns, attempt=e.attempt, rank=e.rank, kind=e.kind, step=e.step, detail=e.detail)
+        StoryEvent(wall_ns=e.wall_ns, attempt=e.attempt, rank=e.rank, kind=e.kind, step=e.step, detail=e.detail)
         for e in events
     ]

@@ -26,7 +26,7 @@ def attempt_of(source: Source, finding: Finding) -> int | None:
     return None if newest is None else int(newest)
 
 
-def against_others(source: Source, attempt: int, ranks: Sequence[int], expression: str) -> focus.Beside:
+def against_others(source: Source, attempt: int, ranks: Sequence[int], expression: str) -> focus.RankComparison:
     """An expression over `steps` for some ranks, and its percentiles 10, 50 and 90 over the other ranks."""
     ((first, last),) = source.rows("SELECT min(step), max(step) FROM steps WHERE attempt = ?", [attempt])
     every = max(1, -(-((last or 0) - (first or 0) + 1) // MAX_STEPS))
@@ -48,4 +48,4 @@ def against_others(source: Source, attempt: int, ranks: Sequence[int], expressio
     )
     low, middle, high = (floats(table[name]) for name in ("low", "middle", "high"))
     lines = {f"rank {rank}": floats(table[f"of_{rank}"]) for rank in own}
-    return focus.Beside(x=ints(table["step"]), own=lines, low=low, middle=middle, high=high)
+    return focus.RankComparison(x=ints(table["step"]), own=lines, low=low, middle=middle, high=high)

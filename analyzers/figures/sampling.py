@@ -1,4 +1,4 @@
-"""Which steps to look at where all of them are too many for a page: some stretches, evenly over the run.
+"""Evenly spaced stretches of steps, where all steps are too many for a page.
 
     source.query(f"SELECT rank, median(duration_ns) FROM steps WHERE {sampled(source, 0, 99_999)} GROUP BY rank")
 

@@ -1,4 +1,4 @@
-"""How long a step takes and how many tokens it trains a second, over the steps.
+"""Step time and throughput over the steps.
 
 figure = draw(columns)          # step, low, middle, high (ms), tokens_per_s
 """

@@ -1,7 +1,7 @@
-"""How long ranks work for themselves: all of them in order, and one of them against the others over the steps.
+"""Own work of the ranks: all of them in order, and one of them against the others over the steps.
 
 ranking(queries.own_work(store), culprits=(3,))
-beside_peers(queries.rank_against_others(store, 0, 3), rank=3, onset=60)
+against_peers(queries.rank_against_others(store, 0, 3), rank=3, onset=60)
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from analyzers.figures.focus import Beside, draw
+from analyzers.figures.focus import RankComparison, draw
 from analyzers.figures.theme import PHASE, SEQUENCE, new_figure
 from analyzers.source import floats, ints
 
-__all__ = ["beside_peers", "ranking"]
+__all__ = ["against_peers", "ranking"]
 
 MAX_RANKS = 24
 _PARTS = ("data", "forward", "backward", "optimizer")
@@ -29,7 +29,7 @@ def ranking(work: Mapping[str, Any], culprits: Sequence[int] = ()) -> go.Figure:
     total = np.sum(list(parts.values()), axis=0) if len(rank) else np.zeros(0)
     order = np.argsort(-total, kind="stable")[:MAX_RANKS]
     figure = new_figure(
-        height=int(130 + 24 * len(order)), x="own work a step, median, without waiting", barmode="stack"
+        height=int(130 + 24 * len(order)), x="own work per step, median, without waiting", barmode="stack"
     )
     names = [f"<b>rank {rank[i]}</b>" if rank[i] in culprits else f"rank {rank[i]}" for i in order]
     for name in _PARTS:
@@ -46,8 +46,9 @@ def ranking(work: Mapping[str, Any], culprits: Sequence[int] = ()) -> go.Figure:
     return figure
 
 
-def beside_peers(work: Mapping[str, Any], *, rank: int, onset: int | None = None) -> go.Figure:
+def against_peers(work: Mapping[str, Any], *, rank: int, onset: int | None = None) -> go.Figure:
     """`work`: columns step, own, low, middle, high (milliseconds): the rank, and percentiles of the others."""
     low, middle, high = (floats(work[name]) for name in ("low", "middle", "high"))
-    beside = Beside(x=ints(work["step"]), own={f"rank {rank}": floats(work["own"])}, low=low, middle=middle, high=high)
+    own = {f"rank {rank}": floats(work["own"])}
+    beside = RankComparison(x=ints(work["step"]), own=own, low=low, middle=middle, high=high)
     return draw(beside, y="own work (ms)", onset=onset)

@@ -1,4 +1,4 @@
-"""How figures look: colours, the light and the dark template, and text that a figure shows and never obeys.
+"""Theme of the figures: colours, the light and the dark template, and escaped text.
 
     figure = new_figure(height=320, x="step", y="loss (nat)")
     figure.update_layout(template=template(dark=True))

@@ -1,4 +1,4 @@
-"""What ranks did when: their phases and their collectives in a few steps, as bars.
+"""Timeline of phases and collectives of the ranks in a few steps.
 
 figure = draw(queries.timeline(store, attempt=0, first_step=38, last_step=41, ranks=[0, 1, 2, 3]))
 
@@ -47,7 +47,7 @@ def draw(pieces: list[Piece], *, ranks: list[int] | None = None) -> go.Figure:
             name=name + (" (in flight)" if is_open else ""), legendgroup=name,
             showlegend=(is_open or name not in named) and not (is_call and not is_open and len(kinds) > 24),
             marker={"color": colour, "pattern": hatched, "line": {"width": 0.3, "color": "rgba(128,128,128,0.6)"}},
-            hovertext=[_told(piece) for piece in of_kind], hovertemplate="%{hovertext}<extra></extra>",
+            hovertext=[_hover(piece) for piece in of_kind], hovertemplate="%{hovertext}<extra></extra>",
         )  # fmt: skip
         named.add(name)
     stops = [
@@ -65,7 +65,7 @@ def draw(pieces: list[Piece], *, ranks: list[int] | None = None) -> go.Figure:
     return figure
 
 
-def _told(piece: Piece) -> str:
+def _hover(piece: Piece) -> str:
     took = "in flight at the end" if piece.end_ms is None else f"{piece.end_ms - piece.start_ms:.3f} ms"
     waited = f", waited {piece.wait_ms:.3f} ms" if piece.wait_ms else ""
     where = f"<br>{label(piece.detail, 100)}" if piece.detail else ""

@@ -1,4 +1,4 @@
-"""Who waits for whom in a hang: ranks on a circle, an arrow to each rank that is waited for.
+"""Wait-for graph of a hang: ranks on a circle, an arrow to each rank that is waited for.
 
 figure = draw(view, blame)
 

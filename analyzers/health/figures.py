@@ -31,7 +31,7 @@ _WORDS = {
 
 def readings(
     source: Source, expression: str, node: str, device: str, *, join: str = "avg"
-) -> tuple[focus.Beside, Ints] | None:
+) -> tuple[focus.RankComparison, Ints] | None:
     """A reading of `device` with those of its peers on all nodes, and the start of each piece of time (ns).
 
     Hosts are compared with hosts, GPUs with GPUs. `x` are seconds since the first reading.
@@ -58,7 +58,7 @@ def readings(
     if _called(node, device) not in lines:
         return None
     seconds = (at_ns - ints(table["zero_ns"]).min()) / 1e9
-    return focus.Beside.of_lines(seconds, lines, {_called(node, device)}), at_ns
+    return focus.RankComparison.of_lines(seconds, lines, {_called(node, device)}), at_ns
 
 
 def _called(node: str, device: str) -> str:

@@ -74,7 +74,7 @@ def divergence(source: Source, scope: Scope, policy: DivergencePolicy = Divergen
 
 
 def _explains(spike: Finding, attempt: int, rise: Rise, reach_steps: int) -> bool:
-    """Whether a lasting spike is what the climb is made of."""
+    """True if the climb is that of a lasting spike."""
     return (
         spike.attempt == attempt
         and (spike.first_step or 0) <= rise.found_step
@@ -125,7 +125,7 @@ def _least_rise(lowest: _Lowest, policy: DivergencePolicy, *, is_signed: bool) -
 
 
 def _climbs(blocks: Sequence[tuple[int, float]], newest: int, lowest: _Lowest, policy: DivergencePolicy) -> bool:
-    """Whether the newest blocks rise one after the other, and no single one has most of the rise."""
+    """True if the newest blocks rise one after the other, and no single one has most of the rise."""
     window = [level for _, level in blocks[newest - policy.rising_blocks + 1 : newest + 1]]
     total = window[-1] - blocks[lowest.number][1]
     return (
@@ -181,7 +181,7 @@ class _Noise:
         self._policy, self._least = policy, least
 
     def standard_error(self, first_step: int) -> float:
-        """Of the difference of the medians of two blocks, as it is in the block from `first_step` on."""
+        """Standard error of the difference of two block medians, for the block from `first_step` on."""
         end = bisect.bisect_left(self._steps, first_step + self._policy.block_steps)
         changes = np.diff(self._losses[max(0, end - self._policy.noise_steps) : end])
         if not len(changes):

@@ -139,7 +139,7 @@ def flow(source: Source, finding: Finding) -> Iterator[Drawing]:
     accused = {str(name) for name in finding.evidence.get("blocks", ())}
     if len(steps) > 1 and accused & set(blocks):
         at = np.array(steps, dtype=np.int64)
-        beside = against.Beside.of_lines(at, blocks, accused)
+        beside = against.RankComparison.of_lines(at, blocks, accused)
         figure = against.draw(
             beside, y="gradient norm of a block", onset=finding.first_step, others="other blocks, least to largest",
             log=True,
@@ -196,7 +196,7 @@ def experts(source: Source, finding: Finding) -> Iterator[Drawing]:
     if is_dropped:
         accused = {max(found, key=lambda name: float(np.nanmean(found[name])))}
     figure = against.draw(
-        against.Beside.of_lines(steps, found, accused), others="other experts, least to largest",
+        against.RankComparison.of_lines(steps, found, accused), others="other experts, least to largest",
         y="share of its tokens dropped" if is_dropped else "load over an even share",
         limit=None if is_dropped else (1.0, "an even share"),
     )  # fmt: skip

@@ -40,7 +40,7 @@ class LossFall:
 
 
 def loss_fall(losses: Sequence[float]) -> LossFall | None:
-    """How far finite `losses`, in the order of training, fell; None for fewer than 20 steps.
+    """Fall of finite `losses` in the order of training; None for fewer than 20 steps.
 
     The noise is the robust spread (MAD) of differences between neighbours over sqrt(2), which the trend of a falling
     loss hardly touches.

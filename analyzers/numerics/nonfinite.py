@@ -126,7 +126,7 @@ def _num_ranks(source: Source, attempt: int | None) -> int:
 
 
 def _refused(log: EventLog, attempt: int, step: int) -> bool:
-    """Whether the step was undone, so that what comes next is no fallout of it."""
+    """True if the step was undone, so that what comes next is no fallout of it."""
     return bool(log.of(event_kinds.NONFINITE, attempt=attempt, step=step)) or any(
         event.integer("from_step") == step for event in log.of(event_kinds.ROLLBACK, attempt=attempt)
     )

@@ -110,7 +110,7 @@ def locate(evidence: StepEvidence) -> Location:
 
 
 def _only_after_reduction(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
-    """Whether gradients were finite before their reduction and not after it: then the first flags are the norm's,
+    """True if gradients were finite before their reduction and not after it: then the first flags are the norm's,
     whose input is the reduced gradient. Only where every gradient is reduced at all: a tensor-parallel rank's own NaN
     meets no other reduction than that of the norm."""
     if not evidence.data_parallel or any(flag.phase != "optimizer" for flag in flagged):
@@ -119,7 +119,7 @@ def _only_after_reduction(evidence: StepEvidence, flagged: Sequence[Flag]) -> bo
 
 
 def _by_sharding(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:
-    """Whether the result of a reduce-scatter was bad although all its inputs were finite: with replicas of shards, the
+    """True if the result of a reduce-scatter was bad although all its inputs were finite: with replicas of shards, the
     next reduction, over the replicas, is the first that shows it."""
     ranks, first = _earliest(evidence, flagged)
     by_call: dict[tuple[str, int], list[Flag]] = {}

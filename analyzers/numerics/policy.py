@@ -28,7 +28,7 @@ class NonFinitePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpikePolicy:
-    """How verdicts of the spike detector become findings, and their cause."""
+    """Grouping of the spike detector's verdicts into findings, and their cause."""
 
     detector: SpikePolicy = field(default_factory=SpikePolicy)
     join_steps: int = 3
@@ -46,7 +46,7 @@ class LossSpikePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhySpikePolicy:
-    """What is usual, and what stands out, in the explanation of a spike."""
+    """Baseline and outliers in the explanation of a spike."""
 
     history_steps: int = 16
     """Committed steps before the spike that give the usual loss and gradients. Source: convention."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from analyzers.figures.queries import Told, story
+from analyzers.figures.queries import StoryEvent, story
 from analyzers.printable import visible
 from analyzers.source import Source
 
@@ -42,7 +42,7 @@ _TABLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choice:
-    """What the trace is of; None and empty: all there is."""
+    """Part of the run in the trace; None and empty: everything."""
 
     steps: tuple[int, int] | None = None
     attempt: int | None = None
@@ -64,8 +64,8 @@ class _Choice:
             parts.append(f"attempt = {int(self.attempt)}")
         return " AND ".join(parts)
 
-    def holds(self, told: Told) -> bool:
-        """Whether an event belongs to it; what a node says does, whichever ranks are chosen."""
+    def holds(self, told: StoryEvent) -> bool:
+        """True if an event belongs to it; events of a node always do."""
         return (
             (self.steps is None or told.step is None or self.steps[0] <= told.step <= self.steps[1])
             and self.attempt in (None, told.attempt)

@@ -41,7 +41,7 @@ def work(source: Source, finding: Finding) -> Iterator[Drawing]:
     rank, attempt = finding.ranks[0], attempt_of(source, finding) or 0
     values = queries.rank_against_others(source, attempt, rank)
     if len(values["step"]) > 1:
-        figure = straggler.beside_peers(values, rank=rank, onset=finding.first_step)
+        figure = straggler.against_peers(values, rank=rank, onset=finding.first_step)
         yield Drawing(title=f"Own work of rank {rank} and the others, without waiting", figure=figure)
     first, last = finding.first_step or 0, finding.last_step if finding.last_step is not None else 1 << 60
     each = queries.own_work(source, first_step=first, last_step=last)
@@ -60,7 +60,7 @@ def link(source: Source, finding: Finding) -> Iterator[Drawing]:
     steps, lines = _aligned(_transfers(source, attempt, finding, groups))
     if len(steps) < 2 or not set(groups) & set(lines):
         return
-    values = focus.Beside.of_lines(steps, lines, set(groups))
+    values = focus.RankComparison.of_lines(steps, lines, set(groups))
     figure = focus.draw(
         values, y="transfer of a call (ms)", onset=finding.first_step, others="other links, least to largest"
     )

@@ -244,7 +244,7 @@ def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
     return flat
 
 
-def _is_routine(event: queries.Told) -> bool:
+def _is_routine(event: queries.StoryEvent) -> bool:
     """Copies in memory are taken every few steps: only a rollback to one is worth a row."""
     routine = ("writing", "complete", "good", "removed")
     detail = event.detail
