@@ -1,13 +1,13 @@
-"""The pipeline's bubble, measured, and the stage that makes it larger than it must be.
+"""Pipelines: the measured bubble, and the stage that makes it larger than necessary.
 
-    findings = analyze(store, schedule="1f1b")      # kinds bubble (a measurement) and stage_imbalance
+    findings = pipeline(store, Scope(manifest=manifest))      # kinds bubble (a measurement) and stage_imbalance
 
-1. Idle share of each step of each pipeline, beside what the schedule has with equal stages; what is over it, split into
+1. Idle share of each step of each pipeline, and what the schedule has with equal stages; the excess, split into
    imbalance, communication and waiting for data; and the stage to lighten (`pipeline_bubble`).
 2. Work of a pipeline coordinate: the median over steps and pipelines of what its ranks computed in a step.
 3. Imbalance: the one coordinate with the most work is over the median of the others by `excess_ratio`, on every
    pipeline, in the first third of the steps as in the last. A rank that is slow by itself is slow on one pipeline or
-   from some step on: that is the straggler's business.
+   from some step on: that is a straggler.
 
 What a balanced split would gain: the slowest stage sets the pace, so a step's pipeline takes mean / largest of what it
 takes now, with the same total work.
@@ -16,40 +16,27 @@ takes now, with the same total work.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from analyzers.account.bubble import StepIdle
 from analyzers.account.wait_split import pipelines
+from analyzers.analysis import Analysis
 from analyzers.finding import Finding
 from analyzers.pipeline.pipeline_bubble import Bubble, Pipeline, load_pipeline, summarise
+from analyzers.pipeline.policy import PipelinePolicy
+from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
 
-__all__ = ["StageBalancePolicy", "analyze", "heaviest"]
+__all__ = ["ANALYSES", "heaviest", "pipeline"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageBalancePolicy:
-    """When a stage is too heavy, and how much is looked at."""
-
-    excess_ratio: float = 1.15
-    """Work over the median of the other stages: less than a layer more in ten is how layers divide."""
-    min_steps: int = 12
-    """Steps from which a median of a third of them means something."""
-    warm_up_steps: int = 3
-    """First steps, which allocate and compile."""
-    max_steps: int = 120
-    """Steps that are looked at, evenly over the run."""
-    max_pipelines: int = 16
-    """Pipelines that are looked at."""
-
-
-def analyze(source: Source, schedule: str = "", policy: StageBalancePolicy | None = None) -> list[Finding]:
-    """Findings of the newest attempt that has a pipeline; none without one."""
-    policy = policy or StageBalancePolicy()
+def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None) -> list[Finding]:
+    """Judge the newest attempt that has a pipeline; no findings without one."""
+    policy = policy or PipelinePolicy()
     if missing_tables(source, "ranks", "spans"):
-        return []  # said by `coverage`
-    found = pipelines(source)
+        return []  # missing tables are reported by `run`
+    found = [one for one in pipelines(source) if scope.attempt in (None, one[0])]
     if not found:
         return []
     attempt = max(number for number, _ in found)
@@ -59,20 +46,22 @@ def analyze(source: Source, schedule: str = "", policy: StageBalancePolicy | Non
         for ranks in members
     )
     measured = [one for one in loaded if one is not None and len(one.steps) >= policy.min_steps]
-    bubble = summarise(measured, schedule)
+    bubble = summarise(measured, _schedule(scope.manifest), policy)
     if bubble is None:
         return [_insufficient(attempt)]
-    everybody = [ranks for number, ranks in found if number == attempt]
-    told = _bubble(attempt, bubble, measured)
+    every = [ranks for number, ranks in found if number == attempt]
+    measurement = _bubble(attempt, bubble, measured)
     heavy = heaviest([[_work(steps, one.ranks) for steps in _thirds(one.steps)] for one in measured], policy)
     if heavy is None:
-        return [told]
-    return [told, _imbalance(attempt, heavy, [ranks[heavy] for ranks in everybody], measured)]
+        return [measurement]
+    return [measurement, _imbalance(attempt, heavy, [ranks[heavy] for ranks in every], measured)]
 
 
-def heaviest(work: Sequence[Sequence[Sequence[float]]], policy: StageBalancePolicy) -> int | None:
-    """The coordinate that has too much work on every pipeline in every part of the run: `work[pipeline][part]` holds
-    one number a coordinate. None if there is no such one. Pure."""
+def heaviest(work: Sequence[Sequence[Sequence[float]]], policy: PipelinePolicy) -> int | None:
+    """Find the coordinate with too much work on every pipeline in every part of the run; None without one. Pure.
+
+    `work[pipeline][part]` holds one number per coordinate.
+    """
     candidates = {max(range(len(part)), key=part.__getitem__) for parts in work for part in parts}
     if len(candidates) != 1:
         return None
@@ -91,7 +80,7 @@ def _thirds(steps: Sequence[StepIdle]) -> list[Sequence[StepIdle]]:
 
 
 def _work(steps: Sequence[StepIdle], ranks: Sequence[int]) -> list[float]:
-    """Nanoseconds of work a step, one number a coordinate."""
+    """Work per step of each coordinate (ns)."""
     return [median(step.ranks[rank].busy_ns for step in steps) for rank in ranks]
 
 
@@ -129,8 +118,8 @@ def _imbalance(attempt: int, heavy: int, ranks: Sequence[int], measured: Sequenc
         last_step=measured[0].steps[-1].step,
         cause="imbalance",
         summary=(
-            f"pipeline coordinate {heavy} ({who}) has {by_coordinate[heavy] / others:.2f}x the work of the others: "
-            f"{100 * (1 - mean / by_coordinate[heavy]):.0f} % of its layers moved away would balance it"
+            f"Pipeline coordinate {heavy} ({who}) has {by_coordinate[heavy] / others:.2f}x the work of the others. "
+            f"Moving {100 * (1 - mean / by_coordinate[heavy]):.0f} % of its layers away would balance it."
         ),
         evidence={
             "work_ms_by_coordinate": [round(value / 1e6, 3) for value in by_coordinate.values()],
@@ -146,6 +135,17 @@ def _insufficient(attempt: int) -> Finding:
     return Finding.insufficient(
         "stage_balance",
         "bubble",
-        "the pipeline's bubble was not measured: too few steps in which all of its ranks have all their spans",
+        "The pipeline bubble was not measured: too few steps have all spans of all ranks.",
         attempt=attempt,
     )
+
+
+def _schedule(manifest: Mapping[str, Any]) -> str:
+    """The pipeline schedule in the run's configuration."""
+    config = manifest.get("config")
+    parallel = config.get("parallel") if isinstance(config, dict) else None
+    schedule = parallel.get("schedule") if isinstance(parallel, dict) else None
+    return schedule if isinstance(schedule, str) else ""
+
+
+ANALYSES = (Analysis(kinds=("bubble", "stage_imbalance"), run=pipeline),)

@@ -1,4 +1,4 @@
-"""What makes a pipeline idle for longer than its schedule asks: unequal stages, hand-over, or waiting for data.
+"""Causes of idle time beyond the schedule's own: unequal stages, hand-over between stages, waiting for data.
 
     (step, *_) = split_idle(whole_steps(spans, ranks), ranks, loading_ns={(5, 0): 2_000_000})
     step.idle.idle_ratio                     # measured
@@ -11,7 +11,7 @@ Each step is replayed in the order in which its ranks worked, with less and less
 2. Without hand-over: a stage goes on as soon as what it needs was computed. The difference is *communication*: messages
    on their way, and the gaps between two computations of a rank.
 3. Without loading, too. The difference is *waiting for data*. Ranks are taken to begin to load at the same time.
-4. With all stages alike: every forward, backward and weight takes the mean of its kind over stages and microbatches.
+4. With all stages equal: every forward, backward and weight takes the mean of its kind over stages and microbatches.
    The difference is *imbalance*. What is idle now is the schedule's own.
 
 The work is the same in all of them, so the shares are of one piece. Only durations and each rank's own order are used.
@@ -52,7 +52,7 @@ class StepSplit:
 def split_idle(
     steps: Sequence[PipelineSpans], ranks: Sequence[int], loading_ns: Mapping[tuple[int, int], int] | None = None
 ) -> list[StepSplit]:
-    """Of each execution of a step (`bubble.whole_steps`); those whose order cannot be replayed are left out.
+    """Split each execution of a step (`bubble.whole_steps`) whose order can be replayed.
 
     `loading_ns`: by (step, rank), how long the rank loaded its batch by itself.
     """
@@ -157,7 +157,7 @@ def _replay(
 def _evened(
     one: PipelineSpans, took: npt.NDArray[np.float64]
 ) -> tuple[npt.NDArray[np.float64], tuple[float, float, float]]:
-    """Times of the spans with all stages and microbatches alike, and the mean of each kind."""
+    """Times of the spans with all stages and microbatches equal, and the mean of each kind."""
     kind = np.asarray(one.kind).astype(str)
     even = np.zeros(len(took))
     forward = kind == "forward"

@@ -1,11 +1,11 @@
-"""The bubble of an attempt's pipelines: by step, rank and stage, what is over the schedule's own, and whom to lighten.
+"""Bubble of an attempt's pipelines: by step, rank and stage, the excess over the schedule's own, its causes.
 
     loaded = load_pipeline(source, attempt=0, ranks=[0, 1, 2, 3], first_steps=3, max_steps=120)
     bubble = summarise([loaded], schedule="1f1b")
     bubble.idle_ratio, bubble.expected_ratio, bubble.imbalance_ratio, bubble.communication_ratio, bubble.data_ratio
     bubble.heaviest_stage, bubble.lighten_ms
 
-All numbers are means over the typical steps (`bubble_split.typical`), so that the parts add up to the whole.
+All numbers are means over the typical steps (`bubble_causes.typical`), so that the parts add up to the whole.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from typing import Any
 
 from analyzers.account.bubble import COMPUTATIONS, PipelineSpans, StepIdle, expected_idle, idle_of, whole_steps
 from analyzers.pipeline.bubble_causes import StepSplit, split_idle, typical
+from analyzers.pipeline.policy import PipelinePolicy
 from analyzers.source import Source, ints, lacking
 
 __all__ = ["Bubble", "Pipeline", "load_pipeline", "summarise"]
 
-MIN_LIGHTEN_RATIO = 0.02
-"""Work of the heaviest over the mean from which it is worth to be moved; a layer is seldom less."""
 MAX_SHOWN = 256
 """Ranks and steps that are listed."""
 
@@ -77,19 +76,19 @@ class Bubble:
     @property
     def text(self) -> str:
         """One sentence."""
-        own = f"{self.schedule or 'its order'} with equal stages has {100 * self.expected_ratio:.1f} %"
-        parts = [f"the pipeline's ranks have nothing to do for {100 * self.idle_ratio:.1f} % of its time; {own}"]
+        own = f"{self.schedule or 'the same order'} with equal stages has {100 * self.expected_ratio:.1f} %"
+        parts = [f"The pipeline bubble is {100 * self.idle_ratio:.1f} % ({own})."]
         if self.excess_ratio >= 0.005:
             split = f"imbalance {100 * self.imbalance_ratio:.1f}, communication {100 * self.communication_ratio:.1f}"
-            split += f", waiting for data {100 * self.data_ratio:.1f}"
-            split += f", the order itself {100 * self.order_ratio:.1f}" if abs(self.order_ratio) >= 0.001 else ""
-            parts.append(f"of the {100 * self.excess_ratio:.1f} points over it {split}")
+            split += f", data {100 * self.data_ratio:.1f}"
+            split += f", order {100 * self.order_ratio:.1f}" if abs(self.order_ratio) >= 0.001 else ""
+            parts.append(f"Excess {100 * self.excess_ratio:.1f} points: {split}.")
         if self.heaviest_stage is not None:
             parts.append(
-                f"stage {self.heaviest_stage} has the most work: {100 * self.lighten_ratio:.0f} % of it "
-                f"({self.lighten_ms:.3g} ms a step) moved away would make it even"
+                f"Stage {self.heaviest_stage} has the most work: moving {100 * self.lighten_ratio:.0f} % of it "
+                f"({self.lighten_ms:.3g} ms per step) away would balance it."
             )
-        return "; ".join(parts)
+        return " ".join(parts)
 
     def evidence(self) -> dict[str, Any]:
         """Plain values for a finding."""
@@ -164,8 +163,9 @@ def _loading(source: Source, attempt: int, marks: str, steps: Sequence[int]) -> 
     return {(step, rank): max(0, own_ns) for step, rank, own_ns in rows}
 
 
-def summarise(found: Sequence[Pipeline], schedule: str = "") -> Bubble | None:
-    """Of the pipelines of one attempt; None where no step could be split. Pure."""
+def summarise(found: Sequence[Pipeline], schedule: str = "", policy: PipelinePolicy | None = None) -> Bubble | None:
+    """Summarise the pipelines of one attempt; None where no step could be split. Pure."""
+    least = (policy or PipelinePolicy()).min_lighten_ratio
     kept = [(pipeline, typical(pipeline.splits)) for pipeline in found if pipeline.splits]
     splits = [split for _, own in kept for split in own]
     if not splits:
@@ -184,8 +184,8 @@ def summarise(found: Sequence[Pipeline], schedule: str = "") -> Bubble | None:
     place, over_ms, over_ratio = _heaviest(kept)
     stages = sorted(by_rank[first.ranks[place]].busy_ns_by_stage)
     imbalance = fmean(split.imbalance_ratio for split in splits)
-    always = _is_always_heaviest([pipeline for pipeline, _ in kept], place)
-    is_heavy = over_ratio >= MIN_LIGHTEN_RATIO and imbalance > 0 and always
+    always = _is_always_heaviest([pipeline for pipeline, _ in kept], place, least)
+    is_heavy = over_ratio >= least and imbalance > 0 and always
     listed = [(rank, own) for pipeline, own in kept for rank in pipeline.ranks][:MAX_SHOWN]
     return Bubble(
         schedule=schedule,
@@ -212,7 +212,7 @@ def summarise(found: Sequence[Pipeline], schedule: str = "") -> Bubble | None:
 
 
 def _by_step(found: Sequence[Pipeline]) -> dict[int, float]:
-    """Idle share of each step that was looked at, mean over the pipelines; at most MAX_SHOWN of them."""
+    """Idle share of each measured step, mean over the pipelines; at most MAX_SHOWN of them."""
     steps: dict[int, list[float]] = {}
     for pipeline in found:
         newest = {split.idle.step: split.idle.idle_ratio for split in pipeline.splits}
@@ -243,13 +243,15 @@ def _heaviest(splits: Sequence[tuple[Pipeline, Sequence[StepSplit]]]) -> tuple[i
     return place, over_ms, over_ms / work[place] if work[place] else 0.0
 
 
-def _is_always_heaviest(found: Sequence[Pipeline], place: int) -> bool:
-    """Whether that coordinate has too much work in the first third of the steps as in the last: else it is a rank that
-    became slow, of which moving layers would make a heavy stage of another."""
+def _is_always_heaviest(found: Sequence[Pipeline], place: int, least: float) -> bool:
+    """Decide whether the coordinate has too much work in the first third of the steps as in the last.
+
+    Else it is a rank that became slow, and moving its layers would make another stage heavy.
+    """
     first, last = [], []
     for pipeline in found:
         third = max(1, len(pipeline.splits) // 3)
         first.append((pipeline, pipeline.splits[:third]))
         last.append((pipeline, pipeline.splits[-third:]))
     of_parts = [_heaviest(part) for part in (first, last)]
-    return all(heaviest == place and over_ratio >= MIN_LIGHTEN_RATIO for heaviest, _, over_ratio in of_parts)
+    return all(heaviest == place and over_ratio >= least for heaviest, _, over_ratio in of_parts)

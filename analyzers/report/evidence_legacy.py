@@ -9,7 +9,8 @@ from analyzers.communication import figures as communication
 from analyzers.data import figures as data
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
-from analyzers.report.proofs import numerics, ranks, spent
+from analyzers.pipeline import figures as pipeline
+from analyzers.report.proofs import numerics, ranks
 from analyzers.source import Source
 
 __all__ = ["PROOFS"]
@@ -25,7 +26,7 @@ def _configuration(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 _OF_SETTING: Mapping[str, Sequence[Proof]] = {
     "buckets": (communication.buckets,),
-    "microbatches": (spent.stages,),
+    "microbatches": (pipeline.stages,),
     "tensor_parallel": (communication.exposure,),
     "compression": (numerics.compression,),
     "checkpoint_interval": (checkpoints.saved, checkpoints.waterfall),
@@ -33,8 +34,6 @@ _OF_SETTING: Mapping[str, Sequence[Proof]] = {
     "evaluation": (checkpoints.waterfall,),
 }
 PROOFS: Mapping[str, Sequence[Proof]] = {
-    "bubble": (spent.stages,),
-    "stage_imbalance": (spent.stages,),
     "slow_startup": (ranks.startup,),
     "configuration": (_configuration,),
 }

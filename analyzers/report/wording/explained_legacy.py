@@ -8,18 +8,10 @@ __all__ = ["next_step", "why"]
 
 
 def why(finding: Finding) -> str:
-    """What proves a finding, in one line."""
-    numbers = finding.evidence
-    match finding.kind:
-        case "stage_imbalance":
-            work = ", ".join(f"{value:.3g}" for value in numbers.get("work_ms_by_coordinate") or [])
-            return f"milliseconds of work a step by pipeline coordinate: {work}"
+    """The evidence of a finding: its own summary."""
     return finding.summary
 
 
-def next_step(finding: Finding) -> str:
-    """What to do, and where more of it stands."""
-    advice = {
-        "stage_imbalance": "give that stage fewer layers (parallel.stage_costs)",
-    }.get(finding.kind, "")
-    return advice
+def next_step(_: Finding) -> str:
+    """What to do: the runbook has it."""
+    return ""

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from analyzers.pipeline.analyze import StageBalancePolicy, analyze, heaviest
+from analyzers.pipeline.analyze import heaviest, pipeline
+from analyzers.pipeline.policy import PipelinePolicy
+from analyzers.scope import Scope
 from tests.analyzers.account.test_bubble import MS, Span, gpipe
+from tests.analyzers.explained import explained
 from tests.analyzers.memory_store import MemoryStore
+
+GPIPE = Scope(manifest={"config": {"parallel": {"schedule": "gpipe"}}})
 
 STAGES, MICROBATCHES = 4, 8
 
@@ -37,7 +42,7 @@ def steps(count: int, *, slow: int = -1, factor: int = 1, slow_from: int = 1) ->
 
 
 def test_a_balanced_pipeline_is_measured_and_not_blamed() -> None:
-    (bubble,) = analyze(pipelines({0: steps(20)}), "gpipe")
+    (bubble,) = explained(pipeline(pipelines({0: steps(20)}), GPIPE))
     assert (bubble.kind, bubble.status) == ("bubble", "ok")
     expected = (STAGES - 1) / (MICROBATCHES + STAGES - 1)
     assert bubble.evidence["idle_ratio"] == pytest.approx(expected, abs=1e-4)
@@ -46,7 +51,7 @@ def test_a_balanced_pipeline_is_measured_and_not_blamed() -> None:
 
 def test_a_heavy_stage_is_named_with_all_its_ranks() -> None:
     store = pipelines({0: steps(20, slow=2, factor=2), 1: steps(20, slow=2, factor=2)})
-    bubble, heavy = analyze(store, "gpipe")
+    bubble, heavy = explained(pipeline(store, GPIPE))
     assert bubble.evidence["idle_ratio"] > bubble.evidence["idle_expected_ratio"] + 0.1
     assert (heavy.kind, heavy.status, heavy.ranks, heavy.cause) == ("stage_imbalance", "fired", (2, 6), "imbalance")
     assert heavy.evidence["work_factor_ratio"] == 2.0
@@ -58,17 +63,17 @@ def test_a_slow_rank_is_no_heavy_stage() -> None:
     one_of_two = pipelines({0: steps(20, slow=2, factor=2), 1: steps(20)})
     from_step_11 = pipelines({0: steps(30, slow=2, factor=2, slow_from=16)})
     for store in (one_of_two, from_step_11):
-        assert [finding.kind for finding in analyze(store, "gpipe")] == ["bubble"]
+        assert [finding.kind for finding in explained(pipeline(store, GPIPE))] == ["bubble"]
 
 
 def test_too_little_is_said() -> None:
-    (finding,) = analyze(pipelines({0: steps(8)}))
+    (finding,) = explained(pipeline(pipelines({0: steps(8)}), Scope()))
     assert (finding.kind, finding.status) == ("bubble", "insufficient_data")
-    assert analyze(MemoryStore()) == []
+    assert explained(pipeline(MemoryStore(), Scope())) == []
 
 
 def test_the_heaviest_must_be_the_same_everywhere() -> None:
-    policy = StageBalancePolicy()
+    policy = PipelinePolicy()
     assert heaviest([[[1.0, 1.3, 1.0], [1.0, 1.3, 1.0]]], policy) == 1
     assert heaviest([[[1.0, 1.3, 1.0], [1.3, 1.0, 1.0]]], policy) is None
     assert heaviest([[[1.0, 1.1, 1.0], [1.0, 1.1, 1.0]]], policy) is None, "how layers divide"

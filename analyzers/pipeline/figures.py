@@ -1,8 +1,8 @@
-"""Proofs about where time goes: communication, data, pipelines, all ranks together, saves, the whole account."""
+"""Figures of pipelines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -14,11 +14,11 @@ from analyzers.pipeline.pipeline_bubble import load_pipeline
 from analyzers.report.html.pipeline_section import schedule_of_step
 from analyzers.source import Source, missing_tables
 
-__all__ = ["stages"]
+__all__ = ["FIGURES", "stages"]
 
 
 def stages(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """A pipeline's own work a stage, its idle share, and one of its steps as it ran."""
+    """Own work or idle share of each rank of a pipeline, and one of its steps as it ran."""
     if missing_tables(source, "ranks", "spans"):
         return
     found = [ranks for number, ranks in pipelines(source) if number == finding.attempt]
@@ -47,3 +47,9 @@ def stages(source: Source, finding: Finding) -> Iterator[Drawing]:
     pieces = schedule_of_step(source, attempt, typical, members)
     if len(pieces["stage"]):
         yield Drawing(title=f"Step {typical} as it ran", figure=schedule.draw(pieces))
+
+
+FIGURES: Mapping[str, Sequence[Callable[[Source, Finding], Iterator[Drawing]]]] = {
+    "bubble": (stages,),
+    "stage_imbalance": (stages,),
+}

@@ -1,0 +1,25 @@
+"""Thresholds of pipelines. Source of all numbers: measured on drills and the simulator (`benchmarks.bubble`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["PipelinePolicy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinePolicy:
+    """When a stage is too heavy, and how much of a run is read."""
+
+    excess_ratio: float = 1.15
+    """Work / median of the other stages: less than a layer more in ten is how layers divide."""
+    min_steps: int = 12
+    """Steps from which a median of a third of them is reliable."""
+    warm_up_steps: int = 3
+    """First steps, which allocate and compile."""
+    max_steps: int = 120
+    """Steps that are read, evenly over the run."""
+    max_pipelines: int = 16
+    """Pipelines that are read."""
+    min_lighten_ratio: float = 0.02
+    """Work of the heaviest stage over the mean that is worth moving; a layer is seldom less."""
