@@ -28,12 +28,12 @@ from streamlit.testing.v1 import AppTest
 from streamlit.util import calc_hash
 
 import dashboard
-from dashboard.data import prefetch as ahead
+from dashboard.data import prefetch
 from dashboard.data.background_answers import Answer
 from dashboard.data.run_access import RunAccess
 from dashboard.screenshots import PAGES
 
-COMING = ("Being computed", "So far every")
+COMING = ("Computing", "So far every")
 REFRESHES = 3
 
 
@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("--pages", default=",".join(name for name in PAGES if name not in ("findings", "goodput")))
     options: Any = parser.parse_args(arguments)
-    ahead.LARGE_BYTES = 1 << 60  # nothing is looked at ahead: each page pays for itself
+    prefetch.LARGE_BYTES = 1 << 60  # nothing is looked at ahead: each page pays for itself
     RunAccess.diagnosis = lambda self, **_: Answer(is_fresh=True)  # type: ignore[method-assign]
     run = options.run.resolve()
     cost(run, "sql")  # what is imported once

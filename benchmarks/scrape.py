@@ -89,9 +89,9 @@ def scraped(ranks: int, steps: int, times: int) -> dict[str, Any]:
             metrics = NodeMetrics(run.manifest(), node_rank=0)
             samples = metrics.measure(store, time.time_ns())
             tick = [_ms(lambda: metrics.measure(store, time.time_ns())) for _ in range(times)]
-        board = Snapshot(metrics.common)
-        board.show(samples)
-        with serve(board, Listen()) as endpoint:
+        snapshot = Snapshot(metrics.common)
+        snapshot.replace(samples)
+        with serve(snapshot, Listen()) as endpoint:
             text = _get(endpoint.url)
             answer = [_ms(lambda: _get(endpoint.url)) for _ in range(times)]
     return {

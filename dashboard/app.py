@@ -1,9 +1,9 @@
-"""The dashboard: which run is shown, and the pages.
+"""The Streamlit script of the dashboard: choose the run and the page.
 
     rankscope dashboard runs/
 
-Streamlit runs this file from top to bottom for each visitor and each click. The folder of runs comes in the variable
-RANKSCOPE_DASHBOARD_RUNS; the run and the finding in the address: `?run=<id>&finding=<id>`.
+Streamlit runs this file from top to bottom for each visitor and each click. The folder of runs is in the variable
+RANKSCOPE_DASHBOARD_RUNS; the run and the finding are in the address: `?run=<id>&finding=<id>`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from analyzers.printable import visible  # noqa: E402
 from dashboard import frame, navigation  # noqa: E402
 from dashboard.data import prefetch  # noqa: E402
 from dashboard.data.runs_folder import RunsFolder  # noqa: E402
-from dashboard.drawing import elements as show  # noqa: E402
-from dashboard.drawing import live_chart as chart_in_place  # noqa: E402
+from dashboard.drawing import live_chart  # noqa: E402
+from dashboard.drawing.elements import style  # noqa: E402
 from dashboard.finding_link import open_finding  # noqa: E402
 
 
 def main() -> None:
     """One run of the script."""
     st.set_page_config(page_title="Rankscope", page_icon=str(_HERE / "icon.png"), layout="wide")
-    show.style()
-    chart_in_place.prepare()
-    prefetch.use(navigation.FIRST_QUESTIONS)
+    style()
+    live_chart.prepare()
+    prefetch.use(navigation.FIRST_QUERIES)
     folder = RunsFolder(Path(os.environ.get("RANKSCOPE_DASHBOARD_RUNS", "runs")))
     st.session_state["runs_folder"] = folder
     names = folder.run_ids()
@@ -42,13 +42,13 @@ def main() -> None:
         _no_runs(folder)
         return
     if st.session_state.get("run_choice") not in names:
-        st.session_state["run_choice"] = _asked(folder) or names[0]
+        st.session_state["run_choice"] = _run_of_address(folder) or names[0]
     page = st.navigation(navigation.pages(), expanded=True)
     with st.sidebar:
         chosen = st.selectbox("Run", names, key="run_choice", format_func=visible, help="The newest run is on top.")
     shown = st.session_state.get("run_id")
     if chosen != shown:
-        if shown is not None and "finding" in st.query_params:  # of the run that was shown
+        if shown is not None and "finding" in st.query_params:  # of the former run
             del st.query_params["finding"]
         st.session_state["run_id"] = chosen
         st.session_state["polls"] = True
@@ -60,21 +60,21 @@ def main() -> None:
     page.run()
 
 
-def _asked(folder: RunsFolder) -> str | None:
-    """The run that the address names, else the one that the dashboard was started with, else the newest."""
+def _run_of_address(folder: RunsFolder) -> str | None:
+    """The run named in the address, else the one that the dashboard was started with, else the newest."""
     in_address = st.query_params.get("run")
     if in_address is not None:
         found = folder.resolved(in_address)
         if found is not None:
             return found
-        st.toast("There is no run of the name in the address. The newest one is shown.", icon=":material/info:")
+        st.toast("The address names a run that does not exist. The newest run is shown.", icon=":material/info:")
     return folder.resolved(os.environ.get("RANKSCOPE_DASHBOARD_RUN", "")) or folder.newest()
 
 
 def _no_runs(folder: RunsFolder) -> None:
     st.title("No runs yet", anchor=False)
     st.text(f"There is no run in {folder.path}.")
-    st.markdown("Start one, and it appears here by itself:")
+    st.markdown("Start a run, and it appears here:")
     st.code("rankscope train examples/gpt-demo.toml", language="bash")
 
     @st.fragment(run_every=frame.POLL_S)

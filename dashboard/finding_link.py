@@ -7,7 +7,7 @@ import streamlit as st
 __all__ = ["FINDINGS_PAGE", "open_finding"]
 
 FINDINGS_PAGE = "findings_page"
-"""Key of the session state that holds the page; set by `dashboard.navigation`, which knows all pages."""
+"""Key of the page in the session state; set by `dashboard.navigation`."""
 
 
 def open_finding(run_id: str, finding_id: str) -> None:

@@ -1,13 +1,13 @@
-"""The frame around each page: which run it is, what it does, how old its last word is, what to do if it can't be read.
+"""Frame of all pages: the run, its state, the age of its last record, and errors in place of a traceback.
 
     @framed("Ranks")
     def ranks(view: View) -> None:
-        answer = view.ask(load_ranks, measure)      # None: said already, nothing to draw yet
+        answer = view.ask(load_ranks, measure)      # None: a message was drawn, there are no data yet
         ...
 
-The body is a fragment: while the run lives, or an answer is on its way, it runs every `POLL_S` seconds, and only it.
-Parts whose answer takes a while say so, the others are drawn at once; as soon as an answer has come, the page is drawn
-again, in which whatever has not changed costs next to nothing (`drawn`).
+The body is a fragment: while the run is alive or a query is running, it alone runs every `POLL_S` seconds. Parts whose
+query is slow show a message, the others are drawn at once; as soon as a result has arrived the page is drawn again,
+where unchanged charts come from a cache (`cached_figure`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dashboard.data.prefetch import prefetch
 from dashboard.data.run_access import FIRST_S, RunAccess
 from dashboard.data.runs_folder import RunsFolder
 from dashboard.drawing import units
-from dashboard.drawing.elements import nothing, said
+from dashboard.drawing.elements import BadgeColour, empty_state, markdown_text
 from probes.tape.reader import TapeError
 from probes.tape.rundir import RunDir, RunError
 from store import StoreBusyError, StoreError
@@ -36,13 +36,13 @@ from store import StoreBusyError, StoreError
 __all__ = ["POLL_S", "View", "access_to", "current_run", "framed", "runs_folder"]
 
 PATIENCE_S = 0.6
-"""Seconds that a page waits for first answers before it is drawn with what is there."""
+"""Seconds that a page waits for first answers before it is drawn without them."""
 POLL_S = 2.0
 IDLE_S = 15.0
-"""Seconds between two looks at a run that has ended: somebody may resume it."""
+"""Seconds between two polls of a run that has ended: it may be resumed."""
 OLD_S = 15.0
-"""Age of the last record from which it is shown in orange while the run lives."""
-_STATE_COLOURS = {
+"""Age of the last record from which it is orange while the run is alive."""
+_STATE_COLOURS: dict[str, BadgeColour] = {
     "training": "green", "starting": "blue", "stalled": "red", "recovering": "orange", "finished": "gray",
     "preempted": "gray", "interrupted": "gray", "died": "red", "failed": "red", "given up": "red", "fenced": "gray",
 }  # fmt: skip
@@ -77,27 +77,27 @@ def runs_folder() -> RunsFolder:
 
 
 def current_run() -> str | None:
-    """Id of the run that is shown."""
+    """Id of the selected run."""
     chosen: str | None = st.session_state.get("run_id")
     return chosen
 
 
 @dataclass(slots=True, kw_only=True)
 class View:
-    """What a page is given: the run, its state, and a way to ask."""
+    """A page's access to the run: its state, and queries."""
 
     access: RunAccess
     state: RunState
     is_pending: bool = False
     manifest: dict[str, Any] = field(default_factory=dict)
     awaited: list[Future[None]] = field(default_factory=list)
-    """Answers that are on their way and without which a part of the page is empty."""
+    """Running queries without which a part of the page is empty."""
     until: float = field(default_factory=lambda: time.monotonic() + PATIENCE_S)
-    """Until then the page waits for first answers, all of its parts together; what comes later is drawn later."""
+    """Deadline (monotonic) of the page's wait for first answers; later ones are drawn later."""
 
     @property
     def patience_s(self) -> float:
-        """What is left of it."""
+        """Seconds left until the deadline."""
         return max(0.0, self.until - time.monotonic())
 
     @property
@@ -106,17 +106,17 @@ class View:
         return self.access.run.run_id
 
     def ask(self, load: Callable[..., Any], *parameters: Hashable, often: bool = False) -> Any:
-        """`load(store, *parameters)` of the run, or None after saying why there is nothing yet.
+        """`load(store, *parameters)` of the run, or None after a message why there is no result yet.
 
-        `often`: it says what happens now, and is quick; of all else the former answer stands for a while.
+        `often`: a quick query that shows what happens now, repeated with shorter pauses.
         """
         answer = self.access.ask(load, *parameters, first_s=min(FIRST_S, self.patience_s), often=often)
         if answer.error is not None:
             _cannot_read(answer.error, has_former=answer.value is not None)
             self.is_pending = True
         elif answer.value is None:
-            nothing(
-                "Being computed from the records…", "A run with many ranks and steps takes a moment the first time."
+            empty_state(
+                "Computing from the records…", "The first time takes longer for a run with many ranks and steps."
             )
             self.expect(answer)
         elif not answer.is_fresh:
@@ -124,7 +124,7 @@ class View:
         return answer.value
 
     def diagnosis(self) -> Diagnosis | None:
-        """Everything that the analyzers say; None while the first diagnosis is being made."""
+        """The newest diagnosis; None while the first one is computed."""
         answer = self.access.diagnosis(first_s=min(FIRST_S, self.patience_s))
         if answer.value is None:
             self.expect(answer)
@@ -132,14 +132,14 @@ class View:
         return answer.value if isinstance(answer.value, Diagnosis) else None
 
     def expect(self, answer: Answer) -> None:
-        """Draw the page again when this answer has come."""
+        """Draw the page again when this answer has arrived."""
         self.is_pending = True
-        if answer.coming is not None:
-            self.awaited.append(answer.coming)
+        if answer.pending is not None:
+            self.awaited.append(answer.pending)
 
 
 def framed(title: str) -> Callable[[Callable[[View], None]], Callable[[], None]]:
-    """Makes a page of a function that draws a View."""
+    """Decorate a function that draws a View as a page."""
 
     def decorate(body: Callable[[View], None]) -> Callable[[], None]:
         @functools.wraps(body)
@@ -175,7 +175,7 @@ def _page(title: str, body: Callable[[View], None]) -> None:
                 _cannot_read(error)
                 view.is_pending = True
             pending, live = view.is_pending, view.state.is_live
-            if _has_come(view.awaited):
+            if _has_arrived(view.awaited):
                 st.rerun()
             if not view.awaited:
                 prefetch(access)
@@ -183,47 +183,47 @@ def _page(title: str, body: Callable[[View], None]) -> None:
             st.session_state["polls"] = pending or live
             st.rerun()
 
-    # The key of the run in the name: another run is another fragment, with nothing left over of the former one.
+    # The run's id in the key: another run is another fragment, which keeps nothing of the former one.
     st.fragment(part, run_every=POLL_S if polls else IDLE_S, key=f"{title}-{run_id}")()
 
 
-def _has_come(awaited: list[Future[None]]) -> bool:
-    """Whether one of them comes before the next poll; what is drawn by then stands in the browser meanwhile."""
+def _has_arrived(awaited: list[Future[None]]) -> bool:
+    """Wait until the next poll for one of the results; the browser shows the rest of the page meanwhile."""
     slot, until = st.empty(), time.monotonic() + POLL_S
     while awaited and time.monotonic() < until:
         if wait(awaited, timeout=0.1, return_when=FIRST_COMPLETED).done:
             return True
-        slot.caption("More is on its way…")  # here a click that has come in between takes over
+        slot.caption("Loading more…")  # here Streamlit handles a click that came in between
     return False
 
 
 def _view(access: RunAccess) -> View | None:
-    """The run's state; None after it was said why it cannot be read."""
+    """The run's state; None after a message why it cannot be read."""
     answer = access.state()
     if answer.value is None:
         if answer.error is not None:
             _cannot_read(answer.error)
         else:
-            nothing("Reading the run…")
+            empty_state("Reading the run…")
         return None
     return View(access=access, state=answer.value, is_pending=answer.error is not None, manifest=access.manifest())
 
 
 def _head(title: str, access: RunAccess, view: View | None) -> None:
-    """Title on the left, the run's state on the right."""
+    """Draw the title on the left and the run's state on the right."""
     with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute", key="head"):
         st.title(title, anchor=False, width="content")
         if view is None:
             return
         state = view.state
         with st.container(horizontal=True, vertical_alignment="center", width="content", gap="small"):
-            word = state.word
-            st.badge(said(word, 30), color=_STATE_COLOURS.get(word, "gray"), icon=_STATE_ICONS.get(word), help="State")
-            st.markdown(f"**{said(access.run.run_id, 60)}**", width="content")
+            colour, icon = _STATE_COLOURS.get(state.word, "gray"), _STATE_ICONS.get(state.word)
+            st.badge(markdown_text(state.word, 30), color=colour, icon=icon, help="State")
+            st.markdown(f"**{markdown_text(access.run.run_id, 60)}**", width="content")
             st.markdown(_since(state), width="content")
     reason = st.empty()
-    if view is not None and view.state.reason and view.state.word != "finished":
-        reason.caption(said(view.state.reason, 300))
+    if state.reason and state.word != "finished":
+        reason.caption(markdown_text(state.reason, 300))
 
 
 def _since(state: RunState) -> str:
@@ -235,16 +235,16 @@ def _since(state: RunState) -> str:
 
 
 def _cannot_read(error: Exception, *, has_former: bool = False) -> None:
-    """A friendly page in place of a traceback."""
+    """Draw an error in place of a traceback."""
     if isinstance(error, StoreBusyError):
-        head = "The store is held open by another process"
-        hint = "It is tried again by itself. Close the program that has it open (a DuckDB shell without -readonly?)."
+        head = "Another process has the store open"
+        hint = "The page tries again. Close the program that has it open (a DuckDB shell without -readonly?)."
     elif isinstance(error, (StoreError, TapeError, RunError)):
-        head, hint = "This run cannot be read", "Other runs are in the list on the left."
+        head, hint = "This run cannot be read", "Choose another run in the list on the left."
     else:
-        head, hint = "This page could not be computed", "The other pages work. Please report it with the run's files."
+        head, hint = "This page could not be computed", "The other pages work. Please report this with the run's files."
     if has_former:
-        head += "; what was read before is shown"
+        head += ". Older data are shown"
     with st.container(border=True):
         st.markdown(f":orange[:material/warning: **{head}**]")
         st.text(f"{'' if isinstance(error, ValueError) else type(error).__name__ + ': '}{str(error)[:1000]}")

@@ -1,11 +1,11 @@
-"""Starts the dashboard's server and waits for its end.
+"""Start the dashboard's server and wait for its end.
 
     with DashboardServer(Path("runs"), port=8501) as server:
         server.url                  # http://127.0.0.1:8501
         server.wait()
 
-The server is Streamlit's own, as a process of its own (`serve`) that ends with this one, on the loopback address unless
-told otherwise.
+The server is Streamlit's, in a process of its own (`serve`) that ends with this one. It listens on the loopback address
+by default.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class DashboardError(ValueError):
-    """The dashboard cannot be started; the text is one line that says why and what to do."""
+    """The dashboard cannot be started; the text is one line: what, where, what to do."""
 
 
 class DashboardServer:
@@ -60,7 +60,7 @@ class DashboardServer:
         return self._process.pid
 
     def wait(self) -> int:
-        """Until the server ends by itself; its exit code."""
+        """Wait until the server exits; returns its exit code."""
         return self._process.wait()
 
     def close(self) -> None:
@@ -85,18 +85,18 @@ class DashboardServer:
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise DashboardError(f"Streamlit ended with exit code {self._process.returncode}; its words are above")
+                raise DashboardError(f"Streamlit ended with exit code {self._process.returncode}: see its output above")
             try:
                 with urllib.request.urlopen(f"{self.url}/_stcore/health", timeout=2) as answer:
                     if answer.status == 200:
                         return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
-        raise DashboardError(f"the server did not answer at {self.url} within {READY_S:.0f} s")
+        raise DashboardError(f"the server did not answer at {self.url} within {READY_S:.0f} s: try again")
 
 
 def _folder_and_run(runs: Path) -> tuple[Path, str]:
-    """The folder of runs, and the run to open if that is what was named."""
+    """The folder of runs, and the run to open if `runs` is one."""
     if not runs.exists():
         raise DashboardError(f"no folder {runs}: name the folder that holds the runs, e.g. rankscope dashboard runs/")
     if not runs.is_dir():
@@ -111,7 +111,7 @@ def _free_port(address: str, port: int) -> int:
         try:
             probe.bind((address, port))
         except OSError as error:
-            hint = "choose another with --port, or --port 0 for any that is free"
+            hint = "choose another with --port, or --port 0 for any free one"
             raise DashboardError(f"cannot listen on {address}:{port}: {error.strerror}; {hint}") from None
         free: int = probe.getsockname()[1]
         return free

@@ -1,4 +1,4 @@
-"""The pages, in the order of the sidebar: first what is wrong, then where, then why."""
+"""The pages in the order of the sidebar: first what is wrong, then where, then why."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from dashboard.data import queries
-from dashboard.data.prefetch import Question
+from dashboard.data.prefetch import Query
 from dashboard.finding_link import FINDINGS_PAGE
 from dashboard.views import (
     checkpoints,
@@ -26,9 +26,9 @@ from dashboard.views import (
     timeline,
 )
 
-__all__ = ["FIRST_QUESTIONS", "pages"]
+__all__ = ["FIRST_QUERIES", "pages"]
 
-FIRST_QUESTIONS: tuple[Question, ...] = (
+FIRST_QUERIES: tuple[Query, ...] = (
     (overview.load_lines, ()),
     (ranks.load_matrix, ("own work",)),
     (ranks.load_ranks, ()),
@@ -39,11 +39,11 @@ FIRST_QUESTIONS: tuple[Question, ...] = (
     (pipeline.load_pipelines, ()),
     (ranks.load_matrix, ("step time",)),
 )
-"""What the pages ask first: prefetched for a large run."""
+"""The first queries of the pages, prefetched for a large run."""
 
 
 def pages() -> dict[str, list[Any]]:
-    """Sections and their pages for `st.navigation`; made anew in each run of the script, as Streamlit wants it."""
+    """Sections and their pages for `st.navigation`; made in each run of the script, as Streamlit requires."""
     first, *others = [
         [_page(place) for place in places]
         for places in (
@@ -56,7 +56,7 @@ def pages() -> dict[str, list[Any]]:
             [(compare.compare, "Compare runs", "compare_arrows"), (sql.sql, "SQL", "terminal")],
         )
     ]  # fmt: skip
-    sections = dict(zip(("Run", "Ranks and time", "State", "Ask"), (first, *others), strict=True))
+    sections = dict(zip(("Run", "Ranks and time", "State", "Query"), (first, *others), strict=True))
     st.session_state[FINDINGS_PAGE] = sections["Run"][1]
     return sections
 

@@ -1,10 +1,10 @@
-"""Pictures of every page, in light and dark, for a wide and a narrow screen.
+"""Take screenshots of every page, in light and dark, for a wide and a narrow screen.
 
     python -m dashboard.screenshots runs/latest --out docs/images
     python -m dashboard.screenshots runs/latest --pages overview,ranks --themes dark --widths desktop
 
-It starts the dashboard on a free port and opens each page in a headless Chromium, which it takes from the system
-(`apt-get install chromium`) through playwright. Pictures are reduced to 128 colours, so that they stay small.
+It starts the dashboard on a free port and opens each page in a headless Chromium, from the system
+(`apt-get install chromium`), through playwright. Pictures are reduced to 128 colours to be small.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ PAGES = {
     "collectives": "collectives", "pipeline": "pipeline", "numerics": "numerics", "memory": "memory",
     "health": "health", "recovery": "recovery", "compare": "compare-runs", "sql": "sql",
 }  # fmt: skip
-"""Name of the picture -> path of the page."""
+"""{name of the picture: path of the page}."""
 WIDTHS = {"desktop": 1440, "laptop": 1280, "narrow": 420}
 MAX_HEIGHT = 3_200
 COLOURS = 128
 SETTLED = '[data-testid="stApp"][data-test-script-state="notRunning"]'
 """The page's script has ended."""
-PENDING = "[data-testid=stCaptionContainer]:has-text('More is on its way')"
-"""What stands at the foot of a page as long as a part of it is computed."""
+PENDING = "[data-testid=stCaptionContainer]:has-text('Loading more')"
+"""The foot of a page while a part of it is computed."""
 
 
 def browser_path() -> str | None:
-    """The system's Chromium."""
+    """Path of the system's Chromium, or None."""
     names = ("chromium", "chromium-browser", "google-chrome")
     return next((path for name in names if (path := shutil.which(name))), None)
 
 
 def take(url: str, out: Path, *, pages: list[str], themes: list[str], widths: list[str], run: str) -> Iterator[Path]:
-    """One picture a page, theme and width; its path after it is written."""
+    """Write one picture per page, theme and width; yields its path."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -71,7 +71,7 @@ def take(url: str, out: Path, *, pages: list[str], themes: list[str], widths: li
 def _picture(page: Page, width: int) -> bytes:
     page.set_viewport_size({"width": width, "height": 900})
     page.wait_for_selector("h1", timeout=60_000)
-    for _ in range(2):  # between two parts of a page it may look as if all were there
+    for _ in range(2):  # between two parts the page may look complete
         page.wait_for_selector(SETTLED, timeout=60_000)
         page.wait_for_selector(PENDING, state="detached", timeout=120_000)
         page.wait_for_timeout(800)  # charts are drawn after their data have come
@@ -82,7 +82,7 @@ def _picture(page: Page, width: int) -> bytes:
 
 
 def small(png: bytes) -> bytes:
-    """The picture with few colours."""
+    """Reduce the colours of a PNG."""
     from PIL import Image
 
     picture = Image.open(io.BytesIO(png)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
@@ -93,7 +93,9 @@ def small(png: bytes) -> bytes:
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry: 0, or 2 after a mistake."""
-    parser = argparse.ArgumentParser(prog="python -m dashboard.screenshots", description="pictures of every page")
+    parser = argparse.ArgumentParser(
+        prog="python -m dashboard.screenshots", description="Take screenshots of every page."
+    )
     parser.add_argument("runs", type=Path, help="a run, or a folder of runs")
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     parser.add_argument("--pages", default=",".join(PAGES))
@@ -101,7 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--widths", default="desktop,narrow")
     options: Any = parser.parse_args(arguments)
     if browser_path() is None:
-        sys.stderr.write("no chromium on this machine: apt-get install chromium\n")
+        sys.stderr.write("chromium is not installed: apt-get install chromium\n")
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
     try:

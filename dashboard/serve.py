@@ -1,9 +1,9 @@
-"""The server's own process: Streamlit on our script, which ends when the command that started it does, however it ends.
+"""The server's process: Streamlit on our script; it ends when the command that started it does, however that ends.
 
     RANKSCOPE_DASHBOARD_PARENT=4711 python -m dashboard.serve --server.port 8501
 
-A command that is killed hard cannot stop its server; the kernel does it (PR_SET_PDEATHSIG), and no server is left
-behind on the port.
+A command that is killed by SIGKILL cannot stop its server; the kernel does (PR_SET_PDEATHSIG), and no server is left on
+the port.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with(parent: int) -> None:
-    """From here on this process gets a SIGTERM when its parent ends; at once if it has ended already."""
+    """Have the kernel send SIGTERM to this process when its parent ends; exit if it has ended already."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         raise SystemExit(0)

@@ -1,9 +1,9 @@
-"""Runs a training script unchanged, and attaches to whatever it trains.
+"""Run a training script unchanged, attached to the model that it trains.
 
     python -m rankscope.attached_script train.py --lr 1e-3           # what `rankscope run` starts as each rank
     python -m rankscope.attached_script -m my.package.train
 
-The script is `__main__`, with its own arguments and its own folder first on the path, as if Python had been given it.
+The script is `__main__`, with its own arguments and its own folder first on the path, as if Python had started it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,17 @@ import os
 import runpy
 import sys
 
+TYPE_CHECKING = False  # the constant of `typing`, without its import in a user's process
+
 __all__ = ["main"]
 
 
 def main(words: list[str]) -> None:
     """Attach, then run the script or module with its arguments."""
-    from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
+    if TYPE_CHECKING:
+        from probes.attach.auto_attach import attach_to_whatever_trains
+    else:
+        from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
 
     is_module = words[:1] == ["-m"]
     target, arguments = (words[1], words[2:]) if is_module else (words[0], words[1:])

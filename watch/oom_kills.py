@@ -1,11 +1,10 @@
-"""Whether the kernel has killed for want of memory: a process that is killed so cannot say it, and SIGKILL alone is no
-proof.
+"""Count out-of-memory kills by the kernel: the killed process cannot report one, and SIGKILL alone is no proof.
 
     counter = OomCounter()             # before the ranks start
     counter.since()                    # "memory limit of the control group", "memory of the host", or ""
 
 The control group's own count comes first (`memory.events` of version 2, `memory.oom_control` of version 1). The host's
-count also rises for somebody else's processes, so it is only asked where the group has none.
+count also rises for other users' processes, so it is only read where the group has none.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ ROOT = Path("/sys/fs/cgroup")
 
 
 class OomCounter:
-    """Counts since it was made."""
+    """Counts since its creation."""
 
     def __init__(self) -> None:
         self._group = _count(_group_file())
         self._host = _count(Path("/proc/vmstat"))
 
     def since(self) -> str:
-        """What was exhausted since then; empty if nothing was, or nobody counts."""
+        """The memory that was exhausted since then; empty if none was, or if there is no counter."""
         group = _count(_group_file())
         if group is not None and self._group is not None:
             return "memory limit of the control group" if group > self._group else ""

@@ -1,7 +1,7 @@
-"""What the operating system says of the ranks of a node: alive, stopped, dead. Reads /proc; needs no torch.
+"""Process states of a node's ranks: running, stopped, dead. Reads /proc; needs no torch.
 
 tracker = ProcessTracker()
-tracker.look({3: 4711})        # [ProcessState(rank=3, pid=4711, state="stopped", os_state="T")] on a change
+tracker.poll({3: 4711})        # [ProcessState(rank=3, pid=4711, state="stopped", os_state="T")] on a change
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class ProcessState:
 
 
 class ProcessTracker:
-    """Tells changes of state. A pid that was given to another process counts as dead (its start time differs)."""
+    """Reports changes of state. A pid that was given to another process counts as dead (its start time differs)."""
 
     def __init__(self) -> None:
         self._start_ticks: dict[int, str] = {}
         self._last: dict[int, tuple[int, State]] = {}
 
-    def look(self, pids: Mapping[int, int]) -> list[ProcessState]:
-        """Look at {rank: pid}; returns the ranks whose state is another than at the last look."""
+    def poll(self, pids: Mapping[int, int]) -> list[ProcessState]:
+        """Read the states of {rank: pid}; returns those that have changed since the last poll."""
         changes = []
         for rank, pid in pids.items():
             letter, start = os_state(pid)
@@ -46,7 +46,7 @@ class ProcessTracker:
             before = self._last.get(rank)
             self._last[rank] = (pid, state)
             if before == (pid, state) or (state == "running" and (before is None or before[0] != pid)):
-                continue  # a new process that runs is no news: its own first event says so
+                continue  # a new process writes an event itself when it starts
             changes.append(ProcessState(rank=rank, pid=pid, state=state, os_state=letter))
         return changes
 
@@ -62,7 +62,7 @@ def os_state(pid: int) -> tuple[str, str]:
 
 
 def is_alive(pid: int, start_ticks: int = 0) -> bool:
-    """Whether a process runs under this pid (a zombie does not), and is the one that started then (0: any)."""
+    """True if a process runs under this pid (a zombie does not) and started at `start_ticks` (0: at any time)."""
     letter, start = os_state(pid)
     return letter not in ("", "Z", "X") and start_ticks in (0, int(start))
 
@@ -79,7 +79,7 @@ def kill(pid: int, number: signal.Signals) -> bool:
 def processes_of(folder: Path) -> list[int]:
     """Processes other than this one that have a file below `folder` open: launcher, zygote, watch and ranks of a run.
 
-    Neither commands nor environments tell: what was forked shows those of whom it was forked from.
+    Command lines and environments do not identify them: a forked process shows those of its parent.
     """
     below = f"{folder.resolve()}{os.sep}"
     found = []
@@ -92,7 +92,7 @@ def processes_of(folder: Path) -> list[int]:
 def _holds_open(descriptors: Path, below: str) -> bool:
     try:
         names = os.listdir(descriptors)
-    except OSError:  # gone, or somebody else's
+    except OSError:  # gone, or of another user
         return False
     for name in names:
         try:

@@ -1,15 +1,15 @@
-"""Answers to the pages' questions: computed beside the page, kept, and shown while the next one is on its way.
+"""Cache of query results for the pages, computed in background threads.
 
     answers = Answers()
     answer = answers.get(("runs/demo", "loss"), version, lambda: load_loss(store), patience_s=2.0)
     answer.value, answer.is_fresh, answer.error
-    answer.coming                       # done when there is more to see; None: nothing is on its way
+    answer.pending                      # future of the computation that runs; None: there is none
 
-A question is asked every two seconds by everybody who looks. It is computed once for all of them, in a thread, and
-again only when the store has changed. A page waits for `patience_s`; what takes longer comes at a later look, and until
-then the former answer stands (`is_fresh` False). One that took long is not asked again for ten times as long, so that
-watching a huge run costs a tenth of a core at most, and its writer is rarely kept waiting; but it does not rest for
-longer than it has been asked for, since what was said of a run in its first seconds is soon out of date.
+Every open page polls its queries every two seconds. Each is computed once for all of them, in a thread, and again only
+when the store has changed. A page waits for `patience_s`; a slower result comes with a later poll, and until then the
+former one is shown (`is_fresh` False). A slow query is not repeated for ten times its duration, so that watching a huge
+run costs a tenth of a core at most and rarely delays its writer; but the pause is never longer than the query has been
+polled for, since results of a run's first seconds are soon out of date.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ __all__ = ["Answer", "Answers"]
 
 MAX_ENTRIES = 256
 REST_FACTOR, OFTEN_REST_FACTOR = 10.0, 1.0
-"""Times as long as it took, a question rests before it is computed again; one that says what happens now, less long."""
+"""Pause of a query in units of its duration; shorter for those that show what happens now."""
 AFTER_ERROR_S = 1.0
 QUICK_S = 0.25
-"""What takes less is computed whenever the store has changed."""
+"""Faster queries are repeated whenever the store has changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """`value` is None until the first one is there; `error` is what the last computation raised."""
+    """`value` is None until the first result; `error` is what the last computation raised."""
 
     value: Any = None
     is_fresh: bool = False
     took_s: float = 0.0
     error: Exception | None = None
-    coming: Future[None] | None = None
+    pending: Future[None] | None = None
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class _Entry:
 
 
 class Answers:
-    """Keeps up to `max_entries` answers, those that were asked for last."""
+    """Keeps up to `max_entries` answers, the most recently used ones."""
 
     def __init__(self, *, max_entries: int = MAX_ENTRIES, threads: int = 3) -> None:
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
@@ -75,7 +75,7 @@ class Answers:
         again_s: float = 0.1,
         rest_factor: float = REST_FACTOR,
     ) -> Answer:
-        """The newest answer; waits `patience_s` if there is none yet, `again_s` if there is a former one."""
+        """The newest answer; waits `patience_s` for the first one, `again_s` for a newer one."""
         with self._lock:
             entry = self._entries.setdefault(key, _Entry())
             self._entries.move_to_end(key)
@@ -95,18 +95,18 @@ class Answers:
         with self._lock:
             fresh = entry.version == version and entry.error is None and entry.has_value
             return Answer(
-                value=entry.value, is_fresh=fresh, took_s=entry.took_s, error=entry.error, coming=entry.running
+                value=entry.value, is_fresh=fresh, took_s=entry.took_s, error=entry.error, pending=entry.running
             )  # fmt: skip
 
     def close(self) -> None:
-        """Wait for nothing more."""
+        """Cancel what has not started."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _is_due(self, entry: _Entry, rest_factor: float) -> bool:
         if not entry.has_value and entry.error is None:
             return True
         rest_s = min(rest_factor * entry.took_s, entry.done_at - entry.first_at) if entry.took_s > QUICK_S else 0.0
-        if entry.error is not None:  # most often somebody held the store, and has let go of it since
+        if entry.error is not None:  # most often another process held the store for a moment
             rest_s = AFTER_ERROR_S
         return time.monotonic() - entry.done_at >= rest_s
 
@@ -115,7 +115,7 @@ class Answers:
         value, error = None, None
         try:
             value = compute()
-        except Exception as problem:  # shown on the page that asked; the others go on
+        except Exception as problem:  # shown on the page; other queries go on
             error = problem
         with self._lock:
             if error is None:

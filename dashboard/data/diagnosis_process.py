@@ -1,10 +1,10 @@
-"""A large run's diagnosis in a process of its own, so that the pages are drawn meanwhile.
+"""Diagnose a large run in a process of its own, so that the server stays responsive.
 
-    diagnosis = diagnosed_beside(run, now_ns=None)
+    diagnosis = diagnose_in_process(run, now_ns=None)
 
 The analyzers compute for a minute and more on 100 million rows, in Python half of the time: in a thread of the server
-they would hold the interpreter that draws the pages. The process is nicer than the server, ends when the server does,
-and gives its memory back.
+they would hold the GIL that the pages need. The process has a lower priority than the server, ends when the server
+does, and frees its memory.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ from dashboard.serve import end_with
 from probes.tape.rundir import RunDir
 from store import Store, StoreError
 
-__all__ = ["diagnosed_beside"]
+__all__ = ["diagnose_in_process"]
 
 NICENESS = 5
 LIMIT_S = 1_800.0
 
 
-def diagnosed_beside(run: RunDir, *, now_ns: int | None) -> Diagnosis:
-    """What the child finds; epoch nanoseconds only of a run that is alive. Raises StoreError."""
+def diagnose_in_process(run: RunDir, *, now_ns: int | None) -> Diagnosis:
+    """Diagnosis by a child process; `now_ns` (epoch) only for a run that is alive. Raises StoreError."""
     command = [sys.executable, "-m", "dashboard.data.diagnosis_process", str(run.path), str(os.getpid())]
     command += [] if now_ns is None else [str(now_ns)]
     try:
         done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise StoreError(f"{run.path}: the analyzers were not done after {LIMIT_S:.0f} s") from None
+        raise StoreError(
+            f"{run.path}: the analyzers did not finish within {LIMIT_S:.0f} s: try rankscope analyze {run.path}"
+        ) from None
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise StoreError(said[-1][:500] if said else f"the analyzers ended with exit code {done.returncode}")
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise StoreError(lines[-1][:500] if lines else f"the analyzers ended with exit code {done.returncode}")
     found = pickle.loads(done.stdout)  # noqa: S301 - our own child wrote it; nothing of the run is unpickled
     assert isinstance(found, Diagnosis)
     return found
@@ -48,7 +50,7 @@ def _child(path: str, parent: str, now_ns: str | None = None) -> None:
         end_with(int(parent))
     os.nice(NICENESS)
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # nothing that is printed on the way gets between
+    os.dup2(2, 1)  # what is printed meanwhile must not mix with the result
     run = RunDir.open(Path(path))
     with Store.open(run, catch_up=False, wait_s=30.0, memory_bytes=MEMORY_BYTES, spills=True) as store:
         found = diagnose(

@@ -1,7 +1,7 @@
-"""Gradients by parameter and step, as many of each as a chart shows.
+"""Gradients by parameter and step, limited to what a chart can show.
 
 found = gradient_table(store)
-found.columns["norm"], found.num_parameters          # what is shown, and of how many
+found.columns["norm"], found.num_parameters          # what is shown, and the number of all
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from analyzers.figures.evenly_spaced import evenly_spaced
 from analyzers.source import Source
 from dashboard.data.queries import Columns, none
-from dashboard.data.sampling import evenly
 
 __all__ = ["MAX_GRADIENT_STEPS", "MAX_PARAMETERS", "Gradients", "gradient_table"]
 
@@ -21,7 +21,7 @@ MAX_PARAMETERS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradients:
-    """`columns`: parameter, step, norm, nonfinite, a row a parameter and step that is shown; of how many of each."""
+    """`columns`: parameter, step, norm, nonfinite, one row per parameter and step shown; `num_`: numbers of all."""
 
     columns: Columns
     num_parameters: int = 0
@@ -30,7 +30,7 @@ class Gradients:
 
 _BAD = """CASE WHEN nonfinite_count IS NULL AND NOT (isfinite(norm) AND isfinite(max_abs)) THEN 1
           ELSE nonfinite_count END"""
-"""NaN and Inf of a gradient; a device's late reading tells only that there were some."""
+"""Number of NaN and Inf of a gradient; 1 where a device reported only that there were some."""
 
 
 def gradient_table(source: Source) -> Gradients:
@@ -39,8 +39,8 @@ def gradient_table(source: Source) -> Gradients:
     1. The norm is the largest of the ranks', as the analyzers take it (`gradient_flow`): under plain data parallelism
        each rank records the whole gradient, and shards of one parameter are alike. Of a step that several attempts ran
        it is the newest attempt's. A count is that of all ranks and attempts.
-    2. Steps are chosen evenly, the newest included, and as many of those with NaN or Inf.
-    3. Parameters: those with NaN or Inf, the largest and the smallest norms, and the others evenly.
+    2. Steps are evenly spaced, the newest included, and as many of those with NaN or Inf.
+    3. Parameters: those with NaN or Inf, the largest and the smallest norms, and evenly spaced ones of the others.
     """
     nothing = Gradients(columns=none("parameter", "step", "norm", "nonfinite"))
     if not source.has("gradients"):
@@ -49,7 +49,10 @@ def gradient_table(source: Source) -> Gradients:
     bad = source.rows(f"SELECT DISTINCT step FROM gradients WHERE {_BAD} > 0 ORDER BY step")
     if not known:
         return nothing
-    steps = {*evenly(known, MAX_GRADIENT_STEPS), *evenly([int(step) for (step,) in bad], MAX_GRADIENT_STEPS)}
+    steps = {
+        *evenly_spaced(known, MAX_GRADIENT_STEPS),
+        *evenly_spaced([int(step) for (step,) in bad], MAX_GRADIENT_STEPS),
+    }
     chosen = f"""
         WITH chosen AS (SELECT *, attempt = max(attempt) OVER (PARTITION BY step) AS is_newest FROM gradients
                         WHERE step IN ({", ".join(map(str, sorted(steps)))}))
@@ -70,12 +73,12 @@ def gradient_table(source: Source) -> Gradients:
 
 
 def _parameters(of_each: Sequence[tuple[str, bool, float | None]]) -> list[str]:
-    """Names of those to show, of (name, whether it had NaN or Inf, largest norm)."""
+    """Names of the parameters to show, of (name, whether it had NaN or Inf, largest norm)."""
     if len(of_each) <= MAX_PARAMETERS:
         return [name for name, _, _ in of_each]
     by_norm = [name for _, name in sorted((norm, name) for name, _, norm in of_each if norm is not None)]
     few = MAX_PARAMETERS // 4
-    shown = dict.fromkeys(evenly([name for name, is_bad, _ in of_each if is_bad], MAX_PARAMETERS // 2))
+    shown = dict.fromkeys(evenly_spaced([name for name, is_bad, _ in of_each if is_bad], MAX_PARAMETERS // 2))
     shown |= dict.fromkeys(by_norm[-few // 2 :] + by_norm[: few // 2])
     others = [name for name, _, _ in of_each if name not in shown]
-    return [*shown, *evenly(others, MAX_PARAMETERS - len(shown))]
+    return [*shown, *evenly_spaced(others, MAX_PARAMETERS - len(shown))]

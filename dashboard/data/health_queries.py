@@ -1,9 +1,9 @@
-"""Table `health` as the page shows it: some devices of each reading beside all of them, and what devices complained of.
+"""Health readings for the page: lines of devices, bounds of all devices, throttling, errors and XIDs.
 
 found = health_trends(store)
-found["temperature_celsius"].lines           # a line a device; of many devices those that stand out
-found["temperature_celsius"].all_devices     # least, median and largest of all, piece by piece
-complaints(store), xids(store)               # rows for tables
+found["temperature_celsius"].lines           # one line per device; of many devices the outliers
+found["temperature_celsius"].all_devices     # least, median and largest of all, per bucket
+device_problems(store, 200), xids(store)     # rows for tables
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import numpy as np
 
 from analyzers.health.analyze import THROTTLE_BITS
 from analyzers.health.xids import xid_table
-from analyzers.run.event_log import EventLog
+from analyzers.run.event_log import Event, EventLog
 from analyzers.source import Floats, Source, floats, ints, missing_tables
 from dashboard.data.queries import Columns
 from probes.tape import event_kinds
 
-__all__ = ["AT_EACH_END", "MAX_DRAWN", "Line", "Trend", "complaints", "health_trends", "xids"]
+__all__ = ["AT_EACH_END", "MAX_DRAWN", "Line", "Trend", "device_problems", "health_trends", "xids"]
 
 MAX_PIECES, MIN_PIECES = 600, 100
 MAX_CELLS = 400_000
-"""Pieces of time of a line, and of all devices together."""
+"""Buckets of time of a line, and of all devices together."""
 MAX_DRAWN, AT_EACH_END = 16, 3
-"""Devices of one reading that have a line each; of more only the least and the largest ones have."""
+"""Devices of one reading that have a line each; of more devices only the least and the largest ones."""
 REASONS = {1: "idle", 2: "clocks set by hand", 4: "power cap", 16: "sync boost", 256: "display clocks"} | {
     bit: words for bit, (_, words) in THROTTLE_BITS.items()
 }
-"""NVML's clock event reasons in words."""
+"""Names of NVML's clock event reasons."""
 TOTALS = {
     "ecc_uncorrected_total": "memory errors, uncorrected", "ecc_corrected_total": "memory errors, corrected",
     "remapped_rows_total": "remapped rows", "pcie_replay_total": "PCIe replays",
@@ -53,21 +53,21 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """One reading: of counters the rise since the device's first reading. `all_devices`: seconds, low, middle, high."""
+    """A reading; a counter as its rise since the device's first reading. `all_devices`: seconds, low, middle, high."""
 
     lines: Sequence[Line]
     num_devices: int
     all_devices: Columns | None = None
     has_risen: bool = True
-    """False: a counter that stood still on all devices during the run."""
+    """False for a counter that did not change on any device during the run."""
 
 
 def health_trends(source: Source, readings: Mapping[str, str]) -> dict[str, Trend]:
-    """The readings (column -> `avg`, `max` or `min`: what a piece of time is said to be) that anybody supports.
+    """Trends of the readings ({column: `avg`, `max` or `min` of a bucket}) that any device supports.
 
-    1. DuckDB reduces each device's readings to pieces of time, the fewer the more devices there are.
-    2. Of each reading a matrix device x piece is made; of counters their least value during the run is taken off.
-    3. Of many devices those with the least and the largest values have a line, and all of them bounds by piece.
+    1. DuckDB reduces each device's readings to buckets of time, the fewer the more devices there are.
+    2. Each reading becomes a matrix device x bucket; from counters their least value during the run is subtracted.
+    3. Of many devices those with the least and the largest values get a line, and all of them bounds per bucket.
     """
     if missing_tables(source, "health"):
         return {}
@@ -111,7 +111,7 @@ def health_trends(source: Source, readings: Mapping[str, str]) -> dict[str, Tren
 
 
 def _trend(grid: Floats, seconds: Floats, devices: Sequence[tuple[str, str]], *, is_counter: bool) -> Trend:
-    """Lines of the devices that stand out, and of many the bounds of all. `grid`: device x piece, NaN where none is."""
+    """Lines of the outliers, and of many devices the bounds of all. `grid`: device x bucket, NaN without a reading."""
     largest = np.fmax.reduce(grid, axis=1)
     having = np.flatnonzero(np.isfinite(largest))
     having = having[np.argsort(largest[having], kind="stable")]
@@ -129,7 +129,7 @@ def _trend(grid: Floats, seconds: Floats, devices: Sequence[tuple[str, str]], *,
 
 
 def _bounds(grid: Floats, seconds: Floats) -> Columns:
-    """Least, median and largest of each piece of time in which anybody has a reading."""
+    """Least, median and largest of each bucket in which a device has a reading."""
     there = np.isfinite(grid).any(axis=0)
     seen = grid[:, there]
     return {
@@ -138,10 +138,10 @@ def _bounds(grid: Floats, seconds: Floats) -> Columns:
     }  # fmt: skip
 
 
-def complaints(source: Source, limit: int) -> tuple[list[dict[str, Any]], int]:
-    """A row a device that was slowed down, counted errors or has rows to remap, the worst first; and how many.
+def device_problems(source: Source, limit: int) -> tuple[list[dict[str, Any]], int]:
+    """One row per device that was throttled, counted errors or has rows to remap, the worst first; and their number.
 
-    The power cap alone is no complaint: under full load it is always on.
+    The power cap alone is no problem: under full load it is always on.
     """
     if missing_tables(source, "health"):
         return [], 0
@@ -156,21 +156,21 @@ def complaints(source: Source, limit: int) -> tuple[list[dict[str, Any]], int]:
         totals = numbers[len(REASONS) :]
         counted = dict(zip(TOTALS.values(), zip(totals[::2], totals[1::2], strict=True), strict=True))
         slowed = {REASONS[bit]: share for bit, share in held.items() if share and bit in THROTTLE_BITS}
-        told = {REASONS[bit]: share for bit, share in held.items() if share and bit != 1}
+        reasons = {REASONS[bit]: share for bit, share in held.items() if share and bit != 1}
         rises_of = {name: rise for name, (rise, _) in counted.items() if rise}
         before = {name: total for name, (rise, total) in counted.items() if total and total > (rise or 0)}
-        of_old = {name: total for name, total in before.items() if name in _LASTING}
-        if not (slowed or rises_of or of_old or pending or failed):
+        old = {name: total for name, total in before.items() if name in _LASTING}
+        if not (slowed or rises_of or old or pending or failed):
             continue
         rank = (bool(failed), bool(pending), bool(rises_of.get("memory errors, uncorrected")),
                 max(slowed.values(), default=0.0), sum(rises_of.values()))  # fmt: skip
-        waits = "a row could not be remapped" if failed else "waits for the device's next reset" if pending else ""
+        remapping = "a row could not be remapped" if failed else "pending until the next reset" if pending else ""
         row = {
             "node": node or "", "device": device or "",
-            "clocks held down by": ", ".join(f"{name} ({_percent(share)})" for name, share in told.items()),
-            "remapping": waits,
-            "counted during the run": ", ".join(f"{name} {rise:,}" for name, rise in rises_of.items()),
-            "before it": ", ".join(f"{name} {total - (counted[name][0] or 0):,}" for name, total in of_old.items()),
+            "throttled by": ", ".join(f"{name} ({_percent(share)})" for name, share in reasons.items()),
+            "remapping": remapping,
+            "during the run": ", ".join(f"{name} {rise:,}" for name, rise in rises_of.items()),
+            "before the run": ", ".join(f"{name} {total - (counted[name][0] or 0):,}" for name, total in old.items()),
         }  # fmt: skip
         rows.append((rank, row))
     rows.sort(key=lambda found: (found[0], found[1]["node"], found[1]["device"]), reverse=True)
@@ -178,12 +178,13 @@ def complaints(source: Source, limit: int) -> tuple[list[dict[str, Any]], int]:
 
 
 _LASTING = ("memory errors, uncorrected", "remapped rows")
-"""What a device carries on: said also if it was there before the run."""
+"""Counters that are shown also for errors before the run: the damage stays."""
 
 
 def xids(source: Source) -> list[dict[str, Any]]:
-    """A row a device and XID code, the newest first."""
-    table, seen = xid_table()["xid"], {}
+    """One row per device and XID code, the newest first."""
+    table = xid_table()["xid"]
+    seen: dict[tuple[str, str, int], list[Event]] = {}
     for event in EventLog.load(source, (event_kinds.XID,)).of(event_kinds.XID):
         seen.setdefault((event.text("node"), event.text("device"), event.integer("xid")), []).append(event)
     newest = sorted(seen.items(), key=lambda found: found[1][-1].wall_ns, reverse=True)

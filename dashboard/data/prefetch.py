@@ -1,9 +1,9 @@
 """Prefetch the first queries of the other pages of a large run.
 
     use(((overview.load_lines, ()), ...))   # once: the loaders, in the order in which they are computed
-    prefetch(access)                        # once for each run; does nothing for a run whose pages are quick anyway
+    prefetch(access)                        # once per run; does nothing for a small run
 
-One query at a time, so that those of the open page never wait for more than one of these.
+One query at a time, so that a query of the open page never waits for more than one of them.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from typing import Any
 
 from dashboard.data.run_access import LARGE_BYTES, RunAccess
 
-__all__ = ["Question", "prefetch", "use"]
+__all__ = ["Query", "prefetch", "use"]
 
-Question = tuple[Callable[..., Any], tuple[Hashable, ...]]
+Query = tuple[Callable[..., Any], tuple[Hashable, ...]]
 """A loader and its parameters."""
 
 PATIENCE_S = 120.0
 _prefetched: set[str] = set()
-_questions: list[Question] = []
+_queries: list[Query] = []
 
 
-def use(questions: Sequence[Question]) -> None:
-    """Set what is prefetched. The pages import this package, so they are not imported here."""
-    _questions[:] = questions
+def use(queries: Sequence[Query]) -> None:
+    """Set the queries. The pages import this package, so they are not imported here."""
+    _queries[:] = queries
 
 
 def prefetch(access: RunAccess) -> None:
-    """Start to compute, if the run is large and this has not been done."""
+    """Start prefetching once, if the run is large."""
     name = str(access.run.path)
     if name in _prefetched or access.size_bytes() < LARGE_BYTES:
         return
     _prefetched.add(name)
-    threading.Thread(target=_ask_all, args=(access, tuple(_questions)), name="prefetch", daemon=True).start()
+    threading.Thread(target=_ask_all, args=(access, tuple(_queries)), name="prefetch", daemon=True).start()
 
 
-def _ask_all(access: RunAccess, questions: Sequence[Question]) -> None:
-    for load, parameters in questions:
+def _ask_all(access: RunAccess, queries: Sequence[Query]) -> None:
+    for load, parameters in queries:
         access.ask(load, *parameters, first_s=PATIENCE_S)

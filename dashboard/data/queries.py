@@ -1,10 +1,10 @@
-"""The SQL of the pages, beside what they share with the report (`analyzers.figures.queries`).
+"""SQL of the pages, besides what they share with the report (`analyzers.figures.queries`).
 
     pulse(store)["tokens_per_s"]
     curve = speed(store)                 # columns step, low, middle, high (ms), tokens_per_s
 
-Every function takes a store and plain parameters and gives small columns: long tables are reduced inside DuckDB, to at
-most `MAX_BUCKETS` pieces of the steps. Missing tables give empty answers.
+Every function takes a store and plain parameters and returns small columns: long tables are reduced inside DuckDB, to
+at most `MAX_BUCKETS` buckets of steps. Missing tables give empty results.
 """
 
 from __future__ import annotations
@@ -23,32 +23,17 @@ from analyzers.source import Source, lacking
 from probes.tape import event_kinds
 
 __all__ = [
-    "MAX_BUCKETS",
-    "Columns",
-    "checkpoints",
-    "extent",
-    "last_finished_steps",
-    "last_steps",
-    "memory_by_rank",
-    "memory_curve",
-    "newest_attempt",
-    "none",
-    "places",
-    "pulse",
-    "ranking",
-    "rate",
-    "reported_findings",
-    "speed",
-    "step_range",
-    "two_ranks",
+    "MAX_BUCKETS", "Columns", "checkpoints", "extent", "last_finished_steps", "last_steps", "memory_by_rank",
+    "memory_curve", "newest_attempt", "none", "places", "pulse", "ranking", "rate", "reported_findings", "speed",
+    "step_range", "two_ranks",
 ]  # fmt: skip
 
 MAX_BUCKETS = 1_000
 MAX_CHECKPOINTS = 500
 RECENT_STEPS = 40
-"""Newest steps over which the present speed is taken."""
+"""Newest steps from which the current speed is computed."""
 MAX_SAMPLE = 1_000_000
-"""Rows of steps that a percentile looks at; of more, every k-th step."""
+"""Rows of steps from which a percentile is computed; of more, every k-th step."""
 Columns = dict[str, npt.NDArray[Any]]
 
 
@@ -80,10 +65,10 @@ def extent(source: Source) -> dict[str, Any]:
 
 
 def pulse(source: Source) -> dict[str, float | None]:
-    """Of the newest steps: step, loss, grad_norm, lr, step_ms, tokens_per_s, memory_bytes, memory_rank.
+    """Values of the newest steps: step, loss, grad_norm, lr, step_ms, tokens_per_s, memory_bytes, memory_rank.
 
-    The newest are those that ran last: after a rollback, not those that were discarded. A loss that is NaN is one. The
-    memory is that of the fullest rank. Tokens count once, whatever the number of ranks that read the same text.
+    The newest are those that ran last: after a rollback, not the discarded ones. A NaN loss is returned as NaN. The
+    memory is that of the rank with the most. Tokens count once, however many ranks read the same text.
     """
     names = ("step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "memory_bytes", "memory_rank")
     attempt = newest_attempt(source)
@@ -115,8 +100,8 @@ def pulse(source: Source) -> dict[str, float | None]:
 def speed(source: Source) -> Columns:
     """Columns step, low, middle, high (percentiles 10, 50, 90 of step time over the ranks, ms), tokens_per_s.
 
-    The newest execution of a step counts as well as those before it, each with its own tokens and time. Of long runs
-    every k-th step of a bucket is looked at.
+    All executions of a step count, each with its own tokens and time. Of long runs every k-th step of a bucket is
+    read.
     """
     names = ("step", "low", "middle", "high", "tokens_per_s")
     span = step_range(source)
@@ -127,16 +112,16 @@ def speed(source: Source) -> Columns:
     every = max(1, -(-num // MAX_SAMPLE))
     return source.query(
         f"""
-        WITH looked AS (SELECT attempt, rank, step, tokens, duration_ns / 1e6 AS took,
+        WITH chosen AS (SELECT attempt, rank, step, tokens, duration_ns / 1e6 AS took,
                                (step - {first}) // {max(width, every)} AS piece FROM steps
                         WHERE duration_ns IS NOT NULL AND rank >= 0 AND (step - {first}) % {every} = 0),
              executed AS (SELECT piece, CAST(sum(tokens) AS DOUBLE) / sum(times) AS tokens FROM (
                               SELECT piece, sum(tokens) AS tokens, count(*) / count(DISTINCT rank) AS times
-                              FROM looked GROUP BY piece, attempt) GROUP BY piece)
+                              FROM chosen GROUP BY piece, attempt) GROUP BY piece)
         SELECT min(step) AS step, quantile_cont(took, 0.1) AS low, median(took) AS middle,
                quantile_cont(took, 0.9) AS high,
                any_value(executed.tokens) / {token_copies(source)} / nullif(median(took) / 1e3, 0) AS tokens_per_s
-        FROM looked JOIN executed USING (piece) GROUP BY piece ORDER BY 1
+        FROM chosen JOIN executed USING (piece) GROUP BY piece ORDER BY 1
         """
     )
 
@@ -158,7 +143,7 @@ def newest_attempt(source: Source) -> int | None:
 
 
 def places(source: Source) -> Columns:
-    """Columns rank, host, device and the mesh's coordinates, of the newest word of each rank."""
+    """Columns rank, host, device and the mesh's coordinates, from the newest record of each rank."""
     dimensions = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "node_rank", "local_rank")
     if not source.has("ranks"):
         return none("rank", "host", "device", *dimensions)
@@ -170,7 +155,7 @@ def places(source: Source) -> Columns:
 
 
 def ranking(source: Source, first_step: int, last_step: int) -> Columns:
-    """Columns rank, own_ms, step_ms, waiting_ms (medians) and memory_mib; of long runs of some stretches of steps."""
+    """Columns rank, own_ms, step_ms, waiting_ms (medians) and memory_mib; of long runs from ranges of steps."""
     names = ("rank", "own_ms", "step_ms", "waiting_ms", "memory_mib")
     if step_range(source) is None:
         return none(*names)
@@ -223,7 +208,7 @@ def compression_error(source: Source) -> Columns:
 
 
 def expert_load(source: Source) -> Columns:
-    """Columns step, high, low: load of the most and the least used expert of all layers, 1 is an even share."""
+    """Columns step, high, low: load of the most and the least used expert of all layers; 1 is an even share."""
     if not source.has("experts"):
         return none("step", "high", "low")
     return source.query(
@@ -237,7 +222,7 @@ def expert_load(source: Source) -> Columns:
 
 
 def memory_curve(source: Source) -> Columns:
-    """Columns step, low, middle, high: MiB of the least, the median and the fullest rank."""
+    """Columns step, low, middle, high: MiB of the rank with the least, the median and the most memory."""
     span = step_range(source)
     if span is None:
         return none("step", "low", "middle", "high")
@@ -269,9 +254,9 @@ def memory_by_rank(source: Source) -> Columns:
 
 
 def checkpoints(source: Source) -> Columns:
-    """Columns attempt, step, tier, states (in order), bytes, duration_ms, stall_ms, reason: a row a checkpoint.
+    """Columns attempt, step, tier, states (in order), bytes, duration_ms, stall_ms, reason: one row per checkpoint.
 
-    Of each tier the newest `MAX_CHECKPOINTS`; column num: of how many.
+    Of each tier the newest `MAX_CHECKPOINTS`; column num is the number of all.
     """
     names = ("attempt", "step", "tier", "states", "bytes", "duration_ms", "stall_ms", "reason", "num")
     if not source.has("checkpoints"):

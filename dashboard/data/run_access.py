@@ -1,12 +1,12 @@
-"""A run as the dashboard reads it: when it has changed, a short-lived reader, its state and its diagnosis.
+"""Access to a run for the dashboard: its version, short-lived readers, cached queries, state and diagnosis.
 
     access = RunAccess(run)
-    access.version()                     # changes when there is something new to see
-    access.ask(load_overview, 40)        # load_overview(store, 40), through the answers
+    access.version()                     # changes when there are new data
+    access.ask(load_overview, 40)        # load_overview(store, 40), through the cache
     access.state(), access.diagnosis()
 
-A run that a `watch` follows is only read. Of any other, what stands on its tapes is taken into the store first, every
-few seconds while it may still be written.
+A run with a live `watch` is only read. The tapes of any other are ingested into its store first, every few seconds
+while the run may still be written.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from analyzers.figures.queries import loss_curve
 from analyzers.run.policy import stall_policy
 from analyzers.run.state import RunState, run_state
 from dashboard.data.background_answers import OFTEN_REST_FACTOR, REST_FACTOR, Answer, Answers
-from dashboard.data.diagnosis_process import diagnosed_beside
+from dashboard.data.diagnosis_process import diagnose_in_process
 from probes.tape.rundir import RunDir
 from store import Store, is_watched
 
 __all__ = ["FIRST_S", "LARGE_BYTES", "RunAccess"]
 
 LARGE_BYTES = 256 << 20
-"""Size of a store from which a page takes a noticeable while."""
+"""Store size from which pages take noticeably long."""
 CATCH_UP_S = 4.0
-"""Seconds between two looks at the tapes of a run that no watch follows."""
+"""Seconds between two ingests of a run without a watch."""
 WAIT_S = 3.0
-"""Seconds that a reader waits for whoever holds the store."""
+"""Seconds that a reader waits for another process that holds the store."""
 FIRST_S, AGAIN_S = 0.4, 0.1
-"""Seconds that a part of a page waits for its first answer, and for a newer one; then the other parts are drawn."""
+"""Seconds that a part of a page waits for its first answer, and for a newer one, before the others are drawn."""
 STATE_S = 20.0
-"""Seconds that a page waits for the run's state, without which there is nothing to draw."""
+"""Seconds that a page waits for the run's state, which it needs to draw anything."""
 
 
 class RunAccess:
-    """One for each run of a process; shared by everybody who looks at it."""
+    """Shared by all visitors of a run."""
 
     def __init__(self, run: RunDir, answers: Answers) -> None:
         self.run = run
@@ -54,7 +54,7 @@ class RunAccess:
 
     @property
     def is_watched(self) -> bool:
-        """Whether a watch process lives beside the run."""
+        """True while a watch process runs beside the run."""
         return is_watched(self.run.stores())
 
     def manifest(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class RunAccess:
         return self.run.manifest()
 
     def version(self) -> Hashable:
-        """Something else whenever there is something new to read."""
+        """A value that changes whenever there are new data."""
         parts: list[Hashable] = []
         for path in self.run.stores():
             for name in (path, path.with_name(path.name + ".wal")):
@@ -76,7 +76,7 @@ class RunAccess:
         return tuple(parts)
 
     def open(self, *, memory_bytes: int | None = None) -> Store:
-        """A reader, for a short while, that may take so much memory. Raises StoreError."""
+        """Open a reader, to be closed soon. Raises StoreError."""
         watched = self.is_watched
         with self._lock:
             due = not watched and time.monotonic() - self._caught_up_at >= CATCH_UP_S
@@ -87,13 +87,13 @@ class RunAccess:
         return Store.open(self.run, catch_up=False, wait_s=WAIT_S, memory_bytes=memory_bytes)
 
     def size_bytes(self) -> int:
-        """Bytes of its stores."""
+        """Size of its stores."""
         return sum(path.stat().st_size for path in self.run.stores() if path.exists())
 
     def ask(
         self, load: Callable[..., Any], *parameters: Hashable, first_s: float = FIRST_S, often: bool = False
     ) -> Answer:
-        """What `load(store, *parameters)` returns for the newest version of the run; `often`: it says what is now."""
+        """`load(store, *parameters)` for the newest version of the run; `often`: refreshed with shorter pauses."""
 
         def compute() -> Any:
             with self.open() as store:
@@ -111,7 +111,7 @@ class RunAccess:
         )
 
     def state(self) -> Answer:
-        """The RunState; looked at again every second while the run may go on, also if nothing was written."""
+        """The RunState; computed every second while the run may go on, also without new records."""
         policy, watched = stall_policy(self.manifest()), self.is_watched
 
         def compute() -> RunState:
@@ -128,12 +128,12 @@ class RunAccess:
         )  # fmt: skip
 
     def diagnosis(self, *, first_s: float = FIRST_S) -> Answer:
-        """The Diagnosis of the whole run, as `rankscope analyze` makes it; a long one comes at a later look."""
+        """The Diagnosis of the whole run, as in `rankscope analyze`; a slow one comes with a later poll."""
         watched = self.is_watched
 
         version = (self.version(), watched)
         key = ("diagnosis", str(self.run.path))
-        patience_s = 0.0 if self.size_bytes() >= LARGE_BYTES else first_s  # it cannot come so soon: the page goes on
+        patience_s = 0.0 if self.size_bytes() >= LARGE_BYTES else first_s  # it takes longer anyway
         return self._answers.get(key, version, lambda: self._diagnosed(version), patience_s=patience_s)
 
     def compared_with(self, other: RunAccess) -> Answer:
@@ -146,7 +146,7 @@ class RunAccess:
                 found = {"comparison": compare(side_a, side_b)}
                 return found | {"loss_a": loss_curve(store_a), "loss_b": loss_curve(store_b)}
 
-        other.state()  # whether anything new can come; of one that nobody has looked at it would for ever
+        other.state()  # sets whether the run may grow: unknown, it would count as growing forever
         key = ("compare", str(self.run.path), str(other.run.path))
         return self._answers.get(key, (self.version(), other.version()), compute, patience_s=FIRST_S)
 
@@ -154,14 +154,14 @@ class RunAccess:
         return Side(source=store, manifest=self.manifest(), diagnosis=diagnosis)
 
     def _diagnosed(self, version: Hashable) -> Diagnosis:
-        """The diagnosis of this version of the run, made once: beside the server where it takes long."""
+        """The diagnosis of this version of the run, computed once; in a process of its own for a large run."""
         known = self._last_diagnosis
         if known is not None and known[0] == version:
             return known[1]
         now_ns = time.time_ns() if self.is_watched else None
         if self.size_bytes() >= LARGE_BYTES:
-            self.open().close()  # what stands on the tapes of a run that nobody watches is taken in
-            found = diagnosed_beside(self.run, now_ns=now_ns)
+            self.open().close()  # ingests the tapes of a run without a watch
+            found = diagnose_in_process(self.run, now_ns=now_ns)
         else:
             with self.open() as store:
                 found = diagnose(store, self.manifest(), now_ns=now_ns, stacks_dir=self.run.stacks)

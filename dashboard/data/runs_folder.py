@@ -1,11 +1,11 @@
-"""The folder of runs that the dashboard shows, and the one way to a run in it: by its id.
+"""The folder of runs that the dashboard shows; runs are opened by id only.
 
     folder = RunsFolder(Path("runs"))
     folder.run_ids()                      # newest first
     folder.open("demo-20260101-120000")   # RunError for anything that is not one of them
 
-An id comes from the address in the browser, so it is compared with the names that are there and never made into a path
-of its own; a link that leads out of the folder is none of its runs.
+An id comes from the address in the browser, so it is compared with the existing names and never used to build a path;
+a link that leads out of the folder is not one of its runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from probes.tape.rundir import RunDir, RunError
 __all__ = ["RunsFolder"]
 
 MAX_RUNS = 2_000
-"""Runs that are listed; of more the newest."""
+"""Runs that are listed, the newest ones."""
 
 
 class RunsFolder:
@@ -34,7 +34,7 @@ class RunsFolder:
             with os.scandir(self.path) as entries:
                 for entry in entries:
                     if entry.is_symlink() or not entry.is_dir() or entry.name.startswith("."):
-                        continue  # `latest` is a second name of a run that is listed anyway
+                        continue  # `latest` links to a run of the list
                     path = self.path / entry.name
                     if RunDir.is_run(path):
                         found.append((_began(path), entry.name))
@@ -43,11 +43,11 @@ class RunsFolder:
         return [name for _, name in sorted(found, reverse=True)[:MAX_RUNS]]
 
     def newest(self) -> str | None:
-        """The run that began last."""
+        """The run that started last."""
         return next(iter(self.run_ids()), None)
 
     def resolved(self, run_id: str) -> str | None:
-        """The id itself if it is one of the runs; `latest` is the one that it points at. None for everything else."""
+        """The id itself if there is such a run; for `latest` the run it links to; None for everything else."""
         names = self.run_ids()
         if run_id in names:
             return run_id
@@ -57,7 +57,7 @@ class RunsFolder:
         return None
 
     def open(self, run_id: str) -> RunDir:
-        """The run of that id. Raises RunError: there is none, or it is from a newer rankscope."""
+        """Open a run. Raises RunError: there is none, or it is from a newer rankscope."""
         name = self.resolved(run_id)
         if name is None:
             raise RunError(f"no run {run_id[:120]!r} in {self.path}: choose one from the list")

@@ -1,10 +1,10 @@
-"""Charts that are built once: while what a chart shows is the same, its finished form is given again.
+"""Cache of figures as JSON: a chart is built again only when its data have changed.
 
-    figure_json = drawn(("demo", "overview-loss"), loss.draw, (curve, marks, findings), {}, dark=False)
+    figure_json = cached_figure(("demo", "overview-loss"), loss.draw, (curve, marks, findings), {}, dark=False)
 
-A page runs every two seconds, and most of its charts show what they showed before. Plotly takes 40 to 100 ms to build
-and check a figure, and Streamlit sends to the browser only what differs from what it sent before. So the finished JSON
-is kept with the answers that it was built from; answers are the same objects until the store has changed.
+A page runs every two seconds, and most of its charts have not changed. Plotly takes 40 to 100 ms to build and validate
+a figure, and Streamlit sends to the browser only what differs from what it sent before. So the JSON is kept with the
+answers that it was built from; answers are the same objects until the store has changed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import plotly.io
 
 from analyzers.figures.theme import template
 
-__all__ = ["drawn"]
+__all__ = ["cached_figure"]
 
 MAX_KEPT = 96
-"""Charts that are kept, those of the last pages; the largest, a heatmap, is 1 MB."""
+"""Charts that are kept, the most recent ones; the largest, a heatmap, is 1 MB."""
 _PLAIN = (str, int, float, bool, tuple, list, dict)
 
 
@@ -30,7 +30,7 @@ _kept: OrderedDict[Hashable, tuple[tuple[Any, ...], str]] = OrderedDict()
 _lock = threading.Lock()
 
 
-def drawn(
+def cached_figure(
     name: Hashable,
     draw: Callable[..., go.Figure],
     shown: tuple[Any, ...],
@@ -39,15 +39,15 @@ def drawn(
     dark: bool,
     selected: tuple[Hashable, ...] = (),
 ) -> str:
-    """The JSON of `draw(*shown, **options)` in its theme, or what it was before if all of `shown` are the same.
+    """JSON of `draw(*shown, **options)` in its theme, from the cache if all of `shown` are unchanged.
 
-    `selected`: what the reader has chosen to see. A zoom stays while the data of the same choice grow, and goes with
-    another choice: it would show an empty place of other data.
+    `selected`: the user's choice. The zoom stays while the data of the same choice grow, and is reset by another
+    choice: it could show an empty range of the other data.
     """
-    asked = (*shown, *options.values(), *selected)
+    inputs = (*shown, *options.values(), *selected)
     with _lock:
         former = _kept.get((name, dark))
-        if former is not None and len(former[0]) == len(asked) and all(map(_alike, former[0], asked)):
+        if former is not None and len(former[0]) == len(inputs) and all(map(_alike, former[0], inputs)):
             _kept.move_to_end((name, dark))
             return former[1]
     spec = draw(*shown, **options).to_dict()
@@ -55,14 +55,14 @@ def drawn(
     spec["layout"]["uirevision"] = str((name, selected))
     figure: str = plotly.io.to_json(spec, validate=False)
     with _lock:
-        _kept[(name, dark)] = (asked, figure)
+        _kept[(name, dark)] = (inputs, figure)
         while len(_kept) > MAX_KEPT:
             _kept.popitem(last=False)
     return figure
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """The same object, or equal ones of a kind that can be compared at once; arrays are the former only."""
+    """True for the same object, or for equal values of plain types; arrays are compared by identity only."""
     if a is b:
         return True
     try:

@@ -1,18 +1,18 @@
-"""What every page draws with: charts that keep their zoom, text that is shown and never obeyed, calm empty states.
+"""Elements that all pages share: charts that keep their zoom, escaped text, tables, tiles, empty states.
 
     chart(loss.draw, curve, key="loss", what="Loss over the steps")
-    st.markdown(said(finding.summary))
-    nothing("No collectives were recorded.", "They are, by default: see `probes` in the configuration.")
+    st.markdown(markdown_text(finding.summary))
+    empty_state("No collectives were recorded.", "They are, by default: see `probes` in the configuration.")
 
-Text from a run (names, messages, summaries) reaches Streamlit through `said`, `st.text`, `st.code` or a table, and
-nothing on these pages allows HTML with text of a run in it.
+Text from a run (names, messages, summaries) reaches Streamlit through `markdown_text`, `st.text`, `st.code` or a table.
+No page allows HTML with text of a run in it.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -21,18 +21,20 @@ import streamlit as st
 from analyzers.finding import Finding
 from analyzers.printable import visible
 from analyzers.report.markdown import escaped
-from dashboard.drawing.chart_cache import drawn
+from dashboard.drawing.chart_cache import cached_figure
 from dashboard.drawing.live_chart import show_in_place
 
 __all__ = [
-    "SEVERITY_COLOURS", "chart", "distinct", "figures_are_dark", "nothing", "said", "style", "table", "tiles", "where",
+    "SEVERITY_COLOURS", "BadgeColour", "chart", "empty_state", "is_dark_theme", "location", "markdown_text", "style",
+    "table", "tiles", "unique_names",
 ]  # fmt: skip
 
-SEVERITY_COLOURS = {"critical": "red", "warning": "orange", "info": "blue"}
+BadgeColour = Literal["red", "orange", "yellow", "blue", "green", "violet", "gray", "grey", "primary"]
+SEVERITY_COLOURS: dict[str, BadgeColour] = {"critical": "red", "warning": "orange", "info": "blue"}
 MAX_TEXT = 600
 MAX_NAME = 80
 MAX_ROWS_SHOWN = 14
-"""Rows of a table that are seen at once; more are scrolled."""
+"""Rows of a table that are visible at once; more are scrolled."""
 _CHART = {
     "displaylogo": False,
     "scrollZoom": False,
@@ -61,12 +63,12 @@ h1 { padding: 0.4rem 0 0.4rem 0 !important; }
 
 
 def style() -> None:
-    """Our few rules of style: no dimming while a part refreshes, figures of equal width in metrics."""
+    """Add our style sheet: no dimming while a part refreshes, digits of equal width in metrics."""
     st.html(_STYLE)
 
 
-def figures_are_dark() -> bool:
-    """Whether the reader's theme is the dark one."""
+def is_dark_theme() -> bool:
+    """True if the browser's theme is dark."""
     return getattr(st.context.theme, "type", None) == "dark"
 
 
@@ -78,18 +80,18 @@ def chart(
     selected: tuple[Hashable, ...] = (),
     **options: Any,
 ) -> None:
-    """The figure `draw(*shown, **options)`, built anew only if one of `shown` is another than before.
+    """Draw the figure `draw(*shown, **options)`, built again only if one of `shown` has changed.
 
-    With the same `key` and the same `selected` (steps, ranks: what the reader chose, not what grows by itself) zoom and
-    hidden lines stay at every refresh; `what` is for those who cannot see.
+    With the same `key` and the same `selected` (steps, ranks: what the user chose, not what grows by itself) zoom and
+    hidden lines stay at every refresh; `what` is the text for screen readers.
     """
     name = (st.session_state.get("run_id"), key)
-    figure = drawn(name, draw, shown, options, dark=figures_are_dark(), selected=selected)
+    figure = cached_figure(name, draw, shown, options, dark=is_dark_theme(), selected=selected)
     show_in_place(figure, key=key, config=_CHART, what=what)
 
 
 def tiles(shown: Sequence[tuple[str, str, str | None, str | None]], *, key: str) -> None:
-    """Numbers in a row of equal boxes, in as many rows as the window needs: name, value, what is beneath, help."""
+    """Draw numbers in boxes of equal size that wrap: (name, value, text beneath, help)."""
     with st.container(horizontal=True, gap="small", key=f"tiles-{key}"):
         for name, value, beneath, more in shown:
             st.metric(
@@ -97,15 +99,15 @@ def tiles(shown: Sequence[tuple[str, str, str | None, str | None]], *, key: str)
             )
 
 
-def said(text: object, limit: int = MAX_TEXT) -> str:
-    """Text of a run for `st.markdown` and labels: bounded, and no sign in it has a meaning."""
+def markdown_text(text: object, limit: int = MAX_TEXT) -> str:
+    """Escape text of a run for `st.markdown` and labels, and limit its length."""
     shown = " ".join(visible(str(text)[: 4 * limit]).split())
     shown = shown if len(shown) <= limit else shown[: limit - 1] + "…"
     return escaped(shown).replace(":", "\\:")
 
 
-def nothing(sentence: str, hint: str = "") -> None:
-    """In place of an empty chart: what is missing and what would bring it. Our own words only."""
+def empty_state(sentence: str, hint: str = "") -> None:
+    """Draw in place of an empty chart: what is missing, and how to get it. Never with text of a run."""
     with st.container(border=True):
         st.markdown(f":gray[{sentence}]")
         if hint:
@@ -115,7 +117,7 @@ def nothing(sentence: str, hint: str = "") -> None:
 def table(
     rows: Sequence[Mapping[str, Any]] | Mapping[str, Any], *, key: str, height: int | None = None, **more: Any
 ) -> Any:
-    """Rows as a table that can be sorted; text in it stands as it is, control signs made visible."""
+    """Draw a sortable table; text is shown literally, with control characters made visible."""
     frame = pd.DataFrame(rows)
     for name in frame.columns:
         if frame[name].dtype == object or str(frame[name].dtype) in ("str", "string"):
@@ -125,8 +127,8 @@ def table(
     return st.dataframe(frame, hide_index=True, key=key, height=height or "content", **more)
 
 
-def distinct(names: Sequence[str]) -> list[str]:
-    """Names for the columns of a table: each its own, also where two are alike, or alike as far as they are shown."""
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Unique column names: equal ones, and those that are equal when shortened, get a number."""
     found: list[str] = []
     for name in names:
         shown = visible(name)[:MAX_NAME]
@@ -135,8 +137,8 @@ def distinct(names: Sequence[str]) -> list[str]:
     return found
 
 
-def where(finding: Finding) -> str:
-    """Steps, ranks and attempt of a finding in a few words."""
+def location(finding: Finding) -> str:
+    """Steps, ranks and attempt of a finding, in short."""
     first, last = finding.first_step, finding.last_step
     steps = "" if first is None else f"step {first:,}" if last in (None, first) else f"steps {first:,} to {last:,}"
     ranks = ", ".join(map(str, finding.ranks[:8])) + (

@@ -1,13 +1,12 @@
-"""A chart that is changed in place: new data move its lines, while the reader's zoom and hidden lines stay.
+"""A Plotly chart that is updated in place: new data move its lines, while zoom and hidden lines stay.
 
     prepare()                                    # once in each run of the script
     show_in_place(figure_json, key="loss", config={...}, what="Loss over the steps")
 
-Streamlit's own Plotly chart draws a new element from nothing when its data are new, so that the zoom is gone at each
-refresh; and while its id is the same it keeps the figure that it was given first. Here the element is known by its key,
-and each new figure goes to `Plotly.react`, which keeps what the reader has changed as long as `uirevision` is the same.
-plotly.js is the one that the Python package brings, served from there. If it does not come, the chart's place says so,
-and it is asked for again.
+Streamlit's own Plotly chart makes a new element when its data are new, so that the zoom is lost at each refresh; with a
+fixed id it keeps its first figure. Here the element is identified by its key, and each new figure goes to
+`Plotly.react`, which keeps the user's changes as long as `uirevision` is the same. plotly.js is served from the Python
+package. If it does not load, the chart shows an error, and loading is tried again.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ function library(url) {
     script.src = url;
     script.onload = done;
     script.onerror = () => {
-      window.rankscopePlotly = undefined;  // the next one asks anew
+      window.rankscopePlotly = undefined;  // the next chart loads it again
       script.remove();
       failed(new Error("plotly.js did not load from " + url));
     };
@@ -63,10 +62,10 @@ export default function ({ data, parentElement }) {
     console.error(error);
     host.failed = true;
     window.Plotly?.purge(host);
-    const said = document.createElement("p");
-    said.setAttribute("role", "alert");
-    said.textContent = `This chart could not be drawn: ${error.message}. It is tried again every few seconds.`;
-    host.replaceChildren(said);
+    const message = document.createElement("p");
+    message.setAttribute("role", "alert");
+    message.textContent = `This chart could not be drawn: ${error.message}. It is tried again every few seconds.`;
+    host.replaceChildren(message);
     setTimeout(() => host.newest === figure && host.isConnected && draw(), 5000);
   });
   draw();
@@ -83,11 +82,11 @@ _chart = v2.component(_NAME, html='<div class="rankscope-chart" role="figure"></
 
 
 def prepare() -> None:
-    """Let the server give plotly.js to the page."""
+    """Have the server serve plotly.js."""
     v1.declare_component("plotly", path=str(_PACKAGE_DATA))
 
 
 def show_in_place(figure_json: str, *, key: str, config: dict[str, Any], what: str) -> None:
-    """The figure (Plotly's JSON, with its height); `what` is for those who cannot see."""
+    """Draw a figure (Plotly's JSON, with its height); `what` is the text for screen readers."""
     rest = json.dumps({"config": config, "alt": what, "url": f"component/{__name__}.plotly/plotly.min.js"})
     _chart(key=key, data=f'{{"figure": {figure_json}, {rest[1:]}'.encode())

@@ -1,4 +1,4 @@
-"""The runbook's text for a finding, from docs/runbook.md, or from where the wheel keeps it.
+"""Sections of the runbook by anchor, from docs/runbook.md or its copy in the wheel.
 
 advice_text("straggler-compute")      # Markdown of that section, without its heading; "" if there is none
 """
@@ -30,5 +30,5 @@ def _sections() -> dict[str, str]:
 
 
 def advice_text(anchor: str) -> str:
-    """Markdown of the section, its heading in bold; empty if the runbook has none of that name."""
+    """Markdown of the section, its heading in bold; empty if the runbook has no such section."""
     return _sections().get(anchor, "")

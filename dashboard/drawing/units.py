@@ -1,4 +1,4 @@
-"""Numbers as people say them, with their unit.
+"""Format numbers with their unit.
 
 duration(0.0153)       # "15.3 ms"
 amount(48_200)         # "48.2 k"
@@ -15,7 +15,7 @@ _NONE = "–"
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds in the unit that fits."""
+    """Format seconds in a fitting unit."""
     if seconds is None or not math.isfinite(seconds):
         return _NONE
     if abs(seconds) < 1e-3:
@@ -26,7 +26,7 @@ def duration(seconds: float | None) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """Whole seconds, minutes, hours or days."""
+    """Format an age in whole seconds, minutes, hours or days."""
     if seconds is None or not math.isfinite(seconds):
         return _NONE
     whole = max(0, int(seconds))
@@ -40,7 +40,7 @@ def age(seconds: float | None) -> str:
 
 
 def amount(number: float | None) -> str:
-    """A count with a decimal prefix from ten thousand on."""
+    """Format a count, with a decimal prefix from ten thousand on."""
     if number is None or not math.isfinite(number):
         return _NONE
     for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -51,7 +51,7 @@ def amount(number: float | None) -> str:
 
 
 def data_size(num_bytes: float | None, digits: int = 1) -> str:
-    """Bytes with a binary prefix."""
+    """Format bytes with a binary prefix."""
     if num_bytes is None or not math.isfinite(num_bytes):
         return _NONE
     size = float(num_bytes)
@@ -63,5 +63,5 @@ def data_size(num_bytes: float | None, digits: int = 1) -> str:
 
 
 def percent(ratio: float | None) -> str:
-    """A share of one."""
+    """Format a ratio as a percentage."""
     return _NONE if ratio is None or not math.isfinite(ratio) else f"{100 * ratio:.3g} %"

@@ -1,4 +1,4 @@
-"""Checkpoints and recovery: what broke the run, where it went on, which states can be trusted."""
+"""Page of checkpoints and recovery: failures, rollbacks, and which checkpoints are good."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from analyzers.run.timeline import measure
 from analyzers.source import Source
 from dashboard.data import queries
 from dashboard.drawing import units
-from dashboard.drawing.elements import chart, nothing, said, table
+from dashboard.drawing.elements import chart, empty_state, markdown_text, table
 from dashboard.frame import View, framed
 from probes.tape import event_kinds
 
 __all__ = ["checkpoints"]
 
 
-def load_life(source: Source, now_s: int | None) -> dict[str, Any]:
-    """Phases, moments, checkpoints, skipped batches."""
+def load_timeline(source: Source, now_s: int | None) -> dict[str, Any]:
+    """Phases, events, checkpoints, skipped batches."""
     log = EventLog.load(
         source, (event_kinds.BATCH_SKIPPED, event_kinds.ROLLBACK, event_kinds.RANK_EXIT, event_kinds.EVALUATION)
     )
     return {
-        "life": measure(source, None if now_s is None else now_s * 1_000_000_000),
+        "timeline": measure(source, None if now_s is None else now_s * 1_000_000_000),
         "checkpoints": queries.checkpoints(source),
         "skipped": [
             {"attempt": e.attempt, "step": e.step, "batch": e.integer("batch_index"), "reason": e.text("reason")}
@@ -35,7 +35,7 @@ def load_life(source: Source, now_s: int | None) -> dict[str, Any]:
         "rollbacks": [
             {
                 "attempt": e.attempt, "from step": e.integer("from_step"), "to step": e.integer("to_step"),
-                "from": e.text("tier"), "took (s)": e.number("duration_s"), "verdict": e.text("verdict"),
+                "from": e.text("tier"), "duration (s)": e.number("duration_s"), "verdict": e.text("verdict"),
                 "reason": e.text("reason"), "skipped batches": ", ".join(map(str, e.integers("skipped_batches")[:20])),
             }
             for e in log.of(event_kinds.ROLLBACK)
@@ -45,38 +45,38 @@ def load_life(source: Source, now_s: int | None) -> dict[str, Any]:
 
 @framed("Checkpoints and recovery")
 def checkpoints(view: View) -> None:
-    """The life of the run, then what it is made of."""
-    data = view.ask(load_life, int(time.time()) // 4 * 4 if view.state.is_live else None)
+    """Draw the timeline of the run, then its rollbacks and checkpoints."""
+    data = view.ask(load_timeline, int(time.time()) // 4 * 4 if view.state.is_live else None)
     if data is None:
         return
-    if data["life"] is None:
-        nothing("No step was recorded yet.")
+    if data["timeline"] is None:
+        empty_state("No step was recorded yet.")
         return
-    life = data["life"]
-    chart(recovery.draw, life.phases, life.moments, key="life", what="Phases of the run, by attempt")
+    phases = data["timeline"]
+    chart(recovery.draw, phases.phases, phases.moments, key="life", what="Phases of the run, by attempt")
     _interval(view)
     st.subheader("Rollbacks", anchor=False)
     if data["rollbacks"]:
         table(data["rollbacks"], key="rollbacks")
     else:
-        nothing("The run never had to go back.")
+        empty_state("There was no rollback.")
     if data["skipped"]:
-        st.subheader("Batches that were left out", anchor=False)
+        st.subheader("Skipped batches", anchor=False)
         table(data["skipped"], key="skipped")
     st.subheader("Checkpoints", anchor=False)
     saved = data["checkpoints"]
     if not len(saved["step"]):
-        nothing("No checkpoint was saved yet.")
+        empty_state("No checkpoint was saved yet.")
         return
-    tiers = st.segmented_control("Where", ["disk", "memory"], default="disk", key="tier", required=True)
+    tiers = st.segmented_control("Tier", ["disk", "memory"], default="disk", key="tier", required=True)
     rows = [i for i in range(len(saved["step"])) if saved["tier"][i] == (tiers or "disk")]
     table(
         {
             "step": [saved["step"][i] for i in rows], "attempt": [saved["attempt"][i] for i in rows],
             "states, in order": [saved["states"][i] for i in rows],
             "size": [units.data_size(_number(saved["bytes"][i])) for i in rows],
-            "took (ms)": [_number(saved["duration_ms"][i]) for i in rows],
-            "training stood still (ms)": [_number(saved["stall_ms"][i]) for i in rows],
+            "duration (ms)": [_number(saved["duration_ms"][i]) for i in rows],
+            "training paused (ms)": [_number(saved["stall_ms"][i]) for i in rows],
             "reason": [saved["reason"][i] for i in rows],
         }, key="checkpoints-table",
     )  # fmt: skip
@@ -95,13 +95,13 @@ def _number(value: Any) -> float | None:
 
 
 def _interval(view: View) -> None:
-    """How often to save, as `analyze` says it."""
+    """Draw the suggested checkpoint interval of `analyze`."""
     diagnosis = view.diagnosis()
     interval = diagnosis.run.get("checkpoint_interval") if diagnosis is not None else None
     if isinstance(interval, dict) and isinstance(interval.get("steps"), int):
         st.caption(
-            said(
-                f"A save costs {units.duration(interval.get('cost_s'))} of standstill here; with the failures seen or "
-                f"assumed, every {interval['steps']:,} steps is the best interval (Daly)."
+            markdown_text(
+                f"Suggested checkpoint interval: {interval['steps']:,} steps (Daly's formula). A save pauses training "
+                f"for {units.duration(interval.get('cost_s'))} here; the failure rate is that of the run, or assumed."
             )
         )

@@ -1,4 +1,4 @@
-"""What communication achieves and costs: bandwidth by operation, size and group, and who waits where."""
+"""Page of collectives: bandwidth by operation, size and group, exposed communication, waiting."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import streamlit as st
 from analyzers.account.exposure import exposed_calls, measure
 from analyzers.figures import collectives as figures
 from analyzers.figures import exposed
-from analyzers.figures import queries as shared
+from analyzers.figures import queries as figure_queries
 from analyzers.source import Source, floats, lacking
 from dashboard.data import queries
 from dashboard.drawing import units
-from dashboard.drawing.elements import chart, nothing, table, tiles
+from dashboard.drawing.elements import chart, empty_state, table, tiles
 from dashboard.frame import View, framed
 
 __all__ = ["collectives"]
@@ -22,7 +22,7 @@ __all__ = ["collectives"]
 
 def load_calls(source: Source) -> Any:
     """Calls by operation, group and size."""
-    return shared.collectives(source)
+    return figure_queries.collectives(source)
 
 
 def load_exposure(source: Source) -> dict[str, Any]:
@@ -50,14 +50,14 @@ def load_exposed_calls(source: Source) -> Any:
 
 @framed("Collectives")
 def collectives(view: View) -> None:
-    """Exposed share, waits, bandwidth, and the table behind them."""
+    """Draw the exposed share, waiting, bandwidth, and the table of all calls."""
     calls = view.ask(load_calls)
     if calls is None:
         return
     if not len(calls["op"]):
-        nothing(
+        empty_state(
             "No collective was recorded in this run.",
-            "The probes record them unless `probes.collectives.wrapped` is off.",
+            "They are recorded unless `probes.collectives.wrapped` is off.",
         )
         return
     with st.container(key="collectives-numbers"):
@@ -73,8 +73,8 @@ def collectives(view: View) -> None:
     chart(figures.waits, calls, key="collectives-waits", what="Seconds waited by operation and group")
     st.subheader("Bandwidth", anchor=False)
     chart(figures.draw, calls, key="collectives-bandwidth", what="Bus bandwidth by size of the call")
-    st.caption("The member with the shortest time came last: its time is the transfer. The area is the waiting.")
-    with st.expander("All of them as a table", expanded=True):
+    st.caption("A call's transfer time is the shortest of its members', who came last. The area shows the waiting.")
+    with st.expander("All calls as a table", expanded=True):
         table(
             {
                 "operation": calls["op"], "group": calls["process_group"], "bytes": calls["bytes"],
@@ -108,12 +108,12 @@ def _by_call(found: queries.Columns) -> None:
         }, key="collectives-exposed-calls",
     )  # fmt: skip
     num = int(found["num_classes"][0])
-    more = f" The {len(exposed_ms):,} most exposed of {num:,}." if num > len(exposed_ms) else ""
+    more = f" Shown: the {len(exposed_ms):,} most exposed of {num:,}." if num > len(exposed_ms) else ""
     st.caption(f"Means over all ranks and steps of the newest attempt.{more}")
 
 
 def _exposed(view: View) -> None:
-    """How much of the wall time nobody computed because of communication."""
+    """Draw the shares of wall time lost to communication."""
     diagnosis = view.diagnosis()
     account = diagnosis.goodput if diagnosis is not None else None
     if account is None or not account.wall_s:
@@ -123,12 +123,12 @@ def _exposed(view: View) -> None:
         [
             (
                 "Exposed", units.percent(share["communication"]), "communication",
-                "Share of the wall time in which ranks stood still while data travelled; what was hidden behind "
-                "computation does not count.",
+                "Share of wall time in which ranks were blocked in transfers. Communication hidden behind computation "
+                "does not count.",
             ),
             (
-                "Late members", units.percent(share["straggler"]), "waiting for them",
-                "Share of the wall time in which ranks waited in a collective for the last member to come.",
+                "Late members", units.percent(share["straggler"]), "waiting",
+                "Share of wall time in which ranks waited in a collective for its last member.",
             ),
             ("Training", units.percent(share["training"]), None, None),
         ], key="collectives",

@@ -1,4 +1,4 @@
-"""Two runs side by side: is it slower, does it learn worse, and what was set differently."""
+"""Page to compare two runs: speed, loss, settings, findings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from analyzers.figures.theme import SEQUENCE
 from analyzers.printable import visible
 from analyzers.report.terminal.compare_text import sentence, tables
 from analyzers.source import floats, ints
-from dashboard.drawing.elements import chart, distinct, nothing, said, table
+from dashboard.drawing.elements import chart, empty_state, markdown_text, table, unique_names
 from dashboard.frame import View, access_to, framed, runs_folder
 from probes.tape.rundir import RunError
 
@@ -22,38 +22,38 @@ __all__ = ["compare"]
 
 @framed("Compare runs")
 def compare(view: View) -> None:
-    """The run that is shown against another one of the folder."""
+    """Compare the selected run with another one of the folder."""
     others = [name for name in runs_folder().run_ids() if name != view.run_id]
     if not others:
-        nothing("There is only one run in this folder.", "Train another one, and it can be compared with this one.")
+        empty_state("There is only one run in this folder.", "Train another run to compare it with this one.")
         return
     name = st.selectbox("Compared with", others, key="compare-with", format_func=visible, width=420)
     try:
         other = access_to(runs_folder().open(name))
     except RunError as error:
-        nothing("The other run cannot be read.")
+        empty_state("The other run cannot be read.")
         st.text(visible(str(error)[:500]))
         return
     answer = view.access.compared_with(other)
     if answer.value is None:
         if answer.error is not None:
-            nothing("The two runs cannot be compared.")
+            empty_state("The two runs cannot be compared.")
             st.text(visible(str(answer.error)[:500]))
             view.is_pending = True
         else:
-            nothing("Both runs are being looked at…")
+            empty_state("Comparing both runs…")
             view.expect(answer)
         return
     if answer.error is not None:
-        nothing("The two runs cannot be compared now; what was found before is shown.")
+        empty_state("The two runs cannot be compared now. The last comparison is shown.")
         st.text(visible(str(answer.error)[:500]))
     if not answer.is_fresh:
         view.is_pending = True
         if answer.error is None:
-            st.caption("A newer comparison is on its way.")
+            st.caption("A newer comparison is being computed.")
     comparison = answer.value["comparison"]
-    headings = distinct(("", name, view.run_id))
-    st.markdown(f"**{said(sentence(comparison), 500)}**")
+    headings = unique_names(("", name, view.run_id))
+    st.markdown(f"**{markdown_text(sentence(comparison), 500)}**")
     _losses(view.run_id, name, answer.value)
     for heading, rows in tables(comparison):
         if rows:
@@ -66,12 +66,12 @@ def compare(view: View) -> None:
 
 def _losses(run_b: str, run_a: str, found: dict[str, Any]) -> None:
     if any(np.asarray(found[side]["kept"], dtype=bool).any() for side in ("loss_a", "loss_b")):
-        chart(_drawn, run_b, run_a, found, key=f"compare-loss-{run_a}", what="Loss of both runs over the steps")
+        chart(_loss_figure, run_b, run_a, found, key=f"compare-loss-{run_a}", what="Loss of both runs over the steps")
     else:
-        nothing("Neither run has recorded a loss.")
+        empty_state("Neither run has recorded a loss.")
 
 
-def _drawn(run_b: str, run_a: str, found: dict[str, Any]) -> Figure:
+def _loss_figure(run_b: str, run_a: str, found: dict[str, Any]) -> Figure:
     lines = []
     for name, curve, colour in ((run_a, found["loss_a"], SEQUENCE[7]), (run_b, found["loss_b"], SEQUENCE[0])):
         kept = np.asarray(curve["kept"], dtype=bool)

@@ -1,4 +1,4 @@
-"""All findings of a run, and one of them with the figures that prove it, what was done about it, and the runbook."""
+"""Page of findings: all of them, or one with its evidence, the response of the run, and the runbook."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.source import Source
 from dashboard.data import queries
 from dashboard.data.current_findings import CurrentFindings, current_findings, pick
-from dashboard.drawing.elements import SEVERITY_COLOURS, chart, nothing, said, table, where
+from dashboard.drawing.elements import SEVERITY_COLOURS, chart, empty_state, location, markdown_text, table
 from dashboard.drawing.runbook import advice_text
 from dashboard.finding_link import open_finding
 from dashboard.frame import View, current_run, framed
@@ -28,26 +28,26 @@ MAX_LISTED = 60
 
 
 def card(run_id: str, finding: Finding, number: int, *, closed: str = "", has_button: bool = True) -> None:
-    """One finding in three lines, with a button to its evidence; `closed` says why it is no worry of today."""
+    """Draw one finding in three lines, with a button to its evidence; `closed` is why it is not open."""
     with st.container(border=True, key=f"card-{number}"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             word = "advice" if finding.status == "advice" else finding.severity
             st.badge(word, color="gray" if closed else SEVERITY_COLOURS[finding.severity])
             if finding.status == "suspect":
                 st.badge("suspected", color="gray")
-            st.markdown(f"**{said(title(finding).capitalize(), 80)}**", width="content")
+            st.markdown(f"**{markdown_text(title(finding).capitalize(), 80)}**", width="content")
             passed = f" · {closed}" if closed else ""
-            st.markdown(f":gray[{said(where(finding) + passed, 200)}]", width="stretch")
+            st.markdown(f":gray[{markdown_text(location(finding) + passed, 200)}]", width="stretch")
             if has_button and st.button(
                 "Evidence", key=f"evidence-{number}", icon=":material/arrow_forward:", type="tertiary"
             ):
                 open_finding(run_id, finding.id)
-        st.markdown(said(finding.summary))
+        st.markdown(markdown_text(finding.summary))
 
 
 @framed("Findings")
 def findings(view: View) -> None:
-    """The list, or the one that the address names."""
+    """Draw the list, or the finding that the address names."""
     words = view.ask(queries.reported_findings, often=True)
     if words is None:
         return
@@ -60,7 +60,7 @@ def findings(view: View) -> None:
         return
     note, listed = st.empty(), st.container()
     if diagnosis is None:
-        note.caption("The analyzers are looking at the whole run; so far this is what watch has said.")
+        note.caption("The analyzers are reading the whole run. Shown are the findings that watch has reported.")
     with listed:
         _all(view, known, diagnosis)
 
@@ -68,8 +68,8 @@ def findings(view: View) -> None:
 def _all(view: View, known: CurrentFindings, diagnosis: Diagnosis | None) -> None:
     if not known.findings:
         if diagnosis is not None:
-            nothing("Nothing fired in this run.")
-            st.markdown(said(diagnosis.verdict))
+            empty_state("No problems were found in this run.")
+            st.markdown(markdown_text(diagnosis.verdict))
     else:
         _list(view, known)
     if diagnosis is not None and diagnosis.advised:
@@ -77,9 +77,9 @@ def _all(view: View, known: CurrentFindings, diagnosis: Diagnosis | None) -> Non
         for number, finding in enumerate(diagnosis.advised):
             card(view.run_id, finding, 1_000 + number)
     if diagnosis is not None and diagnosis.not_judged:
-        st.subheader("Not judged", anchor=False)
+        st.subheader("Not checked", anchor=False)
         for finding in diagnosis.not_judged:
-            st.caption(said(finding.summary))
+            st.caption(markdown_text(finding.summary))
 
 
 def _list(view: View, known: CurrentFindings) -> None:
@@ -102,15 +102,15 @@ def _list(view: View, known: CurrentFindings) -> None:
         and (not rank.strip().isdigit() or int(rank) in finding.ranks)
     ]
     if not shown:
-        nothing("No finding is left with this filter.")
+        empty_state("No finding matches the filter.")
     for number, finding in enumerate(shown[:MAX_LISTED], 1):
         card(view.run_id, finding, number, closed=known.closed.get(finding.id, ""))
     if len(shown) > MAX_LISTED:
-        st.caption(f"and {len(shown) - MAX_LISTED} more: filter by kind or rank")
+        st.caption(f"{len(shown) - MAX_LISTED} more findings are not shown: filter by kind or rank.")
 
 
 def _filter_of_link(kinds: list[str]) -> None:
-    """`?kind=hang&rank=3` of an alert's link sets the filter, once: what the reader filters then is theirs."""
+    """Set the filter from an alert's link (`?kind=hang&rank=3`), once: later the user's choice counts."""
     asked = (*st.query_params.get_all("kind"), *st.query_params.get_all("rank"))
     known = [kind for kind in st.query_params.get_all("kind") if kind in kinds]
     if not known or st.session_state.get("filter_of_link") == (current_run(), *asked):
@@ -122,14 +122,6 @@ def _filter_of_link(kinds: list[str]) -> None:
         st.session_state["rank_filter"] = rank[:9]
 
 
-def load_evidence(source: Source, finding: Finding) -> dict[str, Any]:
-    """Figures and answers to one finding."""
-    return {
-        "drawings": [(drawing.title, drawing.figure.to_dict()) for drawing in drawings(source, finding)],
-        "done": done_about(source, finding),
-    }
-
-
 def _one(view: View, known: CurrentFindings, advised: list[Finding], asked: str, diagnosis: Diagnosis | None) -> None:
     if st.button("All findings", icon=":material/arrow_back:", type="tertiary", key="all-findings"):
         del st.query_params["finding"]
@@ -137,43 +129,43 @@ def _one(view: View, known: CurrentFindings, advised: list[Finding], asked: str,
     finding = pick(known.findings + advised, asked)
     if finding is None:
         if diagnosis is not None and not view.is_pending:
-            nothing("This run has no such finding now.", "It may be over, or the link is of another run.")
+            empty_state("This run has no such finding now.", "It may be over, or the link is for another run.")
         else:
-            st.caption("The analyzers are looking at the run…")
+            st.caption("The analyzers are reading the run…")
         return
     card(view.run_id, finding, 0, closed=known.closed.get(finding.id, ""), has_button=False)
     reason = _why(finding)
     if reason != finding.summary:
-        st.markdown(f"**Why** &nbsp; {said(reason)}")
-    st.markdown(f"**Next** &nbsp; {said(next_step(finding))}")
+        st.markdown(f"**Why** &nbsp; {markdown_text(reason)}")
+    st.markdown(f"**Next** &nbsp; {markdown_text(next_step(finding))}")
     proof = _evidence_of(view, finding)
     for number, (heading, figure) in enumerate(proof["drawings"] if proof else ()):
         import plotly.graph_objects as go
 
-        st.subheader(said(heading, 160), anchor=False)
+        st.subheader(markdown_text(heading, 160), anchor=False)
         chart(go.Figure, figure, skip_invalid=True, key=f"evidence-{finding.id}-{number}", what=heading)
     left, right = st.columns([1, 1], gap="large")
     with left:
         st.subheader("Numbers", anchor=False)
         _numbers(finding)
-        st.subheader("What was done", anchor=False)
+        st.subheader("Response", anchor=False)
         done = proof["done"] if proof else []
         for sentence in done:
             st.text(visible(sentence)[:400])
         if not done:
-            st.caption("Nothing by itself.")
+            st.caption("The run did not respond to it.")
     with right:
         st.subheader("Runbook", anchor=False)
         text = advice_text(finding.advice)
         if text:
             st.markdown(text)
         else:
-            st.caption("The runbook has no section for it.")
+            st.caption("The runbook has no section for this finding.")
     _texts(finding)
 
 
 def _why(finding: Finding) -> str:
-    """The proof in a line, or the summary where the evidence is not what an analyzer writes."""
+    """The evidence in one line, or the summary where the evidence has an unknown form."""
     try:
         return why(finding)
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -181,13 +173,12 @@ def _why(finding: Finding) -> str:
 
 
 def _evidence_of(view: View, finding: Finding) -> dict[str, Any] | None:
-    key = _Asked(finding)
-    found: dict[str, Any] | None = view.ask(load_asked, key)
+    found: dict[str, Any] | None = view.ask(load_evidence, _ById(finding))
     return found
 
 
-class _Asked:
-    """A finding as part of a question: equal to itself at another look, whose evidence has other numbers."""
+class _ById:
+    """A finding as a parameter of a query: equal to a later version of itself with other numbers."""
 
     def __init__(self, finding: Finding) -> None:
         self.finding = finding
@@ -196,12 +187,16 @@ class _Asked:
         return hash(self.finding.id)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Asked) and other.finding.id == self.finding.id
+        return isinstance(other, _ById) and other.finding.id == self.finding.id
 
 
-def load_asked(source: Source, asked: _Asked) -> dict[str, Any]:
-    """`load_evidence` for a question."""
-    return load_evidence(source, asked.finding)
+def load_evidence(source: Source, asked: _ById) -> dict[str, Any]:
+    """Figures of a finding, and the run's response to it."""
+    found = drawings(source, asked.finding)
+    return {
+        "drawings": [(drawing.title, drawing.figure.to_dict()) for drawing in found],
+        "done": done_about(source, asked.finding),
+    }
 
 
 def _numbers(finding: Finding) -> None:
@@ -211,12 +206,12 @@ def _numbers(finding: Finding) -> None:
     if rows:
         table({"number": [name for name, _ in rows], "value": [value for _, value in rows]}, key="numbers")
     else:
-        st.caption("It carries no numbers.")
+        st.caption("This finding has no numbers.")
 
 
 def _texts(finding: Finding) -> None:
     for heading, frames in stack_texts(finding.evidence):
-        with st.expander(said(heading, 200)):
+        with st.expander(markdown_text(heading, 200)):
             st.code("\n".join(map(visible, frames)) or "-", language=None)
     message = finding.evidence.get("message")
     if isinstance(message, str) and message.strip():

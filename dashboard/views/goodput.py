@@ -1,4 +1,4 @@
-"""Where every second went: from the wall time down to the training that is left, and rank beside rank."""
+"""Page of goodput: the account of the wall time, of the run and of each rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import streamlit as st
 from analyzers.account.goodput import CATEGORIES
 from analyzers.figures import goodput as figures
 from dashboard.drawing import units
-from dashboard.drawing.elements import chart, nothing, table, tiles
+from dashboard.drawing.elements import chart, empty_state, table, tiles
 from dashboard.frame import View, framed
 
 __all__ = ["goodput"]
@@ -15,14 +15,14 @@ __all__ = ["goodput"]
 
 @framed("Goodput")
 def goodput(view: View) -> None:
-    """The account of the whole run."""
+    """Draw the account of the whole run."""
     diagnosis = view.diagnosis()
     if diagnosis is None:
-        nothing("The account is being made…", "It looks at every step of every rank once.")
+        empty_state("Computing the account…", "It reads every step of every rank once.")
         return
     account = diagnosis.goodput
     if account is None or account.wall_s <= 0:
-        nothing("There is no account: no step was recorded yet.")
+        empty_state("No step was recorded yet.")
         return
     tiles(
         [
@@ -34,7 +34,7 @@ def goodput(view: View) -> None:
     )  # fmt: skip
     chart(figures.waterfall, account, key="waterfall", what="From the wall time down to training")
     if account.basis == "steps":
-        st.caption("No collectives were recorded: waits are split step by step, which is coarser.")
+        st.caption("No collectives were recorded, so waits are attributed per step, which is less precise.")
     if len(account.by_rank) > 1:
         st.subheader("Rank by rank", anchor=False)
         chart(figures.by_rank, account, key="goodput-ranks", what="Seconds of each rank by category")

@@ -1,4 +1,4 @@
-"""GPU and host health as `watch` read it, once a second: load, memory, heat, power, clocks, errors."""
+"""Page of GPU and host health: load, memory, temperature, power, clocks, errors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from plotly.graph_objects import Figure
 from analyzers.figures import series
 from analyzers.figures.theme import SEQUENCE, tint
 from analyzers.source import Floats, Source, floats
-from dashboard.data.health_queries import AT_EACH_END, Trend, complaints, health_trends, xids
-from dashboard.drawing.elements import chart, nothing, table
+from dashboard.data.health_queries import AT_EACH_END, Trend, device_problems, health_trends, xids
+from dashboard.drawing.elements import chart, empty_state, table
 from dashboard.frame import View, framed
 
 __all__ = ["health"]
 
-MAX_COMPLAINTS = 200
+MAX_PROBLEMS = 200
 _READINGS = {
     "cpu_utilization_ratio": ("CPU of the host", "busy (%)", 100.0, "avg"),
     "load_1m": ("Load of the host", "runnable processes", 1.0, "max"),
@@ -38,59 +38,59 @@ _READINGS = {
     "network_errors_total": ("Network errors and drops", "all interfaces, during the run", 1.0, "max"),
     "swapped_pages_total": ("Pages swapped", "in or out, during the run", 1.0, "max"),
 }
-"""Column -> what it is called, its axis, its factor, and what a piece of time is said to be."""
+"""{column: (title, axis, factor to its unit, aggregate of a bucket)}."""
 
 
 def load_health(source: Source) -> dict[str, Any]:
-    """Readings in pieces of time, what devices complained of, XID errors."""
-    rows, num_rows = complaints(source, MAX_COMPLAINTS)
+    """Trends of the readings, device problems, XID errors."""
+    rows, num_rows = device_problems(source, MAX_PROBLEMS)
     trends = health_trends(source, {name: joined for name, (_, _, _, joined) in _READINGS.items()})
-    return {"trends": trends, "complaints": rows, "num_complaints": num_rows, "xids": xids(source)}
+    return {"trends": trends, "problems": rows, "num_problems": num_rows, "xids": xids(source)}
 
 
 @framed("GPU and host health")
 def health(view: View) -> None:
-    """What devices complained of, then a chart a reading that anybody supports."""
+    """Draw the device problems, then a chart per reading that any device supports."""
     data = view.ask(load_health)
     if data is None:
         return
     if not data["trends"] and not data["xids"]:
-        nothing(
+        empty_state(
             "No health was recorded in this run.",
-            "`watch` reads GPUs through NVML and the host through /proc while a run trains.",
+            "`watch` samples GPUs through NVML and the host through /proc while a run trains.",
         )
         return
-    _complaints(data)
+    _problems(data)
     trends: dict[str, Trend] = data["trends"]
-    drawn = [name for name in _READINGS if name in trends and trends[name].has_risen]
-    for pair in range(0, len(drawn), 2):
-        for column, name in zip(st.columns(2, gap="medium"), drawn[pair : pair + 2], strict=False):
+    shown = [name for name in _READINGS if name in trends and trends[name].has_risen]
+    for pair in range(0, len(shown), 2):
+        for column, name in zip(st.columns(2, gap="medium"), shown[pair : pair + 2], strict=False):
             heading = _READINGS[name][0]
             with column:
                 st.subheader(heading, anchor=False)
                 chart(_reading, trends[name], name, key=f"health-{name}", what=f"{heading} over time")
                 if trends[name].all_devices is not None:
                     num = trends[name].num_devices
-                    st.caption(f"Lines: the {AT_EACH_END} least and largest of {num:,} devices. Band: all of them.")
+                    st.caption(f"Lines: the {AT_EACH_END} lowest and highest of {num:,} devices. Band: all devices.")
     still = [_READINGS[name][0] for name in _READINGS if name in trends and not trends[name].has_risen]
     if still:
-        st.caption(f"Did not rise on any device during the run: {', '.join(still)}.")
+        st.caption(f"Unchanged on all devices during the run: {', '.join(still)}.")
 
 
-def _complaints(data: dict[str, Any]) -> None:
+def _problems(data: dict[str, Any]) -> None:
     if data["xids"]:
         st.subheader("XID errors", anchor=False)
         table(data["xids"], key="health-xids")
-    if data["complaints"]:
-        st.subheader("Slowed down, errors, remapped rows", anchor=False)
-        table(data["complaints"], key="health-complaints")
-        left = data["num_complaints"] - len(data["complaints"])
+    if data["problems"]:
+        st.subheader("Throttling, errors, remapped rows", anchor=False)
+        table(data["problems"], key="health-problems")
+        left = data["num_problems"] - len(data["problems"])
         if left > 0:
-            st.caption(f"The worst first; {left:,} more devices have something to say.")
+            st.caption(f"The worst first; {left:,} more devices have problems.")
 
 
 def _reading(trend: Trend, name: str) -> Figure:
-    """One reading over time, a line a device, and the band of all where these are many."""
+    """One reading over time: a line per device, and the band of all where there are many."""
     _, axis, factor, _ = _READINGS[name]
     shown = [
         series.Series(
@@ -111,7 +111,7 @@ def _reading(trend: Trend, name: str) -> Figure:
 
 
 def _band(figure: Figure, at: Floats, low: Floats, high: Floats) -> None:
-    """From the least to the largest of all devices, one closed shape."""
+    """Draw the range of all devices as one closed shape."""
     figure.add_scatter(
         x=np.concatenate([at, at[::-1]]), y=np.concatenate([high, low[::-1]]), fill="toself", mode="lines",
         line={"width": 0}, fillcolor=tint(SEQUENCE[0], 0.15), name="all devices", hoverinfo="skip",

@@ -1,4 +1,4 @@
-"""Memory over the steps: how full the fullest rank is, which one it is, and whether it grows."""
+"""Page of memory: over the steps, by rank, and its growth."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ import numpy as np
 import streamlit as st
 
 from analyzers.figures import heatmap, numbers
-from analyzers.figures import queries as shared
+from analyzers.figures import queries as figure_queries
 from analyzers.source import Source, floats
 from dashboard.data import queries
-from dashboard.drawing.elements import chart, nothing, table
+from dashboard.drawing.elements import chart, empty_state, table
 from dashboard.frame import View, framed
 
 __all__ = ["memory"]
 
 
 def load_memory(source: Source) -> dict[str, Any]:
-    """Least, median and fullest; by rank; the matrix."""
+    """Curves over the ranks, values by rank, the matrix rank x step."""
     return {
         "curve": queries.memory_curve(source), "ranks": queries.memory_by_rank(source),
-        "matrix": shared.rank_step(source, "memory"),
+        "matrix": figure_queries.rank_step(source, "memory"),
     }  # fmt: skip
 
 
 @framed("Memory")
 def memory(view: View) -> None:
-    """Three looks: all together, rank by rank, rank and step."""
+    """Draw memory over all ranks, by rank and step, and by rank."""
     data = view.ask(load_memory)
     if data is None:
         return
     curve = data["curve"]
     if not len(curve["step"]):
-        nothing("No memory was recorded yet.")
+        empty_state("No memory was recorded yet.")
         return
-    chart(numbers.memory, curve, key="memory-curve", what="Memory of the least, the median and the fullest rank")
-    st.caption("Of each rank's process, or of its device if it has one, at the end of the step.")
+    chart(numbers.memory, curve, key="memory-curve", what="Least, median and largest memory of the ranks")
+    st.caption("Memory of each rank's process, or of its device if it has one, at the end of the step.")
     st.subheader("Rank and step", anchor=False)
     chart(heatmap.draw, data["matrix"], key="memory-matrix", what="Memory by rank and step")
     st.subheader("By rank", anchor=False)

@@ -1,4 +1,4 @@
-"""The first page: is it well, how fast is it, what is wrong, how does it learn."""
+"""First page: state, speed, open findings, loss, goodput."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import streamlit as st
 
 from analyzers.diagnose import Diagnosis
 from analyzers.figures import goodput, loss, speed
-from analyzers.figures import queries as shared
+from analyzers.figures import queries as figure_queries
 from analyzers.finding import Finding
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
 from analyzers.printable import visible
@@ -18,7 +18,7 @@ from analyzers.source import Source
 from dashboard.data import queries
 from dashboard.data.current_findings import CurrentFindings, current_findings
 from dashboard.drawing import units
-from dashboard.drawing.elements import chart, nothing, said, tiles
+from dashboard.drawing.elements import chart, empty_state, markdown_text, tiles
 from dashboard.frame import View, framed
 from dashboard.views.findings import card
 
@@ -28,20 +28,21 @@ MAX_CARDS = 4
 
 
 def load_lines(source: Source) -> dict[str, Any]:
-    """The curves over all steps."""
-    return {"curve": shared.loss_curve(source), "marks": shared.marks(source), "speed": queries.speed(source)}
+    """Curves over all steps."""
+    curve, marks = figure_queries.loss_curve(source), figure_queries.marks(source)
+    return {"curve": curve, "marks": marks, "speed": queries.speed(source)}
 
 
 @framed("Overview")
 def overview(view: View) -> None:
-    """State, pulse, open findings, loss, speed, goodput."""
+    """Draw the newest values, open findings, loss, speed, goodput."""
     pulse, words = view.ask(queries.pulse, often=True), view.ask(queries.reported_findings, often=True)
     if pulse is None or words is None:
         return
     diagnosis = view.diagnosis()
     known = current_findings(diagnosis, words, newest_attempt=view.state.attempt)
     _pulse(view, pulse, diagnosis)
-    with st.container(key="overview-findings"):  # of its own, so that what is beneath stays the same element
+    with st.container(key="overview-findings"):  # of its own, so that the elements beneath keep their identity
         _findings(view, known, diagnosis)
     with st.container(key="overview-lines"):
         lines = view.ask(load_lines)
@@ -63,7 +64,7 @@ def _lines(lines: dict[str, Any], found: list[Finding]) -> None:
                 what="Loss and gradient norm over the steps, with findings, rollbacks and checkpoints",
             )  # fmt: skip
         else:
-            nothing("No loss was recorded yet.")
+            empty_state("No loss was recorded yet.")
     with right:
         st.subheader("Step time", anchor=False)
         if len(lines["speed"]["step"]):
@@ -71,7 +72,7 @@ def _lines(lines: dict[str, Any], found: list[Finding]) -> None:
                 speed.draw, lines["speed"], key="overview-speed", what="Step time and tokens per second over the steps"
             )
         else:
-            nothing("No step has ended yet.")
+            empty_state("No step has ended yet.")
 
 
 def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | None) -> None:
@@ -82,17 +83,17 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
     fullest = pulse["memory_rank"]
     numbers = [
         ("Step", units.amount(step) if step is None else f"{step:,.0f}", done, None),
-        ("Loss", _loss_said(pulse["loss"]), None, "Of the step that ran last."),
-        ("Tokens/s", units.amount(pulse["tokens_per_s"]), None, "Of the whole run, over the newest steps."),
+        ("Loss", _loss_text(pulse["loss"]), None, "Of the newest step."),
+        ("Tokens/s", units.amount(pulse["tokens_per_s"]), None, "Of all ranks, over the newest steps."),
         (
             "Step time", units.duration(pulse["step_ms"] / 1e3 if pulse["step_ms"] is not None else None), None,
             "Median over ranks and the newest steps.",
         ),
         _work_rate(view.manifest, pulse["tokens_per_s"]),
-        ("Goodput", units.percent(goodput_ratio), None, "Share of the wall time that trained, and was kept."),
+        ("Goodput", units.percent(goodput_ratio), None, "Share of wall time spent on training steps that were kept."),
         (
             "Memory", units.data_size(pulse["memory_bytes"], digits=0),
-            None if fullest is None else f"rank {fullest:.0f}", "Of the fullest rank.",
+            None if fullest is None else f"rank {fullest:.0f}", "Of the rank with the most memory.",
         ),
     ]  # fmt: skip
     tiles(numbers, key="pulse")
@@ -100,25 +101,25 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
         st.progress(min(1.0, step / planned))
 
 
-def _loss_said(loss: float | None) -> str:
+def _loss_text(loss: float | None) -> str:
     if loss is None:
         return "–"
     return f"{loss:.4f}" if math.isfinite(loss) else "not finite"
 
 
 def _work_rate(manifest: dict[str, Any], tokens_per_s: float | None) -> tuple[str, str, str | None, str]:
-    """MFU, with the model's floating-point operations a second of all ranks beneath it."""
-    meant = "Model FLOPs utilisation: what of the devices' peak goes into the model."
+    """MFU, with the model's FLOP/s of all ranks beneath it."""
+    meant = "Model FLOPs utilisation: share of the devices' peak that the model uses."
     per_token, size = flops_per_token(manifest), manifest.get("world_size")
     missing = escaped(visible(why_not_judged(manifest) or "")[:200])
     if per_token is None:
-        return "MFU", "not judged", None, f"{meant} Not judged: {missing}."
+        return "MFU", "unknown", None, f"{meant} Unknown: {missing}."
     if tokens_per_s is None:
         return "MFU", "–", None, meant
     beneath = f"{units.amount(per_token * tokens_per_s)}FLOP/s"
     ratio = mfu(manifest, tokens_per_s=tokens_per_s, num_devices=size) if isinstance(size, int) else None
     if ratio is None:
-        return "MFU", "not known", beneath, f"{meant} {missing[:1].upper()}{missing[1:]}."
+        return "MFU", "unknown", beneath, f"{meant} {missing[:1].upper()}{missing[1:]}."
     return "MFU", units.percent(ratio), beneath, meant
 
 
@@ -132,14 +133,14 @@ def _planned_steps(manifest: dict[str, Any]) -> int | None:
 def _findings(view: View, known: CurrentFindings, diagnosis: Diagnosis | None) -> None:
     if not known.findings:
         if diagnosis is None:
-            st.caption("The analyzers are looking at the run…")
+            st.caption("The analyzers are reading the run…")
         else:
-            st.markdown(f":green[:material/check_circle: {said(diagnosis.verdict)}]")
+            st.markdown(f":green[:material/check_circle: {markdown_text(diagnosis.verdict)}]")
         return
     for number, finding in enumerate(known.findings[:MAX_CARDS], 1):
         card(view.run_id, finding, number, closed=known.closed.get(finding.id, ""))
     left = known.findings[MAX_CARDS:]
     if left:
         still_open = sum(finding.id not in known.closed for finding in left)
-        of_them = f", {still_open} of them open" if still_open else ""
-        st.caption(f"and {len(left)} more on the page Findings{of_them}")
+        open_ones = f", {still_open} of them open" if still_open else ""
+        st.caption(f"{len(left)} more on the page Findings{open_ones}.")

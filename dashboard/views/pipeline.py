@@ -1,4 +1,4 @@
-"""A pipeline as it ran: the schedule of a step, microbatch by microbatch, the bubble of each rank and what makes it."""
+"""Page of pipelines: the schedule of a step by microbatch, the bubble of each rank and its causes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from analyzers.report.html.pipeline_section import schedule_of_step
 from analyzers.source import Source, ints
 from dashboard.data import queries
 from dashboard.drawing import units
-from dashboard.drawing.elements import chart, nothing, said, tiles
+from dashboard.drawing.elements import chart, empty_state, markdown_text, tiles
 from dashboard.frame import View, framed
 
 __all__ = ["pipeline"]
 
 WARM_UP_STEPS = 3
-"""First steps of an attempt, which allocate and compile."""
+"""First steps of an attempt, left out because they allocate and compile."""
 MAX_STEPS = 60
-"""Steps that the bubble is measured in."""
+"""Steps from which the bubble is computed."""
 
 
 def load_pipelines(source: Source) -> dict[int, dict[str, Any]]:
@@ -42,19 +42,19 @@ def load_schedule(source: Source, attempt: int, step: int, members: tuple[int, .
 
 
 def load_bubble(source: Source, attempt: int, members: tuple[int, ...], schedule: str) -> dict[str, Bubble | None]:
-    """The bubble of one pipeline, in a dictionary: that there is none is an answer, too."""
+    """The bubble of one pipeline, in a dictionary: None inside it is a result, too."""
     found = load_pipeline(source, attempt, members, first_steps=WARM_UP_STEPS, max_steps=MAX_STEPS)
     return {"bubble": summarise([found], schedule) if found else None}
 
 
 @framed("Pipeline")
 def pipeline(view: View) -> None:
-    """One pipeline of an attempt, one of its steps."""
+    """Draw one pipeline of an attempt, and one of its steps."""
     found = view.ask(load_pipelines)
     if found is None:
         return
     if not found:
-        nothing("This run has no pipeline.", "A pipeline is asked for by `parallel.pp`, see docs/parallelism.md.")
+        empty_state("This run has no pipeline.", "Set `parallel.pp` to use one: see docs/parallelism.md.")
         return
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
         attempt = max(found)
@@ -86,16 +86,16 @@ def pipeline(view: View) -> None:
             figures.draw, pieces, flow=flow, key="schedule", what="Forwards and backwards of each stage",
             selected=(asked, *members),
         )  # fmt: skip
-        st.caption("Numbers are microbatches. Clocks of other hosts may differ: then stages are shifted to each other.")
+        st.caption("Numbers are microbatches. Clocks of different hosts may differ, which shifts the stages.")
     else:
         others = f" Attempt {attempt} is shown; others have other steps." if len(found) > 1 else ""
-        nothing(f"No span of a stage was recorded in step {step} of attempt {attempt}.{others}")
+        empty_state(f"No span of a stage was recorded in step {step} of attempt {attempt}.{others}")
     if bubble is not None:
         _bubble(bubble)
 
 
 def _bubble(bubble: Bubble) -> None:
-    """Rank by rank, and step by step."""
+    """Draw the bubble by rank and by step."""
     st.subheader("Bubble by rank", anchor=False)
     named = {
         f"rank {rank} (stage {', '.join(map(str, bubble.stages_by_rank[rank]))})": share
@@ -107,8 +107,8 @@ def _bubble(bubble: Bubble) -> None:
         selected=tuple(named),
     )  # fmt: skip
     st.caption(
-        f"{said(bubble.text[:1].upper() + bubble.text[1:], 600)}. Means over {bubble.num_steps} typical steps. Bubble: "
-        "idle share from where the first stage begins to load its batch to the last backward."
+        f"{markdown_text(bubble.text[:1].upper() + bubble.text[1:], 600)}. Means over {bubble.num_steps} typical "
+        "steps. Bubble: idle share from the first stage's data loading to the last backward."
     )
     if len(bubble.idle_ratio_by_step) > 1:
         st.subheader("Bubble by step", anchor=False)
@@ -131,7 +131,7 @@ def _numbers(bubble: Bubble) -> None:
     split = "Of the bubble beyond the ideal one; the three add up to it."
     stages, microbatches = len(bubble.work_ms_by_stage), bubble.num_microbatches
     numbers = [
-        ("Schedule", said(bubble.schedule, 24) or "–", f"{stages} × {microbatches}",
+        ("Schedule", markdown_text(bubble.schedule, 24) or "–", f"{stages} × {microbatches}",
          f"{stages} stages, {microbatches} microbatches."),
         ("Bubble", units.percent(bubble.idle_ratio), None, "Share of the pipeline's time in which its ranks idle."),
         ("Ideal", units.percent(bubble.expected_ratio), None, f"{ideal} with equal stages."),

@@ -1,4 +1,4 @@
-"""Who is slow, where and since when: rank x step, the ranking, the mesh, and two ranks side by side."""
+"""Page of ranks: heatmap rank x step, slowest ranks, the mesh, and two ranks side by side."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import streamlit as st
 from plotly.graph_objects import Figure
 
 from analyzers.figures import heatmap, mesh, numbers, straggler
-from analyzers.figures import queries as shared
+from analyzers.figures import queries as figure_queries
 from analyzers.source import Source, floats, ints
 from dashboard.data import queries
 from dashboard.data.run_access import LARGE_BYTES
-from dashboard.drawing.elements import chart, nothing, table
+from dashboard.drawing.elements import chart, empty_state, table
 from dashboard.frame import View, framed
 
 __all__ = ["ranks"]
@@ -27,19 +27,19 @@ _COLUMNS = {
 
 def load_matrix(source: Source, measure: str) -> Any:
     """Rank x step."""
-    return shared.rank_step(source, measure)
+    return figure_queries.rank_step(source, measure)
 
 
 def load_glance(source: Source, measure: str) -> Any:
     """The same from a few million rows, for the time until all have been looked at."""
-    return shared.rank_step(source, measure, max_rows=GLANCE_ROWS)
+    return figure_queries.rank_step(source, measure, max_rows=GLANCE_ROWS)
 
 
 def load_ranks(source: Source) -> dict[str, Any]:
     """Medians of each rank, their phases and places."""
     return {
         "ranking": queries.ranking(source, 0, 1 << 60),
-        "work": shared.own_work(source),
+        "work": figure_queries.own_work(source),
         "places": queries.places(source),
     }
 
@@ -53,7 +53,7 @@ def load_pair(source: Source, a: int, b: int, measure: str) -> Any:
 def ranks(view: View) -> None:
     """Four looks at the same question."""
     measure = st.segmented_control(
-        "Measure", list(shared.MEASURES), default="own work", key="measure", required=True,
+        "Measure", list(figure_queries.MEASURES), default="own work", key="measure", required=True,
         help="Own work is what a rank computes and loads without waiting for others: a slow rank stands out there. "
         "Step time is about the same on all ranks, because they wait for one another.",
     )  # fmt: skip
@@ -71,18 +71,18 @@ def ranks(view: View) -> None:
                 + of_some
             )
     else:
-        nothing(f"Nothing was recorded of {measure} in this run.")
+        empty_state(f"Nothing was recorded of {measure} in this run.")
     data = view.ask(load_ranks)
     if data is None:
         return
-    culprits = _accused(view)
+    culprits = _straggler_ranks(view)
     left, right = st.columns(2, gap="medium")
     with left:
         st.subheader("Slowest first", anchor=False)
         if len(data["work"]["rank"]):
             chart(straggler.ranking, data["work"], culprits, key="ranks-ranking", what="Own work of each rank by phase")
         else:
-            nothing("No step has ended yet.")
+            empty_state("No step has ended yet.")
     with right:
         st.subheader("In the mesh", anchor=False)
         _mesh(data)
@@ -94,7 +94,7 @@ def ranks(view: View) -> None:
 
 
 def _matrix(view: View, measure: str) -> Any:
-    """The matrix; of a large run one of some steps until the whole one has come."""
+    """The matrix; of a large run one of some steps until the whole one is computed."""
     if view.access.size_bytes() < LARGE_BYTES:
         return view.ask(load_matrix, measure)
     whole = view.access.ask(load_matrix, measure, first_s=0.0)
@@ -105,8 +105,8 @@ def _matrix(view: View, measure: str) -> Any:
     return view.ask(load_glance, measure)
 
 
-def _accused(view: View) -> list[int]:
-    """Ranks that a finding names."""
+def _straggler_ranks(view: View) -> list[int]:
+    """Ranks of open straggler findings."""
     diagnosis = view.diagnosis()
     fired = diagnosis.fired if diagnosis is not None else ()
     return sorted({rank for finding in fired if finding.kind == "straggler" for rank in finding.ranks})
@@ -117,9 +117,9 @@ def _mesh(data: dict[str, Any]) -> None:
     sizes = {name: len(np.unique(places[name])) for name in mesh.DIMENSIONS if len(places[name])}
     found = [name for name, size in sizes.items() if size > 1]
     if not found:
-        nothing("All ranks stand at the same place of the mesh, or it was not recorded.")
+        empty_state("All ranks have the same coordinates in the mesh, or they were not recorded.")
         return
-    parts = ("local_rank", "node_rank")  # where a rank runs says less than what it does
+    parts = ("local_rank", "node_rank")  # the host of a rank matters less than its work
     found.sort(key=lambda name: (name in parts, -sizes[name]))
     shown = st.columns(2)
     columns = shown[0].selectbox("Across", found, key="mesh-across", format_func=lambda name: mesh.DIMENSIONS[name])
@@ -128,9 +128,9 @@ def _mesh(data: dict[str, Any]) -> None:
     rows = shown[1].selectbox("Down", others, key="mesh-down", format_func=lambda name: mesh.DIMENSIONS[name])
     chart(
         _placed, places, ranking, rows=rows, columns=columns, key=f"mesh-{rows}-{columns}",
-        what="Own work of the ranks at their places in the mesh",
+        what="Own work of the ranks by mesh coordinates",
     )  # fmt: skip
-    st.caption("Numbers are ranks; the colour is the median own work of a step, of the worst rank at the place.")
+    st.caption("Numbers are ranks. The colour is the median own work per step of the slowest rank in the cell.")
 
 
 def _pair(view: View, known: list[int], measure: str) -> None:
@@ -140,12 +140,12 @@ def _pair(view: View, known: list[int], measure: str) -> None:
     with st.container(horizontal=True, gap="small"):
         ordered = sorted(known)
         a = st.selectbox("Rank", ordered, index=ordered.index(known[0]), key="pair-a", width=140)
-        b = st.selectbox("beside", ordered, index=ordered.index(known[-1]), key="pair-b", width=140)
+        b = st.selectbox("Other rank", ordered, index=ordered.index(known[-1]), key="pair-b", width=140)
     pair = view.ask(load_pair, a, b, measure)
     if pair is None:
         return
     chart(
-        numbers.two_ranks, pair, a, b, measure, shared.MEASURES[measure][1], key=f"pair-{a}-{b}-{measure}",
+        numbers.two_ranks, pair, a, b, measure, figure_queries.MEASURES[measure][1], key=f"pair-{a}-{b}-{measure}",
         what=f"{measure} of rank {a} and rank {b} over the steps",
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Any question in SQL: a console that only reads, the tables beside it, and examples to start from."""
+"""Page of SQL: a read-only console, the tables, and examples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import streamlit as st
 
 from analyzers.printable import visible
 from dashboard.drawing import units
-from dashboard.drawing.elements import distinct, table
+from dashboard.drawing.elements import table, unique_names
 from dashboard.frame import View, framed
 from probes.tape.schema import TABLES
 from store import StoreError
@@ -32,7 +32,7 @@ EXAMPLES = {
     "FROM collectives WHERE end_ns IS NULL ORDER BY rank",
     "Events, the newest first": "SELECT to_timestamp(wall_ns / 1e9) AS at_time, attempt, rank, kind, step, detail\n"
     "FROM events ORDER BY wall_ns DESC LIMIT 100",
-    "Findings as they were said": "SELECT to_timestamp(wall_ns / 1e9) AS at_time, severity, finding_kind, summary\n"
+    "Findings as reported": "SELECT to_timestamp(wall_ns / 1e9) AS at_time, severity, finding_kind, summary\n"
     "FROM findings ORDER BY wall_ns",
     "Loss by step": "SELECT step, any_value(loss) AS loss, any_value(grad_norm) AS grad_norm\n"
     "FROM steps WHERE loss IS NOT NULL GROUP BY step ORDER BY step DESC LIMIT 200",
@@ -49,17 +49,17 @@ def _use_example() -> None:
 
 @framed("SQL")
 def sql(view: View) -> None:
-    """The question, its answer, and what there is to ask."""
+    """Draw the query, its result, and the tables."""
     view.is_pending = False
     left, right = st.columns([3, 2], gap="large")
     with left:
         st.session_state.setdefault("sql-text", next(iter(EXAMPLES.values())))
         st.selectbox(
-            "Example", list(EXAMPLES), index=None, key="sql-example", placeholder="start from an example",
+            "Example", list(EXAMPLES), index=None, key="sql-example", placeholder="Start from an example",
             on_change=_use_example,
         )  # fmt: skip
-        text = st.text_area("Question", key="sql-text", height=170, label_visibility="collapsed")
-        asked = st.button("Ask", type="primary", icon=":material/play_arrow:", key="sql-ask")
+        text = st.text_area("Query", key="sql-text", height=170, label_visibility="collapsed")
+        asked = st.button("Run", type="primary", icon=":material/play_arrow:", key="sql-ask")
         if asked or st.session_state.get("sql-run") != view.run_id:
             st.session_state["sql-answer"], st.session_state["sql-run"] = _answer(view, text), view.run_id
         _show(st.session_state.get("sql-answer"))
@@ -72,15 +72,15 @@ def _answer(view: View, text: str) -> dict[str, Any]:
         with view.access.open(memory_bytes=MEMORY_BYTES) as store:
             found = store.typed(text, max_rows=MAX_ROWS, limit_s=LIMIT_S)
         columns = list(zip(*found.rows, strict=True)) or [()] * len(found.names)
-        names = distinct(found.names)
+        names = unique_names(found.names)
         frame = pd.DataFrame({name: _column(values) for name, values in zip(names, columns, strict=True)})
-    except (StoreError, ValueError, OverflowError) as error:  # the latter: a value that Python has no room for
+    except (StoreError, ValueError, OverflowError) as error:  # OverflowError: a value outside Python's range
         return {"error": str(error)}
     return {"frame": frame, "is_cut": found.is_cut, "took_s": found.took_s}
 
 
 def _column(values: Sequence[Any]) -> pd.Series[Any]:
-    """A column that a table can hold and a browser shows exactly; text as it is, without control signs."""
+    """A column that a browser shows exactly; text with control characters made visible."""
     kinds = {type(value) for value in values if value is not None}
     if kinds == {int} and all(abs(value) <= EXACT for value in values if value is not None):
         return pd.Series(values, dtype="Int64")
@@ -98,17 +98,17 @@ def _show(answer: dict[str, Any] | None) -> None:
         return
     frame = answer["frame"]
     st.dataframe(frame, hide_index=True, key="sql-table", height="content" if len(frame) <= 14 else 500)
-    cut = f", the first {MAX_ROWS:,} are shown" if answer["is_cut"] else ""
+    cut = f" (limited to {MAX_ROWS:,})" if answer["is_cut"] else ""
     st.caption(f"{len(frame):,} rows in {units.duration(answer['took_s'])}{cut}")
 
 
 def _schema() -> None:
     st.subheader("Tables", anchor=False)
-    st.caption("Times are nanoseconds since 1970; NULL is what was not recorded. Nothing here can be changed.")
+    st.caption("Times are nanoseconds since 1970. NULL means not recorded. The console is read-only.")
     name = st.selectbox("Table", list(TABLES), key="sql-schema", label_visibility="collapsed")
     described = TABLES[name]
     st.text(described.help)
-    common = [("attempt", "", "life of the worker group, from 0"), ("rank", "", "-1: a node process")]
+    common = [("attempt", "", "number of the worker group's launch, from 0"), ("rank", "", "-1: a node process")]
     rows = common + [(column.name, column.unit, column.help) for column in described.columns]
     table(
         {"column": [row[0] for row in rows], "unit": [row[1] for row in rows], "meaning": [row[2] for row in rows]},

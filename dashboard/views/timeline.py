@@ -1,4 +1,4 @@
-"""What ranks did when: their phases and collectives in some steps, and what was in flight when a dead run ended."""
+"""Page of the timeline: phases and collectives of chosen steps and ranks, and calls in flight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from analyzers.figures import queries as shared
+from analyzers.figures import queries as figure_queries
 from analyzers.figures import timeline as gantt
 from analyzers.printable import visible
 from analyzers.report.chrome_trace import write_trace
@@ -17,7 +17,7 @@ from analyzers.run.event_log import EventLog
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
 from analyzers.source import Source
 from dashboard.data import queries
-from dashboard.drawing.elements import chart, nothing, table
+from dashboard.drawing.elements import chart, empty_state, table
 from dashboard.frame import View, framed
 
 __all__ = ["timeline"]
@@ -28,11 +28,11 @@ MAX_TRACE_STEPS = 200
 
 def load_pieces(source: Source, attempt: int, first: int, last: int, ranks: tuple[int, ...]) -> Any:
     """Spans and calls."""
-    return shared.timeline(source, attempt=attempt, first_step=first, last_step=last, ranks=ranks)
+    return figure_queries.timeline(source, attempt=attempt, first_step=first, last_step=last, ranks=ranks)
 
 
 def load_in_flight(source: Source, attempt: int) -> list[dict[str, Any]]:
-    """Calls that had begun and never ended, and what the ranks were doing, as the records of the attempt end."""
+    """Calls that never ended, and the activity of each rank, at the end of the attempt's records."""
     view = take_snapshot(source, attempt, EventLog.load(source, SNAPSHOT_EVENTS))
     rows = []
     for rank in sorted(view.ranks):
@@ -43,7 +43,7 @@ def load_in_flight(source: Source, attempt: int) -> list[dict[str, Any]]:
                 "rank": rank, "step": of.step, "doing": of.doing, "process": of.state,
                 "in flight": call.text if call else "", "bytes": call.num_bytes if call else None,
                 "shape": call.shape if call else "", "caller": call.caller if call else "",
-                "begun before the last record (s)":
+                "started before the last record (s)":
                     round((view.last_ns - call.issue_ns) / 1e9, 3) if call and call.issue_ns else None,
             }
             for call in calls
@@ -53,12 +53,12 @@ def load_in_flight(source: Source, attempt: int) -> list[dict[str, Any]]:
 
 @framed("Timeline")
 def timeline(view: View) -> None:
-    """Chosen steps and ranks; without a choice the newest ones, which move on with a live run."""
+    """Draw the chosen steps and ranks, by default the newest steps."""
     extent = view.ask(queries.extent)
     if extent is None:
         return
     if not extent["last"] or not extent["ranks"]:
-        nothing("No step was recorded yet.")
+        empty_state("No step was recorded yet.")
         return
     attempt, first, last, ranks, is_chosen = _chosen(extent)
     pieces = view.ask(load_pieces, attempt, first, last, tuple(ranks))
@@ -70,22 +70,22 @@ def timeline(view: View) -> None:
             selected=(attempt, first if is_chosen else "newest", last - first, *sorted(ranks)),
         )  # fmt: skip
         flows = "Lines follow microbatches from stage to stage. " if any(p.stage is not None for p in pieces) else ""
-        st.caption(f"Above: phases; below: collectives and transfers. Hatched: never ended. {flows}Drag to zoom.")
-        if len(pieces) >= shared.MAX_PIECES:
-            st.caption(f"The first {shared.MAX_PIECES:,} pieces are drawn: choose fewer steps or ranks.")
+        st.caption(f"Above: phases. Below: collectives and transfers. Hatched: never ended. {flows}Drag to zoom.")
+        if len(pieces) >= figure_queries.MAX_PIECES:
+            st.caption(f"Only the first {figure_queries.MAX_PIECES:,} entries are shown: choose fewer steps or ranks.")
     else:
-        nothing("Neither spans nor collectives were recorded in these steps.")
+        empty_state("Neither spans nor collectives were recorded in these steps.")
     _in_flight(view, attempt)
     _download(view, attempt, first, last, ranks)
 
 
 def _chosen(extent: dict[str, Any]) -> tuple[int, int, int, list[int], bool]:
-    """Attempt, first and last step, ranks; and whether the steps were chosen or are the newest, which move on."""
+    """Attempt, first and last step, ranks, and whether the user chose the steps."""
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
-        lives = sorted(extent["last"], reverse=True)
-        attempt = lives[0]
-        if len(lives) > 1:
-            attempt = st.selectbox("Attempt", lives, key="timeline-attempt", width=110)
+        attempts = sorted(extent["last"], reverse=True)
+        attempt = attempts[0]
+        if len(attempts) > 1:
+            attempt = st.selectbox("Attempt", attempts, key="timeline-attempt", width=110)
         newest = extent["last"][attempt]
         asked = st.number_input(
             "Last step", min_value=0, value=None, step=1, key="timeline-last", width=190,
@@ -121,5 +121,5 @@ def _download(view: View, attempt: int, first: int, last: int, ranks: list[int])
         f"Chrome trace of steps {first} to {last}", packed,
         file_name=f"{visible(view.run_id)[:80]}-{attempt}-{first}-{last}.json.gz",
         mime="application/gzip", icon=":material/download:", on_click="ignore", key="trace",
-        help="Of these ranks, for ui.perfetto.dev. A longer one: rankscope report RUN --chrome-trace trace.json.gz",
+        help="For ui.perfetto.dev, of these ranks. All steps: rankscope report RUN --chrome-trace trace.json.gz",
     )  # fmt: skip

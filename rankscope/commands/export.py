@@ -146,7 +146,7 @@ def _tracker(run: RunDir, name: str, out: str, ranks: str, project: str, mode: s
 
     from analyzers.diagnose import diagnose
     from store import Store, is_watched
-    from watch.exporting.trackers.follow import MISSING, Tracking, open_tracker
+    from watch.exporting.trackers.feed import INSTALL, TrackerFeed, open_tracker
     from watch.exporting.trackers.tracked_steps import RANKS
     from watch.exporting.trackers.tracker import TrackerError
 
@@ -161,18 +161,18 @@ def _tracker(run: RunDir, name: str, out: str, ranks: str, project: str, mode: s
     try:
         with Store.open(run) as store:
             tracker = open_tracker(name, run, Path(out) if out else None, project=project, mode=mode)
-            tracking = Tracking(tracker, ranks=ranks)
+            feed = TrackerFeed(tracker, ranks=ranks)
             num_steps = 0
-            while taken := tracking.steps(store, is_over=True):
+            while taken := feed.steps(store, is_over=True):
                 num_steps += taken
                 tracker.flush()
             now_ns = time.time_ns() if is_watched(run.stores()) else None
             diagnosis = diagnose(store, manifest, now_ns=now_ns, stacks_dir=run.stacks)
             for finding in (*diagnosis.fired, *diagnosis.advised):
-                tracker.finding(finding.to_json(), tracking.ended_s(finding.first_step), is_news=False)
-            tracking.finish(store, verdict=diagnosis.verdict)
+                tracker.finding(finding.to_json(), feed.ended_s(finding.first_step), is_news=False)
+            feed.finish(store, verdict=diagnosis.verdict)
     except ImportError as error:
-        fail(f"{error}: {MISSING}")
+        fail(f"{error}: {INSTALL}")
     except TrackerError as error:
         fail(str(error))
     num = len(diagnosis.fired)

@@ -1,9 +1,10 @@
-"""`rankscope run`: a training script or program, launched as torchrun does it and recorded without a line in it."""
+"""`rankscope run`: launch a training script or program as torchrun does, recorded without a change to it."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,7 +23,7 @@ EPILOG = (
     "rankscope run --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint host:29500 train.py"
 )
 CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": ["--help"]}
-_MEETINGS = ("--rdzv", "--master", "--standalone", "--nnodes", "--node-rank", "--node_rank")
+_RENDEZVOUS = ("--rdzv", "--master", "--standalone", "--nnodes", "--node-rank", "--node_rank")
 
 
 def run(
@@ -33,10 +34,9 @@ def run(
 ) -> None:
     """Launch a training script as torchrun does, recorded and watched; the script stays as it is.
 
-    Every option of torchrun is passed on (--nproc-per-node, --nnodes, --rdzv-endpoint, --max-restarts, -m, ...). With
-    --no-python it is a program in any language, of which the calls of NCCL are recorded. Beside
-    them --run-dir DIR names the run's folder and --run-name NAME the run. Ranks on one machine find each other by
-    themselves.
+    All options of torchrun are passed on (--nproc-per-node, --nnodes, --rdzv-endpoint, --max-restarts, -m, ...). With
+    --no-python it starts a program in any language, of which the NCCL calls are recorded. In addition, --run-dir DIR
+    sets the folder of the run and --run-name NAME its name. On one machine no rendezvous options are needed.
     """
     from torch.distributed.run import get_args_parser
     from torch.distributed.run import run as torchrun
@@ -48,19 +48,20 @@ def run(
     parser.add_argument("--run-name", default="", metavar="NAME")
     options = parser.parse_args(words)
     own = words[: len(words) - len(options.training_script_args)]
-    if not any(word.startswith(_MEETINGS) for word in own):
+    if not any(word.startswith(_RENDEZVOUS) for word in own):
         options.standalone = True
     if options.run_dir:
         os.environ["RANKSCOPE_RUN_DIR"] = os.path.abspath(options.run_dir)
     if options.run_name:
         os.environ["RANKSCOPE_RUN_NAME"] = options.run_name
-    _through_us(options)
+    _start_attached(options)
     sys.argv = [sys.argv[0], *words]
-    torchrun(options)
+    launch: Callable[[argparse.Namespace], None] = torchrun  # torch does not annotate it
+    launch(options)
 
 
-def _through_us(options: argparse.Namespace) -> None:
-    """Each rank starts with `rankscope.attached_script`, which runs the script, or `rankscope.attached_program`."""
+def _start_attached(options: argparse.Namespace) -> None:
+    """Have each rank start with `rankscope.attached_script`, which runs the script, or `rankscope.attached_program`."""
     if options.no_python:
         if options.module:
             fail("--no-python runs a program, -m a module: give one of them")

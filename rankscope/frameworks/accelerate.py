@@ -11,13 +11,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate.tracking import GeneralTracker
 
-from rankscope.probes.attach.attach import LOGGED, Attached
-from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
-from rankscope.probes.tape import event_kinds
+if TYPE_CHECKING:  # a checker knows the packages by their short names only
+    from probes.attach.attach import LOGGED, Attached
+    from probes.attach.auto_attach import attach_to_whatever_trains
+    from probes.tape import event_kinds
+else:
+    from rankscope.probes.attach.attach import LOGGED, Attached
+    from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
+    from rankscope.probes.tape import event_kinds
 
 __all__ = ["RankscopeTracker"]
 

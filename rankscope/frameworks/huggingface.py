@@ -7,18 +7,23 @@ trainer.train()
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from rankscope.probes.attach.attach import Attached
-from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
-from rankscope.probes.tape import event_kinds
+if TYPE_CHECKING:  # a checker knows the packages by their short names only
+    from probes.attach.attach import Attached
+    from probes.attach.auto_attach import attach_to_whatever_trains
+    from probes.tape import event_kinds
+else:
+    from rankscope.probes.attach.attach import Attached
+    from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
+    from rankscope.probes.tape import event_kinds
 
 __all__ = ["RankscopeCallback"]
 
 
-class RankscopeCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
+class RankscopeCallback(TrainerCallback):
     """Records a Trainer's training on every rank. Arguments as `rankscope.attach` takes them."""
 
     def __init__(

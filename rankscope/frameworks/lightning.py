@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
 
-from rankscope.probes.attach.attach import Attached
-from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
-from rankscope.probes.tape import event_kinds
-from rankscope.probes.tape.run_facts import described
+if TYPE_CHECKING:  # a checker knows the packages by their short names only
+    from probes.attach.attach import Attached
+    from probes.attach.auto_attach import attach_to_whatever_trains
+    from probes.tape import event_kinds
+    from probes.tape.run_facts import described
+else:
+    from rankscope.probes.attach.attach import Attached
+    from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
+    from rankscope.probes.tape import event_kinds
+    from rankscope.probes.tape.run_facts import described
 
 __all__ = ["RankscopeCallback"]
 

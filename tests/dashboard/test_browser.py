@@ -30,12 +30,12 @@ pytestmark = [
 RANGE = "document.querySelector('.js-plotly-plot')._fullLayout.xaxis.range.map(Number)"
 LAST_DRAWN = "Math.max(...document.querySelector('.js-plotly-plot')._fullData.find(trace => trace.name === 'loss').x)"
 FAILED = "[data-testid=stException], :text('This page could not be computed'), :text('This chart could not be drawn')"
-COMPUTED = ":text('Being computed from the records')"
+COMPUTED = ":text('Computing from the records')"
 """Stands in place of a part until its answer has come."""
 SHOWN = ".js-plotly-plot .main-svg, [data-testid=stDataFrame]"
 EMPTY = {
     "pipeline": "This run has no pipeline", "health": "No health was recorded in this run",
-    "compare": "There is only one run", "findings": "Nothing fired in this run",
+    "compare": "There is only one run", "findings": "No problems were found in this run",
 }  # fmt: skip
 """Pages on which a run of two ranks on a CPU, without a fault, may have nothing to draw, and what they say then."""
 STEP = "[data-testid=stMetric]:has-text('Step') [data-testid=stMetricValue]"

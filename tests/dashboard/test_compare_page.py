@@ -66,11 +66,11 @@ def test_an_answer_that_is_old_says_why(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(access.RunAccess, "compared_with", old)
     app = compared(open_page(two_runs(tmp_path), "compare", run="slower"))
-    assert "A newer comparison is on its way." in shown(app)
+    assert "A newer comparison is being computed." in shown(app)
     with_error = True
     app.run()
     assert not app.exception
-    assert "cannot be compared now; what was found before is shown" in shown(app)
+    assert "cannot be compared now. The last comparison is shown" in shown(app)
     assert "no \ufffdcomparison today" in shown(app)
     assert "x as long" in shown(app)
 

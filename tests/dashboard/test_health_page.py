@@ -10,16 +10,16 @@ from tests.dashboard.opened import open_page, shown
 FLOWN = {"throttle_reasons": 0x20, "temperature_celsius": 96.0, "ecc_uncorrected_total": 2, "remap_pending": 1}
 
 
-def test_readings_are_drawn_and_a_sound_node_complains_of_nothing(tmp_path: Path) -> None:
+def test_readings_are_drawn_and_a_sound_node_has_no_problems(tmp_path: Path) -> None:
     node = Node(tmp_path).minute(gpu={"sm_active_ratio": 0.5, "tensor_active_ratio": 0.4})
     node.findings()
     app = open_page(node.run.path.parent, "health")
     assert not app.exception
     headings = {element.value for element in app.subheader}
     assert {"GPU", "Temperature", "Clock", "Load of the host", "Multiprocessors", "Tensor cores"} <= headings
-    assert not {"XID errors", "Slowed down, errors, remapped rows"} & headings  # the power cap is ordinary
+    assert not {"XID errors", "Throttling, errors, remapped rows"} & headings  # the power cap is ordinary
     assert len(app.get("bidi_component")) == len(headings)
-    assert "Did not rise on any device during the run: Memory errors, corrected" in shown(app)
+    assert "Unchanged on all devices during the run: Memory errors, corrected" in shown(app)
 
 
 def test_throttling_errors_remaps_and_xids_are_told(tmp_path: Path) -> None:
@@ -29,14 +29,14 @@ def test_throttling_errors_remaps_and_xids_are_told(tmp_path: Path) -> None:
     node.findings()
     app = open_page(node.run.path.parent, "health")
     assert not app.exception
-    assert {"XID errors", "Slowed down, errors, remapped rows", "Pages swapped"} <= {e.value for e in app.subheader}
-    faults, complaints = app.dataframe[0].value, app.dataframe[1].value
+    assert {"XID errors", "Throttling, errors, remapped rows", "Pages swapped"} <= {e.value for e in app.subheader}
+    faults, problems = app.dataframe[0].value, app.dataframe[1].value
     assert (faults["XID"].tolist(), faults["device"].tolist(), faults["class"].tolist()) == ([79], ["GPU-1"], ["bus"])
-    worst = complaints.iloc[0]
+    worst = problems.iloc[0]
     assert worst["device"] == "GPU-1"
-    assert "heat, by the driver (50 % of the time)" in worst["clocks held down by"]
-    assert worst["remapping"] == "waits for the device's next reset"
-    assert worst["counted during the run"] == "memory errors, uncorrected 2"
+    assert "heat (driver) (50 % of the time)" in worst["throttled by"]
+    assert worst["remapping"] == "pending until the next reset"
+    assert worst["during the run"] == "memory errors, uncorrected 2"
 
 
 def test_of_many_devices_it_is_said_which_are_drawn(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_of_many_devices_it_is_said_which_are_drawn(tmp_path: Path) -> None:
     node.findings()
     app = open_page(node.run.path.parent, "health")
     assert not app.exception
-    assert "Lines: the 3 least and largest of 40 devices. Band: all of them." in shown(app)
+    assert "Lines: the 3 lowest and highest of 40 devices. Band: all devices." in shown(app)
 
 
 def test_a_run_without_health_says_where_it_comes_from(tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ EXPECTED = {
     "timeline": ("Above: phases",),
     "collectives": ("Exposed: ", "Waiting", "Bandwidth"),
     "pipeline": ("This run has no pipeline",),
-    "numerics": ("Gradient norm by parameter", "Not finite", "Learning rate"),
+    "numerics": ("Gradient norm by parameter", "NaN and Inf", "Learning rate"),
     "memory": ("Rank and step", "By rank"),
     "health": ("GPU and host health",),
-    "recovery": ("Rollbacks", "Batches that were left out", "Good: complete"),
+    "recovery": ("Rollbacks", "Skipped batches", "Good: complete"),
     "compare": ("There is only one run",),
     "sql": ("Tables", "rows in"),
 }
@@ -62,7 +62,7 @@ def test_a_link_opens_the_finding_with_its_evidence_response_and_runbook(runs: P
         "Loss and gradient norm around it",
         "Runbook",
         "skipped batch 11",
-        "What was done",
+        "Response",
         "In the backward pass",
     ):
         assert words in text, (words, text)
@@ -79,7 +79,7 @@ def test_findings_are_filtered_by_kind_and_rank(runs: Path) -> None:
     app = open_page(runs, "findings")
     assert "Non-finite" in shown(app)
     app.text_input(key="rank_filter").set_value("7").run()
-    assert "No finding is left with this filter." in shown(app)
+    assert "No finding matches the filter." in shown(app)
     app.text_input(key="rank_filter").set_value("1").run()
     assert "Non-finite" in shown(app)
 
@@ -99,7 +99,7 @@ def test_the_link_of_an_alert_shows_the_findings_of_its_kind(runs: Path, finishe
     app.multiselect(key="kinds").set_value([]).run()
     assert app.multiselect(key="kinds").value == [], "the reader's own filter stays"
     app = filtered(kind="non_finite", rank="7")
-    assert "No finding is left with this filter." in shown(app)
+    assert "No finding matches the filter." in shown(app)
     for kind in ("no_such_kind", "<script>", "x" * 3000):
         assert filtered(kind=kind).multiselect(key="kinds").value == []
 

@@ -83,7 +83,7 @@ def test_one_that_dies_goes_on_and_one_that_hangs_is_left(
         os.kill(told(events, "tracker_started")[0]["pid"], signal.SIGKILL)
 
         def is_again() -> bool:
-            tracked.look()
+            tracked.poll()
             return len(told(events, "tracker_started")) == 2
 
         wait_for(is_again, "another one")
@@ -92,7 +92,7 @@ def test_one_that_dies_goes_on_and_one_that_hangs_is_left(
         os.kill(told(events, "tracker_started")[1]["pid"], signal.SIGSTOP)
     reasons = [event["reason"] for event in told(events, "tracker_failed")]
     assert reasons[0] == "exit code -9"
-    assert reasons[1].startswith("not finished 1 s after the run: rankscope export --to tensorboard")
+    assert reasons[1] == f"not finished 1 s after the run: write it with rankscope export {run.path} --to tensorboard"
     assert steps_in(run.path / "tensorboard") == list(range(1, 31))  # none twice
 
 
@@ -101,11 +101,11 @@ def test_one_that_cannot_write_says_so_once(tmp_path: Path, events: EventWriter)
     with processes.trackers(run, 0, events) as tracked:
 
         def has_failed() -> bool:
-            tracked.look()
+            tracked.poll()
             return bool(told(events, "tracker_failed"))
 
         wait_for(has_failed, "its end")
-        tracked.look()
+        tracked.poll()
     (event,) = told(events, "tracker_failed")
     assert "/dev/null/logs" in event["reason"]
     assert "cannot be written" in event["reason"]

@@ -49,10 +49,10 @@ def test_run_and_node_are_those_of_the_metrics_and_of_up(tmp_path: Path) -> None
          f"--web.listen-address=127.0.0.1:{port}"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    board = Snapshot({"run_id": "demo", "node": "1"})
-    board.show([Sample("rankscope_step", 40)])
+    snapshot = Snapshot({"run_id": "demo", "node": "1"})
+    snapshot.replace([Sample("rankscope_step", 40)])
     try:
-        with serve(board, Listen()) as endpoint:
+        with serve(snapshot, Listen()) as endpoint:
             entry = announced(tmp_path / "runs", "demo", 1, endpoint.address)
             entry.__enter__()
             (labels,) = wait_for_answer(port, "rankscope_step == 40")

@@ -22,7 +22,7 @@ DRIVER_S = 10.0
 
 def device_checks(dcgm_url: str = DCGM_URL) -> list[Check]:
     """Driver and GPUs, and the exporter. Where there is no driver, the exporter is not missed."""
-    driver = nvml.is_there()
+    driver = nvml.has_driver()
     return [_driver(driver), _dcgm(dcgm_url, expected=driver)]
 
 

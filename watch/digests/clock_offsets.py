@@ -1,12 +1,11 @@
-"""How far the clocks of the nodes are from the leader's, from round trips through the store that the nodes share.
+"""Clock offsets of the nodes from the leader's clock, by round trips through the store that the nodes share.
 
-    Answering(store, node=1).run(stopped)                 # on each node, in a thread of its own: answers at once
-    asking = Asking(store, nodes=[1, 2]); asking.ask_some()          # on the leader, a few a second
-    asking.offsets_ns[1], asking.errors_ns[1]
+    ClockServer(store, node=1).run(stopped)               # on each node, in a thread of its own: answers at once
+    clocks = ClockClient(store, nodes=[1, 2]); clocks.poll_some()    # on the leader, a few a second
+    clocks.offsets_ns[1], clocks.errors_ns[1]
 
-The leader sets a key that the node waits for; the node wakes, and sets its time. What the node's clock showed is put in
-the middle of the round trip, so the error is at most half of it. Of the newest few the shortest counts: a long one
-waited somewhere.
+The leader sets a key that the node waits for; the node wakes, and sets its time. The node's clock is taken to have been
+read in the middle of the round trip, so the error is at most half of it. Of the newest few the shortest counts.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from datetime import timedelta
 from threading import Event
 from typing import Any
 
-__all__ = ["Answering", "Asking", "Trip", "best"]
+__all__ = ["ClockClient", "ClockServer", "RoundTrip", "best"]
 
 KEPT_TRIPS = 16
-ASKED_AT_ONCE = 8
+POLLED_AT_ONCE = 8
 ANSWER_S = 0.25
-"""A node that does not answer in this time is asked again when its turn comes."""
+"""A node that does not answer in this time is polled again when its turn comes."""
 WAIT_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Trip:
-    """One round trip: sent and received by the asker's clock, answered by the other's; epoch nanoseconds."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTrip:
+    """One round trip: sent and received by the leader's clock, answered by the node's; epoch nanoseconds."""
 
     sent_ns: int
     answered_ns: int
@@ -38,23 +37,23 @@ class Trip:
 
     @property
     def duration_ns(self) -> int:
-        """Of the whole trip."""
+        """Duration of the round trip."""
         return self.received_ns - self.sent_ns
 
     @property
     def offset_ns(self) -> int:
-        """How far the other's clock is ahead, if both ways took as long."""
+        """Offset of the node's clock (positive: ahead), if both ways took equally long."""
         return self.answered_ns - (self.sent_ns + self.received_ns) // 2
 
 
-def best(trips: Sequence[Trip]) -> tuple[int, int]:
-    """(offset, largest error) in nanoseconds, of the shortest trip."""
+def best(trips: Sequence[RoundTrip]) -> tuple[int, int]:
+    """(offset, largest error) in nanoseconds, of the shortest round trip."""
     shortest = min(trips, key=lambda trip: trip.duration_ns)
     return shortest.offset_ns, shortest.duration_ns // 2
 
 
-class Answering:
-    """A node's end. `store` is a connection of its own: it waits in it."""
+class ClockServer:
+    """A node's end. `store` is a connection of its own: it blocks in it."""
 
     def __init__(self, store: Any, node: int, clock: Callable[[], int] = time.time_ns) -> None:
         self._store = store
@@ -62,79 +61,82 @@ class Answering:
         self._clock = clock
 
     def run(self, stopped: Event) -> None:
-        """Answer until `stopped`. Raises RuntimeError when the store is gone."""
+        """Answer until `stopped` is set. Raises RuntimeError when the store is gone."""
         number = self._store.add(_counter(self._node), 0)
         while not stopped.is_set():
-            asked = _asked(self._node, number)
-            try:
-                self._store.wait([asked], timedelta(seconds=WAIT_S))
-            except RuntimeError as error:
-                if "timeout" not in str(error).lower() and "timed out" not in str(error).lower():
-                    raise
-                number = self._store.add(_counter(self._node), 0)  # whoever asks may have begun anew
+            if not _arrives(self._store, _request(self._node, number), WAIT_S):
+                number = self._store.add(_counter(self._node), 0)  # the leader may have started again
                 continue
             self._store.set(_answer(self._node, number), str(self._clock()))
             number += 1
 
 
-class Asking:
+class ClockClient:
     """The leader's end."""
 
     def __init__(self, store: Any, nodes: Sequence[int]) -> None:
         self._store = store
         self._turns = deque(nodes)
         self._outstanding: set[int] = set()
-        self._trips: dict[int, deque[Trip]] = {node: deque(maxlen=KEPT_TRIPS) for node in nodes}
+        self._trips: dict[int, deque[RoundTrip]] = {node: deque(maxlen=KEPT_TRIPS) for node in nodes}
 
     @property
     def offsets_ns(self) -> dict[int, int]:
-        """How far each node's clock is ahead of ours, of those that have answered."""
+        """{node: offset of its clock from ours, positive if ahead}, of those that have answered."""
         return {node: best(trips)[0] for node, trips in self._trips.items() if trips}
 
     @property
     def errors_ns(self) -> dict[int, int]:
-        """By how much each may be wrong."""
+        """{node: largest error of its offset}."""
         return {node: best(trips)[1] for node, trips in self._trips.items() if trips}
 
-    def ask_some(self) -> None:
-        """Ask the next few in turn. Raises RuntimeError when the store is gone."""
-        for _ in range(min(ASKED_AT_ONCE, len(self._turns))):
+    def poll_some(self) -> None:
+        """Poll the next few nodes in turn. Raises RuntimeError when the store is gone."""
+        for _ in range(min(POLLED_AT_ONCE, len(self._turns))):
             node = self._turns[0]
             self._turns.rotate(-1)
-            self._ask(node)
+            self._poll(node)
 
-    def _ask(self, node: int) -> None:
+    def _poll(self, node: int) -> None:
         number = self._store.add(_counter(node), 0)
-        asked, answer = _asked(node, number), _answer(node, number)
-        if node in self._outstanding or self._store.check([asked]):  # of an earlier time: its answer says nothing
+        request, answer = _request(node, number), _answer(node, number)
+        if node in self._outstanding or self._store.check([request]):  # sent earlier: its answer is too late to count
             if self._store.check([answer]):
                 self._outstanding.discard(node)
-                self._next(node, asked, answer)
+                self._next(node, request, answer)
             return
         sent_ns = time.time_ns()
-        self._store.set(asked, "")
-        try:
-            self._store.wait([answer], timedelta(seconds=ANSWER_S))
-        except RuntimeError as error:
-            if "timeout" not in str(error).lower() and "timed out" not in str(error).lower():
-                raise
+        self._store.set(request, "")
+        if not _arrives(self._store, answer, ANSWER_S):
             self._outstanding.add(node)
             return
         received_ns = time.time_ns()
-        self._trips[node].append(Trip(sent_ns, int(self._store.get(answer)), received_ns))
-        self._next(node, asked, answer)
+        answered_ns = int(self._store.get(answer))
+        self._trips[node].append(RoundTrip(sent_ns=sent_ns, answered_ns=answered_ns, received_ns=received_ns))
+        self._next(node, request, answer)
 
-    def _next(self, node: int, asked: str, answer: str) -> None:
+    def _next(self, node: int, request: str, answer: str) -> None:
         self._store.add(_counter(node), 1)
-        self._store.delete_key(asked)
+        self._store.delete_key(request)
         self._store.delete_key(answer)
+
+
+def _arrives(store: Any, key: str, timeout_s: float) -> bool:
+    """Wait for a key; False on a timeout. Raises RuntimeError when the store is gone."""
+    try:
+        store.wait([key], timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        if "timeout" not in str(error).lower() and "timed out" not in str(error).lower():
+            raise
+        return False
+    return True
 
 
 def _counter(node: int) -> str:
     return f"rankscope/clock/{node}"
 
 
-def _asked(node: int, number: int) -> str:
+def _request(node: int, number: int) -> str:
     return f"rankscope/clock/{node}/{number}/asked"
 
 

@@ -1,13 +1,14 @@
-"""What a watch does where a job has several nodes: it sends its digest, and the leader looks at all of them.
+"""Exchange digests in a job of several nodes: each watch sends its own, the leader (node 0) judges all of them.
 
     job = JobWatch(link, node_rank=1, events=events)
     with Store.open(run) as store:
-        job.exchange(store, attempt, own_ranks)   # once a tick
-    job.digests, job.offsets_ns                   # for the live analyzers
-    job.tell(hangs); job.told(attempt)            # the leader's verdict, and what a node was told
+        job.exchange(store, attempt, own_ranks)          # once a tick
+    job.digests, job.offsets_ns                          # for the live analyzers
+    job.publish(hangs, attempt, stands=True)             # the leader's verdict
+    job.verdict(attempt)                                 # the one that a node received
 
-Events: `node_silent` and `node_heard` (no word from a node's watch, and one again), `clock_offset` when a node's clock
-is measured for the first time and when it has moved.
+Events: `node_silent` and `node_heard` when a node's digests stop and return, `clock_offset` when a node's clock is
+measured for the first time and when it has moved.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ __all__ = ["SILENT_S", "JobWatch"]
 SILENT_S = 8.0
 """A watch that was killed is started again within 2 s and imports torch before its first digest."""
 MOVED_NS = 5_000_000
-"""A clock that was found to be another by so much is told again."""
+"""A clock offset that has changed by this much is reported again."""
 OVER = Verdict(attempt=-1, ranks=(), summary="over")
-"""Of no attempt: takes back what was said before."""
+"""Of no attempt: withdraws the verdict before."""
 _SUBJECTS = ("exit_rank", "state_rank", "killed_rank")
 
 
 class JobWatch:
-    """A node's part in the watching of the whole job."""
+    """One node's part in the watch of the whole job."""
 
     def __init__(self, link: DigestLink, *, node_rank: int, events: EventWriter) -> None:
         self.link = link
@@ -46,29 +47,29 @@ class JobWatch:
         self._silent: set[int] = set()
         self._offsets_ns: dict[int, int] = {}
         self._last: Digest | None = None
-        self._has_told = False
+        self._has_published = False
 
     @property
     def leads(self) -> bool:
-        """Whether this node's watch judges the whole job."""
+        """True if this node's watch judges the whole job."""
         return self.node_rank == LEADER
 
     @property
     def is_led(self) -> bool:
-        """Whether another node's watch judges this node's ranks: there is a way to it."""
+        """True while another node's watch can be reached and judges this node's ranks."""
         return not self.leads and self.link.answers
 
     @property
     def offsets_ns(self) -> dict[int, int]:
-        """How far the other nodes' clocks are ahead of ours; only the leader knows."""
+        """{node: offset of its clock from ours, positive if ahead}; empty but on the leader."""
         return self.link.offsets_ns
 
     def exchange(self, source: Source, attempt: int, own: Set[int]) -> None:
-        """Send what this node's ranks do; the leader takes up what came from the others."""
+        """Send the digest of this node's ranks; the leader takes those of the other nodes."""
         if self.leads:
             self.digests = self.link.received()
-            self._tell_silence()
-            self._tell_clocks()
+            self._report_silence()
+            self._report_clocks()
             return
         log = EventLog.load(source, SNAPSHOT_EVENTS, attempt)
         view = of_ranks(take_snapshot(source, attempt, log), own)
@@ -77,30 +78,30 @@ class JobWatch:
         self._last = Digest(node=self.node_rank, sent_ns=time.time_ns(), view=view, events=newest)
         self.link.publish(self._last)
 
-    def tell(self, hangs: Sequence[Finding], attempt: int, *, stands: bool) -> None:
-        """The leader's verdict to the node whose rank it is; and that it is over, once no hang `stands` any more."""
+    def publish(self, hangs: Sequence[Finding], attempt: int, *, stands: bool) -> None:
+        """Send the leader's verdict to all nodes, and withdraw it once no hang `stands` any more."""
         if self.leads and hangs:
             ranks = tuple(sorted({rank for finding in hangs for rank in finding.ranks}))
-            self.link.tell(Verdict(attempt=attempt, ranks=ranks, summary=hangs[0].summary))
-            self._has_told = True
-        elif self._has_told and not stands:
-            self.link.tell(OVER)
-            self._has_told = False
+            self.link.publish_verdict(Verdict(attempt=attempt, ranks=ranks, summary=hangs[0].summary))
+            self._has_published = True
+        elif self._has_published and not stands:
+            self.link.publish_verdict(OVER)
+            self._has_published = False
 
-    def told(self, attempt: int) -> Verdict | None:
-        """What the leader has said of this attempt, as long as it stands."""
+    def verdict(self, attempt: int) -> Verdict | None:
+        """The leader's verdict on this attempt, while it stands."""
         verdict = self.link.verdict
         return verdict if verdict is not None and verdict.attempt == attempt else None
 
     def close(self) -> None:
-        """This node's watch leaves, and is not to be missed."""
+        """Announce the end of this node's watch, so that its silence is not reported."""
         if self._last is not None:
             last = self._last
             self.link.publish(
                 Digest(node=last.node, sent_ns=time.time_ns(), view=last.view, events=last.events, closing=True)
             )
 
-    def _tell_silence(self) -> None:
+    def _report_silence(self) -> None:
         now_ns = time.time_ns()
         for digest in self.digests:
             silent_s = (now_ns - digest.received_ns) / 1e9
@@ -116,7 +117,7 @@ class JobWatch:
                     event_kinds.NODE_SILENT, step=step, node_rank=digest.node, silent_s=round(silent_s, 1), ranks=ranks
                 )
 
-    def _tell_clocks(self) -> None:
+    def _report_clocks(self) -> None:
         for node, offset_ns in self.link.offsets_ns.items():
             before_ns = self._offsets_ns.get(node)
             if before_ns is None or abs(offset_ns - before_ns) > MOVED_NS:
@@ -126,5 +127,5 @@ class JobWatch:
 
 
 def _is_about(event: Event, ranks: Set[int]) -> bool:
-    """Whether an event is about one of these ranks, or of a node as a whole."""
+    """True for an event about one of these ranks, or about a node as a whole."""
     return event.rank in ranks or any(event.integer(key) in ranks for key in _SUBJECTS)

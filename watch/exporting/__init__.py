@@ -1,8 +1,11 @@
-"""What leaves a node for other systems. Runs in `watch` or in a reader, never in a rank; forms no verdicts.
+"""Export a node's telemetry to other systems. Runs in `watch` or in a reader, never in a rank; forms no verdicts.
 
-catalogue      every metric: name, kind, unit, labels, help; Prometheus, OpenTelemetry and Grafana take them from there
-prometheus     `/metrics`, from the newest snapshot of the samples
-targets        the file by which Prometheus discovers the runs that live
+exports        all exporters of one watch
+metrics        the catalogue of all metrics, and their samples from the store of a node
+prometheus     `/metrics`, and the file by which Prometheus discovers live runs
+otel           spans, metrics and findings to an OpenTelemetry collector
+trackers       TensorBoard and Weights & Biases
+webhook        findings to a URL or a command
 """
 
 from __future__ import annotations

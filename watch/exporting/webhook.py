@@ -1,11 +1,11 @@
-"""Tells others of a finding as it is made: a webhook, a command, or both. For teams without Prometheus.
+"""Send each finding to a webhook, a command, or both. For teams without Prometheus.
 
     with finding_hook(run.manifest(), run_id="demo", events=events) as hook:
-        hook.tell(findings)                     # returns at once; a thread of its own delivers
+        hook.report(findings)                   # returns at once; a thread of its own delivers
 
-Each gets one JSON object a finding: the finding as `analyze --format json` has it, the run and the link to its page.
-The command reads it on its standard input. Neither can hold up watch: what cannot be delivered is told as an event,
-and beyond `at_most_per_hour` findings are counted and left out.
+Each gets one JSON object per finding: the finding as in `analyze --format json`, the run and the link to its page.
+The command reads it on its standard input. Neither can delay watch: a failed delivery is reported as an event, and
+findings beyond `at_most_per_hour` are counted and dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from probes.tape.events import EventWriter
 __all__ = ["FindingHook", "finding_hook"]
 
 DELIVERY_S = 10.0
-"""A receiver that takes longer is given up."""
+"""Limit of one delivery."""
 _MAX_WAITING = 1000
 _SEVERITIES = ("info", "warning", "critical")
 
@@ -55,33 +55,33 @@ class FindingHook:
         self._at_most = at_most_per_hour
         self._delivered: collections.deque[float] = collections.deque()
         self._left_out = 0
-        self._told: set[tuple[object, ...]] = set()
+        self._reported: set[tuple[object, ...]] = set()
         self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(_MAX_WAITING)
         self._thread = threading.Thread(target=self._deliver_all, daemon=True)
         self._thread.start()
 
-    def tell(self, findings: Sequence[Finding]) -> None:
-        """Hand findings over; never waits."""
+    def report(self, findings: Sequence[Finding]) -> None:
+        """Queue findings for delivery; never waits."""
         for finding in findings:
             key = (finding.kind, finding.attempt, finding.ranks)
-            is_over = finding.status == "ok" and key in self._told  # of what was never told, the end is no news
+            is_over = finding.status == "ok" and key in self._reported
             is_news = finding.status in ("fired", "suspect") and _SEVERITIES.index(finding.severity) >= self._least
             if not is_over and not is_news:
                 continue
             if not self._may_deliver():
                 self._left_out += 1
                 continue
-            self._told.add(key)
-            told = {"run_id": self._run_id, "finding": finding.to_json(), "left_out": self._left_out,
+            self._reported.add(key)
+            body = {"run_id": self._run_id, "finding": finding.to_json(), "left_out": self._left_out,
                     "page": finding_link({"run_id": self._run_id}, finding)}  # fmt: skip
             try:
-                self._waiting.put_nowait(told)
+                self._waiting.put_nowait(body)
                 self._left_out = 0
             except queue.Full:
                 self._left_out += 1
 
     def close(self, timeout_s: float = DELIVERY_S) -> None:
-        """Deliver what waits, for so long at most."""
+        """Deliver what is queued, for at most `timeout_s`."""
         try:
             self._waiting.put_nowait(None)
         except queue.Full:
@@ -98,8 +98,8 @@ class FindingHook:
         return True
 
     def _deliver_all(self) -> None:
-        while (told := self._waiting.get()) is not None:
-            body = json.dumps(told).encode()
+        while (waiting := self._waiting.get()) is not None:
+            body = json.dumps(waiting).encode()
             for name, target, deliver in (
                 ("webhook", self._webhook, self._post),
                 ("command", self._command, self._run),
@@ -112,8 +112,6 @@ class FindingHook:
                     self._events.write(event_kinds.HOOK_FAILED, hook=name, reason=_one_line(error))
 
     def _post(self, body: bytes) -> None:
-        if not self._webhook:
-            return
         request = urllib.request.Request(self._webhook, data=body, headers={"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=DELIVERY_S):
             pass
@@ -134,7 +132,7 @@ class FindingHook:
 
 @contextmanager
 def finding_hook(manifest: Mapping[str, Any], *, run_id: str, events: EventWriter) -> Iterator[FindingHook | None]:
-    """The hook that the run's configuration asks for (section `alerts`); None without one."""
+    """The hook of the run's configuration (section `alerts`); None without one."""
     config = manifest.get("config")
     section = config.get("alerts", {}) if isinstance(config, dict) else {}
     if not section.get("webhook") and not section.get("command"):

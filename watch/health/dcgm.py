@@ -1,9 +1,9 @@
-"""GPUs through a dcgm-exporter that runs already: its `/metrics`, read as Prometheus would.
+"""GPU readings from the `/metrics` of a running dcgm-exporter.
 
     Dcgm("http://127.0.0.1:9400/metrics").read()
 
-For nodes where NVML is not at hand (a container without the driver's library) or where DCGM should be the only one to
-ask. `grafana/dcgm-counters.csv` enables the fields that its default list lacks.
+For nodes without NVML (a container without the driver's library) and those where only DCGM may query the GPUs.
+`grafana/dcgm-counters.csv` enables the fields that its default list lacks.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ FIELDS: dict[str, tuple[str, float]] = {
     "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": ("tensor_active_ratio", 1),
     "DCGM_FI_PROF_DRAM_ACTIVE": ("memory_bandwidth_ratio", 1),
 }
-"""DCGM's field -> column of table `health`, and the factor to its unit."""
+"""{DCGM's field: (column of table `health`, factor to its unit)}."""
 _XID = "DCGM_FI_DEV_XID_ERRORS"
 TIMEOUT_S = 5.0
 MAX_BYTES = 16 << 20
 
 
 class Dcgm:
-    """All GPUs that the exporter at `url` tells of. Its XID field is the last one: a change of it is an error."""
+    """All GPUs of the exporter at `url`. Its XID field holds the last error: a change of it is a new one."""
 
     name = "DCGM"
 
@@ -78,7 +78,7 @@ class Dcgm:
         return [Reading(uuid, values) for uuid, values in sorted(found.items())]
 
     def take_xids(self) -> list[Xid]:
-        """Those that came since the last call."""
+        """XID errors since the last call."""
         taken, self._xids = self._xids, []
         return taken
 

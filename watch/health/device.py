@@ -1,10 +1,10 @@
-"""A source of readings, and what it gives.
+"""Protocols of health sources, and their readings.
 
     for source in (Host(run.path), *nvml_sources()):
         for reading in source.read():
             reading.device, reading.values["power_watts"]
 
-A source reads one or more devices. What a device does not support is left out of its values, never zero.
+A source reads one or more devices. A value that a device does not support is omitted, never zero.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ HOST = "host"
 
 
 class ReadingError(RuntimeError):
-    """A source cannot be read at the moment; the text is one line."""
+    """A source cannot be read now; the text is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One device at one moment: NVML UUID (or `HOST`), and columns of table `health`."""
+    """One reading of a device: NVML UUID (or `HOST`), and columns of table `health`."""
 
     device: str
     values: Mapping[str, float]
@@ -40,7 +40,7 @@ class Xid:
 
 
 class Source(Protocol):
-    """Something that can be read again and again. `name` is for messages."""
+    """Reads devices repeatedly. `name` is for messages."""
 
     name: str
 
@@ -49,8 +49,8 @@ class Source(Protocol):
 
 
 class XidSource(Protocol):
-    """Something that tells of XID errors."""
+    """Waits for XID errors."""
 
     def wait(self, timeout_s: float) -> Sequence[Xid]:
-        """Those of the next `timeout_s` seconds, as soon as there is one. Raises ReadingError when there are none to
-        come any more."""
+        """The errors of the next `timeout_s` seconds, as soon as there is one. Raises ReadingError when no more can be
+        received."""

@@ -1,8 +1,8 @@
-"""The host's own reading, from /proc and the file system of the run.
+"""Readings of the host from /proc, cgroups and the file system of the run.
 
     Host(run.path).read()[0].values["cpu_utilization_ratio"]
 
-In a container, memory and CPUs are those that the container may use, where its cgroup says so.
+In a container, memory and CPUs are those of its cgroup's limits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CGROUP = Path("sys/fs/cgroup")
 
 
 class Host:
-    """Reads under `root` (for tests); `place` is where the run is written."""
+    """Reads below `root`; `place` is the folder of the run."""
 
     name = HOST
 
@@ -28,7 +28,7 @@ class Host:
         self._busy: tuple[int, int] | None = None  # (busy, all) jiffies at the last reading
 
     def read(self) -> Sequence[Reading]:
-        """One reading; what the kernel does not tell is left out."""
+        """One reading; values that the kernel does not have are omitted."""
         values: dict[str, float] = {"num_cpus": len(os.sched_getaffinity(0))}
         values |= self._cpu()
         values |= self._memory()
@@ -50,7 +50,7 @@ class Host:
             return ""
 
     def _cpu(self) -> Mapping[str, float]:
-        """Busy share since the reading before; nothing on the first."""
+        """Busy share since the last reading; empty on the first."""
         line = self._text("proc/stat").partition("\n")[0].split()
         if len(line) < 6 or line[0] != "cpu":
             return {}
@@ -88,7 +88,7 @@ class Host:
             return {}
 
     def _network(self) -> Mapping[str, float]:
-        """Errors and drops of all interfaces but loopback, both directions."""
+        """Errors and drops of all interfaces but loopback, in both directions."""
         total, seen = 0, False
         for line in self._text("proc/net/dev").splitlines()[2:]:
             name, _, rest = line.partition(":")

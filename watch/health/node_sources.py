@@ -1,9 +1,9 @@
-"""What `watch` samples beside a run: the host, and its GPUs through NVML or a dcgm-exporter.
+"""Select the health sources of a node: the host, and its GPUs through NVML or a dcgm-exporter.
 
     with node_health(run, node_rank=0, events=events):
         ...
 
-Where neither is there, only the host is read. `probes.health = false` turns it off.
+Without either, only the host is read. `probes.health = false` in the configuration turns it off.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["node_health"]
 
 @contextmanager
 def node_health(run: RunDir, node_rank: int, events: EventWriter) -> Iterator[None]:
-    """Sample until the block ends; a source that fails is told as an event and harms nobody."""
+    """Sample until the block ends; a source that fails is reported as an event, and the run goes on."""
     config = run.manifest().get("config")
     probes = config.get("probes", {}) if isinstance(config, dict) else {}
     sources: list[Source] = [Host(run.path)]
     xids: nvml.Xids | None = None
     if probes.get("dcgm_url"):
         sources.append(Dcgm(str(probes["dcgm_url"])))
-    elif nvml.is_there():
+    elif nvml.has_driver():
         sources.append(nvml.Nvml())
         xids = nvml.Xids()
     with ExitStack() as stack:

@@ -1,12 +1,12 @@
-"""NVIDIA GPUs through nvidia-ml-py: readings a second, and XID errors as they come.
+"""Readings and XID errors of NVIDIA GPUs through nvidia-ml-py.
 
-    if is_there():
+    if has_driver():
         Nvml().read()[0].values["sm_clock_hertz"]
         Xids().wait(1.0)
 
-A field that a device does not support is asked for once and then left out; one that fails otherwise is left out of that
-reading only. Calls into the driver may block for seconds, or for ever on a device that fell off the bus, the first one
-too: whoever reads does so in a thread that nobody waits for.
+A field that a device does not support is queried once and then omitted; one that fails otherwise is omitted from that
+reading only. Calls into the driver may block for seconds, or forever on a device that fell off the bus, even the first
+one: read in a daemon thread that is never joined without a timeout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from watch.health.device import Reading, ReadingError, Xid
 
-__all__ = ["Nvml", "Xids", "is_there"]
+__all__ = ["Nvml", "Xids", "has_driver"]
 
 _MAX_LINKS = 18
 _GPM = {"sm_active_ratio": 2, "tensor_active_ratio": 5, "memory_bandwidth_ratio": 10}
@@ -27,7 +27,7 @@ _GPM = {"sm_active_ratio": 2, "tensor_active_ratio": 5, "memory_bandwidth_ratio"
 
 
 class Nvml:
-    """All GPUs of the node, whoever uses them. `library` is nvidia-ml-py, or what behaves like it."""
+    """All GPUs of the node, whichever process uses them. `library` is nvidia-ml-py or compatible with it."""
 
     name = "NVML"
 
@@ -38,7 +38,7 @@ class Nvml:
         self._gpm_samples: dict[str, Any] = {}
 
     def read(self) -> Sequence[Reading]:
-        """One reading a device. Raises ReadingError where the driver does not answer."""
+        """One reading per device. Raises ReadingError where the driver does not answer."""
         if self._devices is None:
             self._devices = _devices(self._nvml)
         return [Reading(uuid, self._values(uuid, handle)) for uuid, handle in self._devices.items()]
@@ -96,7 +96,7 @@ class Nvml:
         ]
 
     def _link_errors(self, handle: Any) -> int:
-        """All error counters of all links that are up. Raises where there is none."""
+        """Sum of all error counters of all links that are up. Raises AttributeError without NVLink."""
         total, num_links = 0, 0
         for link in range(_MAX_LINKS):
             try:
@@ -113,7 +113,7 @@ class Nvml:
         return total
 
     def _gpm(self, uuid: str, handle: Any) -> tuple[float | None, ...]:
-        """Shares since the reading before, on Hopper and later; nothing on the first."""
+        """Shares since the last reading, on Hopper and later; None on the first."""
         nvml = self._nvml
         if uuid not in self._gpm_samples and not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
             raise AttributeError("no GPM")
@@ -123,15 +123,15 @@ class Nvml:
         if before is None:
             return (None,) * len(_GPM)
         try:
-            asked = nvml.c_nvmlGpmMetricsGet_t()
-            asked.version = nvml.NVML_GPM_METRICS_GET_VERSION
-            asked.numMetrics = len(_GPM)
-            asked.sample1, asked.sample2 = before, sample
+            query = nvml.c_nvmlGpmMetricsGet_t()
+            query.version = nvml.NVML_GPM_METRICS_GET_VERSION
+            query.numMetrics = len(_GPM)
+            query.sample1, query.sample2 = before, sample
             for i, number in enumerate(_GPM.values()):
-                asked.metrics[i].metricId = number
-            nvml.nvmlGpmMetricsGet(asked)
+                query.metrics[i].metricId = number
+            nvml.nvmlGpmMetricsGet(query)
             return tuple(
-                asked.metrics[i].value / 100 if asked.metrics[i].nvmlReturn == 0 else None for i in range(len(_GPM))
+                query.metrics[i].value / 100 if query.metrics[i].nvmlReturn == 0 else None for i in range(len(_GPM))
             )
         finally:
             nvml.nvmlGpmSampleFree(before)
@@ -153,10 +153,10 @@ class Xids:
                 wanted &= nvml.nvmlDeviceGetSupportedEventTypes(handle)
                 nvml.nvmlDeviceRegisterEvents(handle, wanted, self._set)
         except nvml.NVMLError as error:
-            raise ReadingError(f"XID errors cannot be heard: {error}") from None
+            raise ReadingError(f"XID errors cannot be received: {error}") from None
 
     def wait(self, timeout_s: float) -> Sequence[Xid]:
-        """The next one, or none within the time. Raises ReadingError when a device is gone."""
+        """The next error, or none within the time. Raises ReadingError when a device is lost."""
         if self._set is None:
             self._listen()
         try:
@@ -165,13 +165,13 @@ class Xids:
         except self._nvml.NVMLError as error:
             if getattr(error, "value", None) == self._nvml.NVML_ERROR_TIMEOUT:
                 return []
-            raise ReadingError(f"XID errors are heard no more: {error}") from None
+            raise ReadingError(f"XID errors are no longer received: {error}") from None
         double_bit = event.eventType & self._nvml.nvmlEventTypeDoubleBitEccError
         return [Xid(48 if double_bit else int(event.eventData), device)]  # 48: a double-bit error
 
 
-def is_there() -> bool:
-    """Whether this machine has NVIDIA's driver; asks the file system only."""
+def has_driver() -> bool:
+    """True if this machine has NVIDIA's driver; reads the file system only."""
     return any(Path(place).exists() for place in ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg"))
 
 

@@ -1,10 +1,10 @@
-"""Reads a node's devices and host once a second into table `health`, and XID errors into events.
+"""Sample a node's devices and host once a second into table `health`, and XID errors into events.
 
     with sampling(run.node_dir(0), [Host(run.path), Nvml()], events, xids=Xids()):
         ...
 
-One thread a source, because a driver may not answer: then its readings stop, and nothing else does. A source that fails
-is told once and asked less often. All threads are daemons: nobody waits for one that is stuck.
+One thread per source, because a driver may not answer: then its readings stop, and nothing else does. A source that
+fails is reported once and read less often. All threads are daemons, so that a stuck one does not block the exit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Sampler:
 
     def follow(self, source: Source) -> None:
         """Read a source until it is stopped."""
-        told = ""
+        reported = ""
         while not self.stopped.is_set():
             start = time.monotonic()
             period_s = self.period_s
@@ -52,20 +52,20 @@ class _Sampler:
                     self._write(reading)
                 if isinstance(source, Dcgm):
                     for xid in source.take_xids():
-                        self._say(xid, source.name)
+                        self._report(xid, source.name)
             except Exception as error:  # a reading that fails must not end the others
                 period_s = FAILED_PERIOD_S
-                if str(error) != told:
-                    told = str(error)
-                    self._events.write(event_kinds.HEALTH_FAILED, source=source.name, reason=told)
+                if str(error) != reported:
+                    reported = str(error)
+                    self._events.write(event_kinds.HEALTH_FAILED, source=source.name, reason=reported)
             self.stopped.wait(max(0.0, period_s - (time.monotonic() - start)))
 
     def listen(self, source: XidSource) -> None:
-        """Wait for XID errors until it is stopped or there are none to come."""
+        """Wait for XID errors until it is stopped or no more can be received."""
         try:
             while not self.stopped.is_set():
                 for xid in source.wait(self.period_s):
-                    self._say(xid, "NVML")
+                    self._report(xid, "NVML")
         except Exception as error:
             self._events.write(event_kinds.HEALTH_FAILED, source="XID", reason=str(error))
 
@@ -75,7 +75,7 @@ class _Sampler:
 
     def _write(self, reading: Reading) -> None:
         if self.stopped.is_set():
-            return  # a source that came back late
+            return  # a source that answered late
         row = self._tape.unset_row()
         row[_COLUMNS["sample_ns"][0]] = time.monotonic_ns()
         row[_COLUMNS["node"][0]] = self._names(self._node)
@@ -85,8 +85,8 @@ class _Sampler:
             row[place] = float(value) if kind == "f64" else int(value)
         self._tape.append(COMPLETE, *row)
 
-    def _say(self, xid: Xid, source: str) -> None:
-        message = f"XID {xid.code}, told by {source}"
+    def _report(self, xid: Xid, source: str) -> None:
+        message = f"XID {xid.code}, reported by {source}"
         self._events.write(event_kinds.XID, xid=xid.code, device=xid.device, node=self._node, message=message)
 
 

@@ -1,11 +1,11 @@
-"""Ranks that sleep in C while they hold Python's lock: nothing in them runs any more, though the process lives.
+"""Ranks that sleep in C while they hold the GIL: no Python code in them runs any more, though the process lives.
 
-    holders({3: 4711})        # [3]
+    gil_holders({3: 4711})        # [3]
 
-The dump of a rank's stacks is written by a signal handler in C, which needs no lock, so it says nothing of this. py-spy
-reads from outside who owns the lock. A thread that owns it and is not running, with the same frames at two looks, is
-proof; one that runs may be an endless loop in Python as well, and is left out. Where py-spy is missing or has no right
-to look, nothing is said.
+The dump of a rank's stacks is written by a signal handler in C, which needs no GIL, so it does not show this. py-spy
+reads from outside which thread owns the GIL. A thread that owns it and is not running, with the same frames in two
+samples, is proof; one that runs may be an endless loop in Python as well, and is left out. Where py-spy is missing or
+has no permission, no rank is returned.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from typing import Any
 
 from watch.stacks.pyspy import StacksError, program
 
-__all__ = ["holders"]
+__all__ = ["gil_holders"]
 
 BETWEEN_S = 0.25
-"""Between the two looks (seconds): a page fault or a short wait with the lock held is over by then."""
-LOOK_S = 2.0
-"""After this (seconds) py-spy is given up: the run waits for whoever asks."""
+"""Time between the two samples: a page fault or a short wait with the GIL held is over by then."""
+SAMPLE_LIMIT_S = 2.0
+"""Limit of one sample: the restart of the run waits for it."""
 MAX_RANKS = 4
 
 
-def holders(pids: Mapping[int, int]) -> list[int]:
-    """Of {rank: pid}, the ranks that sleep with the lock held; looks at the first `MAX_RANKS` of them."""
+def gil_holders(pids: Mapping[int, int]) -> list[int]:
+    """Of {rank: pid}, the ranks that sleep with the GIL held; samples the first `MAX_RANKS` of them."""
     try:
         spy = program()
     except StacksError:
         return []
-    asked = dict(sorted(pids.items())[:MAX_RANKS])
-    first = {rank: place for rank, pid in asked.items() if (place := _asleep_with_lock(spy, pid)) is not None}
+    sampled = dict(sorted(pids.items())[:MAX_RANKS])
+    first = {rank: place for rank, pid in sampled.items() if (place := _asleep_with_gil(spy, pid)) is not None}
     if not first:
         return []
     time.sleep(BETWEEN_S)
-    return [rank for rank, place in first.items() if _asleep_with_lock(spy, asked[rank]) == place]
+    return [rank for rank, place in first.items() if _asleep_with_gil(spy, sampled[rank]) == place]
 
 
-def _asleep_with_lock(spy: str, pid: int) -> tuple[Any, ...] | None:
-    """Thread and frames of whoever holds the lock and does not run; None if there is none, or nobody can tell."""
+def _asleep_with_gil(spy: str, pid: int) -> tuple[Any, ...] | None:
+    """Id and frames of the thread that holds the GIL and does not run; None if there is none, or it is unknown."""
     command = [spy, "dump", "--json", "--pid", str(pid)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LOOK_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SAMPLE_LIMIT_S, check=False)
         threads = json.loads(done.stdout) if done.returncode == 0 else []
         for thread in threads:
             if thread["owns_gil"] and not thread["active"]:
                 return (thread["os_thread_id"], *((frame["filename"], frame["line"]) for frame in thread["frames"]))
     except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError):
-        pass  # it is only more to say about a hang that is told anyway
+        pass  # only additional evidence: the hang is reported without it
     return None

@@ -1,4 +1,4 @@
-"""Python stacks of processes that run and know nothing of us, through py-spy.
+"""Python stacks of processes that were started without Rankscope, through py-spy.
 
     stacks = [take(pid) for pid in ranks_here()]
 
@@ -29,7 +29,7 @@ class StacksError(ValueError):
 
 
 def ranks_here() -> list[int]:
-    """Processes on this machine whose environment names a RANK, the newest of each rank's family left out.
+    """Processes on this machine whose environment names a RANK, without their children.
 
     A data worker inherits its rank's environment: only a process whose parent is no rank itself counts.
     """
@@ -49,7 +49,7 @@ def take(pid: int) -> Stack:
         threads = json.loads(done.stdout) if done.returncode == 0 else None
         problem = "" if threads is not None else _reason(done.stderr)
     except subprocess.TimeoutExpired:
-        threads, problem = None, f"py-spy did not come back in {DUMP_S:.0f} s"
+        threads, problem = None, f"py-spy did not answer within {DUMP_S:.0f} s"
     except ValueError:
         threads, problem = None, "py-spy's answer cannot be read"
     frames = _frames(threads) if isinstance(threads, list) else ()
@@ -57,7 +57,7 @@ def take(pid: int) -> Stack:
 
 
 def program() -> str:
-    """Where py-spy is. Raises StacksError where it is not installed."""
+    """Path of py-spy. Raises StacksError where it is not installed."""
     beside = Path(sys.executable).with_name("py-spy")  # in an environment that is not on the path
     found = str(beside) if beside.exists() else shutil.which("py-spy")
     if found is None:
@@ -68,7 +68,7 @@ def program() -> str:
 def _reason(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if "ermission" in text:
-        return "no right to look into it: sudo rankscope stacks ..., or see `rankscope doctor`"
+        return "no permission to trace it: run `sudo rankscope stacks ...`, or see `rankscope doctor`"
     return lines[-1][:200] if lines else "py-spy failed"
 
 

@@ -1,4 +1,4 @@
-"""Python stacks of all ranks of a node, also of ranks that are blocked inside a collective.
+"""Python stacks of all ranks of a node by signal, also of ranks that are blocked inside a collective.
 
 Every rank registers `faulthandler` on SIGUSR2 with a file of its own (`probes.tape.stack_file`); watch sends
 the signal and waits until the files have grown (`take_stacks`). A stopped process answers when it is continued or not
@@ -8,6 +8,7 @@ at all, so the wait has a deadline.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from probes.tape.rundir import RunDir
 from probes.tape.stack_file import STACK_SIGNAL, stack_path
@@ -18,8 +19,8 @@ __all__ = ["take_stacks"]
 WAIT_S = 1.0
 
 
-def take_stacks(run: RunDir, attempt: int, pids: dict[int, int]) -> list[int]:
-    """Ask {rank: pid} for their stacks; returns the ranks that answered within a second."""
+def take_stacks(run: RunDir, attempt: int, pids: Mapping[int, int]) -> list[int]:
+    """Signal {rank: pid} to write their stacks; returns the ranks that answered within a second."""
     before = {}
     for rank, pid in pids.items():
         path = stack_path(run, attempt, rank)

@@ -10,7 +10,7 @@ from analyzers.diagnose import diagnose
 from analyzers.report.json import to_json
 from dashboard.data import run_access as access
 from dashboard.data.background_answers import Answers
-from dashboard.data.diagnosis_process import diagnosed_beside
+from dashboard.data.diagnosis_process import diagnose_in_process
 from dashboard.data.run_access import RunAccess
 from probes.tape.rundir import RunDir
 from store import Store, StoreError
@@ -26,14 +26,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 def test_it_is_the_same(run: RunDir) -> None:
     with Store.open(run) as store:
         here = diagnose(store, run.manifest(), stacks_dir=run.stacks)
-    assert to_json(diagnosed_beside(run, now_ns=None)) == to_json(here)
+    assert to_json(diagnose_in_process(run, now_ns=None)) == to_json(here)
 
 
 def test_a_large_run_is_diagnosed_there_once_for_a_version(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RunDir] = []
     monkeypatch.setattr(access, "LARGE_BYTES", 1)
     monkeypatch.setattr(
-        access, "diagnosed_beside", lambda of, **_: asked.append(of) or diagnosed_beside(of, now_ns=None)
+        access, "diagnose_in_process", lambda of, **_: asked.append(of) or diagnose_in_process(of, now_ns=None)
     )
     one = RunAccess(run, Answers())
     assert one.state().value.word == "finished", "from here on nothing new can come"
@@ -49,4 +49,4 @@ def test_what_the_child_says_of_a_run_that_cannot_be_read_is_said(tmp_path: Path
     run = make_run(tmp_path, steps=2)
     run.store().write_bytes(b"no database" * 400)
     with pytest.raises(StoreError, match=r"telemetry\.duckdb"):
-        diagnosed_beside(run, now_ns=None)
+        diagnose_in_process(run, now_ns=None)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboard.data.health_queries import AT_EACH_END, MAX_PIECES, complaints, health_trends, xids
+from dashboard.data.health_queries import AT_EACH_END, MAX_PIECES, device_problems, health_trends, xids
 from tests.analyzers.memory_store import MemoryStore
 
 SECOND = 1_000_000_000
@@ -72,7 +72,7 @@ def test_of_a_counter_the_rise_during_the_run_is_shown(num_devices: int) -> None
     assert not still["ecc_corrected_total"].has_risen
 
 
-def test_complaints_come_the_worst_first_and_healthy_devices_have_none() -> None:
+def test_the_worst_device_problems_come_first_and_healthy_devices_have_none() -> None:
     reasons, uncorrected = np.full((4, 10), 1), np.zeros((4, 10), int)
     remapped = np.zeros((4, 10), int)
     failed = np.zeros((4, 10), bool)
@@ -83,14 +83,14 @@ def test_complaints_come_the_worst_first_and_healthy_devices_have_none() -> None
         4, 10, throttle_reasons=reasons, ecc_uncorrected_total=uncorrected, remap_failed=failed, remap_pending=failed,
         remapped_rows_total=remapped + 2 * failed,
     )  # fmt: skip
-    rows, num = complaints(store, 10)
+    rows, num = device_problems(store, 10)
     assert num == 3
     assert [row["device"] for row in rows] == ["GPU-00000003", "GPU-00000002", "GPU-00000001"]
     assert rows[0]["remapping"] == "a row could not be remapped"
-    assert rows[0]["before it"] == "remapped rows 2"
-    assert rows[1]["counted during the run"] == "memory errors, uncorrected 3"
-    assert rows[2]["clocks held down by"] == ("power cap (50 % of the time), heat, by the driver (50 % of the time)")
-    assert complaints(store, 1)[1] == 3
+    assert rows[0]["before the run"] == "remapped rows 2"
+    assert rows[1]["during the run"] == "memory errors, uncorrected 3"
+    assert rows[2]["throttled by"] == ("power cap (50 % of the time), heat (driver) (50 % of the time)")
+    assert device_problems(store, 1)[1] == 3
 
 
 def test_xids_say_what_they_mean() -> None:
@@ -105,4 +105,4 @@ def test_xids_say_what_they_mean() -> None:
 
 def test_a_run_without_health_has_none() -> None:
     store = MemoryStore()
-    assert (health_trends(store, {"load_1m": "max"}), complaints(store, 5), xids(store)) == ({}, ([], 0), [])
+    assert (health_trends(store, {"load_1m": "max"}), device_problems(store, 5), xids(store)) == ({}, ([], 0), [])

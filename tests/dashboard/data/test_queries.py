@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analyzers.figures.evenly_spaced import evenly_spaced
 from dashboard.data import queries
 from dashboard.data.gradient_queries import MAX_GRADIENT_STEPS, MAX_PARAMETERS, gradient_table
-from dashboard.data.sampling import evenly
 from tests.analyzers.memory_store import MemoryStore
 
 MS = 1_000_000
@@ -163,11 +163,14 @@ def test_of_many_steps_and_parameters_the_extremes_stay_and_the_rest_is_even() -
     assert found.columns["nonfinite"].sum() == 3
 
 
-def test_a_few_of_many_are_evenly_spread() -> None:
-    assert evenly([1, 2, 3, 4, 5, 6], 3) == [2, 4, 6]
-    assert evenly([1, 2], 3) == [1, 2]
-    assert evenly([], 3) == []
-    assert evenly(list(range(399)), 200)[-1] == 398
+def test_samples_are_evenly_spaced_with_both_ends() -> None:
+    assert evenly_spaced([1, 2, 3, 4, 5, 6], 3) == [1, 3, 6]
+    assert evenly_spaced([1, 2], 3) == [1, 2]
+    assert evenly_spaced([], 3) == []
+    assert evenly_spaced([1, 2, 3], 1) == [3]
+    assert evenly_spaced([1, 2, 3], 0) == []
+    sampled = evenly_spaced(list(range(399)), 200)
+    assert (sampled[0], sampled[-1], len(set(sampled))) == (0, 398, 200)
 
 
 def test_extent_and_range_are_those_of_ranks_that_trained() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from dashboard.drawing.chart_cache import MAX_KEPT, drawn
+from dashboard.drawing.chart_cache import MAX_KEPT, cached_figure
 
 
 @pytest.fixture
@@ -25,12 +25,14 @@ def counted() -> tuple[Callable[..., go.Figure], list[Any]]:
 def test_a_chart_is_built_once_while_it_shows_the_same(counted: tuple[Callable[..., go.Figure], list[Any]]) -> None:
     draw, calls = counted
     values = {"y": np.arange(3.0)}
-    first = drawn("once", draw, (values,), {"title": "a"}, dark=False)
-    assert drawn("once", draw, ({"y": values["y"]},), {"title": "a"}, dark=False) is first  # the same array within
+    first = cached_figure("once", draw, (values,), {"title": "a"}, dark=False)
+    assert cached_figure("once", draw, ({"y": values["y"]},), {"title": "a"}, dark=False) is first  # the same array
     assert len(calls) == 1
-    assert drawn("once", draw, (values,), {"title": "b"}, dark=False) is not first
-    assert drawn("once", draw, ({"y": np.arange(3.0)},), {"title": "b"}, dark=False) is not first  # an array of its own
-    dark = json.loads(drawn("once", draw, (values,), {"title": "b"}, dark=True))
+    assert cached_figure("once", draw, (values,), {"title": "b"}, dark=False) is not first
+    assert (
+        cached_figure("once", draw, ({"y": np.arange(3.0)},), {"title": "b"}, dark=False) is not first
+    )  # another array
+    dark = json.loads(cached_figure("once", draw, (values,), {"title": "b"}, dark=True))
     assert dark["layout"]["template"] != json.loads(first)["layout"]["template"]
     assert len(calls) == 4
 
@@ -38,7 +40,7 @@ def test_a_chart_is_built_once_while_it_shows_the_same(counted: tuple[Callable[.
 def test_what_the_browser_gets_is_the_figure(counted: tuple[Callable[..., go.Figure], list[Any]]) -> None:
     draw, _ = counted
     values = {"y": np.arange(4.0)}
-    sent = json.loads(drawn(("run", "key"), draw, (values,), {}, dark=False))
+    sent = json.loads(cached_figure(("run", "key"), draw, (values,), {}, dark=False))
     assert sent["data"] == json.loads(draw(values).to_json())["data"]
     assert "key" in sent["layout"]["uirevision"]
 
@@ -47,7 +49,7 @@ def test_the_number_of_charts_is_bounded(counted: tuple[Callable[..., go.Figure]
     draw, calls = counted
     values = {"y": np.zeros(1)}
     for number in (*range(MAX_KEPT + 1), 0):
-        drawn(("bounded", number), draw, (values,), {}, dark=False)
+        cached_figure(("bounded", number), draw, (values,), {}, dark=False)
     assert len(calls) == MAX_KEPT + 2, "the one that was asked for longest ago was given up"
 
 
@@ -57,7 +59,7 @@ def test_a_zoom_stays_with_data_that_grow_and_goes_with_another_choice(
     draw, _ = counted
 
     def revision(length: int, *selected: Any) -> str:
-        sent = drawn("zoom", draw, ({"y": np.arange(length)},), {}, dark=False, selected=selected)
+        sent = cached_figure("zoom", draw, ({"y": np.arange(length)},), {}, dark=False, selected=selected)
         revision: str = json.loads(sent)["layout"]["uirevision"]
         return revision
 
@@ -70,5 +72,5 @@ def test_another_choice_of_the_same_data_is_sent_again(counted: tuple[Callable[.
     draw, calls = counted
     values = {"y": np.arange(3.0)}
     for step in (1, 1, 2):
-        drawn("choice", draw, (values,), {}, dark=False, selected=(step,))
+        cached_figure("choice", draw, (values,), {}, dark=False, selected=(step,))
     assert len(calls) == 2

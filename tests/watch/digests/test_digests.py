@@ -24,7 +24,7 @@ from tests.analyzers.judged import checked
 from tests.analyzers.memory_store import MemoryStore
 from tests.waiting import wait_for
 from watch.digests import exchange
-from watch.digests.clock_offsets import Trip, best
+from watch.digests.clock_offsets import RoundTrip, best
 from watch.digests.exchange import JobWatch
 from watch.digests.link import DigestLink, Verdict
 
@@ -62,7 +62,7 @@ def test_digests_clocks_and_verdicts_go_over_the_store(endpoint: str, tmp_path: 
             assert abs(leader.offsets_ns[node] - expected_ns) <= leader.errors_ns[node]
             assert leader.errors_ns[node] < SECOND // 4
 
-        leader.tell(Verdict(attempt=3, ranks=(2,), summary="rank 2 hangs"))
+        leader.publish_verdict(Verdict(attempt=3, ranks=(2,), summary="rank 2 hangs"))
         wait_for(lambda: one.verdict and two.verdict, "verdict on both nodes")
         assert two.verdict == Verdict(attempt=3, ranks=(2,), summary="rank 2 hangs")
         assert leader.traffic.received >= 4
@@ -73,17 +73,17 @@ def test_digests_clocks_and_verdicts_go_over_the_store(endpoint: str, tmp_path: 
         job.exchange(MemoryStore(), 0, set())
         assert {event["node_rank"] for event in read_events(tmp_path / "events.jsonl")[0]} == {1, 2}
         finding = Finding(analyzer="hang", kind="hang", severity="critical", status="fired", summary="x", ranks=(1,))
-        job.tell([finding], 4, stands=True)
+        job.publish([finding], 4, stands=True)
         other = JobWatch(two, node_rank=2, events=events)
-        wait_for(lambda: other.told(4), "second verdict")
-        assert other.told(3) is None, "of an attempt that is over"
-        job.tell([], 4, stands=True)
-        assert other.told(4), "it stands"
-        job.tell([], 4, stands=False)
-        wait_for(lambda: other.told(4) is None, "word that it is over")
+        wait_for(lambda: other.verdict(4), "second verdict")
+        assert other.verdict(3) is None, "of an attempt that is over"
+        job.publish([], 4, stands=True)
+        assert other.verdict(4), "it stands"
+        job.publish([], 4, stands=False)
+        wait_for(lambda: other.verdict(4) is None, "word that it is over")
 
 
-def test_a_node_that_falls_silent_is_told_once_and_again_when_it_is_heard(
+def test_a_silent_node_is_reported_once_and_again_when_its_digests_return(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "events.jsonl"
@@ -107,15 +107,15 @@ def test_a_node_that_falls_silent_is_told_once_and_again_when_it_is_heard(
     assert heard(0) == []
     (fired,) = heard(silent)
     assert (fired.kind, fired.ranks, fired.evidence["node_rank"]) == ("node_silent", (1,), 1)
-    assert heard(silent) == [], "told once"
+    assert heard(silent) == [], "reported once"
     (over,) = heard(0)
     assert (over.kind, over.status) == ("node_silent", "ok")
-    assert heard(silent, closing=True) == [], "who says goodbye is not missed"
+    assert heard(silent, closing=True) == [], "a node that closes is not silent"
     (later,) = checked(silent_nodes(store, Scope()))
-    assert later.cause == "heard_again", "a post-mortem tells of it all the same"
+    assert later.cause == "heard_again", "a post-mortem reports it all the same"
 
 
-def test_a_store_that_is_gone_holds_nobody_up() -> None:
+def test_a_lost_store_blocks_no_caller() -> None:
     with DigestLink("127.0.0.1:1", node=1, num_nodes=2) as link:  # nobody listens there
         begin = time.monotonic()
         link.publish(digest(1))
@@ -124,7 +124,7 @@ def test_a_store_that_is_gone_holds_nobody_up() -> None:
         assert link.verdict is None
 
 
-def test_the_shortest_round_trip_says_the_offset() -> None:
-    quick = Trip(sent_ns=1_000, answered_ns=501_100, received_ns=1_200)
-    slow = Trip(sent_ns=2_000, answered_ns=2_100, received_ns=900_000)
+def test_the_shortest_round_trip_decides_the_offset() -> None:
+    quick = RoundTrip(sent_ns=1_000, answered_ns=501_100, received_ns=1_200)
+    slow = RoundTrip(sent_ns=2_000, answered_ns=2_100, received_ns=900_000)
     assert best([slow, quick, slow]) == (500_000, 100)

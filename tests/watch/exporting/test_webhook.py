@@ -70,9 +70,9 @@ def test_a_finding_and_its_end_are_posted(receiver: Receiver, events: EventWrite
     section = {"webhook": receiver.url, "command": "", "min_severity": "warning", "at_most_per_hour": 60}
     with finding_hook({"config": {"alerts": section}}, run_id="demo", events=events) as hook:
         assert hook is not None
-        hook.tell([finding("ok", "info", rank=1)])  # the end of what was never told
-        hook.tell([finding(), finding("fired", "info"), finding("insufficient_data"), finding("advice")])
-        hook.tell([finding("ok", "info")])
+        hook.report([finding("ok", "info", rank=1)])  # the end of a finding that was not reported
+        hook.report([finding(), finding("fired", "info"), finding("insufficient_data"), finding("advice")])
+        hook.report([finding("ok", "info")])
     assert [(told["run_id"], told["finding"]["status"]) for told in receiver.heard] == [
         ("demo", "fired"),
         ("demo", "ok"),
@@ -94,7 +94,7 @@ def test_a_command_reads_it_and_no_shell_does(tmp_path: Path, events: EventWrite
     hook = FindingHook(
         run_id="$(touch x)", events=events, command=f"{sys.executable} {script} {out} '; touch {tmp_path}/y'"
     )
-    hook.tell([finding()])
+    hook.report([finding()])
     hook.close()
     assert json.loads(out.read_text())["run_id"] == "$(touch x)"
     assert not (tmp_path / "y").exists()
@@ -104,7 +104,7 @@ def test_a_slow_receiver_holds_nobody_up(receiver: Receiver, events: EventWriter
     receiver.slow.set()
     hook = FindingHook(run_id="demo", events=events, webhook=receiver.url)
     start = time.monotonic()
-    hook.tell([finding(rank=rank) for rank in range(10)])
+    hook.report([finding(rank=rank) for rank in range(10)])
     assert time.monotonic() - start < 1
     hook.close(timeout_s=0.1)
     assert time.monotonic() - start < 2
@@ -113,7 +113,7 @@ def test_a_slow_receiver_holds_nobody_up(receiver: Receiver, events: EventWriter
 def test_what_cannot_be_delivered_is_told(tmp_path: Path, receiver: Receiver, events: EventWriter) -> None:
     receiver.code = 500
     hook = FindingHook(run_id="demo", events=events, webhook=receiver.url, command="/no/such/program")
-    hook.tell([finding()])
+    hook.report([finding()])
     hook.close()
     assert [(event["hook"], event["reason"]) for event in failures(events)] == [
         ("webhook", "Internal Server Error"),
@@ -123,8 +123,8 @@ def test_what_cannot_be_delivered_is_told(tmp_path: Path, receiver: Receiver, ev
 
 def test_a_flood_is_counted(receiver: Receiver, events: EventWriter) -> None:
     hook = FindingHook(run_id="demo", events=events, webhook=receiver.url, at_most_per_hour=3)
-    hook.tell([finding(rank=rank) for rank in range(10)])
+    hook.report([finding(rank=rank) for rank in range(10)])
     hook._delivered.clear()  # an hour later
-    hook.tell([finding(rank=11)])
+    hook.report([finding(rank=11)])
     hook.close()
     assert [told["left_out"] for told in receiver.heard] == [0, 0, 0, 7]

@@ -121,7 +121,7 @@ def test_no_driver_is_one_line() -> None:
         Xids(nvml).wait(0.01)
 
 
-def test_xids_are_heard_and_a_lost_device_ends_it() -> None:
+def test_xids_are_received_until_a_device_is_lost() -> None:
     nvml = FakeNvml()
     xids = Xids(nvml)
     assert xids.wait(0.01) == []
@@ -129,7 +129,7 @@ def test_xids_are_heard_and_a_lost_device_ends_it() -> None:
     nvml.events.put((48, "GPU-0"))
     assert [*xids.wait(1), *xids.wait(1)] == [Xid(79, "GPU-1"), Xid(48, "GPU-0")]
     nvml.failing["nvmlEventSetWait_v2"] = nvml.NVML_ERROR_GPU_IS_LOST
-    with pytest.raises(ReadingError, match="heard no more"):
+    with pytest.raises(ReadingError, match="no longer received"):
         xids.wait(0.01)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from watch.stacks import gil_holders
-from watch.stacks.gil_holders import holders
+from watch.stacks import gil_holders as module
+from watch.stacks.gil_holders import gil_holders
 from watch.stacks.pyspy import StacksError, program
 
 SCRIPT = """
@@ -48,7 +48,7 @@ def test_only_who_sleeps_with_the_lock_is_named(pids: dict[str, int]) -> None:
         pytest.skip("py-spy is not installed")
     if spied.returncode:
         pytest.skip("py-spy may not look into processes here")
-    assert holders({7: pids["lock"], 8: pids["sleep"], 9: pids["loop"]}) == [7]
+    assert gil_holders({7: pids["lock"], 8: pids["sleep"], 9: pids["loop"]}) == [7]
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,14 @@ def test_where_nobody_can_tell_nothing_is_said(tmp_path: Path, monkeypatch: pyte
     fake = tmp_path / "py-spy"
     fake.write_text(f"#!/bin/sh\n{script}\n")
     fake.chmod(0o755)
-    monkeypatch.setattr(gil_holders, "program", lambda: str(fake))
-    monkeypatch.setattr(gil_holders, "LOOK_S", 0.2)
-    assert holders({0: 1}) == []
+    monkeypatch.setattr(module, "program", lambda: str(fake))
+    monkeypatch.setattr(module, "SAMPLE_LIMIT_S", 0.2)
+    assert gil_holders({0: 1}) == []
 
 
 def test_without_py_spy_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> str:
         raise StacksError("py-spy is not installed")
 
-    monkeypatch.setattr(gil_holders, "program", missing)
-    assert holders({0: 1}) == []
+    monkeypatch.setattr(module, "program", missing)
+    assert gil_holders({0: 1}) == []

@@ -1,11 +1,11 @@
-"""Every metric that leaves Rankscope, described once: name, kind, unit, labels, help.
+"""The catalogue of all metrics: name, kind, unit, labels, help.
 
     METRICS["rankscope_step"].help
     Sample("rankscope_rank_step_duration_seconds", {"rank": "3"}, 0.041)
 
-`/metrics`, OTLP, `docs/metrics.md` and the tests of rules and Grafana's dashboards all read this table, so that a name
-can neither be misspelt nor forgotten. Names follow Prometheus: base units, `_total` for what only grows, timestamps
-and not ages. All samples bear `run_id` and `node` besides the labels given here.
+`/metrics`, OTLP, `docs/metrics.md` and the tests of rules and Grafana's dashboards all read this table. Names follow
+Prometheus: base units, `_total` for counters, timestamps instead of ages. All samples have the labels `run_id` and
+`node` besides those given here.
 
     python -m watch.exporting.metrics.catalogue > docs/metrics.md
 """
@@ -39,19 +39,19 @@ class Metric:
 
     @property
     def otel_name(self) -> str:
-        """Dotted, without unit and `_total`, as OpenTelemetry wants it: `rankscope.rank.step.duration`."""
+        """OpenTelemetry's name, dotted and without unit and `_total`: `rankscope.rank.step.duration`."""
         stem = self.name.removesuffix("_total").removesuffix(f"_{self.unit}" if self.unit else "")
         return stem.replace("_", ".")
 
     @property
     def otel_unit(self) -> str:
-        """Its unit as UCUM writes it."""
+        """The unit in UCUM's notation."""
         return _UNITS[self.unit]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One number: of which metric, with which labels (in the catalogue's order or any), and how much."""
+    """One value of a metric, with its labels in any order."""
 
     name: str
     value: float
@@ -70,9 +70,9 @@ _GPU = ("device",)
 _ALL: tuple[Metric, ...] = (
     *_group(
         "Run",
-        ("run_info", "info", "", ("name", "mesh", "device", "version"), "What the run is; always 1."),
+        ("run_info", "info", "", ("name", "mesh", "device", "version"), "The run's settings; always 1."),
         ("run_state", "gauge", "", ("state",),
-         "1 for the state that the run is in, 0 for the others."),
+         "1 for the state of the run, 0 for the others."),
         ("run_start_timestamp_seconds", "gauge", "seconds", (), "When the run was launched for the first time."),
         ("world_size", "gauge", "", (), "Ranks of the newest attempt."),
         ("attempt", "gauge", "", (), "Number of the newest attempt, from 0: restarts of the worker group."),
@@ -93,51 +93,51 @@ _ALL: tuple[Metric, ...] = (
         ("learning_rate", "gauge", "", (), "Learning rate of the newest step."),
         ("expert_load_ratio", "gauge", "ratio", ("stat",),
          "Load of this node's tokens on an expert, 1 is an even share, over all layers; stat: min, max."),
-        ("expert_dropped_ratio", "gauge", "ratio", (), "Share of choices of experts that found no room."),
+        ("expert_dropped_ratio", "gauge", "ratio", (), "Share of expert choices above the expert's capacity."),
     ),
     *_group(
         "Time",
         ("time_seconds", "gauge", "seconds", ("category",),
-         "Wall time of the run by where it went, mean over the ranks; the categories add up to the wall time."),
+         "Wall time of the run by category, mean over the ranks; the categories add up to the wall time."),
         ("goodput_ratio", "gauge", "ratio", (), "Share of the wall time in which ranks trained steps that were kept."),
         ("exposed_communication_ratio", "gauge", "ratio", (), "Share of the newest steps blocked in transfers."),
         ("bubble_ratio", "gauge", "ratio", (), "Share of the run in which a stage of the pipeline had no work."),
-        ("data_wait_ratio", "gauge", "ratio", (), "Share of the newest steps that waited for data."),
+        ("data_wait_ratio", "gauge", "ratio", (), "Share of the newest steps spent waiting for data."),
     ),
     *_group(
         "Ranks",
         ("rank_info", "info", "", ("rank", "local_rank", "host", "gpu_uuid"),
-         "Where a rank runs, to join with dcgm-exporter by UUID; always 1."),
-        ("rank_up", "gauge", "", _RANK, "1 while the rank lives, 0 when it has died; none once it has finished."),
+         "Host and GPU of a rank, to join with dcgm-exporter by UUID; always 1."),
+        ("rank_up", "gauge", "", _RANK, "1 while the rank is alive, 0 once it has died; absent once it has finished."),
         ("rank_step", "gauge", "", _RANK, "Newest step that the rank has finished."),
         ("rank_step_duration_seconds", "gauge", "seconds", _RANK, "Median duration of the rank's newest steps."),
         ("rank_own_seconds", "gauge", "seconds", _RANK,
-         "Median of the same without waiting in collectives: a straggler's is larger."),
+         "Median of the same without waiting in collectives; larger on a straggler."),
         ("rank_memory_bytes", "gauge", "bytes", _RANK, "Memory of the process, or allocated on its device."),
         ("rank_last_record_timestamp_seconds", "gauge", "seconds", _RANK, "When the rank last ended a step."),
         ("straggler_excess_ratio", "gauge", "ratio", ("rank", "cause"),
-         "By how much a step of a rank that is found to be slow exceeds its peers', while it is."),
+         "Excess of a straggler's step time over its peers', while the finding is open."),
     ),
     *_group(
         "Findings",
         ("findings", "gauge", "", ("kind", "severity"), "Findings that are open now."),
-        ("findings_total", "counter", "", ("kind", "severity"), "Findings that fired since the run began."),
+        ("findings_total", "counter", "", ("kind", "severity"), "Findings that fired since the start of the run."),
         ("last_finding_timestamp_seconds", "gauge", "seconds", ("kind",), "When a finding of this kind last fired."),
     ),
     *_group(
         "Recovery",
-        ("rollbacks_total", "counter", "", (), "Times that the state was set back to a former step."),
+        ("rollbacks_total", "counter", "", (), "Rollbacks to an earlier step."),
         ("restarts_total", "counter", "", (), "Attempts after the first."),
-        ("batches_skipped_total", "counter", "", (), "Batches that were given up."),
+        ("batches_skipped_total", "counter", "", (), "Batches that were skipped."),
         ("rank_deaths_total", "counter", "", (), "Ranks that ended by a signal, an exception or an exit code."),
-        ("last_rollback_timestamp_seconds", "gauge", "seconds", (), "When the state was last set back."),
+        ("last_rollback_timestamp_seconds", "gauge", "seconds", (), "When the last rollback happened."),
     ),
     *_group(
         "Checkpoints",
         ("checkpoint_step", "gauge", "", ("tier",), "Step of the newest checkpoint of a tier: memory, disk."),
         ("checkpoint_timestamp_seconds", "gauge", "seconds", ("tier",), "When it was complete."),
         ("checkpoint_good_timestamp_seconds", "gauge", "seconds", (), "When a checkpoint on disk last became good."),
-        ("checkpoint_stall_seconds", "gauge", "seconds", ("tier",), "How long training stood still for it."),
+        ("checkpoint_stall_seconds", "gauge", "seconds", ("tier",), "How long training stopped for it."),
         ("checkpoint_bytes", "gauge", "bytes", ("tier",), "Size of the newest one over all shards."),
         ("checkpoint_failures_total", "counter", "", (), "Saves that failed."),
         ("checkpoint_interval_steps", "gauge", "", (), "Steps between checkpoints on disk, by the configuration."),
@@ -155,11 +155,12 @@ _ALL: tuple[Metric, ...] = (
         ("gpu_memory_bandwidth_ratio", "gauge", "ratio", _GPU, "Share of the memory's bandwidth in use."),
         ("gpu_energy_joules_total", "counter", "joules", _GPU, "Energy used since the driver was loaded."),
         ("gpu_throttled", "gauge", "", ("device", "reason"),
-         "1 while something holds the clock down that should not: thermal, power, hardware."),
-        ("gpu_xid_total", "counter", "", ("device", "xid", "class"), "XID errors since the run began, by their class."),
-        ("gpu_last_xid_timestamp_seconds", "gauge", "seconds", ("device", "xid", "class"), "When one last came."),
+         "1 while the clock is throttled for this reason: thermal, power, hardware."),
+        ("gpu_xid_total", "counter", "", ("device", "xid", "class"), "XID errors since the start of the run."),
+        ("gpu_last_xid_timestamp_seconds", "gauge", "seconds", ("device", "xid", "class"),
+         "When the last XID error was reported."),
         ("gpu_remapped_rows_total", "counter", "", _GPU, "Rows of the device's memory that were remapped."),
-        ("gpu_remap_pending", "gauge", "", _GPU, "1 while a remapping waits for the device's next reset."),
+        ("gpu_remap_pending", "gauge", "", _GPU, "1 while a remapping is pending until the device's next reset."),
         ("gpu_remap_failed", "gauge", "", _GPU, "1 if a row could not be remapped."),
         ("gpu_pcie_replays_total", "counter", "", _GPU, "Packets sent again over PCIe since the driver was loaded."),
         ("gpu_nvlink_errors_total", "counter", "", _GPU, "Errors of all NVLinks since the driver was loaded."),
@@ -174,15 +175,15 @@ _ALL: tuple[Metric, ...] = (
         ("host_memory_total_bytes", "gauge", "bytes", (), "Memory of the host."),
         ("host_swapped_pages_total", "counter", "", (), "Pages swapped in or out since the host was booted."),
         ("host_network_errors_total", "counter", "", (), "Errors and drops of all interfaces since they were up."),
-        ("disk_free_bytes", "gauge", "bytes", (), "Free space where the run is written."),
+        ("disk_free_bytes", "gauge", "bytes", (), "Free space on the run's file system."),
     ),
     *_group(
         "Telemetry",
-        ("telemetry_last_tick_timestamp_seconds", "gauge", "seconds", (), "When watch last took in records."),
-        ("telemetry_tick_seconds", "gauge", "seconds", (), "How long that took."),
-        ("telemetry_rows_total", "counter", "", (), "Rows that this watch has taken into the store."),
+        ("telemetry_last_tick_timestamp_seconds", "gauge", "seconds", (), "When watch last ingested records."),
+        ("telemetry_tick_seconds", "gauge", "seconds", (), "Duration of watch's last tick."),
+        ("telemetry_rows_total", "counter", "", (), "Rows that this watch has ingested into the store."),
         ("telemetry_failed_ticks_total", "counter", "", (), "Ticks that failed; the tapes keep the records."),
-        ("telemetry_analyzer_errors_total", "counter", "", ("analyzer",), "Looks of a live analyzer that failed."),
+        ("telemetry_analyzer_errors_total", "counter", "", ("analyzer",), "Failed runs of a live analyzer."),
     ),
 )  # fmt: skip
 
@@ -196,7 +197,7 @@ def document() -> str:
         "",
         "Generated by `python -m watch.exporting.metrics.catalogue > docs/metrics.md`; the source is",
         "`watch/exporting/metrics/catalogue.py`. All also have the labels `run_id` and `node` (index of the node).",
-        "[alerting.md](alerting.md#prometheus) says how to scrape them, `grafana/` has rules and dashboards.",
+        "[alerting.md](alerting.md#prometheus) explains how to scrape them; `grafana/` has rules and dashboards.",
     ]
     group = ""
     for metric in _ALL:

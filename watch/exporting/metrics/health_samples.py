@@ -2,8 +2,8 @@
 
     samples = list(health_samples(store))
 
-Joined to ranks by the devices' UUIDs in `rankscope_rank_info`. What a device does not support is NULL in the table and
-left out here.
+Joined to ranks by the devices' UUIDs in `rankscope_rank_info`. A reading that a device does not support is NULL in the
+table and omitted here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _DEVICE = {
 
 
 def health_samples(source: Source) -> Iterator[Sample]:
-    """One sample a device and reading, and the XID errors so far."""
+    """One sample per device and reading, and the XID errors so far."""
     yield from _readings(source)
     yield from _xids(source)
 

@@ -1,10 +1,10 @@
-"""A node's numbers for the wall: what `/metrics` and OTLP tell of a run, from the store of this node.
+"""Metrics of a node for `/metrics` and OTLP, measured from its store.
 
     metrics = NodeMetrics(run.manifest(), node_rank=0)
     samples = metrics.measure(store, now_ns)      # each tick; names from `watch.exporting.metrics.catalogue`
 
-Speed and shares are of the newest `WINDOW_STEPS` steps of the newest attempt. What needs the whole run (the account of
-its time) is taken anew every `SLOW_EVERY_S` only. Nothing is judged here: findings are those that were said.
+Speed and shares are of the newest `WINDOW_STEPS` steps of the newest attempt. The account of the whole run's time is
+measured every `SLOW_EVERY_S` only. Nothing is judged here: findings are those that `watch` has reported.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NEWEST = "attempt = (SELECT max(attempt) FROM steps) AND rank >= 0 AND duration
 
 
 class NodeMetrics:
-    """Measures again and again; what is slow is kept between two measurements."""
+    """Measures repeatedly; the result of slow queries is kept between two measurements."""
 
     def __init__(self, manifest: Mapping[str, Any], *, node_rank: int, stall: StallPolicy | None = None) -> None:
         self.common = {"run_id": str(manifest.get("run_id", "")), "node": str(node_rank)}
@@ -51,7 +51,7 @@ class NodeMetrics:
         self._slow_ns: int | None = None
 
     def measure(self, source: Source, now_ns: int) -> list[Sample]:
-        """All samples at `now_ns` (epoch nanoseconds); a part whose tables are missing is left out."""
+        """All samples at `now_ns` (epoch nanoseconds); a part whose tables are missing is omitted."""
         if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_EVERY_S * 1e9:
             self._slow = list(_account(source, self._stall, now_ns))
             self._slow_ns = now_ns if self._slow else None
@@ -179,7 +179,7 @@ def _steps(source: Source) -> Iterator[Sample]:
 
 
 def _experts(source: Source) -> Iterator[Sample]:
-    """How evenly a mixture's experts were used in the newest samples."""
+    """Load balance of a mixture's experts in the newest samples."""
     _, layers = layer_loads(source, EXPERT_SAMPLES)
     if not layers:
         return
@@ -192,7 +192,7 @@ def _experts(source: Source) -> Iterator[Sample]:
 
 
 def _account(source: Source, stall: StallPolicy, now_ns: int) -> Iterator[Sample]:
-    """Where the time of the whole run went."""
+    """The account of the whole run's time."""
     account = measure(source, stall, now_ns)
     if account is None:
         return
@@ -230,7 +230,7 @@ def _ranks(source: Source, log: EventLog) -> Iterator[Sample]:
             "gpu_uuid": uuid or "",
         }
         yield Sample("rankscope_rank_info", 1, of | place)
-        if rank not in closed or rank in dead:  # who has finished is neither up nor lost
+        if rank not in closed or rank in dead:  # a rank that has finished is neither up nor lost
             yield Sample("rankscope_rank_up", float(rank not in dead), of)
     if missing_tables(source, "steps"):
         return
@@ -267,7 +267,7 @@ def _findings(source: Source, lives: Sequence[int], now_ns: int) -> Iterator[Sam
     for finding in _open_findings(source, max(lives, default=0), now_ns):
         counts[finding.kind, finding.severity] += 1
         factor = finding.evidence.get("factor_ratio")
-        if finding.kind == "straggler" and is_number(factor):
+        if finding.kind == "straggler" and factor is not None and is_number(factor):
             for rank in finding.ranks:
                 of = {"rank": str(rank), "cause": finding.cause}
                 yield Sample("rankscope_straggler_excess_ratio", float(factor) - 1, of)

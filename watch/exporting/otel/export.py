@@ -1,10 +1,10 @@
-"""`watch`'s way to an OpenTelemetry collector: spans of finished steps, metrics and findings, if an endpoint is set.
+"""Export to an OpenTelemetry collector: spans of finished steps, metrics and findings, if an endpoint is set.
 
     with otel_export(run, node_rank=0, events=events) as otel:
         otel.tick(store, now_ns, metrics.samples)          # in watch's tick
-        otel.tell(findings)
+        otel.report(findings)
 
-Section `otel` of the configuration says how much: `group` (default, per_step, all) and `ranks` (single_rank,
+Section `otel` of the configuration sets the amount: `group` (default, per_step, all) and `ranks` (single_rank,
 first_rank_per_node, sampled, all_ranks).
 """
 
@@ -29,14 +29,14 @@ METRICS_EVERY_S = 15.0
 
 
 class OtelExport:
-    """Offers what is new to the collector's thread; never waits for it."""
+    """Hands new data to the collector's thread; never waits for it."""
 
     def __init__(self, collector: Otlp, spans: StepSpans) -> None:
         self._collector, self._spans = collector, spans
         self._metrics_ns = 0
 
     def tick(self, source: Source, now_ns: int, samples: Sequence[Sample]) -> None:
-        """Spans of the steps that ended since the last tick; now and then all metrics."""
+        """Send spans of the steps that ended since the last tick, and all metrics every `METRICS_EVERY_S`."""
         rows = self._spans.take(source)
         if rows:
             self._collector.spans(rows)
@@ -44,14 +44,14 @@ class OtelExport:
             self._metrics_ns = now_ns
             self._collector.metrics(samples, now_ns)
 
-    def tell(self, findings: Sequence[Finding]) -> None:
-        """Findings as log records."""
+    def report(self, findings: Sequence[Finding]) -> None:
+        """Send findings as log records."""
         self._collector.logs([finding.to_json() for finding in findings], time.time_ns())
 
 
 @contextmanager
 def otel_export(run: RunDir, node_rank: int, events: EventWriter) -> Iterator[OtelExport | None]:
-    """None where no endpoint is set, or the `otel` extra is not installed (then an event says so)."""
+    """None where no endpoint is set, or the `otel` extra is not installed (reported as an event)."""
     if not wanted():
         yield None
         return

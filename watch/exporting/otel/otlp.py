@@ -1,11 +1,11 @@
-"""Steps, metrics and findings to an OpenTelemetry collector: OTLP over HTTP, from a thread of `watch`.
+"""Send spans, metrics and logs to an OpenTelemetry collector: OTLP over HTTP, from a thread of `watch`.
 
-    if wanted():                                   # OTEL_EXPORTER_OTLP_ENDPOINT, or one of its kind, is set
+    if wanted():                                   # OTEL_EXPORTER_OTLP_ENDPOINT or a variable like it is set
         with otlp(run_id="demo", node_rank=0) as collector:
             collector.spans(rows); collector.metrics(samples, now_ns); collector.logs(findings)
 
-The endpoint, headers, certificates, compression and time-outs are OpenTelemetry's own variables. Nothing here can hold
-up the caller: what a slow or dead collector does not take waits in a queue of bounded length, and beyond is counted.
+The endpoint, headers, certificates, compression and timeouts are OpenTelemetry's own variables. Nothing here blocks the
+caller: batches for a slow or dead collector wait in a bounded queue; batches that find it full are dropped and counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SEVERITY = {"info": 9, "warning": 13, "critical": 21}  # INFO, WARN, FATAL of O
 
 
 def wanted(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether an endpoint is set and the SDK is not turned off, by OpenTelemetry's variables."""
+    """True if OpenTelemetry's variables set an endpoint and do not disable the SDK."""
     given = os.environ if environment is None else environment
     if given.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
@@ -75,12 +75,12 @@ class Otlp:
 
     def logs(self, findings: Sequence[Mapping[str, Any]], now_ns: int) -> None:
         """Send findings (as `Finding.to_json` has them) as log records."""
-        told = tuple(findings)
-        if told:
-            self._offer("logs", lambda: [self._log(finding, now_ns) for finding in told])
+        sent = tuple(findings)
+        if sent:
+            self._offer("logs", lambda: [self._log(finding, now_ns) for finding in sent])
 
     def close(self) -> None:
-        """Send what waits, for a few seconds at most."""
+        """Send what is queued, for at most `CLOSE_S`."""
         try:
             self._waiting.put(None, timeout=CLOSE_S)
         except queue.Full:
@@ -101,7 +101,7 @@ class Otlp:
                     self._exporters[signal] = self._made[signal]()
                 done = self._exporters[signal].export(encode())
                 sent = getattr(done, "name", "") == "SUCCESS"
-            except Exception:  # the collector, the network, or the SDK: the run goes on and the count tells
+            except Exception:  # of the collector, the network, or the SDK: counted, and the run goes on
                 sent = False
             self.num_sent += sent
             self.num_dropped += not sent
@@ -178,7 +178,7 @@ class Otlp:
 
 @contextmanager
 def otlp(*, run_id: str, node_rank: int) -> Iterator[Otlp]:
-    """A collector's connection for as long as the block runs. Raises ImportError without the `otel` extra."""
+    """A connection to a collector until the block ends. Raises ImportError without the `otel` extra."""
     collector = Otlp(run_id=run_id, node_rank=node_rank)
     try:
         yield collector

@@ -1,14 +1,14 @@
-"""Steps, phases and collectives of finished steps as spans, made after the fact from the store.
+"""Spans of finished steps, their phases and collectives, read from the store.
 
     cursor = StepSpans(run_id="demo", group="per_step", ranks="single_rank")
     for span in cursor.take(store): ...            # those of steps that ended since the last call
 
-All ranks of a step share a trace: its id is a hash of run, attempt and step, so no rank tells another. Its root is the
-step itself, whose span bears an id that every node can work out; the first node sends it.
+All ranks of a step share a trace: its id is a hash of run, attempt and step, which every node computes by itself. Its
+root is the span of the step, sent by the first node.
 
 * Groups: `default` has a span a step and rank; `per_step` its phases besides; `all` also the recorded spans
   (microbatches, stages) and collectives.
-* Ranks: `single_rank` (the smallest), `first_rank_per_node`, `sampled` (eight, evenly), `all_ranks`.
+* Ranks: `single_rank` (the smallest), `first_rank_per_node`, `sampled` (eight, evenly spaced), `all_ranks`.
 """
 
 from __future__ import annotations
@@ -16,27 +16,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-__all__ = ["GROUPS", "RANKS", "SpanRow", "StepSpans", "evenly"]
+from analyzers.figures.evenly_spaced import evenly_spaced
+
+__all__ = ["GROUPS", "RANKS", "SpanRow", "StepSpans"]
 
 GROUPS = ("default", "per_step", "all")
 RANKS = ("single_rank", "first_rank_per_node", "sampled", "all_ranks")
-Group = Literal["default", "per_step", "all"]
 _PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "evaluate")
+SAMPLED_RANKS = 8
 MAX_STEPS = 200
-"""Steps of one call; what is older waits for the next one."""
+"""Steps per call; the next call returns more."""
 MAX_ROWS = 20_000
-"""Spans or collectives of one call; beyond, the rest of those steps is left out and counted."""
-
-
-def evenly(ranks: Sequence[int], most: int = 8) -> list[int]:
-    """At most so many of the ranks, the first among them, evenly spread."""
-    return list(ranks) if len(ranks) <= most else [ranks[i * len(ranks) // most] for i in range(most)]
+"""Spans or collectives per call; beyond, the rest of those steps is dropped and counted."""
 
 
 class Rows(Protocol):
-    """What is asked of a store."""
+    """A store that answers SQL."""
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
 
@@ -56,7 +53,7 @@ class SpanRow:
 
 
 class StepSpans:
-    """Remembers how far it got in each attempt."""
+    """A cursor over the steps of a run, per attempt."""
 
     def __init__(self, *, run_id: str, group: str, ranks: str, is_first_node: bool = True) -> None:
         self._run_id, self._group, self._strategy, self._roots = run_id, group, ranks, is_first_node
@@ -64,7 +61,7 @@ class StepSpans:
         self.num_left_out = 0
 
     def take(self, source: Rows) -> list[SpanRow]:
-        """Spans of the steps that are finished on all chosen ranks."""
+        """Spans of the steps that have finished on all chosen ranks since the last call."""
         found = source.rows("SELECT max(attempt) FROM steps WHERE rank >= 0")
         if not found or found[0][0] is None:
             return []
@@ -93,9 +90,9 @@ class StepSpans:
                                      end_ns=end_ns, attributes=about))  # fmt: skip
         numbers = [row[0] for row in steps]
         since, until = min(row[1] for row in steps), max(row[2] for row in steps)
-        spans += self._of_ranks(source, attempt, ranks, numbers, since)
+        spans += self._rank_spans(source, attempt, ranks, numbers, since)
         if self._group == "all":
-            spans += self._inside(source, attempt, ranks, numbers, since, until)
+            spans += self._inner_spans(source, attempt, ranks, numbers, since, until)
         self._done[attempt] = max(row[1] for row in steps)
         return spans
 
@@ -109,9 +106,9 @@ class StepSpans:
             return ranks[:1] if self._roots else []
         if self._strategy == "first_rank_per_node":
             return [min(rank for rank, at in rows if at == node) for node in dict.fromkeys(at for _, at in rows)]
-        return evenly(ranks) if self._strategy == "sampled" else ranks
+        return evenly_spaced(ranks, SAMPLED_RANKS) if self._strategy == "sampled" else ranks
 
-    def _of_ranks(
+    def _rank_spans(
         self, source: Rows, attempt: int, ranks: Sequence[int], steps: Sequence[int], since_ns: int
     ) -> Iterator[SpanRow]:
         values = "loss, grad_norm, tokens, committed, collective_wait_ns"
@@ -142,7 +139,7 @@ class StepSpans:
                                   attributes={"rankscope.rank": rank})  # fmt: skip
                     at_ns += phase_ns
 
-    def _inside(
+    def _inner_spans(
         self, source: Rows, attempt: int, ranks: Sequence[int], steps: Sequence[int], since_ns: int, until_ns: int
     ) -> Iterator[SpanRow]:
         marks = ", ".join("?" * len(ranks))

@@ -1,10 +1,10 @@
-"""`watch`'s `/metrics`: opened beside the run, filled after each tick, announced in `runs/targets.json`.
+"""`/metrics` of a watch: measured after a tick, served from a thread, announced in `runs/targets.json`.
 
     with metrics_endpoint(run, node_rank=0, stall=policy, events=events) as metrics:
-        metrics.tick(store, now_ns, facts)          # while the store is open anyway
+        metrics.tick(store, now_ns, facts)          # while the store is open
 
-An endpoint that cannot be opened (a port that is taken) is told in an event and the run goes on without it. Measuring
-costs the tick some queries, so a node that nobody scrapes is measured only once in a while.
+An endpoint that cannot be opened (its port is in use) is reported as an event and the run goes on without it.
+Measuring costs some queries, so a node without scrapes is measured only every `UNSCRAPED_EVERY_S`.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from watch.exporting.prometheus.server import Endpoint, Listen, ListenError, Sna
 __all__ = ["Metrics", "TickFacts", "listen_address", "metrics_endpoint"]
 
 UNSCRAPED_EVERY_S = 15.0
-ASKED_FOR_S = 60.0
-"""How long a scrape counts: an interval between scrapes that is longer is none for a run that may die."""
+SCRAPED_FOR_S = 60.0
+"""How long after a scrape a node counts as scraped: longer scrape intervals are unfit for a run that may die."""
 COST_FACTOR = 9.0
-"""Pause after a measurement in units of its own time: watch spends a tenth of its time on it at most."""
+"""Pause after a measurement in units of its own duration: watch spends at most a tenth of its time on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickFacts:
-    """What watch knows of itself."""
+    """A watch's own telemetry."""
 
     tick_s: float
     rows: int
@@ -48,29 +48,29 @@ class TickFacts:
 
 
 class Metrics:
-    """The snapshot that scrapes see."""
+    """Measures a node and holds the snapshot that scrapes read."""
 
     def __init__(self, run: RunDir, node_rank: int, stall: StallPolicy) -> None:
         self._run = run
         self._node = NodeMetrics(run.manifest(), node_rank=node_rank, stall=stall)
-        self.board = Snapshot(self._node.common)
+        self.snapshot = Snapshot(self._node.common)
         self.endpoint: Endpoint | None = None
         self.samples: tuple[Sample, ...] = ()
-        """What was measured last."""
+        """The newest measurement."""
         self.is_wanted = wanted()
-        """Whether anybody may ask: a collector does, or a scrape."""
-        self._measured_ns, self._asked_ns, self._scrapes = 0, 0, 0
+        """True if there may be a reader: a collector, or a scrape."""
+        self._measured_ns, self._scraped_ns, self._num_scrapes = 0, 0, 0
         self._cost_s = 0.0
-        self._scrapes_before = 0
-        """Scrapes that did not see what is shown now."""
+        self._num_scrapes_before = 0
+        """Scrapes that did not see the newest measurement."""
 
-    def tick(self, source: Source, now_ns: int, facts: TickFacts, *, anyway: bool = False) -> None:
-        """Measure anew: each tick while somebody asks, else now and then, and never most of the time."""
-        if self.board.num_scrapes != self._scrapes:
-            self._scrapes, self._asked_ns = self.board.num_scrapes, now_ns
-        is_asked = now_ns - self._asked_ns < ASKED_FOR_S * 1e9
-        pause_s = COST_FACTOR * self._cost_s if is_asked else UNSCRAPED_EVERY_S
-        if not self.is_wanted or not (anyway or now_ns - self._measured_ns >= pause_s * 1e9):
+    def tick(self, source: Source, now_ns: int, facts: TickFacts, *, measure_now: bool = False) -> None:
+        """Measure: each tick while the node is scraped, else every `UNSCRAPED_EVERY_S`, within the limit of cost."""
+        if self.snapshot.num_scrapes != self._num_scrapes:
+            self._num_scrapes, self._scraped_ns = self.snapshot.num_scrapes, now_ns
+        is_scraped = now_ns - self._scraped_ns < SCRAPED_FOR_S * 1e9
+        pause_s = COST_FACTOR * self._cost_s if is_scraped else UNSCRAPED_EVERY_S
+        if not self.is_wanted or not (measure_now or now_ns - self._measured_ns >= pause_s * 1e9):
             return
         start = time.monotonic()
         self._measured_ns = now_ns
@@ -78,16 +78,16 @@ class Metrics:
         if not any(sample.name == "rankscope_disk_free_bytes" for sample in samples):
             samples.append(Sample("rankscope_disk_free_bytes", shutil.disk_usage(self._run.path).free))
         self.samples = (*samples, *_telemetry(facts, now_ns))
-        self.board.show(self.samples)
-        self._scrapes_before = self.board.num_scrapes
+        self.snapshot.replace(self.samples)
+        self._num_scrapes_before = self.snapshot.num_scrapes
         self._cost_s = time.monotonic() - start
 
     def linger(self) -> None:
-        """After the run: stay until how it ended has been scraped, if anybody scraped it of late."""
-        deadline = time.monotonic() + ASKED_FOR_S
-        if self.endpoint is None or time.time_ns() - self._asked_ns > ASKED_FOR_S * 1e9:
+        """After the run: wait until its end has been scraped, if the node was scraped recently."""
+        deadline = time.monotonic() + SCRAPED_FOR_S
+        if self.endpoint is None or time.time_ns() - self._scraped_ns > SCRAPED_FOR_S * 1e9:
             return
-        while self.board.num_scrapes == self._scrapes_before and time.monotonic() < deadline:
+        while self.snapshot.num_scrapes == self._num_scrapes_before and time.monotonic() < deadline:
             time.sleep(0.1)
 
 
@@ -110,7 +110,7 @@ def metrics_endpoint(
         try:
             listen = listen or listen_address(run.manifest())
             if listen is not None:
-                metrics.endpoint = endpoint = stack.enter_context(serve(metrics.board, listen))
+                metrics.endpoint = endpoint = stack.enter_context(serve(metrics.snapshot, listen))
                 metrics.is_wanted = True
                 stack.enter_context(
                     announced(run.path.parent, run.run_id, node_rank, endpoint.address, is_tls=endpoint.is_tls)
@@ -122,7 +122,7 @@ def metrics_endpoint(
 
 
 def listen_address(manifest: Mapping[str, Any]) -> Listen | None:
-    """Where the run's configuration wants its metrics; None: nowhere. Raises ListenError."""
+    """The address of the run's configuration for its metrics; None: not served. Raises ListenError."""
     config = manifest.get("config")
     section = config.get("metrics", {}) if isinstance(config, dict) else {}
     address = str(section.get("listen", "127.0.0.1:0"))
@@ -138,12 +138,12 @@ def listen_address(manifest: Mapping[str, Any]) -> Listen | None:
 
 
 def read_token(path: Path) -> str:
-    """The token in a file, without the end of its line. Raises ListenError."""
+    """The token in a file, without its line end. Raises ListenError."""
     try:
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not ASCII text"
-        raise ListenError(f"token file {path}: {reason}") from None
+        raise ListenError(f"token file {path}: {reason}: choose another with --token-file") from None
     if not token:
         raise ListenError(f"token file {path} is empty: write the bearer token into it")
     return token

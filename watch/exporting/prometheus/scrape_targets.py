@@ -1,10 +1,10 @@
-"""`targets.json` in the runs' folder: where Prometheus finds the nodes that serve metrics now (file discovery).
+"""`targets.json` in the folder of runs: the nodes that serve metrics now, for Prometheus' file discovery.
 
     with announced(runs_dir, "demo-20261120-120000", 0, "127.0.0.1:40312"):
         ...                                                      # the entry is there while the block runs
 
-A watch that is killed leaves its entry behind; Prometheus then sees `up == 0`, which is right while the run should
-live. The next watch of the same folder removes entries whose process on this machine is gone.
+A watch that is killed leaves its entry behind; Prometheus then sees `up == 0`, which is right while the run should be
+alive. The next watch of the same folder removes entries whose process on this machine is gone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_BYTES = 4 << 20
 
 @contextmanager
 def announced(runs_dir: Path, run_id: str, node_rank: int, address: str, *, is_tls: bool = False) -> Iterator[None]:
-    """Keep an entry in the file. What can't be written is left out: discovery is a convenience."""
+    """Keep an entry in the file until the block ends. A file that cannot be written is ignored."""
     entry = {
         "targets": [address],
         "labels": {
@@ -69,6 +69,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
 def _is_alive(entry: dict[str, Any]) -> bool:
     labels = entry.get("labels")
     if not isinstance(labels, dict) or labels.get("__meta_rankscope_host") != os.uname().nodename:
-        return True  # of another machine, or somebody else's: not ours to judge
+        return True  # of another machine, or not written by us
     pid = str(labels.get("__meta_rankscope_pid", ""))
     return not pid.isdecimal() or Path(f"/proc/{pid}").exists()

@@ -1,12 +1,12 @@
-"""`/metrics` of a node: Prometheus' text of the newest snapshot, served from a thread of `watch`.
+"""HTTP server of a node's `/metrics`: Prometheus' text of the newest snapshot, from a thread of `watch`.
 
-    board = Snapshot({"run_id": "demo", "node": "0"})
-    with serve(board, Listen("127.0.0.1", 0)) as endpoint:
-        board.show(samples)                 # each tick; a scrape sees the last one whole
+    snapshot = Snapshot({"run_id": "demo", "node": "0"})
+    with serve(snapshot, Listen("127.0.0.1", 0)) as endpoint:
+        snapshot.replace(samples)           # each tick; a scrape never mixes two of them
         endpoint.url
 
-A scrape reads what the last tick left and touches neither store nor ranks, so it costs the training nothing and
-answers when a rank no longer can. On loopback anybody may ask; elsewhere only over TLS and with a bearer token.
+A scrape reads the snapshot of the last tick and touches neither store nor ranks, so it costs the training nothing and
+works while the ranks hang. On loopback it is open; elsewhere it needs TLS and a bearer token.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from watch.exporting.metrics.catalogue import METRICS, Sample
 __all__ = ["Endpoint", "Listen", "ListenError", "Snapshot", "serve"]
 
 REQUEST_TIMEOUT_S = 10.0
-"""A client that says nothing for so long is let go."""
+"""A client that is silent for so long is disconnected."""
 
 
 class ListenError(ValueError):
-    """The endpoint cannot be opened as asked; the text is one line that says why and what to do."""
+    """The endpoint cannot be opened; the text is one line: what, why, what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where to listen. `port` 0 takes a free one. Beyond loopback certificate, key and token are needed."""
+    """Address to listen on. `port` 0 takes a free one. Beyond loopback certificate, key and token are needed."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -61,7 +61,7 @@ class Listen:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """True if only this machine can reach it."""
         if self.host == "localhost":
             return True
         try:
@@ -70,31 +70,31 @@ class Listen:
             return False
 
     def check(self) -> None:
-        """Raises ListenError if it would tell strangers about the run."""
+        """Raises ListenError if the address can be reached from elsewhere without TLS and a token."""
         if not self.is_loopback and not (self.certificate and self.key and self.token):
             raise ListenError(
-                f"--listen {self.host}:{self.port} can be reached by others: it needs --tls-cert, --tls-key and "
-                "--token-file; or listen on 127.0.0.1"
+                f"--listen {self.host}:{self.port} can be reached from other machines: add --tls-cert, --tls-key and "
+                "--token-file, or listen on 127.0.0.1"
             )
 
 
 class Snapshot(Collector):
-    """The samples of the last tick. `show` replaces them at once, so a scrape never mixes two ticks."""
+    """The samples of the last tick. `replace` is atomic: a scrape never mixes two ticks."""
 
     def __init__(self, common: Mapping[str, str]) -> None:
         self._common = dict(common)
         self._samples: tuple[Sample, ...] = ()
         self.num_scrapes = 0
 
-    def show(self, samples: Iterable[Sample]) -> None:
-        """What a scrape sees from now on. Raises KeyError for a metric that the catalogue lacks."""
-        shown = tuple(samples)
-        for sample in shown:
+    def replace(self, samples: Iterable[Sample]) -> None:
+        """Replace the samples. Raises KeyError for a metric that the catalogue lacks."""
+        fresh = tuple(samples)
+        for sample in fresh:
             METRICS[sample.name]
-        self._samples = shown
+        self._samples = fresh
 
     def collect(self) -> Iterator[Metric]:
-        """One family a metric, in the order in which they first appear."""
+        """One family per metric, in the order in which they first appear."""
         samples = self._samples
         self.num_scrapes += 1
         families: dict[str, Metric] = {}
@@ -120,22 +120,22 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """`host:port` as Prometheus' targets have it; on all interfaces it is known by its machine's name."""
+        """`host:port` for Prometheus' targets; the machine's name where it listens on all interfaces."""
         host = os.uname().nodename if self.host in ("0.0.0.0", "::") else self.host
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     @property
     def url(self) -> str:
-        """Where a browser or curl finds it."""
+        """URL for a browser or curl."""
         return f"{'https' if self.is_tls else 'http'}://{self.address}/metrics"
 
 
 @contextmanager
-def serve(board: Snapshot, listen: Listen) -> Iterator[Endpoint]:
+def serve(snapshot: Snapshot, listen: Listen) -> Iterator[Endpoint]:
     """Answer scrapes in a daemon thread until the block ends. Raises ListenError."""
     listen.check()
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(board)
+    registry.register(snapshot)
     try:
         server = make_server(
             listen.host, listen.port, _guarded(make_wsgi_app(registry), listen.token), _server_class(listen), _Quiet
@@ -143,7 +143,7 @@ def serve(board: Snapshot, listen: Listen) -> Iterator[Endpoint]:
         if listen.certificate and listen.key:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(listen.certificate, listen.key)
-            # The handshake is left to the thread of the connection: a silent client must not hold up the others.
+            # The handshake is done in the thread of the connection: a silent client must not delay the others.
             server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     except (OSError, ssl.SSLError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -163,7 +163,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def server_bind(self) -> None:
-        """As HTTPServer does, without its reverse look-up of the host's name, which may take seconds."""
+        """Bind like HTTPServer, without its reverse lookup of the host's name, which may take seconds."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -171,7 +171,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up or speaks no TLS is its own affair."""
+        """Ignore clients that disconnect or do not speak TLS."""
 
 
 class _ServerV6(_Server):
@@ -186,24 +186,24 @@ class _Quiet(WSGIRequestHandler):
     timeout = REQUEST_TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """A scrape a second is no news."""
+        """Do not log scrapes."""
 
 
 def _guarded(app: Callable[..., Any], token: str) -> Callable[..., Any]:
-    """Only `/metrics` and `/`, only GET, and only with the token if there is one."""
+    """Allow only GET of `/metrics` and `/`, and only with the token if there is one."""
     expected = f"Bearer {token}".encode()
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Sequence[bytes]:
         given = str(environ.get("HTTP_AUTHORIZATION", "")).encode("latin-1", "replace")
         if token and not hmac.compare_digest(given, expected):
             start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")])
-            return [b"a bearer token is needed\n"]
+            return [b"A bearer token is needed.\n"]
         if environ.get("REQUEST_METHOD") != "GET":
             start_response("405 Method Not Allowed", [("Allow", "GET"), ("Content-Type", "text/plain")])
-            return [b"GET only\n"]
+            return [b"Only GET is allowed.\n"]
         if environ.get("PATH_INFO") not in ("/metrics", "/"):
             start_response("404 Not Found", [("Content-Type", "text/plain")])
-            return [b"the metrics are at /metrics\n"]
+            return [b"The metrics are at /metrics.\n"]
         body: Sequence[bytes] = app(environ, start_response)
         return body
 

@@ -1,11 +1,11 @@
-"""`watch`'s experiment trackers: a process for each, which reads the store as any reader does.
+"""Processes of `watch`'s experiment trackers: one each, which reads the store as any reader does.
 
     with trackers(run, node_rank=0, events=events) as tracked:
-        tracked.look()                       # each tick: one that died is started again, a few times
+        tracked.poll()                       # each tick: one that died is started again, a few times
 
-Section `trackers` of the configuration says which (`to = ["tensorboard", "wandb"]`). Only the first node's watch starts
-them: one connection a run. They are processes of their own because W&B's library brings threads, an exit handler and a
-server of its own; whatever becomes of them, watch waits for nothing but their last words, and for those not for long.
+Section `trackers` of the configuration names them (`to = ["tensorboard", "wandb"]`). Only the first node's watch starts
+them: one connection per run. They are processes of their own because W&B's library brings threads, an exit handler and
+a server of its own. Watch waits for them only at the end of the run, for at most `CLOSE_S`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from probes.tape.rundir import RunDir
 __all__ = ["TrackerProcesses", "trackers"]
 
 CLOSE_S = 30.0
-"""How long a tracker may take for the end of a run, from the last record on."""
+"""Time that a tracker has to write the end of a run."""
 RETRY_S = (5.0, 60.0, 600.0)
-"""Pauses before one that died is started again; after the last it is given up."""
+"""Pauses before a tracker that died is started again; after the last it stays off."""
 
 
 class _Process:
-    """One tracker's process and what became of those before it."""
+    """One tracker's process, and how often it has failed."""
 
     def __init__(self, run: RunDir, name: str, events: EventWriter) -> None:
         self._run, self._name, self._events = run, name, events
@@ -51,25 +51,25 @@ class _Process:
         except OSError as error:
             self._failed(error.strerror or str(error))
 
-    def look(self) -> None:
-        """Notice a death, start again when it is time."""
+    def poll(self) -> None:
+        """Detect a death, and start again after the pause."""
         if self._process is not None:
             code = self._process.poll()
             if code is not None:
-                self._failed(self._last_words() or f"exit code {code}", is_mistake=code == 2)
+                self._failed(self._last_log_line() or f"exit code {code}", is_mistake=code == 2)
         elif self._failures <= len(RETRY_S) and time.monotonic() >= self._retry_at:
             self._start()
 
     def _failed(self, reason: str, *, is_mistake: bool = False) -> None:
-        """Told each time; what trying again cannot mend is not tried again."""
-        self.tell_end()
+        """Report a failure, and schedule the next start unless the cause is a mistake of the user."""
+        self.request_end()
         self._process = None
         self._failures = len(RETRY_S) + 1 if is_mistake else self._failures + 1
         if self._failures <= len(RETRY_S):
             self._retry_at = time.monotonic() + RETRY_S[self._failures - 1]
         self._events.write(event_kinds.TRACKER_FAILED, tracker=self._name, reason=reason)
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         try:
             with self._log.open("rb") as log:
                 log.seek(max(0, self._log.stat().st_size - 2000))
@@ -77,8 +77,8 @@ class _Process:
         except OSError:
             return ""
 
-    def tell_end(self) -> None:
-        """Its standard input ends: it takes the rest and finishes."""
+    def request_end(self) -> None:
+        """Close its standard input: it writes the rest and exits."""
         if self._process is not None and self._process.stdin is not None:
             try:
                 self._process.stdin.close()
@@ -86,7 +86,7 @@ class _Process:
                 return
 
     def wait(self, deadline: float) -> None:
-        """Until it has finished, or is killed at the deadline."""
+        """Wait until it has exited; kill it at the deadline."""
         if self._process is None:
             return
         try:
@@ -94,41 +94,42 @@ class _Process:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-            reason = f"not finished {CLOSE_S:.0f} s after the run: rankscope export --to {self._name} writes all of it"
+            command = f"rankscope export {self._run.path} --to {self._name}"
+            reason = f"not finished {CLOSE_S:.0f} s after the run: write it with {command}"
             self._events.write(event_kinds.TRACKER_FAILED, tracker=self._name, reason=reason)
             return
         if code:
             self._events.write(
-                event_kinds.TRACKER_FAILED, tracker=self._name, reason=self._last_words() or f"exit code {code}"
+                event_kinds.TRACKER_FAILED, tracker=self._name, reason=self._last_log_line() or f"exit code {code}"
             )
         else:
             self._events.write(event_kinds.TRACKER_FINISHED, tracker=self._name)
 
 
 class TrackerProcesses:
-    """All trackers of a run."""
+    """All tracker processes of a run."""
 
     def __init__(self, run: RunDir, names: Sequence[str], events: EventWriter) -> None:
         self._processes = [_Process(run, name, events) for name in dict.fromkeys(names)]
 
-    def look(self) -> None:
-        """Once a tick; never waits."""
+    def poll(self) -> None:
+        """Restart what died; once a tick, never waits."""
         for process in self._processes:
-            process.look()
+            process.poll()
 
     def close(self) -> None:
-        """Let them write the end, all at a time. Once is enough."""
+        """Have all of them write the end, in parallel. A second call does nothing."""
         deadline = time.monotonic() + CLOSE_S
         ending, self._processes = self._processes, []
         for process in ending:
-            process.tell_end()
+            process.request_end()
         for process in ending:
             process.wait(deadline)
 
 
 @contextmanager
 def trackers(run: RunDir, node_rank: int, events: EventWriter) -> Iterator[TrackerProcesses]:
-    """Those that the run's configuration asks for, until the block ends; none but on the first node."""
+    """Run the trackers of the run's configuration until the block ends, on the first node only."""
     config = run.manifest().get("config")
     section = config.get("trackers", {}) if isinstance(config, dict) else {}
     found = TrackerProcesses(run, section.get("to", ()) if node_rank == 0 else (), events)

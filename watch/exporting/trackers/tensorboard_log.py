@@ -1,4 +1,4 @@
-"""A run as TensorBoard's event files: one folder for the run, and one inside it for each rank.
+"""Write a run as TensorBoard's event files: one folder for the run, and one inside it for each rank.
 
     log = TensorBoardLog(Path("runs/demo/tensorboard"), run_id="demo", config=manifest["config"])
     log.step(step); log.finding(finding, wall_s); log.finish({"goodput_ratio": 0.9})
@@ -6,8 +6,8 @@
     tensorboard --logdir runs/demo/tensorboard
 
 Ranks have folders of their own because TensorBoard draws the same value of several folders into one chart. Steps that
-were trained anew after a rollback or restart replace the former ones (TensorBoard's own session mark). Records are
-kept until `flush` and then appended, so that a thousand ranks need neither threads nor open files.
+were repeated after a rollback or restart replace the former ones (TensorBoard's own session mark). Records are
+buffered until `flush` and then appended, so that a thousand ranks need neither threads nor open files.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any
 
 from watch.exporting.trackers.tracker import TrackedStep, TrackerError, flat
 
-__all__ = ["SUFFIX", "TensorBoardLog", "forget"]
+__all__ = ["SUFFIX", "TensorBoardLog", "remove_logs"]
 
 SUFFIX = ".rankscope"
-"""End of the names of our files: an export replaces its own former files and nobody else's."""
+"""Suffix of our files: an export replaces files with this suffix only."""
 HISTOGRAM = "gradients/log10_layer_norm"
 
 
@@ -55,16 +55,16 @@ class TensorBoardLog:
 
     @property
     def place(self) -> str:
-        """The folder."""
+        """The folder that is written."""
         return str(self._folder)
 
     @property
     def next_step(self) -> str:
-        """How to look at it."""
+        """The command that shows it."""
         return f"tensorboard --logdir {self._folder}"
 
     def step(self, step: TrackedStep) -> None:
-        """Scalars of the step, of its ranks and layers."""
+        """Add the scalars of the step, of its ranks and layers."""
         self._last_step = step.step
         layers = {f"gradients/norm/{layer}": norm for layer, norm in step.layers.items()}
         self._scalars(self._folder, step, {**step.values, **layers})
@@ -74,14 +74,14 @@ class TensorBoardLog:
         if len(norms) > 1:
             self._add(self._folder, step.wall_s, step.step, self._histogram(HISTOGRAM, norms))
 
-    def went_back(self, step: int, wall_s: float) -> None:
-        """TensorBoard forgets what it has from this step on."""
+    def rolled_back(self, step: int, wall_s: float) -> None:
+        """Have TensorBoard drop its values from this step on."""
         for folder in list(self._begun):
             mark = self._event(wall_time=wall_s, step=step, session_log=self._session(status=self._session.START))
             self._keep(folder, mark)
 
     def finding(self, finding: Mapping[str, Any], wall_s: float, *, is_news: bool = True) -> None:
-        """As text, under its kind."""
+        """Add the finding as text, under its kind."""
         step = finding.get("first_step")
         self._add(
             self._folder, wall_s, self._last_step if step is None else int(step),
@@ -89,7 +89,7 @@ class TensorBoardLog:
         )  # fmt: skip
 
     def flush(self) -> None:
-        """Append what was told. Raises TrackerError."""
+        """Append what is buffered. Raises TrackerError."""
         try:
             for folder, events in self._waiting.items():
                 folder.mkdir(parents=True, exist_ok=True)
@@ -98,11 +98,11 @@ class TensorBoardLog:
                     for event in events:
                         writer.write(event)
         except OSError as error:
-            raise TrackerError(f"{self._folder}: cannot be written ({error.strerror})") from error
+            raise TrackerError(f"{self._folder} cannot be written: {error.strerror}") from error
         self._waiting.clear()
 
     def finish(self, summary: Mapping[str, str | float]) -> None:
-        """The summary as text, and what still waits."""
+        """Add the summary as text, and flush."""
         table = _table(("", ""), summary)
         self._add(self._folder, time.time(), self._last_step, self._text("run/summary", table))
         self.flush()
@@ -122,13 +122,13 @@ class TensorBoardLog:
         self._waiting.setdefault(folder, []).append(event.SerializeToString())
 
 
-def forget(folder: Path) -> None:
-    """Remove what was written into the folder before by us. Raises TrackerError."""
+def remove_logs(folder: Path) -> None:
+    """Remove our former event files from the folder. Raises TrackerError."""
     try:
         for path in [*folder.glob(f"events.out.tfevents.*{SUFFIX}"), *folder.glob(f"rank-*/events.*{SUFFIX}")]:
             path.unlink()
     except OSError as error:
-        raise TrackerError(f"{error.filename}: cannot be replaced ({error.strerror})") from error
+        raise TrackerError(f"{error.filename} cannot be replaced: {error.strerror}") from error
 
 
 def _plain(value: Any) -> bool | int | float | str:

@@ -1,14 +1,14 @@
-"""The steps of a run for experiment trackers (TensorBoard, Weights & Biases), in the order of training.
+"""Steps of a run for experiment trackers (TensorBoard, Weights & Biases), in the order of training.
 
     cursor = TrackedSteps(ranks="sampled")
     for step in cursor.take(store): tracker.step(step)        # those that ended since the last call
 
-1. The lowest rank that has steps leads: its executions of steps, by their begin, are the order of training. A step runs
-   again with the same number after a rollback; each execution counts.
-2. What another rank recorded belongs to the execution of the same step whose begin is nearest.
-3. An execution is taken once all ranks have ended it, or a later one is, or nothing more will come (`is_over`).
+1. The lowest rank with steps leads: its executions of steps, by their start, are the order of training. A step is
+   executed again with the same number after a rollback; each execution counts.
+2. A record of another rank belongs to the execution of the same step whose start is nearest.
+3. An execution is taken once all ranks have ended it, or a later one is, or the run is over (`is_over`).
 
-Times are medians over the ranks and their maximum; what all ranks share (loss, norm, rate) is taken as it is.
+Times are medians over the ranks and their maximum; loss, norm and learning rate are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from analyzers.figures.evenly_spaced import evenly_spaced
 from analyzers.numerics.gradient_flow import block_of
 from analyzers.source import Source, missing_tables
-from watch.exporting.otel.step_spans import evenly
 from watch.exporting.trackers.tracker import TrackedStep
 
 __all__ = ["RANKS", "TrackedSteps"]
 
 RANKS = ("none", "sampled", "all")
+SAMPLED_RANKS = 8
 MAX_STEPS = 500
-"""Executions of one call."""
+"""Executions per call."""
 _PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "evaluate")
 _SHARED = {"train/loss": "loss", "train/grad_norm": "grad_norm", "train/learning_rate": "lr"}
 
 
 class TrackedSteps:
-    """Remembers how far it got: `done` is {attempt: begin of the newest execution taken, epoch ns}."""
+    """A cursor over the executions of steps; `done` is {attempt: start of the newest one taken, epoch ns}."""
 
     def __init__(
         self, *, ranks: Literal["none", "sampled", "all"] = "sampled", done: Mapping[int, int] | None = None
@@ -41,13 +42,13 @@ class TrackedSteps:
         self.done: dict[int, int] = dict(done or {})
 
     def take(self, source: Source, *, is_over: bool = False) -> list[TrackedStep]:
-        """At most `MAX_STEPS` steps that are new; none if there is nothing new."""
+        """At most `MAX_STEPS` new steps."""
         if missing_tables(source, "steps"):
             return []
         attempts = [int(a) for (a,) in source.rows("SELECT DISTINCT attempt FROM steps WHERE rank >= 0 ORDER BY 1")]
         for attempt in attempts:
             if any(later in self.done for later in attempts if later > attempt):
-                continue  # what comes late of an attempt that is over stays out: the order would be lost
+                continue  # late records of an attempt that is over are dropped: they would break the order
             taken = list(self._of(source, attempt, is_over or attempt < attempts[-1]))
             if taken:
                 return taken
@@ -79,7 +80,7 @@ class TrackedSteps:
         self.done[attempt] = int(executions[-1][1])
 
     def _executions(self, source: Source, attempt: int, is_over: bool) -> list[tuple[Any, ...]]:
-        """(step, begin, end, finished ranks, ...) of those that can be taken."""
+        """(step, start, end, finished ranks, ...) of the executions that can be taken."""
         medians = ", ".join(f"median({phase}_ns)" for phase in _PHASES)
         shared = ", ".join(f"max({column})" for column in _SHARED.values())  # NaN is the largest of all
         rows = source.rows(
@@ -103,7 +104,7 @@ class TrackedSteps:
         return rows[: whole[-1] + 1] if whole else []
 
     def _by_rank(self, source: Source, attempt: int, begins: Sequence[int]) -> dict[int, dict[int, dict[str, float]]]:
-        """{begin of the execution: {rank: values}}."""
+        """{start of the execution: {rank: values}}."""
         ranks = self._ranks(source, attempt)
         if not ranks:
             return {}
@@ -129,7 +130,7 @@ class TrackedSteps:
             return []
         found = source.rows("SELECT DISTINCT rank FROM ranks WHERE attempt = ? AND rank >= 0 ORDER BY rank", [attempt])
         ranks = [int(rank) for (rank,) in found]
-        return evenly(ranks) if self._choice == "sampled" else ranks
+        return evenly_spaced(ranks, SAMPLED_RANKS) if self._choice == "sampled" else ranks
 
     def _since(self, attempt: int) -> list[int]:
         done_ns = self.done.get(attempt, 0)
@@ -137,7 +138,7 @@ class TrackedSteps:
 
 
 _SLACK_NS = 60 * 10**9
-"""By which another node's clock may be behind the leading rank's."""
+"""How far another node's clock may be behind the leading rank's."""
 _NEAREST = """
     lead AS (SELECT step, start_ns AS begin_ns FROM steps
              WHERE attempt = ? AND rank = (SELECT min(rank) FROM steps WHERE attempt = ? AND rank >= 0)

@@ -1,12 +1,11 @@
-"""A run in Weights & Biases: one W&B run, by W&B's own library, online or into files that `wandb sync` uploads later.
+"""Write a run to Weights & Biases through its own library, online or into files that `wandb sync` uploads later.
 
-    with a tracker as `Tracker` has it:
     run = WandbRun(Path("runs/demo/wandb"), run_id="demo", config=manifest["config"], project="llm")
     run.step(step); run.finish({"goodput_ratio": 0.9})
 
-Steps are a value of their own (`step`) and the axis of all charts: W&B's inner counter may not go back, a run does.
-W&B's variables (WANDB_API_KEY, WANDB_ENTITY, WANDB_BASE_URL, WANDB_MODE ...) are obeyed. Without a key and a mode the
-run is written offline. Statistics of the machine are off: this process is not the training.
+The step is a value of its own (`step`) and the axis of all charts: W&B's own counter cannot decrease, and a rollback
+needs that. W&B's variables (WANDB_API_KEY, WANDB_ENTITY, WANDB_BASE_URL, WANDB_MODE ...) apply. Without a key and a
+mode the run is written offline. Statistics of the machine are off: this process is not the training.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ MAX_FINDINGS = 1000
 
 
 class WandbRun:
-    """One connection. Raises ImportError without the `trackers` extra, TrackerError where W&B refuses."""
+    """One W&B run. Raises ImportError without the `trackers` extra, TrackerError where W&B refuses."""
 
     def __init__(
         self,
@@ -42,7 +41,7 @@ class WandbRun:
         mode: str = "",
         again: bool = False,
     ) -> None:
-        os.environ.setdefault("WANDB_SILENT", "true")  # before its import: what it prints is for a person's own script
+        os.environ.setdefault("WANDB_SILENT", "true")  # before its import
         import wandb
 
         self._wandb: Any = wandb
@@ -71,7 +70,7 @@ class WandbRun:
                 settings=quiet,
             )
         except OSError as error:
-            raise TrackerError(f"{folder}: cannot be written ({error.strerror or error})") from error
+            raise TrackerError(f"{folder} cannot be written: {error.strerror or error}") from error
         except (wandb.Error, ValueError) as error:
             raise TrackerError(f"W&B: {' '.join(str(error).split())[:300]}") from error
         self._run.define_metric("step", hidden=True)
@@ -79,16 +78,16 @@ class WandbRun:
 
     @property
     def place(self) -> str:
-        """Its page, or the folder of what was written offline."""
+        """URL of its page, or the folder of an offline run."""
         return str(Path(self._run.dir).parent) if self._run.offline else str(self._run.url)
 
     @property
     def next_step(self) -> str:
-        """How to look at it."""
+        """The command that shows it."""
         return f"wandb sync {self.place}" if self._run.offline else f"open {self.place}"
 
     def step(self, step: TrackedStep) -> None:
-        """One row of W&B's history, at the step's own time."""
+        """Add one row to W&B's history, at the step's own time."""
         row: dict[str, Any] = {"step": step.step, "attempt": step.attempt, "_timestamp": step.wall_s, **step.values}
         for rank, values in step.ranks.items():
             row |= {f"rank-{rank:05d}/{name.rpartition('/')[2]}": value for name, value in values.items()}
@@ -98,12 +97,12 @@ class WandbRun:
             row["gradients/log10_layer_norm"] = self._wandb.Histogram(norms)
         self._run.log(row)
 
-    def went_back(self, step: int, wall_s: float) -> None:
-        """Both executions stay: W&B's history only grows, and `attempt` and `_timestamp` tell them apart."""
+    def rolled_back(self, step: int, wall_s: float) -> None:
+        """Both executions stay: W&B's history is append-only; `attempt` and `_timestamp` distinguish them."""
         self._run.log({"step": step, "went_back_to": step, "_timestamp": wall_s})
 
     def finding(self, finding: Mapping[str, Any], wall_s: float, *, is_news: bool = True) -> None:
-        """A row of the table of findings; an alert too while the run lives."""
+        """Add a row to the table of findings, and send an alert while the run is alive."""
         if len(self._findings) < MAX_FINDINGS or finding.get("id") in self._findings:
             cells = [finding.get(name) for name in _COLUMNS]
             cells[_COLUMNS.index("ranks")] = ", ".join(map(str, finding.get("ranks") or ()))
@@ -113,24 +112,24 @@ class WandbRun:
             self._run.alert(str(finding.get("kind"))[:64], str(finding.get("summary"))[:1000], level)
 
     def flush(self) -> None:
-        """W&B's own process writes and uploads by itself."""
+        """Nothing to do: W&B's own process writes and uploads."""
 
     def finish(self, summary: Mapping[str, str | float]) -> None:
-        """The table of findings and the summary; waits for W&B to write them (and to upload them, online)."""
+        """Add the table of findings and the summary; waits for W&B to write (online: to upload) them."""
         self._run.log({"findings": self._wandb.Table(columns=list(_COLUMNS), data=list(self._findings.values()))})
         self._run.summary.update(dict(summary))
         self._run.finish()
 
 
-def _mode(wandb: Any, asked: str) -> Any:
-    """What was asked for, else W&B's own setting, else online only where there is a key."""
-    if asked or os.environ.get("WANDB_MODE"):
-        return asked or None
+def _mode(wandb: Any, mode: str) -> Any:
+    """The given mode, else W&B's own setting, else online only where there is a key."""
+    if mode or os.environ.get("WANDB_MODE"):
+        return mode or None
     return None if wandb.login(prompt=False) else "offline"
 
 
 def _safe_id(run_id: str) -> str:
-    """The run's id as W&B takes it: always the same for the same run."""
+    """A valid W&B id for the run's id, the same for the same run."""
     if len(run_id) <= _MAX_ID and re.fullmatch(r"[\w.-]+", run_id):
         return run_id
     return hashlib.blake2b(run_id.encode(), digest_size=16).hexdigest()

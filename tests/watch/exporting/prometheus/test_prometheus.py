@@ -34,12 +34,12 @@ def get(url: str, *, token: str = "", method: str = "GET", context: ssl.SSLConte
 
 
 def test_a_scrape_reads_the_newest_snapshot_whole() -> None:
-    board = Snapshot(COMMON)
-    with serve(board, Listen()) as endpoint:
+    snapshot = Snapshot(COMMON)
+    with serve(snapshot, Listen()) as endpoint:
         assert endpoint.host == "127.0.0.1"
         assert get(endpoint.url) == (200, "")
-        board.show([Sample("rankscope_step", 40), Sample("rankscope_rank_up", 0, {"rank": "3"})])
-        board.show([Sample("rankscope_step", 41), Sample("rankscope_rollbacks_total", 2)])
+        snapshot.replace([Sample("rankscope_step", 40), Sample("rankscope_rank_up", 0, {"rank": "3"})])
+        snapshot.replace([Sample("rankscope_step", 41), Sample("rankscope_rollbacks_total", 2)])
         status, text = get(endpoint.url)
     found = {
         (s.name, s.labels.get("rank")): s for family in text_string_to_metric_families(text) for s in family.samples
@@ -48,13 +48,15 @@ def test_a_scrape_reads_the_newest_snapshot_whole() -> None:
     assert set(found) == {("rankscope_step", None), ("rankscope_rollbacks_total", None)}
     assert found["rankscope_step", None].value == 41
     assert found["rankscope_step", None].labels == COMMON
-    assert board.num_scrapes == 2
+    assert snapshot.num_scrapes == 2
 
 
 def test_hostile_label_values_stay_inside_their_quotes() -> None:
-    board = Snapshot({"run_id": 'a"} 1\nrankscope_step 7', "node": "0"})
-    board.show([Sample("rankscope_run_info", 1, {"name": "\\", "mesh": "\x1b[31m", "device": "", "version": "é"})])
-    with serve(board, Listen()) as endpoint:
+    snapshot = Snapshot({"run_id": 'a"} 1\nrankscope_step 7', "node": "0"})
+    snapshot.replace(
+        [Sample("rankscope_run_info", 1, {"name": "\\", "mesh": "\x1b[31m", "device": "", "version": "é"})]
+    )
+    with serve(snapshot, Listen()) as endpoint:
         _, text = get(endpoint.url)
     (family,) = text_string_to_metric_families(text)
     (sample,) = family.samples
@@ -64,9 +66,9 @@ def test_hostile_label_values_stay_inside_their_quotes() -> None:
 @needs("promtool")
 def test_promtool_finds_nothing_wrong_with_any_metric() -> None:
     """Names, units, kinds and help of the whole catalogue, as a scrape shows them."""
-    board = Snapshot(COMMON)
-    board.show([Sample(metric.name, 1.0, dict.fromkeys(metric.labels, "x")) for metric in METRICS.values()])
-    with serve(board, Listen()) as endpoint:
+    snapshot = Snapshot(COMMON)
+    snapshot.replace([Sample(metric.name, 1.0, dict.fromkeys(metric.labels, "x")) for metric in METRICS.values()])
+    with serve(snapshot, Listen()) as endpoint:
         _, text = get(endpoint.url)
     assert text.count("# TYPE") == len(METRICS)
     command = [program("promtool"), "check", "metrics"]
@@ -76,7 +78,7 @@ def test_promtool_finds_nothing_wrong_with_any_metric() -> None:
 
 def test_a_metric_that_the_catalogue_lacks_is_a_mistake() -> None:
     with pytest.raises(KeyError):
-        Snapshot(COMMON).show([Sample("rankscope_stepp", 1)])
+        Snapshot(COMMON).replace([Sample("rankscope_stepp", 1)])
 
 
 def test_only_get_and_only_the_metrics() -> None:

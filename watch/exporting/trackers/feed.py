@@ -1,0 +1,101 @@
+"""Feed a run into an experiment tracker from its store, while it is alive or afterwards (`rankscope export`).
+
+feed = TrackerFeed(open_tracker("tensorboard", run))
+while feed.steps(store): ...            # hands over what is new since the last call
+feed.finish(store)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from analyzers.account.goodput import measure
+from analyzers.run.event_log import EventLog
+from analyzers.run.policy import StallPolicy
+from analyzers.source import Source
+from probes.tape import event_kinds
+from probes.tape.rundir import RunDir
+from watch.exporting.trackers.tracked_steps import TrackedSteps
+from watch.exporting.trackers.tracker import Tracker
+
+__all__ = ["INSTALL", "NAMES", "TrackerFeed", "open_tracker"]
+
+NAMES = ("tensorboard", "wandb")
+INSTALL = "pip install 'rankscope[trackers]'"
+
+
+class TrackerFeed:
+    """Feeds one tracker from a store. `progress` is that of a former process of the run."""
+
+    def __init__(self, tracker: Tracker, *, ranks: Any = "sampled", progress: Mapping[str, Any] | None = None) -> None:
+        progress = progress or {}
+        self._tracker = tracker
+        self._steps = TrackedSteps(ranks=ranks, done={int(a): ns for a, ns in progress.get("done", {}).items()})
+        self._last_step = int(progress.get("last_step", 0))
+        self._reported_ns = int(progress.get("told_ns", 0))
+        self._ends: dict[int, float] = {}
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"done": self._steps.done, "last_step": self._last_step, "told_ns": self._reported_ns}
+
+    def steps(self, source: Source, *, is_over: bool = False) -> int:
+        """Hand over new steps; returns how many. Call it again until it is 0. Raises TrackerError."""
+        taken = self._steps.take(source, is_over=is_over)
+        for step in taken:
+            if step.step <= self._last_step:
+                self._tracker.rolled_back(step.step, step.wall_s)
+            self._last_step = step.step
+            self._ends[step.step] = step.wall_s
+            self._tracker.step(step)
+        return len(taken)
+
+    def ended_s(self, step: int | None) -> float:
+        """End of a step (epoch seconds); of the newest one if the step did not end, or is None."""
+        return self._ends.get(step or 0) or max(self._ends.values(), default=0.0)
+
+    def findings(self, source: Source) -> int:
+        """Hand over findings of watch that are new; returns how many. Raises TrackerError."""
+        num_new = 0
+        for event in EventLog.load(source, [event_kinds.FINDING]).of(event_kinds.FINDING):
+            if event.wall_ns <= self._reported_ns or event.detail.get("status") not in ("fired", "suspect", "ok"):
+                continue
+            self._reported_ns = event.wall_ns
+            finding = {**event.detail, "kind": event.detail.get("finding_kind"), "first_step": event.step}
+            finding["ranks"] = event.detail.get("finding_ranks")
+            self._tracker.finding(finding, event.wall_ns / 1e9)
+            num_new += 1
+        return num_new
+
+    def finish(self, source: Source | None, **more: str | float) -> None:
+        """Hand over the summary and close. Raises TrackerError."""
+        account = measure(source, StallPolicy(), None) if source is not None else None
+        summary: dict[str, str | float] = {"last_step": self._last_step}
+        if account is not None:
+            summary |= {"goodput_ratio": account.goodput_ratio, "wall_seconds": account.wall_s,
+                        "steps_kept": account.num_kept, "steps_discarded": account.num_discarded}  # fmt: skip
+            summary |= {f"time/{category}_seconds": spent for category, spent in account.seconds.items()}
+        self._tracker.finish(summary | more)
+
+
+def open_tracker(name: str, run: RunDir, folder: Path | None = None, *, again: bool = False, **wandb: str) -> Tracker:
+    """The tracker called `name`. Raises ImportError without the `trackers` extra, TrackerError."""
+    manifest = run.manifest()
+    config = manifest.get("config")
+    config = config if isinstance(config, dict) else {}
+    if name == "tensorboard":
+        from watch.exporting.trackers.tensorboard_log import TensorBoardLog, remove_logs
+
+        folder = folder or run.path / "tensorboard"
+        if not again:
+            remove_logs(folder)
+        started_s = float(manifest.get("created_wall_ns", 0) or 0) / 1e9
+        return TensorBoardLog(folder, run_id=run.run_id, config=config, started_s=started_s)
+    from watch.exporting.trackers.wandb_run import WandbRun
+
+    about = {"rankscope_version": manifest.get("rankscope_version"), "mesh": manifest.get("mesh")}
+    given = {key: value for key, value in wandb.items() if value}
+    return WandbRun(folder or run.path, run_id=run.run_id, config=config | about, again=again, **given)

@@ -1,0 +1,66 @@
+"""Live findings of one node: run the live analyzers, write what is new as events, hand it to the exporters.
+
+judge = LiveJudge(run.manifest(), events, exports)
+judge.report(judge.findings(store, now_ns))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from analyzers.finding import Finding
+from analyzers.live import LiveState, live_findings, remembered
+from analyzers.run.digest import Digest
+from analyzers.run.policy import stall_policy
+from analyzers.source import Source
+from probes.tape import event_kinds
+from probes.tape.events import EventWriter, read_events
+from watch.exporting.exports import Exports
+
+__all__ = ["LiveJudge"]
+
+
+class LiveJudge:
+    """Reports each finding once. What a watch that was killed has reported is read from its events, not repeated."""
+
+    def __init__(self, manifest: Mapping[str, Any], events: EventWriter, exports: Exports) -> None:
+        self._events, self._exports = events, exports
+        reported = remembered(read_events(events.path)[0]) if events.path.exists() else {}
+        self._state = LiveState(stall=stall_policy(manifest), manifest=manifest, reported=reported)
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """{analyzer: how often it failed}."""
+        return self._state.errors
+
+    @property
+    def has_open_hang(self) -> bool:
+        """Whether a hang that was reported is not over yet."""
+        return any(finding.kind == "hang" and finding.status == "fired" for finding in self._state.reported.values())
+
+    def add_nodes(self, digests: Sequence[Digest], clock_offsets_ns: Mapping[int, int]) -> None:
+        """What the other nodes' ranks do, for the next `findings`."""
+        self._state.digests, self._state.clock_offsets_ns = digests, clock_offsets_ns
+
+    def findings(self, source: Source, now_ns: int) -> list[Finding]:
+        """What is new at `now_ns` (epoch nanoseconds)."""
+        return live_findings(source, self._state, now_ns)
+
+    def report(self, findings: Sequence[Finding]) -> bool:
+        """Write findings as events and export them; whether there were any."""
+        for finding in findings:
+            # The event has the finding's id and cost beside the table's columns, which the catalogue lists alone.
+            self._events.write_any(event_kinds.FINDING, **_event_columns(finding))
+        self._exports.report(findings)
+        return bool(findings)
+
+
+def _event_columns(finding: Finding) -> dict[str, Any]:
+    columns = finding.to_json()
+    columns["finding_ranks"] = columns.pop("ranks")
+    columns["step"] = finding.first_step
+    if finding.attempt is None:
+        columns.pop("attempt")
+    columns["finding_kind"] = columns.pop("kind")
+    return columns
