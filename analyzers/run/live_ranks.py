@@ -12,10 +12,10 @@ __all__ = ["has_ended", "placed_on_node", "ranks_on_node", "stale_ranks"]
 def ranks_on_node(source: Source, node_rank: int) -> tuple[int, dict[int, int]]:
     """(newest attempt, {rank: pid}) of the ranks on this node that have not closed."""
     rows = source.rows(
-        """
+        f"""
         SELECT attempt, rank, arg_max(pid, wall_ns) FROM ranks
         WHERE node_rank = ? AND attempt = (SELECT max(attempt) FROM ranks)
-          AND (attempt, rank) NOT IN (SELECT (attempt, rank) FROM events WHERE kind = 'rank_closed')
+          AND (attempt, rank) NOT IN (SELECT (attempt, rank) FROM events WHERE kind = '{event_kinds.RANK_CLOSED}')
         GROUP BY ALL ORDER BY rank
         """,
         [node_rank],
@@ -34,10 +34,10 @@ def placed_on_node(source: Source, node_rank: int, attempt: int) -> list[int]:
 def stale_ranks(source: Source, node_rank: int) -> list[tuple[int, int, int, int]]:
     """(attempt, rank, pid, start_ticks) of this node's ranks of older attempts that have not closed."""
     rows = source.rows(
-        """
+        f"""
         SELECT attempt, rank, any_value(pid), any_value(start_ticks) FROM ranks
         WHERE node_rank = ? AND attempt < (SELECT max(attempt) FROM ranks) AND start_ticks IS NOT NULL
-          AND (attempt, rank) NOT IN (SELECT (attempt, rank) FROM events WHERE kind = 'rank_closed')
+          AND (attempt, rank) NOT IN (SELECT (attempt, rank) FROM events WHERE kind = '{event_kinds.RANK_CLOSED}')
         GROUP BY ALL ORDER BY ALL
         """,
         [node_rank],

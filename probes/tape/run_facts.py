@@ -1,6 +1,6 @@
 """Facts of a run that only a rank knows: versions, the device, and the exception that ended it.
 
-recorder.event("exception", **described(error))
+recorder.event(event_kinds.EXCEPTION, **described(error))
 run.write_manifest(run.manifest() | {"versions": versions()} | device_name())
 """
 
