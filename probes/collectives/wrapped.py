@@ -188,7 +188,14 @@ class _Probe:
         # A mesh of one dimension has the world's group: there only what the backward pass reduces is a gradient.
         group.calls.dimension = kind if kind.startswith("dp_") or kind == "world" else ""
         group.calls.label = self.recorder.name(label)
-        self.recorder.event(event_kinds.PROCESS_GROUP, process_group=label, description=description, members=members)
+        self.recorder.event(
+            event_kinds.PROCESS_GROUP,
+            process_group=label,
+            description=description,
+            group_name=group.group_name,
+            recorded_by="wrapper",
+            members=members,
+        )
 
 
 _probe: _Probe | None = None

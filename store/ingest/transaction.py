@@ -19,6 +19,7 @@ from probes.tape.schema import TABLES
 from store.ddl import SEGMENT, grown_table
 from store.ingest.columns import Event, Part, event_batch, insert, tape_batch
 from store.ingest.name_codes import Dictionary, NameBook
+from store.ingest.nccl_calls import NcclCalls
 from store.ingest.read_positions import ReadState
 from store.ingest.tail import NewEvents, NewRecords
 
@@ -47,6 +48,7 @@ class Transfer:
         self._once_open: dict[str, list[str]] = {}  # segments whose open rows are out of date
         self._waiting: Counter[str] = Counter()
         self._events: dict[str, list[Event]] = {}
+        self._nccl_calls = NcclCalls(connection)
 
     def take_problem(self, path: str, problem: str) -> None:
         """Note what is wrong with a file; the empty text: nothing any more."""
@@ -109,6 +111,9 @@ class Transfer:
         for name, parts in self._open.items():
             batch = tape_batch(TABLES[name], parts, self._dictionary, with_segment=True)
             insert(self._connection, batch, f"{name}_open")
+        open_calls = [part.segment for part in self._open.get("nccl_calls", [])]
+        if num_calls := self._nccl_calls.finish(self._once_open.get("nccl_calls", []), open_calls):
+            self.rows["collectives"] += num_calls
         return self.changes
 
     def _flush(self, name: str) -> None:
@@ -118,4 +123,6 @@ class Transfer:
             table = TABLES[name]
             batch = tape_batch(table, parts, self._dictionary)
             insert(self._connection, batch, grown_table(table))
+            if name == "nccl_calls":
+                self._nccl_calls.take(batch)
             self.rows[name] += batch.num_rows

@@ -1,0 +1,206 @@
+"""NCCL's calls as rows of `collectives`, so that analyzers see them like those of any backend.
+
+    derived = NcclCalls(connection)
+    derived.take(batch)                    # complete calls, as they go into nccl_calls
+    derived.finish(changed, still_open)    # after all rows of the tick are in the store
+
+A call becomes a row when its kernel is over, or for as long as it is in flight. Calls whose end was never recorded
+(copy engines, NCCL before 2.26, communicators that ended first) stay in `nccl_calls` alone: without an end they would
+read as in flight. So do calls of groups that the wrapper in Python records as well.
+
+A communicator gets the label of its process group (`groups_of_communicators`); step and phase are those in which the
+host enqueued the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from store.ingest.columns import Batch, insert
+from store.ingest.nccl_groups import Communicator, Group, groups_of_communicators
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+__all__ = ["NcclCalls"]
+
+_OPS = {
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "Broadcast": "broadcast",
+    "Reduce": "reduce",
+    "AlltoAll": "all_to_all",
+    "Gather": "gather",
+    "Scatter": "scatter",
+    "Send": "send",
+    "Recv": "recv",
+}
+_DTYPES = {
+    "ncclInt8": ("int8", 1),
+    "ncclUint8": ("uint8", 1),
+    "ncclInt32": ("int32", 4),
+    "ncclUint32": ("uint32", 4),
+    "ncclInt64": ("int64", 8),
+    "ncclUint64": ("uint64", 8),
+    "ncclFloat16": ("float16", 2),
+    "ncclFloat32": ("float32", 4),
+    "ncclFloat64": ("float64", 8),
+    "ncclBfloat16": ("bfloat16", 2),
+    "ncclFloat8e4m3": ("float8_e4m3fn", 1),
+    "ncclFloat8e5m2": ("float8_e5m2", 1),
+}
+_PER_RANK = ("ReduceScatter", "AlltoAll", "Scatter")
+"""Operations whose count is that of one rank's part, while their input has one for each rank."""
+
+# Steps and spans that a call of the tick can lie in: from the last that began before the first call.
+_NEAR = """
+SELECT t.attempt, t.rank, t.start_ns, {columns} FROM {table} t
+JOIN (SELECT attempt, rank, min(enqueue_ns) AS first_ns, max(enqueue_ns) AS last_ns FROM {calls} GROUP BY ALL) c
+  ON t.attempt = c.attempt AND t.rank = c.rank AND t.start_ns <= c.last_ns
+LEFT JOIN (
+  SELECT t.attempt, t.rank, max(t.start_ns) AS start_ns FROM {table} t
+  JOIN (SELECT attempt, rank, min(enqueue_ns) AS first_ns FROM {calls} GROUP BY ALL) c
+    ON t.attempt = c.attempt AND t.rank = c.rank AND t.start_ns <= c.first_ns
+  GROUP BY ALL) f ON t.attempt = f.attempt AND t.rank = f.rank
+WHERE t.start_ns >= coalesce(f.start_ns, t.start_ns)
+"""
+_ROWS = """
+SELECT c.attempt, c.rank, s.step, c.seq,
+  c.count * d.size * CASE WHEN c.function IN ({per_rank}) THEN g.num_ranks ELSE 1 END AS bytes,
+  c.enqueue_ns AS issue_ns, c.kernel_end_ns AS end_ns, NULL::BIGINT AS wait_ns, g.process_group,
+  coalesce(o.op, lower(c.function)) AS op, coalesce(d.name, c.dtype) AS dtype, NULL::VARCHAR AS shape,
+  CASE WHEN p.end_ns IS NULL OR p.end_ns >= c.enqueue_ns THEN p.kind END AS phase, NULL::VARCHAR AS caller,
+  CASE WHEN c.peer IS NULL THEN NULL
+       WHEN len(g.members) > 0 THEN g.members[c.peer + 1]
+       WHEN g.num_ranks = g.world_size THEN c.peer END::INTEGER AS peer,
+  TRUE AS is_async, NULL::BOOLEAN AS nonfinite {segment}
+FROM {calls} c
+JOIN nccl_groups_now g ON g.attempt = c.attempt AND g.rank = c.rank AND g.communicator = c.communicator
+LEFT JOIN nccl_ops o ON o.function = c.function
+LEFT JOIN nccl_dtypes d ON d.dtype = c.dtype
+ASOF LEFT JOIN ({steps}) s ON s.attempt = c.attempt AND s.rank = c.rank AND s.start_ns <= c.enqueue_ns
+ASOF LEFT JOIN ({spans}) p ON p.attempt = c.attempt AND p.rank = c.rank AND p.start_ns <= c.enqueue_ns
+WHERE {condition}
+"""
+
+
+class NcclCalls:
+    """Collects the complete calls of one tick and turns them into rows of `collectives`."""
+
+    def __init__(self, connection: DuckDBPyConnection) -> None:
+        self._connection = connection
+        self._has_new = False
+
+    def take(self, batch: Batch) -> None:
+        """Add complete calls."""
+        if not self._has_new:
+            self._connection.execute("CREATE OR REPLACE TEMP TABLE nccl_new AS SELECT * FROM nccl_calls_done LIMIT 0")
+            self._has_new = True
+        insert(self._connection, batch, "nccl_new")
+
+    def finish(self, once_open: Sequence[str], still_open: Sequence[str]) -> int:
+        """Append the rows of complete calls, replace those of calls in flight; returns the number appended.
+
+        `once_open` are segments whose open calls are out of date, `still_open` those that have some now.
+        """
+        connection = self._connection
+        for paths in (once_open, still_open):
+            if paths:
+                _register_paths(connection, paths)
+                connection.execute("DELETE FROM collectives_open WHERE _segment IN (SELECT path FROM nccl_paths)")
+        if not self._has_new and not still_open:
+            return 0
+        _register_words(connection)
+        self._describe_groups()
+        appended = 0
+        if self._has_new:
+            (count,) = connection.execute(
+                f"INSERT INTO collectives_done BY NAME {_query('nccl_new', 'c.kernel_end_ns IS NOT NULL')}"
+            ).fetchall()[0]
+            appended = int(count)
+            connection.execute("DROP TABLE nccl_new")
+            self._has_new = False
+        if still_open:
+            _register_paths(connection, still_open)
+            condition = "g.is_alive AND c._segment IN (SELECT path FROM nccl_paths)"
+            connection.execute(
+                f"INSERT INTO collectives_open BY NAME {_query('nccl_calls_open', condition, with_segment=True)}"
+            )
+        for name in ("nccl_ops", "nccl_dtypes", "nccl_groups_now", "nccl_paths"):
+            connection.unregister(name)
+        return appended
+
+    def _describe_groups(self) -> None:
+        rows = self._connection.execute(
+            "SELECT attempt, rank, communicator, comm_hash, comm_name, num_ranks, comm_rank, created_ns, "
+            "finalized_ns IS NULL FROM nccl_communicators ORDER BY attempt, rank, communicator"
+        ).fetchall()
+        communicators = [Communicator(*row) for row in rows]
+        rows = self._connection.execute(
+            "SELECT attempt, rank, process_group, description, group_name, members, recorded_by = 'nccl_plugin' "
+            "FROM process_groups WHERE members IS NOT NULL ORDER BY wall_ns"
+        ).fetchall()
+        groups = [Group(*row[:5], members=tuple(row[5]), is_below=bool(row[6])) for row in rows]
+        sizes = dict(self._connection.execute("SELECT attempt, max(world_size) FROM ranks GROUP BY attempt").fetchall())
+        found = [
+            (of, label, members)
+            for of, label, members, is_ours in groups_of_communicators(communicators, groups)
+            if is_ours
+        ]
+        self._connection.register(
+            "nccl_groups_text",
+            {
+                "attempt": np.array([of.attempt for of, _, _ in found], dtype=np.int32),
+                "rank": np.array([of.rank for of, _, _ in found], dtype=np.int32),
+                "communicator": np.array([of.communicator for of, _, _ in found], dtype=np.int32),
+                "process_group": _texts(label for _, label, _ in found),
+                "members": _texts(str(list(members)) for _, _, members in found),
+                "num_ranks": np.array([of.num_ranks or -1 for of, _, _ in found], dtype=np.int32),
+                "world_size": np.array([sizes.get(of.attempt) or -2 for of, _, _ in found], dtype=np.int32),
+                "is_alive": np.array([of.is_alive for of, _, _ in found], dtype=bool),
+            },
+        )
+        self._connection.execute(
+            "CREATE OR REPLACE TEMP TABLE nccl_groups_now AS SELECT attempt, rank, communicator, process_group, "
+            "CAST(members AS BIGINT[]) AS members, nullif(num_ranks, -1) AS num_ranks, world_size, is_alive "
+            "FROM nccl_groups_text"
+        )
+        self._connection.unregister("nccl_groups_text")
+
+
+def _query(calls: str, condition: str, *, with_segment: bool = False) -> str:
+    return _ROWS.format(
+        calls=calls,
+        condition=condition,
+        per_rank=", ".join(f"'{name}'" for name in _PER_RANK),
+        segment=", c._segment" if with_segment else "",
+        steps=_NEAR.format(table="steps", calls=calls, columns="t.step"),
+        spans=_NEAR.format(table="spans", calls=calls, columns="t.kind, t.end_ns"),
+    )
+
+
+def _register_words(connection: DuckDBPyConnection) -> None:
+    connection.register("nccl_ops", {"function": _texts(_OPS), "op": _texts(_OPS.values())})
+    connection.register(
+        "nccl_dtypes",
+        {
+            "dtype": _texts(_DTYPES),
+            "name": _texts(name for name, _ in _DTYPES.values()),
+            "size": np.array([size for _, size in _DTYPES.values()], dtype=np.int64),
+        },
+    )
+
+
+def _register_paths(connection: DuckDBPyConnection, paths: Iterable[str]) -> None:
+    connection.register("nccl_paths", {"path": _texts(paths)})
+
+
+def _texts(values: Iterable[str]) -> np.ndarray[tuple[int], np.dtype[np.object_]]:
+    listed = list(values)
+    array = np.empty(len(listed), dtype=object)
+    array[:] = listed
+    return array

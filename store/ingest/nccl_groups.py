@@ -1,0 +1,97 @@
+"""Which process group an NCCL communicator belongs to.
+
+    for communicator, label, members, is_ours in groups_of_communicators(communicators, groups):
+        ...
+
+Torch names communicators only in some versions, and makes them at the first call of a group or when the group is made.
+So, for each communicator:
+
+1. The groups of its rank that have its size and hold the rank at its place are candidates; where other ranks show the
+   same hash, the candidates must hold those ranks at their places, too.
+2. If the communicator's name is that of a candidate, it is that one.
+3. Else candidates and communicators that are alike are paired in the order in which they were made.
+4. Without a candidate (a program without torch, a communicator of a library) the label is made of its name, size and
+   hash, which are the same on all its ranks and nodes and at any time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Communicator", "Group", "groups_of_communicators"]
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """A row of nccl_communicators."""
+
+    attempt: int
+    rank: int
+    communicator: int
+    comm_hash: int | None
+    comm_name: str | None
+    num_ranks: int | None
+    comm_rank: int | None
+    created_ns: int | None
+    is_alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A row of process_groups."""
+
+    attempt: int
+    rank: int
+    label: str
+    description: str | None
+    group_name: str | None
+    members: tuple[int, ...]
+    is_below: bool
+    """Whether its calls are recorded by the plugin alone."""
+
+    def holds(self, places: dict[int, int]) -> bool:
+        """Whether the ranks are at these places."""
+        return all(place < len(self.members) and self.members[place] == rank for place, rank in places.items())
+
+
+def groups_of_communicators(
+    communicators: Sequence[Communicator], groups: Sequence[Group]
+) -> Iterator[tuple[Communicator, str, tuple[int, ...], bool]]:
+    """(communicator, label of its group, members or none, whether its calls are recorded by the plugin alone).
+
+    Both lists are in the order in which things were made.
+    """
+    places: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+    for one in communicators:
+        if one.comm_hash is not None and one.comm_rank is not None:
+            places[one.attempt, one.comm_hash][one.comm_rank] = one.rank
+    own: dict[tuple[int, int], list[Group]] = defaultdict(list)
+    for group in groups:
+        if group not in own[group.attempt, group.rank]:
+            own[group.attempt, group.rank].append(group)
+    taken: set[tuple[int, int, str]] = set()
+    for one in communicators:
+        known = places[one.attempt, one.comm_hash] if one.comm_hash is not None else {}
+        candidates = [
+            group
+            for group in own[one.attempt, one.rank]
+            if one.num_ranks in (None, len(group.members)) and group.holds(known)
+        ]
+        named = [
+            group for group in candidates if one.comm_name and one.comm_name in (group.group_name, group.description)
+        ]
+        free = [group for group in candidates if (one.attempt, one.rank, group.label) not in taken]
+        chosen = next(iter(named if len(named) == 1 else free), None)
+        if chosen is None:
+            members = tuple(known[place] for place in sorted(known)) if len(known) == one.num_ranks else ()
+            yield one, _label(one), members, True
+            continue
+        taken.add((one.attempt, one.rank, chosen.label))
+        yield one, chosen.label, chosen.members, chosen.is_below
+
+
+def _label(one: Communicator) -> str:
+    mark = f"{(one.comm_hash or 0) % 2**64:016x}"[:6]
+    return f"{(one.comm_name or 'nccl').replace(':', '_')}:n={one.num_ranks or '?'}@{mark}"
