@@ -4,12 +4,14 @@
  *   nccl_driver LIBRARY VERSION THREADS CALLS MODE [CHANNELS]
  *
  * MODE `check` reports kernels from threads of their own and aborts every third communicator in the middle; `time`
- * makes all calls of a communicator in one thread and prints nanoseconds; `endless` runs until it is killed and writes
+ * makes all calls of a communicator in one thread and prints the nanoseconds that passed, those of processor time
+ * that these threads took, and the number of events; `endless` runs until it is killed and writes
  * to standard output, after each completed call of thread 0, the number of its completed calls (8 bytes).
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,9 +29,9 @@ static stop_function stop_event;
 static state_function record_state;
 static int (*finalize_context)(void *);
 static const void *table;
-static int version, num_calls, num_channels = 2;
+static int version, num_calls, num_threads, num_channels = 2;
 static const char *mode;
-static _Atomic long num_events;
+static _Atomic long num_events, cpu_ns;
 
 struct work { /* from the enqueuing thread to the one that reports kernels */
   void *context, *call;
@@ -45,9 +47,9 @@ struct rank_thread {
 };
 static struct rank_thread threads[MAX_THREADS];
 
-static int64_t now_ns(void) {
+static int64_t now_ns(clockid_t clock) {
   struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
+  clock_gettime(clock, &now);
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
@@ -165,19 +167,30 @@ static void *check_thread(void *argument) {
 static void *time_thread(void *argument) {
   struct rank_thread *self = argument;
   void *context = begin_communicator(self->number);
+  int64_t begin = now_ns(CLOCK_THREAD_CPUTIME_ID);
   for (long i = 0; i < num_calls; i++) {
     void *call = start_call(context, i);
     if (call) stop_event(call);
     report_kernel(context, call);
   }
+  atomic_fetch_add(&cpu_ns, now_ns(CLOCK_THREAD_CPUTIME_ID) - begin);
   atomic_fetch_add(&num_events, (long)num_calls * (2 + (version < 3 ? 0 : version < 4 ? 2 : 3) * num_channels));
   return NULL;
+}
+
+/* No rank of a training is further ahead of another than what NCCL holds in flight. */
+static bool is_ahead(struct rank_thread *self, int64_t calls) {
+  atomic_store(&self->tail, calls);
+  for (int i = 0; i < num_threads; i++)
+    if (atomic_load(&threads[i].tail) + QUEUE < calls) return true;
+  return false;
 }
 
 static void *endless_thread(void *argument) {
   struct rank_thread *self = argument;
   void *context = begin_communicator(self->number);
   for (int64_t i = 0;; i++) {
+    while (is_ahead(self, i)) sched_yield();
     void *call = start_call(context, i);
     if (call) stop_event(call);
     report_kernel(context, call);
@@ -205,18 +218,19 @@ static bool load(const char *library) {
 int main(int count, char **words) {
   if (count < 6) return 2;
   version = atoi(words[2]);
-  int num_threads = atoi(words[3]);
+  num_threads = atoi(words[3]);
   num_calls = atoi(words[4]);
   mode = words[5];
   if (count > 6) num_channels = atoi(words[6]);
   if (num_threads < 1 || num_threads > MAX_THREADS || num_channels > MAX_DRIVER_CHANNELS || !load(words[1])) return 2;
   void *(*body)(void *) = !strcmp(mode, "time") ? time_thread : !strcmp(mode, "check") ? check_thread : endless_thread;
-  int64_t begin = now_ns();
+  int64_t begin = now_ns(CLOCK_MONOTONIC);
   for (int i = 0; i < num_threads; i++) {
     threads[i].number = i;
     pthread_create(&threads[i].thread, NULL, body, &threads[i]);
   }
   for (int i = 0; i < num_threads; i++) pthread_join(threads[i].thread, NULL);
-  printf("%lld %ld\n", (long long)(now_ns() - begin), atomic_load(&num_events));
+  printf("%lld %lld %ld\n", (long long)(now_ns(CLOCK_MONOTONIC) - begin),
+         (long long)atomic_load(&cpu_ns), atomic_load(&num_events));
   return 0;
 }

@@ -4,7 +4,8 @@ python -m benchmarks.nccl_plugin                    # 10 million events from fou
 python -m benchmarks.nccl_plugin --kills 0 --repeats 9
 
 A driver in C (`nccl_driver.c`) calls the plugin's function table as NCCL does. Cost: all threads record for
-themselves, kernels included; per event and per call, the fastest of some repetitions, with the tapes on disk. Kills:
+themselves, kernels included; processor time per event and per call, the
+least of some repetitions, with the tapes on disk. Kills:
 the driver reports each completed call to a file, dies of SIGKILL at a random moment, and the tapes are checked.
 """
 
@@ -33,7 +34,7 @@ from probes.tape.writer import COMPLETE
 __all__ = ["Cost", "Kill", "compile_driver", "kill_driver", "measure", "start_driver"]
 
 BUDGET_NS = 200.0  # of one recorded event on the host (DESIGN 5)
-SHAPES = ((5, 1, 2), (5, 4, 2), (7, 4, 2), (4, 4, 2), (3, 4, 2), (1, 4, 2), (5, 4, 16))
+SHAPES = ((5, 1, 0), (5, 4, 0), (5, 1, 2), (5, 4, 2), (7, 4, 2), (4, 4, 2), (3, 4, 2), (1, 4, 2), (5, 4, 16))
 """Interface version, threads, channels of each call."""
 _PLUGIN = Path(__file__).resolve().parents[1] / "probes" / "collectives" / "nccl_plugin"
 _DRIVER = Path(__file__).resolve().with_name("nccl_driver.c")
@@ -41,7 +42,7 @@ _DRIVER = Path(__file__).resolve().with_name("nccl_driver.c")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """One measurement; nanoseconds of one thread's time."""
+    """One measurement: processor time of the threads that call the plugin, in nanoseconds."""
 
     version: int
     threads: int
@@ -94,17 +95,16 @@ def start_driver(
 def measure(
     driver: Path, library: Path, folder: Path, *, version: int, threads: int, channels: int, calls: int
 ) -> Cost:
-    """Record `calls` calls in each of `threads` threads. The threads share what cores there are."""
+    """Record `calls` calls in each of `threads` threads; what counts is the processor time of these threads."""
     tape = folder / f"time-{version}-{threads}-{channels}"
     words = [version, threads, calls, "time", channels]
     with start_driver(driver, library, tape, words=words) as process:
         output, problem = process.communicate()
     if process.returncode:
         raise RuntimeError(problem)
-    elapsed_ns, num_events = map(int, output.split())
+    _, thread_ns, num_events = map(int, output.split())
     for path in tape.iterdir():
         path.unlink()
-    thread_ns = elapsed_ns * min(threads, os.cpu_count() or 1)
     return Cost(
         version=version,
         threads=threads,

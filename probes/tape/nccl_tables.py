@@ -63,7 +63,7 @@ NCCL_TABLES = (
             name("protocol", "NCCL's protocol: LL, LL128, SIMPLE; CE for copies without a kernel; NULL for p2p"),
         ),
         can_be_open=True,
-        segment_bytes=1 << 21,
+        segment_bytes=1 << 22,
         names_file=NAMES_FILE,
     ),
     Table(

@@ -87,6 +87,13 @@ ASOF LEFT JOIN ({spans}) p ON p.attempt = c.attempt AND p.rank = c.rank AND p.st
 WHERE {condition}
 """
 
+# The device runs the calls of a communicator in order, those of one group call together. So a call is over, though its
+# end was not seen, when one that was enqueued after its launch is.
+_LATER = """
+SELECT 1 FROM nccl_calls_done d WHERE d.attempt = c.attempt AND d.rank = c.rank AND d.communicator = c.communicator
+  AND d.call > c.call AND d.enqueue_ns >= c.launched_ns AND d.kernel_end_ns IS NOT NULL
+"""
+
 
 class NcclCalls:
     """Collects the complete calls of one tick and turns them into rows of `collectives`."""
@@ -126,7 +133,7 @@ class NcclCalls:
             self._has_new = False
         if still_open:
             _register_paths(connection, still_open)
-            condition = "g.is_alive AND c._segment IN (SELECT path FROM nccl_paths)"
+            condition = f"g.is_alive AND c._segment IN (SELECT path FROM nccl_paths) AND NOT EXISTS ({_LATER})"
             connection.execute(
                 f"INSERT INTO collectives_open BY NAME {_query('nccl_calls_open', condition, with_segment=True)}"
             )
@@ -144,7 +151,10 @@ class NcclCalls:
             "SELECT attempt, rank, process_group, description, group_name, members, recorded_by = 'nccl_plugin' "
             "FROM process_groups WHERE members IS NOT NULL ORDER BY wall_ns"
         ).fetchall()
-        groups = [Group(*row[:5], members=tuple(row[5]), is_below=bool(row[6])) for row in rows]
+        groups = [
+            Group(attempt, rank, label, description, name, tuple(members), bool(is_below))
+            for attempt, rank, label, description, name, members, is_below in rows
+        ]
         sizes = dict(self._connection.execute("SELECT attempt, max(world_size) FROM ranks GROUP BY attempt").fetchall())
         found = [
             (of, label, members)

@@ -14,7 +14,7 @@
   {                                                                                                             \
     .table = upper##_TABLE, .fields = upper##_FIELDS, .record_bytes = sizeof(struct type), .shift = upper##_SHIFT, \
     .lock = PTHREAD_MUTEX_INITIALIZER, .segments = {{.index = -1}, {.index = -1}, {.index = -1}, {.index = -1}}, \
-    .newest = -1                                                                                                \
+    .current = -1                                                                                                \
   }
 
 struct recorder recorder = {
@@ -24,6 +24,8 @@ struct recorder recorder = {
     .links_tape = TAPE(NCCL_LINKS, nccl_links),
 };
 
+static struct tape *const tapes[] = {&recorder.communicators_tape, &recorder.calls_tape, &recorder.channels_tape,
+                                     &recorder.links_tape};
 static pthread_once_t opened = PTHREAD_ONCE_INIT;
 static const char *problem; /* why nothing is recorded; NULL if something is */
 static _Atomic int32_t num_communicators;
@@ -58,6 +60,7 @@ static void open_once(void) {
   choose_events();
   recorder.pid = getpid();
   pthread_atfork(NULL, NULL, forked);
+  tape_start(tapes, sizeof tapes / sizeof *tapes);
   atomic_store(&recorder.is_active, true);
 }
 

@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
+#include <semaphore.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -139,36 +141,82 @@ static bool replace_segment(struct tape *tape, int64_t number) {
     return false;
   }
   tape->retry_at = 0;
-  if (atomic_load(&tape->newest) < index) atomic_store(&tape->newest, index);
   atomic_store(&segment->index, index);
   return true;
 }
 
 static void count_dropped(struct tape *tape) {
   int64_t dropped = atomic_fetch_add(&tape->dropped, 1) + 1;
-  int64_t newest = atomic_load(&tape->newest);
-  if (newest < 0) return;
-  int64_t first = newest << tape->shift;
+  int64_t current = atomic_load(&tape->current);
+  if (current < 0) return;
+  int64_t first = current << tape->shift;
   uint8_t *record = enter(tape, first);
   if (!record) return;
   __atomic_store_n((int64_t *)(record - TAPE_HEADER_BYTES + DROPPED_OFFSET), dropped, __ATOMIC_RELAXED);
   tape_release(tape, first);
 }
 
+static bool map_segment(struct tape *tape, int64_t number) {
+  pthread_mutex_lock(&tape->lock);
+  bool is_mapped = replace_segment(tape, number);
+  pthread_mutex_unlock(&tape->lock);
+  return is_mapped;
+}
+
+static struct tape *const *prepared_tapes;
+static int num_prepared_tapes;
+static sem_t wake;
+
+static void *prepare_segments(void *unused) {
+  for (;;) {
+    while (sem_wait(&wake)) {
+    }
+    for (int i = 0; i < num_prepared_tapes; i++) {
+      int64_t wanted = atomic_exchange(&prepared_tapes[i]->wanted, 0);
+      if (wanted > 0) map_segment(prepared_tapes[i], wanted << prepared_tapes[i]->shift);
+    }
+  }
+  return unused;
+}
+
+void tape_start(struct tape *const *tapes, int num_tapes) {
+  pthread_t thread;
+  pthread_attr_t attributes;
+  sigset_t all, before;
+  prepared_tapes = tapes;
+  num_prepared_tapes = num_tapes;
+  if (sem_init(&wake, 0, 0) || pthread_attr_init(&attributes)) return;
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  sigfillset(&all); /* the application's signals are for its own threads */
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  if (pthread_create(&thread, &attributes, prepare_segments, NULL)) num_prepared_tapes = 0;
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  pthread_attr_destroy(&attributes);
+}
+
+/* The first record of a segment makes it the current one, the middle one asks for the next. */
+static void mark_progress(struct tape *tape, int64_t number) {
+  int64_t index = number >> tape->shift, known = atomic_load(&tape->current);
+  int64_t half = (int64_t)1 << (tape->shift - 1);
+  while (known < index && !atomic_compare_exchange_weak(&tape->current, &known, index)) {
+  }
+  if ((number & (half * 2 - 1)) != half || !num_prepared_tapes) return;
+  atomic_store(&tape->wanted, index + 1);
+  sem_post(&wake);
+}
+
 void *tape_append(struct tape *tape, int64_t *number) {
   *number = atomic_fetch_add_explicit(&tape->next, 1, memory_order_relaxed);
   void *record = enter(tape, *number);
+  if (!(*number & (((int64_t)1 << (tape->shift - 1)) - 1))) mark_progress(tape, *number);
   if (record) return record;
-  pthread_mutex_lock(&tape->lock);
-  bool is_mapped = replace_segment(tape, *number);
-  pthread_mutex_unlock(&tape->lock);
-  if (is_mapped) record = enter(tape, *number);
+  if (map_segment(tape, *number)) record = enter(tape, *number);
   if (!record) count_dropped(tape);
   return record;
 }
 
 void *tape_record(struct tape *tape, int64_t number) {
-  if (number < 0 || (number >> tape->shift) + 1 < atomic_load_explicit(&tape->newest, memory_order_relaxed))
+  if (number < 0 || (number >> tape->shift) + 1 < atomic_load_explicit(&tape->current, memory_order_relaxed))
     return NULL; /* older than the reader looks */
   return enter(tape, number);
 }

@@ -1,8 +1,9 @@
 /* Tapes: append-only files of fixed-size records, written through shared mappings; format of probes/tape/writer.py.
  *
- * A record's number is its place over all segments of a tape. Appending and updating take no lock; only the thread
- * that needs a new segment does. At most TAPE_SLOTS segments of a tape are mapped, so memory is bounded; a record
- * can be updated as long as it lies in the two newest segments, as the reader expects.
+ * A record's number is its place over all segments of a tape. Appending and updating take no lock. A thread of ours
+ * maps the next segment when half of one is used; only a caller that is faster than that takes the lock and maps it
+ * itself. At most TAPE_SLOTS segments of a tape are mapped, so memory is bounded; a record can be updated as long as it
+ * lies in the segment that is being appended to or in the one before, as the reader expects.
  */
 #ifndef RANKSCOPE_TAPE_H
 #define RANKSCOPE_TAPE_H
@@ -34,7 +35,8 @@ struct tape {
   struct tape_segment segments[TAPE_SLOTS];
   struct tape_shard shards[TAPE_SHARDS];
   _Alignas(64) _Atomic int64_t next;
-  _Alignas(64) _Atomic int64_t newest; /* index of the newest segment; -1: none */
+  _Alignas(64) _Atomic int64_t current; /* index of the segment that is being appended to; -1: none */
+  _Atomic int64_t wanted;               /* index of the segment to be mapped in advance; 0: none */
   _Atomic int64_t dropped;
 };
 
@@ -47,6 +49,9 @@ struct tape_place {
 extern struct tape_place tape_place;
 
 int64_t tape_now_ns(void);
+
+/* Start the thread that maps segments in advance. Without it all works, and the callers map them. */
+void tape_start(struct tape *const *tapes, int num_tapes);
 
 /* The record `number` for reading and writing, or NULL if it cannot be written (any more). A record that is not NULL
  * has to be released by `tape_release` with the same number. */

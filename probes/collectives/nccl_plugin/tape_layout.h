@@ -98,7 +98,7 @@ _Static_assert(offsetof(struct nccl_calls, protocol) == 136, "protocol");
 _Static_assert(sizeof(struct nccl_calls) == 144, "nccl_calls");
 #define NCCL_CALLS_UNSET {.call = UNSET_I64, .seq = UNSET_I64, .nccl_seq = UNSET_I64, .count = UNSET_I64, .enqueue_ns = UNSET_I64, .launched_ns = UNSET_I64, .kernel_start_ns = UNSET_I64, .kernel_end_ns = UNSET_I64, .gpu_start_ns = UNSET_I64, .gpu_end_ns = UNSET_I64, .slowest_channel_ns = UNSET_I64, .channels_started = UNSET_I64, .channels_stopped = UNSET_I64, .communicator = UNSET_I32, .root = UNSET_I32, .peer = UNSET_I32, .num_channels = UNSET_I32, .slowest_channel = UNSET_I32, .function = UNSET_NAME, .dtype = UNSET_NAME, .algorithm = UNSET_NAME, .protocol = UNSET_NAME}
 #define NCCL_CALLS_TABLE "nccl_calls"
-#define NCCL_CALLS_SHIFT 13
+#define NCCL_CALLS_SHIFT 14
 #define NCCL_CALLS_FIELDS "[[\"call\",\"i64\",0],[\"seq\",\"i64\",8],[\"nccl_seq\",\"i64\",16],[\"count\",\"i64\",24],[\"enqueue_ns\",\"i64\",32],[\"launched_ns\",\"i64\",40],[\"kernel_start_ns\",\"i64\",48],[\"kernel_end_ns\",\"i64\",56],[\"gpu_start_ns\",\"i64\",64],[\"gpu_end_ns\",\"i64\",72],[\"slowest_channel_ns\",\"i64\",80],[\"channels_started\",\"i64\",88],[\"channels_stopped\",\"i64\",96],[\"communicator\",\"i32\",104],[\"root\",\"i32\",108],[\"peer\",\"i32\",112],[\"num_channels\",\"i32\",116],[\"slowest_channel\",\"i32\",120],[\"function\",\"name\",124],[\"dtype\",\"name\",128],[\"algorithm\",\"name\",132],[\"protocol\",\"name\",136]]"
 
 struct nccl_channels {

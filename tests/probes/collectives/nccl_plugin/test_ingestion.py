@@ -124,6 +124,19 @@ def test_call_of_an_aborted_communicator_is_not_in_flight(world: Callable[..., W
     assert rows(played, "SELECT rank, kernel_end_ns FROM nccl_calls") == [(0, None)]
 
 
+def test_call_whose_end_was_not_seen_is_not_in_flight_once_a_later_one_is_over(world: Callable[..., World]) -> None:
+    played = world()
+    comm = played.group("world:0-3", [0, 1, 2, 3], comm_hash=5)[0]
+    comm.collective("AllReduce", count=8, channels=2).run(1)  # NCCL planned two channels and reports one
+    grouped = comm.collective("AllReduce", count=8, channels=1)
+    comm.collective("AllReduce", count=8, channels=1).run(1)  # of the same group call: enqueued before the launch
+    grouped.launched()
+    with Ingester(played.run) as ingester:
+        ingester.tick()
+    open_calls = rows(played, "SELECT seq FROM collectives WHERE end_ns IS NULL")
+    assert open_calls == [(1,)]
+
+
 def test_peers_are_global_ranks(world: Callable[..., World]) -> None:
     played = world()
     first, second = played.group("pp:1,3", [1, 3], comm_hash=9)
