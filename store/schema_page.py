@@ -203,10 +203,10 @@ def _unit(column: Column) -> str:
 
 
 def _event_row(kind: EventKind) -> str:
-    fields = ", ".join(map(_field, kind.fields))
-    if kind.table:
-        fields = f"columns of table [{kind.table}](#{kind.table})"
-    return f"| `{kind.name}` | {kind.written_by} | {kind.meaning} | {fields} |"
+    of_table = TABLES[kind.table].columns if kind.table else ()
+    fields = [f"columns of table [{kind.table}](#{kind.table})"] if of_table else []
+    fields += map(_field, kind.fields[len(of_table) :])
+    return f"| `{kind.name}` | {kind.written_by} | {kind.meaning} | {', '.join(fields)} |"
 
 
 def _field(column: Column) -> str:

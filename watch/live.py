@@ -36,22 +36,21 @@ class LiveJudge:
 
     @property
     def has_open_hang(self) -> bool:
-        """Whether a hang that was reported is not over yet."""
+        """True while a reported hang is not over."""
         return any(finding.kind == "hang" and finding.status == "fired" for finding in self._state.reported.values())
 
     def add_nodes(self, digests: Sequence[Digest], clock_offsets_ns: Mapping[int, int]) -> None:
-        """What the other nodes' ranks do, for the next `findings`."""
+        """Set the digests of the other nodes' ranks for the next `findings`."""
         self._state.digests, self._state.clock_offsets_ns = digests, clock_offsets_ns
 
     def findings(self, source: Source, now_ns: int) -> list[Finding]:
-        """What is new at `now_ns` (epoch nanoseconds)."""
+        """Findings that are new or have changed at `now_ns` (epoch nanoseconds)."""
         return live_findings(source, self._state, now_ns)
 
     def report(self, findings: Sequence[Finding]) -> bool:
-        """Write findings as events and export them; whether there were any."""
+        """Write findings as events and export them; returns True if there were any."""
         for finding in findings:
-            # The event has the finding's id and cost beside the table's columns, which the catalogue lists alone.
-            self._events.write_any(event_kinds.FINDING, **_event_columns(finding))
+            self._events.write(event_kinds.FINDING, **_event_columns(finding))
         self._exports.report(findings)
         return bool(findings)
 

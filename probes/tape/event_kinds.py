@@ -21,7 +21,7 @@ __all__ = ["COMMON_FIELDS", "EVENT_KINDS", "EventKind", "unknown_fields"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventKind:
-    """One kind of event. With `table`, its fields are the columns of that table of the store."""
+    """One kind of event. With `table`, its first fields are the columns of that table of the store."""
 
     name: str
     written_by: str
@@ -44,8 +44,8 @@ def _kind(name: str, *fields: Column, by: str, meaning: str, table: str = "", is
     """Add a kind to the catalogue; returns its name."""
     if name in _kinds:
         raise ValueError(f"event kind {name} is described twice")
-    columns = TABLES[table].columns if table else fields
-    _kinds[name] = EventKind(name=name, written_by=by, meaning=meaning, fields=columns, table=table, is_open=is_open)
+    fields = (*TABLES[table].columns, *fields) if table else fields
+    _kinds[name] = EventKind(name=name, written_by=by, meaning=meaning, fields=fields, table=table, is_open=is_open)
     return name
 
 
@@ -316,4 +316,7 @@ TRACKER_FAILED = _kind(
 HOOK_FAILED = _kind(
     "hook_failed", _text("hook"), _REASON, by="watch", meaning="A finding could not be sent to a webhook or command."
 )
-FINDING = _kind("finding", table="findings", by="watch", meaning="A live analyzer reported a finding.")
+FINDING = _kind(
+    "finding", _text("id", "the same live and post-mortem"), _float("cost_s", "wall time lost to it", unit="s"),
+    table="findings", by="watch", meaning="A live analyzer reported a finding.",
+)
