@@ -23,7 +23,7 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from probes.tape.attempts import all_closed
+from probes.tape.attempts import all_ended
 from probes.tape.rundir import RunDir
 from probes.tape.safe_open import file_problem
 from probes.tape.schema import TABLES, Table
@@ -89,10 +89,10 @@ class Store:
         """The store of a run, live or dead.
 
         With `catch_up`, what is on the tapes and not in the store is ingested first, unless a `watch` lives, whose
-        job that is; if all ranks have ended, its last word is waited for, for `LAST_WORD_S` at most. Where the run's
-        folder cannot be written, it goes into a temporary copy. Without it, `node` reads the store of one node alone,
-        so that no other writer waits. `memory_bytes` bounds what queries may take; with `spills` they go on in a
-        temporary folder beyond it. Raises StoreError.
+        job that is. If all ranks have ended and it has not left within `LAST_WORD_S`, the tapes are read without it.
+        Where the run's folder cannot be written, it goes into a temporary copy. Without it, `node` reads the store
+        of one node alone, so that no writer of another node waits. `memory_bytes` bounds what queries may take; with
+        `spills` they continue in a temporary folder beyond it. Raises StoreError.
         """
         with contextlib.ExitStack() as scratch:
             paths = _caught_up(run, scratch, wait_s) if catch_up else run.stores()
@@ -312,10 +312,11 @@ def _caught_up(run: RunDir, scratch: contextlib.ExitStack, wait_s: float) -> lis
         try:
             paths[path] = _catch_up_node(run, node, folders, wait_s)
         except StoreLockedError:
-            _await_last_word(run, path)
             if not path.exists() and not _appears(path, wait_s):
                 raise
             paths[path] = path
+            if all_ended(run) and not _has_left(path):  # it is slow, stopped or waits for a next attempt
+                paths[path] = _scratch_copy(run, node, folders, scratch, fresh=True)
         except StoreCorruptError:
             raise
         except StoreError:  # the folder cannot be written, or readers never let go of the file
@@ -329,17 +330,25 @@ def _catch_up_node(run: RunDir, node: int, folders: Sequence[Folder], wait_s: fl
         return ingester.path
 
 
-def _await_last_word(run: RunDir, path: Path) -> None:
-    """Ranks that have just ended left records that `watch` is reading: half of them would be half a verdict."""
+def _has_left(path: Path) -> bool:
+    """Whether the `watch` of a run that has ended leaves soon, with all records in the store: half of them would be
+    half a verdict."""
     deadline = time.monotonic() + LAST_WORD_S
-    while is_watched([path]) and all_closed(run) and time.monotonic() < deadline:
+    while is_watched([path]):
+        if time.monotonic() > deadline:
+            return False
         time.sleep(POLL_S)
+    return True
 
 
-def _scratch_copy(run: RunDir, node: int, folders: Sequence[Folder], scratch: contextlib.ExitStack) -> Path:
+def _scratch_copy(
+    run: RunDir, node: int, folders: Sequence[Folder], scratch: contextlib.ExitStack, *, fresh: bool = False
+) -> Path:
+    """A temporary store that has everything that is on the tapes; `fresh`: made from them alone, since the store is
+    being written."""
     folder = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-")))
     original, copy = run.store(node), folder / run.store(node).name
-    for suffix in ("", ".wal"):
+    for suffix in () if fresh else ("", ".wal"):
         source = original.with_name(original.name + suffix)
         if source.exists() and not file_problem(source):
             shutil.copyfile(source, copy.with_name(copy.name + suffix))

@@ -113,12 +113,16 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
                 message=event.text("message"),
                 links=_links(event),
             )
+    # A rank that exits with code 0 while the others still train is what they lost.
+    failed = any(event.text("reason") == "failed" for event in log.of(event_kinds.RUN_ENDED))
+    lost_a_peer = any(_is_consequence(death, view, earlier=True) for death in found.values())
     for event in log.of(event_kinds.RANK_EXIT, attempt=view.attempt):
         rank, name = event.integer("exit_rank"), event.text("signal")
         code = event.integer("exit_code", 0)
-        if rank in found or rank < 0 or (code == 0 and not name):
+        if rank in found or rank < 0:
             continue
-        if not name and rank in view.ranks and view.ranks[rank].closed:
+        is_closed = not name and rank in view.ranks and view.ranks[rank].closed
+        if is_closed and not (lost_a_peer if code == 0 else failed):
             continue  # a clean end: the code is the run's result (given up), not a cause of death
         exhausted = event.text("out_of_memory")
         cause = "out_of_memory" if exhausted else "signal" if name else "exit"

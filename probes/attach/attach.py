@@ -48,6 +48,7 @@ from ..tape.rundir import RunDir, RunError
 from ..tape.schema import TABLES
 from ..tape.stack_file import register
 from ..tape_recorder import TapeRecorder
+from .announcement import announce
 from .identity import Identity
 from .joining import join_run
 from .loop_hooks import LoopPhases
@@ -338,6 +339,9 @@ def _attach(
         recorder.event(event_kinds.ATTEMPT_STARTED, world_size=identity.world_size)
         if not is_first:
             run.write_manifest(manifest | run.manifest())
+    if identity.local_rank == 0:
+        with failing_open("attach.announce"):
+            announce(run, attempt)
     attached = Attached(recorder, run)
     attached._begin(identity, models, optimizers, run=run, gradient_interval=gradient_interval)
     if watch and identity.local_rank == 0:

@@ -22,7 +22,7 @@ from .rundir import RunDir
 from .safe_open import open_plain
 from .schema import UNSET
 
-__all__ = ["all_closed", "claim", "claims", "newest", "start_ticks"]
+__all__ = ["all_closed", "all_ended", "claim", "claims", "newest", "start_ticks"]
 
 _CLAIM = re.compile(r"(\d{5,9})\.json")
 MAX_BYTES = 1 << 20
@@ -87,6 +87,29 @@ def all_closed(run: RunDir) -> bool:
     folders = list(run.rank_dirs())
     last = max((attempt for attempt, _, _ in folders), default=-1)
     return last >= 0 and all(_is_closed(folder / "events.jsonl") for attempt, _, folder in folders if attempt == last)
+
+
+def all_ended(run: RunDir) -> bool:
+    """Whether no rank of the newest attempt writes any more: it has closed its tapes, or its process is gone.
+
+    Of a rank on another host only the former can be seen.
+    """
+    folders = list(run.rank_dirs())
+    last = max((attempt for attempt, _, _ in folders), default=-1)
+    newest = [folder / "events.jsonl" for attempt, _, folder in folders if attempt == last]
+    return last >= 0 and all(_is_closed(events) or _is_gone(events) for events in newest)
+
+
+def _is_gone(events: Path) -> bool:
+    """Whether the process that wrote a rank's first event ran on this host and runs no more."""
+    try:
+        with open(open_plain(events), "rb") as file:
+            first = json.loads(file.readline(MAX_BYTES))
+        if first.get("host") != socket.gethostname():
+            return False
+        return start_ticks(int(first["pid"])) != int(first["start_ticks"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _is_closed(events: Path) -> bool:

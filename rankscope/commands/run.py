@@ -14,6 +14,8 @@ from rankscope.terminal import fail
 if TYPE_CHECKING:
     import argparse
 
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
 __all__ = ["CONTEXT", "EPILOG", "run"]
 
 EPILOG = (
@@ -38,8 +40,14 @@ def run(
     --no-python it starts a program in any language, of which the NCCL calls are recorded. In addition, --run-dir DIR
     sets the folder of the run and --run-name NAME its name. On one machine no rendezvous options are needed.
     """
+    from rich.console import Console
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser
     from torch.distributed.run import run as torchrun
+
+    from trainer.launcher.script.followed_run import FollowedRun
+    from trainer.launcher.script.recorded_agent import recorded
 
     words = [*(arguments or [])]
     parser = get_args_parser()
@@ -57,7 +65,18 @@ def run(
     _start_attached(options)
     sys.argv = [sys.argv[0], *words]
     launch: Callable[[argparse.Namespace], None] = torchrun  # torch does not annotate it
-    launch(options)
+    followed = FollowedRun(Console(stderr=True))
+    try:
+        with followed, recorded(followed):
+            launch(options)
+    except ChildFailedError as error:
+        if not followed.conclude(exit_code=1, reason="failed"):
+            typer.echo(f"rankscope: {_first_failure(error)}", err=True)
+        raise typer.Exit(1) from None
+    except SignalException as error:
+        followed.conclude(exit_code=128 + int(error.sigval), reason="interrupted")
+        raise typer.Exit(128 + int(error.sigval)) from None
+    followed.conclude(exit_code=0, reason="finished")
 
 
 def _start_attached(options: argparse.Namespace) -> None:
@@ -71,3 +90,10 @@ def _start_attached(options: argparse.Namespace) -> None:
     target = ["-m", options.training_script] if options.module else [options.training_script]
     options.training_script_args = [*target, *options.training_script_args]
     options.training_script, options.module = "rankscope.attached_script", True
+
+
+def _first_failure(error: ChildFailedError) -> str:
+    """The first rank that failed, as torch's elastic agent found it."""
+    rank, failure = error.get_first_failure()
+    how = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+    return f"rank {rank} ended with {how} before anything was recorded: its output is above"

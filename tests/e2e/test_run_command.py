@@ -1,0 +1,76 @@
+"""`rankscope run` on a script that knows nothing of it: how its ranks end, and what the terminal shows of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from probes.tape.events import read_events
+from probes.tape.rundir import RunDir
+
+SCRIPT = """
+import os, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+if sys.argv[1] == "import":
+    raise SystemExit("no data here")
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(30):
+    loss = model(torch.randn(8, 64)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 20 and dist.get_rank() == 1:
+        if sys.argv[1] == "exit":
+            os._exit(0)
+        if sys.argv[1] == "return":
+            break
+        if sys.argv[1] == "kill":
+            os.kill(os.getpid(), 9)
+        if sys.argv[1] == "raise":
+            raise ValueError("a bad sample")
+"""
+
+
+def run(folder: Path, end: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "rankscope", "run", "--nproc-per-node", "2", "train.py", end]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.mark.parametrize(
+    ("end", "verdict", "code"),
+    [
+        ("exit", "Rank 1 ended with exit code 0 at step 21", 0),
+        ("return", "Rank 1 ended with exit code 0 at step 21", 0),
+        ("kill", "Rank 1 died of SIGKILL at step 21", -9),
+        ("raise", "Rank 1 died of ValueError: a bad sample (train.py:", 1),
+    ],
+)
+def test_the_rank_that_ended_is_named_with_its_code(tmp_path: Path, end: str, verdict: str, code: int) -> None:
+    done = run(tmp_path, end)
+    assert done.returncode == 1
+    (run_dir,) = (tmp_path / "runs").glob("train-*")
+    assert f"Recording to runs/{run_dir.name}" in done.stderr
+    assert f"Verdict  {verdict}" in done.stderr, done.stderr
+    assert f"rankscope analyze runs/{run_dir.name}" in done.stderr
+    events = read_events(RunDir(run_dir).node_dir(0) / "events.jsonl")[0]
+    first = next(event for event in events if event["kind"] == "rank_exit")
+    assert (first["exit_rank"], first["exit_code"]) == (1, code)
+
+
+def test_a_script_that_fails_before_it_trains_is_no_clean_run(tmp_path: Path) -> None:
+    done = run(tmp_path, "import")
+    assert done.returncode == 1
+    assert "no data here" in done.stderr
+    assert "No problems found" not in done.stderr
+    assert "ended with exit code 1" in done.stderr.split("Verdict")[1]

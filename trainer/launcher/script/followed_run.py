@@ -1,0 +1,156 @@
+"""The run that the ranks of a user's script record, as their launcher follows it: folder, ends of ranks, findings.
+
+    with FollowedRun(console) as followed:
+        with recorded(followed): torchrun(options)
+    followed.conclude()                     # the verdict in three sentences, once the last records are read
+
+On the terminal: the run's folder once the ranks have chosen it, each finding as `watch` reports it, and at the end the
+verdict. A run that was never recorded (the script failed before it trained) is reported as such.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+
+from analyzers.diagnose import diagnose
+from analyzers.report.wording.explained import next_step, why
+from probes.attach.announcement import VARIABLE, Announcement, announced
+from probes.tape import event_kinds
+from probes.tape.events import EventWriter, read_events
+from probes.tape.rundir import RunDir, RunError
+from store import Store, StoreError
+from watch.oom_kills import OomCounter
+
+__all__ = ["FollowedRun"]
+
+POLL_S = 0.25
+NODE_RANK = -1
+_COLOURS = {"critical": "red", "warning": "yellow"}
+
+
+class FollowedRun:
+    """Follows a run in a thread of its own between `__enter__` and `__exit__`."""
+
+    def __init__(self, console: Console, *, node_rank: int = 0) -> None:
+        self._console = console
+        self._node_rank = node_rank
+        self._folder = tempfile.TemporaryDirectory(prefix="rankscope-")
+        self._file = Path(self._folder.name) / "announcement.json"
+        self._run: RunDir | None = None
+        self._event_bytes = 0
+        self._ends: list[dict[str, object]] = []
+        self._memory = OomCounter()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="followed-run", daemon=True)
+
+    def __enter__(self) -> FollowedRun:
+        os.environ[VARIABLE] = str(self._file)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(timeout=10)
+
+    def ended(self, *, rank: int, pid: int, code: int, is_stopped: bool) -> None:
+        """Record the end of a rank; `Exits` of the agent."""
+        found = announced(self._file)
+        name = signal.Signals(-code).name if code < 0 else None
+        if is_stopped:
+            self._write(found, event_kinds.RANK_STOPPED, exit_rank=rank, pid=pid, exit_code=code)
+            return
+        self._write(
+            found, event_kinds.RANK_EXIT, exit_rank=rank, pid=pid, exit_code=code, signal=name, message="",
+            out_of_memory=self._memory.since() or None if code == -signal.SIGKILL else None, blamed=False,
+        )  # fmt: skip
+
+    def conclude(self, *, exit_code: int, reason: str) -> bool:
+        """Record the end of the launch, then print the verdict, the evidence and the next step.
+
+        False if the ranks never recorded anything.
+        """
+        found = announced(self._file)
+        self._folder.cleanup()
+        if self._run is None:
+            return False
+        if exit_code:  # of a clean end, the script's local rank 0 has written it
+            self._write(found, event_kinds.RUN_ENDED, node_rank=self._node_rank, reason=reason, exit_code=exit_code)
+        try:
+            with Store.open(self._run) as store:
+                diagnosis = diagnose(store, self._run.manifest(), stacks_dir=self._run.stacks)
+        except (RunError, StoreError, OSError) as error:
+            self._print(f"The run cannot be judged: {escape(str(error))}.")
+            return True
+        worst = diagnosis.fired[0] if diagnosis.fired else None
+        colour = _COLOURS.get(worst.severity, "cyan") if worst else "green"
+        self._print(f"[bold]Verdict[/]  [{colour}]{escape(diagnosis.verdict)}[/]")
+        if worst:
+            self._print(f"[bold]Why[/]      {escape(why(worst))}")
+            self._print(f"[bold]Next[/]     {escape(next_step(worst))}")
+        self._print(f"[bold]More[/]     rankscope analyze {escape(_short(self._run.path))}")
+        return True
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+    def _follow(self) -> None:
+        last = False
+        while not last:
+            last = self._stop.wait(POLL_S)
+            found = announced(self._file)
+            if found is None:
+                continue
+            if self._run is None:
+                self._run = RunDir(found.run)
+                self._event_bytes = _size(self._node_events(self._run))  # an earlier launch was reported then
+                self._console.print(
+                    f"Recording to [bold]{escape(_short(found.run))}[/]", highlight=False, soft_wrap=True
+                )
+            self._report(self._run)
+
+    def _report(self, run: RunDir) -> None:
+        events, self._event_bytes, _ = read_events(self._node_events(run), self._event_bytes)
+        for event in events:
+            if event["kind"] == event_kinds.FINDING and event.get("status") in ("fired", "ok"):
+                colour = _COLOURS.get(str(event.get("severity")), "cyan") if event["status"] == "fired" else "green"
+                self._print(f"[{colour}]{escape(str(event.get('summary')))}[/]")
+
+    def _write(self, found: Announcement | None, kind: str, **detail: object) -> None:
+        """A rank that ended before any recorded has no run to be an event of."""
+        if found is None:
+            return
+        directory = RunDir(found.run).node_dir(self._node_rank)
+        directory.mkdir(parents=True, exist_ok=True)
+        events = EventWriter(directory / "events.jsonl", attempt=found.attempt, rank=NODE_RANK)
+        try:
+            events.write(kind, **detail)
+        finally:
+            events.close()
+
+    def _node_events(self, run: RunDir) -> Path:
+        return run.node_dir(self._node_rank) / "events.jsonl"
+
+
+def _short(path: Path) -> str:
+    """A path as the user would type it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,86 @@
+"""torch's elastic agent for a user's script, with the end of each rank recorded as the parent process sees it.
+
+    with recorded(exits):                   # in `rankscope run`: torch makes its agent meanwhile
+        torchrun(options)
+
+An exit code or a signal is known to the parent alone: a rank that is killed, or that exits with 0 while the
+others wait for it, cannot write it. The agent does what torch's does, and reports each end before torch stops the
+other ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch.distributed.launcher.api as launcher
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import PContext, SubprocessContext
+
+__all__ = ["Exits", "recorded"]
+
+
+class Exits(Protocol):
+    """Receives the ends of ranks."""
+
+    def ended(self, *, rank: int, pid: int, code: int, is_stopped: bool) -> None:
+        """A rank has ended with `code` (negative: minus a signal); `is_stopped`: by this launcher."""
+
+
+@contextlib.contextmanager
+def recorded(exits: Exits) -> Iterator[None]:
+    """Let torch's launcher make agents that report ends to `exits`."""
+
+    class Agent(_RecordedAgent):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(exits, *arguments, **options)
+
+    original = launcher.LocalElasticAgent
+    launcher.LocalElasticAgent = Agent  # type: ignore[misc]  # the one place where torch's launcher names its agent
+    try:
+        yield
+    finally:
+        launcher.LocalElasticAgent = original  # type: ignore[misc]
+
+
+class _RecordedAgent(LocalElasticAgent):
+    def __init__(self, exits: Exits, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._exits = exits
+        self._reported: set[int] = set()
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._report(worker_group, is_stopped=False)
+        result: RunResult = super()._monitor_workers(worker_group)
+        # torch has stopped the others by now, where one failed.
+        self._report(worker_group, is_stopped=True)
+        return result
+
+    def _stop_workers(self, worker_group: WorkerGroup, *arguments: Any, **options: Any) -> None:
+        super()._stop_workers(worker_group, *arguments, **options)
+        self._report(worker_group, is_stopped=True)
+
+    def _report(self, worker_group: WorkerGroup, *, is_stopped: bool) -> None:
+        codes = _exit_codes(self._pcontext)
+        # Of ranks that ended since the last poll, one that died of a signal died first: the errors of the others are
+        # of the connection that broke.
+        for local_rank, (pid, code) in sorted(codes.items(), key=lambda item: item[1][1] >= 0):
+            if pid not in self._reported:
+                self._reported.add(pid)
+                rank = worker_group.workers[local_rank].global_rank
+                by_us = is_stopped and code in (-signal.SIGTERM, -signal.SIGKILL)
+                self._exits.ended(rank=rank, pid=pid, code=code, is_stopped=by_us)
+
+
+def _exit_codes(context: PContext | None) -> dict[int, tuple[int, int]]:
+    """{local rank: (pid, exit code)} of the ranks that have ended."""
+    if not isinstance(context, SubprocessContext):
+        return {}
+    polled = {
+        local_rank: (handler.proc.pid, handler.proc.poll())
+        for local_rank, handler in context.subprocess_handlers.items()
+    }
+    return {local_rank: (pid, code) for local_rank, (pid, code) in polled.items() if code is not None}
