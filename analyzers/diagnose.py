@@ -160,6 +160,9 @@ def _verdict(findings: Sequence[Finding], facts: Mapping[str, Any]) -> str:
         if isinstance(count, int) and count
     ]
     clean = f"No problems found{' (' + ', '.join(extent) + ')' if extent else ''}."
+    if facts.get("ended") == "failed":  # never a clean bill for a run that did not end by its own will
+        when = "failed" if facts.get("steps") else "failed before its first step"
+        clean = f"The run {when}, and nothing that was recorded explains it: read the logs of its ranks."
     advised = sum(finding.status == "advice" for finding in findings)
     advice = f"{advised} piece{'s' * (advised > 1)} of advice." if advised else ""
     return " ".join(part for part in (clean, advice, _preempted(facts), missing) if part)

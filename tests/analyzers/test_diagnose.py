@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import analyzers
-from analyzers.diagnose import Diagnosis, diagnose, reaches
+from analyzers.diagnose import Diagnosis, conclude, diagnose, reaches
 from analyzers.finding import Finding
 from analyzers.health.analyze import THROTTLE_BITS
 from analyzers.health.xids import xid_table
@@ -246,3 +246,9 @@ def test_numbers_that_json_cannot_hold() -> None:
     finding = Finding(analyzer="a", kind="k", severity="info", status="fired", summary="s", evidence={"x": math.nan})
     report = to_json(Diagnosis(run={"y": math.inf}, verdict="v", findings=(finding,)))
     assert (report["run"]["y"], report["findings"][0]["evidence"]["x"]) == (None, None)
+
+
+def test_a_run_that_failed_without_a_finding_gets_no_clean_bill() -> None:
+    verdict = conclude([], {"steps": 12, "num_ranks": 2, "ended": "failed"}).verdict
+    assert "No problems found" not in verdict
+    assert verdict.startswith("The run failed, and nothing that was recorded explains it")
