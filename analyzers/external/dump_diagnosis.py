@@ -16,6 +16,7 @@ from typing import Any
 
 from analyzers.diagnose import Diagnosis, conclude
 from analyzers.external.dumped_world import DumpedWorld, assemble
+from analyzers.external.stuck_device import with_calls_of_each, with_stuck_device
 from analyzers.finding import Finding, Status
 from analyzers.hangs.analyze import hang_of_attempt
 from analyzers.hangs.culprits import find_culprits
@@ -88,7 +89,7 @@ def _findings(world: DumpedWorld, dumps: Sequence[RankDump]) -> list[Finding]:
         return [_lost(world, missing, hang), _insufficient(unsure)]
     if missing:
         hang = replace(hang, ranks=tuple(known))
-    return [hang, *_absent(world)]
+    return [with_calls_of_each(with_stuck_device(hang, world), world), *_absent(world)]
 
 
 def _hang(world: DumpedWorld) -> Finding | None:

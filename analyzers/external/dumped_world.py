@@ -47,6 +47,8 @@ class DumpedWorld:
     dumped_ns: Mapping[int, int]
     unlisted: frozenset[str]
     """Groups whose members the dumps do not list (gloo): a rank without a dump may belong to them unseen."""
+    recorded: frozenset[tuple[str, int]]
+    """(group, rank) of which the rank's own dump holds calls: of others only is assumed how far they came."""
 
 
 def assemble(dumps: Sequence[RankDump]) -> DumpedWorld:
@@ -56,9 +58,8 @@ def assemble(dumps: Sequence[RankDump]) -> DumpedWorld:
     labels = _labels(members)
     _reopen_failed(ranks, members)
     calls = {rank: _open_calls(dump, labels, members, ranks) for rank, dump in ranks.items()}
-    last_seq = {
-        (labels[group], rank): seq for rank, dump in ranks.items() for group, seq in dump.last_seq.items()
-    } | _unseen(ranks, members, labels)
+    by_records = {(labels[group], rank): seq for rank, dump in ranks.items() for group, seq in dump.last_seq.items()}
+    last_seq = by_records | _unseen(ranks, members, labels)
     last_p2p: dict[tuple[int, str, int], int] = {}
     for rank, dump in ranks.items():
         for (group, op, peer), recorded in dump.p2p.items():
@@ -89,6 +90,7 @@ def assemble(dumps: Sequence[RankDump]) -> DumpedWorld:
         timed_out=tuple(sorted(rank for rank, dump in ranks.items() if _gave_up(dump))),
         dumped_ns={rank: max(dump.modified_ns, dump.last_ns) for rank, dump in ranks.items()},
         unlisted=frozenset(labels[group] for group in members if not group[2]),
+        recorded=frozenset(by_records),
     )
 
 
@@ -205,7 +207,7 @@ def _unseen(
                 continue
             if group[1] == "default_pg" and 0 in dump_of.enqueued:
                 found[(labels[group], rank)] = min(dump_of.enqueued[0], last)
-            elif dump_of.dropped:
+            elif dump_of.dropped or dump_of.only_active:
                 found[(labels[group], rank)] = last
     return found
 
@@ -224,7 +226,8 @@ def _reference(dumps: Sequence[RankDump], view: AttemptView) -> tuple[int, bool]
     last_ns = view.last_ns
     written_ns = max((dump.modified_ns for dump in dumps), default=0)
     open_calls = [call for dump in dumps for calls in dump.calls.values() for call in calls.values() if not call.done]
-    timeout_ns = max((call.timeout_ms for call in open_calls), default=0) * 10**6
+    # The first watchdog that gives a call up makes all ranks dump.
+    timeout_ns = min((call.timeout_ms for call in open_calls if call.timeout_ms), default=0) * 10**6
     if timeout_ns and written_ns > last_ns + timeout_ns + MARGIN_NS:
         return last_ns + timeout_ns, False
     return max(written_ns, last_ns), written_ns > last_ns

@@ -31,6 +31,7 @@ def _next_hang(finding: Finding) -> str:
         "mismatch_size": f"Compare the shapes of both sides{caller}: an uneven batch, or a branch on the rank.",
         "mismatch_dtype": f"Compare the element types of both sides{caller}: autocast, or an unconverted part.",
         "order_inversion": "Make all ranks enter the groups in one order, or wait for each call before the next.",
+        "device_stuck": f"Look for an XID and ECC errors on the host of {rank} (`dmesg -T`, `nvidia-smi -q`).",
         "all_entered": "Check the links and the backend (NCCL_DEBUG=INFO, firewall, interface): no rank is missing.",
     }.get(finding.cause, f"Inspect the stack of {rank} and the code around the call{caller}.")
 

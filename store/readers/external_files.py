@@ -28,7 +28,7 @@ MAX_PROBLEMS = 50
 MAX_UNPACKED_BYTES = 4 << 30
 """Of one file. A trace of 8 million events has about 2 GiB; a compressed bomb is stopped here (it is never held)."""
 _GZIP = b"\x1f\x8b"
-_RANK = re.compile(r"rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_RANK = re.compile(r"(?<!local_)(?<!local-)(?<!node_)(?<!group_)rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<!\d)(\d{1,7})(?!\d)")
 MAX_RANK = 1_000_000
 

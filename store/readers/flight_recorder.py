@@ -15,6 +15,7 @@ of `torch/csrc/distributed/c10d/FlightRecorderDetail.hpp`.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -112,6 +113,8 @@ class RankDump:
     num_entries: int = 0
     damaged_entries: int = 0
     dropped: int = 0
+    only_active: bool = False
+    """Written without completed calls: one that is absent is complete, and gaps in the numbers are no lost records."""
     last_ns: int = 0
     groups: dict[str, GroupKey] = field(default_factory=dict)
     calls: dict[GroupKey, dict[int, Recorded]] = field(default_factory=dict)
@@ -134,7 +137,7 @@ def read_dump(path: Path, rank: int, *, loads: Callable[[Path], Any] | None = No
     entries = top.get("entries")
     if entries is not None and not isinstance(entries, list):
         raise SourceError("has entries that are no list")
-    _reduce(entries or [], dump)
+    _reduce(entries or [], dump, is_whole=not isinstance(top, Shortened))
     dump.num_entries += top.num_left_out if isinstance(top, Shortened) else 0
     _status(top.get("pg_status"), dump)
     return dump
@@ -190,7 +193,7 @@ def _status(status: Any, dump: RankDump) -> None:
             dump.enqueued[own] = last
 
 
-def _reduce(entries: list[Any], dump: RankDump) -> None:
+def _reduce(entries: list[Any], dump: RankDump, *, is_whole: bool) -> None:
     batches: dict[GroupKey, list[tuple[int, int, Recorded]]] = {}
     first_id: int | None = None
     if entries and isinstance(entries[0], dict):
@@ -220,7 +223,16 @@ def _reduce(entries: list[Any], dump: RankDump) -> None:
                 continue
         batch.append((numbers[0] or 0, numbers[1] or 0, call))
         _keep(call, dump)
-    dump.dropped = first_id or 0
+    dump.only_active = is_whole and bool(first_id) and _holds_only_active(entries)
+    dump.dropped = 0 if dump.only_active else first_id or 0
+
+
+def _holds_only_active(entries: list[Any]) -> bool:
+    """Return True without a completed call and with gaps in the numbers: a ring keeps its newest records whole."""
+    numbers = [entry.get("record_id") for entry in entries if isinstance(entry, dict)]
+    known = [number for number in numbers if isinstance(number, int)]
+    has_gap = any(b - a > 1 for a, b in itertools.pairwise(known))
+    return has_gap and not any(isinstance(e, dict) and e.get("state") == "completed" for e in entries)
 
 
 def _skimmed(entries: list[Any], dump: RankDump) -> list[Any]:

@@ -103,7 +103,8 @@ def _numerics(book: LogBook) -> list[Candidate]:
             kind="non_finite",
             rank_class="numerics",
             ranks=ranks,
-            what="The training reports values that are not finite" + (f" at step {step}" if step is not None else ""),
+            what=f"{who(ranks, 'the training')} report{'s' * (len(ranks) < 2)} values that are not finite"
+            + (f" at step {step}" if step is not None else ""),
             why=f"{lines[0].place}: {lines[0].message[:160]}",
             lines=tuple(lines),
             evidence={"step": step},
@@ -135,7 +136,8 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
 
 def _finding(candidate: Candidate, ended: Ended) -> Finding:
     victims = sorted((set(ended.victims) | set(candidate.evidence.get("waiting_ranks", ()))) - set(candidate.ranks))
-    suffered = f" {who(victims)} only suffered from it." if victims else ""
+    are_apart = bool(candidate.ranks) or candidate.kind != "hang"  # in a hang of unknown cause any may be the culprit
+    suffered = f" {who(victims)} only suffered from it." if victims and are_apart else ""
     doubt = "" if candidate.is_proven else " Suspected: the logs do not prove it."
     host = next((said.host for said in candidate.lines if said.host), None)
     evidence = {

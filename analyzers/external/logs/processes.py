@@ -29,7 +29,7 @@ _BACKENDS = ("DistBackendError", "DistNetworkError", "DistStoreError", "Connecti
 _TIMEOUTS = ("Watchdog caught collective operation timeout", "timed out in blocking wait", "watchdog got stuck")
 _UNIQUE_ID = "ing ncclUniqueId from ["
 _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
-_NETWORK = ("unreachable", "no_interface", "infiniband", "rendezvous", "port_in_use")
+_NETWORK = ("unreachable", "no_interface", "infiniband", "rendezvous", "port_in_use", "nccl_error")
 _MISMATCH = ("mismatch", "mismatch_size", "model_differs", "not_entered")
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
@@ -124,8 +124,7 @@ def _candidate(cause: str, lines: list[Said], book: LogBook) -> Candidate:
     ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
     first = next((said for said in lines if said.kind == "exception"), lines[0])
     rank_class = "network" if cause in _NETWORK else "mismatch" if cause in _MISMATCH else "own"
-    text = first.fields.get("message") if first.kind == "exception" else first.message
-    text = " ".join(str(text or "").split())[:200]
+    text = _one_line(first.fields.get("message") if first.kind == "exception" else first.message)
     name = f"{_type(first)}: {text}" if first.kind == "exception" else text
     at = _own_frame(first.text("traceback"))
     everybody = bool(ranks) and book.world_size == len(ranks) > 1
@@ -150,6 +149,13 @@ def _candidate(cause: str, lines: list[Said], book: LogBook) -> Candidate:
         evidence=evidence,
         collect=COLLECT.get(cause, ()),
     )
+
+
+def _one_line(text: object) -> str:
+    """The first line of a message, without the standard hints of CUDA and without the end of its sentence."""
+    line = next((line.strip() for line in str(text or "").splitlines() if line.strip()), "")
+    line = line.split(" CUDA kernel errors might")[0]
+    return (line if len(line) <= 160 else line[:157] + "...").rstrip(".;, ")
 
 
 def _is_refused(said: Said, cause: str) -> bool:

@@ -81,9 +81,11 @@ def _group(state: Said) -> str:
 
 def watchdog_candidates(book: LogBook) -> Iterator[Candidate]:
     waits = _waits(book)
+    named = {wait.group for wait in waits.values() if wait.group}
+    only = next(iter(named)) if len(named) == 1 else ""  # a line without a group is most often of the same one
     groups: dict[str, dict[int, Wait]] = {}
     for rank, wait in waits.items():
-        groups.setdefault(wait.group, {})[rank] = wait
+        groups.setdefault(wait.group or only, {})[rank] = wait
     if not groups:
         return
     # Where ranks wait in several groups, the one with the most of them is looked at first: the rest follows from it.

@@ -14,7 +14,8 @@ __all__ = ["host_of_log", "rank_of_log"]
 _RANK = re.compile(r"rank[_\-.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _STREAM = re.compile(r"^(stdout|stderr|error)(\.(log|txt|json))?$")
 _PER_HOST = re.compile(
-    r"^(?:dmesg|journal(?:ctl)?|kern|messages|syslog|ras|nvidia-smi)(?:[._-](?P<host>[\w.-]+?))?(?:\.(?:log|txt|out|json))?(?:\.gz|\.zst)?$"
+    r"^(?:dmesg|journal(?:ctl)?|kern|messages|syslog|ras|nvidia-smi)(?:[._-](?!(?:log|txt|out|json|gz|zst)\b)(?P<host>[\w.-]+?))?"
+    r"(?:\.(?:log|txt|out|json))?(?:\.gz|\.zst)?$"
 )
 
 

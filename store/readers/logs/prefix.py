@@ -37,6 +37,7 @@ _PARTS = tuple(
         r"(?P<task>\d{1,6}): (?=\S)",
         r"(?P<host>[A-Za-z][\w.]{0,40}-?\d{1,6}(?:\.[\w.-]{1,60})?): (?=\S)",
         r"(?P<host>[A-Za-z][\w.-]{1,62}) (?=kernel:|systemd|slurm|kubelet)",
+        r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?= )",
         r"kernel: ?",
         r"\[ *\d{1,9}\.\d{6}\]",
     )

@@ -368,3 +368,43 @@ def test_dumps_pickled_again_by_python_are_read(tmp_path: Path) -> None:
     verdicts = {diagnose_files([tmp_path / str(protocol)]).verdict for protocol in (2, 3, 4, 5)}
     assert len(verdicts) == 1
     assert "Rank 1 did not reach" in verdicts.pop()
+
+
+def test_a_call_that_others_completed_is_a_stuck_device(tmp_path: Path) -> None:
+    job = Job(4)
+    job.steps(5)
+    job.collective("all_reduce", ranks=[0, 1, 2], state="completed")
+    job.collective("all_reduce", ranks=[3])
+    job.collective("all_gather", ranks=[0, 1, 2])
+    (hang,) = diagnose_files([job.write(tmp_path)]).fired
+    assert (hang.cause, hang.ranks, hang.status) == ("device_stuck", (3,), "fired")
+    assert hang.evidence["completed_ranks"] == [0, 1, 2]
+    assert "all_gather #7" in hang.summary
+
+
+def test_culprits_of_two_groups_are_named_with_their_own_calls(tmp_path: Path) -> None:
+    job = Job(4, groups={"1": ("tp", [0, 1]), "2": ("tp", [2, 3])})
+    job.steps(5)
+    job.collective("all_gather", group="1", ranks=[0])
+    job.collective("all_reduce", group="2", ranks=[2])
+    (hang,) = diagnose_files([job.write(tmp_path)]).fired
+    assert hang.ranks == (1, 3)
+    assert sorted(map(tuple, hang.evidence["awaited"].values())) == [(1,), (3,)]
+
+
+def test_dumps_of_active_calls_only_are_no_rings_that_lost_records(tmp_path: Path) -> None:
+    """What is absent there is complete: rank 1 is open in a call that rank 0 has left behind."""
+    job = Job(2)
+    job.steps(5)
+    job.collective("all_reduce", ranks=[0], state="completed")
+    job.collective("all_reduce", ranks=[1])
+    job.collective("all_gather", ranks=[0])
+    job.collective("all_gather", ranks=[0])
+    for rank in (0, 1):
+        job.entries[rank] = [entry for entry in job.entries[rank] if entry["state"] != "completed"]
+    job.entries[0].pop(0)
+    job.entries[0].append({**job.entries[0][-1], "record_id": job.entries[0][-1]["record_id"] + 5,
+                           "collective_seq_id": job.entries[0][-1]["collective_seq_id"] + 5})  # fmt: skip
+    diagnosis = diagnose_files([job.write(tmp_path)])
+    assert [(one.cause, one.ranks) for one in diagnosis.fired] == [("device_stuck", (1,))]
+    assert not diagnosis.run["dropped_records"].get("of rank 0")

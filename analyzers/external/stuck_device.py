@@ -1,0 +1,74 @@
+"""A hang of dumps whose call others completed: the device of those who did not has stopped, and it is no network.
+
+    hang = with_stuck_device(hang, world, dumps)
+
+1. The hang analyzer names ranks that are in a call which everybody entered (`all_entered`).
+2. A member that has no open call up to that number, and later ones or a completed one at it, has completed it. In an
+   operation that nobody leaves before all have entered, the call's data had arrived everywhere.
+3. So what keeps the named ranks is their own: a kernel that does not end, a GPU that is gone, a watchdog that stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from analyzers.external.dumped_world import DumpedWorld
+from analyzers.finding import Finding
+from analyzers.hangs.wait_graph import waits_of
+from analyzers.wording import listed
+
+__all__ = ["with_calls_of_each", "with_stuck_device"]
+
+TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all", "alltoall", "all_reduce_barrier")
+
+
+def with_stuck_device(hang: Finding, world: DumpedWorld) -> Finding:
+    """The finding with cause `device_stuck` where other members completed the call; unchanged otherwise."""
+    group, seq, op = (hang.evidence.get(name) for name in ("process_group", "seq", "op"))
+    if hang.cause != "all_entered" or not isinstance(group, str) or not isinstance(seq, int) or op not in TOGETHER:
+        return hang
+    completed = [rank for rank in world.view.members.get(group, ()) if _completed(world, group, seq, rank)]
+    stuck = tuple(rank for rank in hang.ranks if rank not in completed)
+    if not completed or not stuck:
+        return hang
+    many = len(stuck) > 1
+    waiting = sorted({wait.call.text for wait in waits_of(world.view) if wait.awaited in stuck})
+    next_call = f" The others wait in {waiting[0]}." if waiting else ""
+    return replace(
+        hang,
+        ranks=stuck,
+        cause="device_stuck",
+        advice="hang-device_stuck",
+        summary=f"Rank{'s' * many} {listed(stuck)} did not complete {op} {seq} of {group}, which rank"
+        f"{'s' * (len(completed) > 1)} {listed(completed)} completed: {'their' if many else 'its'} device or watchdog "
+        f"stopped.{next_call}",
+        evidence={**hang.evidence, "completed_ranks": completed[:64], "never_reached": waiting[:4]},
+    )
+
+
+def _completed(world: DumpedWorld, group: str, seq: int, rank: int) -> bool:
+    """Whether a dumped member has been through a call: it came that far, and nothing up to it is open."""
+    view = world.view.ranks.get(rank)
+    if view is None or (group, rank) not in world.recorded or world.view.last_seq[group, rank] < seq:
+        return False
+    return not any(call.group == group and call.seq <= seq for call in view.calls)
+
+
+def with_calls_of_each(hang: Finding, world: DumpedWorld) -> Finding:
+    """The finding with the call that is awaited from each culprit, where they are awaited in different ones."""
+    awaited: dict[int, str] = {}
+    for wait in waits_of(world.view):
+        if wait.awaited in hang.ranks:
+            awaited.setdefault(wait.awaited, wait.call.text)
+    if len(set(awaited.values())) < 2:
+        return hang
+    calls: dict[str, list[int]] = {}
+    for rank, call in sorted(awaited.items()):
+        calls.setdefault(call, []).append(rank)
+    each = "; ".join(f"rank{'s' * (len(ranks) > 1)} {listed(ranks)} in {call}" for call, ranks in _first(calls))
+    return replace(hang, summary=f"{hang.summary} Awaited are {each}.", evidence={**hang.evidence, "awaited": calls})
+
+
+def _first(calls: dict[str, list[int]], number: int = 4) -> Sequence[tuple[str, list[int]]]:
+    return list(calls.items())[:number]

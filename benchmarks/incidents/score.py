@@ -1,0 +1,95 @@
+"""Score of verdicts against the accepted causes of incidents.
+
+results = [score(incident) for incident in load("first_half")]
+results[0].outcome     # "right", "wrong culprit", "other cause" or "no cause"
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from analyzers.external.evidence import diagnose_files
+
+__all__ = ["HALVES", "Incident", "Result", "confusion", "load", "score"]
+
+HALVES = ("first_half", "second_half")
+"""Rules were written from the first; the second was collected when they stood, and no rule was changed for it."""
+FOLDER = Path(__file__).parent
+Outcome = Literal["right", "wrong culprit", "other cause", "no cause"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """A thread, rewritten. `ranks` are those to blame; empty where the log cannot show whose it was."""
+
+    name: str
+    link: str
+    accepted: str
+    causes: tuple[str, ...]
+    ranks: tuple[int, ...]
+    files: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What the verdict said of an incident."""
+
+    incident: Incident
+    outcome: Outcome
+    cause: str
+    ranks: tuple[int, ...]
+    is_proven: bool
+    verdict: str
+
+
+def load(half: str) -> list[Incident]:
+    """The incidents of a half."""
+    with (FOLDER / f"{half}.toml").open("rb") as file:
+        listed = tomllib.load(file).get("incident", [])
+    return [
+        Incident(
+            name=one["name"], link=one["link"], accepted=one["accepted"], causes=tuple(one["causes"]),
+            ranks=tuple(one["ranks"]), files=dict(one["files"]),
+        )
+        for one in listed
+    ]  # fmt: skip
+
+
+def score(incident: Incident) -> Result:
+    """Diagnose the incident's files. A rank that is named and not to blame is wrong, also as a suspect."""
+    with TemporaryDirectory(prefix="rankscope-incident-") as folder:
+        for name, text in incident.files.items():
+            path = Path(folder) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        diagnosis = diagnose_files([Path(folder)])
+    first = next(iter(diagnosis.fired), None)
+    if first is None:
+        return _result(incident, "no cause", "none", (), False, diagnosis.verdict)
+    cause = "non_finite" if first.kind == "non_finite" else first.cause
+    if set(first.ranks) - set(incident.ranks):
+        outcome: Outcome = "wrong culprit"
+    else:
+        outcome = "right" if cause in incident.causes else "other cause"
+    return _result(incident, outcome, cause, first.ranks, first.status == "fired", diagnosis.verdict)
+
+
+def _result(
+    incident: Incident, outcome: Outcome, cause: str, ranks: tuple[int, ...], is_proven: bool, verdict: str
+) -> Result:
+    return Result(incident=incident, outcome=outcome, cause=cause, ranks=ranks, is_proven=is_proven, verdict=verdict)
+
+
+def confusion(results: Sequence[Result]) -> list[tuple[str, str, int]]:
+    """(accepted cause, cause of the verdict, number); a verdict that is one of the accepted counts as the first."""
+    pairs = Counter(
+        (result.incident.causes[0], result.incident.causes[0] if result.outcome == "right" else result.cause)
+        for result in results
+    )
+    return [(accepted, found, count) for (accepted, found), count in sorted(pairs.items())]
