@@ -17,8 +17,9 @@ from dataclasses import replace
 from analyzers.external.logs.book import LogBook
 from analyzers.external.logs.calls import call_candidates
 from analyzers.external.logs.candidate import Candidate, who
+from analyzers.external.logs.endings import Ended, death_candidates, endings
 from analyzers.external.logs.hosts import host_candidates
-from analyzers.external.logs.processes import Ended, endings, process_candidates
+from analyzers.external.logs.processes import process_candidates
 from analyzers.external.logs.wording import ANALYZER, COLLECT
 from analyzers.finding import Finding
 from analyzers.source import Source
@@ -35,7 +36,8 @@ def analyze(source: Source) -> list[Finding]:
     if not book.lines:
         return []
     ended = endings(book)
-    candidates = [*host_candidates(book), *process_candidates(book, ended), *call_candidates(book), *_numerics(book)]
+    candidates = [*host_candidates(book), *process_candidates(book), *death_candidates(book, ended)]
+    candidates += [*call_candidates(book), *_numerics(book)]
     candidates = sorted(_merged(candidates), key=lambda candidate: candidate.order(book))
     if not candidates and ended.num_victim_lines:
         candidates = [_connections(book, ended)]

@@ -91,6 +91,7 @@ COLLECT: Mapping[str, tuple[str, ...]] = {
     "signal": (_KERNEL, "python -X faulthandler"),
     "exit": ("torchrun --log-dir logs --tee 3 # keeps every rank's own output",
              "wrap main() in torch.distributed.elastic.multiprocessing.errors.record # writes error_file"),
+    "ray": ("ls -t /tmp/ray/session_latest/logs/worker-*.err # on the node of that worker", _KERNEL),
     "nccl_error": ("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET # in the environment of the next run",),
     "infiniband": ("ibstat; ibqueryerrors # on both ends", _KERNEL),
     "rendezvous": ("the launcher's log of every node", "nc -vz MASTER_ADDR MASTER_PORT # from every node"),
