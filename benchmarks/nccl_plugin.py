@@ -4,9 +4,9 @@ python -m benchmarks.nccl_plugin                    # 10 million events from fou
 python -m benchmarks.nccl_plugin --kills 0 --repeats 9
 
 A driver in C (`nccl_driver.c`) calls the plugin's function table as NCCL does. Cost: all threads record for
-themselves, kernels included; processor time per event and per call, the
-least of some repetitions, with the tapes on disk. Kills:
-the driver reports each completed call to a file, dies of SIGKILL at a random moment, and the tapes are checked.
+themselves, kernels included; processor time per event and per call, the least of some repetitions, with the tapes on
+disk. Kills: the driver reports each completed call to a file, dies of SIGKILL at a random moment, and the tapes are
+checked.
 """
 
 from __future__ import annotations
@@ -135,14 +135,16 @@ def kill_driver(driver: Path, library: Path, folder: Path, *, version: int, afte
     return result
 
 
-def _records(tape: Path, table: str) -> npt.NDArray[Any]:
-    """All records of a table. A segment that its writer died making holds zeros and never held a record."""
+def _records(tape: Path, table: str) -> npt.NDArray[Any] | None:
+    """All records of a table, None without one. A segment that its writer died making holds zeros and no record."""
     paths = [path for path in segment_paths(tape, table) if path.read_bytes().strip(b"\0")]
-    return np.concatenate([read_segment(path).records for path in paths])
+    return np.concatenate([read_segment(path).records for path in paths]) if paths else None
 
 
 def _compare(tape: Path, version: int, completed: int) -> Kill:
     calls, communicators = _records(tape, "nccl_calls"), _records(tape, "nccl_communicators")
+    if calls is None or communicators is None:  # killed before its first record
+        return Kill(version=version, completed=completed, lost=completed, gaps=0, in_flight=0)
     (first,) = communicators["communicator"][communicators["comm_hash"] == 0]  # that of the thread that reports
     own = calls[calls["communicator"] == first]
     kept = own["nccl_seq"][own["state"] == COMPLETE]
@@ -177,15 +179,7 @@ def main() -> None:
         compile_plugin(library)
         compile_driver(driver)
         print("version  threads  channels      events  ns/event  ns/call")
-        for version, threads, channels in (
-            (5, 1, 2),
-            (5, 4, 2),
-            (7, 4, 2),
-            (4, 4, 2),
-            (3, 4, 2),
-            (1, 4, 2),
-            (5, 4, 16),
-        ):
+        for version, threads, channels in SHAPES:
             events_of_a_call = 2 + (0 if version < 3 else 2 if version < 4 else 3) * channels
             calls = max(1, options.events // (threads * events_of_a_call))
             found = [

@@ -1,4 +1,4 @@
-"""Which process group an NCCL communicator belongs to.
+"""Match NCCL communicators with process groups.
 
     for communicator, label, members, is_ours in groups_of_communicators(communicators, groups):
         ...
@@ -52,7 +52,7 @@ class Group:
     """Whether its calls are recorded by the plugin alone."""
 
     def holds(self, places: dict[int, int]) -> bool:
-        """Whether the ranks are at these places."""
+        """Return true if the ranks are at these places."""
         return all(place < len(self.members) and self.members[place] == rank for place, rank in places.items())
 
 

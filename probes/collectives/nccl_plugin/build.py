@@ -48,6 +48,10 @@ def library() -> Path:
     path = _cache_folder() / f"libnccl-profiler-rankscope-{_fingerprint()}.so"
     if not path.is_file():
         compile_plugin(path)
+    for entry in (path.parent, path):  # what lies there is loaded into this process
+        facts = entry.stat()
+        if facts.st_uid not in (os.getuid(), 0) or facts.st_mode & 0o022:
+            raise BuildError(f"{entry} belongs to another user or can be written by others")
     return path
 
 

@@ -25,7 +25,7 @@ from .build import OVERRIDE, BuildError, library
 if TYPE_CHECKING:
     from ...tape_recorder import TapeRecorder
 
-__all__ = ["FIRST_NCCL", "Loading", "gpu_is_present", "load_plugin", "plugin_is_set", "record_nccl"]
+__all__ = ["FIRST_NCCL", "Loading", "gpu_is_present", "load_plugin", "record_nccl"]
 
 logger = logging.getLogger("rankscope.probes")
 FIRST_NCCL = (2, 23)
@@ -41,7 +41,7 @@ State = Literal["set", "off", "no_gpu", "other_plugin", "old_nccl", "too_late", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """Whether NCCL will load the plugin, and why not."""
+    """Outcome of telling NCCL to load the plugin; `reason` is one line where it is not loaded."""
 
     state: State
     reason: str = ""
@@ -49,12 +49,12 @@ class Loading:
 
     @property
     def is_set(self) -> bool:
-        """Whether the plugin loads with the first communicator."""
+        """True if the plugin loads with the first communicator."""
         return self.state == "set"
 
     @property
     def is_worth_a_line(self) -> bool:
-        """Whether the user should know: something that could be recorded is not."""
+        """True if something that could be recorded is not, so that the user should know."""
         return self.state not in ("set", "off", "no_gpu")
 
 
@@ -85,13 +85,8 @@ def load_plugin(directory: Path, *, rank: int, attempt: int, has_gpu: bool | Non
     return loading
 
 
-def plugin_is_set() -> bool:
-    """Whether this process told NCCL to load the plugin, so that calls of NCCL need no other recording."""
-    return bool(os.environ.get(_DIRECTORY)) and _is_ours(os.environ.get(VARIABLE, ""))
-
-
 def gpu_is_present() -> bool:
-    """Whether this process may use a GPU of NVIDIA or AMD, without touching the driver.
+    """Return true if this process may use a GPU of NVIDIA or AMD; the driver is not touched.
 
     A plugin that is named by RANKSCOPE_NCCL_PLUGIN is wanted whatever this machine looks like.
     """
@@ -150,7 +145,7 @@ def _nccl_version() -> tuple[int, ...] | None:
 
 
 def _has_communicator() -> bool:
-    """Whether a process group of torch has a communicator of NCCL; it makes them at its first call."""
+    """Return true if a process group of torch has a communicator of NCCL, which it makes at its first call."""
     torch = _torch()
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return False

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from probes.collectives.nccl_plugin import loading as module
 from probes.collectives.nccl_plugin.build import BuildError, library
-from probes.collectives.nccl_plugin.loading import gpu_is_present, load_plugin, plugin_is_set, record_nccl
+from probes.collectives.nccl_plugin.loading import gpu_is_present, load_plugin, record_nccl
 from probes.tape.events import read_events
 from probes.tape_recorder import TapeRecorder
 
@@ -47,7 +47,6 @@ def built(plugin_library: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_variables_are_set_for_the_rank(built: Path, tmp_path: Path) -> None:
     loading = load_plugin(tmp_path, rank=3, attempt=2, has_gpu=True)
     assert loading.is_set
-    assert plugin_is_set()
     assert os.environ["NCCL_PROFILER_PLUGIN"] == str(built)
     assert os.environ["RANKSCOPE_NCCL_DIR"] == str(tmp_path)
     assert (os.environ["RANKSCOPE_NCCL_RANK"], os.environ["RANKSCOPE_NCCL_ATTEMPT"]) == ("3", "2")
@@ -59,7 +58,6 @@ def test_without_a_gpu_nothing_happens(built: Path, tmp_path: Path) -> None:
     loading = load_plugin(tmp_path, rank=0, attempt=0, has_gpu=False)
     assert loading.state == "no_gpu"
     assert not loading.is_worth_a_line
-    assert not plugin_is_set()
     assert "NCCL_PROFILER_PLUGIN" not in os.environ
 
 
@@ -77,7 +75,6 @@ def test_plugin_of_somebody_else_is_left_alone(built: Path, tmp_path: Path, monk
     assert "inspector" in loading.reason
     assert loading.is_worth_a_line
     assert os.environ["NCCL_PROFILER_PLUGIN"].endswith("inspector.so")
-    assert not plugin_is_set()
 
 
 @pytest.mark.parametrize(("version", "state"), [((2, 22, 3), "old_nccl"), ((2, 23, 4), "set"), ((2, 29, 0), "set")])
@@ -150,6 +147,18 @@ def test_library_is_built_once_and_kept(plugin_library: Path, tmp_path: Path, mo
     assert library() == plugin_library
     monkeypatch.setenv("RANKSCOPE_NCCL_PLUGIN", "/nowhere.so")
     with pytest.raises(BuildError, match=r"/nowhere\.so"):
+        library()
+
+
+def test_library_that_others_can_write_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = library()
+    path.parent.chmod(0o777)
+    with pytest.raises(BuildError, match="can be written by others"):
+        library()
+    path.parent.chmod(0o755)
+    path.chmod(0o775)
+    with pytest.raises(BuildError, match="can be written by others"):
         library()
 
 

@@ -250,6 +250,23 @@ def test_wrap_around_keeps_every_finished_call(play: Play, tmp_path: Path) -> No
     assert max(read_segment(path).header.dropped for path in paths) == 0
 
 
+def test_plugin_survives_being_closed_and_opened_again(play: Play, tmp_path: Path) -> None:
+    """NCCL closes its plugin with the last communicator and opens it again for the next."""
+    import _ctypes
+
+    nccl = play(5)
+    first = nccl.communicator()
+    late = first.collective("AllReduce", count=1)
+    first.finalize()
+    path = nccl._library._name
+    _ctypes.dlclose(nccl._library._handle)
+    again = PlayedNccl(Path(path), 5)
+    again.communicator().collective("AllReduce", count=1).run(1)
+    late.launched()  # a thread of NCCL that was still inside
+    assert records(tmp_path, "nccl_communicators")["communicator"].tolist() == [0, 1]
+    assert records(tmp_path, "nccl_calls")["call"].tolist() == [0, 1]
+
+
 def test_without_a_folder_nothing_is_recorded(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nccl = play(5)
     monkeypatch.delenv("RANKSCOPE_NCCL_DIR")
