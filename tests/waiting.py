@@ -21,8 +21,7 @@ def wait_for(condition: Callable[[], Any], what: str, run: Launched | None = Non
     """Wait until `condition` is true and return its value; AssertionError at the deadline or once `run` has ended."""
     deadline = time.monotonic() + deadline_s
     while not (value := condition()):
-        logs = f"\n{run.logs()}" if run is not None else ""
-        assert run is None or not run.has_ended(), f"the run ended while waiting for {what}{logs}"
-        assert time.monotonic() < deadline, f"no {what} in {deadline_s} s{logs}"
+        assert run is None or not run.has_ended(), f"the run ended while waiting for {what}\n{run.logs()}"
+        assert time.monotonic() < deadline, f"no {what} in {deadline_s} s" + (f"\n{run.logs()}" if run else "")
         time.sleep(0.02)
     return value

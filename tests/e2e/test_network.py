@@ -134,7 +134,7 @@ def test_a_pulled_cable_is_named_and_the_training_goes_on_when_it_is_back(cluste
     told = [len(cluster.findings("hang", node)) for node in (0, 1)]
     assert cluster.stop() == [143, 143], str(cluster)
     hangs = [[e["summary"] for e in cluster.findings("hang", node)][told[node] :] for node in (0, 1)]
-    assert all(text.startswith("over:") for texts in hangs for text in texts), "an end is no standstill"
+    assert all(text.startswith("Over: ") for texts in hangs for text in texts), "an end is no standstill"
     with Store.open(cluster.run) as store:
         rows = store.rows("SELECT step, count(DISTINCT loss) FROM steps WHERE committed AND rank = 0 GROUP BY step")
     assert sorted(step for step, _ in rows) == list(range(1, len(rows) + 1))

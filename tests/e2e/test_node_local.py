@@ -87,4 +87,4 @@ def test_a_hang_across_nodes_is_named_killed_and_found_afterwards(
     assert "4 ranks of 2 nodes" in done.stdout
     told = rankscope("analyze", str(into))
     assert "Rank 3 did not reach" in told.stdout, told.stdout + told.stderr
-    assert "no word from node 1" in told.stdout
+    assert "Node 1 stopped reporting" in told.stdout

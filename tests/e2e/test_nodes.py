@@ -113,7 +113,7 @@ def test_a_lost_node_does_not_cost_the_copies_and_one_that_keeps_failing_is_left
     settings = (f"train.steps={steps}", "recovery.max_failures_per_node=2", "checkpoint.interval=10")
     faults = [f"kill@step={stopped_at + 12},rank=2", f"kill@step={stopped_at + 24},rank=2"]
     nodes = [resume(nodes[0], *_options(rank, port), settings=settings, faults=faults) for rank in (0, 1)]
-    assert "left out after 2 failures" in nodes[1].finish(exit_code=5).output
+    assert "excluded after 2 failures" in nodes[1].finish(exit_code=5).output
     nodes[0].finish()
     assert _worlds(nodes[0]) == [4, 4, 4, 4, 2]
     (excluded,) = nodes[0].findings("excluded")
