@@ -178,6 +178,8 @@ def _news(state: LiveState, found: list[Finding], judged: set[str], attempt: int
 def _changed(before: Finding, now: Finding, policy: LivePolicy) -> bool:
     if (before.status, before.cause, before.ranks, before.severity) != (now.status, now.cause, now.ranks, now.severity):
         return True
+    if now.evidence.get("line") and not before.evidence.get("line"):  # its stacks have been sampled since
+        return True
     old, new = _size(before), _size(now)
     return old is not None and new is not None and new >= policy.report_again_ratio * old > 0
 

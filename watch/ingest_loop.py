@@ -28,6 +28,7 @@ from watch.exporting.exports import Exports
 from watch.exporting.prometheus.endpoint import TickFacts
 from watch.live import LiveJudge
 from watch.processes import ProcessTracker, is_alive
+from watch.stacks.line_sampling import LineSampler
 
 __all__ = ["IngestLoop"]
 
@@ -58,6 +59,8 @@ class IngestLoop:
         self._judge = LiveJudge(manifest, events, exports)
         recovers = bool(manifest.get("config", {}).get("recovery", {}).get("enabled", True))
         self._culprits = CulpritKiller(run, events, may_kill=recovers)
+        samples = bool(manifest.get("config", {}).get("probes", {}).get("sample_stacks", True))
+        self._lines = LineSampler(run, events, enabled=samples)
         self._pids: dict[int, int] = {}
         self._is_closing = False
         self._has_ended = False
@@ -111,6 +114,9 @@ class IngestLoop:
             received = self._job.verdict(attempt)
             verdicts += [received] if received is not None else []
             stands |= received is not None
+        for finding in findings:
+            if finding.attempt == attempt:
+                self._lines.sample(finding, self._pids)
         if not self._has_ended:
             self._culprits.act(verdicts, attempt, self._pids, placed, stands=stands)
         self._exports.poll()

@@ -25,6 +25,7 @@ import numpy as np
 from analyzers.account.timings import Timings, load_timings
 from analyzers.analysis import Analysis
 from analyzers.finding import Finding
+from analyzers.run.event_log import EventLog
 from analyzers.run.snapshot import attempts
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
@@ -35,10 +36,12 @@ from analyzers.stragglers.device_comparison import load_device
 from analyzers.stragglers.past_comparison import find_slower_than_before
 from analyzers.stragglers.peer_comparison import Straggler, find_stragglers, without_side_effects
 from analyzers.stragglers.policy import StragglerPolicy
+from analyzers.stragglers.slow_line import slow_line
 from analyzers.stragglers.slow_link_findings import slow_link_findings
 from analyzers.stragglers.suspects import Suspect, suspects, with_device
 from analyzers.stragglers.throughput import throughput_drops
 from analyzers.wording import ranks_text, sentence
+from probes.tape import event_kinds
 
 __all__ = ["ANALYSES", "stragglers"]
 
@@ -154,6 +157,9 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
         evidence["node"] = suspect.node
     if suspect.why:
         evidence["reason"] = suspect.why
+    if len(suspect.ranks) == 1:
+        log = EventLog.load(source, (event_kinds.SLOW_LINE,))
+        evidence |= slow_line(log, timings.attempt, suspect.ranks[0])
     evidence |= suspect.counters.evidence() | (suspect.device.evidence() if suspect.device else {})
     if worst.has_peers:  # without peers it is a stage, and others wait for its messages in any case
         arrivals = load_arrivals(source, timings.attempt, worst.rank, worst.first_step, worst.last_step)

@@ -25,7 +25,14 @@ def _straggler(finding: Finding) -> str:
     others = "its own past" if of.get("compared_with") else "its peers"
     caused = of.get("caused_wait_ratio")
     share = "" if caused is None else f", which causes {percent(caused)} of the waiting in collectives"
-    return f"Against {others}: {phases}{share}."
+    return f"Against {others}: {phases}{share}.{_line(of)}"
+
+
+def _line(of: Mapping[str, object]) -> str:
+    """Where the rank stands while its peers do not, by samples of its stacks."""
+    if not of.get("line"):
+        return ""
+    return f" In {percent(of.get('line_share_ratio'))} of {of.get('num_stack_samples')} stacks it is in {of['line']}."
 
 
 def _throughput(finding: Finding) -> str:

@@ -270,6 +270,13 @@ STACKS = _kind(
     _text("path"), _ranks("ranks", "that wrote one"), _ranks("gil_ranks", "asleep in C while holding Python's lock"),
     by="watch", meaning="Python stacks of the ranks were taken.",
 )
+SLOW_LINE = _kind(
+    "slow_line",
+    _int("slow_rank"), _int("peer_rank"), _text("line", "file:line function"),
+    _float("share_ratio", "share of its samples in which the slow rank stood there"),
+    _float("peer_share_ratio", "the same of the peer"), _int("num_samples"),
+    by="watch, while a straggler is open", meaning="The line in which a slow rank stands most often.",
+)
 CULPRIT_KILLED = _kind(
     "culprit_killed", _int("killed_rank"), _PID, _REASON,
     by="watch", meaning="The rank that a hang is blamed on was killed.",

@@ -141,6 +141,8 @@ class ProbesConfig(Section):
     """Steps between checks whether state without enough replicas changed between optimizer steps; 1 = all."""
     stall_floor_s: float = Field(default=5.0, gt=0)
     """A rank without progress for less than this is never called stalled (seconds)."""
+    sample_stacks: bool = True
+    """While a rank is slow, take some twenty Python stacks of it and of one peer, to report the line of code."""
     health: bool = True
     """Read host and GPUs once a second, in `watch`."""
     dcgm_url: str = ""

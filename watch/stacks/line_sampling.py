@@ -1,0 +1,93 @@
+"""Sample the stacks of a slow rank and of one peer, to find the line where the slow rank stands in most often.
+
+    lines = LineSampler(run, events)
+    lines.sample(finding, {0: 4711, 1: 4712})       # returns at once; the result is an event `slow_line`
+
+Nothing runs in a rank until then, and afterwards some twenty signals: `faulthandler` writes the stack in C, whatever
+the rank is doing. A line counts only as far as the peer stands there less often, so a line in which both wait for each
+other is not taken for the cause.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+from analyzers.finding import Finding
+from analyzers.hangs.stacks import read_stack
+from probes.tape import event_kinds
+from probes.tape.events import EventWriter
+from probes.tape.rundir import RunDir
+from watch.stacks.signal_dump import take_stacks
+
+__all__ = ["LineSampler", "distinctive_line"]
+
+NUM_SAMPLES = 20
+BETWEEN_S = (0.1, 0.3)
+"""Time between two samples, drawn anew each time: a fixed one may fall into the rhythm of the steps."""
+NOT_IN_CODE = ("communication", "gpu_clock", "sequence_length")
+"""Causes that no line of the script explains."""
+
+
+class LineSampler:
+    """Samples each straggler once. `enabled` False: never, and no signal is sent."""
+
+    def __init__(self, run: RunDir, events: EventWriter, *, enabled: bool = True) -> None:
+        self._run, self._events, self._enabled = run, events, enabled
+        self._sampled: set[tuple[int | None, int]] = set()
+        self._thread: threading.Thread | None = None
+
+    def sample(self, finding: Finding, pids: Mapping[int, int]) -> None:
+        """Start to sample the rank of a straggler finding, if it runs here ({rank: pid}); one at a time."""
+        if not self._enabled or finding.kind != "straggler" or finding.status != "fired":
+            return
+        if finding.cause in NOT_IN_CODE or len(finding.ranks) != 1 or finding.attempt is None:
+            return
+        suspect = finding.ranks[0]
+        peer = next((rank for rank in sorted(pids) if rank != suspect), None)
+        is_busy = self._thread is not None and self._thread.is_alive()
+        if suspect not in pids or peer is None or is_busy or (finding.attempt, suspect) in self._sampled:
+            return
+        self._sampled.add((finding.attempt, suspect))
+        of = {suspect: pids[suspect], peer: pids[peer]}
+        self._thread = threading.Thread(
+            target=self._sample, args=(finding.attempt, suspect, peer, of), name="slow-line", daemon=True
+        )
+        self._thread.start()
+
+    def _sample(self, attempt: int, suspect: int, peer: int, pids: Mapping[int, int]) -> None:
+        lines: dict[int, Counter[str]] = {suspect: Counter(), peer: Counter()}
+        for _ in range(NUM_SAMPLES):
+            answered = take_stacks(self._run, attempt, pids)
+            if suspect not in answered:
+                break  # it has ended, or cannot answer
+            for rank in answered:
+                if frames := read_stack(self._run.stacks, attempt, rank):
+                    lines[rank][frames[0]] += 1
+            time.sleep(random.uniform(*BETWEEN_S))
+        found = distinctive_line(lines[suspect], lines[peer])
+        if found is not None:
+            line, share, peer_share = found
+            self._events.write(
+                event_kinds.SLOW_LINE, slow_rank=suspect, peer_rank=peer, line=line, share_ratio=share,
+                peer_share_ratio=peer_share, num_samples=lines[suspect].total(),
+            )  # fmt: skip
+
+
+def distinctive_line(suspect: Counter[str], peer: Counter[str]) -> tuple[str, float, float] | None:
+    """(line, share of the suspect's samples, share of the peer's) of the line with the largest excess; None: no line.
+
+    The excess has to be a quarter of the samples: with 20 samples and a step that is 20 % slower, that is twice what
+    chance puts on one line.
+    """
+    num_suspect, num_peer = suspect.total(), peer.total()
+    if num_suspect < NUM_SAMPLES // 2 or not num_peer:
+        return None
+    excess = {line: count / num_suspect - peer[line] / num_peer for line, count in suspect.items()}
+    line = max(excess, key=lambda name: excess[name])
+    if excess[line] < 0.25:
+        return None
+    return line, suspect[line] / num_suspect, peer[line] / num_peer
