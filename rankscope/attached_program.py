@@ -28,7 +28,7 @@ _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 def main(words: list[str]) -> int:
-    """Run the program; returns what its exit status means to a shell."""
+    """Run the program; returns its exit code, or dies of its signal."""
     from rankscope.probes.attach.identity import Identity
     from rankscope.probes.fail_open import failing_open, probes_disabled
 
@@ -54,7 +54,7 @@ def main(words: list[str]) -> int:
     if record is not None:
         with failing_open("attached_program"):
             record.ended(code)
-    if code < 0:  # die of the same signal: whoever waits for this process sees what became of the program
+    if code < 0:  # die of the same signal: the parent then sees how the program ended
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code
@@ -93,7 +93,7 @@ class _Record:
             logger.warning("NCCL calls are not recorded: %s", self._loading.reason)
 
     def started(self, pid: int) -> None:
-        """Write who the rank is, and leave a watch beside the first of each node."""
+        """Write the rank's identity, and start a watch beside the first rank of each node."""
         from rankscope.probes.attach.watch_process import digest_address, leave_watch
         from rankscope.probes.tape import event_kinds
         from rankscope.probes.tape.attempts import start_ticks
@@ -118,7 +118,7 @@ class _Record:
             leave_watch(self._run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
 
     def ended(self, code: int) -> None:
-        """Write the end of a program that ended well; one that did not has none, as a rank that died."""
+        """Write the end of a program that succeeded; a failed one has none, like a rank that died."""
         from rankscope.probes.tape import event_kinds
 
         if code == 0:

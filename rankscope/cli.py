@@ -1,4 +1,4 @@
-"""The command line: which commands there are, in the order in which `rankscope --help` lists them.
+"""The command line: all commands, in the order in which `rankscope --help` lists them.
 
     rankscope train examples/gpt-demo.toml --set train.steps=100
     rankscope analyze runs/latest
@@ -36,7 +36,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="rankscope",
-    help="Train with telemetry on every rank, find the guilty one, and get the run back on its feet.",
+    help="Train with telemetry on every rank, find the faulty one, and recover the run.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -62,7 +62,7 @@ app.command()(version.version)
 
 
 _EXTRAS = {"torch": "train", "safetensors": "train"}
-"""Packages that only some commands need, and the extra that brings them."""
+"""Packages that only some commands need, and the extra that installs them."""
 
 
 def main() -> None:

@@ -4,7 +4,7 @@
     rankscope.attach(model, optimizer)      # a user's process: only `rankscope.probes...` is imported, no short name
 
     from rankscope.own_names import claim_names
-    claim_names()                           # a process of ours: `import trainer` is our trainer, whatever sys.path says
+    claim_names()                           # a process of ours: `import trainer` is our trainer
 
 The packages `probes`, `trainer` and so on are folders at the top of the project, and names like these are taken: a
 training script may have a `trainer` package or a `probes.py` beside it. What runs in a user's process therefore lives

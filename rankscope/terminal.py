@@ -1,4 +1,4 @@
-"""What all commands share: the run as an argument, the console, and how a mistake of the user ends."""
+"""Shared by all commands: the run argument, the console, and the exit on a user's error."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ RunArgument = Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/lat
 
 
 def fail(message: str) -> NoReturn:
-    """End with exit code 2 and one line on stderr."""
+    """Exit with code 2 and one line on stderr: what is wrong, where, and what to do."""
     typer.echo(f"rankscope: {message}", err=True)
     raise typer.Exit(2)
 
 
 def console() -> Console:
-    """A terminal's colours and width, or plain text of a fixed width into a pipe or a file."""
+    """Return a console: colours and width of the terminal, or plain text of a fixed width into a pipe or a file."""
     from rich.console import Console
 
     terminal = Console()

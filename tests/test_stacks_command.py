@@ -58,7 +58,7 @@ def test_who_is_elsewhere_or_stopped_is_named(ranks: list[subprocess.Popen[str]]
     if "no right to look" in told.stdout:
         pytest.skip("this machine lets nobody trace")
     assert told.returncode == 0, told.stdout + told.stderr
-    assert "look at rank 2 first: it does something else than the other 3" in told.stdout
+    assert "Check rank 2 first: its stack differs from the other 3." in told.stdout
     first, second, *_ = told.stdout.split("\n\n")
     assert first.startswith("rank 0 (pid ")
     assert "wait_for_the_others" in first
@@ -71,7 +71,7 @@ def test_who_is_elsewhere_or_stopped_is_named(ranks: list[subprocess.Popen[str]]
         time.sleep(0.01)
     told = rankscope("stacks", *pids)
     ranks[1].send_signal(signal.SIGCONT)
-    assert "look at rank 1 first: it is stopped (kill -CONT lets it go on)" in told.stdout, told.stdout
+    assert "Check rank 1 first: it is stopped (kill -CONT resumes)." in told.stdout, told.stdout
 
 
 def test_a_process_that_is_gone_is_said_so() -> None:

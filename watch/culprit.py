@@ -69,7 +69,7 @@ class CulpritKiller:
         self._events.write(event_kinds.STACKS, path=path, ranks=taken, gil_ranks=gil_holders(running))
 
     def _is_overdue(self, attempt: int, *, stands: bool) -> bool:
-        """Whether a hang of this attempt was left to another node that has done nothing about it since."""
+        """Return True if a hang of this attempt was left to another node, which has not acted in time."""
         if self._left_to_others is None:
             return False
         of_attempt, since_s = self._left_to_others

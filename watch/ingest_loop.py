@@ -142,7 +142,7 @@ class IngestLoop:
             self._export(store, measure_now=True)
 
     def is_needed(self) -> bool:
-        """Whether anything is left to watch, by what the last good tick saw."""
+        """Return True while there is something to watch, by the last good tick."""
         if not self._run.path.is_dir():
             return False  # the run was deleted
         if any(is_alive(pid) for pid in self._pids.values()):

@@ -52,7 +52,7 @@ def pick(findings: Sequence[Finding], finding_id: str) -> Finding | None:
 
 
 def _why_closed(finding: Finding, newest_attempt: int | None) -> str:
-    """How the run recovered from it, by the finding's own evidence; empty: it is open."""
+    """Return why a finding is closed, by its own evidence; empty if it is open."""
     if finding.attempt is not None and newest_attempt is not None and finding.attempt < newest_attempt:
         return f"the run continued as attempt {newest_attempt}"
     if finding.evidence.get("restored_step") is not None:
@@ -63,7 +63,7 @@ def _why_closed(finding: Finding, newest_attempt: int | None) -> str:
 
 
 def _same(finding: Finding, report: Finding) -> bool:
-    """Whether a finding of the diagnosis is the reported one. An event has an attempt even if its finding has none."""
+    """Return True if both are the same finding. An event has an attempt even if its finding has none."""
     if finding.kind != report.kind or (
         None not in (finding.attempt, report.attempt) and finding.attempt != report.attempt
     ):

@@ -127,7 +127,7 @@ def speed(source: Source) -> Columns:
 
 
 def reported_findings(source: Source, *, limit: int = 500) -> list[Finding]:
-    """What `watch` reported while the run lived, the newest first; events that hold no finding are left out."""
+    """Findings that `watch` reported live, newest first; events that hold no finding are skipped."""
     if not source.has("events"):
         return []
     rows = source.rows(

@@ -114,7 +114,7 @@ NCCL_PLUGIN = _kind(
     _text("state", "set, off, other_plugin, old_nccl, too_late, not_built; no_gpu for a program without Python"),
     _text("reason", "why it is not set, one line"),
     by="rank, before its process groups are made",
-    meaning="Whether NCCL was told to load the profiler plugin.",
+    meaning="Whether NCCL loads the profiler plugin.",
 )
 EXCEPTION = _kind(
     "exception", _text("type"), _text("message"), _text("traceback"),

@@ -1,4 +1,4 @@
-"""What a table, a column and an unset value are; `probes.tape.schema` lists the tables."""
+"""Tables, columns and unset values of the tape format; `probes.tape.schema` lists the tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands, one a file: arguments, help with examples, and what it calls. Heavy imports are inside the functions.
+"""The commands, one a file: arguments, help with examples, and the call. Heavy imports are inside the functions.
 
 app.command(epilog=train.EPILOG)(train.train)       # in `rankscope.cli`
 """
@@ -7,4 +7,4 @@ from __future__ import annotations
 
 from rankscope.own_names import claim_names
 
-claim_names()  # a process of ours: a `trainer` that lies where it was started is not meant
+claim_names()  # a process of ours: a `trainer` in the working directory must not be imported

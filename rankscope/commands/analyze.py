@@ -1,4 +1,4 @@
-"""`rankscope analyze`: say what went wrong in a job, on which rank and why, from whatever it left."""
+"""`rankscope analyze`: diagnose a job from its records: what went wrong, on which rank and why."""
 
 from __future__ import annotations
 
@@ -29,17 +29,20 @@ SHOW_PROGRESS_BYTES = 256 << 20
 def analyze(
     paths: Annotated[
         list[Path],
-        typer.Argument(help="Runs, files and folders of anything: logs, dumps, traces, archives.", metavar="PATH..."),
+        typer.Argument(help="Runs, files or folders: logs, dumps, traces, archives.", metavar="PATH..."),
     ],
-    output: Annotated[str, typer.Option("--format", help="text or json.", metavar="text|json")] = "text",
+    output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",
     fail_on: Annotated[
         str, typer.Option("--fail-on", metavar="critical|warning", help="Exit 1 if a finding is at least this severe.")
     ] = "",
     why_spike: Annotated[
-        str, typer.Option("--why-spike", metavar="STEP|worst", help="Which ranks, samples and layers made a loss jump.")
+        str,
+        typer.Option(
+            "--why-spike", metavar="STEP|worst", help="Explain a loss spike: ranks, samples and layers behind it."
+        ),
     ] = "",
 ) -> None:
-    """Say what went wrong in a job, on which rank and why, from whatever it left.
+    """Diagnose a job from its records: what went wrong, on which rank, and why.
 
     A recorded run, live or dead:  rankscope analyze runs/latest
 
@@ -47,14 +50,14 @@ def analyze(
 
     Flight-recorder dumps and profiler traces:  rankscope analyze dumps/ traces/
 
-    Files are recognised by their content, and read inside .gz, .zst, .tar and .zip; all of them give one verdict.
+    Files are recognised by their content, also inside .gz, .zst, .tar and .zip. All of them give one verdict.
     """
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
     if fail_on not in ("", "critical", "warning"):
         fail(f"--fail-on {fail_on}: choose critical or warning")
     if why_spike and why_spike != "worst" and not why_spike.isdecimal():
-        fail(f"--why-spike {why_spike}: give a step, or worst")
+        fail(f"--why-spike {why_spike}: give a step number or worst")
 
     from analyzers.diagnose import reaches
     from analyzers.numerics.why_spike import SpikeError
@@ -68,7 +71,7 @@ def analyze(
     except (RunError, StoreError, TapeError, SourceError, SpikeError) as error:
         fail(str(error))
     _print(diagnosis, spike, output)
-    if damaged := diagnosis.damaged_tapes:  # the verdict above is of what could be read
+    if damaged := diagnosis.damaged_tapes:  # the verdict covers what could be read
         others = f" (and {len(damaged) - 1} more files)" if len(damaged) > 1 else ""
         fail(f"{paths[0] / damaged[0]['path']}: {damaged[0]['problem']}{others}")
     if fail_on and reaches(diagnosis.findings, "critical" if fail_on == "critical" else "warning"):

@@ -1,4 +1,4 @@
-"""`rankscope collect`: the run folders of several nodes as one."""
+"""`rankscope collect`: merge the run folders of several nodes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ EPILOG = (
 
 def collect(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The run's folder of each node.")],
-    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="New folder, or one that collect made.")],
+    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="New folder, or one made by collect.")],
     checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Copy checkpoints too.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="They are of one job although their names differ.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Merge although the names of the runs differ.")] = False,
 ) -> None:
-    """Put the folders of a run whose nodes wrote to their own disks together, for analyze, report and dashboard.
+    """Merge the folders of a run whose nodes wrote to their own disks, for analyze, report and dashboard.
 
-    Copies tapes, events, stacks, logs and stores; changes nothing in the folders that it reads. Done again, it copies
-    what has grown.
+    Copies tapes, events, stacks, logs and stores; changes nothing in the folders that it reads. Run it again to
+    copy what has been added since.
     """
     from probes.tape.rundir import RunError
     from store.collect import collect as collect_runs
@@ -36,6 +36,6 @@ def collect(
     except RunError as error:
         fail(str(error))
     for path in done.left_out:
-        typer.echo(f"rankscope: left out: {path}", err=True)
+        typer.echo(f"rankscope: skipped {path}", err=True)
     what = f"{len(done.ranks)} ranks of {len(done.nodes)} nodes, {done.num_files} files, {done.num_bytes / 1e6:.1f} MB"
     console().print(f"{into}: {what}. Now: rankscope analyze {into}", highlight=False, soft_wrap=True)

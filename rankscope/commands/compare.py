@@ -1,4 +1,4 @@
-"""`rankscope compare`: what changed between two runs, and how several scale."""
+"""`rankscope compare`: differences between two runs, and the scaling of several."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ EPILOG = (
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Two: what changed. More, or of other numbers of ranks: how they scale.", metavar="RUN"),
+        typer.Argument(help="Two runs: what changed. More, or other numbers of ranks: how they scale.", metavar="RUN"),
     ],
-    output: Annotated[str, typer.Option("--format", help="text or json.", metavar="text|json")] = "text",
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page, of two runs.")] = None,
+    output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page of two runs.")
+    ] = None,
     fail_on: Annotated[
         str,
-        typer.Option("--fail-on", metavar="warning", help="Exit 1 if the second of two is slower beyond doubt."),
+        typer.Option("--fail-on", metavar="warning", help="Exit 1 if the second run is significantly slower."),
     ] = "",
 ) -> None:
-    """Say what changed between two runs (settings, speed, phases, loss, findings, goodput), or how several scale."""
+    """Show what changed between two runs (settings, speed, phases, loss, findings, goodput), or how several scale."""
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
     if fail_on not in ("", "warning"):
@@ -39,7 +41,7 @@ def compare(
     if len(runs) < 2:
         fail(f"{runs[0]}: name a second run to compare it with")
     if len(runs) > 2 and (html is not None or fail_on):
-        fail("--html and --fail-on are for two runs")
+        fail("--html and --fail-on compare two runs: name two")
     from contextlib import ExitStack
 
     from analyzers.compare.scaling import ScalingError, scaling_of
@@ -80,9 +82,9 @@ def compare(
 
         from analyzers.report.json import plain
 
-        told = comparison.to_json() if comparison is not None else {}
-        told |= {"scaling": scaling.to_json()} if scaling is not None else {}
-        typer.echo(json.dumps(plain(told), indent=2, allow_nan=False))
+        values = comparison.to_json() if comparison is not None else {}
+        values |= {"scaling": scaling.to_json()} if scaling is not None else {}
+        typer.echo(json.dumps(plain(values), indent=2, allow_nan=False))
     else:
         if comparison is not None:
             from analyzers.report.terminal.compare_text import render

@@ -1,4 +1,4 @@
-"""`rankscope dashboard`: live pages of all runs in a folder."""
+"""`rankscope dashboard`: serve live pages of the runs in a folder."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ EPILOG = (
 
 
 def dashboard(
-    runs: Annotated[Path, typer.Argument(help="Folder of runs, or one run in it.", metavar="[RUNS_DIR]")] = Path(
-        "runs"
-    ),
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0: any that is free.")] = 8501,
+    runs: Annotated[Path, typer.Argument(help="Folder of runs, or one run.", metavar="[RUNS_DIR]")] = Path("runs"),
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes any free one.")] = 8501,
 ) -> None:
-    """Show runs in the browser, live while they train and the same after they died.
+    """Show runs in the browser, while they train and after they ended.
 
     It listens on 127.0.0.1 only and opens on the newest run. From another machine: ssh -L 8501:127.0.0.1:8501 HOST.
     """
@@ -31,7 +29,7 @@ def dashboard(
 
     from dashboard.launch import DashboardError, DashboardServer
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # told to end is as good as Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it as Ctrl-C does
     try:
         with DashboardServer(runs, port=port) as server:
             typer.echo(f"Dashboard of {runs}: {server.url}   (Ctrl-C ends it)")

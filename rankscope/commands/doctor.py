@@ -1,4 +1,4 @@
-"""`rankscope doctor`: what is missing on this machine, and how to get it."""
+"""`rankscope doctor`: check this machine: what is there, what is missing, how to install it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ EPILOG = (
 
 
 def doctor(
-    runs: Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="Where runs are to lie.")] = Path("runs"),
+    runs: Annotated[
+        Path, typer.Option("--runs", metavar="FOLDER", help="Folder in which runs will be written.")
+    ] = Path("runs"),
     dcgm_url: Annotated[
-        str, typer.Option("--dcgm-url", metavar="URL", help="/metrics of a dcgm-exporter.")
+        str, typer.Option("--dcgm-url", metavar="URL", help="Address of a dcgm-exporter's metrics.")
     ] = "http://127.0.0.1:9400/metrics",
-    output: Annotated[str, typer.Option("--format", help="text or json.", metavar="text|json")] = "text",
+    output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",
 ) -> None:
-    """Say what this machine has, what is missing, and how to get it. Changes nothing.
+    """Check this machine: what is there, what is missing, and how to install it. Changes nothing.
 
-    Exit codes: 0 nothing has failed (notes are about what is optional), 1 something that training needs does not work,
-    2 a mistake in the options.
+    Exit codes: 0 nothing failed (notes are about optional parts), 1 something that training needs does not work,
+    2 wrong options.
     """
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")

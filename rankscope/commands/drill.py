@@ -1,4 +1,4 @@
-"""`rankscope drill`: break a configuration on purpose, fault by fault."""
+"""`rankscope drill`: inject faults into a configuration, one after the other."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ EPILOG = (
 
 def drill(
     config_path: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="TOML file or preset; without one, the defaults.")
+        Path | None, typer.Argument(metavar="CONFIG", help="TOML file or preset. Default: the built-in settings.")
     ] = None,
     faults: Annotated[
-        str, typer.Option("--faults", metavar="all|F2,nan_grad,...", help="What to break; A+B breaks two in one run.")
+        str,
+        typer.Option("--faults", metavar="all|F2,nan_grad,...", help="Faults to inject; A+B injects both in one run."),
     ] = "all",
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each fault, at other steps and ranks.")] = 1,
     mesh: Annotated[
@@ -34,15 +35,15 @@ def drill(
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting; repeatable.")
     ] = None,
     nproc_per_node: Annotated[
-        int, typer.Option("--nproc-per-node", min=0, help="Ranks; 0: as many as the mesh of CONFIG needs.")
+        int, typer.Option("--nproc-per-node", min=0, help="Ranks; 0 takes as many as the mesh of CONFIG needs.")
     ] = 0,
-    limit_s: Annotated[float, typer.Option("--limit-s", min=10, help="A run that takes longer is ended.")] = 180.0,
-    output: Annotated[str, typer.Option("--format", help="text or json.", metavar="text|json")] = "text",
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page.")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep every run; else those that went wrong.")] = False,
-    list_faults: Annotated[bool, typer.Option("--list", help="Only list what can be broken.")] = False,
+    limit_s: Annotated[float, typer.Option("--limit-s", min=10, help="Time limit of one run.")] = 180.0,
+    output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep every run. Default: only those that failed.")] = False,
+    list_faults: Annotated[bool, typer.Option("--list", help="List the faults and exit.")] = False,
 ) -> None:
-    """Train your own configuration with faults injected one after the other, and see what is noticed and survived."""
+    """Train your configuration with faults injected one after the other; report what was detected and recovered."""
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
     from trainer.drills.table import print_faults

@@ -1,4 +1,4 @@
-"""`rankscope dumps`: fetch the flight-recorder dumps of a job that hangs now."""
+"""`rankscope dumps`: fetch the flight-recorder dumps of a running job."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ EPILOG = (
 
 
 def dumps(
-    address: Annotated[str, typer.Argument(metavar="URL", help="Where rank 0 of the job opened its server.")],
+    address: Annotated[str, typer.Argument(metavar="URL", help="Address of the debug server on rank 0.")],
     into: Annotated[Path, typer.Option("--into", metavar="DIR", help="Folder for one file a rank.")],
-    timeout_s: Annotated[float, typer.Option("--timeout-s", min=1.0, help="How long to wait for an answer.")] = 90.0,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", min=1.0, help="Time to wait for an answer, in seconds.")
+    ] = 90.0,
 ) -> None:
-    """Fetch the flight-recorder dumps of a job that runs or hangs now, for `rankscope analyze`.
+    """Fetch the flight-recorder dumps of a running or hung job, for `rankscope analyze`.
 
-    The job needs `torch.distributed.debug.start_debug_server()`, and nothing of ours. Changes nothing in it.
-    Exit codes: 0 every rank answered, 1 some did not, 2 nothing came.
+    The job needs `torch.distributed.debug.start_debug_server()`, and no probes. Changes nothing in it.
+    Exit codes: 0 every rank answered, 1 some did not, 2 none did.
     """
     from store.readers.debug_server import DebugServerError, fetch_dumps
 

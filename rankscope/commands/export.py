@@ -1,4 +1,4 @@
-"""`rankscope export`: a run in other formats: weights, an experiment tracker, Parquet, a trace."""
+"""`rankscope export`: write a run in other formats: weights, an experiment tracker, Parquet, a trace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EPILOG = (
 
 
 class Target(StrEnum):
-    """What a run can be written as."""
+    """Output formats."""
 
     safetensors = "safetensors"
     llama = "llama"
@@ -37,26 +37,24 @@ class Target(StrEnum):
 
 
 def export(
-    path: Annotated[Path, typer.Argument(help="A run's folder, or that of a checkpoint.", metavar="RUN|CHECKPOINT")],
+    path: Annotated[Path, typer.Argument(help="Folder of a run or of a checkpoint.", metavar="RUN|CHECKPOINT")],
     to: Annotated[
         Target,
-        typer.Option(
-            "--to", help="The weights (also as a Hugging Face Llama), a tracker, the tables, or a trace for Perfetto."
-        ),
+        typer.Option("--to", help="Format: weights, a tracker's run, Parquet tables, or a trace for Perfetto."),
     ] = Target.safetensors,
     out: Annotated[
         str,
-        typer.Option("--out", metavar="FILE|FOLDER|URL", help="Where; without it, in the run's folder."),
+        typer.Option("--out", metavar="FILE|FOLDER|URL", help="Destination. Default: the run's folder."),
     ] = "",
     step: Annotated[
-        int | None, typer.Option("--step", help="Weights of this step, not of the newest good one.")
+        int | None, typer.Option("--step", help="Weights of this step. Default: the newest good checkpoint.")
     ] = None,
-    steps: Annotated[str, typer.Option("--steps", metavar="FIRST:LAST", help="Steps of the trace, not all.")] = "",
+    steps: Annotated[str, typer.Option("--steps", metavar="FIRST:LAST", help="Steps of the trace. Default: all.")] = "",
     ranks: Annotated[
-        str, typer.Option("--ranks", help="Ranks whose own values a tracker gets: none, sampled (eight) or all.")
+        str, typer.Option("--ranks", help="Ranks whose own values go to the tracker: none, sampled (eight) or all.")
     ] = "sampled",
-    project: Annotated[str, typer.Option("--project", help="W&B's project.")] = "rankscope",
-    mode: Annotated[str, typer.Option("--mode", help="W&B: online or offline; without it, as W&B is set up.")] = "",
+    project: Annotated[str, typer.Option("--project", help="W&B project.")] = "rankscope",
+    mode: Annotated[str, typer.Option("--mode", help="W&B mode: online or offline. Default: W&B's own.")] = "",
 ) -> None:
     """Write a run for other programs: weights as safetensors, a tracker's run, Parquet files, or a Chrome trace."""
     if to in (Target.safetensors, Target.llama):
@@ -78,12 +76,12 @@ def export(
         fail(str(error))
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     console().print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def _weights(path: Path, out: str, step: int | None, *, as_llama: bool) -> None:
-    """All hashes of the checkpoint are checked first."""
+    """Export the weights; all hashes of the checkpoint are verified first."""
     if not out:
         example = "folder for the model, e.g. --out llama/" if as_llama else "file, e.g. --out model.safetensors"
         fail(f"--out is missing: name the {example}")
@@ -105,7 +103,7 @@ def _weights(path: Path, out: str, step: int | None, *, as_llama: bool) -> None:
     except OSError as error:
         fail(f"{out}: cannot be written: {error.strerror}")
     what = f"{done.num_parameters:,} parameters in {done.num_tensors} tensors, {done.num_bytes / 1e6:.1f} MB"
-    _say(f"{out}: step {done.step} of {done.folder}: {what}")
+    _print(f"{out}: step {done.step} of {done.folder}: {what}")
 
 
 def _trace(run: RunDir, out: str, steps: str) -> None:
@@ -119,7 +117,7 @@ def _trace(run: RunDir, out: str, steps: str) -> None:
             num_events, num_bytes = write_trace_file(store, file, steps=chosen)
     except ReportError as error:
         fail(str(error))
-    _say(f"{file}: {num_events:,} events, {num_bytes / 1e6:.1f} MB; opens in ui.perfetto.dev")
+    _print(f"{file}: {num_events:,} events, {num_bytes / 1e6:.1f} MB; opens in ui.perfetto.dev")
 
 
 def _tables(run: RunDir, out: str) -> None:
@@ -137,8 +135,8 @@ def _tables(run: RunDir, out: str) -> None:
     except ParquetError as error:
         fail(str(error))
     rows, num_bytes = sum(file.num_rows for file in done), sum(file.num_bytes for file in done)
-    _say(f"{place}: {rows:,} rows in {len(done)} files, {num_bytes / 1e6:.1f} MB")
-    _say(f"duckdb -c \"FROM read_parquet('{place}/table=steps/**/*.parquet', hive_partitioning = true)\"")
+    _print(f"{place}: {rows:,} rows in {len(done)} files, {num_bytes / 1e6:.1f} MB")
+    _print(f"duckdb -c \"FROM read_parquet('{place}/table=steps/**/*.parquet', hive_partitioning = true)\"")
 
 
 def _tracker(run: RunDir, name: str, out: str, ranks: str, project: str, mode: str) -> None:
@@ -151,13 +149,13 @@ def _tracker(run: RunDir, name: str, out: str, ranks: str, project: str, mode: s
     from watch.exporting.trackers.tracker import TrackerError
 
     if ranks not in RANKS:
-        fail(f"--ranks {ranks}: is one of {', '.join(RANKS)}")
+        fail(f"--ranks {ranks}: choose {', '.join(RANKS)}")
     if mode not in ("", "online", "offline"):
-        fail(f"--mode {mode}: is online or offline")
+        fail(f"--mode {mode}: choose online or offline")
     manifest = run.manifest()
     section = manifest.get("config", {}).get("trackers", {}) if isinstance(manifest.get("config"), dict) else {}
     if not out and name in section.get("to", ()) and is_watched(run.stores()):
-        fail(f"{run.path} is being written to {name} while it trains: wait for its end, or choose another --out")
+        fail(f"{run.path} is being written to {name} while it trains: wait until it ends, or choose another --out")
     try:
         with Store.open(run) as store:
             tracker = open_tracker(name, run, Path(out) if out else None, project=project, mode=mode)
@@ -176,5 +174,5 @@ def _tracker(run: RunDir, name: str, out: str, ranks: str, project: str, mode: s
     except TrackerError as error:
         fail(str(error))
     num = len(diagnosis.fired)
-    _say(f"{tracker.place}: {num_steps:,} steps, {num} finding{'s' * (num != 1)}")
-    _say(tracker.next_step)
+    _print(f"{tracker.place}: {num_steps:,} steps, {num} finding{'s' * (num != 1)}")
+    _print(tracker.next_step)

@@ -1,4 +1,4 @@
-"""`rankscope plan`: what a run will need, before it costs anything."""
+"""`rankscope plan`: estimate a run before it starts."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def plan(
         list[str] | None,
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting; repeatable."),
     ] = None,
-    gpus: Annotated[int, typer.Option("--gpus", min=1, help="Devices in all.")] = 8,
-    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="Devices of a node.")] = 8,
-    gpu: Annotated[str, typer.Option("--gpu", help="b200, h200, h100, a100, l40s, rtx4090.")] = "h100",
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of devices.")] = 8,
+    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="Devices per node.")] = 8,
+    gpu: Annotated[str, typer.Option("--gpu", help="Device: b200, h200, h100, a100, l40s, rtx4090.")] = "h100",
     gpu_memory: Annotated[
-        str, typer.Option("--gpu-memory", metavar="80GB", help="Memory of a device; else what its kind has.")
+        str, typer.Option("--gpu-memory", metavar="80GB", help="Memory of a device. Default: that of its kind.")
     ] = "",
     interconnect: Annotated[
         str,
         typer.Option("--interconnect", metavar="INSIDE,BETWEEN", help="Links in a node and between nodes."),
     ] = "nvlink,ib400",
     ladder: Annotated[bool, typer.Option(help="Also try every other layout, the simplest first.")] = True,
-    output: Annotated[str, typer.Option("--format", help="text or json.", metavar="text|json")] = "text",
+    output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",
 ) -> None:
-    """Say what a run needs before it costs: memory, traffic, time, what will go badly, and which layout fits."""
+    """Estimate a run before it starts: memory, traffic, time, likely problems, and the layouts that fit."""
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
     from trainer.config.config import ConfigError, load_config

@@ -1,4 +1,4 @@
-"""`rankscope rebuild`: a run's store anew from its tapes."""
+"""`rankscope rebuild`: rebuild a run's store from its tapes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EPILOG = "Example:  rankscope rebuild runs/latest"
 
 
 def rebuild(run: RunArgument) -> None:
-    """Make a run's store anew from its tapes, e.g. after it was deleted or damaged."""
+    """Rebuild a run's store from its tapes, e.g. after it was deleted or damaged."""
     from probes.tape.rundir import RunDir, RunError
     from store import StoreError
     from store import rebuild as rebuild_store

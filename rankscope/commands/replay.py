@@ -1,4 +1,4 @@
-"""`rankscope replay`: compute one step of a run once more, with every operation looked at."""
+"""`rankscope replay`: recompute one step of a run and check every operation."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ EPILOG = (
     "rankscope replay runs/latest --step 40 --format json"
 )
 DRIFT_RATIO = 1e-3
-"""Relative difference of a loss on the way from which the state is not quite that of the run."""
+"""Relative difference of a loss between checkpoint and step above which the state differs from the run's."""
 
 
 def replay(
     run: RunArgument,
-    step: Annotated[int, typer.Option("--step", min=1, metavar="N", help="The step, from 1.")],
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to compute.")] = "auto",
-    output: Annotated[str, typer.Option("--format", help="text or json.", metavar="text|json")] = "text",
+    step: Annotated[int, typer.Option("--step", min=1, metavar="N", help="Step to recompute, from 1.")],
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Device to compute on.")] = "auto",
+    output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",
 ) -> None:
-    """Compute one step of a run once more from the newest good checkpoint before it, and say whether what went wrong
-    comes back: first module and operation, forward or backward, on which rank, with which inputs and samples.
+    """Recompute one step of a run from the newest good checkpoint before it, and report whether the fault recurs:
+    first module and operation, forward or backward, on which rank, with which inputs and samples.
 
     Works on a dead or a live run and writes nothing into it. One process for replicas (DDP), else as many as it had.
-    Steps between the checkpoint and N are taken again. Faults that were injected are not injected again.
+    Steps between the checkpoint and N are recomputed too. Injected faults are not injected again.
     """
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
@@ -76,7 +76,7 @@ def replay(
 def _figures(again: ReplayReport) -> list[tuple[str, str]]:
     target = again.target
     state = f"checkpoint of step {target.state_step}" if target.checkpoint else "the initial state"
-    way = f", then {len(target.way)} step{'s' * (len(target.way) > 1)} taken again" if target.way else ""
+    way = f", then {len(target.way)} step{'s' * (len(target.way) > 1)} recomputed" if target.way else ""
     processes = "1 process" if again.num_processes == 1 else f"{again.num_processes} processes"
     return [
         ("loss", f"{again.loss:.6g} (recorded {target.loss:.6g})"),
@@ -88,15 +88,15 @@ def _figures(again: ReplayReport) -> list[tuple[str, str]]:
 
 
 def _doubts(again: ReplayReport) -> list[str]:
-    """Why the replayed state may not be that of the run."""
+    """Reasons why the replayed state may differ from the run's."""
     doubts = []
     if again.data_differs:
-        doubts.append("the data set is not the one that the run trained on: batches and samples are other ones")
+        doubts.append("The data set is not the one that the run trained on: batches and samples differ.")
     worst = again.worst_way_ratio
     if worst is not None and (worst > DRIFT_RATIO or math.isnan(worst)):
         doubts.append(
-            f"on the way a loss differed by {100 * worst:.2g} % from its record: the state is not quite the same"
+            f"A recomputed loss differs by {100 * worst:.2g} % from its record: the state is not quite the same."
         )
     if again.target.checkpoint and not again.target.is_good:
-        doubts.append(f"the checkpoint of step {again.target.state_step} was not known to be good")
+        doubts.append(f"The checkpoint of step {again.target.state_step} was not verified as good.")
     return doubts

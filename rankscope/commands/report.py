@@ -1,4 +1,4 @@
-"""`rankscope report`: what `analyze` says as a file to hand on."""
+"""`rankscope report`: write the diagnosis of a run to files."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ EPILOG = (
 
 def report(
     run: RunArgument,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="One page that works offline.")] = None,
-    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="For an incident ticket.")] = None,
-    chrome_trace: Annotated[
-        Path | None, typer.Option("--chrome-trace", metavar="FILE", help="For Perfetto; .gz compresses it.")
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="One HTML page that works offline.")
     ] = None,
-    steps: Annotated[
-        str, typer.Option("--steps", metavar="FIRST:LAST", help="Steps of the trace; without it, all.")
-    ] = "",
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Markdown for an incident ticket.")
+    ] = None,
+    chrome_trace: Annotated[
+        Path | None, typer.Option("--chrome-trace", metavar="FILE", help="Trace for Perfetto; .gz compresses it.")
+    ] = None,
+    steps: Annotated[str, typer.Option("--steps", metavar="FIRST:LAST", help="Steps of the trace. Default: all.")] = "",
 ) -> None:
-    """Write what `analyze` says as a file to hand on; without a FILE, RUN/reports/report.html."""
+    """Write the diagnosis of a run to a file; without a FILE, to RUN/reports/report.html."""
     import time
 
     from analyzers.account.long_run import MEMORY_BYTES

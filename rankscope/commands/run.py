@@ -31,14 +31,14 @@ _RENDEZVOUS = ("--rdzv", "--master", "--standalone", "--nnodes", "--node-rank", 
 def run(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[OPTIONS OF TORCHRUN] SCRIPT|-m MODULE [ARGUMENTS]", help="As for torchrun."),
+        typer.Argument(metavar="[OPTIONS OF TORCHRUN] SCRIPT|-m MODULE [ARGUMENTS]", help="The same as for torchrun."),
     ] = None,
 ) -> None:
-    """Launch a training script as torchrun does, recorded and watched; the script stays as it is.
+    """Launch a training script as torchrun does, recorded and watched, without a change to it.
 
     All options of torchrun are passed on (--nproc-per-node, --nnodes, --rdzv-endpoint, --max-restarts, -m, ...). With
-    --no-python it starts a program in any language, of which the NCCL calls are recorded. In addition, --run-dir DIR
-    sets the folder of the run and --run-name NAME its name. On one machine no rendezvous options are needed.
+    --no-python it starts a program in any language and records its NCCL calls. In addition, --run-dir DIR sets the
+    folder of the run and --run-name NAME its name. On one machine no rendezvous options are needed.
     """
     from rich.console import Console
     from torch.distributed.elastic.multiprocessing import SignalException
@@ -83,7 +83,7 @@ def _start_attached(options: argparse.Namespace) -> None:
     """Have each rank start with `rankscope.attached_script`, which runs the script, or `rankscope.attached_program`."""
     if options.no_python:
         if options.module:
-            fail("--no-python runs a program, -m a module: give one of them")
+            fail("--no-python and -m exclude each other: a program or a module")
         options.training_script_args = [options.training_script, *options.training_script_args]
         options.training_script, options.module, options.no_python = "rankscope.attached_program", True, False
         return

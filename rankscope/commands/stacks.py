@@ -1,4 +1,4 @@
-"""`rankscope stacks`: what the processes of a hung job do now, grouped; for jobs that were never recorded."""
+"""`rankscope stacks`: Python stacks of a hung job's processes, grouped; also for jobs that were not recorded."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ SHOWN_FRAMES = 12
 
 def stacks(
     pids: Annotated[
-        list[int] | None, typer.Argument(metavar="[PID]...", help="Processes; without any, all that have a RANK here.")
+        list[int] | None,
+        typer.Argument(metavar="[PID]...", help="Processes. Default: all on this machine with a RANK."),
     ] = None,
 ) -> None:
-    """Take Python stacks of running processes and say who does something else than the others.
+    """Take Python stacks of running processes and name those that differ from the rest.
 
-    Needs py-spy (`pip install 'rankscope[stacks]'`) and the right to look into the processes. Changes nothing in them.
-    Exit codes: 0 stacks were taken, 2 of no process.
+    Needs py-spy (`pip install 'rankscope[stacks]'`) and permission to trace the processes. Changes nothing in them.
+    Exit codes: 0 stacks were taken, 2 no process could be read.
     """
     from analyzers.hangs.stacks import group, odd_ones
     from watch.stacks.pyspy import StacksError, ranks_here, take
@@ -59,9 +60,10 @@ def stacks(
 
 def _verdict(num: int, odd: list[str], are_stopped: bool) -> str:
     if not odd:
-        return f"{num} processes, nobody stands out: all wait in one place, or each is somewhere else"
+        return f"{num} processes, no odd one out: all wait in the same place, or all differ."
     many = len(odd) > 1
     names = ", ".join(odd[:8]) + (f" and {len(odd) - 8} more" if len(odd) > 8 else "")
     if are_stopped:
-        return f"look at {names} first: {'they are' if many else 'it is'} stopped (kill -CONT lets it go on)"
-    return f"look at {names} first: {'they do' if many else 'it does'} something else than the other {num - len(odd)}"
+        return f"Check {names} first: {'they are' if many else 'it is'} stopped (kill -CONT resumes)."
+    others = num - len(odd)
+    return f"Check {names} first: {'their stacks differ' if many else 'its stack differs'} from the other {others}."

@@ -24,41 +24,41 @@ EPILOG = (
 def train(
     config_path: Annotated[
         Path | None,
-        typer.Argument(metavar="CONFIG", help="TOML file or preset (gpt2-124m, ...); else the defaults."),
+        typer.Argument(metavar="CONFIG", help="TOML file or preset (gpt2-124m, ...). Default: the built-in settings."),
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting; repeatable.")
     ] = None,
     nproc_per_node: Annotated[
-        int, typer.Option("--nproc-per-node", min=0, help="Ranks on this machine; 0: as many as the mesh needs.")
+        int, typer.Option("--nproc-per-node", min=0, help="Ranks on this machine; 0 takes as many as the mesh needs.")
     ] = 0,
     faults: Annotated[
         list[str] | None,
         typer.Option(
             "--fault",
             metavar="KIND@step=N,rank=R",
-            help=f"Break something on purpose; repeatable. KIND: {', '.join(CATALOGUE)}. See `drill --list`.",
+            help=f"Inject a fault; repeatable. KIND: {', '.join(CATALOGUE)}. See `drill --list`.",
         ),
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Go on with a run whose processes are gone, from its newest good checkpoint."),
+        typer.Option(metavar="RUN", help="Resume a run whose processes have ended, from its newest good checkpoint."),
     ] = None,
     nnodes: Annotated[
-        str, typer.Option(metavar="N|MIN:MAX", help="Nodes of the run; with MIN:MAX it goes on while MIN are there.")
+        str, typer.Option(metavar="N|MIN:MAX", help="Nodes of the run; with MIN:MAX it continues while MIN are left.")
     ] = "1",
-    node_rank: Annotated[int, typer.Option("--node-rank", min=0, help="Which node this is, from 0.")] = 0,
+    node_rank: Annotated[int, typer.Option("--node-rank", min=0, help="Index of this node, from 0.")] = 0,
     rdzv_endpoint: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the nodes meet: the same on all of them.")
+        str, typer.Option(metavar="HOST:PORT", help="Rendezvous address, the same on all nodes.")
     ] = "",
     force: Annotated[
-        bool, typer.Option("--force", help="With --resume: also if it is alive, or was given up by the guard.")
+        bool, typer.Option("--force", help="With --resume: also if the run is alive, or the guard stopped it.")
     ] = False,
 ) -> None:
     """Train a model over several ranks, with every rank recorded and watched.
 
-    Exit codes: 0 finished, 1 failed, 2 a mistake, 3 given up by the guard, 4 another launch has taken the run, 143 told
-    to stop by SIGTERM and did so with a checkpoint, 130 the same by Ctrl-C.
+    Exit codes: 0 finished, 1 failed, 2 wrong options, 3 stopped by the guard, 4 another launch has taken over the run,
+    143 stopped by SIGTERM with a checkpoint, 130 the same by Ctrl-C.
     """
     from trainer.launcher.zygote import one_thread
 

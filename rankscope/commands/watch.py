@@ -20,7 +20,7 @@ def watch(
     run: RunArgument,
     node_rank: Annotated[int, typer.Option("--node-rank", min=0, help="Index of this node.")] = 0,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Serve /metrics here; else where the configuration says.")
+        str, typer.Option(metavar="HOST:PORT", help="Address for /metrics. Default: the one in the configuration.")
     ] = "",
     tls_cert: Annotated[str, typer.Option(metavar="FILE", help="Certificate chain, to listen beyond loopback.")] = "",
     tls_key: Annotated[str, typer.Option(metavar="FILE", help="Its key.")] = "",

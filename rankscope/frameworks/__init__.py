@@ -1,10 +1,10 @@
-"""Rankscope as a callback or tracker of the frameworks that people train with; each module imports its framework.
+"""Callbacks and trackers for training frameworks; each module imports its framework.
 
 from rankscope.frameworks.huggingface import RankscopeCallback      # transformers.Trainer
 from rankscope.frameworks.lightning import RankscopeCallback        # lightning.Trainer
 from rankscope.frameworks.accelerate import RankscopeTracker        # accelerate.Accelerator
 
 All attach as `rankscope run` does (`probes.attach.auto_attach`): the process groups before the framework wraps the
-model, the model when it is first called, the optimizer at its first step. What they add is what only the framework
-knows.
+model, the model when it is first called, the optimizer at its first step. Each adds what only its
+framework knows.
 """

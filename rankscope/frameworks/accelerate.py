@@ -46,7 +46,7 @@ class RankscopeTracker(GeneralTracker):  # type: ignore[misc]  # accelerate is n
 
     @property
     def tracker(self) -> Attached:
-        """What `rankscope.attach` returns."""
+        """The handle that `rankscope.attach` returns."""
         return self._attached
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ class RankscopeTracker(GeneralTracker):  # type: ignore[misc]  # accelerate is n
             self._attached.event(event_kinds.SETTINGS, **{str(name): value for name, value in values.items()})
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Those that are columns of a step (loss, grad_norm, lr, tokens, ...); the others are for other trackers."""
+        """Log the values that are columns of a step (loss, grad_norm, lr, tokens); others are for other trackers."""
         self._attached.log(**{name: value for name, value in values.items() if name in LOGGED})
 
     def finish(self) -> None:

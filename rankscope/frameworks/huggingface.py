@@ -34,7 +34,7 @@ class RankscopeCallback(TrainerCallback):
         self._tokens_before = 0
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """With several ranks the process group is recorded before the Trainer wraps the model with it."""
+        """Attach with several ranks: the process group is recorded before the Trainer wraps the model with it."""
         if args.world_size > 1:
             self._attach(args)
 
@@ -43,7 +43,7 @@ class RankscopeCallback(TrainerCallback):
         self._tokens_before = state.num_input_tokens_seen
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After the update: tokens, where `include_num_input_tokens_seen` has the Trainer count them."""
+        """Log the step's tokens, where `include_num_input_tokens_seen` has the Trainer count them."""
         tokens = state.num_input_tokens_seen - self._tokens_before
         if self._attached is not None and tokens > 0:
             self._tokens_before = state.num_input_tokens_seen

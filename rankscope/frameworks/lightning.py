@@ -36,24 +36,24 @@ class RankscopeCallback(Callback):
         self._attached: Attached | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """After the process group is made, before the strategy wraps the module with it."""
+        """Attach: the process group exists, and the strategy has not wrapped the module yet."""
         if stage == "fit" and self._attached is None:
             settings = {name: value for name, value in dict(pl_module.hparams).items() if _is_plain(value)}
             about = {
                 "strategy": type(trainer.strategy).__name__,
-                "precision": str(trainer.training.precision),
+                "precision": str(trainer.precision),
                 "hparams": settings,
             }
             self._attached = attach_to_whatever_trains(config={"lightning": about}, **self._options)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """The loss that `training_step` returned; what `backward` saw is divided by the accumulated batches."""
+        """Log the loss of `training_step`; with accumulation it is divided by the batches, so it is not logged."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if self._attached is not None and loss is not None and trainer.accumulate_grad_batches == 1:
             self._attached.log(loss=loss.detach() if hasattr(loss, "detach") else loss)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Lightning ends some exceptions itself; then nobody else would say that there was one."""
+        """Record the exception: Lightning handles some itself, so that no hook of the process sees them."""
         if self._attached is not None and not isinstance(exception, KeyboardInterrupt):
             self._attached.event(event_kinds.EXCEPTION, **described(exception))
 

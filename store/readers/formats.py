@@ -48,7 +48,7 @@ def format_of(path: Path) -> Format | None:
 
 
 def _has_late_events(path: Path, start: bytes) -> bool:
-    """Whether an object without a line end in sight has its events further on."""
+    """Return True if a JSON object without a line end in its head has trace events further on."""
     if b"}\n{" in start or not re.match(rb'\{\s*"', start):
         return False
     return b'"traceEvents"' in head(path, METADATA_BYTES) if len(start) >= HEAD_BYTES - 8 else False

@@ -28,7 +28,7 @@ MAX_RANKS = 4
 
 
 def gil_holders(pids: Mapping[int, int]) -> list[int]:
-    """Of {rank: pid}, the ranks that sleep with the GIL held; samples the first `MAX_RANKS` of them."""
+    """Return the ranks of {rank: pid} that sleep while holding the GIL; samples the first `MAX_RANKS` of them."""
     try:
         spy = program()
     except StacksError:

@@ -13,7 +13,7 @@ from typing import Any
 
 from store.readers.logs.prefix import Prefix
 
-__all__ = ["MAX_LINES", "read_error_file", "read_failure", "read_raised", "read_traceback"]
+__all__ = ["MAX_LINES", "read_error_file", "read_failure", "read_last_line", "read_traceback"]
 
 MAX_LINES = 600
 """Lines after the first that a block may take, those of other ranks between them included."""
@@ -61,8 +61,8 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str
     return found
 
 
-def read_raised(text: str) -> dict[str, Any] | None:
-    """The exception of a line that is a traceback's last; None if it is no such line."""
+def read_last_line(text: str) -> dict[str, Any] | None:
+    """Read the exception from the last line of a traceback; None if the line is not one."""
     raised = _RAISED.match(text.strip())
     if raised is None or not raised["message"]:
         return None

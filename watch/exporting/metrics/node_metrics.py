@@ -276,7 +276,7 @@ def _findings(source: Source, lives: Sequence[int], now_ns: int) -> Iterator[Sam
 
 
 def _open_findings(source: Source, attempt: int, now_ns: int) -> list[Finding]:
-    """What lasts is open until it is reported as over; an incident for `OPEN_FOR_S` after its report."""
+    """Findings that are open: lasting kinds until reported as over, incidents for `OPEN_FOR_S` after their report."""
     reports: dict[tuple[object, ...], tuple[Finding, int]] = {}
     for kind, severity, status, ranks, first_step, cause, evidence, wall_ns in source.rows(
         "SELECT finding_kind, severity, status, finding_ranks, first_step, cause, evidence, wall_ns FROM findings "
