@@ -19,6 +19,7 @@ from probes.tape.rundir import NODE_RANK, RunDir
 from watch.digests.link import Verdict
 from watch.processes import is_alive, kill, os_state
 from watch.stacks.gil_holders import gil_holders
+from watch.stacks.recorder_dumps import take_dumps
 from watch.stacks.signal_dump import take_stacks
 
 __all__ = ["CulpritKiller", "kill_stale"]
@@ -64,6 +65,8 @@ class CulpritKiller:
     def _take_stacks(self, attempt: int, pids: Mapping[int, int], culprits: Mapping[int, int] | None = None) -> None:
         """Have all ranks here write their stacks, and check whether one of the {rank: pid} to blame holds the GIL."""
         taken = take_stacks(self._run, attempt, pids)
+        if dumped := take_dumps(self._run, attempt, pids):
+            self._events.write(event_kinds.RECORDER_DUMPS, path="dumps", ranks=dumped)
         running = {rank: pid for rank, pid in (culprits or {}).items() if os_state(pid)[0] not in ("T", "t")}
         path = str(self._run.stacks.relative_to(self._run.path))
         self._events.write(event_kinds.STACKS, path=path, ranks=taken, gil_ranks=gil_holders(running))

@@ -35,13 +35,14 @@ import torch
 from torch import Tensor, nn
 
 from ..collectives.existing_groups import record_existing
-from ..collectives.nccl_plugin.loading import record_nccl
+from ..collectives.nccl_plugin.loading import gpu_is_present, record_nccl
 from ..collectives.wrapped import install, uninstall
 from ..fail_open import failing_open, probes_disabled
 from ..gradients import GradientProbe
 from ..recorder import NullRecorder, Recorder
 from ..step_scalars import StepScalars
 from ..tape import event_kinds
+from ..tape.dump_pipe import offer_dump_pipe
 from ..tape.events import read_events
 from ..tape.run_facts import described, device_name, versions
 from ..tape.rundir import RunDir, RunError
@@ -145,6 +146,8 @@ class Attached:
         self._undo.append(register(run, self.recorder.attempt, identity.rank))
         assert isinstance(self.recorder, TapeRecorder)
         record_nccl(self.recorder, says_so=identity.local_rank == 0)
+        if gpu_is_present():
+            offer_dump_pipe(run, self.recorder.attempt)
         install(self.recorder)
         self._undo.append(uninstall)
         self._undo.append(record_existing(models))

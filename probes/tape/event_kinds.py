@@ -277,6 +277,10 @@ SLOW_LINE = _kind(
     _float("peer_share_ratio", "the same of the peer"), _int("num_samples"),
     by="watch, while a straggler is open", meaning="The line in which a slow rank stands most often.",
 )
+RECORDER_DUMPS = _kind(
+    "recorder_dumps", _text("path"), _ranks("ranks", "that wrote one"),
+    by="watch, before it kills", meaning="Dumps of torch's flight recorder were taken, for `rankscope analyze`.",
+)
 CULPRIT_KILLED = _kind(
     "culprit_killed", _int("killed_rank"), _PID, _REASON,
     by="watch", meaning="The rank that a hang is blamed on was killed.",

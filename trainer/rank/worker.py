@@ -34,6 +34,7 @@ from probes.collectives.wrapped import install, unreduced_gradients
 from probes.guard.decisions import RunStopped
 from probes.recorder import Recorder
 from probes.tape import event_kinds
+from probes.tape.dump_pipe import offer_dump_pipe
 from probes.tape.run_facts import described
 from probes.tape.rundir import RunDir, RunError
 from probes.tape.stack_file import register
@@ -117,6 +118,8 @@ def _train(setup: _Setup, stop: StopRequest, recorder: Recorder) -> int:
         if config.probes.collectives:
             if isinstance(recorder, TapeRecorder):
                 record_nccl(recorder, says_so=identity.local_rank == 0)
+                if device.type == "cuda":
+                    offer_dump_pipe(run, recorder.attempt)
             install(recorder, check_nonfinite=config.probes.nonfinite_flags)
         dist.init_process_group(backend, store=setup.store, rank=identity.rank, world_size=identity.world_size)
     recorder.describe(**plan.coordinates(identity.rank))

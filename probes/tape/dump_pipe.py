@@ -1,0 +1,57 @@
+"""Dumps of torch's flight recorder on request, also of a rank whose GIL is held: a pipe that a thread in C++ reads.
+
+    offer_dump_pipe(run, attempt)               # in a rank, before its process groups are made
+    pipe_path(run, attempt, rank)               # a byte written to it asks for a dump
+    dump_path(run, attempt, rank)               # where torch writes it
+
+torch makes the pipe itself, for its default group on NCCL. Variables that the user has set stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from .rundir import RunDir
+
+__all__ = ["dump_path", "offer_dump_pipe", "pipe_path"]
+
+PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+DUMP = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+_DUMP_NAMES = (DUMP, "TORCH_FR_DUMP_TEMP_FILE")
+
+
+def pipe_path(run: RunDir, attempt: int, rank: int) -> Path:
+    """The pipe of a rank; torch puts the rank and `.pipe` behind what it is given."""
+    return Path(f"{_prefix(run, attempt)}{rank}.pipe")
+
+
+def dump_path(run: RunDir, attempt: int, rank: int) -> Path:
+    """The dump of a rank; torch puts the rank behind what it is given."""
+    return Path(f"{_prefix(run, attempt)}{rank}")
+
+
+def offer_dump_pipe(run: RunDir, attempt: int) -> bool:
+    """Have torch make a pipe and put its dumps beside it; false where it would not work or the user has chosen already.
+
+    Where a pipe cannot be made, torch would raise in a thread of its own and end the process: so one is made to try.
+    """
+    if os.environ.get(PIPE) or any(os.environ.get(name) for name in _DUMP_NAMES):
+        return False
+    prefix = _prefix(run, attempt)
+    trial = Path(f"{prefix}{os.getpid()}.trial")
+    try:
+        trial.parent.mkdir(exist_ok=True)
+        os.mkfifo(trial)
+    except OSError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            trial.unlink()
+    os.environ[PIPE] = os.environ[DUMP] = str(prefix)
+    return True
+
+
+def _prefix(run: RunDir, attempt: int) -> Path:
+    return run.path.resolve() / "dumps" / f"attempt-{attempt}-rank-"
