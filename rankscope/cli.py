@@ -15,6 +15,7 @@ import typer
 from rankscope.commands import (
     analyze,
     collect,
+    collect_evidence,
     compare,
     dashboard,
     doctor,
@@ -55,6 +56,7 @@ app.command(epilog=compare.EPILOG)(compare.compare)
 app.command(epilog=rebuild.EPILOG)(rebuild.rebuild)
 app.command(epilog=collect.EPILOG)(collect.collect)
 app.command(epilog=watch.EPILOG)(watch.watch)
+app.command("collect-evidence", epilog=collect_evidence.EPILOG)(collect_evidence.collect_evidence)
 app.command(epilog=stacks.EPILOG)(stacks.stacks)
 app.command(epilog=dumps.EPILOG)(dumps.dumps)
 app.command(epilog=doctor.EPILOG)(doctor.doctor)

@@ -1,7 +1,7 @@
-"""Print the score of both halves.
+"""Print the score of each round of incidents.
 
 python -m benchmarks.incidents
-python -m benchmarks.incidents --half first_half --verdicts
+python -m benchmarks.incidents --round first --verdicts
 """
 
 from __future__ import annotations
@@ -9,22 +9,25 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 
-from benchmarks.incidents.score import HALVES, confusion, load, score
+from benchmarks.incidents.score import FIRST_SCORE, ROUNDS, confusion, load, score
 
 
 def main() -> int:
     """Exit 1 if a verdict names a wrong culprit."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--half", choices=HALVES, help="only this half")
+    parser.add_argument("--round", choices=ROUNDS, help="only this round")
     parser.add_argument("--verdicts", action="store_true", help="print each incident's verdict")
     options = parser.parse_args()
     wrong = 0
-    for half in [options.half] if options.half else HALVES:
-        results = [score(incident) for incident in load(half)]
+    for name in [options.round] if options.round else ROUNDS:
+        results = [score(incident) for incident in load(name)]
         outcomes = Counter(result.outcome for result in results)
         wrong += outcomes["wrong culprit"]
-        print(f"\n## {half.replace('_', ' ').capitalize()}: {len(results)} incidents\n")
+        print(f"\n## {name.capitalize()} round: {len(results)} incidents\n")
         print(", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common()))
+        if name in FIRST_SCORE:
+            before = ", ".join(f"{count} {outcome}" for outcome, count in FIRST_SCORE[name].items())
+            print(f"When it was first scored, before its misses were read: {before}.")
         print(f"{sum(result.is_proven for result in results)} verdicts are proven, the others are suspicions.\n")
         print("| accepted cause | cause of the verdict | incidents |\n|---|---|---|")
         for accepted, found, count in confusion(results):

@@ -1,6 +1,6 @@
 """Score of verdicts against the accepted causes of incidents.
 
-results = [score(incident) for incident in load("first_half")]
+results = [score(incident) for incident in load("first")]
 results[0].outcome     # "right", "wrong culprit", "other cause" or "no cause"
 """
 
@@ -16,10 +16,16 @@ from typing import Literal
 
 from analyzers.external.evidence import diagnose_files
 
-__all__ = ["HALVES", "Incident", "Result", "confusion", "load", "score"]
+__all__ = ["FIRST_SCORE", "ROUNDS", "Incident", "Result", "confusion", "load", "score"]
 
-HALVES = ("first_half", "second_half")
-"""Rules were written from the first; the second was collected when they stood, and no rule was changed for it."""
+ROUNDS = ("first", "second", "third")
+"""Rules were written from the first. The second and the third were collected when the rules stood, and each was scored
+once before its misses were read: `FIRST_SCORE`. The misses were put right afterwards: today's score is no test."""
+FIRST_SCORE = {
+    "second": {"right": 24, "wrong culprit": 3, "other cause": 3, "no cause": 1},
+    "third": {"right": 24, "wrong culprit": 2, "other cause": 1, "no cause": 3},
+}
+"""Outcomes at the first scoring, by the rules of that moment."""
 FOLDER = Path(__file__).parent
 Outcome = Literal["right", "wrong culprit", "other cause", "no cause"]
 
@@ -48,9 +54,9 @@ class Result:
     verdict: str
 
 
-def load(half: str) -> list[Incident]:
-    """The incidents of a half."""
-    with (FOLDER / f"{half}.toml").open("rb") as file:
+def load(name: str) -> list[Incident]:
+    """The incidents of a round."""
+    with (FOLDER / f"{name}.toml").open("rb") as file:
         listed = tomllib.load(file).get("incident", [])
     return [
         Incident(

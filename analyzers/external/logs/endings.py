@@ -37,7 +37,7 @@ def endings(book: LogBook) -> Ended:
     for said in book.of("exception"):
         if is_victims(said) and said.rank is not None:
             ended.victims.setdefault(said.rank, said)
-    for said in book.of("worker_failed", "root_failure", "process_terminated", "slurm_task"):
+    for said in book.of("worker_failed", "root_failure", "process_terminated", "slurm_task", "signal_received"):
         _take_ending(said, ended)
     return ended
 
@@ -90,6 +90,7 @@ def _deaths(book: LogBook, ended: Ended) -> Iterator[Candidate]:
             collect=COLLECT.get(signal, COLLECT["signal"]),
         )
     explained = raised | gave_up | set(ended.victims)
+    explained |= {None} if any(book.of("nonfinite", "loss_scale_floor")) else set()
     silent = [(rank, code, said) for rank, (code, said) in ended.exits.items() if not {rank, None} & explained]
     if silent:
         ranks = tuple(sorted(rank for rank, _, _ in silent if rank >= 0))

@@ -58,10 +58,13 @@ def _memory(book: LogBook) -> Iterator[Candidate]:
     host = next((said.host for said in lines if said.host), None)
     rss_kb = max((said.number("rss_kb") or 0 for said in lines), default=0)
     held = f" at {rss_kb / 1048576:.1f} GiB of resident memory" if rss_kb else ""
+    # A kernel's log reaches back for days: of a process that nothing else speaks of, it may be another job's.
+    is_jobs = bool(ranks) or any(said.kind != "oom_kill" for said in lines) or _was_killed(book)
     yield Candidate(
         cause="host_out_of_memory",
         kind="rank_lost",
-        rank_class="host",
+        rank_class="host" if is_jobs else "victim",
+        is_proven=is_jobs,
         ranks=ranks,
         what=f"{who(ranks, 'a process')} was killed because the host{f' {host}' if host else ''} or its cgroup ran out "
         f"of memory{held}",
@@ -69,6 +72,13 @@ def _memory(book: LogBook) -> Iterator[Candidate]:
         lines=tuple(lines),
         evidence={"host": host, "resident_bytes": rss_kb * 1024 or None},
     )
+
+
+def _was_killed(book: LogBook) -> bool:
+    """Whether a launcher reports SIGKILL, or nothing but the kernel speaks."""
+    deaths = [said for said, _ in book.of_role("death")]
+    killed = any(said.number("exitcode") in (-9, 137) or said.text("signal") == "SIGKILL" for said in deaths)
+    return killed or not any(said for said, rule in book.of_role("exception", "death", "hang", "root", "outside"))
 
 
 def _killed_ranks(book: LogBook) -> set[int]:

@@ -28,8 +28,8 @@ _NO_RANKS = (
     "rendezvous",
     "port_in_use",
     "duplicate_gpu",
-    "version_mismatch",
-)
+    "version_mismatch", "nccl_error",
+)  # fmt: skip
 """Causes that lie between ranks or in the job's settings: who reports one is not to blame."""
 _MISMATCH = ("mismatch", "mismatch_size", "model_differs", "not_entered")
 

@@ -24,6 +24,7 @@ _SPACE = re.compile(r"[ \t|]+")
 _PARTS = tuple(
     re.compile(part)
     for part in (
+        r"(?:> )+",  # quoted in a mail or an issue
         r"\[rank[ :]?(?P<rank>\d{1,6})\][: ]?",
         r"\[(?:Rank|RANK) (?P<rank>\d{1,6})\][: ]?",
         r"\[default(?P<local>\d{1,4})\][: ]",

@@ -165,3 +165,9 @@ def test_every_cause_is_in_the_runbook() -> None:
     anchors = set(re.findall(r'<a id="([^"]+)"', (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")))
     missing = [cause for cause in DO if not {advice_of("rank_lost", cause), advice_of("hang", cause)} & anchors]
     assert missing == []
+
+
+def test_a_process_that_the_kernel_killed_for_another_job_is_not_the_cause(tmp_path: Path) -> None:
+    killed = "[9.5] Out of memory: Killed process 77 (chrome) anon-rss:4096kB\n"
+    first = diagnose(tmp_path, job="[rank1]: ValueError: bad\n", dmesg=killed).fired[0]
+    assert (first.ranks, first.cause) == ((1,), "exception")

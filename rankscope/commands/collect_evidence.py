@@ -1,0 +1,43 @@
+"""`rankscope collect-evidence`: gather on a node what an incident needs, into one archive."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankscope.terminal import console, fail
+
+__all__ = ["EPILOG", "collect_evidence"]
+
+EPILOG = (
+    "Examples:  rankscope collect-evidence --log job.log   |   "
+    "srun --overlap --ntasks-per-node 1 rankscope collect-evidence --into /shared/evidence   |   "
+    "rankscope analyze /shared/evidence"
+)
+
+
+def collect_evidence(
+    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="Folder for the archive of this node.")] = Path(),
+    log: Annotated[list[Path] | None, typer.Option("--log", metavar="FILE", help="A log to take along.")] = None,
+    pid: Annotated[
+        list[int] | None, typer.Option("--pid", metavar="PID", help="A process of the job; else all with a RANK here.")
+    ] = None,
+) -> None:
+    """Gather stacks, dumps, RAS, dmesg, nvidia-smi and logs of this node into one archive for `analyze`.
+
+    For a job that hangs now, on every node at the same moment; the job goes on as it was. What cannot be had is named.
+    Exit codes: 0 the archive was written, 2 it was not.
+    """
+    from watch.evidence import collect
+
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        collected = collect(into / f"evidence-{socket.gethostname() or 'host'}.tar.gz", logs=log or (), pids=pid or ())
+    except OSError as error:
+        fail(f"{into}: {error.strerror}")
+    for name, why in collected.missing.items():
+        typer.echo(f"rankscope: no {name}: {why}", err=True)
+    console().print(f"{collected.archive}. Now: rankscope analyze {into}", highlight=False, soft_wrap=True)

@@ -1,0 +1,54 @@
+"""`rankscope collect-evidence`: one archive of a node, which `analyze` reads as it is."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from analyzers.external.evidence import diagnose_files
+from tests.e2e.launched import rankscope
+from watch import evidence
+
+
+def test_the_archive_is_read_by_analyze(tmp_path: Path) -> None:
+    log = tmp_path / "rank_3.log"
+    log.write_text("ValueError: bad sample\n")
+    done = rankscope("collect-evidence", "--into", str(tmp_path / "all"), "--log", str(log))
+    assert done.returncode == 0, done.stderr
+    first = diagnose_files([tmp_path / "all"]).fired[0]
+    assert (first.ranks, first.cause) == ((3,), "exception")
+
+
+def test_what_cannot_be_had_is_named(tmp_path: Path) -> None:
+    collected = evidence.collect(tmp_path / "e.tar.gz", logs=[tmp_path / "gone.log"])
+    assert "No such file" in collected.missing["logs/gone.log"]
+    with tarfile.open(collected.archive) as archive:
+        assert any(name.endswith("/collected.txt") for name in archive.getnames())
+
+
+def test_a_rank_is_asked_for_its_dump_through_its_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipe and the file are torch's: a thread stands in for the rank's own."""
+    pipe, target = tmp_path / "pipe_3.pipe", tmp_path / "trace_3"
+    os.mkfifo(pipe)
+
+    def answer() -> None:
+        with pipe.open("rb") as asked:
+            asked.readline()
+        target.write_bytes(b"the dump")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    variables = {"RANK": "3", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "pipe_"),
+                 "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "trace_")}  # fmt: skip
+    monkeypatch.setattr(evidence, "_environment", lambda pid: variables)
+    for _ in range(200):  # until the thread has opened its end
+        found = list(evidence._dumps([1]))
+        if found and not found[0][2]:
+            break
+        threading.Event().wait(0.02)
+    thread.join()
+    assert found == [("nccl_trace_rank_3", b"the dump", "")]

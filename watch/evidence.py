@@ -1,0 +1,171 @@
+"""Collect on one node what an incident needs, into one archive that `rankscope analyze` reads.
+
+    collected = collect(Path("evidence.tar.gz"), logs=[Path("job.log")])
+    collected.items          # {"dmesg.txt": "", "nvidia-smi.txt": "nvidia-smi is not installed", ...}
+
+Asked are programs and files that are there: stacks (py-spy), the flight recorder through torch's pipe, NCCL's RAS, the
+kernel's log, nvidia-smi, tails of logs. What is not there is listed with the reason; nothing waits for longer than
+`LIMIT_S`. The job is not changed: a dump through the pipe is what the watchdog would write, too.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from probes.tape.safe_open import open_plain
+from watch.stacks.pyspy import StacksError, ranks_here, take
+
+__all__ = ["Collected", "collect"]
+
+LIMIT_S = 20.0
+TAIL_BYTES = 32 << 20
+"""Of each log: its last part."""
+DUMP_BYTES = 256 << 20
+POLL_S = 0.1
+COMMANDS = {
+    "dmesg.txt": (("dmesg", "--ctime"), ("journalctl", "--dmesg", "--no-pager", "--since", "-2 days")),
+    "nvidia-smi.txt": (("nvidia-smi", "-q"),),
+    "ras.txt": (("ncclras", "-v"),),
+    "addresses.txt": (("ip", "-br", "addr"),),
+    "infiniband.txt": (("ibstat",),),
+    "memory.txt": (("free", "-m"),),
+    "shared-memory.txt": (("df", "-h", "/dev/shm"),),
+    "slurm.txt": (("scontrol", "show", "job", os.environ.get("SLURM_JOB_ID", "")),),
+}
+"""By file: the commands of which the first that is there is run."""
+_PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+_DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_DEFAULT_DUMP = "/tmp/nccl_trace_rank_"
+
+
+@dataclass(slots=True)
+class Collected:
+    """What is in the archive: file -> empty, or why it is not there."""
+
+    archive: Path
+    items: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Files that could not be had, and why."""
+        return {name: why for name, why in self.items.items() if why}
+
+
+def collect(archive: Path, *, logs: Sequence[Path] = (), pids: Sequence[int] = ()) -> Collected:
+    """Write the archive; its members lie below the host's name. Raises OSError if it cannot be written."""
+    host = socket.gethostname() or "host"
+    collected = Collected(archive)
+    chosen = list(pids) or ranks_here()
+    with tarfile.open(archive, "w:gz", compresslevel=3) as into:
+        _add(into, collected, host, "stacks.txt", *_stacks(chosen))
+        for name, blob, why in _dumps(chosen):
+            _add(into, collected, host, name, blob, why)
+        for name, commands in COMMANDS.items():
+            _add(into, collected, host, name, *_output(commands))
+        for path in logs:
+            _add(into, collected, host, f"logs/{path.name}", *_tail(path))
+        about = json.dumps({"host": host, "collected_ns": time.time_ns(), "missing": collected.missing}, indent=2)
+        _add(into, collected, host, "collected.txt", about.encode(), "")
+    return collected
+
+
+def _add(into: tarfile.TarFile, collected: Collected, host: str, name: str, blob: bytes, why: str) -> None:
+    collected.items[name] = why
+    if why:
+        return
+    member = tarfile.TarInfo(f"{host}/{name}")
+    member.size, member.mtime = len(blob), int(time.time())
+    into.addfile(member, io.BytesIO(blob))
+
+
+def _output(commands: Sequence[Sequence[str]]) -> tuple[bytes, str]:
+    """What the first command that is installed prints."""
+    for command in commands:
+        if shutil.which(command[0]) is None:
+            continue
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return b"", f"{command[0]}: {type(error).__name__}"
+        if done.returncode == 0 and done.stdout:
+            return done.stdout[-TAIL_BYTES:], ""
+    names = " and ".join(command[0] for command in commands)
+    return b"", f"{names}: not installed, or nothing to say"
+
+
+def _stacks(pids: Sequence[int]) -> tuple[bytes, str]:
+    if not pids:
+        return b"", "no process here has a RANK (name the processes with --pid)"
+    lines: list[str] = []
+    for pid in pids:
+        try:
+            stack = take(pid)
+        except StacksError as error:
+            return b"", str(error)
+        lines += [f"{stack.name} (pid {stack.pid})", *(f"    {frame}" for frame in stack.frames), ""]
+    return "\n".join(lines).encode(), ""
+
+
+def _dumps(pids: Sequence[int]) -> Iterator[tuple[str, bytes, str]]:
+    """Flight-recorder dumps of the ranks here, through the pipe that torch opened for each."""
+    waiting: list[tuple[int, Path, int]] = []
+    for pid in pids:
+        env = _environment(pid)
+        rank, prefix = env.get("RANK", ""), env.get(_PIPE, "")
+        if not prefix or not rank.isdecimal():
+            continue
+        target = Path(next((env[name] for name in _DUMPS if env.get(name)), _DEFAULT_DUMP) + rank)
+        before_ns = target.stat().st_mtime_ns if target.exists() else 0
+        why = _poke(f"{prefix}{rank}.pipe")
+        if why:
+            yield f"nccl_trace_rank_{rank}", b"", why
+        else:
+            waiting.append((int(rank), target, before_ns))
+    deadline = time.monotonic() + LIMIT_S
+    for rank_, target, before_ns in waiting:
+        while time.monotonic() < deadline and not (target.exists() and target.stat().st_mtime_ns > before_ns):
+            time.sleep(POLL_S)
+        blob, why = _tail(target, DUMP_BYTES) if target.exists() else (b"", "the rank wrote no dump")
+        yield f"nccl_trace_rank_{rank_}", blob, why
+
+
+def _poke(pipe: str) -> str:
+    """Write into a rank's pipe; returns why it did not work."""
+    try:
+        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # fails at once if nobody reads it
+    except OSError as error:
+        return f"{pipe}: {error.strerror}"
+    try:
+        os.write(fd, b"1\n")
+    except OSError as error:
+        return f"{pipe}: {error.strerror}"
+    finally:
+        os.close(fd)
+    return ""
+
+
+def _environment(pid: int) -> dict[str, str]:
+    with suppress(OSError):
+        pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return dict(pair.decode("utf-8", "replace").split("=", 1) for pair in pairs if b"=" in pair)
+    return {}
+
+
+def _tail(path: Path, limit_bytes: int = TAIL_BYTES) -> tuple[bytes, str]:
+    try:
+        with open(open_plain(path), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - limit_bytes))
+            return file.read(limit_bytes), ""
+    except OSError as error:
+        return b"", str(error.strerror or error)
