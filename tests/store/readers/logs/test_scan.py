@@ -95,7 +95,7 @@ def test_the_table_of_failures_names_rank_and_signal(tmp_path: Path) -> None:
         "  rank      : 11 (local_rank: 3)\n  exitcode  : -9 (pid: 1168)\n  error_file: <N/A>\n"
         "  traceback : Signal 9 (SIGKILL) received by PID 1168\n=======\n",
     )
-    (event,) = log.events
+    event = next(event for event in log.events if event.kind == "root_failure")
     assert event.fields["rank"] == 11
     assert event.fields["exitcode"] == -9
     assert event.fields["signal"] == "SIGKILL"
