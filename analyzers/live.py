@@ -4,8 +4,8 @@
     for finding in live_findings(store, state, now_ns): ...      # new, or materially changed since it was reported
 
 The analyses are those of the post-mortem, over the newest attempt and its last few hundred steps. `LiveState`
-remembers what was reported: a finding is reported once, again when its status, cause, ranks or severity change or its
-size doubles, and once more with status `ok` when it is over. A straggler is searched for less often than a hang.
+remembers what was reported: a finding is reported once, again when its status, cause or ranks change, when it becomes
+more severe or twice as large, and once more with status `ok` when it is over. A straggler is searched for less often than a hang.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from analyzers.analysis import Analysis, analyses
 from analyzers.deaths import analyze as rank_lost
-from analyzers.finding import Finding
+from analyzers.finding import SEVERITIES, Finding
 from analyzers.hangs import analyze as hang
 from analyzers.hangs.device_evidence import with_devices
 from analyzers.open_findings import may_last
@@ -176,7 +176,9 @@ def _news(state: LiveState, found: list[Finding], judged: set[str], attempt: int
 
 
 def _changed(before: Finding, now: Finding, policy: LivePolicy) -> bool:
-    if (before.status, before.cause, before.ranks, before.severity) != (now.status, now.cause, now.ranks, now.severity):
+    if (before.status, before.cause, before.ranks) != (now.status, now.cause, now.ranks):
+        return True
+    if SEVERITIES.index(now.severity) < SEVERITIES.index(before.severity):  # less severe again: it may well flutter
         return True
     if now.evidence.get("line") and not before.evidence.get("line"):  # its stacks have been sampled since
         return True

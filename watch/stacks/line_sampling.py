@@ -21,12 +21,13 @@ from analyzers.hangs.stacks import read_stack
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
+from watch.processes import is_alive
 from watch.stacks.signal_dump import take_stacks
 
 __all__ = ["LineSampler", "distinctive_line"]
 
 NUM_SAMPLES = 20
-BETWEEN_S = (0.1, 0.3)
+BETWEEN_S = (0.05, 0.2)
 """Time between two samples, drawn anew each time: a fixed one may fall into the rhythm of the steps."""
 NOT_IN_CODE = ("communication", "gpu_clock", "sequence_length")
 """Causes that no line of the script explains."""
@@ -60,11 +61,10 @@ class LineSampler:
 
     def _sample(self, attempt: int, suspect: int, peer: int, pids: Mapping[int, int]) -> None:
         lines: dict[int, Counter[str]] = {suspect: Counter(), peer: Counter()}
-        for _ in range(NUM_SAMPLES):
-            answered = take_stacks(self._run, attempt, pids)
-            if suspect not in answered:
-                break  # it has ended, or cannot answer
-            for rank in answered:
+        for _ in range(2 * NUM_SAMPLES):  # on a busy machine some signals are answered too late to be read
+            if lines[suspect].total() >= NUM_SAMPLES or not is_alive(pids[suspect]):
+                break
+            for rank in take_stacks(self._run, attempt, pids):
                 if frames := read_stack(self._run.stacks, attempt, rank):
                     lines[rank][frames[0]] += 1
             time.sleep(random.uniform(*BETWEEN_S))
