@@ -5,7 +5,8 @@
 
 The analyses are those of the post-mortem, over the newest attempt and its last few hundred steps. `LiveState`
 remembers what was reported: a finding is reported once, again when its status, cause or ranks change, when it becomes
-more severe or twice as large, and once more with status `ok` when it is over. A straggler is searched for less often than a hang.
+more severe or twice as large, and once more with status `ok` when it is over. A straggler is searched for less often
+than a hang.
 """
 
 from __future__ import annotations
