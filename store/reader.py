@@ -11,8 +11,6 @@ open, the writer's ticks wait (they lose nothing).
 from __future__ import annotations
 
 import contextlib
-import shutil
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,27 +21,13 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from probes.tape.attempts import all_ended
 from probes.tape.rundir import RunDir
-from probes.tape.safe_open import file_problem
-from probes.tape.schema import TABLES, Table
-from store.database import (
-    POLL_S,
-    READER,
-    StoreCorruptError,
-    StoreError,
-    StoreLockedError,
-    connect_attached,
-    connect_foreign,
-    is_watched,
-    lock_down,
-    translated,
-)
-from store.ddl import SQL_TYPES, fingerprint, grown_table, quoted, store_columns
-from store.ingest.ingest import Ingester
-from store.ingest.tail import Folder, folders_by_node
+from store.catch_up import stores_up_to_date
+from store.database import StoreError, connect_attached, connect_foreign, lock_down, translated
+from store.ddl import quoted
 from store.sql_console import ConsoleAnswer
 from store.sql_console import run as run_console
+from store.views import make_views
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -51,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["Store"]
 
 WAIT_S = 10.0
-LAST_WORD_S = 5.0
 Params = Sequence[Any] | Mapping[str, Any] | None
 
 
@@ -88,20 +71,20 @@ class Store:
     ) -> Store:
         """The store of a run, live or dead.
 
-        With `catch_up`, what is on the tapes and not in the store is ingested first, unless a `watch` lives, whose
-        job that is. If all ranks have ended and it has not left within `LAST_WORD_S`, the tapes are read without it.
-        Where the run's folder cannot be written, it goes into a temporary copy. Without it, `node` reads the store
+        With `catch_up`, what is on the tapes and not in the store is ingested first, unless a `watch` lives, whose job
+        that is. If all ranks have ended and it has not left within `catch_up.LAST_WORD_S`, the tapes are read without
+        it. Where the run's folder cannot be written, it goes into a temporary copy. Without it, `node` reads the store
         of one node alone, so that no writer of another node waits. `memory_bytes` bounds what queries may take; with
         `spills` they continue in a temporary folder beyond it. Raises StoreError.
         """
         with contextlib.ExitStack() as scratch:
-            paths = _caught_up(run, scratch, wait_s) if catch_up else run.stores()
+            paths = stores_up_to_date(run, scratch, wait_s) if catch_up else run.stores()
             paths = paths if node is None or catch_up else [path for path in paths if path == run.store(node)]
             if not paths:
                 raise StoreError(f"{run.path} has no store yet: neither a watch nor a reader made one from its tapes")
             connection = connect_attached({f"n{i}": path for i, path in enumerate(paths)}, wait_s=wait_s)
             try:
-                stand_ins = _make_views(connection, paths)
+                stand_ins = make_views(connection, paths)
                 spill_to = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-"))) if spills else None
                 lock_down(connection, memory_bytes=memory_bytes, spill_to=spill_to)
             except BaseException:
@@ -227,140 +210,3 @@ def _plain(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     plain = values.data.astype(object)
     plain[mask] = None
     return plain
-
-
-def _make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozenset[str]:
-    """A view a table over all nodes. A store of another version may lack a table or a column: NULLs stand in.
-
-    Only tables of the files are read, never their views: an external view may read or compute anything.
-
-    Returns the tables that no file has, whose views are empty.
-    """
-    import duckdb
-
-    stand_ins = set()
-    try:
-        there = None if _all_of_this_version(connection, len(paths)) else _columns_of(connection)
-        for table_ in TABLES.values():
-            typed = [(quoted(c.name), f"CAST(NULL AS {SQL_TYPES[c.type]})", c.name) for c in store_columns(table_)]
-            selects = []
-            for i in range(len(paths)):
-                columns = {name for _, _, name in typed} if there is None else _common(table_, there, i)
-                if columns:
-                    picked = ", ".join(q if name in columns else f"{null} AS {q}" for q, null, name in typed)
-                    for part in _parts_of(table_, there, i):
-                        selects.append(f"SELECT {picked} FROM n{i}.main.{quoted(part)}")
-            if not selects:
-                stand_ins.add(table_.name)
-                selects.append("SELECT " + ", ".join(f"{null} AS {q}" for q, null, _ in typed) + " WHERE false")
-            connection.execute(f"CREATE VIEW {quoted(table_.name)} AS {' UNION ALL '.join(selects)}")
-        listed = [i for i in range(len(paths)) if there is None or (f"n{i}", "ingest_problems") in there]
-        problems = [f"SELECT path, problem FROM n{i}.main.ingest_problems" for i in listed]
-        empty = "SELECT '' AS path, '' AS problem WHERE false"
-        connection.execute(f"CREATE VIEW ingest_problems AS {' UNION ALL '.join(problems or [empty])}")
-    except duckdb.Error as error:
-        raise translated(error, ", ".join(map(str, paths))) from error
-    return frozenset(stand_ins)
-
-
-def _all_of_this_version(connection: DuckDBPyConnection, num_files: int) -> bool:
-    """Return True if every file has the tables of this version: no slow look-up of columns is needed then."""
-    import duckdb
-
-    try:
-        views = {
-            name for (name,) in connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
-        }
-        if not views <= {table.name for table in TABLES.values() if table.can_be_open}:
-            return False
-        selects = [f"SELECT fingerprint FROM n{i}.main.ingest_meta" for i in range(num_files)]
-        return connection.execute(" UNION ALL ".join(selects)).fetchall() == [(fingerprint(),)] * num_files
-    except (duckdb.CatalogException, duckdb.BinderException):
-        return False
-
-
-def _columns_of(connection: DuckDBPyConnection) -> dict[tuple[str, str], set[str]]:
-    """The columns of every table, by file and name."""
-    rows = connection.execute(
-        "SELECT c.database_name, c.table_name, c.column_name FROM duckdb_columns() c "
-        "JOIN duckdb_tables() t USING (database_name, schema_name, table_name) WHERE c.schema_name = 'main'"
-    ).fetchall()
-    there: dict[tuple[str, str], set[str]] = {}
-    for database, table, column in rows:
-        there.setdefault((database, table), set()).add(column)
-    return there
-
-
-def _parts_of(table: Table, there: dict[tuple[str, str], set[str]] | None, number: int) -> list[str]:
-    """The tables of a file that hold the rows of `table`: finished and open ones apart, or all in one."""
-    apart = [grown_table(table), f"{table.name}_open"] if table.can_be_open else [table.name]
-    if there is None or all((f"n{number}", part) in there for part in apart):
-        return apart
-    return [table.name] if (f"n{number}", table.name) in there else []
-
-
-def _common(table: Table, there: dict[tuple[str, str], set[str]], number: int) -> set[str]:
-    parts = _parts_of(table, there, number)
-    return set.intersection(*(there[f"n{number}", part] for part in parts)) if parts else set()
-
-
-def _caught_up(run: RunDir, scratch: contextlib.ExitStack, wait_s: float) -> list[Path]:
-    """Bring every node's store up to date; returns the files to read."""
-    paths: dict[Path, Path] = {path: path for path in run.stores()}
-    for node, folders in folders_by_node(run).items():
-        path = run.store(node)
-        try:
-            paths[path] = _catch_up_node(run, node, folders, wait_s)
-        except StoreLockedError:
-            if not path.exists() and not _appears(path, wait_s):
-                raise
-            paths[path] = path
-            if all_ended(run) and not _has_left(path):  # it is slow, stopped or waits for a next attempt
-                paths[path] = _scratch_copy(run, node, folders, scratch, fresh=True)
-        except StoreCorruptError:
-            raise
-        except StoreError:  # the folder cannot be written, or readers never let go of the file
-            paths[path] = _scratch_copy(run, node, folders, scratch)
-    return [paths[path] for path in sorted(paths, key=lambda path: (len(path.name), path.name))]
-
-
-def _catch_up_node(run: RunDir, node: int, folders: Sequence[Folder], wait_s: float) -> Path:
-    with Ingester(run, node, role=READER, threads=2, wait_s=wait_s, folders=folders) as ingester:
-        ingester.catch_up()
-        return ingester.path
-
-
-def _has_left(path: Path) -> bool:
-    """Whether the `watch` of a run that has ended leaves soon, with all records in the store: half of them would be
-    half a verdict."""
-    deadline = time.monotonic() + LAST_WORD_S
-    while is_watched([path]):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(POLL_S)
-    return True
-
-
-def _scratch_copy(
-    run: RunDir, node: int, folders: Sequence[Folder], scratch: contextlib.ExitStack, *, fresh: bool = False
-) -> Path:
-    """A temporary store that has everything that is on the tapes; `fresh`: made from them alone, since the store is
-    being written."""
-    folder = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-")))
-    original, copy = run.store(node), folder / run.store(node).name
-    for suffix in () if fresh else ("", ".wal"):
-        source = original.with_name(original.name + suffix)
-        if source.exists() and not file_problem(source):
-            shutil.copyfile(source, copy.with_name(copy.name + suffix))
-    with Ingester(run, node, threads=2, store_path=copy, folders=folders) as ingester:
-        ingester.catch_up()
-    return copy
-
-
-def _appears(path: Path, wait_s: float) -> bool:
-    deadline = time.monotonic() + wait_s
-    while not path.exists():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(POLL_S)
-    return True

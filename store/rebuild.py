@@ -15,7 +15,7 @@ from pathlib import Path
 from probes.tape.rundir import RunDir
 from store.database import WriterLock, log_of
 from store.ingest.ingest import Ingester
-from store.ingest.tail import folders_by_node
+from store.ingest.rank_folders import folders_by_node
 
 __all__ = ["RebuildResult", "rebuild"]
 

@@ -6,8 +6,8 @@
 
 One tick:
 
-1. Look at the files (`tail`). If nothing is new, that is all: the database isn't even opened.
-2. Open the database; if it is another one than last time, take the read positions from it and look again.
+1. Poll the files (`tail`). If nothing is new, that is all: the database is not opened.
+2. Open the database; if it is another one than last time, take the read positions from it and poll again.
 3. In one transaction append finished records, replace the open ones, append events, and write the read positions.
 4. Close it, so that readers have their turn. Only now the new positions count.
 
@@ -19,34 +19,27 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from probes.tape.rundir import RunDir
-from probes.tape.schema import SCHEMA_VERSION
 from store.database import (
     StoreBusyError,
     StoreCorruptError,
-    StoreError,
     WriterLock,
-    connect_attached,
     connect_writer,
     quarantine,
     translated,
 )
-from store.ddl import create_statements, fingerprint
 from store.ingest.name_codes import Dictionary, NameBook
+from store.ingest.rank_folders import Folder, NodeFolders
 from store.ingest.read_positions import ReadState, load, save
-from store.ingest.tail import Folder, NewEvents, NewRecords, ProblemLook, Tail, anchor_of
+from store.ingest.store_file import create, identity_of, known_store, load_read_only
+from store.ingest.tail import NewEvents, NewRecords, Problem, Tail, anchor_of
 from store.ingest.transaction import Transfer
-
-if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
 
 __all__ = ["Ingester", "TickResult"]
 
@@ -95,7 +88,7 @@ class Ingester:
         store_path: Path | None = None,
         folders: Sequence[Folder] | None = None,
     ) -> None:
-        """`store_path` writes elsewhere than to the run's folder; then nobody is asked for the right to write.
+        """`store_path` writes elsewhere than to the run's folder; then no writer's lock is taken.
 
         `folders` are the node's, if they are known (`folders_by_node`) and no more will come.
         """
@@ -104,7 +97,8 @@ class Ingester:
         self._lock = None if store_path else WriterLock(self.path, role=role)
         self._threads = threads
         self._wait_s = wait_s
-        self._tail = Tail(run, node_rank, given=folders)
+        self._folders = NodeFolders(run, node_rank, given=folders)
+        self._tail = Tail(run, self._folders)
         self._state = ReadState()
         self._identity: tuple[int, ...] | None = None  # of the file as we left it
         self._ticks = -1
@@ -158,26 +152,26 @@ class Ingester:
 
     def _is_idle(self, thorough: bool) -> bool:
         """Return True if the store is unchanged and the files hold nothing new."""
-        identity = _identity(self.path)
+        identity = identity_of(self.path)
         if identity is None:
             return False
         if identity != self._identity:
-            state = _load_read_only(self.path, self._wait_s)
+            state = load_read_only(self.path, self._wait_s)
             if state is None:
                 return False
             self._state = state
             self._identity = identity
-        return next(self._tail.looks(self._state, tick=self._ticks, thorough=thorough), None) is None
+        return next(self._tail.changes(self._state, tick=self._ticks, thorough=thorough), None) is None
 
     def _write(self, thorough: bool) -> Transfer:
         import duckdb
 
         connection = connect_writer(self.path, wait_s=self._wait_s, threads=self._threads)
         try:
-            known = _known(connection, self.path)
+            known = known_store(connection, self.path)
             connection.execute("BEGIN")
             if known is None:
-                known = _create(connection)
+                known = create(connection)
             if known != (self._state.store_id, self._state.generation):
                 self._state = load(connection)
             transfer = Transfer(connection, self._dictionary, self._state)
@@ -190,38 +184,38 @@ class Ingester:
         finally:
             connection.close()
         self._state = self._state.updated(changes)
-        self._identity = _identity(self.path)
+        self._identity = identity_of(self.path)
         return transfer
 
     def _take_all(self, transfer: Transfer, thorough: bool) -> None:
-        for look in self._tail.looks(self._state, tick=self._ticks, thorough=thorough):
-            if isinstance(look, ProblemLook):
-                transfer.take_problem(look.path, look.problem)
-            elif isinstance(look, NewEvents):
-                transfer.take_events(look)
+        for new in self._tail.changes(self._state, tick=self._ticks, thorough=thorough):
+            if isinstance(new, Problem):
+                transfer.take_problem(new.path, new.problem)
+            elif isinstance(new, NewEvents):
+                transfer.take_events(new)
             else:
-                transfer.take_segment(look, anchor_ns=self._anchor(look, transfer), names=self._book(look))
+                transfer.take_segment(new, anchor_ns=self._anchor(new, transfer), names=self._book(new))
             if transfer.bytes_read >= TICK_BYTES:
                 transfer.is_partial = True
                 break
 
-    def _anchor(self, look: NewRecords, transfer: Transfer) -> int:
+    def _anchor(self, new: NewRecords, transfer: Transfer) -> int:
         """Return epoch minus monotonic time (ns): one value for all segments of a rank.
 
         A node's tapes are written by process after process, maybe with a reboot between: each has its own.
         """
-        name = look.folder.name
-        if look.folder.is_node:
-            return look.header.wall_minus_mono_ns
+        name = new.folder.name
+        if new.folder.is_node:
+            return new.header.wall_minus_mono_ns
         known = self._state.anchors.get(name, transfer.changes.anchors.get(name))
         if known is None:
-            known = anchor_of(self.run, self._tail.files(look.folder))
-            known = look.header.wall_minus_mono_ns if known is None else known
+            known = anchor_of(self.run, self._folders.segments(new.folder))
+            known = new.header.wall_minus_mono_ns if known is None else known
             transfer.changes.anchors[name] = known
         return known
 
-    def _book(self, look: NewRecords) -> NameBook:
-        name = f"{look.folder.name}/{look.header.table.names_file}"
+    def _book(self, new: NewRecords) -> NameBook:
+        name = f"{new.folder.name}/{new.header.table.names_file}"
         if name not in self._books:
             self._books[name] = NameBook(self.run.path / name, self._dictionary)
         return self._books[name]
@@ -238,64 +232,3 @@ class Ingester:
             bytes_read=transfer.bytes_read if transfer else 0,
             duration_s=time.perf_counter() - start,
         )
-
-
-def _identity(path: Path) -> tuple[int, ...] | None:
-    """Differs when somebody else wrote, replaced or removed the file."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _load_read_only(path: Path, wait_s: float) -> ReadState | None:
-    """The read state of a store that fits this schema; None: it has to be opened for writing, or made anew."""
-    import duckdb
-
-    try:
-        connection = connect_attached({"store": path}, wait_s=wait_s)
-    except StoreBusyError:
-        raise
-    except StoreError:
-        return None
-    try:
-        rows = connection.execute("SELECT schema_version, fingerprint FROM store.main.ingest_meta").fetchall()
-        return load(connection, "store.main") if rows == [(SCHEMA_VERSION, fingerprint())] else None
-    except duckdb.Error:
-        return None
-    finally:
-        connection.close()
-
-
-def _known(connection: DuckDBPyConnection, path: Path) -> tuple[str, int] | None:
-    """(store_id, generation) of a store that this version can go on with, None if the file is empty."""
-    import duckdb
-
-    try:
-        rows = connection.execute(
-            "SELECT schema_version, fingerprint, store_id, generation FROM ingest_meta"
-        ).fetchall()
-    except (duckdb.CatalogException, duckdb.BinderException):
-        (count,) = connection.execute("SELECT count(*) FROM duckdb_tables()").fetchall()[0]
-        if not count:
-            return None
-        raise StoreCorruptError(f"{path} is no store of rankscope") from None
-    if len(rows) != 1:
-        raise StoreCorruptError(f"{path} has a damaged description of itself")
-    version, mark, store_id, generation = rows[0]
-    if version > SCHEMA_VERSION:
-        raise StoreError(
-            f"{path} was written with schema {version}, this rankscope reads up to {SCHEMA_VERSION}: update rankscope"
-        )
-    if mark != fingerprint():
-        raise StoreCorruptError(f"{path} has the tables of another version of rankscope")
-    return str(store_id), int(generation)
-
-
-def _create(connection: DuckDBPyConnection) -> tuple[str, int]:
-    for statement in create_statements():
-        connection.execute(statement)
-    store_id = uuid.uuid4().hex
-    connection.execute("INSERT INTO ingest_meta VALUES ($1, $2, $3, 0)", [SCHEMA_VERSION, fingerprint(), store_id])
-    return store_id, 0

@@ -1,21 +1,18 @@
-"""Finding what is new on a node's tapes and events, at little cost when nothing is.
+"""Find new records and events of a node's ranks, at little cost when there are none.
 
-    tail = Tail(run, node_rank=0)
-    for look in tail.looks(state, thorough=False):
-        look.complete, look.open_records, look.position      # or events
+    tail = Tail(run, NodeFolders(run, node_rank=0))
+    for change in tail.changes(state, tick=1, thorough=False):
+        change.complete, change.open_records, change.position      # or events, or a problem
 
-The times of a memory-mapped file say nothing about what was stored in it, so a live segment is looked at: its next
-place and its pending ones, one small read. Folders are listed again only when they changed.
+The modification time of a memory-mapped file says nothing about its records, so a live segment is polled: its next
+place and its pending ones, one small read.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import re
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,37 +20,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.reader import MAX_SEGMENT_BYTES, Header, Segment, TapeError, read_header, read_segment
-from probes.tape.rundir import NO_MANIFEST, NODE_RANK, RunDir
-from probes.tape.safe_open import LINK, NO_FOLDER, NOT_PLAIN, open_plain, read_plain
-from probes.tape.schema import TABLES
+from probes.tape.rundir import NO_MANIFEST, RunDir
+from probes.tape.safe_open import LINK, NO_FOLDER, NOT_PLAIN, open_plain
 from probes.tape.writer import HEADER_BYTES, OPEN
+from store.ingest.rank_folders import Folder, NodeFolders
 from store.ingest.read_positions import EventPosition, ReadState, SegmentPosition
 
-__all__ = ["Folder", "NewEvents", "NewRecords", "ProblemLook", "Tail", "anchor_of", "folders_by_node", "node_of"]
+__all__ = ["NewEvents", "NewRecords", "Problem", "Tail", "anchor_of"]
 
 WINDOW_BYTES = 1 << 16  # a stretch of a tape without a record in it: nothing comes after, the writer is not there yet
 FINAL_SEGMENTS = 3  # a writer completes records in its two newest segments; with one more, no race is left
-OLD_ATTEMPT_TICKS = 16  # tapes of an attempt that was followed by another are looked at once in so many ticks
+OLD_ATTEMPT_TICKS = 16  # tapes of an attempt that was followed by another are polled once in so many ticks
 LAST_WORD_TICKS = 2  # but in so many more at once: a restart may be quicker than a tick
-FRESH_S = 2.0  # a folder changed so recently may change again within the same time stamp
-_SEGMENT_NAME = re.compile(r"([a-z_]+)\.(\d{5,9})\.tape")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Folder:
-    """The folder of one rank in one attempt, or of a node process (rank -1)."""
-
-    path: Path
-    name: str  # relative to the run
-    attempt: int
-    rank: int
-
-    @property
-    def is_node(self) -> bool:
-        return self.rank == NODE_RANK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +60,7 @@ class NewEvents:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProblemLook:
+class Problem:
     """A file that cannot be read, or can again (empty text)."""
 
     path: str
@@ -97,28 +77,22 @@ class _Seen:
 
 @dataclass(slots=True)
 class Tail:
-    """Looks at all files of one node's ranks."""
+    """Polls all files of one node's ranks."""
 
     run: RunDir
-    node_rank: int
-    given: Sequence[Folder] | None = None
-    """The node's folders where the caller has scanned them; they are then fixed."""
+    folders: NodeFolders
     _seen: dict[str, _Seen] = field(default_factory=dict)
-    _owned: dict[str, bool] = field(default_factory=dict)
-    _listings: dict[str, tuple[int, list[tuple[str, int, str]]]] = field(default_factory=dict)
-    _folders: list[Folder] = field(default_factory=list)
-    _signature: tuple[int, ...] = ()
     _newest: tuple[int, int] = (0, 0)  # attempt, and the tick in which it was first there
 
-    def looks(self, state: ReadState, *, tick: int, thorough: bool) -> Iterator[NewRecords | NewEvents | ProblemLook]:
+    def changes(self, state: ReadState, *, tick: int, thorough: bool) -> Iterator[NewRecords | NewEvents | Problem]:
         """Everything that differs from `state`.
 
-        `thorough` also looks where a live writer cannot have been: for runs whose writers are gone. `tick` counts up;
-        within one number the same files are looked at.
+        `thorough` also reads where a live writer cannot have been: for runs whose writers are gone. `tick` counts up;
+        within one number the same files are polled.
         """
-        if thorough and self.node_rank == 0:
+        if thorough and self.folders.node_rank == 0:
             yield from self._odd_files(state)
-        folders = self.folders()
+        folders = self.folders.all()
         newest_attempt = max((folder.attempt for folder in folders), default=0)
         if newest_attempt != self._newest[0]:
             self._newest = (newest_attempt, tick)
@@ -126,54 +100,25 @@ class Tail:
         for folder in folders:
             old = not folder.is_node and folder.attempt < newest_attempt
             rest = old and resting and not thorough
-            yield from self._segment_looks(folder, state, tick=tick, thorough=thorough, rest=rest)
+            yield from self._segment_changes(folder, state, tick=tick, thorough=thorough, rest=rest)
             events = self._poll_events(folder, state, thorough=thorough)
             if events is not None:
                 yield events
 
-    def _odd_files(self, state: ReadState) -> Iterator[ProblemLook]:
-        """Update the files that are refused, and those that were and now can be opened."""
+    def _odd_files(self, state: ReadState) -> Iterator[Problem]:
+        """Report files that are refused, and those that were and can be opened now."""
         odd = self.run.problems()
         for path, problem in odd.items():
             if state.problems.get(path) != problem:
-                yield ProblemLook(path=path, problem=problem)
+                yield Problem(path=path, problem=problem)
         for path, problem in state.problems.items():
             if path not in odd and problem in (LINK, NOT_PLAIN, NO_FOLDER, NO_MANIFEST):
-                yield ProblemLook(path=path, problem="")
+                yield Problem(path=path, problem="")
 
-    def folders(self) -> list[Folder]:
-        """The folders of this node, ranks first."""
-        if self.given is not None:
-            return list(self.given)
-        signature = self._tree_signature()
-        if signature != self._signature or _is_fresh(max(signature, default=0)):
-            self._signature = signature
-            self._folders = list(_all_folders(self.run))
-        return [folder for folder in self._folders if self._is_ours(folder)]
-
-    def files(self, folder: Folder) -> list[tuple[str, int, str]]:
-        """(table, number, path relative to the run) of a folder's segments, oldest first."""
-        try:
-            changed = folder.path.stat().st_mtime_ns
-        except OSError:
-            return []
-        known = self._listings.get(folder.name)
-        if known is not None and known[0] == changed:
-            return known[1]
-        found = []
-        for path in folder.path.iterdir():
-            match = _SEGMENT_NAME.fullmatch(path.name)
-            if match and match[1] in TABLES:  # what is no plain file is told when it is opened
-                found.append((match[1], int(match[2]), f"{folder.name}/{path.name}"))
-        # Steps first: a step that is read as ended has all its other records in what is read next.
-        found.sort(key=lambda file: (file[0] != "steps", file))
-        self._listings[folder.name] = (-1 if _is_fresh(changed) else changed, found)
-        return found
-
-    def _segment_looks(
+    def _segment_changes(
         self, folder: Folder, state: ReadState, *, tick: int, thorough: bool, rest: bool
-    ) -> Iterator[NewRecords | ProblemLook]:
-        files = self.files(folder)
+    ) -> Iterator[NewRecords | Problem]:
+        files = self.folders.segments(folder)
         newest = {table: number for table, number, _ in files}
         for table, number, path in files:
             known = state.segments.get(path)
@@ -183,14 +128,14 @@ class Tail:
                 path=path, table=table, attempt=folder.attempt, rank=folder.rank, number=number
             )
             try:
-                look = self._poll(folder, before, newest[table] - number, thorough)
+                new = self._poll(folder, before, newest[table] - number, thorough)
             except (TapeError, OSError) as error:
                 yield from self._failed(path, state, error, tick=tick, thorough=thorough)
                 continue
-            if look.position != known or len(look.complete) or state.problems.get(path, "") != look.problem:
-                yield look
+            if new.position != known or len(new.complete) or state.problems.get(path, "") != new.problem:
+                yield new
             if number == newest[table]:
-                yield from _dropped(folder, look.header, state)
+                yield from _dropped(folder, new.header, state)
 
     def _poll(self, folder: Folder, before: SegmentPosition, num_newer: int, thorough: bool) -> NewRecords:
         seen = self._seen.setdefault(before.path, _Seen())
@@ -226,8 +171,8 @@ class Tail:
 
     def _failed(
         self, path: str, state: ReadState, error: TapeError | OSError, *, tick: int, thorough: bool
-    ) -> Iterator[ProblemLook]:
-        """Say so, unless the writer may just be making this file."""
+    ) -> Iterator[Problem]:
+        """Report a file that cannot be read, unless its writer may just be creating it."""
         seen = self._seen.setdefault(path, _Seen())
         seen.header = None
         if seen.failed_tick < 0:
@@ -238,7 +183,7 @@ class Tail:
         if isinstance(error, TapeError) and _is_blank(self.run.path / path):
             text = ""  # its writer died while making it: it never held a record
         if state.problems.get(path, "") != text:
-            yield ProblemLook(path=path, problem=text)
+            yield Problem(path=path, problem=text)
 
     def _poll_events(self, folder: Folder, state: ReadState, *, thorough: bool) -> NewEvents | None:
         path = folder.path / "events.jsonl"
@@ -260,65 +205,6 @@ class Tail:
         position = EventPosition(path=name, next_byte=byte, skipped_lines=skipped)
         partial = before.next_byte < byte < size
         return NewEvents(folder=folder, position=position, events=events, problem=problem, is_partial=partial)
-
-    def _is_ours(self, folder: Folder) -> bool:
-        known = self._owned.get(folder.name)
-        if known is None:
-            node = node_of(folder)
-            if node is None:
-                return False  # nothing written yet
-            known = self._owned[folder.name] = node == self.node_rank
-        return known
-
-    def _tree_signature(self) -> tuple[int, ...]:
-        """Changes whenever a folder of a rank or a node may have come or gone."""
-        try:
-            attempts = [entry for entry in self.run.tapes.iterdir() if entry.name.startswith("attempt-")]
-            return (self.run.tapes.stat().st_mtime_ns, *(entry.stat().st_mtime_ns for entry in attempts))
-        except OSError:
-            return ()
-
-
-def folders_by_node(run: RunDir) -> dict[int, list[Folder]]:
-    """The folders of every node that wrote to this run's folder, ranks first; node 0 is always among them.
-
-    For whoever reads all nodes at once: each for itself would look through the folders of all the others.
-    """
-    found: dict[int, list[Folder]] = {0: []}
-    for folder in _all_folders(run):
-        node = node_of(folder)
-        if node is not None:
-            found.setdefault(node, []).append(folder)
-    return dict(sorted(found.items()))
-
-
-def node_of(folder: Folder) -> int | None:
-    """The node that a folder belongs to: what its rank said first; 0 if that is damaged, None if nothing is said yet.
-
-    Several nodes may share the run's folder; each ingests its own ranks. A rank says who it is before its first
-    record, so a folder with tapes and without that event is a damaged one.
-    """
-    if folder.is_node:
-        return int(folder.path.name.rpartition("-")[2])
-    try:
-        lines = read_plain(folder.path / "events.jsonl", 1 << 16).split(b"\n")
-    except OSError:
-        lines = []
-    for line in lines[:-1]:
-        try:
-            event = json.loads(line)
-            if event["kind"] == event_kinds.RANK and isinstance(event["node_rank"], int):
-                return max(0, event["node_rank"])
-        except (ValueError, TypeError, KeyError, RecursionError):
-            continue
-    return 0 if any(folder.path.glob("*.tape")) or len(lines) > 1 else None
-
-
-def _all_folders(run: RunDir) -> Iterator[Folder]:
-    for attempt, rank, path in run.rank_dirs():
-        yield Folder(path=path, name=path.relative_to(run.path).as_posix(), attempt=attempt, rank=rank)
-    for _, path in run.node_dirs():
-        yield Folder(path=path, name=path.relative_to(run.path).as_posix(), attempt=0, rank=NODE_RANK)
 
 
 def anchor_of(run: RunDir, files: list[tuple[str, int, str]]) -> int | None:
@@ -353,7 +239,7 @@ def _problem(segment: Segment) -> str:
 
 
 def _digest(records: npt.NDArray[Any]) -> str:
-    """Tells open records from those of an earlier look; not from their raw bytes, whose padding may be anything."""
+    """Digest of open records, to notice changes; field by field, since the padding of raw bytes is undefined."""
     if not len(records):
         return ""
     return hashlib.blake2b(
@@ -361,13 +247,13 @@ def _digest(records: npt.NDArray[Any]) -> str:
     ).hexdigest()
 
 
-def _dropped(folder: Folder, header: Header, state: ReadState) -> Iterator[ProblemLook]:
+def _dropped(folder: Folder, header: Header, state: ReadState) -> Iterator[Problem]:
     """Return the number of records dropped by the writer: of the whole tape, in the header of its newest segment."""
     if header.dropped:
         path = f"{folder.name}/{header.table.name}.tape"
         text = f"{header.dropped} records were dropped by the writer, no space for a new segment"
         if state.problems.get(path) != text:
-            yield ProblemLook(path=path, problem=text)
+            yield Problem(path=path, problem=text)
 
 
 def _is_blank(path: Path) -> bool:
@@ -382,7 +268,3 @@ def _is_blank(path: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _is_fresh(mtime_ns: int) -> bool:
-    return abs(time.time_ns() - mtime_ns) < FRESH_S * 1e9

@@ -19,8 +19,8 @@ import store as store_package
 from probes.tape.rundir import RunDir
 from probes.tape.schema import TABLES
 from probes.tape.writer import COMPLETE
-from store import Ingester, Store, StoreCorruptError, StoreError
-from store.ingest import tail
+from store import Ingester, Store, StoreCorruptError, StoreError, catch_up
+from store.ingest import rank_folders
 from tests.factories import RankWriter, empty_run, make_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,12 +98,26 @@ def test_beside_a_living_writer_nobody_else_writes(tmp_path: Path) -> None:
     run = make_run(tmp_path, steps=5)
     with Ingester(run) as ingester:
         ingester.tick()
-        make_run(tmp_path, run=run, attempt=1, steps=5)
+        make_run(tmp_path, run=run, attempt=1, steps=5, kill={1: 3})
         with Store.open(run) as store:
             assert store.rows("SELECT max(attempt) FROM steps") == [(0,)]
         ingester.tick()
         with Store.open(run) as store:
             assert store.rows("SELECT max(attempt) FROM steps") == [(1,)]
+
+
+def test_an_ended_run_beside_a_writer_that_stays_is_read_from_its_tapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catch_up, "LAST_WORD_S", 0.1)
+    run = make_run(tmp_path, steps=5)
+    with Ingester(run) as ingester:
+        ingester.tick()
+        written = run.store().read_bytes()
+        make_run(tmp_path, run=run, attempt=1, steps=5)
+        with Store.open(run) as store:
+            assert store.rows("SELECT max(attempt) FROM steps") == [(1,)]
+        assert run.store().read_bytes() == written, "the writer's file was written by a reader"
 
 
 READ_AS_NOBODY = """
@@ -333,8 +347,8 @@ def test_each_folder_is_looked_into_once_however_many_nodes_there_are(
     for rank in range(12):
         RankWriter(run, rank=rank, node_rank=rank // 2).append("steps", COMPLETE, step=1)
     asked: list[str] = []
-    before = tail.node_of
-    monkeypatch.setattr(tail, "node_of", lambda folder: asked.append(folder.name) or before(folder))
+    before = rank_folders.node_of
+    monkeypatch.setattr(rank_folders, "node_of", lambda folder: asked.append(folder.name) or before(folder))
     with Store.open(run) as store:
         assert store.rows("SELECT count(DISTINCT rank) FROM steps") == [(12,)]
     assert len(run.stores()) == 6

@@ -20,6 +20,7 @@ from probes.tape.writer import COMPLETE, OPEN
 from store import Ingester, Store, StoreError, StoreLockedError, rebuild
 from store.database import log_of
 from store.ingest import ingest as ingest_module
+from store.ingest.rank_folders import NodeFolders
 from store.ingest.read_positions import ReadState
 from store.ingest.tail import NewRecords, Tail
 from tests.factories import RankWriter, empty_run, make_run
@@ -215,8 +216,8 @@ def test_a_step_is_read_before_what_was_written_in_it(tmp_path: Path) -> None:
     writer = RankWriter(run, rank=0)
     for table in ("spans", "collectives", "steps", "gradients"):
         writer.append(table, COMPLETE, step=1)
-    looks = Tail(run, 0).looks(ReadState(), tick=1, thorough=False)
-    tables = [look.position.table for look in looks if isinstance(look, NewRecords)]
+    changes = Tail(run, NodeFolders(run, 0)).changes(ReadState(), tick=1, thorough=False)
+    tables = [new.position.table for new in changes if isinstance(new, NewRecords)]
     assert tables == ["steps", "collectives", "gradients", "spans"]
 
 

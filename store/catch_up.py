@@ -1,0 +1,87 @@
+"""Bring the stores of a run up to date before they are read.
+
+with ExitStack() as scratch:
+    paths = stores_up_to_date(run, scratch, wait_s=10.0)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from probes.tape.attempts import all_ended
+from probes.tape.rundir import RunDir
+from probes.tape.safe_open import file_problem
+from store.database import POLL_S, READER, StoreCorruptError, StoreError, StoreLockedError, is_watched
+from store.ingest.ingest import Ingester
+from store.ingest.rank_folders import Folder, folders_by_node
+
+__all__ = ["stores_up_to_date"]
+
+LAST_WORD_S = 5.0
+
+
+def stores_up_to_date(run: RunDir, scratch: contextlib.ExitStack, wait_s: float) -> list[Path]:
+    """Bring every node's store up to date; returns the files to read."""
+    paths: dict[Path, Path] = {path: path for path in run.stores()}
+    for node, folders in folders_by_node(run).items():
+        path = run.store(node)
+        try:
+            paths[path] = _catch_up_node(run, node, folders, wait_s)
+        except StoreLockedError:
+            if not path.exists() and not _appears(path, wait_s):
+                raise
+            paths[path] = path
+            if all_ended(run) and not _has_left(path):  # it is slow, stopped or waits for a next attempt
+                paths[path] = _scratch_copy(run, node, folders, scratch, fresh=True)
+        except StoreCorruptError:
+            raise
+        except StoreError:  # the folder cannot be written, or readers keep the file open
+            paths[path] = _scratch_copy(run, node, folders, scratch)
+    return [paths[path] for path in sorted(paths, key=lambda path: (len(path.name), path.name))]
+
+
+def _catch_up_node(run: RunDir, node: int, folders: Sequence[Folder], wait_s: float) -> Path:
+    with Ingester(run, node, role=READER, threads=2, wait_s=wait_s, folders=folders) as ingester:
+        ingester.catch_up()
+        return ingester.path
+
+
+def _has_left(path: Path) -> bool:
+    """Return True if the `watch` of an ended run leaves soon, with all records in the store: half of them would give
+    half a verdict."""
+    deadline = time.monotonic() + LAST_WORD_S
+    while is_watched([path]):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _scratch_copy(
+    run: RunDir, node: int, folders: Sequence[Folder], scratch: contextlib.ExitStack, *, fresh: bool = False
+) -> Path:
+    """A temporary store that has everything that is on the tapes; `fresh`: made from them alone, since the store is
+    being written."""
+    folder = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-")))
+    original, copy = run.store(node), folder / run.store(node).name
+    for suffix in () if fresh else ("", ".wal"):
+        source = original.with_name(original.name + suffix)
+        if source.exists() and not file_problem(source):
+            shutil.copyfile(source, copy.with_name(copy.name + suffix))
+    with Ingester(run, node, threads=2, store_path=copy, folders=folders) as ingester:
+        ingester.catch_up()
+    return copy
+
+
+def _appears(path: Path, wait_s: float) -> bool:
+    deadline = time.monotonic() + wait_s
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True

@@ -1,0 +1,84 @@
+"""The file of a store as its writer finds it: its identity, read state and version.
+
+known = known_store(connection, path)     # (store_id, generation), or None for an empty file
+if known is None:
+    known = create(connection)
+"""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from probes.tape.schema import SCHEMA_VERSION
+from store.database import StoreBusyError, StoreCorruptError, StoreError, connect_attached
+from store.ddl import create_statements, fingerprint
+from store.ingest.read_positions import ReadState, load
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+__all__ = ["create", "identity_of", "known_store", "load_read_only"]
+
+
+def identity_of(path: Path) -> tuple[int, ...] | None:
+    """Identity of the file: it changes when another process wrote or replaced it; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def load_read_only(path: Path, wait_s: float) -> ReadState | None:
+    """The read state of a store of this schema; None: it has to be opened for writing, or created."""
+    import duckdb
+
+    try:
+        connection = connect_attached({"store": path}, wait_s=wait_s)
+    except StoreBusyError:
+        raise
+    except StoreError:
+        return None
+    try:
+        rows = connection.execute("SELECT schema_version, fingerprint FROM store.main.ingest_meta").fetchall()
+        return load(connection, "store.main") if rows == [(SCHEMA_VERSION, fingerprint())] else None
+    except duckdb.Error:
+        return None
+    finally:
+        connection.close()
+
+
+def known_store(connection: DuckDBPyConnection, path: Path) -> tuple[str, int] | None:
+    """(store_id, generation) of a store that this version can continue, None if the file is empty."""
+    import duckdb
+
+    try:
+        rows = connection.execute(
+            "SELECT schema_version, fingerprint, store_id, generation FROM ingest_meta"
+        ).fetchall()
+    except (duckdb.CatalogException, duckdb.BinderException):
+        (count,) = connection.execute("SELECT count(*) FROM duckdb_tables()").fetchall()[0]
+        if not count:
+            return None
+        raise StoreCorruptError(f"{path} is no store of rankscope") from None
+    if len(rows) != 1:
+        raise StoreCorruptError(f"{path} has a damaged description of itself")
+    version, mark, store_id, generation = rows[0]
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} was written with schema {version}, this rankscope reads up to {SCHEMA_VERSION}: update rankscope"
+        )
+    if mark != fingerprint():
+        raise StoreCorruptError(f"{path} has the tables of another version of rankscope")
+    return str(store_id), int(generation)
+
+
+def create(connection: DuckDBPyConnection) -> tuple[str, int]:
+    """Create the tables of a new store; returns its (store_id, generation)."""
+    for statement in create_statements():
+        connection.execute(statement)
+    store_id = uuid.uuid4().hex
+    connection.execute("INSERT INTO ingest_meta VALUES ($1, $2, $3, 0)", [SCHEMA_VERSION, fingerprint(), store_id])
+    return store_id, 0

@@ -1,0 +1,94 @@
+"""Views over the stores of all nodes: each table of the schema once, whatever version wrote a file.
+
+stand_ins = make_views(connection, paths)     # the files are attached as n0, n1, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from probes.tape.schema import TABLES, Table
+from store.database import translated
+from store.ddl import SQL_TYPES, fingerprint, grown_table, quoted, store_columns
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+__all__ = ["make_views"]
+
+
+def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozenset[str]:
+    """Create one view a table over all nodes. A store of another version may lack a table or a column: NULLs stand in.
+
+    Only tables of the files are read, never their views: an external view may read or compute anything.
+
+    Returns the tables that no file has, whose views are empty.
+    """
+    import duckdb
+
+    stand_ins = set()
+    try:
+        there = None if _all_of_this_version(connection, len(paths)) else _columns_of(connection)
+        for table_ in TABLES.values():
+            typed = [(quoted(c.name), f"CAST(NULL AS {SQL_TYPES[c.type]})", c.name) for c in store_columns(table_)]
+            selects = []
+            for i in range(len(paths)):
+                columns = {name for _, _, name in typed} if there is None else _common(table_, there, i)
+                if columns:
+                    picked = ", ".join(q if name in columns else f"{null} AS {q}" for q, null, name in typed)
+                    for part in _parts_of(table_, there, i):
+                        selects.append(f"SELECT {picked} FROM n{i}.main.{quoted(part)}")
+            if not selects:
+                stand_ins.add(table_.name)
+                selects.append("SELECT " + ", ".join(f"{null} AS {q}" for q, null, _ in typed) + " WHERE false")
+            connection.execute(f"CREATE VIEW {quoted(table_.name)} AS {' UNION ALL '.join(selects)}")
+        listed = [i for i in range(len(paths)) if there is None or (f"n{i}", "ingest_problems") in there]
+        problems = [f"SELECT path, problem FROM n{i}.main.ingest_problems" for i in listed]
+        empty = "SELECT '' AS path, '' AS problem WHERE false"
+        connection.execute(f"CREATE VIEW ingest_problems AS {' UNION ALL '.join(problems or [empty])}")
+    except duckdb.Error as error:
+        raise translated(error, ", ".join(map(str, paths))) from error
+    return frozenset(stand_ins)
+
+
+def _all_of_this_version(connection: DuckDBPyConnection, num_files: int) -> bool:
+    """Return True if every file has the tables of this version: no slow look-up of columns is needed then."""
+    import duckdb
+
+    try:
+        views = {
+            name for (name,) in connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
+        }
+        if not views <= {table.name for table in TABLES.values() if table.can_be_open}:
+            return False
+        selects = [f"SELECT fingerprint FROM n{i}.main.ingest_meta" for i in range(num_files)]
+        return connection.execute(" UNION ALL ".join(selects)).fetchall() == [(fingerprint(),)] * num_files
+    except (duckdb.CatalogException, duckdb.BinderException):
+        return False
+
+
+def _columns_of(connection: DuckDBPyConnection) -> dict[tuple[str, str], set[str]]:
+    """The columns of every table, by file and name."""
+    rows = connection.execute(
+        "SELECT c.database_name, c.table_name, c.column_name FROM duckdb_columns() c "
+        "JOIN duckdb_tables() t USING (database_name, schema_name, table_name) WHERE c.schema_name = 'main'"
+    ).fetchall()
+    there: dict[tuple[str, str], set[str]] = {}
+    for database, table, column in rows:
+        there.setdefault((database, table), set()).add(column)
+    return there
+
+
+def _parts_of(table: Table, there: dict[tuple[str, str], set[str]] | None, number: int) -> list[str]:
+    """The tables of a file that hold the rows of `table`: finished and open ones apart, or all in one."""
+    apart = [grown_table(table), f"{table.name}_open"] if table.can_be_open else [table.name]
+    if there is None or all((f"n{number}", part) in there for part in apart):
+        return apart
+    return [table.name] if (f"n{number}", table.name) in there else []
+
+
+def _common(table: Table, there: dict[tuple[str, str], set[str]], number: int) -> set[str]:
+    parts = _parts_of(table, there, number)
+    return set.intersection(*(there[f"n{number}", part] for part in parts)) if parts else set()
