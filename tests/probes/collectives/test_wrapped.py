@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from probes.collectives import wrapped as collectives
 from probes.collectives.call_records import Calls
+from probes.collectives.methods import METHODS
 from probes.collectives.wrapped import RecordedGroup, install, uninstall
 from probes.fail_open import error_counts
 from probes.recorder import NullRecorder
@@ -343,4 +344,4 @@ def test_methods_that_torch_has_are_all_known() -> None:
         "BackendType", "CUSTOM", "GLOO", "MPI", "NCCL", "UCC", "UNDEFINED", "XCCL",
     }  # fmt: skip
     public = {name for name in dir(dist.ProcessGroup) if not name.startswith("_")}
-    assert public - not_calls - set(collectives._METHODS) == set()
+    assert public - not_calls - set(METHODS) == set()

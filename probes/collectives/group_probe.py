@@ -1,0 +1,92 @@
+"""State shared by the recorded process groups of one recorder: their labels, and what releases them.
+
+probe = GroupProbe(recorder, check_nonfinite=True)
+probe.made(group)
+probe.label()                   # at the first call: torch knows the members only then
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch.distributed import distributed_c10d as c10d
+
+from ..fail_open import failing_open
+from ..tape import event_kinds
+from ..tape_recorder import TapeRecorder
+from .backward_wait import BackwardWait
+from .call_records import Calls
+from .group_label import group_label
+from .local_gradient import Unreduced
+
+__all__ = ["GroupProbe"]
+
+
+class GroupProbe:
+    """State shared by the recorded groups of one recorder."""
+
+    def __init__(self, recorder: TapeRecorder, *, check_nonfinite: bool) -> None:
+        self.recorder = recorder
+        self.calls = Calls(recorder, check_nonfinite=check_nonfinite)
+        self.backward = BackwardWait(self.calls)
+        self.unreduced = Unreduced()
+        self._unlabelled: list[weakref.ref[Any]] = []
+        self._labels: dict[str, int] = {}
+        self._made: list[weakref.ref[Any]] = []
+
+    def made(self, group: Any) -> None:
+        """Remember the order in which groups are made: it is the same on all their members."""
+        self._unlabelled.append(weakref.ref(group))
+
+    def holds(self, group: Any) -> None:
+        """Remember a group, to be released."""
+        self._made.append(weakref.ref(group))
+
+    def release(self) -> None:
+        """No group records from here on."""
+        for reference in self._made:
+            if (group := reference()) is not None:
+                group.pass_on()
+
+    def label(self) -> None:
+        """Give each group made so far its label, in the order in which they were made.
+
+        Torch knows the members only when a group is ready, hence at the first call and not in the constructor.
+        """
+        waiting, self._unlabelled = self._unlabelled, []
+        for reference in waiting:
+            group = reference()
+            if group is not None:
+                with failing_open("collectives.label"):
+                    self._label_one(group)
+
+    def _label_one(self, group: Any) -> None:
+        members = _members(group)
+        if members is None:
+            self.made(group)
+            return
+        description = group.group_desc
+        label = group_label(description, members)
+        number = self._labels[label] = self._labels.get(label, 0) + 1
+        if number > 1:
+            label = f"{label}#{number}"
+        group.calls.members = members
+        kind = label.partition(":")[0]
+        # A mesh of one dimension has the world's group: there only what the backward pass reduces is a gradient.
+        group.calls.dimension = kind if kind.startswith("dp_") or kind == "world" else ""
+        group.calls.label = self.recorder.name(label)
+        self.recorder.event(
+            event_kinds.PROCESS_GROUP,
+            process_group=label,
+            description=description,
+            group_name=group.group_name,
+            recorded_by="wrapper",
+            members=members,
+        )
+
+
+def _members(group: Any) -> list[int] | None:
+    """Global ranks of the members in the order of their group ranks; None while torch doesn't know them."""
+    ranks = c10d._world.pg_group_ranks.get(group)
+    return None if ranks is None else sorted(ranks, key=ranks.__getitem__)

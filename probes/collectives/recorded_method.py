@@ -1,0 +1,101 @@
+"""A method of a process group that records its calls.
+
+group.allreduce = recorded_method(probe, group.calls, plain.allreduce, METHODS["allreduce"])
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ..fail_open import record_error
+from .call_records import GroupCalls
+from .group_probe import GroupProbe
+from .methods import Method
+from .work_handle import RecordedWork
+
+__all__ = ["recorded_method"]
+
+_monotonic_ns = time.monotonic_ns
+_NON_BLOCKING = ("isend", "irecv")
+_BLOCKING = ("send", "recv")  # torch's own, which call the others and wait
+
+
+def recorded_method(
+    probe: GroupProbe, group: GroupCalls, real: Callable[..., Any], method: Method
+) -> Callable[..., Any]:
+    """`real`, with its call on the tape."""
+    calls, backward, recorder, unreduced = probe.calls, probe.backward, probe.recorder, probe.unreduced
+    input_index, reduces, peer_index = method.input, method.reduces, method.peer
+    op = recorder.name(method.op)
+    open_record, complete, is_training = calls.open, calls.complete, calls.is_training
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        call = None
+        try:
+            if not group.label:
+                probe.label()
+            peer = -1
+            if peer_index >= 0:
+                is_async = _is_async_p2p(sys._getframe(1))
+                sync = False  # also a blocking one waits by itself
+                peer = group.members[args[peer_index]] if group.members else args[peer_index]
+            else:
+                options = kwargs["opts"] if "opts" in kwargs else args[-1] if args else None
+                is_async = getattr(options, "asyncOp", True)
+                sync = not is_async and group.coalesced is None
+            tensors: Sequence[torch.Tensor] = ()
+            if 0 <= input_index < len(args):
+                tensors = args[input_index]
+                if type(tensors) is not list or len(tensors) != 1 or type(tensors[0]) is list:
+                    tensors = _tensors(tensors)
+            if reduces and unreduced.is_on:
+                options = kwargs["opts"] if "opts" in kwargs else args[-1] if args else None
+                unreduced.add(method.op, tensors, getattr(options, "reduceOp", None), len(group.members))
+            slot, issue_ns = open_record(group, op, tensors, peer, is_async, reduces)
+            if not sync or (tensors and tensors[0].is_cuda):
+                call = calls.track(slot, issue_ns, tensors, reduces)
+        except Exception as error:
+            record_error("collectives.issue", error)
+            return real(*args, **kwargs)
+        work = real(*args, **kwargs)
+        if sync and work is not None:
+            work.wait()  # what the caller would do next
+            work = None
+        try:
+            if call is not None and group.coalesced is not None:
+                group.coalesced.append(call)
+            elif call is not None and work is not None:
+                return RecordedWork(work, call, calls, backward)
+            elif call is not None and call.start is not None:
+                calls.device.passed(call, call.start, calls.device.mark())
+            else:
+                end = _monotonic_ns()
+                complete(slot, end, end - issue_ns)
+                if is_training():
+                    recorder.wait_ns += end - issue_ns
+        except Exception as error:
+            record_error("collectives.complete", error)
+        return work
+
+    return recorded
+
+
+def _is_async_p2p(caller: FrameType) -> bool:
+    """Return True if `send` or `recv` was called by `isend` or `irecv`: the arguments do not show it."""
+    outer = caller.f_back
+    return caller.f_code.co_name in _NON_BLOCKING and (outer is None or outer.f_code.co_name not in _BLOCKING)
+
+
+def _tensors(value: Any) -> Sequence[torch.Tensor]:
+    """The tensors of an argument: one, a list, or a list of lists."""
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    if value and not isinstance(value[0], torch.Tensor):
+        return [tensor for part in value for tensor in part]
+    return value  # type: ignore[no-any-return]
