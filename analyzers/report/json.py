@@ -2,7 +2,7 @@
 
     json.dumps(to_json(diagnosis), allow_nan=False)
 
-`{"schema_version": 1, "run": {...}, "verdict": "...", "findings": [{"id", "link", "analyzer", "kind", "severity",
+`{"schema_version": 2, "run": {...}, "verdict": "...", "findings": [{"id", "link", "analyzer", "kind", "severity",
 "status", "ranks", "first_step", "last_step", "cause", "summary", "evidence", "advice", "attempt", "cost_s"}],
 "goodput": {...}, "what_if": {...}}`
 """
