@@ -9,7 +9,6 @@ fails costs its own findings (`insufficient_data`, of its first kind), never tho
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -42,9 +41,5 @@ def analyses() -> tuple[Analysis, ...]:
     """All analyses of all packages, in the order of the verdict."""
     found: list[Analysis] = []
     for package in packages():
-        module = importlib.util.find_spec(f"analyzers.{package}.analyze")
-        own = getattr(importlib.import_module(f"analyzers.{package}.analyze"), "ANALYSES", None) if module else None
-        if own is None:
-            own = importlib.import_module("analyzers.legacy_analyses").LEGACY[package]
-        found += own
+        found += importlib.import_module(f"analyzers.{package}.analyze").ANALYSES
     return tuple(found)

@@ -10,7 +10,6 @@ The HTML report and the dashboard show the same ones. Each package of `analyzers
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 
 from analyzers.figures.moment import moment
@@ -35,9 +34,5 @@ def figures_of(kind: str) -> Figures:
     known = KINDS.get(kind)
     if known is None or not known.drawn:
         return ()
-    if importlib.util.find_spec(f"analyzers.{known.package}.figures") is None:
-        from analyzers.report.evidence_legacy import PROOFS
-
-        return PROOFS[kind]
     found: Figures = importlib.import_module(f"analyzers.{known.package}.figures").FIGURES[kind]
     return found

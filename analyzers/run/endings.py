@@ -18,13 +18,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from analyzers.run.event_log import Event, EventLog
 from analyzers.run.exceptions import Frame, Link, own_frame, read_traceback
 from analyzers.run.snapshot import AttemptView
 from probes.tape import event_kinds
 
-__all__ = ["Death", "find_deaths"]
+__all__ = ["Death", "DeathCause", "find_deaths"]
 
 LOST_PEER = re.compile(
     r"connection (was )?(likely )?(closed|reset|refused)|closed by (the )?(peer|remote)|time(d[ -]?)?[ -]?out"
@@ -57,13 +58,16 @@ _NAMED = re.compile(r"(?:[A-Za-z_][\w.]{0,200}\.)?([A-Z]\w{0,100}(?:Error|Except
 _LOADER = re.compile(r"\bDataLoader\b")
 
 
+DeathCause = Literal["exception", "signal", "out_of_memory", "exit", "vanished"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """The end of one rank. `cause` is exception, signal, out_of_memory, exit or vanished."""
+    """The end of one rank."""
 
     rank: int
     when_ns: int
-    cause: str
+    cause: DeathCause
     signal: str = ""
     exit_code: int | None = None
     error_type: str = ""
@@ -125,7 +129,7 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
         if is_closed and not (lost_a_peer if code == 0 else failed):
             continue  # a clean end: the code is the run's result (given up), not a cause of death
         exhausted = event.text("out_of_memory")
-        cause = "out_of_memory" if exhausted else "signal" if name else "exit"
+        cause: DeathCause = "out_of_memory" if exhausted else "signal" if name else "exit"
         message = f"killed by the kernel: {exhausted} exhausted" if exhausted else event.text("message")
         named = _NAMED.match(message)
         found[rank] = Death(rank=rank, when_ns=event.wall_ns, cause=cause, signal=name, exit_code=code, message=message,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import math
@@ -12,18 +13,23 @@ from rich.console import Console
 
 import analyzers
 from analyzers.diagnose import Diagnosis, conclude, diagnose, reaches
+from analyzers.external.logs import wording as log_wording
 from analyzers.finding import Finding
+from analyzers.hangs import culprits, mismatches
 from analyzers.health.analyze import THROTTLE_BITS
 from analyzers.health.xids import xid_table
+from analyzers.kinds import KINDS
 from analyzers.numerics.nonfinite_origin import Phase
 from analyzers.printable import visible
 from analyzers.report.json import to_json
 from analyzers.report.terminal.diagnosis_text import render
 from analyzers.report.wording.explained import next_step
+from analyzers.run.endings import DeathCause
 from analyzers.run.policy import stall_policy
 from analyzers.settings.analyze import RULES
 from analyzers.stragglers import analyze as straggler
 from probes.tape.schema import TABLES
+from store.readers.logs.rules import load_rules
 from tests.analyzers.deaths.test_rank_lost import killed
 from tests.analyzers.hangs.test_hang import hung_killed_and_restarted
 from tests.analyzers.memory_store import MemoryStore
@@ -178,14 +184,40 @@ def test_reports_fit_a_hundred_columns(make: Any) -> None:
         assert words in text
 
 
+def hang_causes() -> set[str]:
+    """Causes of `hang` from tapes and dumps, as the code names them."""
+    source = "".join(inspect.getsource(module) for module in (culprits, mismatches))
+    named = set(re.findall(r'_cause\((?:"\w+" if \w+ else )?"(\w+)"', source)) | set(
+        re.findall(r'"(mismatch_\w+)", lambda', source)
+    )
+    absent = set(re.findall(r'"(\w+)"', inspect.getsource(culprits._cause_of_absence)))
+    return named | absent | set(culprits._PHASE_CAUSES.values())
+
+
+def test_causes_in_logs_have_a_kind_and_a_next_step() -> None:
+    root = Path(log_wording.__file__).parent
+    source = "".join(path.read_text() for path in root.glob("*.py"))
+    literal = dict(re.findall(r'cause="(\w+)",\s+kind="(\w+)"', source))
+    hangs = {cause for cause, kind in literal.items() if kind == "hang"}
+    hangs |= set(re.findall(r'(?:_candidate\(\s*|_differing\(members, \w+, )"(\w+)"', source))
+    lost = {cause for cause, kind in literal.items() if kind == "rank_lost"}
+    assert len(hangs) >= 5
+    assert len(lost) >= 6
+    assert hangs <= log_wording.HANGS
+    assert lost.isdisjoint(log_wording.HANGS)
+    of_rules = {rule.cause for rule in load_rules() if rule.cause}
+    assert hangs | lost | of_rules | {*log_wording.WHAT} <= {*log_wording.DO}
+    assert {*log_wording.DO} >= log_wording.HANGS
+
+
 def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
     anchors = set(re.findall(r'<a id="([^"]+)"></a>', (ROOT / "docs" / "runbook.md").read_text()))
     causes = {
         "non-finite": set(get_args(Phase)),
         "straggler": {"compute", "data", "communication", "host", "sequence-length", "gpu-clock"},
         "loss-spike": {"batch", "learning_rate", "divergence", "weights", "transient"},
-        "rank-lost": {"exception", "signal", "out_of_memory", "exit", "vanished", "killed_all", "no_dump", "store_lost",
-                      "connection_lost"},
+        "rank-lost": {*get_args(DeathCause), "no_dump", "killed_all", "store_lost", "connection_lost"}
+        | ({*log_wording.DO} - log_wording.HANGS),
         "throughput": {"compute", "communication", "data", "between_runs"},
         "configuration": {*RULES},
         "xid": {about["class"] for about in xid_table()["xid"].values()} | {"unknown"},
@@ -194,37 +226,10 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "link-errors": {"nvlink", "pcie"},
         "expert-imbalance": {"hot", "dead", "dropped"},
         "host-pressure": {"disk", "run_queue"},
-        "hang": {"stopped", "data", "checkpoint", "evaluate", "not_entered", "p2p_unmatched", "mismatch_operation",
-                 "mismatch_dtype", "mismatch_size", "skipped", "order_inversion", "all_entered", "busy", "finished",
-                 "gil"},
-    }  # fmt: skip
-    expected = {f"{kind}-{cause}" for kind, of_kind in causes.items() for cause in of_kind}
-    without_cause = {
-        "bubble",
-        "stage-imbalance",
-        "divergence",
-        "vanishing-gradients",
-        "exploding-gradients",
-        "gradient-noise",
-        "loss-scale-collapse",
-        "replica-mismatch",
-        "fingerprint-chain-broken",
-        "resume-differs",
-        "exposed-communication",
-        "low-bandwidth",
-        "small-buckets",
-        "data-bound",
-        "memory-growth",
-        "memory-limit",
-        "memory-imbalance",
-        "checkpoint-failed",
-        "checkpoint-age",
-        "checkpoint-cost",
-        "slow-startup",
-        "excluded",
-        "gradient-corrupted",
-        "node-silent",
+        "hang": hang_causes() | log_wording.HANGS,
     }
+    expected = {f"{kind}-{cause}" for kind, of_kind in causes.items() for cause in of_kind}
+    without_cause = {name.replace("_", "-") for name, kind in KINDS.items() if kind.drawn} - {*causes}
     of_findings = {anchor for anchor in anchors if not anchor.startswith("alert-")}  # Prometheus sends people to those
     assert expected | without_cause | {"insufficient-data", "analyzer-failed"} == of_findings
     source = "".join(path.read_text() for path in Path(analyzers.__path__[0]).rglob("*.py"))
@@ -238,8 +243,6 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         advice, _, _ = next_step(Finding.advise("test", kind, "Text.")).partition("See docs/")
         assert advice.strip(), kind
         assert "see the runbook" not in advice, kind
-    blamed = set(re.findall(r'_cause\("(\w+)"', source)) | set(re.findall(r'"(mismatch_\w+)", lambda', source))
-    assert blamed <= causes["hang"]
 
 
 def test_numbers_that_json_cannot_hold() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from analyzers.external.logs.book import LogBook, Said
 from analyzers.external.logs.candidate import Candidate, who
 from analyzers.external.logs.raised import is_launchers, is_stop, is_victims, own_frame, text_of, type_of
-from analyzers.external.logs.wording import COLLECT, WHAT
+from analyzers.external.logs.wording import COLLECT, HANGS, WHAT
 from store.readers.logs.rules import Rule, cause_of
 
 __all__ = ["process_candidates"]
@@ -100,7 +100,7 @@ def _candidate(cause: str, lines: list[Said], book: LogBook) -> Candidate:
         evidence |= {"assertion": asserted.text("assertion"), "kernel": asserted.text("where")} if asserted else {}
     return Candidate(
         cause=cause,
-        kind="hang" if cause in _MISMATCH else "rank_lost",
+        kind="hang" if cause in HANGS else "rank_lost",
         rank_class=rank_class,
         ranks=ranks,
         what=what,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from analyzers.finding import Finding
 
-__all__ = ["ANALYZER", "COLLECT", "DO", "WHAT", "next_step", "why"]
+__all__ = ["ANALYZER", "COLLECT", "DO", "HANGS", "WHAT", "next_step", "why"]
 
 ANALYZER = "logs"
 
@@ -57,6 +57,8 @@ DO: Mapping[str, str] = {
     "mismatch": "Find the branch that depends on the rank or on its data.",
     "mismatch_size": "The ranks run different graphs or batches; it is not the network. Compare what they do there.",
     "mismatch_operation": "The ranks run different code; it is not the network. Find what depends on the rank.",
+    "mismatch_dtype": "Compare the element types of both sides: autocast, or a part that was not converted.",
+    "skipped": "Find the branch in which one rank leaves out a collective.",
     "unreachable": "Set NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) to the interface that all nodes share, and open "
     "the ports between them.",
     "no_interface": "Set NCCL_SOCKET_IFNAME to an interface of `ip -br addr` that all nodes share.",
@@ -78,6 +80,11 @@ DO: Mapping[str, str] = {
     "watchdog_stuck": "Take the stacks of those processes.",
     "connection_lost": "Find the rank that went first: its own log names the cause.",
 }
+HANGS = frozenset((
+    "all_entered", "desync", "device_stuck", "mismatch", "mismatch_dtype", "mismatch_operation", "mismatch_size",
+    "model_differs", "not_entered", "skipped", "watchdog_stuck",
+))  # fmt: skip
+"""Causes of which ranks hang; of all others a rank ends."""
 
 _STACKS = "py-spy dump --pid PID # of every rank, while it hangs (rankscope stacks)"
 _KERNEL = "dmesg -T | grep -iE 'killed process|oom|xid|mce' # on the host of that rank"

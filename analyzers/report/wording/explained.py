@@ -46,12 +46,8 @@ def next_step(finding: Finding) -> str:
 @cache
 def _explanations(kind: str, name: str) -> Explanations:
     known = KINDS.get(kind)
-    if known is None:
+    if known is None or importlib.util.find_spec(f"analyzers.{known.package}.explain") is None:
         return _NONE
-    if importlib.util.find_spec(f"analyzers.{known.package}.explain") is None:
-        from analyzers.report.wording import explained_legacy as legacy
-
-        return {kind: legacy.why if name == "WHY" else legacy.next_step}
     found: Explanations = getattr(importlib.import_module(f"analyzers.{known.package}.explain"), name)
     return found
 
