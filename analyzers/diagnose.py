@@ -22,8 +22,8 @@ from analyzers.account.long_run import Views, look, unpicked
 from analyzers.analysis import Records, analyses
 from analyzers.finding import SEVERITIES, Finding, Severity
 from analyzers.kinds import KINDS
-from analyzers.report.run_facts import run_facts
 from analyzers.run.policy import stall_policy
+from analyzers.run_facts import run_facts
 from analyzers.scope import Scope
 from analyzers.source import Source
 from analyzers.whatif import what_if as whatif

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import numpy.typing as npt
 
 from analyzers.account.exposure import SIZE_OF_CALL
@@ -93,8 +94,11 @@ def call_columns(
 ) -> dict[str, npt.NDArray]:  # type: ignore[type-arg]
     """Columns op, process_group, bytes, n (members), num_calls, transfer_ms (median of steps), bus_gb_per_s, wait_s.
 
-    The most waiting comes first. Of long runs every k-th step is read, and calls and waiting are scaled up.
+    The most waiting comes first; empty columns without recorded calls. Of long runs every k-th step is read, and calls
+    and waiting are scaled up.
     """
+    if not source.has("collectives"):
+        return {name: np.zeros(0) for name in _COLUMNS}
     every = every_kth(source, "collectives", MAX_CALLS, MAX_STEPS)
     factor = " ".join(f"WHEN '{op}' THEN {text}" for op, text in _FACTORS.items())
     only = "" if attempt is None else f" AND attempt = {int(attempt)}"

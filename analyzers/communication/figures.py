@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from analyzers.account.exposure import measure
-from analyzers.communication.bandwidth import call_classes
-from analyzers.figures import bars, collectives, exposed, queries
+from analyzers.communication.bandwidth import call_classes, call_columns
+from analyzers.figures import bars, collectives, exposed
 from analyzers.figures.rank_values import attempt_of
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
@@ -32,7 +32,7 @@ def exposure(source: Source, finding: Finding) -> Iterator[Drawing]:
         late = np.maximum(0.0, measured.exposed_ms - measured.transfer_ms)
         parts = [np.bincount(place, weights=w) / num for w in (measured.transfer_ms, late, measured.overlapped_ms)]
         yield Drawing(title="Communication of a step, exposed and hidden", figure=exposed.draw(steps, *parts))
-    calls = queries.collectives(source)
+    calls = call_columns(source)
     if len(calls["op"]):
         yield Drawing(title="Bandwidth of all calls", figure=collectives.draw(calls))
 

@@ -1,7 +1,7 @@
 """Figures of a run: rows in, a Plotly figure out; the HTML report and the dashboard draw the same ones.
 
-    from analyzers.figures import loss, theme
-    figure = loss.draw(queries.loss_curve(store), marks)
+    from analyzers.figures import course, loss, theme
+    figure = loss.draw(course.loss_curve(store), marks)
     figure.update_layout(template=theme.template(dark=True))
 
 Every module draws one figure or a family. A figure holds no template: the page that shows it adds one (light or dark),

@@ -1,6 +1,6 @@
 """Rank x step: a phase's time, or any other measure of steps, as colours.
 
-figure = draw(queries.rank_step(store, "own work"))
+figure = draw(rank_step.rank_step(store, "own work"))
 
 One value a cell; of a big run a cell is the largest value of several ranks and steps (the median over ranks would hide
 the slow one). The colours span the 2nd to the 98th percentile: one garbage collection must not make the rest uniform.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from analyzers.figures.queries import Matrix
+from analyzers.figures.rank_step import Matrix
 from analyzers.figures.theme import HEAT, label, new_figure
 
 __all__ = ["draw"]

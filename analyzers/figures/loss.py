@@ -1,6 +1,6 @@
 """The loss and the gradient norm over the steps, with what happened to them marked.
 
-figure = draw(queries.loss_curve(store), queries.marks(store), diagnosis.fired)
+figure = draw(course.loss_curve(store), course.marks(store), diagnosis.fired)
 
 Steps that counted are one line; executions that were refused or rolled back are drawn faintly behind it. Findings are
 bands over their steps, rollbacks arrows from where they began to where they went, checkpoints ticks at the foot.
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from analyzers.figures.queries import Mark
+from analyzers.figures.course import Mark
 from analyzers.figures.reduce import extremes
 from analyzers.figures.theme import SEQUENCE, SEVERITY, label, new_figure, tint
 from analyzers.finding import Finding

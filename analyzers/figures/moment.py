@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from analyzers.figures import queries, timeline
+from analyzers.figures import activity, timeline
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
@@ -31,7 +31,7 @@ def moment(source: Source, finding: Finding | None = None) -> Iterator[Drawing]:
         return
     first = max(0, last - (1 if at_end else 2))
     shown = _beside(source, attempt, finding.ranks if finding is not None else ())
-    pieces = queries.timeline(source, attempt=attempt, first_step=first, last_step=last, ranks=shown)
+    pieces = activity.timeline(source, attempt=attempt, first_step=first, last_step=last, ranks=shown)
     if pieces:
         title = (
             f"What {'the ranks' if len(shown) < MAX_RANKS else f'{len(shown)} ranks'} did in steps {first} to {last}"

@@ -1,7 +1,7 @@
 """Own work of the ranks: all of them in order, and one of them against the others over the steps.
 
-ranking(queries.own_work(store), culprits=(3,))
-against_peers(queries.rank_against_others(store, 0, 3), rank=3, onset=60)
+ranking(rank_step.own_work(store), culprits=(3,))
+against_peers(rank_step.rank_against_others(store, 0, 3), rank=3, onset=60)
 """
 
 from __future__ import annotations

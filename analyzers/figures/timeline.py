@@ -1,6 +1,6 @@
 """Timeline of phases and collectives of the ranks in a few steps.
 
-figure = draw(queries.timeline(store, attempt=0, first_step=38, last_step=41, ranks=[0, 1, 2, 3]))
+figure = draw(activity.timeline(store, attempt=0, first_step=38, last_step=41, ranks=[0, 1, 2, 3]))
 
 Each rank has two lanes: its spans above, its collectives below, striped, for there are more kinds than colours that all
 can tell apart. What had not ended when the records end is drawn to the right edge, hatched. In a pipeline thin lines
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
+from analyzers.figures.activity import MAX_PIECES, Piece
 from analyzers.figures.flow import Stop, add_flow
-from analyzers.figures.queries import MAX_PIECES, Piece
 from analyzers.figures.theme import CALL, PHASE, SEQUENCE, label, new_figure
 
 __all__ = ["draw"]

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from analyzers.figures import focus, series, wait_for
+from analyzers.figures import focus, series
 from analyzers.figures.moment import moment
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
+from analyzers.hangs import wait_for_figure
 from analyzers.hangs.culprits import find_culprits
 from analyzers.run.event_log import EventLog
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
@@ -29,7 +30,7 @@ def wait_graph(source: Source, finding: Finding) -> Iterator[Drawing]:
         return
     view = take_snapshot(source, finding.attempt, EventLog.load(source, SNAPSHOT_EVENTS))
     if view.ranks:
-        yield Drawing(title="Wait-for graph", figure=wait_for.draw(view, find_culprits(view)))
+        yield Drawing(title="Wait-for graph", figure=wait_for_figure.draw(view, find_culprits(view)))
 
 
 def progress(source: Source, finding: Finding) -> Iterator[Drawing]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from analyzers.figures import agreement, gradients, loss, numbers, queries
+from analyzers.figures import agreement, course, gradients, loss, numbers
 from analyzers.figures import focus as against
 from analyzers.figures.rank_values import attempt_of
 from analyzers.figures.series import Series
@@ -31,13 +31,13 @@ def loss_around(source: Source, finding: Finding) -> Iterator[Drawing]:
     """The loss and the gradient norm around the finding's steps."""
     if finding.first_step is None:
         return
-    curve = queries.loss_curve(source)
+    curve = course.loss_curve(source)
     step = ints(curve["step"])
     last = finding.last_step if finding.last_step is not None else finding.first_step
     near = (step >= finding.first_step - AROUND_STEPS) & (step <= last + AROUND_STEPS)
     if near.sum() < 2:
         return
-    found = [mark for mark in queries.marks(source) if mark.step is not None and step[near].min() <= mark.step]
+    found = [mark for mark in course.marks(source) if mark.step is not None and step[near].min() <= mark.step]
     found = [mark for mark in found if mark.step is not None and mark.step <= step[near].max()]
     figure = loss.draw({name: np.asarray(column)[near] for name, column in curve.items()}, found, [finding])
     yield Drawing(title="Loss and gradient norm around it", figure=figure)

@@ -8,10 +8,10 @@ import numpy as np
 
 from analyzers.account.wait_split import pipelines
 from analyzers.figures import bars, schedule
+from analyzers.figures.activity import schedule_of_step
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.pipeline.pipeline_bubble import load_pipeline
-from analyzers.report.html.pipeline_section import schedule_of_step
 from analyzers.source import Source, missing_tables
 
 __all__ = ["FIGURES", "stages"]

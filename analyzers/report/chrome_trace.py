@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from analyzers.figures.queries import StoryEvent, story
+from analyzers.figures.course import StoryEvent, story
 from analyzers.printable import visible
 from analyzers.source import Source
 

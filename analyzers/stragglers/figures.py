@@ -8,7 +8,7 @@ import numpy as np
 
 from analyzers.communication.policy import SlowLinkPolicy
 from analyzers.communication.transfers import group_transfers, pair_transfers
-from analyzers.figures import focus, queries, stacked, straggler
+from analyzers.figures import focus, rank_step, stacked, straggler
 from analyzers.figures.moment import moment
 from analyzers.figures.rank_values import attempt_of
 from analyzers.figures.theme import CATEGORY
@@ -39,12 +39,12 @@ def work(source: Source, finding: Finding) -> Iterator[Drawing]:
     if not finding.ranks or not source.has("steps"):
         return
     rank, attempt = finding.ranks[0], attempt_of(source, finding) or 0
-    values = queries.rank_against_others(source, attempt, rank)
+    values = rank_step.rank_against_others(source, attempt, rank)
     if len(values["step"]) > 1:
         figure = straggler.against_peers(values, rank=rank, onset=finding.first_step)
         yield Drawing(title=f"Own work of rank {rank} and the others, without waiting", figure=figure)
     first, last = finding.first_step or 0, finding.last_step if finding.last_step is not None else 1 << 60
-    each = queries.own_work(source, first_step=first, last_step=last)
+    each = rank_step.own_work(source, first_step=first, last_step=last)
     if len(each["rank"]) > 1:
         yield Drawing(title="Own work by rank in these steps", figure=straggler.ranking(each, finding.ranks))
     if finding.cause == "gpu_clock":

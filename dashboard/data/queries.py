@@ -1,4 +1,4 @@
-"""SQL of the pages, besides what they share with the report (`analyzers.figures.queries`).
+"""SQL of the pages, besides what they share with the report (`analyzers.figures`).
 
     pulse(store)["tokens_per_s"]
     curve = speed(store)                 # columns step, low, middle, high (ms), tokens_per_s
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analyzers.figures.queries import MEASURES
+from analyzers.figures.rank_step import MEASURES
 from analyzers.figures.sampling import sampled
 from analyzers.finding import Finding
 from analyzers.run.event_log import parsed_detail

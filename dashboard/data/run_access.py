@@ -19,7 +19,7 @@ from typing import Any
 
 from analyzers.compare.two_runs import Side, compare
 from analyzers.diagnose import Diagnosis, diagnose
-from analyzers.figures.queries import loss_curve
+from analyzers.figures.course import loss_curve
 from analyzers.run.policy import stall_policy
 from analyzers.run.state import RunState, run_state
 from dashboard.data.background_answers import OFTEN_REST_FACTOR, REST_FACTOR, Answer, Answers

@@ -8,9 +8,9 @@ import numpy as np
 import streamlit as st
 
 from analyzers.account.exposure import exposed_calls, measure
+from analyzers.communication import bandwidth
 from analyzers.figures import collectives as figures
 from analyzers.figures import exposed
-from analyzers.figures import queries as figure_queries
 from analyzers.source import Source, floats, lacking
 from dashboard.data import queries
 from dashboard.drawing import units
@@ -22,7 +22,7 @@ __all__ = ["collectives"]
 
 def load_calls(source: Source) -> Any:
     """Calls by operation, group and size."""
-    return figure_queries.collectives(source)
+    return bandwidth.call_columns(source)
 
 
 def load_exposure(source: Source) -> dict[str, Any]:

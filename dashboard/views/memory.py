@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
-from analyzers.figures import heatmap, numbers
-from analyzers.figures import queries as figure_queries
+from analyzers.figures import heatmap, numbers, rank_step
 from analyzers.source import Source, floats
 from dashboard.data import queries
 from dashboard.drawing.elements import chart, empty_state, table
@@ -21,7 +20,7 @@ def load_memory(source: Source) -> dict[str, Any]:
     """Curves over the ranks, values by rank, the matrix rank x step."""
     return {
         "curve": queries.memory_curve(source), "ranks": queries.memory_by_rank(source),
-        "matrix": figure_queries.rank_step(source, "memory"),
+        "matrix": rank_step.rank_step(source, "memory"),
     }  # fmt: skip
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
-from analyzers.figures import gradients, loss, numbers
-from analyzers.figures import queries as figure_queries
+from analyzers.figures import course, gradients, loss, numbers
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source, floats
 from dashboard.data import queries
@@ -28,7 +27,7 @@ def load_numerics(source: Source) -> dict[str, Any]:
         if event.step is not None and event.number("scale") is not None
     ]
     return {
-        "curve": figure_queries.loss_curve(source), "marks": figure_queries.marks(source), "rate": queries.rate(source),
+        "curve": course.loss_curve(source), "marks": course.marks(source), "rate": queries.rate(source),
         "gradients": gradient_table(source), "scale": scale, "compression": queries.compression_error(source),
         "experts": queries.expert_load(source),
     }  # fmt: skip

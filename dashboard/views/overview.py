@@ -8,8 +8,7 @@ from typing import Any
 import streamlit as st
 
 from analyzers.diagnose import Diagnosis
-from analyzers.figures import goodput, loss, speed
-from analyzers.figures import queries as figure_queries
+from analyzers.figures import course, goodput, loss, speed
 from analyzers.finding import Finding
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
 from analyzers.printable import visible
@@ -29,7 +28,7 @@ MAX_CARDS = 4
 
 def load_lines(source: Source) -> dict[str, Any]:
     """Curves over all steps."""
-    curve, marks = figure_queries.loss_curve(source), figure_queries.marks(source)
+    curve, marks = course.loss_curve(source), course.marks(source)
     return {"curve": curve, "marks": marks, "speed": queries.speed(source)}
 
 

@@ -8,8 +8,8 @@ import streamlit as st
 
 from analyzers.account.wait_split import pipelines
 from analyzers.figures import schedule as figures
+from analyzers.figures.activity import schedule_of_step
 from analyzers.pipeline.pipeline_bubble import Bubble, load_pipeline, summarise
-from analyzers.report.html.pipeline_section import schedule_of_step
 from analyzers.source import Source, ints
 from dashboard.data import queries
 from dashboard.drawing import units

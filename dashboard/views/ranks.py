@@ -8,8 +8,7 @@ import numpy as np
 import streamlit as st
 from plotly.graph_objects import Figure
 
-from analyzers.figures import heatmap, mesh, numbers, straggler
-from analyzers.figures import queries as figure_queries
+from analyzers.figures import heatmap, mesh, numbers, rank_step, straggler
 from analyzers.source import Source, floats, ints
 from dashboard.data import queries
 from dashboard.data.run_access import LARGE_BYTES
@@ -27,19 +26,19 @@ _COLUMNS = {
 
 def load_matrix(source: Source, measure: str) -> Any:
     """Rank x step."""
-    return figure_queries.rank_step(source, measure)
+    return rank_step.rank_step(source, measure)
 
 
 def load_glance(source: Source, measure: str) -> Any:
     """The same from a few million rows, for the time until all have been looked at."""
-    return figure_queries.rank_step(source, measure, max_rows=GLANCE_ROWS)
+    return rank_step.rank_step(source, measure, max_rows=GLANCE_ROWS)
 
 
 def load_ranks(source: Source) -> dict[str, Any]:
     """Medians of each rank, their phases and places."""
     return {
         "ranking": queries.ranking(source, 0, 1 << 60),
-        "work": figure_queries.own_work(source),
+        "work": rank_step.own_work(source),
         "places": queries.places(source),
     }
 
@@ -53,7 +52,7 @@ def load_pair(source: Source, a: int, b: int, measure: str) -> Any:
 def ranks(view: View) -> None:
     """Four looks at the same question."""
     measure = st.segmented_control(
-        "Measure", list(figure_queries.MEASURES), default="own work", key="measure", required=True,
+        "Measure", list(rank_step.MEASURES), default="own work", key="measure", required=True,
         help="Own work is what a rank computes and loads without waiting for others: a slow rank stands out there. "
         "Step time is about the same on all ranks, because they wait for one another.",
     )  # fmt: skip
@@ -64,7 +63,7 @@ def ranks(view: View) -> None:
     if matrix.values.size and np.isfinite(matrix.values).any():
         chart(heatmap.draw, matrix, key=f"ranks-heatmap-{measure}", what=f"{measure} by rank and step")
         if matrix.is_reduced:
-            every = matrix.looked_at_every
+            every = matrix.every_steps
             of_some = f" So far every {every}th of them has been looked at." if every > 1 else ""
             st.caption(
                 f"A cell is the largest value of {matrix.ranks_per_cell} ranks and {matrix.steps_per_cell} steps."
@@ -145,7 +144,7 @@ def _pair(view: View, known: list[int], measure: str) -> None:
     if pair is None:
         return
     chart(
-        numbers.two_ranks, pair, a, b, measure, figure_queries.MEASURES[measure][1], key=f"pair-{a}-{b}-{measure}",
+        numbers.two_ranks, pair, a, b, measure, rank_step.MEASURES[measure][1], key=f"pair-{a}-{b}-{measure}",
         what=f"{measure} of rank {a} and rank {b} over the steps",
     )  # fmt: skip
 

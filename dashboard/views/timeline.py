@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from analyzers.figures import queries as figure_queries
+from analyzers.figures import activity
 from analyzers.figures import timeline as gantt
 from analyzers.printable import visible
 from analyzers.report.chrome_trace import write_trace
@@ -28,7 +28,7 @@ MAX_TRACE_STEPS = 200
 
 def load_pieces(source: Source, attempt: int, first: int, last: int, ranks: tuple[int, ...]) -> Any:
     """Spans and calls."""
-    return figure_queries.timeline(source, attempt=attempt, first_step=first, last_step=last, ranks=ranks)
+    return activity.timeline(source, attempt=attempt, first_step=first, last_step=last, ranks=ranks)
 
 
 def load_in_flight(source: Source, attempt: int) -> list[dict[str, Any]]:
@@ -71,8 +71,8 @@ def timeline(view: View) -> None:
         )  # fmt: skip
         flows = "Lines follow microbatches from stage to stage. " if any(p.stage is not None for p in pieces) else ""
         st.caption(f"Above: phases. Below: collectives and transfers. Hatched: never ended. {flows}Drag to zoom.")
-        if len(pieces) >= figure_queries.MAX_PIECES:
-            st.caption(f"Only the first {figure_queries.MAX_PIECES:,} entries are shown: choose fewer steps or ranks.")
+        if len(pieces) >= activity.MAX_PIECES:
+            st.caption(f"Only the first {activity.MAX_PIECES:,} entries are shown: choose fewer steps or ranks.")
     else:
         empty_state("Neither spans nor collectives were recorded in these steps.")
     _in_flight(view, attempt)

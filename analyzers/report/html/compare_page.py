@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from analyzers.compare.two_runs import Comparison, Side
-from analyzers.figures import goodput, queries, series
+from analyzers.figures import course, goodput, series
 from analyzers.figures.theme import SEQUENCE
 from analyzers.report.html.page_frame import Section, Sheet
 from analyzers.report.terminal.compare_text import sentence, tables
@@ -76,7 +76,7 @@ def _sections(sheet: Sheet, comparison: Comparison, a: Side, b: Side) -> Iterato
 def _losses(a: Side, b: Side, names: tuple[str, str]) -> list[series.Series]:
     lines = []
     for side, name, colour in zip((a, b), names, _COLOURS, strict=True):
-        curve = queries.loss_curve(side.source)
+        curve = course.loss_curve(side.source)
         kept = np.asarray(curve["kept"], dtype=bool)
         if len(kept) and np.isfinite(floats(curve["loss"])[kept]).any():
             steps, values = ints(curve["step"])[kept], floats(curve["loss"])[kept]

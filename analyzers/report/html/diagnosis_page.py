@@ -12,8 +12,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from analyzers.communication.bandwidth import call_columns
 from analyzers.diagnose import Diagnosis
-from analyzers.figures import collectives, goodput, heatmap, loss, queries
+from analyzers.figures import collectives, course, goodput, heatmap, loss, rank_step
 from analyzers.finding import Finding
 from analyzers.numerics import why_spike
 from analyzers.report.evidence import Drawing, drawings, moment
@@ -91,9 +92,9 @@ class _Page:
     def sections(self) -> Iterator[Section]:
         """Loss, goodput, ranks and steps, pipeline, timeline, collectives, events."""
         source, diagnosis = self.source, self.diagnosis
-        curve = queries.loss_curve(source)
+        curve = course.loss_curve(source)
         if len(curve["loss"]):
-            figure = loss.draw(curve, queries.marks(source), diagnosis.fired)
+            figure = loss.draw(curve, course.marks(source), diagnosis.fired)
             yield Section(title="Loss", figures=[self.figure(figure, what="Loss and gradient norm over the steps")])
         yield from self._spike()
         if account := diagnosis.goodput:
@@ -129,8 +130,8 @@ class _Page:
 
     def _ranks(self) -> Iterator[Section]:
         figures: list[PlacedFigure] = []
-        for measure in queries.MEASURES:
-            matrix = queries.rank_step(self.source, measure)
+        for measure in rank_step.MEASURES:
+            matrix = rank_step.rank_step(self.source, measure)
             if matrix.values.size and (matrix.values > 0).any():
                 figures.append(self.figure(heatmap.draw(matrix), measure, hidden=bool(figures)))
         if figures:
@@ -138,7 +139,7 @@ class _Page:
             yield Section(title="Ranks and steps", note=note, figures=figures, tabs=True)
 
     def _calls(self) -> Iterator[Section]:
-        calls = queries.collectives(self.source)
+        calls = call_columns(self.source)
         if not len(calls["op"]):
             return
         size, took, bandwidth, wait = (floats(calls[n]) for n in ("bytes", "transfer_ms", "bus_gb_per_s", "wait_s"))
@@ -157,7 +158,7 @@ class _Page:
         )
 
     def _events(self) -> Iterator[Section]:
-        told = [event for event in queries.story(self.source) if not _is_routine(event)]
+        told = [event for event in course.story(self.source) if not _is_routine(event)]
         if told:
             begin = told[0].wall_ns
             rows = [
@@ -244,7 +245,7 @@ def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
     return flat
 
 
-def _is_routine(event: queries.StoryEvent) -> bool:
+def _is_routine(event: course.StoryEvent) -> bool:
     """Copies in memory are taken every few steps: only a rollback to one is worth a row."""
     routine = ("writing", "complete", "good", "removed")
     detail = event.detail

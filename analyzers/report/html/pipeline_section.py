@@ -1,44 +1,23 @@
 """The pipeline of a run on the page: its bubble in a sentence, rank by rank, and one step as it ran.
 
 sections = pipeline_sections(source, diagnosis.findings, sheet.figure)
-schedule_of_step(source, attempt=0, step=40, ranks=[0, 1, 2, 3])["start_ms"]
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
-
-import numpy as np
 
 from analyzers.account.wait_split import pipelines
 from analyzers.figures import schedule
-from analyzers.figures.queries import MAX_PIECES
+from analyzers.figures.activity import schedule_of_step
 from analyzers.finding import Finding
 from analyzers.report.html.page_frame import PlacedFigure, Section
 from analyzers.report.wording.account_lines import bubble_of
 from analyzers.source import Source
 
-__all__ = ["pipeline_sections", "schedule_of_step"]
+__all__ = ["pipeline_sections"]
 
 MAX_ROWS = 64
-
-
-def schedule_of_step(source: Source, attempt: int, step: int, ranks: Sequence[int]) -> dict[str, Any]:
-    """Columns rank, stage, microbatch, kind, start_ms, end_ms: what the ranks of one pipeline did in a step."""
-    if not source.has("spans") or not ranks:
-        return {name: np.zeros(0) for name in ("rank", "stage", "microbatch", "kind", "start_ms", "end_ms")}
-    listed = ", ".join(str(int(rank)) for rank in ranks)
-    return source.query(
-        f"""
-        SELECT rank, stage, coalesce(microbatch, -1) AS microbatch, kind,
-               (start_ns - min(start_ns) OVER ()) / 1e6 AS start_ms,
-               (end_ns - min(start_ns) OVER ()) / 1e6 AS end_ms
-        FROM spans WHERE attempt = ? AND step = ? AND stage IS NOT NULL AND end_ns IS NOT NULL AND rank IN ({listed})
-        ORDER BY start_ns LIMIT {MAX_PIECES}
-        """,
-        [attempt, step],
-    )
 
 
 def pipeline_sections(
@@ -67,10 +46,9 @@ def pipeline_sections(
     what = "Idle share of the pipeline over the steps"
     figures.append(place(schedule.idle_by_step(by_step, expected=expected), "Bubble by step", what=what))
     rows = [(stage, f"{work_ms:.4g}") for stage, work_ms in list(numbers["work_ms_by_stage"].items())[:MAX_ROWS]]
-    note = found.summary[:1].upper() + found.summary[1:]
     yield Section(
         title="Pipeline",
-        note=f"{note}. Means over {numbers['num_steps_measured']:,} typical steps; numbers are microbatches.",
+        note=f"{found.summary} Means over {numbers['num_steps_measured']:,} typical steps; numbers are microbatches.",
         figures=figures,
         columns=("stage", "work a step, ms"),
         numeric=(0, 1),

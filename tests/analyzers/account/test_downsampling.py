@@ -10,7 +10,7 @@ from analyzers.account import goodput, long_run
 from analyzers.account.downsampling import changes
 from analyzers.account.long_run import look
 from analyzers.diagnose import diagnose
-from analyzers.report.run_facts import run_facts
+from analyzers.run_facts import run_facts
 from analyzers.scope import Scope
 from analyzers.stragglers.analyze import stragglers
 from store import Store

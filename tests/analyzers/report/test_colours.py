@@ -16,7 +16,7 @@ import pytest
 
 import analyzers.report
 from analyzers.figures import agreement, bars, recovery, series, theme, timeline
-from analyzers.figures.queries import Piece
+from analyzers.figures.activity import Piece
 from analyzers.figures.schedule import draw as draw_schedule
 
 Matrix = npt.NDArray[np.float64]

@@ -9,11 +9,23 @@ import numpy as np
 import pytest
 
 from analyzers.account.goodput import CATEGORIES, measure
-from analyzers.figures import collectives, goodput, heatmap, loss, queries, straggler, theme, timeline
-from analyzers.figures import wait_for as waitfor
+from analyzers.communication import bandwidth
+from analyzers.figures import (
+    activity,
+    collectives,
+    course,
+    goodput,
+    heatmap,
+    loss,
+    rank_step,
+    straggler,
+    theme,
+    timeline,
+)
 from analyzers.figures.reduce import MAX_POINTS, extremes
 from analyzers.figures.sampling import sampled
 from analyzers.finding import Finding
+from analyzers.hangs import wait_for_figure as waitfor
 from analyzers.hangs.culprits import find_culprits
 from analyzers.hangs.wait_graph import waits_of
 from analyzers.run.event_log import EventLog
@@ -55,16 +67,16 @@ def big_store(ranks: int, steps: int) -> MemoryStore:
 
 def test_a_big_run_is_reduced_to_what_a_screen_shows_and_its_slow_rank_stays() -> None:
     store = big_store(900, 1000)
-    matrix = queries.rank_step(store, "own work")
+    matrix = rank_step.rank_step(store, "own work")
     assert max(matrix.values.shape) <= 400
     assert matrix.is_reduced
     rows = np.flatnonzero(matrix.values.max(axis=1) > 1.2)
     assert [int(matrix.ranks[row]) <= 700 < int(matrix.ranks[row]) + matrix.ranks_per_cell for row in rows] == [True]
     figure = heatmap.draw(matrix)
     assert np.asarray(figure.data[0].z).shape == matrix.values.shape
-    against = queries.rank_against_others(store, 0, 700)
+    against = rank_step.rank_against_others(store, 0, 700)
     assert np.median(against["own"]) > 1.3 * np.median(against["high"])
-    ranked = straggler.ranking(queries.own_work(store), culprits=(700,))
+    ranked = straggler.ranking(rank_step.own_work(store), culprits=(700,))
     assert ranked.data[0].y[0] == "<b>rank 700</b>"
     assert len(ranked.data[0].y) <= 24
 
@@ -76,8 +88,8 @@ def test_the_loss_shows_what_was_discarded_and_what_happened(tmp_path: Path) -> 
         analyzer="x", kind="hang", severity="critical", status="fired", summary=SCRIPT, first_step=5, last_step=9
     )
     with Store.open(run) as store:
-        curve = queries.loss_curve(store)
-        figure = loss.draw(curve, queries.marks(store), [found])
+        curve = course.loss_curve(store)
+        figure = loss.draw(curve, course.marks(store), [found])
     lines = {trace.name: trace for trace in figure.data}
     assert {"loss", "discarded", "gradient norm", "restart"} <= set(lines)
     assert 12 not in lines["loss"].x
@@ -88,8 +100,8 @@ def test_the_loss_shows_what_was_discarded_and_what_happened(tmp_path: Path) -> 
 
 def test_a_timeline_leaves_open_what_never_ended(tmp_path: Path) -> None:
     with Store.open(make_run(tmp_path, ranks=3, steps=20, hang={1: 20})) as store:
-        pieces = queries.timeline(store, attempt=0, first_step=19, last_step=20, ranks=[0, 1, 2])
-        few = queries.timeline(store, attempt=0, first_step=1, last_step=20, ranks=[0, 1, 2], limit=20)
+        pieces = activity.timeline(store, attempt=0, first_step=19, last_step=20, ranks=[0, 1, 2])
+        few = activity.timeline(store, attempt=0, first_step=1, last_step=20, ranks=[0, 1, 2], limit=20)
     assert {(piece.rank, piece.kind) for piece in pieces if piece.end_ms is None and piece.is_call} == {
         (0, "all_reduce"), (2, "all_reduce"),
     }  # fmt: skip
@@ -120,7 +132,7 @@ def test_a_timeline_follows_microbatches_within_each_pipeline() -> None:
             ("backward", 200 - 20 * (rank // 2) + 10 * microbatch),
         )
     ])  # fmt: skip
-    pieces = queries.timeline(store, attempt=0, first_step=7, last_step=7, ranks=range(4))
+    pieces = activity.timeline(store, attempt=0, first_step=7, last_step=7, ranks=range(4))
     down, up = (trace for trace in timeline.draw(pieces).data if trace.name == "flow")
     assert sorted(zip(down.x[0::3], down.x[1::3], strict=True)) == [(10, 20), (10, 20), (20, 30), (20, 30)]
     assert sorted(zip(up.x[0::3], up.x[1::3], strict=True)) == [(90, 100), (90, 100), (100, 110), (100, 110)]
@@ -137,7 +149,7 @@ def test_medians_of_a_long_run_come_from_stretches_of_its_steps() -> None:
     assert steps[-1] == 5_000
     assert 10_000 <= 40 * len(steps) <= 20_000
     assert max(np.diff(steps)) < 5_000 / 12
-    work = queries.own_work(store)
+    work = rank_step.own_work(store)
     assert work["rank"].tolist() == list(range(40))
     assert set(work["forward"]) == {0.9}
 
@@ -158,7 +170,7 @@ def test_the_wait_for_graph_points_at_the_culprit(tmp_path: Path) -> None:
 def test_the_waterfall_ends_where_training_begins(tmp_path: Path) -> None:
     with Store.open(make_run(tmp_path, ranks=3, steps=30)) as store:
         account = measure(store)
-        calls = queries.collectives(store)
+        calls = bandwidth.call_columns(store)
     assert account is not None
     (bars,) = goodput.waterfall(account).data
     begins, lengths = list(bars.base), list(bars.x)

@@ -11,8 +11,8 @@ from analyzers.diagnose import diagnose
 from analyzers.finding import Finding
 from analyzers.health.device_peaks import peak_flops_per_s
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
-from analyzers.report.run_facts import run_facts
 from analyzers.report.terminal.diagnosis_text import render
+from analyzers.run_facts import run_facts
 from analyzers.scope import Scope
 from analyzers.settings.analyze import RULES, configuration
 from tests.analyzers.judged import checked

@@ -1,0 +1,130 @@
+"""Ranks over steps for figures: a measure as a matrix, and the work of one rank or of all.
+
+    matrix = rank_step(store, "own work")          # rank x step, reduced to what a screen shows
+    own_work(store)["forward"]                     # median milliseconds of a step, rank by rank
+
+Every answer is small: long tables are reduced inside DuckDB. Missing tables give empty answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from analyzers.figures.sampling import sampled
+from analyzers.source import Ints, Source, floats, ints
+
+__all__ = ["MEASURES", "Matrix", "own_work", "rank_against_others", "rank_step"]
+
+MAX_CELLS = 400
+"""Rows and columns of a matrix."""
+MAX_STEPS = 2_000
+_OWN = " + ".join(
+    f"(coalesce({p}_ns, 0) - coalesce({p}_wait_ns, 0))" for p in ("data", "forward", "backward", "optimizer")
+)
+MEASURES = {
+    "own work": (f"nullif({_OWN}, 0) / 1e6", "ms"),
+    "step time": ("duration_ns / 1e6", "ms"),
+    "waiting": ("collective_wait_ns / 1e6", "ms"),
+    "data": ("data_ns / 1e6", "ms"),
+    "forward": ("(forward_ns - coalesce(forward_wait_ns, 0)) / 1e6", "ms"),
+    "backward": ("(backward_ns - coalesce(backward_wait_ns, 0)) / 1e6", "ms"),
+    "optimizer": ("(optimizer_ns - coalesce(optimizer_wait_ns, 0)) / 1e6", "ms"),
+    "checkpoint": ("checkpoint_ns / 1e6", "ms"),
+    "evaluate": ("evaluate_ns / 1e6", "ms"),
+    "memory": ("memory_bytes / 1048576.0", "MiB"),
+}
+"""What a matrix rank x step can show: name -> expression over `steps`, unit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """`values[i, j]`: the largest value of ranks from `ranks[i]` and steps from `steps[j]` on; NaN where none is."""
+
+    ranks: Ints
+    steps: Ints
+    values: npt.NDArray[np.float64]
+    unit: str
+    ranks_per_cell: int = 1
+    steps_per_cell: int = 1
+    every_steps: int = 1
+    """Distance of the steps that were read."""
+
+    @property
+    def is_reduced(self) -> bool:
+        """True if a cell stands for more than one rank and step."""
+        return self.ranks_per_cell * self.steps_per_cell > 1
+
+
+def rank_step(
+    source: Source, measure: str = "step time", *, max_cells: int = MAX_CELLS, max_rows: int | None = None
+) -> Matrix:
+    """A measure of MEASURES over ranks and steps, each cell the largest of its part. Raises KeyError.
+
+    With `max_rows`, of a longer run only every k-th step is read: a preview, in a fraction of the time.
+    """
+    expression, unit = MEASURES[measure]
+    nothing = Matrix(ranks=np.zeros(0, np.int64), steps=np.zeros(0, np.int64), values=np.zeros((0, 0)), unit=unit)
+    if not source.has("steps"):
+        return nothing
+    finished = "duration_ns IS NOT NULL AND rank >= 0"
+    ((low, high, first, last, num_rows),) = source.rows(
+        f"SELECT min(rank), max(rank), min(step), max(step), count(*) FROM steps WHERE {finished}"
+    )
+    if low is None or first is None:
+        return nothing
+    per_rank, per_step = -(-(high - low + 1) // max_cells), -(-(last - first + 1) // max_cells)
+    every = 1 if max_rows is None else max(1, min(int(per_step), -(-num_rows // max_rows)))
+    finished += f" AND (step - {first}) % {every} = 0" if every > 1 else ""
+    table = source.query(
+        f"""
+        SELECT (rank - {low}) // {per_rank} AS i, (step - {first}) // {per_step} AS j,
+               CAST(max({expression}) AS DOUBLE) AS value
+        FROM steps WHERE {finished} GROUP BY i, j
+        """
+    )
+    shape = ((high - low) // per_rank + 1, (last - first) // per_step + 1)
+    values = np.full(shape, np.nan)
+    values[ints(table["i"]), ints(table["j"])] = floats(table["value"])
+    return Matrix(
+        ranks=low + per_rank * np.arange(shape[0]), steps=first + per_step * np.arange(shape[1]), values=values,
+        unit=unit, ranks_per_cell=int(per_rank), steps_per_cell=int(per_step), every_steps=every,
+    )  # fmt: skip
+
+
+def own_work(source: Source, *, first_step: int = 0, last_step: int = 1 << 60) -> dict[str, npt.NDArray[Any]]:
+    """Columns rank, data, forward, backward, optimizer: median milliseconds of a step, without waits.
+
+    Of long runs some stretches of steps are read.
+    """
+    phases = ("data", "forward", "backward", "optimizer")
+    if not source.has("steps"):
+        return {name: np.zeros(0) for name in ("rank", *phases)}
+    medians = ", ".join(f"median(coalesce({p}_ns, 0) - coalesce({p}_wait_ns, 0)) / 1e6 AS {p}" for p in phases)
+    return source.query(
+        f"SELECT rank, {medians} FROM steps WHERE duration_ns IS NOT NULL AND rank >= 0"
+        f" AND {sampled(source, first_step, last_step)} GROUP BY rank ORDER BY rank"
+    )
+
+
+def rank_against_others(source: Source, attempt: int, rank: int) -> dict[str, npt.NDArray[Any]]:
+    """Columns step, own, low, middle, high: a rank's own work, and percentiles 10, 50, 90 of the others' (ms)."""
+    ((first, last),) = source.rows("SELECT min(step), max(step) FROM steps WHERE attempt = ?", [attempt])
+    every = max(1, -(-((last or 0) - (first or 0) + 1) // MAX_STEPS))
+    quantiles = ", ".join(
+        f"quantile_cont(work, {q}) FILTER (rank <> ?) AS {name}"
+        for q, name in ((0.1, "low"), (0.5, "middle"), (0.9, "high"))
+    )
+    return source.query(
+        f"""
+        SELECT step, max(work) FILTER (rank = ?) AS own, {quantiles}
+        FROM (SELECT rank, step, ({_OWN}) / 1e6 AS work FROM steps
+              WHERE attempt = ? AND rank >= 0 AND duration_ns IS NOT NULL AND coalesce(committed, true)
+                AND step % ? = 0)
+        GROUP BY step ORDER BY step
+        """,
+        [rank, rank, rank, rank, attempt, every],
+    )
