@@ -14,7 +14,7 @@ def finding(kind: str, cause: str, ranks: tuple[int, ...] = (2,), **evidence: ob
 @pytest.mark.parametrize(
     ("cause", "words"),
     [
-        ("exception", "look at data/shards.py:41 in read"),
+        ("exception", "Check data/shards.py:41 in read."),
         ("out_of_memory", "the memory of rank 2"),
         ("exit", "the log of rank 2"),
         ("killed_all", "the scheduler's record"),
@@ -35,7 +35,7 @@ def test_what_to_do_about_a_lost_rank_follows_its_cause(cause: str, words: str) 
     ("cause", "words"),
     [
         ("all_entered", "links and the backend"),
-        ("mismatch_size", "compare the shapes that both sides bring at train.py:9 step"),
+        ("mismatch_size", "Compare the shapes of both sides at train.py:9 step"),
         ("mismatch_dtype", "element types"),
         ("order_inversion", "the groups in one order"),
         ("checkpoint", "disk"),
@@ -49,6 +49,6 @@ def test_what_to_do_about_a_hang_follows_its_cause(cause: str, words: str) -> No
 
 def test_why_tells_the_line_that_raised_and_who_ended_because_of_it() -> None:
     told = {"message": "bad\nmore", "raised_at": "a.py:1 in f", "victims": [0, 1]}
-    assert why(finding("rank_lost", "exception", **told)) == "bad (a.py:1 in f); 2 other ranks ended because of it"
+    assert why(finding("rank_lost", "exception", **told)) == "Bad (a.py:1 in f), and 2 other ranks ended because of it."
     nobody = finding("rank_lost", "store_lost", (), message="Broken pipe", victims=[0, 1])
-    assert why(nobody) == "Broken pipe; 2 ranks ended because of it"
+    assert why(nobody) == "Broken pipe, and 2 ranks ended because of it."

@@ -188,4 +188,4 @@ def test_the_report_of_a_gpu_run_says_why_it_has_no_utilisation() -> None:
 
     assert "MFU" not in text(), "nobody misses it on a CPU"
     store.connection.execute("UPDATE ranks SET device = 'cuda:0'")
-    assert "not judged: how many operations a token costs" in text()
+    assert "Not judged: how many operations a token costs" in text()

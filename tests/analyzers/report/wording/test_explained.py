@@ -32,7 +32,7 @@ CASES: list[tuple[str, str, dict[str, Any], str, str]] = [
     ("host_pressure", "disk", {"disk_free_bytes": GIB, "disk_free_lowest_bytes": GIB // 2},
      "1 GiB are free now", "Free space on that disk"),
     ("checkpoint_failed", "failed", {"reason": "No space left\nmore", "num_good_since": 0},
-     "No space left; nothing has been saved since", "make room on the disk"),
+     "No space left, and nothing has been saved since", "make room on the disk"),
     ("checkpoint_age", "old", {"age_steps": 400, "interval_steps": 50, "lost_s": 80.0}, "400 steps", "before the next"),
     ("node_silent", "silent", {"silent_s": 12.0, "heard_again": False}, "for 12 s, and nothing has arrived since",
      "Ping the node"),
