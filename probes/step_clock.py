@@ -7,7 +7,8 @@
 
 A step is written when it begins and again when it ends: the step in which a rank died or hung is on the tape. Spans of
 a known phase (`PHASES`) add to the row unless they lie inside another such span, so the phases of a step never add up
-to more than the step.
+to more than the step. The time between them adds to a gap (`GAPS`), named by the phase that follows, so that phases and
+gaps add up to the step. In a step without any known phase the gaps are UNSET.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from .device.cpu_time import CoreTime
 from .device.memory import AllocatorRetries, memory_reader
 from .tape.schema import TABLES, UNSET
 from .tape.writer import COMPLETE, OPEN, TapeWriter
 
-__all__ = ["NO_COLUMN", "OUTSIDE_STEP", "PHASES", "PHASE_COLUMNS", "StepClock"]
+__all__ = ["GAPS", "NO_PHASE", "PHASES", "PHASE_COLUMNS", "PhaseColumns", "StepClock"]
 
 PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "evaluate")
+GAPS = ("before_forward", "forward_to_backward", "backward_to_optimizer", "after_optimizer")
 NO_COLUMN = -1
 """A span of this kind adds to no column of the step."""
 OUTSIDE_STEP = -2
@@ -36,16 +39,33 @@ _MEMORY_INTERVAL_NS = 1_000_000_000  # reading /proc costs more than the rest of
 _monotonic_ns = time.monotonic_ns
 
 
-def _phase_columns() -> dict[str, tuple[int, int]]:
-    """Kind of span -> the indices of its time and of its wait in a step's row."""
-    columns = {
-        phase: (_COLUMNS[f"{phase}_ns"], _COLUMNS[f"{phase}_wait_ns"] if phase in _WAIT_PHASES else NO_COLUMN)
-        for phase in PHASES
-    }
+class PhaseColumns(NamedTuple):
+    """Indices in a step's row for a kind of span: its time and wait, and those of the gap before it."""
+
+    time: int = NO_COLUMN
+    wait: int = NO_COLUMN
+    gap: int = NO_COLUMN
+    gap_wait: int = NO_COLUMN
+
+
+NO_PHASE = PhaseColumns()
+_GAP_BEFORE = {
+    "data": "before_forward", "forward": "before_forward", "backward": "forward_to_backward",
+    "optimizer": "backward_to_optimizer", "checkpoint": "after_optimizer", "evaluate": "after_optimizer",
+}  # fmt: skip
+
+
+def _phase_columns() -> dict[str, PhaseColumns]:
+    """Return the columns by kind of span."""
+    columns = {}
+    for phase in PHASES:
+        wait = _COLUMNS[f"{phase}_wait_ns"] if phase in _WAIT_PHASES else NO_COLUMN
+        gap = _GAP_BEFORE[phase]
+        columns[phase] = PhaseColumns(_COLUMNS[f"{phase}_ns"], wait, _COLUMNS[f"{gap}_ns"], _COLUMNS[f"{gap}_wait_ns"])
     # Pipelines have more kinds: see `probes.pipeline`.
     columns["loss"] = columns["forward"]
     columns["weight"] = columns["reduce"] = columns["backward"]
-    columns["replay"] = (OUTSIDE_STEP, OUTSIDE_STEP)
+    columns["replay"] = columns["optimizer"]._replace(time=OUTSIDE_STEP, wait=OUTSIDE_STEP)
     return columns
 
 
@@ -54,6 +74,8 @@ _STEP, _START, _DURATION = _COLUMNS["step"], _COLUMNS["start_ns"], _COLUMNS["dur
 _CPU, _WAIT, _GC = _COLUMNS["cpu_ns"], _COLUMNS["collective_wait_ns"], _COLUMNS["gc_ns"]
 _RUN_DELAY, _FAULTS = _COLUMNS["run_delay_ns"], _COLUMNS["major_faults"]
 _MEMORY = _COLUMNS["memory_bytes"]
+_GAP_COLUMNS = tuple(_COLUMNS[f"{gap}{suffix}"] for gap in GAPS for suffix in ("_ns", "_wait_ns"))
+_LAST_GAP, _LAST_GAP_WAIT = _COLUMNS["after_optimizer_ns"], _COLUMNS["after_optimizer_wait_ns"]
 
 
 class StepClock:
@@ -62,15 +84,13 @@ class StepClock:
     def __init__(self, tape: TapeWriter, *, device: str) -> None:
         self._tape = tape
         self._empty_row = tape.unset_row()
-        for phase, wait in PHASE_COLUMNS.values():
-            if phase >= 0:
-                self._empty_row[phase] = 0
-            if wait >= 0:
-                self._empty_row[wait] = 0
+        for column in (column for columns in PHASE_COLUMNS.values() for column in columns if column >= 0):
+            self._empty_row[column] = 0
         self.row = self._empty_row.copy()
         """The current step's columns."""
         self.in_phase = False
         """Whether a span that adds to the row is open."""
+        self._gap_start_ns = self._gap_start_wait_ns = 0
         pack_step, self._open_step = tape.opener("step", "start_ns")
         self._empty_step = pack_step(*self._empty_row[2:])  # what follows those two
         self._memory_bytes, self._memory_read_ns = _UNSET_I64, 0
@@ -92,7 +112,8 @@ class StepClock:
         self._gc_ns = 0
         self._start_wait_ns = wait_ns
         self._core_time.begin()
-        row[_START] = self._start_ns = start_ns or _monotonic_ns()
+        row[_START] = self._start_ns = self._gap_start_ns = start_ns or _monotonic_ns()
+        self._gap_start_wait_ns = wait_ns
         self._slot = self._open_step(self._empty_step, number, self._start_ns)
 
     def end(self, *, wait_ns: int, on_retries: Callable[..., None], end_ns: int = 0) -> None:
@@ -100,6 +121,11 @@ class StepClock:
         row = self.row
         now = end_ns or _monotonic_ns()
         row[_DURATION] = now - self._start_ns
+        if self._gap_start_ns == self._start_ns:  # no phase was seen
+            for column in _GAP_COLUMNS:
+                row[column] = _UNSET_I64
+        else:
+            self._add_gap(_LAST_GAP, _LAST_GAP_WAIT, now - self._gap_start_ns, wait_ns - self._gap_start_wait_ns)
         row[_CPU], row[_RUN_DELAY], row[_FAULTS] = self._core_time.end()
         row[_WAIT] = wait_ns - self._start_wait_ns
         row[_GC] = self._gc_ns
@@ -110,6 +136,23 @@ class StepClock:
                 self.allocator.report(on_retries)
             row[_MEMORY] = self._memory_bytes
         self._tape.rewrite(self._slot, OPEN if self._number in self._deferred else COMPLETE, *row)
+
+    def add_phase(self, columns: PhaseColumns, times: tuple[int, int], waits: tuple[int, int]) -> None:
+        """Add a phase and the gap before it; `times` and `waits`: clock and waiting of the rank at begin and end."""
+        self.in_phase = False
+        row = self.row
+        if columns.time >= 0:
+            row[columns.time] += times[1] - times[0]
+        if columns.wait >= 0:
+            row[columns.wait] += waits[1] - waits[0]
+        self._add_gap(columns.gap, columns.gap_wait, times[0] - self._gap_start_ns, waits[0] - self._gap_start_wait_ns)
+        self._gap_start_ns, self._gap_start_wait_ns = times[1], waits[1]
+
+    def _add_gap(self, column: int, wait_column: int, gap_ns: int, wait_ns: int) -> None:
+        if gap_ns > 0:
+            row = self.row
+            row[column] += gap_ns
+            row[wait_column] += min(max(0, wait_ns), gap_ns)
 
     def set(self, **values: float) -> None:
         """Set columns of the current step. Raises KeyError for a column that does not exist."""

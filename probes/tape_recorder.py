@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from .device.gpu_uuid import device_uuid
 from .fail_open import error_counts, failing_open, record_error
-from .step_clock import NO_COLUMN, PHASE_COLUMNS, StepClock
+from .step_clock import NO_PHASE, PHASE_COLUMNS, PhaseColumns, StepClock
 from .tape import event_kinds
 from .tape.attempts import start_ticks
 from .tape.events import EventWriter
@@ -148,10 +148,10 @@ class TapeRecorder:
         try:
             name = self.name(kind)
             rest = self._pack_span(microbatch, stage, name, _UNSET_I64, _UNSET_I64)
-            found = _SpanKind(name, rest, *PHASE_COLUMNS.get(kind, (NO_COLUMN, NO_COLUMN)))
+            found = _SpanKind(name, rest, PHASE_COLUMNS.get(kind, NO_PHASE))
         except Exception as error:
             record_error("recorder.span", error)
-            return _SpanKind(0, b"", NO_COLUMN, NO_COLUMN)
+            return _SpanKind(0, b"", NO_PHASE)
         self._span_kinds[kind, microbatch, stage] = found
         return found
 
@@ -195,8 +195,7 @@ class _SpanKind(NamedTuple):
 
     name: int
     rest: bytes  # of the record
-    column: int  # of the step's row, or NO_COLUMN or OUTSIDE_STEP
-    wait_column: int
+    columns: PhaseColumns  # of the step's row
 
 
 class _Span:
@@ -215,8 +214,8 @@ class _Span:
         self._outer_phase = recorder.phase
         self._wait_start_ns = recorder.wait_ns
         try:
-            recorder.phase, rest, column, _ = self._known
-            if column != NO_COLUMN and not recorder._clock.in_phase:
+            recorder.phase, rest, columns = self._known
+            if columns is not NO_PHASE and not recorder._clock.in_phase:
                 self._counts = recorder._clock.in_phase = True
             self._start_ns = start = _monotonic_ns()
             self._slot = recorder._open_span(rest, recorder.step_number, start)
@@ -233,13 +232,7 @@ class _Span:
             recorder.phase = self._outer_phase
             recorder._finish_span(self._slot, end, waited)
             if self._counts:
-                clock = recorder._clock
-                clock.in_phase = False
-                _, _, column, wait_column = self._known
-                row = clock.row
-                if column >= 0:
-                    row[column] += end - self._start_ns
-                if wait_column >= 0:
-                    row[wait_column] += waited
+                waits = (self._wait_start_ns, self._wait_start_ns + waited)
+                recorder._clock.add_phase(self._known.columns, (self._start_ns, end), waits)
         except Exception as failure:
             record_error("recorder.span", failure)

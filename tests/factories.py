@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from probes.collectives.group_label import group_label
+from probes.step_clock import GAPS
 from probes.tape.events import EventWriter
 from probes.tape.names import NameWriter
 from probes.tape.rundir import NODE_RANK, RunDir
@@ -32,6 +33,7 @@ __all__ = ["PHASE_SHARES", "RankWriter", "empty_run", "make_run"]
 
 PHASE_SHARES = {"data": 0.04, "forward": 0.30, "backward": 0.50, "optimizer": 0.16}
 """How a step's own work is divided."""
+_GAP_BEFORE = {"forward": "before_forward", "backward": "forward_to_backward", "optimizer": "backward_to_optimizer"}
 MS = 1_000_000
 
 
@@ -147,6 +149,7 @@ def make_run(
     slow_from: int = 1,
     collective_ms: float = 1.0,
     collective_phases: Sequence[str] = ("backward", "optimizer"),
+    gaps_ms: Mapping[str, float] | None = None,
     jitter: float = 0.02,
     loss: Callable[[int], float] = lambda step: 2.0 + 3.0 * math.exp(-step / 40),
     spikes: Mapping[int, float] | None = None,
@@ -165,7 +168,8 @@ def make_run(
 ) -> RunDir:
     """Write a run.
 
-    slow            {rank: factor} on its own work in `phase`, from step `slow_from` on
+    slow            {rank: factor} on its own work in `phase` (phases or gaps), from step `slow_from` on
+    gaps_ms         {gap: own work between phases (ms)}; a gap that is not named takes no time
     spikes          {step: loss} on all ranks
     nan             {rank: step} whose local gradients are NaN; the step is refused by all ranks
     hang            {rank: step} in which it stops before its first collective; its peers wait for ever
@@ -195,13 +199,24 @@ def make_run(
     for rank in everybody:
         rank.writer.event("process_group", process_group=group, description="default_pg", members=list(range(ranks)))
 
+    def pass_gap(gap: str, step: int) -> None:
+        """Let every rank do its own work between two phases."""
+        if gap not in (gaps_ms or {}):
+            return
+        for number, rank in enumerate(everybody):
+            factor = slow.get(number, 1.0) if gap in phases and step >= slow_from else 1.0
+            took_ns = int((gaps_ms or {})[gap] * factor * (1 + jitter * dice.uniform(-1, 1)) * MS)
+            rank.writer.now_ns += took_ns
+            rank.work_ns[gap] = took_ns
+
     for step in range(first_step, first_step + steps):
         bad = step in nan.values()
         for rank in everybody:
-            rank.work_ns, rank.wait_ns = {}, {}
+            rank.work_ns, rank.wait_ns = dict.fromkeys(GAPS, 0), {}
             rank.slot = rank.writer.append("steps", OPEN, step=step, start_ns=rank.writer.now_ns)
         starts = [rank.writer.now_ns for rank in everybody]
         for name, share in PHASE_SHARES.items():
+            pass_gap(_GAP_BEFORE.get(name, ""), step)
             entered = [rank.writer.now_ns for rank in everybody]
             spans = [
                 rank.writer.append("spans", OPEN, step=step, kind=name, start_ns=rank.writer.now_ns)
@@ -220,6 +235,7 @@ def make_run(
                 now = rank.writer.now_ns
                 rank.work_ns[name] = now - entered[number]
                 rank.writer.complete("spans", spans[number], end_ns=now, wait_ns=rank.wait_ns.get(name, 0))
+        pass_gap("after_optimizer", step)
         for number, rank in enumerate(everybody):
             value = spikes.get(step, loss(step))
             _end_step(rank, step, starts[number], value, bad=bad, local_bad=nan.get(number) == step)
@@ -301,8 +317,8 @@ def _end_step(rank: _Rank, step: int, start_ns: int, loss: float, *, bad: bool, 
         memory_bytes=1 << 30,
         nonfinite_count=51 if local_bad else 0,
         committed=int(not bad),
-        **{f"{name}_ns": rank.work_ns[name] for name in PHASE_SHARES},
-        **{f"{name}_wait_ns": waits.get(name, 0) for name in PHASE_SHARES},
+        **{f"{name}_ns": rank.work_ns[name] for name in (*PHASE_SHARES, *GAPS)},
+        **{f"{name}_wait_ns": waits.get(name, 0) for name in (*PHASE_SHARES, *GAPS)},
     )
     if bad:
         rank.writer.event(

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from analyzers.robust import sigma
 from analyzers.source import Source
+from probes.step_clock import GAPS
 
 __all__ = ["Chosen", "changes", "choose"]
 
@@ -38,7 +39,9 @@ AROUND_STEPS = 75
 MAX_EDGES = 6
 SIGMAS = 6.0
 MIN_CHANGE_RATIO = 0.02
-_OWN = "data_ns + forward_ns + backward_ns + optimizer_ns - coalesce(collective_wait_ns, 0)"
+_OWN = "data_ns + forward_ns + backward_ns + optimizer_ns - coalesce(collective_wait_ns, 0)" + "".join(
+    f" + coalesce({gap}_ns, 0)" for gap in GAPS
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

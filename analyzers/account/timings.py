@@ -17,8 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from analyzers.source import Ints, Source, floats, ints
+from probes.step_clock import GAPS
 
-__all__ = ["COMPUTE_PHASES", "OWN_PHASES", "Matrix", "Timings", "load_places", "load_timings", "others_median"]
+__all__ = [
+    "COMPUTE_PHASES", "GAPS", "OWN_PHASES", "Matrix", "Timings", "has_host_gaps", "load_places",
+    "load_timings", "others_median",
+]  # fmt: skip
 
 Matrix = npt.NDArray[np.float32]
 
@@ -39,6 +43,7 @@ class Timings:
     ranks: Ints
     steps: Ints
     own: dict[str, Matrix]
+    """By phase, and by gap between phases where gaps are measured on the host's clock."""
     wait: Matrix
     duration: Matrix
     peers: tuple[Ints, ...]
@@ -60,15 +65,22 @@ class Timings:
 
     @property
     def compute(self) -> Matrix:
-        """Own time of forward, backward and optimizer together."""
+        """Own time of all phases and gaps but data."""
         total = self.own["forward"] + self.own["backward"]
-        total += self.own["optimizer"]
+        for place in self.places("compute")[2:]:
+            total += self.own[place]
         return total
+
+    def places(self, cause: str) -> tuple[str, ...]:
+        """Phases and gaps that are work of a kind: `data`, or everything else."""
+        return ("data",) if cause == "data" else (*COMPUTE_PHASES, *(gap for gap in GAPS if gap in self.own))
 
 
 def load_timings(source: Source, attempt: int, *, since_step: int = 0, skip_first: int = 0) -> Timings | None:
     """Read finished steps, without the first `skip_first` observations; None if there are none."""
     own = ", ".join(f"CAST((coalesce({p}_ns, 0) - coalesce({p}_wait_ns, 0)) / 1e6 AS FLOAT) AS {p}" for p in OWN_PHASES)
+    gaps = GAPS if has_host_gaps(source, attempt) else ()
+    own += "".join(f", CAST(({gap}_ns - {gap}_wait_ns) / 1e6 AS FLOAT) AS {gap}" for gap in gaps)
     table = source.query(
         f"""
         SELECT rank, step, {own}, CAST(coalesce(collective_wait_ns, 0) / 1e6 AS FLOAT) AS wait,
@@ -85,17 +97,30 @@ def load_timings(source: Source, attempt: int, *, since_step: int = 0, skip_firs
     place = _Placement(ranks, first, counts, step)
     keep = slice(skip_first, None)
     peers, loaders = _peers(source, attempt, ranks)
-    values = {name: place.matrix(table[name])[:, keep] for name in (*OWN_PHASES, "wait", "duration")}
+    values = {name: place.matrix(table[name])[:, keep] for name in (*OWN_PHASES, *gaps, "wait", "duration")}
     return Timings(
         attempt=attempt,
         ranks=ranks,
         steps=place.steps[keep],
-        own={phase: values[phase] for phase in OWN_PHASES},
+        own={place: values[place] for place in (*OWN_PHASES, *gaps)},
         wait=values["wait"],
         duration=values["duration"],
         peers=peers,
         loaders=loaders,
     )
+
+
+def has_host_gaps(source: Source, attempt: int) -> bool:
+    """Return True if gaps were measured and are the rank's own work.
+
+    On a GPU the host waits for its device, and so for other ranks, in whatever gap reads a value back: there is no own
+    work to compare.
+    """
+    measured = source.rows("SELECT 1 FROM steps WHERE attempt = ? AND before_forward_ns IS NOT NULL LIMIT 1", [attempt])
+    if not measured or not source.has("ranks"):
+        return bool(measured)
+    on_device = "SELECT 1 FROM ranks WHERE attempt = ? AND device IS NOT NULL AND device <> 'cpu' LIMIT 1"
+    return not source.rows(on_device, [attempt])
 
 
 class _Placement:

@@ -3,7 +3,7 @@
     for finding in stragglers(store, Scope()):
         finding.ranks, finding.cause, finding.first_step, finding.evidence["pattern"]
 
-1. `peer_comparison` finds ranks that are persistently slower than their peers, in computing or in data;
+1. `peer_comparison` finds ranks that are persistently slower than their peers, in computing, in data or between phases;
    `past_comparison` those that became slower than they were, where no other rank has the same work.
 2. `corroboration` by CPU time, waits for a core, garbage collections and tokens: a rank whose core was taken (`host`)
    or whose sequences are longer (`sequence_length`) is no slow device. `device_comparison` reads its GPU: a clock below
@@ -47,6 +47,12 @@ __all__ = ["ANALYSES", "stragglers"]
 
 _WORK = {"data": "data loading", "host": "host delay", "sequence_length": "compute for longer sequences"}
 """Words for a cause; all others are compute."""
+_WHERE = {
+    "forward": " in forward", "backward": " in backward", "optimizer": " in the optimizer",
+    "before_forward": " before the forward pass", "forward_to_backward": " between forward and backward",
+    "backward_to_optimizer": " between backward and the optimizer", "after_optimizer": " after the optimizer",
+}  # fmt: skip
+"""Words for the phase or gap in which a rank is slow."""
 
 
 def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = None) -> list[Finding]:
@@ -151,6 +157,8 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
         "episodes": sum(len(member.segments) for member in suspect.members),
         "ongoing": suspect.ongoing,
     }
+    if worst.place:
+        evidence["place"] = worst.place
     if not worst.has_peers:
         evidence["compared_with"] = "its own past"
     if suspect.node:
@@ -198,7 +206,8 @@ def _summary(suspect: Suspect) -> str:
     most = "up to " if len(suspect.members) > 1 else ""
     measure = "" if worst.has_peers else " its former time"
     work = _WORK.get(suspect.cause, "compute")
-    excess = f"{most}+{worst.excess_ms:.3g} ms of {work} per step ({worst.factor:.2f}x{measure})"
+    where = _WHERE.get(worst.place, "")
+    excess = f"{most}+{worst.excess_ms:.3g} ms of {work} per step{where} ({worst.factor:.2f}x{measure})"
     return " ".join(part for part in (sentence(f"{who} {when}: {excess}"), suspect.why) if part)
 
 

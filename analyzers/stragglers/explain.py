@@ -9,6 +9,12 @@ from analyzers.wording import is_number, number, percent, ranks_text
 
 __all__ = ["NEXT", "WHY"]
 
+_GAPS = {
+    "before_forward": "before forward", "forward_to_backward": "forward to backward",
+    "backward_to_optimizer": "backward to optimizer", "after_optimizer": "after optimizer",
+}  # fmt: skip
+_SHOWN_SHARE = 0.1  # of the excess, from which a gap is listed
+
 
 def _straggler(finding: Finding) -> str:
     of = finding.evidence
@@ -19,8 +25,11 @@ def _straggler(finding: Finding) -> str:
         return f"A transfer takes {number(of.get('transfer_ms'))} ms, against {others}."
     factors, excess = of.get("phase_factors_ratio") or {}, of.get("phase_excess_ms") or {}
     phases = ", ".join(
-        f"{name} {value:.2f}x" if is_number(value) and value < 10 else f"{name} +{number(excess.get(name, 0))} ms"
+        f"{_GAPS.get(name, name)} {value:.2f}x"
+        if is_number(value) and value < 10
+        else f"{_GAPS.get(name, name)} +{number(excess.get(name, 0))} ms"
         for name, value in factors.items()
+        if name not in _GAPS or excess.get(name, 0) >= _SHOWN_SHARE * (of.get("excess_ms") or 0)
     )
     others = "its own past" if of.get("compared_with") else "its peers"
     caused = of.get("caused_wait_ratio")

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from analyzers.account.timings import COMPUTE_PHASES, OWN_PHASES, Matrix, Timings, others_median
+from analyzers.account.timings import Matrix, Timings, others_median
 from analyzers.stragglers.change_point import find_changes
 from analyzers.stragglers.peer_comparison import (
     Cause,
@@ -28,6 +28,7 @@ from analyzers.stragglers.peer_comparison import (
     complete,
     is_significant,
     num_steps_of,
+    places_of,
     without_side_effects,
 )
 from analyzers.stragglers.persistence import Segment
@@ -78,12 +79,11 @@ def _measure(timings: Timings, segment: Segment, cause: Cause, values: Matrix, w
     excess_ms = float(np.median(values[row, after]) - np.median(values[row, before]))
     whole_before = max(float(np.median(whole[row, before])), 1e-3)
     factors, excesses = {}, {}
-    for phase in OWN_PHASES:
+    for phase in places_of(timings, cause):
         own = complete(timings.own[phase])[row]
         was, is_now = float(np.median(own[before])), float(np.median(own[after]))
         excesses[phase] = is_now - was
         factors[phase] = is_now / was if was > 1e-3 else float("inf") if is_now > 1e-3 else 1.0
-    phases = COMPUTE_PHASES if cause == "compute" else ("data",)
     step_ms = float(np.median(np.nanmedian(complete(timings.duration)[:, after], axis=0)))
     waits = np.delete(complete(timings.wait), row, axis=0)
     return Straggler(
@@ -96,7 +96,7 @@ def _measure(timings: Timings, segment: Segment, cause: Cause, values: Matrix, w
         excess_ms=excess_ms,
         step_ms=step_ms,
         step_without_ms=max(step_ms - excess_ms, step_ms * 0.01),
-        phase_factors={phase: factors[phase] for phase in (*phases, *(p for p in OWN_PHASES if p not in phases))},
+        phase_factors=factors,
         phase_excess_ms=excesses,
         peers_wait_more_ms=float(np.median(_grown(waits, segment.begin))),
         num_steps=num_steps_of(timings.steps, segment),

@@ -6,10 +6,11 @@
 1. A rank's own time of a phase is the phase without waits in collectives (`account.timings`): ranks leave a collective
    together, so a rank that waits long is a victim. Checkpoints, evaluation and logging are left out: one rank may do
    those for all. Clocks are not compared.
+   The time between phases is own work, too, by gap.
 2. Peers have the same work: the same pipeline stage, and for loading also the same place in their tensor- and
    context-parallel groups, of which often the first alone loads. For each observation the excess of a rank is its own
    time minus the median of its peers' (itself excluded), over the peers' whole own time; for compute (forward,
-   backward, optimizer) and for data. `past_comparison` judges ranks without peers.
+   backward, optimizer and the gaps) and for data. `past_comparison` judges ranks without peers.
 3. `persistence` finds ranks that stand out, from which step to which, against the noise of this run; `change_point`
    ranks that became slower than they were, by less; `pauses` ranks that stop again and again and are as fast as the
    others in between.
@@ -23,7 +24,7 @@ from typing import Literal
 
 import numpy as np
 
-from analyzers.account.timings import COMPUTE_PHASES, OWN_PHASES, Matrix, Timings, others_median
+from analyzers.account.timings import Matrix, Timings, others_median
 from analyzers.source import Ints
 from analyzers.stragglers.change_point import find_changes
 from analyzers.stragglers.pauses import find_pauses
@@ -31,10 +32,14 @@ from analyzers.stragglers.persistence import Segment, find_segments
 from analyzers.stragglers.policy import StragglerPolicy
 
 __all__ = [
-    "Cause", "Straggler", "complete", "find_stragglers", "is_significant", "num_steps_of", "without_side_effects",
+    "Cause", "Straggler", "complete", "find_stragglers", "is_significant", "num_steps_of", "places_of",
+    "without_side_effects",
 ]  # fmt: skip
 
 Cause = Literal["compute", "data"]
+PLACE_SHARE = 0.75
+"""Part of a rank's excess that one phase or gap must hold to be named. Words only, no verdict: a rank that is slow in
+all its computing has some 60 % of it in backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +65,14 @@ class Straggler:
     """Share of the steps in which it pauses, as fast as the others in between; 0: it is slow in most of them."""
     has_peers: bool = True
     """Whether it was compared with peers; else with its own past, since no rank has the same work."""
+
+    @property
+    def place(self) -> str:
+        """Phase or gap that holds most of the excess; empty if none does (a rank that is slow everywhere)."""
+        of_cause = {p: v for p, v in self.phase_excess_ms.items() if (p == "data") == (self.cause == "data")}
+        place = max(of_cause, key=lambda name: of_cause[name])
+        # Not of `excess_ms`: medians of parts do not add up to the median of the whole.
+        return place if of_cause[place] >= PLACE_SHARE * sum(max(0.0, v) for v in of_cause.values()) else ""
 
 
 def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> list[Straggler]:
@@ -138,6 +151,12 @@ def is_significant(straggler: Straggler, policy: StragglerPolicy) -> bool:
     return straggler.excess_ms >= policy.min_excess_ms and share >= policy.min_step_share_ratio
 
 
+def places_of(timings: Timings, cause: Cause) -> tuple[str, ...]:
+    """Phases and gaps, those of the cause first."""
+    own = timings.places(cause)
+    return (*own, *(place for place in timings.own if place not in own))
+
+
 def num_steps_of(steps: Ints, segment: Segment) -> int:
     """Number of steps that a segment's observations stand for: a very long run is downsampled."""
     own = steps[segment.begin : segment.end]
@@ -170,15 +189,14 @@ def _measure(
     typical = np.mean if paused_ratio else np.median
     segments = sorted(segments, key=lambda segment: segment.begin)
     index = np.concatenate([np.arange(segment.begin, segment.end) for segment in segments])
-    phases = COMPUTE_PHASES if cause == "compute" else ("data",)
     factors, excesses = {}, {}
-    for phase in OWN_PHASES:
+    for phase in places_of(timings, cause):
         values = complete(timings.own[phase][np.ix_(peers, index)])
         baseline = others_median(values)[row]
         mine, theirs = float(typical(values[row])), float(typical(baseline))
         excesses[phase] = float(typical(values[row] - baseline))
         factors[phase] = mine / theirs if theirs > 1e-3 else float("inf") if mine > 1e-3 else 1.0
-    whole = complete(sum(timings.own[phase][np.ix_(peers, index)] for phase in OWN_PHASES))
+    whole = complete(sum(timings.own[phase][np.ix_(peers, index)] for phase in timings.own))
     baseline = others_median(whole)[row]
     per_rank = typical(excess_ms[:, index], axis=1)
     excess = float(per_rank[row])
@@ -196,7 +214,7 @@ def _measure(
         excess_ms=excess,
         step_ms=step_ms,
         step_without_ms=max(step_ms - gain, step_ms * 0.01),
-        phase_factors={phase: factors[phase] for phase in (*phases, *(p for p in OWN_PHASES if p not in phases))},
+        phase_factors=factors,
         phase_excess_ms=excesses,
         peers_wait_more_ms=float(typical(others_median(waits)[row] - waits[row])),
         num_steps=sum(num_steps_of(timings.steps, segment) for segment in segments),

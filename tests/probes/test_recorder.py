@@ -14,6 +14,7 @@ from probes.device import memory as device_memory
 from probes.device.memory import AllocatorRetries
 from probes.fail_open import error_counts
 from probes.recorder import NullRecorder, Recorder
+from probes.step_clock import GAPS, PHASES
 from probes.tape import event_kinds
 from probes.tape.writer import COMPLETE, OPEN
 from probes.tape_recorder import TapeRecorder
@@ -56,6 +57,41 @@ def test_the_phases_of_a_step_do_not_count_twice(recorder: TapeRecorder, tmp_pat
     assert first["forward_ns"] == 0
     assert second["backward_ns"] > 0
     assert [span["kind"] for span in rows(tmp_path, "spans")] == ["evaluate", "forward", "attention", "weight"]
+
+
+def test_phases_and_gaps_add_up_to_the_step(recorder: TapeRecorder, tmp_path: Path) -> None:
+    with recorder.step(1):
+        for microbatch in range(3):
+            time.sleep(0.001)
+            recorder.wait_ns += 7  # before each forward pass
+            with recorder.span("forward", microbatch=microbatch), recorder.span("loss"):
+                pass
+            with recorder.span("log"):  # no phase
+                time.sleep(0.001)
+            with recorder.span("backward", microbatch=microbatch):
+                recorder.wait_ns += 5
+        time.sleep(0.002)
+        with recorder.span("optimizer"):
+            pass
+        with recorder.span("evaluate"):
+            pass
+        time.sleep(0.003)
+    (step,) = rows(tmp_path, "steps")
+    assert sum(step[f"{name}_ns"] for name in (*PHASES, *GAPS)) == step["duration_ns"]
+    assert step["before_forward_ns"] >= 3_000_000
+    assert step["forward_to_backward_ns"] >= 3_000_000
+    assert step["backward_to_optimizer_ns"] >= 2_000_000
+    assert step["after_optimizer_ns"] >= 3_000_000
+    assert step["before_forward_wait_ns"] == 21
+    assert [step[f"{gap}_wait_ns"] for gap in GAPS[1:]] == [0, 0, 0]
+    assert step["collective_wait_ns"] == 36
+
+
+def test_gaps_of_a_step_without_phases_are_not_measured(recorder: TapeRecorder, tmp_path: Path) -> None:
+    with recorder.step(1), recorder.span("log"):
+        pass
+    (step,) = rows(tmp_path, "steps")
+    assert [step[f"{gap}{suffix}"] for gap in GAPS for suffix in ("_ns", "_wait_ns")] == [None] * 8
 
 
 def test_phase_is_the_innermost_span(recorder: TapeRecorder) -> None:
