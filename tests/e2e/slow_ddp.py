@@ -58,6 +58,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(Model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    gc.freeze()  # a full collection of all that torch made would take far longer than `SLEEP_S`
     for _ in range(int(sys.argv[2])):
         slow("batch")
         x = torch.randn(16, 64)

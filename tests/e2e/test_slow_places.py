@@ -13,7 +13,7 @@ from tests.e2e.script_ranks import ScriptRanks
 from tests.sentences import assert_plain
 
 SCRIPT = Path(__file__).parent / "slow_ddp.py"
-STEPS = 100
+STEPS = 70
 PLACES = {
     # A loop that makes its batches itself does not show where one step ends and the next begins.
     "batch": ("after_optimizer", "after the optimizer"),
