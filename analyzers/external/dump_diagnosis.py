@@ -1,10 +1,10 @@
-"""What went wrong in a run that left only flight-recorder dumps: the hang analyzer's verdict, and what is missing.
+"""Diagnosis of flight-recorder dumps: the hang analyzer's verdict, and which ranks left no dump.
 
     diagnosis = diagnose_dumps(survey(folder), name="dumps")
     diagnosis.verdict    # "Rank 1 did not reach all_reduce #6 (group world:0-1): stuck in user code. Rank 0 waited..."
 
 A hang is fired if the ranks were silent for longer than the limit when they were dumped, if a watchdog gave a call up,
-or if ranks called different things at the same place. Dumps of a run that was well give no finding.
+or if ranks made different calls at the same place. Dumps of a healthy run give no finding.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from analyzers.hangs.analyze import hang_of_attempt
 from analyzers.hangs.culprits import find_culprits
 from analyzers.run.event_log import EventLog
 from analyzers.run.policy import StallPolicy
+from analyzers.wording import ranks_text, sentence
 from store.readers.external_files import SourceError, Survey, rank_of_name
 from store.readers.flight_recorder import RankDump
 from store.readers.many_dumps import read_many
@@ -32,7 +33,7 @@ MAX_LISTED = 16
 
 
 def diagnose_dumps(found: Survey, *, name: str) -> Diagnosis:
-    """Read the dumps of a survey and judge them. What cannot be read is told in `run.file_problems`."""
+    """Read the dumps of a survey and judge them. What cannot be read is listed in `run.file_problems`."""
     return conclude(*judge_dumps(found, name=name))
 
 
@@ -51,7 +52,7 @@ def _read(found: Survey) -> list[RankDump]:
     for path in found.paths:
         rank = rank_of_name(path)
         if rank is None:
-            found.add_problem(path, "tells no rank: name the dumps by it (nccl_trace_rank_3)")
+            found.add_problem(path, "has no rank in its name: name the dumps by rank (nccl_trace_rank_3)")
         else:
             places.append((path, rank))
     for path, dump in read_many(places):
@@ -60,7 +61,7 @@ def _read(found: Survey) -> list[RankDump]:
             continue
         rank = dump.rank
         if dump.damaged_entries:
-            found.add_problem(path, f"{dump.damaged_entries} entries make no sense: left out")
+            found.add_problem(path, f"{dump.damaged_entries} damaged entries were left out")
         other = by_rank.get(rank)
         if other is not None:
             better, worse = (dump, other) if _worth(dump) > _worth(other) else (other, dump)
@@ -71,13 +72,13 @@ def _read(found: Survey) -> list[RankDump]:
 
 
 def _worth(dump: RankDump) -> tuple[int, bool, int]:
-    """Of two dumps of a rank the later one is read, then the one with callers."""
+    """Order of preference among dumps of one rank: the latest, then one with callers."""
     return (dump.last_ns, dump.has_frames, dump.num_entries)
 
 
 def _findings(world: DumpedWorld, dumps: Sequence[RankDump]) -> list[Finding]:
     if not any(dump.num_entries for dump in dumps):
-        return [_insufficient("the dumps hold no calls (set TORCH_FR_BUFFER_SIZE, e.g. to 2000)"), *_absent(world)]
+        return [_insufficient("the dumps hold no calls (set TORCH_FR_BUFFER_SIZE to 2000)"), *_absent(world)]
     hang = _hang(world)
     if hang is None:
         return _absent(world)
@@ -85,7 +86,7 @@ def _findings(world: DumpedWorld, dumps: Sequence[RankDump]) -> list[Finding]:
     known = [rank for rank in hang.ranks if rank not in world.undumped]
     if missing and not known:
         where = hang.evidence.get("op", "a collective")
-        unsure = f"whether rank{'s' * (len(missing) > 1)} {_listed(missing)} entered {where} is not known: no dump"
+        unsure = f"whether {ranks_text(missing)} entered {where} is unknown without a dump"
         return [_lost(world, missing, hang), _insufficient(unsure)]
     if missing:
         hang = replace(hang, ranks=tuple(known))
@@ -93,10 +94,10 @@ def _findings(world: DumpedWorld, dumps: Sequence[RankDump]) -> list[Finding]:
 
 
 def _hang(world: DumpedWorld) -> Finding | None:
-    """The hang analyzer's word on the picture."""
+    """The verdict of the hang analyzer."""
     blame = find_culprits(world.view)
     if blame.cause == "busy":
-        return None  # nobody waits in anything
+        return None  # no rank waits in a call
     certain = blame.cause.startswith("mismatch") or bool(world.timed_out)
     reference_ns = max(world.reference_ns, world.view.last_ns + 1)
     policies = [StallPolicy()] + ([StallPolicy(floor_s=0.0)] if certain or not world.clock_is_known else [])
@@ -123,7 +124,7 @@ def _hang(world: DumpedWorld) -> Finding | None:
 
 
 def _skewed(world: DumpedWorld, hang: Finding) -> bool:
-    """Whether the culprits were dumped before the others made the call: then they may have entered it later."""
+    """True if the culprits were dumped before the others made the call: they may have entered it later."""
     if hang.cause not in ("not_entered", "p2p_unmatched", "order_inversion"):
         return False
     place = (hang.evidence.get("process_group"), hang.evidence.get("seq"))
@@ -139,10 +140,10 @@ def _apart_s(world: DumpedWorld) -> float:
 
 def _lost(world: DumpedWorld, missing: Sequence[int], hang: Finding) -> Finding:
     many = len(missing) > 1
-    call = ""
-    if "op" in hang.evidence:
-        call = f" in {hang.evidence['op']} {hang.evidence['seq']} of {hang.evidence['process_group']}"
-    waiting = list(hang.evidence.get("waiting_ranks") or ())
+    of = hang.evidence
+    call = f" in {of['op']} #{of['seq']} (group {of['process_group']})" if "op" in of else ""
+    waiting = list(of.get("waiting_ranks") or ())
+    they, them = ("They", "them") if many else ("It", "it")
     return Finding(
         analyzer="hang",
         kind="rank_lost",
@@ -150,9 +151,9 @@ def _lost(world: DumpedWorld, missing: Sequence[int], hang: Finding) -> Finding:
         status="suspect",
         ranks=tuple(missing),
         cause="no_dump",
-        summary=f"rank{'s' * many} {_listed(missing)} left no dump, and rank{'s' * (len(waiting) != 1)} "
-        f"{_listed(waiting)} wait{'s' * (len(waiting) == 1)} for {'them' if many else 'it'}{call}: dead before "
-        f"{'they' if many else 'it'} could write one, or the file was not collected",
+        summary=f"{sentence(ranks_text(missing))[:-1]} left no dump, and {ranks_text(waiting)} "
+        f"wait{'s' * (len(waiting) == 1)} for {them}{call}. {they} died before writing one, or the file was not "
+        "collected.",
         evidence={**hang.evidence, "message": "no dump", "victims": []},
         advice="rank-lost-no_dump",
         cost_s=hang.cost_s,
@@ -160,13 +161,11 @@ def _lost(world: DumpedWorld, missing: Sequence[int], hang: Finding) -> Finding:
 
 
 def _absent(world: DumpedWorld) -> list[Finding]:
-    """Ranks without a dump that nobody is known to wait for."""
+    """Ranks without a dump that no rank is known to wait for."""
     absent = world.undumped
     if not absent:
         return []
-    many = len(absent) > 1
-    doing = f"what {'they' if many else 'it'} did is not known"
-    return [_insufficient(f"no dump of rank{'s' * many} {_listed(absent)}: {doing}")]
+    return [_insufficient(f"there is no dump of {ranks_text(absent)}")]
 
 
 def _facts(name: str, dumps: Sequence[RankDump], world: DumpedWorld | None, found: Survey) -> dict[str, Any]:
@@ -190,10 +189,5 @@ def _facts(name: str, dumps: Sequence[RankDump], world: DumpedWorld | None, foun
     return facts
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return shown if len(ranks) <= 8 else f"{shown}, ... ({len(ranks)} in all)"
-
-
 def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("hang", "hang", f"hangs were not judged with all ranks: {why}")
+    return Finding.insufficient("hang", "hang", f"Hangs were not judged with all ranks: {why}.")

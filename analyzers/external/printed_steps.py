@@ -1,4 +1,4 @@
-"""What the steps that a trainer printed show: losses that are not finite, spikes, divergence, slower steps.
+"""Judge the steps that a trainer printed: losses that are not finite, spikes, divergence, slower steps.
 
 findings = judge_steps(store, findings_so_far)
 """

@@ -40,7 +40,7 @@ def with_stuck_device(hang: Finding, world: DumpedWorld) -> Finding:
         ranks=stuck,
         cause="device_stuck",
         advice="hang-device_stuck",
-        summary=f"Rank{'s' * many} {listed(stuck)} did not complete {op} {seq} of {group}, which rank"
+        summary=f"Rank{'s' * many} {listed(stuck)} did not complete {op} #{seq} (group {group}), which rank"
         f"{'s' * (len(completed) > 1)} {listed(completed)} completed: {'their' if many else 'its'} device or watchdog "
         f"stopped.{next_call}",
         evidence={**hang.evidence, "completed_ranks": completed[:64], "never_reached": waiting[:4]},
@@ -48,7 +48,7 @@ def with_stuck_device(hang: Finding, world: DumpedWorld) -> Finding:
 
 
 def _completed(world: DumpedWorld, group: str, seq: int, rank: int) -> bool:
-    """Whether a dumped member has been through a call: it came that far, and nothing up to it is open."""
+    """True if a dumped member completed the call: it reached it, and no call up to it is open."""
     view = world.view.ranks.get(rank)
     if view is None or (group, rank) not in world.recorded or world.view.last_seq[group, rank] < seq:
         return False
@@ -66,7 +66,7 @@ def with_calls_of_each(hang: Finding, world: DumpedWorld) -> Finding:
     calls: dict[str, list[int]] = {}
     for rank, call in sorted(awaited.items()):
         calls.setdefault(call, []).append(rank)
-    each = "; ".join(f"rank{'s' * (len(ranks) > 1)} {listed(ranks)} in {call}" for call, ranks in _first(calls))
+    each = ", ".join(f"rank{'s' * (len(ranks) > 1)} {listed(ranks)} in {call}" for call, ranks in _first(calls))
     return replace(hang, summary=f"{hang.summary} Awaited are {each}.", evidence={**hang.evidence, "awaited": calls})
 
 

@@ -1,11 +1,11 @@
-"""Where the steps of a profiled run went, rank by rank, and which rank holds the others up.
+"""Diagnosis of profiler traces: the parts of each rank's steps, and the ranks that are slower than their peers.
 
     diagnosis = diagnose_traces(survey(folder), name="traces")
     diagnosis.run["trace"]["ranks"][3]      # {"rank": 3, "step_ms": 212.0, "compute_ms": ..., "exposed_ms": ...}
 
 1. In each step's window: compute, communication, their overlap, communication that nothing hides (exposed), and idle
    (neither). Times of different ranks are never compared by clock, only by length.
-2. A rank's own time is its step without exposed communication: whoever comes late waits little. Stragglers are found in
+2. A rank's own time is its step without exposed communication: a late rank waits little. Stragglers are found in
    it by the rules of `straggler` (same persistence, same peers: ranks of one pipeline stage).
 3. Of the exposed communication, what even the last to arrive sees is transfer; the rest is waiting for others.
 """
@@ -19,19 +19,19 @@ from typing import Any
 import numpy as np
 
 from analyzers.account.timings import OWN_PHASES, Matrix, Timings
+from analyzers.communication.policy import CommunicationPolicy
 from analyzers.diagnose import Diagnosis, conclude
 from analyzers.finding import Finding
 from analyzers.source import Floats
 from analyzers.stragglers.peer_comparison import Straggler, find_stragglers
 from analyzers.stragglers.policy import StragglerPolicy
+from analyzers.wording import ranks_text
 from store.readers.external_files import SourceError, Survey
 from store.readers.intervals import intersection, overlap, union
 from store.readers.kineto import RankTrace, read_trace
 
 __all__ = ["breakdown", "diagnose_traces", "judge_traces"]
 
-EXPOSED_SHARE = 0.2
-"""Share of a step that transfers may cost unhidden before it is worth a word: advice, as in our own runs."""
 MAX_LISTED = 4096
 PARTS = ("step", "compute", "communication", "exposed", "idle", "data")
 
@@ -53,7 +53,7 @@ def judge_traces(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, 
         if trace.problem:
             found.add_problem(path, f"{trace.problem}: read up to there ({trace.num_events:,} events)")
         if trace.damaged_events:
-            found.add_problem(path, f"{trace.damaged_events:,} events make no sense: left out")
+            found.add_problem(path, f"{trace.damaged_events:,} damaged events were left out")
         read = (trace, breakdown(trace))
         if trace.rank in by_rank:
             before = by_rank[trace.rank]
@@ -96,8 +96,7 @@ def breakdown(trace: RankTrace) -> dict[str, Floats]:
 def _findings(ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> list[Finding]:
     unmarked = [trace.rank for trace, _ in ranks if not trace.marked]
     if unmarked:
-        why = f"no ProfilerStep# marks on rank{'s' * (len(unmarked) > 1)} {', '.join(map(str, unmarked[:8]))}"
-        return [_insufficient(f"{why} (call prof.step() in the loop)")]
+        return [_insufficient(f"no ProfilerStep# marks on {ranks_text(unmarked)}. Call prof.step() in the loop")]
     timings = _timings(ranks)
     policy = StragglerPolicy()
     findings = [_straggler(straggler, timings, policy) for straggler in find_stragglers(timings, policy)]
@@ -106,12 +105,12 @@ def _findings(ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> list[Find
         findings += _exposed(timings, float(np.median(transfer)), float(np.nanmedian(timings.duration)))
     absent = _absent(ranks)
     if absent:
-        findings.append(_insufficient(f"no trace of rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent[:8]))}"))
+        findings.append(_insufficient(f"there is no trace of {ranks_text(absent)}"))
     if not any(len(peers) > 1 for peers in timings.peers):
-        findings.append(_insufficient("it takes traces of two ranks with the same work"))
+        findings.append(_insufficient("traces of two ranks with the same work are needed"))
     elif len(timings.steps) < policy.persistence.min_length:
         needed = policy.persistence.min_length
-        too_few = f"{len(timings.steps)} steps are in all traces, and it takes {needed} (schedule(active={needed}))"
+        too_few = f"only {len(timings.steps)} steps are in all traces. Record {needed} with schedule(active={needed})"
         findings.append(_insufficient(too_few))
     return findings
 
@@ -160,9 +159,9 @@ def _straggler(straggler: Straggler, timings: Timings, policy: StragglerPolicy) 
         first_step=straggler.first_step,
         last_step=straggler.last_step,
         cause=straggler.cause,
-        summary=f"rank {straggler.rank} is a straggler in steps {straggler.first_step} to {straggler.last_step} of "
-        f"the traces: +{straggler.excess_ms:.3g} ms per step ({straggler.factor:.2f}x the median rank) in "
-        f"{straggler.cause}",
+        summary=f"Rank {straggler.rank} was slow in steps {straggler.first_step} to {straggler.last_step} of the "
+        f"traces: +{straggler.excess_ms:.3g} ms of {'data loading' if straggler.cause == 'data' else straggler.cause} "
+        f"per step ({straggler.factor:.2f}x).",
         evidence={
             "factor_ratio": round(straggler.factor, 3),
             "excess_ms": round(straggler.excess_ms, 3),
@@ -181,14 +180,14 @@ def _straggler(straggler: Straggler, timings: Timings, policy: StragglerPolicy) 
 
 
 def _exposed(timings: Timings, transfer_ms: float, step_ms: float) -> list[Finding]:
-    if step_ms <= 0 or transfer_ms < EXPOSED_SHARE * step_ms:
+    if step_ms <= 0 or transfer_ms < CommunicationPolicy().exposed_ratio * step_ms:
         return []
     return [
         Finding.advise(
             "kineto",
             "exposed_communication",
-            f"{100 * transfer_ms / step_ms:.0f} % of a step is communication that no compute hides: "
-            f"{transfer_ms:.3g} of {step_ms:.3g} ms, even on the rank that waits least",
+            f"Communication that no compute hides takes {100 * transfer_ms / step_ms:.0f} % of a step "
+            f"({transfer_ms:.3g} of {step_ms:.3g} ms), even on the rank that waits least.",
             first_step=int(timings.steps[0]),
             last_step=int(timings.steps[-1]),
             cause="transfer",
@@ -226,4 +225,4 @@ def _facts(name: str, ranks: Sequence[tuple[RankTrace, dict[str, Floats]]], foun
 
 
 def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("kineto", "straggler", f"ranks were not compared in full: {why}")
+    return Finding.insufficient("kineto", "straggler", f"Ranks were not compared in full: {why}.")

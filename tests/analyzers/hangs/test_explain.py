@@ -1,0 +1,25 @@
+"""Evidence and next step of the kinds of `hangs`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.analyzers.explained import assert_explains
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause", "evidence", "proof", "remedy"),
+    [
+        (
+            "node_silent",
+            "silent",
+            {"silent_s": 12.0, "heard_again": False},
+            "for 12 s, and nothing has arrived since",
+            "Ping the node",
+        ),
+    ],
+)
+def test_evidence_and_next_step(kind: str, cause: str, evidence: dict[str, Any], proof: str, remedy: str) -> None:
+    assert_explains(kind, cause, evidence, proof=proof, remedy=remedy)
