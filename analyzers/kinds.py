@@ -37,7 +37,7 @@ class Kind:
     at_end: bool = False
     """Whether it is about the end of an attempt, whatever step the finding names."""
     drawn: bool = True
-    """Whether it has figures; False for kinds that only ever report what was not judged."""
+    """Whether it has figures."""
 
 
 _DEVICE = ("cause", "evidence.node", "evidence.device")
