@@ -57,12 +57,12 @@ class Diagnosis:
 
     @property
     def advised(self) -> tuple[Finding, ...]:
-        """What could go better although nothing is broken."""
+        """Advice: nothing is broken, and something could go better."""
         return tuple(finding for finding in self.findings if finding.status == "advice")
 
     @property
     def not_judged(self) -> tuple[Finding, ...]:
-        """What could not be judged, and why."""
+        """Checks that could not be judged, with the reason."""
         return tuple(finding for finding in self.findings if finding.status == "insufficient_data")
 
     @property
@@ -132,7 +132,7 @@ def conclude(
 
 
 def reaches(findings: Sequence[Finding], severity: Severity) -> bool:
-    """Whether a fired finding is at least as severe (`--fail-on`)."""
+    """Return True if a fired finding is at least as severe (`--fail-on`)."""
     limit = SEVERITIES.index(severity)
     return any(finding.status == "fired" and SEVERITIES.index(finding.severity) <= limit for finding in findings)
 

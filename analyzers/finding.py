@@ -53,7 +53,7 @@ class Finding:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What makes two findings the same one, seen at different times: the kind and what its `Kind` names."""
+        """Key of the finding over time: its kind and the fields that its `Kind` names."""
         kind = KINDS.get(self.kind)
         return (self.kind, *(self._value_of(name) for name in (kind.identity if kind else UNKNOWN_IDENTITY)))
 

@@ -35,7 +35,7 @@ __all__ = ["LivePolicy", "LiveState", "live_findings", "remembered"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePolicy:
-    """How far back and how often to judge."""
+    """Window and frequency of live analyses."""
 
     window_steps: int = 300
     """Newest steps that are judged; the straggler's longest scale is 100, and a NaN is reported within a second."""
@@ -49,7 +49,7 @@ class LivePolicy:
 
 @dataclass(slots=True, kw_only=True)
 class LiveState:
-    """What was reported. `errors` counts analyses that failed, by their first kind."""
+    """The findings reported so far. `errors` counts analyses that failed, by their first kind."""
 
     policy: LivePolicy = field(default_factory=LivePolicy)
     stall: StallPolicy = field(default_factory=StallPolicy)
@@ -68,7 +68,7 @@ class LiveState:
 
 
 def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding]:
-    """What is new at `now_ns` (epoch nanoseconds)."""
+    """New and changed findings at `now_ns` (epoch nanoseconds)."""
     state.ticks += 1
     known = attempts(source)
     if not known:
@@ -111,7 +111,7 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
 
 
 def remembered(events: Iterable[Mapping[str, Any]]) -> dict[tuple[object, ...], Finding]:
-    """What a watch has reported already, from its events: for `reported` of one that takes its place.
+    """Findings that a former watch reported, from its events: the initial `reported` of its successor.
 
     Not hangs: a report of one is acted upon, and the former watch may have been killed in between.
     """
@@ -140,7 +140,7 @@ def _standstill(source: Source, attempt: int, state: LiveState, now_ns: int) -> 
 
 
 def _ended(source: Source, attempt: int, known: Sequence[int], policy: StallPolicy) -> list[Finding]:
-    """How a former attempt ended, as the post-mortem sees it."""
+    """Findings on the end of a former attempt, as in the post-mortem."""
     log = EventLog.load(source, SNAPSHOT_EVENTS)
     view = take_snapshot(source, attempt, log)
     again = restart_sentence(source, attempt, known)

@@ -23,6 +23,6 @@ def newest_reports(reports: Iterable[Finding]) -> list[Finding]:
 
 
 def may_last(kind: str) -> bool:
-    """Whether a finding of the kind is open until it is reported as over; else it is an incident."""
+    """Return True if a finding of the kind stays open until it is reported as over; else it is an incident."""
     found = KINDS.get(kind)
     return found is not None and found.may_last

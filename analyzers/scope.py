@@ -18,7 +18,7 @@ __all__ = ["Scope"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What of a run an analysis judges."""
+    """The part of a run that an analysis judges."""
 
     attempt: int | None = None
     """Only this attempt; None: all."""
@@ -33,5 +33,5 @@ class Scope:
 
     @property
     def is_live(self) -> bool:
-        """Whether the run lives: what has not settled yet is not reported."""
+        """True while the run is alive: what has not settled yet is not reported."""
         return self.now_ns is not None

@@ -1,4 +1,4 @@
-"""What an analyzer asks of the store, and plain numpy columns out of its answers.
+"""Queries of an analyzer to the store, answered as plain numpy columns.
 
     table = source.query("SELECT rank, loss FROM steps WHERE step = ?", [40])
     floats(table["loss"])        # float64, NaN where NULL
@@ -29,7 +29,7 @@ class Source(Protocol):
         """The answer as tuples (None where NULL)."""
 
     def has(self, table: str) -> bool:
-        """Whether the table is there and can be read."""
+        """Return True if the table exists and can be read."""
 
 
 def floats(column: npt.NDArray[Any]) -> Floats:
@@ -54,7 +54,7 @@ def missing_tables(source: Source, *tables: str) -> list[str]:
 
 
 def lacking(source: Source, **needed: Sequence[str]) -> list[str]:
-    """What of `needed` (table: columns) nobody recorded: `steps` for a table, `steps.data_ns` for a column of NULLs."""
+    """Parts of `needed` (table: columns) that were not recorded: `steps`, or `steps.data_ns` for a column of NULLs."""
     absent: list[str] = []
     for table, columns in needed.items():
         if missing_tables(source, table):

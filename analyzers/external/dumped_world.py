@@ -28,7 +28,7 @@ from store.readers.flight_recorder import GroupKey, RankDump, Recorded
 __all__ = ["DumpedWorld", "assemble"]
 
 _TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all", "alltoall", "all_reduce_barrier")
-"""Operations that nobody can leave before everybody entered. A broadcast's source may."""
+"""Operations that no rank can leave before all have entered; the source of a broadcast can."""
 MARGIN_NS = 60 * 10**9
 MAX_WORLD = 1_000_000
 
@@ -139,7 +139,7 @@ def _reopen_failed(ranks: Mapping[int, RankDump], members: Mapping[GroupKey, tup
 
 
 def _complete(dump: RankDump, group: GroupKey) -> bool:
-    """Whether the newest call of a group is known: a ring that lost records may have lost all of it."""
+    """True if the newest call of a group is known; a ring that lost records may have lost all of it."""
     return not dump.dropped or group in dump.last_seq
 
 
@@ -180,7 +180,7 @@ def _first_number(dump: RankDump, other: RankDump | None, key: tuple[GroupKey, s
 
 
 def _num_done(recorded: Sequence[Recorded]) -> int:
-    """How many of the calls of one direction lie before the first that is in flight."""
+    """Number of calls of one direction before the first that is in flight."""
     return max((i + 1 for i, call in enumerate(recorded) if call.done), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Some ranks or devices against the others, over steps or seconds: a line each, and the others as a band.
+"""Ranks or devices against the others over steps or seconds: a line each, and the others as a band.
 
     shown = RankComparison(x=steps, own={"rank 3": ms}, low=low, middle=middle, high=high)
     figure = draw(shown, y="own work (ms)", onset=60)

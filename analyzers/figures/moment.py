@@ -30,7 +30,7 @@ def moment(source: Source, finding: Finding | None = None) -> Iterator[Drawing]:
     if last is None:
         return
     first = max(0, last - (1 if at_end else 2))
-    shown = _beside(source, attempt, finding.ranks if finding is not None else ())
+    shown = _shown_ranks(source, attempt, finding.ranks if finding is not None else ())
     pieces = activity.timeline(source, attempt=attempt, first_step=first, last_step=last, ranks=shown)
     if pieces:
         title = (
@@ -44,7 +44,7 @@ def _is_at_end(finding: Finding) -> bool:
     return kind is not None and kind.at_end
 
 
-def _beside(source: Source, attempt: int, named: Sequence[int]) -> list[int]:
+def _shown_ranks(source: Source, attempt: int, named: Sequence[int]) -> list[int]:
     """Ranks to show: those named, and others up to `MAX_RANKS`."""
     rows = source.rows("SELECT DISTINCT rank FROM steps WHERE attempt = ? AND rank >= 0 ORDER BY rank", [attempt])
     everybody = [int(rank) for (rank,) in rows]

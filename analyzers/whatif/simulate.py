@@ -1,4 +1,4 @@
-"""Runs steps again on paper: each rank's own work, and who waits for whom, give the time that they take together.
+"""Simulate steps: each rank's own work and its waits for others give the time that they take together.
 
     graph = Graph()
     call = graph.new_call(("dp", "all_reduce", 4096), transfer_ms=2.0)
@@ -32,7 +32,7 @@ _WORK, _POST, _WAIT, _MARK = range(4)
 
 @dataclass(slots=True)
 class Graph:
-    """What each rank does, in order. Times in milliseconds."""
+    """The program of each rank: work, posts, waits and ends of steps, in order. Times in milliseconds."""
 
     programs: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """By rank: (operation, number of its work or call)."""

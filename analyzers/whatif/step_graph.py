@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from analyzers.source import Ints, Source, floats, ints
+from analyzers.whatif.policy import WhatIfPolicy
 from analyzers.whatif.simulate import Graph, Key, replay
 
 __all__ = ["StepGraph", "load_graph"]
@@ -33,8 +34,6 @@ MAX_CALLS = 60_000
 MAX_STEPS = 40
 MAX_STEPS_ONLY = 400
 """Steps in a graph without calls, which costs little."""
-MAX_ERROR_RATIO = 0.1
-"""Difference between replay and measurement up to which a graph is believed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,21 +47,24 @@ class StepGraph:
     """Measured time of a step, mean over the graph's steps."""
 
 
-def load_graph(source: Source, attempt: int, first_step: int, last_step: int) -> StepGraph | None:
+def load_graph(
+    source: Source, attempt: int, first_step: int, last_step: int, policy: WhatIfPolicy | None = None
+) -> StepGraph | None:
     """The newest whole steps of the range; None where too little is recorded."""
+    policy = policy or WhatIfPolicy()
     steps = _whole_steps(source, attempt, first_step, last_step)
-    if len(steps) < 3:
+    if len(steps) < policy.min_steps:
         return None
     if source.has("collectives"):
-        newest = _newest(source, attempt, steps)
-        told = len(newest) >= 3 and _waits_are_told(source, attempt, newest)
-        graph = _from_calls(source, attempt, newest) if told else None
+        newest = _newest(source, attempt, steps, policy)
+        complete = len(newest) >= policy.min_steps and _waits_agree(source, attempt, newest, policy)
+        graph = _from_calls(source, attempt, newest) if complete else None
         found = _checked(graph, "calls", source, attempt, newest) if graph else None
-        if found is not None and found.error_ratio <= MAX_ERROR_RATIO:
+        if found is not None and found.error_ratio <= policy.max_error_ratio:
             return found
     ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE attempt = ? AND step = ?",
                                   [attempt, steps[-1]])  # fmt: skip
-    newest = steps[-max(3, min(MAX_STEPS_ONLY, MAX_CALLS // max(1, num_ranks))) :]
+    newest = steps[-max(policy.min_steps, min(MAX_STEPS_ONLY, MAX_CALLS // max(1, num_ranks))) :]
     return _checked(_from_steps(source, attempt, newest), "steps", source, attempt, newest)
 
 
@@ -86,23 +88,27 @@ def _whole_steps(source: Source, attempt: int, first_step: int, last_step: int) 
     return run[::-1]
 
 
-def _waits_are_told(source: Source, attempt: int, steps: Sequence[int]) -> bool:
-    """Whether the calls' waits add up to those of the steps: else a rank waited where no call says so."""
+def _waits_agree(source: Source, attempt: int, steps: Sequence[int], policy: WhatIfPolicy) -> bool:
+    """True if the calls' waits add up to those of the steps; else a rank waited in a call that is not recorded."""
     bounds = [attempt, steps[0], steps[-1]]
     where = "WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0"
     ((of_calls,),) = source.rows(f"SELECT sum(wait_ns)::DOUBLE FROM collectives {where} AND end_ns IS NOT NULL", bounds)
     ((of_steps,),) = source.rows(f"SELECT sum(collective_wait_ns)::DOUBLE FROM steps {where}", bounds)
-    return bool(of_steps) and abs((of_calls or 0.0) / of_steps - 1) <= MAX_ERROR_RATIO
+    return bool(of_steps) and abs((of_calls or 0.0) / of_steps - 1) <= policy.max_error_ratio
 
 
-def _newest(source: Source, attempt: int, steps: Sequence[int]) -> list[int]:
-    """As many of the newest steps as have a bearable number of calls."""
+def _newest(source: Source, attempt: int, steps: Sequence[int], policy: WhatIfPolicy) -> list[int]:
+    """The newest steps, as many as have at most MAX_CALLS calls."""
     newest = list(steps[-MAX_STEPS:])
     ((num_calls,),) = source.rows(
         "SELECT count(*) FROM collectives WHERE attempt = ? AND step BETWEEN ? AND ?", [attempt, newest[0], newest[-1]]
     )
     per_step = max(1.0, num_calls / len(newest))
-    return newest[-int(max(0, min(MAX_STEPS, MAX_CALLS // per_step))) :] if MAX_CALLS >= 3 * per_step else []
+    return (
+        newest[-int(max(0, min(MAX_STEPS, MAX_CALLS // per_step))) :]
+        if MAX_CALLS >= policy.min_steps * per_step
+        else []
+    )
 
 
 def _checked(graph: Graph | None, basis: str, source: Source, attempt: int, steps: Sequence[int]) -> StepGraph | None:

@@ -1,7 +1,7 @@
-"""What a run would take without a slowdown: its steps are replayed with other durations of work and transfers.
+"""Time of a run without a slowdown, by replaying its steps with other durations of work and transfers.
 
     measured = measure(source)
-    measured.slowdown                    # S: 1.31 = the job takes 1.31 times what it would if all ranks were alike
+    measured.slowdown                    # S: 1.31 = the job takes 1.31 times what it would with balanced ranks
     measured.by_rank[3], measured.worst_ranks_ratio, measured.last_stage_ratio
     without(graph, ranks=[3])            # milliseconds a step if rank 3 took no longer than its peers
 
@@ -11,9 +11,9 @@ The definitions are those of Lin et al., "Understanding Stragglers in Large Mode
 | | |
 |---|---|
 | S | step time as it ran / step time with all work at the mean over (data-parallel rank, stage, step), transfers at the median |
-| S_w | the same with all other workers alike and worker w as it was: the smaller of its data-parallel rank's and its stage's |
-| M_W | share of the slowdown that goes if the worst 3 % of the workers are made alike |
-| M_S | share that goes if the last stage is made alike |
+| S_w | the same with all other workers balanced and worker w as it was: the smaller of its data-parallel rank's and its stage's |
+| M_W | share of the slowdown that goes if the worst 3 % of the workers are balanced |
+| M_S | share that goes if the last stage is balanced |
 
 For one rank less is assumed: what it takes longer than its peers, in the median over the steps at that place of the step,
 is taken off; its noise stays. Of a rank that pauses now and then, what it takes longer in each single step is.
@@ -31,22 +31,21 @@ import numpy as np
 from analyzers.account.timings import load_places
 from analyzers.run.snapshot import attempts
 from analyzers.source import Floats, Source, lacking
+from analyzers.whatif.policy import WhatIfPolicy
 from analyzers.whatif.simulate import Graph, Key, replay
 from analyzers.whatif.step_graph import StepGraph, load_graph
 
 __all__ = ["WhatIf", "exceeds_error", "measure", "measure_graph", "without"]
 
-WORST_SHARE = 0.03
-"""Workers that M_W makes alike."""
 MAX_WORKERS = 64
 """Workers whose own slowdown is replayed, those with the largest excess first: the others take less than these."""
 MAX_OPERATIONS = 3_000_000
-"""Operations that are replayed for that in all; with more a worker, fewer workers are looked at."""
+"""Operations that are replayed for that in all; with more a worker, fewer workers are replayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """The whole job's slowdown by stragglers. Ratios; `step_ms` as measured, mean over the steps looked at."""
+    """The whole job's slowdown by stragglers. Ratios; `step_ms` as measured, mean over the steps that were replayed."""
 
     attempt: int
     first_step: int
@@ -64,7 +63,7 @@ class WhatIf:
 
     @property
     def is_beyond_error(self) -> bool:
-        """Whether more of the step would go than the replay is off by."""
+        """True if the gain exceeds the error of the replay."""
         return exceeds_error(self.slowdown, self.error_ratio)
 
     def to_json(self) -> dict[str, Any]:
@@ -87,12 +86,13 @@ class WhatIf:
 
 
 def exceeds_error(speedup: float, error_ratio: float | None) -> bool:
-    """Whether a step that becomes shorter by the factor `speedup` loses more than a replay with this error can tell."""
+    """Return True if a speedup (factor) saves a larger share of the step than the error of the replay."""
     return error_ratio is None or 1 - 1 / max(speedup, 1e-9) > error_ratio
 
 
-def measure(source: Source) -> WhatIf | None:
-    """Of the newest attempt that has enough steps of two ranks or more; None without one."""
+def measure(source: Source, policy: WhatIfPolicy | None = None) -> WhatIf | None:
+    """Measure the newest attempt that has enough steps of two ranks or more; None without one."""
+    policy = policy or WhatIfPolicy()
     if lacking(source, steps=("step", "start_ns", "duration_ns")):
         return None
     for attempt in reversed(attempts(source)):
@@ -103,15 +103,22 @@ def measure(source: Source) -> WhatIf | None:
         )
         if first is None or num_ranks < 2:
             continue
-        found = load_graph(source, attempt, first + 5, last)
+        found = load_graph(source, attempt, first + policy.warm_up_steps, last, policy)
         if found is not None:
             stage, worker = load_places(source, attempt)
-            return measure_graph(found, attempt, stage, worker)
+            return measure_graph(found, attempt, stage, worker, policy)
     return None
 
 
-def measure_graph(found: StepGraph, attempt: int, stage: Mapping[int, int], beside: Mapping[int, Key]) -> WhatIf:
+def measure_graph(
+    found: StepGraph,
+    attempt: int,
+    stage: Mapping[int, int],
+    beside: Mapping[int, Key],
+    policy: WhatIfPolicy | None = None,
+) -> WhatIf:
     """S, S_w, M_W and M_S of a graph; `stage` of each rank, and `beside`: its place in all other dimensions. Pure."""
+    policy = policy or WhatIfPolicy()
     graph = found.graph
     ranks = sorted(graph.programs)
     own = np.array(graph.work_ms)
@@ -124,8 +131,8 @@ def measure_graph(found: StepGraph, attempt: int, stage: Mapping[int, int], besi
     by_lane: dict[Key, float] = {}
     by_stage: dict[int, float] = {}
     size = sum(len(program) for program in graph.programs.values())
-    looked_at = max(4, min(MAX_WORKERS, MAX_OPERATIONS // max(1, size)))
-    for rank in sorted(ranks, key=lambda r: -excess[r])[:looked_at]:
+    num_replayed = max(4, min(MAX_WORKERS, MAX_OPERATIONS // max(1, size)))
+    for rank in sorted(ranks, key=lambda r: -excess[r])[:num_replayed]:
         if lanes[rank] not in by_lane:
             kept = [r for r in ranks if lanes[r] == lanes[rank]]
             by_lane[lanes[rank]] = replay(graph, _mixed(own, alike, of_work, kept), transfer) / ideal
@@ -139,7 +146,7 @@ def measure_graph(found: StepGraph, attempt: int, stage: Mapping[int, int], besi
         if lanes[rank] in by_lane and stage.get(rank, 0) in by_stage
     }
     by_rank = dict(sorted(by_rank.items(), key=lambda pair: -pair[1]))
-    worst = tuple(sorted(list(by_rank)[: max(1, math.ceil(WORST_SHARE * len(ranks)))]))
+    worst = tuple(sorted(list(by_rank)[: max(1, math.ceil(policy.worst_share_ratio * len(ranks)))]))
     last_stage = max(stage.get(rank, 0) for rank in ranks)
     last = [rank for rank in ranks if stage.get(rank, 0) == last_stage]
     return WhatIf(
@@ -153,8 +160,10 @@ def measure_graph(found: StepGraph, attempt: int, stage: Mapping[int, int], besi
         slowdown=ran / ideal,
         by_rank=by_rank,
         worst_ranks=worst,
-        worst_ranks_ratio=_removed(graph, ran, ideal, _mixed(alike, own, of_work, worst)),
-        last_stage_ratio=_removed(graph, ran, ideal, _mixed(alike, own, of_work, last)) if num_stages > 1 else None,
+        worst_ranks_ratio=_removed(graph, ran, ideal, _mixed(alike, own, of_work, worst), policy),
+        last_stage_ratio=_removed(graph, ran, ideal, _mixed(alike, own, of_work, last), policy)
+        if num_stages > 1
+        else None,
     )
 
 
@@ -259,9 +268,9 @@ def _mixed(inside: Floats, outside: Floats, of_work: Any, ranks: Collection[int]
     return mixed
 
 
-def _removed(graph: Graph, ran: float, ideal: float, work: Floats) -> float | None:
+def _removed(graph: Graph, ran: float, ideal: float, work: Floats, policy: WhatIfPolicy) -> float | None:
     """Share of the slowdown that other work removes; None where there is hardly any slowdown."""
-    if ran <= 1.005 * ideal:
+    if ran <= policy.min_slowdown_ratio * ideal:
         return None
     return (ran - replay(graph, work)) / (ran - ideal)
 

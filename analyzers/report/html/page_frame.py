@@ -89,7 +89,7 @@ class Sheet:
 
 
 def _shown(value: Any) -> Any:
-    """What the template prints: texts of the run without control signs and of bounded length."""
+    """Texts of the run for the template: without control characters and of bounded length."""
     if isinstance(value, str) and not isinstance(value, Markup):
         cut = value if len(value) <= MAX_TEXT else f"{value[:MAX_TEXT]} … ({len(value):,} characters)"
         return visible(cut)

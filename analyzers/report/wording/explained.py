@@ -26,7 +26,7 @@ _NONE: Explanations = {}
 
 
 def why(finding: Finding) -> str:
-    """What proves a finding, in one sentence; its summary where nothing more is known."""
+    """The evidence of a finding in one sentence; its summary where nothing more is known."""
     if finding.analyzer == logs.ANALYZER:
         return logs.why(finding)
     explain = _explanations(finding.kind, "WHY").get(finding.kind)
@@ -34,7 +34,7 @@ def why(finding: Finding) -> str:
 
 
 def next_step(finding: Finding) -> str:
-    """What to do, and where the runbook says more."""
+    """The next step, with the section of the runbook."""
     explain = _explanations(finding.kind, "NEXT").get(finding.kind)
     advice = explain(finding) if explain is not None else ""
     if finding.analyzer == logs.ANALYZER:
