@@ -23,15 +23,12 @@ import contextlib
 import logging
 import multiprocessing
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.util import Finalize
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..collectives.existing_groups import record_existing
@@ -43,16 +40,14 @@ from ..recorder import NullRecorder, Recorder
 from ..step_scalars import StepScalars
 from ..tape import event_kinds
 from ..tape.dump_pipe import offer_dump_pipe
-from ..tape.events import read_events
-from ..tape.run_facts import described, device_name, versions
-from ..tape.rundir import RunDir, RunError
+from ..tape.run_facts import described
+from ..tape.rundir import RunDir
 from ..tape.schema import TABLES
 from ..tape.stack_file import register
 from ..tape_recorder import TapeRecorder
-from .announcement import announce
 from .identity import Identity
-from .joining import join_run
 from .loop_hooks import LoopPhases
+from .open_recorder import open_recorder
 from .watch_process import digest_address, leave_watch
 
 __all__ = ["Attached", "attach", "current", "detach", "log"]
@@ -298,53 +293,10 @@ def _attach(
     watch: bool,
 ) -> Attached | None:
     identity = Identity.from_environment().in_group()
-    manifest = {
-        # Whoever attaches did not ask for anybody to be killed.
-        "config": {"recovery": {"enabled": False}} | config,
-        "attached": True,
-        "world_size": identity.world_size,
-        "versions": versions(),
-        "num_parameters": sum(parameter.numel() for model in models for parameter in model.parameters()),
-        "launcher_pid": os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
-        "command": sys.argv,
-        "cwd": os.getcwd(),
-    } | device_name()
-    try:
-        run, attempt, is_first = join_run(
-            identity,
-            runs_dir=Path("runs"),
-            name=name or _script_name(),
-            manifest=manifest,
-            run_dir=Path(run_dir) if run_dir is not None else None,
-        )
-    except (OSError, RunError) as error:
-        logger.warning("rankscope does not record: %s", error)
+    opened = open_recorder(identity, models, name=name, run_dir=run_dir, config=config)
+    if opened is None:
         return None
-    directory = run.rank_dir(attempt, identity.rank)
-    if directory.exists() and read_events(directory / "events.jsonl")[0]:
-        logger.warning(
-            "rankscope does not record: another process is rank %d of %s; with processes of your own, attach after "
-            "init_process_group or set RANK and WORLD_SIZE",
-            identity.rank,
-            run.path,
-        )
-        return None
-    recorder = TapeRecorder(
-        directory,
-        rank=identity.rank,
-        attempt=attempt,
-        world_size=identity.world_size,
-        local_rank=identity.local_rank,
-        node_rank=identity.node_rank,
-        device=_device_of(models),
-    )
-    if identity.rank == 0:
-        recorder.event(event_kinds.ATTEMPT_STARTED, world_size=identity.world_size)
-        if not is_first:
-            run.write_manifest(manifest | run.manifest())
-    if identity.local_rank == 0:
-        with failing_open("attach.announce"):
-            announce(run, attempt)
+    recorder, run = opened
     attached = Attached(recorder, run)
     attached._begin(identity, models, optimizers, run=run, gradient_interval=gradient_interval)
     if watch and identity.local_rank == 0:
@@ -359,16 +311,3 @@ def _attach(
 def _several(given: Any) -> list[Any]:
     """One, or a list of them."""
     return list(given) if isinstance(given, (list, tuple)) else [given]
-
-
-def _script_name() -> str:
-    path = Path(sys.argv[0]) if sys.argv and sys.argv[0] else Path("python")
-    stem = path.parent.name if path.stem == "__main__" else path.stem
-    return re.sub(r"^-.*", "python", stem) or "python"
-
-
-def _device_of(models: list[nn.Module]) -> str:
-    parameter = next((parameter for model in models for parameter in model.parameters()), None)
-    if parameter is not None:
-        return str(parameter.device)
-    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rankscope.terminal import console, fail
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from analyzers.compare.scaling import Scaling
+    from analyzers.compare.two_runs import Comparison
 
 __all__ = ["EPILOG", "compare"]
 
@@ -42,41 +48,61 @@ def compare(
         fail(f"{runs[0]}: name a second run to compare it with")
     if len(runs) > 2 and (html is not None or fail_on):
         fail("--html and --fail-on compare two runs: name two")
+    from analyzers.compare.scaling import ScalingError
+    from analyzers.diagnose import reaches
+    from analyzers.report.files import ReportError
+    from probes.tape.reader import TapeError
+    from probes.tape.rundir import RunError
+    from store import StoreError
+
+    try:
+        comparison, scaling, num_bytes = _compare(runs, html)
+    except (RunError, StoreError, TapeError, ReportError, ScalingError) as error:
+        fail(str(error))
+    _print(comparison, scaling, output)
+    if html is not None and output == "text":
+        typer.echo(f"\n{html}  {num_bytes / 1e6:.1f} MB")
+    if fail_on and comparison is not None and reaches(comparison.findings, "warning"):
+        raise typer.Exit(1)
+
+
+def _compare(runs: Sequence[Path], html: Path | None) -> tuple[Comparison | None, Scaling | None, int]:
+    """Compare two runs, or find how several scale; writes the page `html` and returns its size."""
     from contextlib import ExitStack
 
     from analyzers.compare.scaling import ScalingError, scaling_of
     from analyzers.compare.two_runs import Side
     from analyzers.compare.two_runs import compare as compare_sides
-    from analyzers.diagnose import diagnose, reaches
-    from analyzers.report.files import ReportError, write_page
-    from probes.tape.reader import TapeError
-    from probes.tape.rundir import RunDir, RunError
-    from store import Store, StoreError
+    from analyzers.diagnose import diagnose
+    from probes.tape.rundir import RunDir
+    from store import Store
 
-    comparison, scaling = None, None
-    try:
-        with ExitStack() as stores:
-            sides = []
-            for path in runs:
-                folder = RunDir.open(path)
-                store = stores.enter_context(Store.open(folder))
-                diagnosis = diagnose(store, folder.manifest(), stacks_dir=folder.stacks)
-                sides.append(Side(source=store, manifest=folder.manifest(), diagnosis=diagnosis))
-            if len(sides) == 2:
-                comparison = compare_sides(*sides)
-            if len(sides) > 2 or len({side.diagnosis.run.get("num_ranks") for side in sides}) > 1:
-                try:
-                    scaling = scaling_of(sides)
-                except ScalingError:
-                    if comparison is None:
-                        raise
-            if html is not None and comparison is not None:
-                from analyzers.report.html.compare_page import render as render_page
-                from rankscope import __version__
+    comparison, scaling, num_bytes = None, None, 0
+    with ExitStack() as stores:
+        sides = []
+        for path in runs:
+            folder = RunDir.open(path)
+            store = stores.enter_context(Store.open(folder))
+            diagnosis = diagnose(store, folder.manifest(), stacks_dir=folder.stacks)
+            sides.append(Side(source=store, manifest=folder.manifest(), diagnosis=diagnosis))
+        if len(sides) == 2:
+            comparison = compare_sides(*sides)
+        if len(sides) > 2 or len({side.diagnosis.run.get("num_ranks") for side in sides}) > 1:
+            try:
+                scaling = scaling_of(sides)
+            except ScalingError:
+                if comparison is None:
+                    raise
+        if html is not None and comparison is not None:
+            from analyzers.report.files import write_page
+            from analyzers.report.html.compare_page import render
+            from rankscope import __version__
 
-                written = write_page(html, render_page(comparison, *sides, version=__version__))
-    except (RunError, StoreError, TapeError, ReportError, ScalingError) as error:
-        fail(str(error))
+            num_bytes = write_page(html, render(comparison, *sides, version=__version__))
+    return comparison, scaling, num_bytes
+
+
+def _print(comparison: Comparison | None, scaling: Scaling | None, output: str) -> None:
     if output == "json":
         import json
 
@@ -85,18 +111,14 @@ def compare(
         values = comparison.to_json() if comparison is not None else {}
         values |= {"scaling": scaling.to_json()} if scaling is not None else {}
         typer.echo(json.dumps(plain(values), indent=2, allow_nan=False))
-    else:
+        return
+    if comparison is not None:
+        from analyzers.report.terminal.compare_text import render
+
+        render(comparison, console())
+    if scaling is not None:
+        from analyzers.report.terminal.scaling_text import render as render_scaling
+
         if comparison is not None:
-            from analyzers.report.terminal.compare_text import render
-
-            render(comparison, console())
-        if scaling is not None:
-            from analyzers.report.terminal.scaling_text import render as render_scaling
-
-            if comparison is not None:
-                typer.echo()
-            render_scaling(scaling, console())
-    if html is not None and output == "text":
-        typer.echo(f"\n{html}  {written / 1e6:.1f} MB")
-    if fail_on and comparison is not None and reaches(comparison.findings, "warning"):
-        raise typer.Exit(1)
+            typer.echo()
+        render_scaling(scaling, console())

@@ -1,0 +1,104 @@
+"""Join the run and open the tapes of this rank, for a loop of the user's own.
+
+opened = open_recorder(Identity.from_environment(), models, name="", run_dir=None, config={})
+if opened is not None:
+    recorder, run = opened
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..fail_open import failing_open
+from ..tape import event_kinds
+from ..tape.events import read_events
+from ..tape.run_facts import device_name, versions
+from ..tape.rundir import RunDir, RunError
+from ..tape_recorder import TapeRecorder
+from .announcement import announce
+from .identity import Identity
+from .joining import join_run
+
+__all__ = ["open_recorder"]
+
+logger = logging.getLogger("rankscope.probes")
+
+
+def open_recorder(
+    identity: Identity,
+    models: list[nn.Module],
+    *,
+    name: str,
+    run_dir: str | os.PathLike[str] | None,
+    config: dict[str, Any],
+) -> tuple[TapeRecorder, RunDir] | None:
+    """Open this rank's recorder in the run; None, with a warning, where the folder is of no use or taken."""
+    manifest = {
+        # Attaching is no request to kill ranks.
+        "config": {"recovery": {"enabled": False}} | config,
+        "attached": True,
+        "world_size": identity.world_size,
+        "versions": versions(),
+        "num_parameters": sum(parameter.numel() for model in models for parameter in model.parameters()),
+        "launcher_pid": os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
+        "command": sys.argv,
+        "cwd": os.getcwd(),
+    } | device_name()
+    try:
+        run, attempt, is_first = join_run(
+            identity,
+            runs_dir=Path("runs"),
+            name=name or _script_name(),
+            manifest=manifest,
+            run_dir=Path(run_dir) if run_dir is not None else None,
+        )
+    except (OSError, RunError) as error:
+        logger.warning("rankscope does not record: %s", error)
+        return None
+    directory = run.rank_dir(attempt, identity.rank)
+    if directory.exists() and read_events(directory / "events.jsonl")[0]:
+        logger.warning(
+            "rankscope does not record: another process is rank %d of %s; with processes of your own, attach after "
+            "init_process_group or set RANK and WORLD_SIZE",
+            identity.rank,
+            run.path,
+        )
+        return None
+    recorder = TapeRecorder(
+        directory,
+        rank=identity.rank,
+        attempt=attempt,
+        world_size=identity.world_size,
+        local_rank=identity.local_rank,
+        node_rank=identity.node_rank,
+        device=_device_of(models),
+    )
+    if identity.rank == 0:
+        recorder.event(event_kinds.ATTEMPT_STARTED, world_size=identity.world_size)
+        if not is_first:
+            run.write_manifest(manifest | run.manifest())
+    if identity.local_rank == 0:
+        with failing_open("attach.announce"):
+            announce(run, attempt)
+    return recorder, run
+
+
+def _script_name() -> str:
+    path = Path(sys.argv[0]) if sys.argv and sys.argv[0] else Path("python")
+    stem = path.parent.name if path.stem == "__main__" else path.stem
+    return re.sub(r"^-.*", "python", stem) or "python"
+
+
+def _device_of(models: list[nn.Module]) -> str:
+    parameter = next((parameter for model in models for parameter in model.parameters()), None)
+    if parameter is not None:
+        return str(parameter.device)
+    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
