@@ -22,7 +22,7 @@ from dashboard.drawing.runbook import advice_text
 from dashboard.finding_link import open_finding
 from dashboard.frame import View, current_run, framed
 
-__all__ = ["card", "findings"]
+__all__ = ["card", "findings", "verdict_text"]
 
 MAX_LISTED = 60
 
@@ -65,11 +65,17 @@ def findings(view: View) -> None:
         _all(view, known, diagnosis)
 
 
+def verdict_text(diagnosis: Diagnosis) -> str:
+    """The verdict for `st.markdown`; what the terminal shows with `-v` is on the page of findings."""
+    return markdown_text(diagnosis.verdict.replace(": see `-v`.", ": see Findings."))
+
+
 def _all(view: View, known: CurrentFindings, diagnosis: Diagnosis | None) -> None:
     if not known.findings:
         if diagnosis is not None:
-            empty_state("No problems were found in this run.")
-            st.markdown(markdown_text(diagnosis.verdict))
+            if diagnosis.run.get("ended") != "failed":
+                empty_state("No problems were found in this run.")
+            st.markdown(verdict_text(diagnosis))
     else:
         _list(view, known)
     if diagnosis is not None and diagnosis.advised:

@@ -17,9 +17,9 @@ from analyzers.source import Source
 from dashboard.data import queries
 from dashboard.data.current_findings import CurrentFindings, current_findings
 from dashboard.drawing import units
-from dashboard.drawing.elements import chart, empty_state, markdown_text, tiles
+from dashboard.drawing.elements import chart, empty_state, tiles
 from dashboard.frame import View, framed
-from dashboard.views.findings import card
+from dashboard.views.findings import card, verdict_text
 
 __all__ = ["overview"]
 
@@ -134,7 +134,9 @@ def _findings(view: View, known: CurrentFindings, diagnosis: Diagnosis | None) -
         if diagnosis is None:
             st.caption("The analyzers are reading the run…")
         else:
-            st.markdown(f":green[:material/check_circle: {markdown_text(diagnosis.verdict)}]")
+            is_failed = diagnosis.run.get("ended") == "failed"
+            mark = "orange[:material/warning:" if is_failed else "green[:material/check_circle:"
+            st.markdown(f":{mark} {verdict_text(diagnosis)}]")
         return
     for number, finding in enumerate(known.findings[:MAX_CARDS], 1):
         card(view.run_id, finding, number, closed=known.closed.get(finding.id, ""))
