@@ -19,9 +19,11 @@ from typing import Any
 
 from analyzers.account import goodput
 from analyzers.account.long_run import Views, look, unpicked
+from analyzers.account.step_account import coverage
 from analyzers.analysis import Records, analyses
 from analyzers.finding import SEVERITIES, Finding, Severity
 from analyzers.kinds import KINDS
+from analyzers.report.verdict import verdict
 from analyzers.run.policy import stall_policy
 from analyzers.run_facts import run_facts
 from analyzers.scope import Scope
@@ -105,6 +107,9 @@ def diagnose(
         facts = run_facts(source, manifest, views())
         if views().looked_at:  # too many rows to compare every rank in every step
             facts["steps_compared"] = dict(views().looked_at)
+        if covered := coverage(views().compared):
+            facts["steps_not_measured_ratio"] = round(covered.not_measured_ratio, 4)
+            facts["steps_not_compared_ratio"] = round(covered.not_compared_ratio, 4)
     except Exception as error:
         facts = {"run_id": manifest.get("run_id"), "error": f"{type(error).__name__}: {error}"[:500]}
     try:
@@ -128,7 +133,9 @@ def conclude(
 ) -> Diagnosis:
     """The findings in order and the sentence on top; also for input that is no run of ours (`sources`)."""
     ordered = tuple(sorted(findings, key=_order))
-    return Diagnosis(run=facts, verdict=_verdict(ordered, facts), findings=ordered, goodput=account, what_if=what_if)
+    return Diagnosis(
+        run=facts, verdict=verdict(ordered, facts, what_if), findings=ordered, goodput=account, what_if=what_if
+    )
 
 
 def reaches(findings: Sequence[Finding], severity: Severity) -> bool:
@@ -145,40 +152,6 @@ def _order(finding: Finding) -> tuple[int, int, int, int, int]:
         finding.attempt or 0,
         finding.first_step or 0,
     )
-
-
-def _verdict(findings: Sequence[Finding], facts: Mapping[str, Any]) -> str:
-    wrong = [finding for finding in findings if finding.status in ("fired", "suspect")]
-    unjudged = {finding.kind for finding in findings if finding.status == "insufficient_data"}
-    missing = f"{_checks(len(unjudged))} more data: see `-v`." if unjudged else ""
-    if wrong:
-        others = "" if len(wrong) == 1 else f"{len(wrong) - 1} more finding{'s' * (len(wrong) > 2)}."
-        return " ".join(part for part in (wrong[0].summary, others, missing) if part)
-    extent = [
-        f"{count} {noun}{'s' * (count != 1)}"
-        for count, noun in ((facts.get("steps"), "step"), (facts.get("num_ranks"), "rank"))
-        if isinstance(count, int) and count
-    ]
-    clean = f"No problems found{' (' + ', '.join(extent) + ')' if extent else ''}."
-    if facts.get("ended") == "failed":  # never a clean bill for a run that did not end by its own will
-        when = "failed" if facts.get("steps") else "failed before its first step"
-        clean = f"The run {when}, and nothing that was recorded explains it: read the logs of its ranks."
-    advised = sum(finding.status == "advice" for finding in findings)
-    advice = f"{advised} piece{'s' * (advised > 1)} of advice." if advised else ""
-    return " ".join(part for part in (clean, advice, _preempted(facts), missing) if part)
-
-
-def _checks(number: int) -> str:
-    return "1 check needs" if number == 1 else f"{number} checks need"
-
-
-def _preempted(facts: Mapping[str, Any]) -> str:
-    """Being stopped by a scheduler is no failure, but it is why the run is not at its end."""
-    if facts.get("ended") != "preempted":
-        return ""
-    step = facts.get("preempted_at_step")
-    saved = f"and saved at step {step}" if step is not None else "and nothing was saved"
-    return f"The run was preempted (SIGTERM) {saved}: continue with `rankscope train --resume`."
 
 
 def _failed(kind: str, error: Exception) -> Finding:

@@ -1,0 +1,84 @@
+"""The verdict: what is said of a run on top of its report.
+
+    verdict(findings, facts, what_if)      # "No problems found (200 steps, 4 ranks)."
+
+It claims no more than the evidence: a run of whose time too much was not measured or not compared is not said to be
+free of problems, and a gain that the what-if promises and no finding explains is mentioned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from analyzers.account.policy import VerdictPolicy
+from analyzers.finding import Finding
+from analyzers.whatif.what_if import WhatIf
+
+__all__ = ["verdict"]
+
+EXPLAINS_GAIN = ("straggler", "stage_imbalance", "data_bound", "expert_imbalance")
+"""Kinds of findings that explain why balanced ranks would be faster."""
+
+
+def verdict(
+    findings: Sequence[Finding],
+    facts: Mapping[str, Any],
+    what_if: WhatIf | None = None,
+    policy: VerdictPolicy = VerdictPolicy(),
+) -> str:
+    """Return one to a few sentences; `findings` in the order of their weight."""
+    wrong = [finding for finding in findings if finding.status in ("fired", "suspect")]
+    unjudged = {finding.kind for finding in findings if finding.status == "insufficient_data"}
+    missing = f"{_checks(len(unjudged))} more data: see `-v`." if unjudged else ""
+    gain = _unexplained_gain(wrong, what_if, policy)
+    if wrong:
+        others = "" if len(wrong) == 1 else f"{len(wrong) - 1} more finding{'s' * (len(wrong) > 2)}."
+        return " ".join(part for part in (wrong[0].summary, others, gain, missing) if part)
+    extent = [
+        f"{count} {noun}{'s' * (count != 1)}"
+        for count, noun in ((facts.get("steps"), "step"), (facts.get("num_ranks"), "rank"))
+        if isinstance(count, int) and count
+    ]
+    seen = f" ({', '.join(extent)})" if extent else ""
+    unjudged_time = _unjudged_time(facts, policy)
+    clean = f"Nothing was found{seen}, but {unjudged_time}." if unjudged_time else f"No problems found{seen}."
+    if facts.get("ended") == "failed":  # never a clean bill for a run that did not end by its own will
+        when = "failed" if facts.get("steps") else "failed before its first step"
+        clean = f"The run {when}, and nothing that was recorded explains it: read the logs of its ranks."
+    advised = sum(finding.status == "advice" for finding in findings)
+    advice = f"{advised} piece{'s' * (advised > 1)} of advice." if advised else ""
+    return " ".join(part for part in (clean, gain, advice, _preempted(facts), missing) if part)
+
+
+def _checks(number: int) -> str:
+    return "1 check needs" if number == 1 else f"{number} checks need"
+
+
+def _preempted(facts: Mapping[str, Any]) -> str:
+    """Being stopped by a scheduler is no failure, but it is why the run is not at its end."""
+    if facts.get("ended") != "preempted":
+        return ""
+    step = facts.get("preempted_at_step")
+    saved = f"and saved at step {step}" if step is not None else "and nothing was saved"
+    return f"The run was preempted (SIGTERM) {saved}: continue with `rankscope train --resume`."
+
+
+def _unjudged_time(facts: Mapping[str, Any], policy: VerdictPolicy) -> str:
+    """What is missing to say that a run has no problems; empty if nothing is."""
+    not_measured = facts.get("steps_not_measured_ratio") or 0.0
+    not_compared = facts.get("steps_not_compared_ratio") or 0.0
+    if not_measured + not_compared <= policy.max_unjudged_ratio:
+        return ""
+    parts = [(not_measured, "was not measured"), (not_compared, "was between phases on a GPU's host, not compared")]
+    shown = [f"{100 * ratio:.0f} % {what}" for ratio, what in parts if ratio >= 0.005]
+    return f"of the steps' time {' and '.join(shown)}"
+
+
+def _unexplained_gain(wrong: Sequence[Finding], what_if: WhatIf | None, policy: VerdictPolicy) -> str:
+    """A gain of the what-if that no finding explains."""
+    if what_if is None or not what_if.is_beyond_error or any(found.kind in EXPLAINS_GAIN for found in wrong):
+        return ""
+    if 1 - 1 / what_if.slowdown < policy.min_gain_ratio:
+        return ""
+    return f"Balanced ranks would be {what_if.slowdown:.2f}x faster (what-if), which no finding explains."

@@ -1,0 +1,50 @@
+"""The verdict claims no more than was measured, and does not contradict the what-if."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from analyzers.diagnose import diagnose
+from analyzers.report.verdict import verdict
+from analyzers.whatif.what_if import WhatIf
+from store import Store
+from tests.factories import make_run
+from tests.sentences import assert_plain
+
+FACTS = {"steps": 50, "num_ranks": 2}
+GAIN = WhatIf(
+    attempt=0, first_step=6, last_step=50, basis="calls", error_ratio=0.01, step_ms=65.0, ideal_step_ms=52.0,
+    slowdown=1.25, by_rank={1: 1.24}, worst_ranks=(1,), worst_ranks_ratio=0.95, last_stage_ratio=None,
+)  # fmt: skip
+
+
+def test_no_problems_are_found_where_nine_tenths_were_judged() -> None:
+    clean = "No problems found (50 steps, 2 ranks)."
+    assert verdict((), FACTS) == clean
+    assert verdict((), FACTS | {"steps_not_measured_ratio": 0.06, "steps_not_compared_ratio": 0.04}) == clean
+
+
+def test_what_is_missing_is_said_instead() -> None:
+    said = verdict((), FACTS | {"steps_not_measured_ratio": 0.34, "steps_not_compared_ratio": 0.0})
+    assert said == "Nothing was found (50 steps, 2 ranks), but of the steps' time 34 % was not measured."
+    assert_plain(said)
+    said = verdict((), FACTS | {"steps_not_measured_ratio": 0.06, "steps_not_compared_ratio": 0.3})
+    assert "6 % was not measured and 30 % was between phases on a GPU's host" in said
+
+
+def test_a_gain_that_nothing_explains_is_said() -> None:
+    said = verdict((), FACTS, GAIN)
+    assert said.endswith("Balanced ranks would be 1.25x faster (what-if), which no finding explains.")
+    assert verdict((), FACTS, replace(GAIN, error_ratio=0.3)) == verdict((), FACTS)
+    assert verdict((), FACTS, replace(GAIN, slowdown=1.005, error_ratio=0.0)) == verdict((), FACTS)
+
+
+def test_a_straggler_explains_the_gain_and_unmeasured_time_is_a_fact_of_the_run(tmp_path: Path) -> None:
+    with Store.open(make_run(tmp_path, steps=60, slow={2: 1.6})) as store:
+        diagnosis = diagnose(store, {})
+    assert diagnosis.what_if is not None
+    assert diagnosis.what_if.is_beyond_error
+    assert diagnosis.verdict.startswith("Rank 2 has been slow")
+    assert "no finding explains" not in diagnosis.verdict
+    assert diagnosis.run["steps_not_measured_ratio"] == 0
