@@ -29,8 +29,8 @@ def _why_age(finding: Finding) -> str:
 def _why_cost(finding: Finding) -> str:
     of = finding.evidence
     return (
-        f"Stall {percent(of.get('stall_ratio'))} of the time in {of.get('num_saves', '?')} saves, "
-        f"{of.get('num_delayed', '?')} of them delayed, at most {number(of.get('longest_save_s'))} s each."
+        f"{of.get('num_saves', '?')} saves stalled training for {percent(of.get('stall_ratio'))} of the time. "
+        f"{of.get('num_delayed', '?')} were delayed, and the longest took {number(of.get('longest_save_s'))} s."
     )
 
 

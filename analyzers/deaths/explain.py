@@ -53,7 +53,7 @@ def _next_excluded(finding: Finding) -> str:
 
 def _why_resume(finding: Finding) -> str:
     parts = listed(finding.evidence.get("differing_parts") or [])
-    return f"The checkpoint's manifest has other signatures of: {parts or 'parts that were not recorded'}."
+    return f"The signatures in the checkpoint's manifest differ for: {parts or 'parts that were not recorded'}."
 
 
 WHY: Mapping[str, Callable[[Finding], str]] = {
@@ -64,5 +64,5 @@ WHY: Mapping[str, Callable[[Finding], str]] = {
 NEXT: Mapping[str, Callable[[Finding], str]] = {
     "rank_lost": _next_lost,
     "excluded": _next_excluded,
-    "resume_differs": lambda finding: "If it is not meant (other data or seed), do not trust the run from there on.",
+    "resume_differs": lambda finding: "If the change of data or seed was not meant, discard the steps since.",
 }

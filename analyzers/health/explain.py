@@ -24,7 +24,7 @@ def _why_xid(finding: Finding) -> str:
 def _why_memory_errors(finding: Finding) -> str:
     of = finding.evidence
     counts = ", ".join(f"{name.replace('_', ' ')} {of[name]}" for name in _ECC if of.get(name))
-    return f"Rise of the device's counters during the run: {counts or 'none, but a flag is set'}."
+    return f"Rise of the device's counters during the run: {counts or 'none, but its row-remap flag is set'}."
 
 
 def _why_throttled(finding: Finding) -> str:
@@ -33,7 +33,7 @@ def _why_throttled(finding: Finding) -> str:
     at = f", median clock {number(clock / 1e6, 4)} MHz" if clock is not None and is_number(clock) else ""
     heat = f", at most {number(hottest)} degrees" if is_number(hottest) else ""
     readings = of.get("readings", "?")
-    return f"The reason held in {percent(of.get('throttled_ratio'))} of {readings} readings under load{heat}{at}."
+    return f"The reason was active in {percent(of.get('throttled_ratio'))} of {readings} readings under load{heat}{at}."
 
 
 def _why_links(finding: Finding) -> str:

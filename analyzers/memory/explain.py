@@ -32,7 +32,7 @@ def _why_limit(finding: Finding) -> str:
 def _why_imbalance(finding: Finding) -> str:
     of = finding.evidence
     peers = size_text(of.get("highest_of_peers_bytes"))
-    return f"At most {size_text(of.get('highest_bytes'))}, against {peers} of its peers."
+    return f"Its peak is {size_text(of.get('highest_bytes'))}, that of its peers {peers}."
 
 
 def _next_limit(finding: Finding) -> str:

@@ -28,14 +28,14 @@ def _non_finite(finding: Finding) -> str:
         return f"The local loss was NaN or Inf on {ranks_text(of['ranks_with_nonfinite_local_loss'])}."
     if of.get("num_checked_inputs"):
         return f"All {of['num_checked_inputs']} checked inputs of collectives were finite before their reduction."
-    return "No input of a collective was checked, so the rank is known from its own loss or gradients at most."
+    return "Inputs of collectives were not checked, so only a rank's own loss or gradients can identify it."
 
 
 def _loss_spike(finding: Finding) -> str:
     of = finding.evidence
     norm = f", gradient norm {number(of['grad_norm'])}" if is_number(of.get("grad_norm")) else ""
-    rise = f"The loss is {number(of.get('loss_z'))} sigma above its recent {number(of.get('loss_before'), 4)}"
-    return f"{rise} at {number(of.get('loss'), 4)}{norm}."
+    before = f"{number(of.get('loss_z'))} sigma above its recent level of {number(of.get('loss_before'), 4)}"
+    return f"The loss is {number(of.get('loss'), 4)}, {before}{norm}."
 
 
 def _divergence(finding: Finding) -> str:
@@ -52,7 +52,7 @@ def _gradient_flow(finding: Finding) -> str:
     of = finding.evidence
     if finding.cause == "whole":
         rise = number(of.get("rise_factor_ratio"))
-        return f"The norm is {rise} times the largest of the run's first quarter, in the median block as well."
+        return f"The norm is {rise} times its maximum in the first quarter of the run, also in the median block."
     blocks = f"{of.get('num_blocks', '?')} of {of.get('num_blocks_of_model', '?')} blocks"
     which = f"{blocks} ({listed(of.get('blocks') or [], 6)})"
     if finding.cause == "zero":
@@ -73,10 +73,10 @@ def _expert_imbalance(finding: Finding) -> str:
     over, limit = f"over {of.get('num_samples', '?')} samples", of.get("limit_ratio")
     if finding.cause == "dropped":
         worst = f"{percent(of.get('worst_ratio'))} in block {of.get('worst_layer', '?')}"
-        return (
-            f"{percent(of.get('dropped_ratio'))} of all choices were dropped {over}, {worst} (limit {percent(limit)})."
-        )
-    return f"Its load was {number(of.get('load_ratio'))} times an even share {over} (limit {number(limit)})."
+        dropped = f"{percent(of.get('dropped_ratio'))} of all token-to-expert assignments were dropped {over}"
+        return f"{dropped}, {worst} (limit {percent(limit)})."
+    load = number(of.get("load_ratio"))
+    return f"The load of the expert was {load} times an even share {over} (limit {number(limit)})."
 
 
 def _after_non_finite(finding: Finding) -> str:

@@ -41,7 +41,7 @@ def configuration(source: Source, scope: Scope, policy: ConfigurationPolicy | No
     """One piece of advice a rule that holds."""
     manifest = scope.manifest
     if not isinstance(manifest.get("config"), Mapping):
-        return [_insufficient("run.json has none (an attached loop can pass its own to `attach`)")]
+        return [_insufficient("run.json contains no configuration, which an attached loop can pass to `attach`")]
     if absent := lacking(source, steps=("duration_ns",)):
         return [_insufficient(f"no values in {', '.join(absent)}")]
     run = _Run(source=source, manifest=manifest, policy=policy or ConfigurationPolicy())

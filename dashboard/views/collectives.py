@@ -73,7 +73,7 @@ def collectives(view: View) -> None:
     chart(figures.waits, calls, key="collectives-waits", what="Seconds waited by operation and group")
     st.subheader("Bandwidth", anchor=False)
     chart(figures.draw, calls, key="collectives-bandwidth", what="Bus bandwidth by size of the call")
-    st.caption("A call's transfer time is the shortest of its members', who came last. The area shows the waiting.")
+    st.caption("Transfer time is that of the last member to arrive, which does not wait. The area shows waiting.")
     with st.expander("All calls as a table", expanded=True):
         table(
             {

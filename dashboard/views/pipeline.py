@@ -127,7 +127,7 @@ def _schedule_name(view: View) -> str:
 
 
 def _numbers(bubble: Bubble) -> None:
-    ideal = "What the schedule's formula has" if bubble.is_formula else "What the order that was taken has"
+    ideal = "What the schedule's formula has" if bubble.is_formula else "What the executed order has"
     split = "Of the bubble beyond the ideal one; the three add up to it."
     stages, microbatches = len(bubble.work_ms_by_stage), bubble.num_microbatches
     numbers = [

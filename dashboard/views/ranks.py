@@ -64,7 +64,7 @@ def ranks(view: View) -> None:
         chart(heatmap.draw, matrix, key=f"ranks-heatmap-{measure}", what=f"{measure} by rank and step")
         if matrix.is_reduced:
             every = matrix.every_steps
-            of_some = f" So far every {every}th of them has been looked at." if every > 1 else ""
+            of_some = f" So far 1 step in {every} has been read." if every > 1 else ""
             st.caption(
                 f"A cell is the largest value of {matrix.ranks_per_cell} ranks and {matrix.steps_per_cell} steps."
                 + of_some

@@ -23,12 +23,13 @@ def collect_evidence(
     into: Annotated[Path, typer.Option("--into", metavar="DIR", help="Folder for the archive of this node.")] = Path(),
     log: Annotated[list[Path] | None, typer.Option("--log", metavar="FILE", help="A log to take along.")] = None,
     pid: Annotated[
-        list[int] | None, typer.Option("--pid", metavar="PID", help="A process of the job; else all with a RANK here.")
+        list[int] | None,
+        typer.Option("--pid", metavar="PID", help="A process of the job (default: all with RANK set)."),
     ] = None,
 ) -> None:
     """Gather stacks, dumps, RAS, dmesg, nvidia-smi and logs of this node into one archive for `analyze`.
 
-    For a job that hangs now, on every node at the same moment; the job goes on as it was. What cannot be had is named.
+    For a job that hangs now, on every node at the same moment; the job continues. Missing evidence is listed.
     Exit codes: 0 the archive was written, 2 it was not.
     """
     from watch.evidence import collect

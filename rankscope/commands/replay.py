@@ -32,7 +32,8 @@ def replay(
     """Recompute one step of a run from the newest good checkpoint before it, and report whether the fault recurs:
     first module and operation, forward or backward, on which rank, with which inputs and samples.
 
-    Works on a dead or a live run and writes nothing into it. One process for replicas (DDP), else as many as it had.
+    Works on a dead or a live run and writes nothing into it. One process for replicas
+    (DDP), otherwise as many as the run had.
     Steps between the checkpoint and N are recomputed too. Injected faults are not injected again.
     """
     if output not in ("text", "json"):

@@ -45,7 +45,7 @@ def train(
         typer.Option(metavar="RUN", help="Resume a run whose processes have ended, from its newest good checkpoint."),
     ] = None,
     nnodes: Annotated[
-        str, typer.Option(metavar="N|MIN:MAX", help="Nodes of the run; with MIN:MAX it continues while MIN are left.")
+        str, typer.Option(metavar="N|MIN:MAX", help="Nodes of the run; MIN:MAX continues while at least MIN remain.")
     ] = "1",
     node_rank: Annotated[int, typer.Option("--node-rank", min=0, help="Index of this node, from 0.")] = 0,
     rdzv_endpoint: Annotated[
@@ -58,7 +58,7 @@ def train(
     """Train a model over several ranks, with every rank recorded and watched.
 
     Exit codes: 0 finished, 1 failed, 2 wrong options, 3 stopped by the guard, 4 another launch has taken over the run,
-    143 stopped by SIGTERM with a checkpoint, 130 the same by Ctrl-C.
+    143 stopped by SIGTERM with a checkpoint, 130 stopped by Ctrl-C with a checkpoint.
     """
     from trainer.launcher.zygote import one_thread
 

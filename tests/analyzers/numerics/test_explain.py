@@ -46,7 +46,7 @@ from tests.analyzers.explained import assert_explains
             "loss_spike",
             "batch",
             {"loss": 5.9, "loss_before": 2.1, "loss_z": 12.0, "grad_norm": 31.0},
-            "12 sigma above its recent 2.1 at 5.9, gradient norm 31.",
+            "The loss is 5.9, 12 sigma above its recent level of 2.1, gradient norm 31.",
             "--why-spike 10",
         ),
         (
