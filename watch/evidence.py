@@ -51,7 +51,7 @@ _DEFAULT_DUMP = "/tmp/nccl_trace_rank_"
 
 @dataclass(slots=True)
 class Collected:
-    """What is in the archive: file -> empty, or why it is not there."""
+    """Contents of the archive: file -> empty, or why it is missing."""
 
     archive: Path
     items: dict[str, str] = field(default_factory=dict)
@@ -90,7 +90,7 @@ def _add(into: tarfile.TarFile, collected: Collected, host: str, name: str, blob
 
 
 def _output(commands: Sequence[Sequence[str]]) -> tuple[bytes, str]:
-    """What the first command that is installed prints."""
+    """Return the output of the first command that is installed."""
     for command in commands:
         if shutil.which(command[0]) is None:
             continue

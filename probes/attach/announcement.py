@@ -39,7 +39,7 @@ def announce(run: RunDir, attempt: int) -> None:
 
 
 def announced(path: Path) -> Announcement | None:
-    """What was announced, None as long as nothing was."""
+    """Read an announcement; None while there is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):

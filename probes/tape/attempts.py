@@ -90,7 +90,7 @@ def all_closed(run: RunDir) -> bool:
 
 
 def all_ended(run: RunDir) -> bool:
-    """Whether no rank of the newest attempt writes any more: it has closed its tapes, or its process is gone.
+    """Return True if no rank of the newest attempt writes any more: its tapes are closed, or its process is gone.
 
     Of a rank on another host only the former can be seen.
     """
@@ -101,7 +101,7 @@ def all_ended(run: RunDir) -> bool:
 
 
 def _is_gone(events: Path) -> bool:
-    """Whether the process that wrote a rank's first event ran on this host and runs no more."""
+    """Return True if the process that wrote a rank's first event ran on this host and has ended."""
     try:
         with open(open_plain(events), "rb") as file:
             first = json.loads(file.readline(MAX_BYTES))

@@ -16,6 +16,7 @@ import tempfile
 import threading
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -125,8 +126,8 @@ class FollowedRun:
                 colour = _COLOURS.get(str(event.get("severity")), "cyan") if event["status"] == "fired" else "green"
                 self._print(f"[{colour}]{escape(str(event.get('summary')))}[/]")
 
-    def _write(self, found: Announcement | None, kind: str, **detail: object) -> None:
-        """A rank that ended before any recorded has no run to be an event of."""
+    def _write(self, found: Announcement | None, kind: str, **detail: Any) -> None:
+        """Write an event; a rank that ended before any recorded has no run to write it to."""
         if found is None:
             return
         directory = RunDir(found.run).node_dir(self._node_rank)
