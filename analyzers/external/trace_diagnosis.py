@@ -46,7 +46,7 @@ def judge_traces(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, 
     by_rank: dict[int, tuple[RankTrace, dict[str, Floats]]] = {}
     for path in found.paths:
         try:
-            trace = read_trace(path)
+            trace = read_trace(path, is_only=len(found.paths) == 1)
         except SourceError as error:
             found.add_problem(path, str(error))
             continue

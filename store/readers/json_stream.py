@@ -20,6 +20,8 @@ __all__ = ["members"]
 
 MAX_ITEM_CHARS = 4 << 20
 """One value or one item of an array. An event of a trace has a few hundred."""
+MAX_MEMBER_CHARS = 96 << 20
+"""One value beside the arrays: metadata of the host, stacks of the host's calls."""
 MAX_ITEMS = 12_000_000
 NUMBER_TAIL = 2
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -67,7 +69,7 @@ class _Text:
             raise SourceError("is cut off" if not found else f"is no JSON object: expected {expected!r}")
         self.at += 1
 
-    def value(self) -> Any:
+    def value(self, max_chars: int = MAX_ITEM_CHARS) -> Any:
         """The next JSON value."""
         self.peek()
         while True:
@@ -76,7 +78,7 @@ class _Text:
             except RecursionError:
                 raise SourceError("is nested too deeply") from None
             except ValueError as error:
-                if len(self.text) - self.at > MAX_ITEM_CHARS:
+                if len(self.text) - self.at > max_chars:
                     raise SourceError("holds a value that is too long, or is no JSON") from None
                 if not self.more():
                     cut = isinstance(error, json.JSONDecodeError) and error.pos >= len(self.text) - 1
@@ -88,9 +90,23 @@ class _Text:
             return value
 
 
+def _open_array(text: _Text) -> Iterator[Any]:
+    text.take("[")
+    for _ in range(MAX_ITEMS):
+        if text.peek() in ("", "]"):
+            return
+        yield text.value()
+        if text.peek() == ",":
+            text.take(",")
+    raise SourceError(f"holds more than {MAX_ITEMS:,} items: the rest was not read")
+
+
 def members(chunks: Iterator[bytes], arrays: Collection[str]) -> Iterator[tuple[str, Any, bool]]:
     """(key, value, False) of each member of the object, and (key, item, True) for each item of the arrays named."""
     text = _Text(chunks)
+    if text.peek() == "[":  # the array alone, whose end may be missing: profilers append to it as they go
+        yield from ((array, item, True) for array in list(arrays)[:1] for item in _open_array(text))
+        return
     text.take("{")
     num_items = 0
     while text.peek() != "}":
@@ -109,6 +125,6 @@ def members(chunks: Iterator[bytes], arrays: Collection[str]) -> Iterator[tuple[
                     text.take(",")
             text.take("]")
         else:
-            yield key, text.value(), False
+            yield key, text.value(MAX_MEMBER_CHARS), False
         if text.peek() != "}":
             text.take(",")

@@ -30,14 +30,35 @@ from store.readers.json_stream import members
 __all__ = ["RankTrace", "read_trace"]
 
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
-_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_COMMUNICATION_KERNEL = re.compile(r"nccl|rccl|oneccl", re.IGNORECASE)
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "hpu_op", "mtia_ccp_events", "privateuse1_kernel")
+"""Categories of what a device does, in lower case: CUDA and ROCm, those of 2021, HPU, MTIA."""
+_LAUNCHES = (
+    "cuda_runtime",
+    "hip_runtime",
+    "cuda_driver",
+    "runtime",
+    "mtia_runtime",
+    "xpu_runtime",
+    "privateuse1_runtime",
+)
+_HOST = (
+    *_LAUNCHES, "cpu_op", "operator", "user_annotation", "gpu_user_annotation", "python_function", "python", "trace",
+    "overhead", "ac2g", "fwdbwd", "async_cpu_to_gpu", "async_gpu", "async", "cpu_instant_event", "cuda_sync",
+    "cuda_event", "external_correlation", "cuda_profiler_range", "privateuse1_driver", "cpu", "async_npu", "cpu_op_fwd",
+    "glow_runtime", "mtia_insight",
+)  # fmt: skip
+_COMMUNICATION_KERNEL = re.compile(r"nccl|rccl|oneccl|hccl|hcom_", re.IGNORECASE)
+_ASCEND = {"Computing": "kernel", "Communication": "nccl_kernel"}
+"""Spans of the process `Overlap Analysis` in `trace_view.json` of Ascend's profiler."""
+SHORT_MARK = 0.1
+"""A mark of a step that is shorter than this share of the distance to the next is a point: ROCm's last 16 us."""
 _COMMUNICATION_SPAN = re.compile(r"(gloo|ucc|mpi|xccl|nccl):")
 _ISSUES = ("c10d::", "record_param_comms", "gloo:", "nccl:", "_c10d_functional::", "c10d_functional::")
 """Operators that hand a collective over; how long it takes is in the backend's own span or kernel."""
 _PIPELINE = re.compile(r"(^|_)(pp|pipeline)", re.IGNORECASE)
 MAX_US = 1e17
 MAX_STEPS = 100_000
+MAX_UNKNOWN = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +88,15 @@ class RankTrace:
 
 @dataclass(slots=True)
 class _Collected:
+    launches: tuple[array[int], array[float]] = field(default_factory=lambda: (array("q"), array("d")))
+    """Correlation and time of the host's calls that start something on the device."""
+    started: tuple[array[int], array[float], array[float]] = field(
+        default_factory=lambda: (array("q"), array("d"), array("d"))
+    )
+    """Correlation, begin and end of what the device did."""
+    unknown: dict[str, int] = field(default_factory=dict)
+    """Categories that are of no list, and how many spans they have."""
+    processes: dict[Any, str] = field(default_factory=dict)
     device: dict[str, tuple[array[float], array[float]]] = field(default_factory=dict)
     num_events: int = 0
     damaged: int = 0
@@ -85,8 +115,11 @@ class _Collected:
         return union(np.concatenate(begins), np.concatenate(ends))
 
 
-def read_trace(path: Path) -> RankTrace:
-    """Read one trace. Raises SourceError where nothing of it can be used."""
+def read_trace(path: Path, *, is_only: bool = False) -> RankTrace:
+    """Read one trace. Raises SourceError where nothing of it can be used.
+
+    A trace that `is_only` one needs no rank: it is rank 0 unless it or its name says otherwise.
+    """
     collected = _Collected()
     about: Any = None
     problem = ""
@@ -102,10 +135,18 @@ def read_trace(path: Path) -> RankTrace:
         raise SourceError(problem or "holds no events")
     about = about if isinstance(about, dict) else {}
     rank = _int(about.get("rank"))
-    rank = rank if rank is not None else rank_of_name(path)
+    if rank is None:
+        named = "rank" in path.name.lower()
+        rank = rank_of_name(path) if named or not is_only else 0
     if rank is None:
         raise SourceError("tells no rank, neither inside (distributedInfo) nor by its name")
     on_device = "kernel" in collected.device or "nccl_kernel" in collected.device
+    device = "cuda" if on_device else "cpu"
+    if not on_device and collected.unknown:  # a device of a kind that is not known: what it does is all one
+        device, count = max(collected.unknown.items(), key=lambda item: item[1])
+        collected.device["kernel"] = collected.device.pop(f"?{device}")
+        problem = problem or f"has {count:,} events of the unknown category {device!r}, taken for its device's compute"
+        on_device = True
     steps, begin, end = _windows(collected, on_device)
     if len(steps) == 0:
         raise SourceError("holds no operator, kernel or step")
@@ -114,7 +155,7 @@ def read_trace(path: Path) -> RankTrace:
         path=path,
         world_size=_int(about.get("world_size")),
         stage=_stage(about, rank),
-        device="cuda" if on_device else "cpu",
+        device=device,
         marked=bool(collected.host_steps or collected.device_steps),
         steps=steps,
         begin_us=begin,
@@ -133,24 +174,59 @@ def _event(event: Any, into: _Collected) -> None:
         into.damaged += 1
         return
     into.num_events += 1
+    if event.get("ph") == "M" and event.get("name") == "process_name":
+        _process(event, into)
     if event.get("ph") != "X":
         return
-    category, name = event.get("cat"), event.get("name")
+    category, name = event.get("cat", ""), event.get("name")
     begin, duration = _time(event.get("ts")), _time(event.get("dur", 0))
     if not isinstance(category, str) or not isinstance(name, str) or begin is None or duration is None or duration < 0:
         into.damaged += 1
         return
-    end = begin + duration
+    _span(event, category.lower(), name, begin, begin + duration, into)
+
+
+def _span(event: Mapping[str, Any], category: str, name: str, begin: float, end: float, into: _Collected) -> None:
+    if into.processes.get(event.get("pid")) == "Overlap Analysis":
+        if name in _ASCEND:
+            into.add(_ASCEND[name], begin, end)
+        return
     if category in _DEVICE:
-        communication = category == "kernel" and _COMMUNICATION_KERNEL.search(name[:200])
-        into.add("nccl_kernel" if communication else "kernel" if category == "kernel" else "copy", begin, end)
-    elif category == "cpu_op":
+        is_kernel = not category.endswith(("memcpy", "memset"))
+        communication = is_kernel and _COMMUNICATION_KERNEL.search(name[:200])
+        into.add("nccl_kernel" if communication else "kernel" if is_kernel else "copy", begin, end)
+        if (correlation := _correlation(event)) is not None:
+            into.started[0].append(correlation)
+            into.started[1].append(begin)
+            into.started[2].append(end)
+    elif category in _LAUNCHES:
+        if (correlation := _correlation(event)) is not None:
+            into.launches[0].append(correlation)
+            into.launches[1].append(begin)
+    elif category in ("cpu_op", "operator"):
         if _COMMUNICATION_SPAN.match(name):
             into.add("backend", begin, end)
-        elif not name.startswith(_ISSUES):
+        elif not name.startswith(_ISSUES) and not _STEP.match(name):
             into.add("operator", begin, end)
-    elif category in ("user_annotation", "gpu_user_annotation"):
-        _annotation(category, name[:200], begin, end, into)
+        elif _STEP.match(name):  # traces of 2021 have the marks among the operators
+            _annotation("user_annotation", name[:200], begin, end, into)
+    elif category in ("user_annotation", "gpu_user_annotation") or _STEP.match(name):
+        _annotation(category if category == "gpu_user_annotation" else "user_annotation", name[:200], begin, end, into)
+    elif category and category not in _HOST and len(into.unknown) < MAX_UNKNOWN:
+        into.unknown[category] = into.unknown.get(category, 0) + 1
+        into.add(f"?{category}", begin, end)
+
+
+def _process(event: Mapping[str, Any], into: _Collected) -> None:
+    about, pid = event.get("args"), event.get("pid")
+    if isinstance(about, dict) and isinstance(about.get("name"), str) and isinstance(pid, (int, str)):
+        into.processes[pid] = about["name"][:100]
+
+
+def _correlation(event: Mapping[str, Any]) -> int | None:
+    about = event.get("args")
+    found = about.get("correlation", about.get("correlation id")) if isinstance(about, dict) else None
+    return found if isinstance(found, int) and 0 < found < 2**62 else None
 
 
 def _annotation(category: str, name: str, begin: float, end: float, into: _Collected) -> None:
@@ -169,19 +245,61 @@ def _annotation(category: str, name: str, begin: float, end: float, into: _Colle
 
 
 def _windows(collected: _Collected, on_device: bool) -> tuple[Ints, Floats, Floats]:
-    steps = collected.device_steps if on_device and collected.device_steps else collected.host_steps
-    if not steps:
+    """Number, begin and end of each step: by the device's own marks, else by what each step of the host started."""
+    device = _marks(collected.device_steps)
+    host = _marks(collected.host_steps)
+    if on_device and device is not None:
+        steps, begin, end = device
+        # a step's last kernel ends before the next one's first begins, or after: no gap
+        end[:-1] = np.maximum(begin[1:], begin[:-1])
+        return steps, begin, end
+    if host is None:
         kinds = ("kernel", "copy", "nccl_kernel") if on_device else ("operator", "backend")
         begin, end = collected.spans(*kinds)
         return np.zeros(min(len(begin), 1), dtype=np.int64), begin[:1], end[-1:]
+    return (_by_correlation(collected, host) if on_device else None) or host
+
+
+def _marks(steps: Mapping[int, tuple[float, float]]) -> tuple[Ints, Floats, Floats] | None:
+    """Marks of steps as windows; one that is a point lasts until the next, and the last point is left out."""
+    if not steps:
+        return None
     numbers = np.array(sorted(steps), dtype=np.int64)
     begin = np.array([steps[int(n)][0] for n in numbers])
     end = np.array([steps[int(n)][1] for n in numbers])
-    if (
-        steps is collected.device_steps
-    ):  # a step's last kernel ends before the next one's first begins, or after: no gap
-        end[:-1] = np.maximum(begin[1:], begin[:-1])
+    if len(numbers) > 1:
+        apart = float(np.median(np.diff(begin)))
+        if apart > 0 and float(np.median(end - begin)) < SHORT_MARK * apart:
+            return numbers[:-1], begin[:-1], begin[1:].copy()
     return numbers, begin, end
+
+
+def _by_correlation(collected: _Collected, host: tuple[Ints, Floats, Floats]) -> tuple[Ints, Floats, Floats] | None:
+    """Windows of the device, from the first kernel that a step's host started to the first of the next step.
+
+    None where the trace does not say which call started which kernel.
+    """
+    steps, begin, _ = host
+    calls, called = np.frombuffer(collected.launches[0], dtype=np.int64), np.frombuffer(collected.launches[1])
+    kernels = np.frombuffer(collected.started[0], dtype=np.int64)
+    starts, ends = np.frombuffer(collected.started[1]), np.frombuffer(collected.started[2])
+    if not len(calls) or not len(kernels):
+        return None
+    order = np.argsort(calls, kind="stable")
+    at = np.minimum(np.searchsorted(calls[order], kernels), len(calls) - 1)
+    known = calls[order][at] == kernels
+    step_of = np.searchsorted(begin, called[order][at], side="right") - 1
+    inside = known & (step_of >= 0)
+    first = np.full(len(steps), np.inf)
+    np.minimum.at(first, step_of[inside], starts[inside])
+    last = np.full(len(steps), -np.inf)
+    np.maximum.at(last, step_of[inside], ends[inside])
+    kept = np.isfinite(first)
+    if kept.sum() < 1:
+        return None
+    first, last = first[kept], last[kept]
+    last[:-1] = np.maximum(first[1:], first[:-1])
+    return steps[kept], first, last
 
 
 def _stage(about: Mapping[str, Any], rank: int) -> int:
