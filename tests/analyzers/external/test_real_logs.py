@@ -43,16 +43,7 @@ def analyzed(folder: Path, what: str, **variables: str) -> Finding:
     """Run it under torchrun, keep the output and nothing else, and diagnose that."""
     script = folder / "job.py"
     script.write_text(SCRIPT)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "3",
-        "--standalone",
-        str(script),
-        what,
-    ]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--standalone"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     done = subprocess.run(
         [*launcher, str(script), what], capture_output=True, text=True, timeout=180, env=env, cwd=folder
