@@ -18,18 +18,23 @@ __all__ = ["call_candidates"]
 
 def call_candidates(book: LogBook) -> list[Candidate]:
     """Every cause that lines about calls name."""
-    return [*_stated(book), *_first_calls(book), *watchdog_candidates(book), *_stuck(book), *_timed_out(book)]
+    return [
+        *_stated(book),
+        *_first_calls(book),
+        *_ras(book),
+        *watchdog_candidates(book),
+        *_stuck(book),
+        *_timed_out(book),
+    ]
 
 
 def _stated(book: LogBook) -> Iterator[Candidate]:
     yield from _detail(book)
-    lines = list(book.of("desync_not_joined", "monitored_barrier", "ras_state"))
+    lines = list(book.of("desync_not_joined", "monitored_barrier"))
     ranks = tuple(sorted({rank for said in lines for rank in said.ranks()}))
     if ranks:
         first = lines[0]
         call = f"collective {first.number('seq')}" if first.kind == "desync_not_joined" else "the barrier"
-        if first.kind == "ras_state":
-            call = "a collective that the others are in"
         yield Candidate(
             cause="not_entered",
             kind="hang",
@@ -41,6 +46,29 @@ def _stated(book: LogBook) -> Iterator[Candidate]:
             evidence={"seq": first.number("seq")},
             collect=COLLECT["hang"],
         )
+
+
+def _ras(book: LogBook) -> Iterator[Candidate]:
+    """NCCL's RAS counts operations while the job runs: who is behind may be on its way, so it is a suspicion."""
+    lines = [said for said in book.of("ras_state") if said.ranks()]
+    ranks = tuple(sorted({rank for said in lines for rank in said.ranks()}))
+    if not ranks:
+        return
+    first = lines[0]
+    launched, most = first.number("launched"), first.number("most_launched")
+    what = "did not answer NCCL's RAS" if most is None else f"had launched {launched} operations, the others {most}"
+    yield Candidate(
+        cause="not_entered",
+        kind="hang",
+        rank_class="hang",
+        ranks=ranks,
+        what=f"{who(ranks)} {what}",
+        why=f"{first.place}: {first.message[:160]}",
+        lines=tuple(lines),
+        is_proven=False,
+        evidence={"launched": launched, "most_launched": most},
+        collect=COLLECT["hang"],
+    )
 
 
 def _first_calls(book: LogBook) -> Iterator[Candidate]:

@@ -59,7 +59,7 @@ def process_candidates(book: LogBook) -> list[Candidate]:
     return candidates
 
 
-_NOT_LINES = ("ras_state", "ray_memory", "collective_mismatch", "desync_not_joined", "monitored_barrier")
+_NOT_LINES = ("ray_memory", "collective_mismatch", "desync_not_joined", "monitored_barrier")
 
 
 def _cause(said: Said, rule: Rule | None) -> str:

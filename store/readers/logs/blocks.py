@@ -13,7 +13,7 @@ from typing import Any
 
 from store.readers.logs.prefix import Prefix
 
-__all__ = ["MAX_LINES", "read_error_file", "read_failure", "read_last_line", "read_traceback"]
+__all__ = ["MAX_LINES", "read_error_file", "read_failure", "read_last_line", "read_ras", "read_traceback"]
 
 MAX_LINES = 600
 """Lines after the first that a block may take, those of other ranks between them included."""
@@ -28,6 +28,8 @@ _FRAME = re.compile(r"^(?:  |\t|[│╭╰┃]|\s*\^|\s*\.\.\.|\[Previous line r
 _NEW = re.compile(
     r"^(?:Traceback \(most|The above exception was|During handling of|=====|-----|frame #|Exception raised from)"
 )
+_LAUNCHED = re.compile(r"launched up to operation (\d{1,18})")
+_RAS_RANK = re.compile(r"^\s*Rank (\d{1,6}) -- ")
 _KEY = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)$")
 
 
@@ -99,6 +101,26 @@ def read_failure(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
             found["type"], found["message"] = raised["type"], (raised["message"] or "")[:MAX_MESSAGE]
             found["traceback"] = "\n".join(rest)[-MAX_FRAMES_TEXT:]
             break
+    return found
+
+
+def read_ras(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
+    """The ranks below a warning of NCCL's RAS: missing ones, or those that have launched the fewest operations."""
+    counts: list[tuple[int, list[int]]] = []
+    ranks: list[int] = []
+    for _, text in lines:
+        if launched := _LAUNCHED.search(text):
+            counts.append((int(launched[1]), []))
+        elif rank := _RAS_RANK.search(text):
+            (counts[-1][1] if counts else ranks).append(int(rank[1]))
+        elif not text.strip():
+            break
+    least = min((number for number, _ in counts), default=0)
+    for number, listed in counts:
+        ranks += listed if number == least else []  # those that are ahead are not behind
+    found: dict[str, Any] = {"ranks": ", ".join(map(str, ranks[:512]))}
+    if counts:
+        found |= {"launched": least, "most_launched": max(number for number, _ in counts)}
     return found
 
 

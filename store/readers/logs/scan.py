@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from store.readers.external_files import SourceError, modified_ns, unpacked
-from store.readers.logs.blocks import MAX_LINES, read_error_file, read_failure, read_last_line, read_traceback
+from store.readers.logs.blocks import MAX_LINES, read_error_file, read_failure, read_last_line, read_ras, read_traceback
 from store.readers.logs.file_names import rank_of_log
 from store.readers.logs.prefix import Prefix, clean, read_prefix
 from store.readers.logs.rules import Rule, load_rules
@@ -187,6 +187,8 @@ class _Scan:
             return read_traceback(self._following(window, line_end), prefix)
         if rule.block == "elastic":
             return read_failure(self._following(window, line_end))
+        if rule.block == "ras":
+            return read_ras(self._following(window, line_end))
         if rule.block == "raised":
             return read_last_line(text[prefix.length :])
         if rule.block == "error_file":
