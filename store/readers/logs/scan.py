@@ -32,6 +32,11 @@ LINE_BYTES = 16 << 10
 BLOCK_BYTES = 256 << 10
 """What follows a line is at hand up to here: a traceback among those of a thousand ranks."""
 MAX_UNPACKED_BYTES = 64 << 30
+GATES = (
+    b"rror", b"ailed", b"memory", b"onnect", b"device", b"etected", b"illed", b"aN ", b"nan", b"collective", b"ersion",
+    b"imed out", b"Signal", b"exit", b"ailure", b"oom", b"ocket", b"interface", b"ink ", b"GPU", b"mpted",
+)  # fmt: skip
+"""Pieces that many literals share: where a window holds none of a piece, its literals need not be looked for."""
 MAX_HITS = 20_000
 """Of one literal in one file."""
 MAX_STEP_LINES = 200_000
@@ -119,7 +124,7 @@ class _Scan:
         self._clock = clock
         self._hits: Counter[bytes] = Counter()
         self._kept: Counter[tuple[Any, ...]] = Counter()
-        self._by_literal = [(literal, rule) for rule in load_rules() for literal in rule.literals]
+        self._by_literal = [(literal, rule, _gate(literal)) for rule in load_rules() for literal in rule.literals]
 
     def take(self, window: bytes, end: int) -> None:
         """Read the lines that begin before `end`."""
@@ -134,7 +139,10 @@ class _Scan:
     def _lines(self, window: bytes, end: int) -> dict[int, list[Rule | None]]:
         """Offsets of lines with a literal, and the rules that ask for it; None stands for a step's line."""
         found: dict[int, list[Rule | None]] = {}
-        for literal, rule in [*self._by_literal, *((literal, None) for literal in LITERALS)]:
+        is_there: dict[bytes, bool] = {}
+        for literal, rule, gate in [*self._by_literal, *((literal, None, b"") for literal in LITERALS)]:
+            if gate and not _holds(window, gate, is_there):
+                continue
             limit = MAX_HITS if rule is not None else MAX_STEP_LINES
             place = window.find(literal, 0, end) if self._hits[literal] < limit else -1
             while place >= 0:
@@ -213,6 +221,16 @@ class _Scan:
             prefix = read_prefix(text, self._clock)
             rest = text[prefix.length :]
             yield prefix, rest[1:] if prefix.length and rest[:1] == " " else rest
+
+
+def _gate(literal: bytes) -> bytes:
+    return next((gate for gate in GATES if gate in literal), b"")
+
+
+def _holds(window: bytes, gate: bytes, known: dict[bytes, bool]) -> bool:
+    if gate not in known:
+        known[gate] = gate in window
+    return known[gate]
 
 
 def _line_begin(window: bytes, place: int) -> int:
