@@ -57,7 +57,7 @@ def test_all_of_it_is_one_verdict(job: Path) -> None:
     first = diagnosis.fired[0]
     assert (first.status, first.ranks, first.cause) == ("fired", (HUNG,), "device_error")
     assert first.evidence["xids"] == [119]
-    assert "did not complete all_reduce 6" in first.evidence["dumps"]
+    assert "did not complete all_reduce #6" in first.evidence["dumps"]
     assert diagnosis.run["files_read"] == {"text log": 3, "flight-recorder dump": 8, "profiler trace": 8}
     assert all(set(finding.ranks) <= {HUNG} for finding in diagnosis.fired)
 
