@@ -29,6 +29,7 @@ from analyzers.wording import ranks_text
 from store.readers.external_files import SourceError, Survey
 from store.readers.intervals import intersection, overlap, union
 from store.readers.kineto import RankTrace, read_trace
+from store.readers.nsys import is_nsys, read_nsys
 
 __all__ = ["breakdown", "diagnose_traces", "judge_traces"]
 
@@ -46,7 +47,8 @@ def judge_traces(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, 
     by_rank: dict[int, tuple[RankTrace, dict[str, Floats]]] = {}
     for path in found.paths:
         try:
-            trace = read_trace(path, is_only=len(found.paths) == 1)
+            read_one = read_nsys if is_nsys(path) else read_trace
+            trace = read_one(path, is_only=len(found.paths) == 1)
         except SourceError as error:
             found.add_problem(path, str(error))
             continue

@@ -12,6 +12,7 @@ from typing import Literal
 
 from store.readers.archives import is_archive
 from store.readers.external_files import head
+from store.readers.nsys import SQLITE
 
 __all__ = ["FORMATS", "Format", "format_of"]
 
@@ -36,6 +37,8 @@ def format_of(path: Path) -> Format | None:
         return "archive"
     if first[:1] == b"\x80":
         return "flight_recorder" if any(key in first for key in _DUMP_KEYS) else None
+    if first.startswith(SQLITE):
+        return "kineto"  # of Nsight Systems, or named as what it is not when it is read
     start = first.lstrip(b"\xef\xbb\xbf \t\r\n")
     if start[:1] == b"{":
         if any(b'"' + key + b'"' in first for key in _DUMP_KEYS) and b'"traceEvents"' not in first:

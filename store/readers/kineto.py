@@ -27,7 +27,7 @@ from store.readers.external_files import SourceError, rank_of_name, unpacked
 from store.readers.intervals import Spans, union
 from store.readers.json_stream import members
 
-__all__ = ["RankTrace", "read_trace"]
+__all__ = ["COMMUNICATION_KERNEL", "MAX_STEPS", "RankTrace", "read_trace"]
 
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "hpu_op", "mtia_ccp_events", "privateuse1_kernel")
@@ -47,7 +47,7 @@ _HOST = (
     "cuda_event", "external_correlation", "cuda_profiler_range", "privateuse1_driver", "cpu", "async_npu", "cpu_op_fwd",
     "glow_runtime", "mtia_insight",
 )  # fmt: skip
-_COMMUNICATION_KERNEL = re.compile(r"nccl|rccl|oneccl|hccl|hcom_", re.IGNORECASE)
+COMMUNICATION_KERNEL = re.compile(r"nccl|rccl|oneccl|hccl|hcom_", re.IGNORECASE)
 _ASCEND = {"Computing": "kernel", "Communication": "nccl_kernel"}
 """Spans of the process `Overlap Analysis` in `trace_view.json` of Ascend's profiler."""
 SHORT_MARK = 0.1
@@ -193,7 +193,7 @@ def _span(event: Mapping[str, Any], category: str, name: str, begin: float, end:
         return
     if category in _DEVICE:
         is_kernel = not category.endswith(("memcpy", "memset"))
-        communication = is_kernel and _COMMUNICATION_KERNEL.search(name[:200])
+        communication = is_kernel and COMMUNICATION_KERNEL.search(name[:200])
         into.add("nccl_kernel" if communication else "kernel" if is_kernel else "copy", begin, end)
         if (correlation := _correlation(event)) is not None:
             into.started[0].append(correlation)
