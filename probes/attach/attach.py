@@ -110,9 +110,13 @@ class Attached:
                 known.setdefault("local_loss", known["loss"])
             self._phases.log(**known)
 
-    def event(self, kind: str, **detail: Any) -> None:
-        """Write a rare fact, such as a change of the data, to the run's events. `kind` and fields are free."""
-        self.recorder.user_event(kind, **detail)
+    def event(self, kind: str, /, **detail: Any) -> None:
+        """Write a rare fact, such as a change of the data, to the run's events. `kind` and fields are free.
+
+        A field that has the name of one that each event has (`rank`, `kind`, ...) gets a `_` behind it.
+        """
+        own = ("wall_ns", "attempt", "rank", "kind")
+        self.recorder.user_event(kind, **{f"{name}_" if name in own else name: value for name, value in detail.items()})
 
     def detach(self) -> None:
         """Stop recording; hooks, patches, process groups and signal handlers are again what they were."""

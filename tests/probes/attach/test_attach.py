@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grad
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 from probes.attach.attach import attach, current, detach, log
+from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from store import Store
 
@@ -156,3 +157,14 @@ def test_turned_off_it_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         loop.epoch()
     log(loss=1.0)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_event_of_the_users_own_may_have_any_field(tmp_path: Path) -> None:
+    attached = attach(run_dir=tmp_path / "run", watch=False)
+    try:
+        attached.event("settings", kind="cosine", rank=8, lr=0.1)
+    finally:
+        detach()
+    events = read_events(RunDir(tmp_path / "run").rank_dir(0, 0) / "events.jsonl")[0]
+    (found,) = [event for event in events if event["kind"] == "settings"]
+    assert (found["kind_"], found["rank_"], found["lr"], found["rank"]) == ("cosine", 8, 0.1, 0)
