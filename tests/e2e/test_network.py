@@ -189,7 +189,7 @@ def test_one_of_four_nodes_loses_its_power_and_another_takes_its_place(cluster: 
     for node in set(cluster.network.nodes) - {lost}:
         wait_for(
             lambda node=node: cluster.events("culprit_killed", node) or cluster.events("rank_exit", node),
-            f"the end of node {node}'s rank, which waits\n{cluster}", 60,
+            f"the end of node {node}'s rank, which waits\n{cluster}", deadline_s=60,
         )  # fmt: skip
 
     cluster.network.mend(lost)

@@ -21,8 +21,8 @@ from probes.tape.rundir import NODE_RANK, RunDir
 from tests.trainer.faults.test_options import injected, step_column
 from tests.trainer.training_runs import RunResult, run_loop, small, with_steps
 from trainer.config.config import Config
-from trainer.faults import process, timing
 from trainer.faults.inject import distort_clock
+from trainer.faults.injectors import process, timing
 from trainer.faults.options import FaultError, parse_fault
 from trainer.training import rank_training as training_module
 

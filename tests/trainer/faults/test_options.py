@@ -16,7 +16,7 @@ from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from rankscope.cli import app
 from tests.trainer.training_runs import run_loop, small, with_steps
-from trainer.faults import process, slow_compute
+from trainer.faults.injectors import process, slow_compute
 from trainer.faults.options import KINDS, Fault, FaultError, parse_fault
 
 
@@ -169,10 +169,10 @@ def test_slow_compute_adds_to_own_work_only(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(drag, "compute_for", compute_for)
     later, earlier = slow_compute._Work(drag), slow_compute._Work(drag)
-    later.begin()
+    later.start()
     clock.now_ns += 1000
     recorder.wait_ns += 400
-    earlier.begin()  # autograd tells the block before that its turn has come, before the later one is done
+    earlier.start()  # autograd tells the block before that its turn has come, before the later one is done
     later.end()
     assert asked == [300], "half of 1000 less 400"
     clock.now_ns += 200
