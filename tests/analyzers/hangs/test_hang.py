@@ -8,7 +8,7 @@ from analyzers.finding import Finding
 from analyzers.hangs.stacks import parse_stack, read_stack
 from analyzers.run.policy import StallPolicy
 from tests.analyzers.judged import judged_hangs, judged_losses
-from tests.analyzers.standstill import MS, SECOND, STEP_NS, World
+from tests.analyzers.standstill import SECOND, STEP_NS, World
 
 POLICY = StallPolicy()
 SILENT_S = 6.0
@@ -100,58 +100,6 @@ def test_the_limit_grows_with_the_step() -> None:
     assert judged_hangs(world.store, POLICY, world.after(30)) != []
 
 
-def test_different_operations_group_the_ranks() -> None:
-    world = World()
-    for rank in range(4):
-        world.enter(rank, **({"op": "all_gather"} if rank == 1 else {}))
-    finding = hang_of(world)
-    assert (finding.cause, finding.ranks) == ("mismatch_operation", (1,))
-    assert finding.evidence["differs"] == {"all_reduce": [0, 2, 3], "all_gather": [1]}
-    assert finding.evidence["waiting_ranks"] == [0, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("columns", "cause"),
-    [({"bytes": 8192, "shape": "2048"}, "mismatch_size"), ({"dtype": "bfloat16"}, "mismatch_dtype")],
-)
-def test_different_sizes_and_dtypes(columns: dict[str, object], cause: str) -> None:
-    world = World()
-    for rank in range(4):
-        world.enter(rank, **(columns if rank == 3 else {}))
-    finding = hang_of(world)
-    assert (finding.cause, finding.ranks) == (cause, (3,))
-
-
-def test_an_abort_on_a_size_mismatch_is_explained_by_the_mismatch() -> None:
-    world = World()
-    for rank in range(4):
-        world.enter(rank, **({"bytes": 8192} if rank == 0 else {}))
-    world.event("rank_exit", 0.2, exit_rank=0, exit_code=-6, signal="SIGABRT", pid=1, message="")
-    assert judged_losses(world.store, POLICY) == []
-    (finding,) = judged_hangs(world.store, POLICY)
-    assert (finding.cause, finding.ranks) == ("mismatch_size", (0,))
-
-
-def test_a_skipped_collective_leaves_its_rank_one_behind() -> None:
-    world = World()
-    for rank in (0, 1, 3):
-        world.enter(rank, seq=31)
-    group = "dp[0, 1, 2, 3]"
-    done = {"attempt": 0, "rank": 2, "step": 16, "seq": 30, "process_group": group, "op": "all_reduce"}
-    world.store.add("collectives", [done | {"issue_ns": world.now_ns - MS, "end_ns": world.now_ns}])
-    finding = hang_of(world)
-    assert (finding.cause, finding.ranks) == ("not_entered", (2,))
-    assert finding.evidence["last_seq_of_culprits"] == {"2": 30}
-
-
-def test_two_groups_in_opposite_order_are_a_cycle() -> None:
-    world = World(ranks=2, groups={"a[0,1]": (0, 1), "b[0,1]": (0, 1)})
-    world.enter(0, "a[0,1]")
-    world.enter(1, "b[0,1]")
-    finding = hang_of(world)
-    assert (finding.cause, finding.ranks, finding.evidence["cycle"]) == ("order_inversion", (0, 1), [0, 1])
-
-
 def test_victims_of_victims_over_groups() -> None:
     """Rank 3 hangs; its tp partner 2 waits for it, and rank 0 waits for 2 in dp."""
     groups = {"tp[0,1]": (0, 1), "tp[2,3]": (2, 3), "dp[0,2]": (0, 2), "dp[1,3]": (1, 3)}
@@ -162,15 +110,6 @@ def test_victims_of_victims_over_groups() -> None:
     finding = hang_of(world)
     assert (finding.cause, finding.ranks) == ("not_entered", (3,))
     assert finding.evidence["waiting_ranks"] == [0, 1, 2]
-
-
-def test_a_receive_without_its_send() -> None:
-    world = World(ranks=2, groups={"pp[0,1]": (0, 1)})
-    world.enter(1, "pp[0,1]", seq=8, op="recv", peer=0)
-    finding = hang_of(world)
-    assert (finding.cause, finding.ranks) == ("p2p_unmatched", (0,))
-    assert "recv #" in finding.summary
-    assert "from rank 0" in finding.summary
 
 
 def test_everybody_entered_and_nobody_left() -> None:
@@ -290,51 +229,6 @@ def test_stacks_show_the_frames_of_the_user(tmp_path: Path) -> None:
 GATHER, NORM = ("all_gather", "fsdp.py:1 gather"), ("all_reduce", "train.py:9 norm")
 
 
-def met(others: tuple[str, str], own: tuple[str, str]) -> Finding:
-    """The hang of a run in which each step ends with a norm, and rank 2 is now in another call than the others."""
-    world = World(program=(GATHER, NORM))
-    for rank in range(4):
-        op, caller = own if rank == 2 else others
-        world.enter(rank, op=op, caller=caller)
-    return hang_of(world)
-
-
-def test_a_rank_that_left_a_call_out_is_a_call_ahead() -> None:
-    finding = met(GATHER, NORM)
-    assert (finding.cause, finding.ranks, finding.evidence["waiting_ranks"]) == ("skipped", (2,), [0, 1, 3])
-    assert "Rank 2 skipped all_gather #30 (group dp[0, 1, 2, 3])" in finding.summary
-
-
-def test_three_ranks_that_left_a_call_out_are_named_and_not_the_one_that_made_it() -> None:
-    finding = met(NORM, GATHER)
-    assert (finding.cause, finding.ranks) == ("skipped", (0, 1, 3))
-
-
-def test_a_call_that_never_followed_is_a_mismatch() -> None:
-    finding = met(GATHER, ("all_reduce", "train.py:30 other_branch"))
-    assert (finding.cause, finding.ranks) == ("mismatch_operation", (2,))
-
-
-def test_calls_that_do_not_fit_are_told_although_nobody_says_how_the_run_ended() -> None:
-    """Launcher and watch died too: without them a hang looks like a run that was killed, a mismatch does not."""
-    world = World(program=(GATHER, NORM))
-    for rank in range(4):
-        op, caller = NORM if rank == 2 else GATHER
-        world.enter(rank, op=op, caller=caller)
-    (finding,) = judged_hangs(world.store, POLICY)
-    assert (finding.cause, finding.ranks) == ("skipped", (2,))
-    assert judged_losses(world.store, POLICY) == []
-
-
-def test_two_stages_that_wait_for_each_other_miss_a_message() -> None:
-    """Rank 1 waits for a message that rank 0 never sent; rank 0 has gone on to the next collective."""
-    world = World(ranks=2)
-    world.enter(1, seq=4, op="recv", peer=0)
-    world.enter(0)
-    finding = hang_of(world)
-    assert (finding.cause, finding.ranks) == ("p2p_unmatched", (0, 1))
-
-
 def test_stacks_that_watch_took_prove_a_hang_whose_launcher_died() -> None:
     """Records that end without a word look like a run that was killed whole, but for watch having looked at it."""
     world = World()
@@ -370,26 +264,6 @@ def test_ranks_that_close_after_an_interruption_do_not_hang() -> None:
     world.event("rank_closed", 0.2, rank=1)
     world.event("run_ended", 0.5, reason="interrupted", exit_code=130)
     assert judged_hangs(world.store, POLICY) == []
-
-
-def test_sizes_that_differ_count_although_a_later_call_is_done() -> None:
-    world = World()
-    (group,) = world.groups
-    for rank in range(4):
-        world.enter(rank, group, 30, op="reduce_scatter", bytes=50 if rank == 2 else 100)
-        world.enter(rank, group, 31, op="all_gather", bytes=8, end_ns=world.now_ns + MS)
-    finding = hang_of(world)
-    assert (finding.cause, finding.ranks) == ("mismatch_size", (2,))
-
-
-def test_a_rank_in_the_optimizer_that_is_awaited_in_the_backward_pass_has_left_a_call_out() -> None:
-    world = World(groups={"world": (0, 1, 2, 3), "tp": (2, 3)})
-    world.enter(3, "world", 30, phase="optimizer")
-    for rank in (0, 1):
-        world.enter(rank, "world", 30, phase="optimizer")
-    world.enter(2, "tp", 30, phase="backward")
-    finding = hang_of(world)
-    assert (finding.cause, finding.ranks) == ("skipped", (3,))
 
 
 def asleep_with_the_lock(after_s: float) -> World:

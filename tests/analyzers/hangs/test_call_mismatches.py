@@ -1,0 +1,136 @@
+"""Hangs whose cause is that the ranks' calls do not fit: other operations, sizes, orders, calls left out."""
+
+from __future__ import annotations
+
+import pytest
+
+from analyzers.finding import Finding
+from tests.analyzers.hangs.test_hang import GATHER, NORM, POLICY, hang_of
+from tests.analyzers.judged import judged_hangs, judged_losses
+from tests.analyzers.standstill import MS, World
+
+
+def test_different_operations_group_the_ranks() -> None:
+    world = World()
+    for rank in range(4):
+        world.enter(rank, **({"op": "all_gather"} if rank == 1 else {}))
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("mismatch_operation", (1,))
+    assert finding.evidence["differs"] == {"all_reduce": [0, 2, 3], "all_gather": [1]}
+    assert finding.evidence["waiting_ranks"] == [0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("columns", "cause"),
+    [({"bytes": 8192, "shape": "2048"}, "mismatch_size"), ({"dtype": "bfloat16"}, "mismatch_dtype")],
+)
+def test_different_sizes_and_dtypes(columns: dict[str, object], cause: str) -> None:
+    world = World()
+    for rank in range(4):
+        world.enter(rank, **(columns if rank == 3 else {}))
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == (cause, (3,))
+
+
+def test_an_abort_on_a_size_mismatch_is_explained_by_the_mismatch() -> None:
+    world = World()
+    for rank in range(4):
+        world.enter(rank, **({"bytes": 8192} if rank == 0 else {}))
+    world.event("rank_exit", 0.2, exit_rank=0, exit_code=-6, signal="SIGABRT", pid=1, message="")
+    assert judged_losses(world.store, POLICY) == []
+    (finding,) = judged_hangs(world.store, POLICY)
+    assert (finding.cause, finding.ranks) == ("mismatch_size", (0,))
+
+
+def test_a_skipped_collective_leaves_its_rank_one_behind() -> None:
+    world = World()
+    for rank in (0, 1, 3):
+        world.enter(rank, seq=31)
+    group = "dp[0, 1, 2, 3]"
+    done = {"attempt": 0, "rank": 2, "step": 16, "seq": 30, "process_group": group, "op": "all_reduce"}
+    world.store.add("collectives", [done | {"issue_ns": world.now_ns - MS, "end_ns": world.now_ns}])
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("not_entered", (2,))
+    assert finding.evidence["last_seq_of_culprits"] == {"2": 30}
+
+
+def test_two_groups_in_opposite_order_are_a_cycle() -> None:
+    world = World(ranks=2, groups={"a[0,1]": (0, 1), "b[0,1]": (0, 1)})
+    world.enter(0, "a[0,1]")
+    world.enter(1, "b[0,1]")
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks, finding.evidence["cycle"]) == ("order_inversion", (0, 1), [0, 1])
+
+
+def test_a_receive_without_its_send() -> None:
+    world = World(ranks=2, groups={"pp[0,1]": (0, 1)})
+    world.enter(1, "pp[0,1]", seq=8, op="recv", peer=0)
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("p2p_unmatched", (0,))
+    assert "recv #" in finding.summary
+    assert "from rank 0" in finding.summary
+
+
+def met(others: tuple[str, str], own: tuple[str, str]) -> Finding:
+    """The hang of a run in which each step ends with a norm, and rank 2 is now in another call than the others."""
+    world = World(program=(GATHER, NORM))
+    for rank in range(4):
+        op, caller = own if rank == 2 else others
+        world.enter(rank, op=op, caller=caller)
+    return hang_of(world)
+
+
+def test_a_rank_that_left_a_call_out_is_a_call_ahead() -> None:
+    finding = met(GATHER, NORM)
+    assert (finding.cause, finding.ranks, finding.evidence["waiting_ranks"]) == ("skipped", (2,), [0, 1, 3])
+    assert "Rank 2 skipped all_gather #30 (group dp[0, 1, 2, 3])" in finding.summary
+
+
+def test_three_ranks_that_left_a_call_out_are_named_and_not_the_one_that_made_it() -> None:
+    finding = met(NORM, GATHER)
+    assert (finding.cause, finding.ranks) == ("skipped", (0, 1, 3))
+
+
+def test_a_call_that_never_followed_is_a_mismatch() -> None:
+    finding = met(GATHER, ("all_reduce", "train.py:30 other_branch"))
+    assert (finding.cause, finding.ranks) == ("mismatch_operation", (2,))
+
+
+def test_calls_that_do_not_fit_are_told_although_nobody_says_how_the_run_ended() -> None:
+    """Launcher and watch died too: without them a hang looks like a run that was killed, a mismatch does not."""
+    world = World(program=(GATHER, NORM))
+    for rank in range(4):
+        op, caller = NORM if rank == 2 else GATHER
+        world.enter(rank, op=op, caller=caller)
+    (finding,) = judged_hangs(world.store, POLICY)
+    assert (finding.cause, finding.ranks) == ("skipped", (2,))
+    assert judged_losses(world.store, POLICY) == []
+
+
+def test_two_stages_that_wait_for_each_other_miss_a_message() -> None:
+    """Rank 1 waits for a message that rank 0 never sent; rank 0 has gone on to the next collective."""
+    world = World(ranks=2)
+    world.enter(1, seq=4, op="recv", peer=0)
+    world.enter(0)
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("p2p_unmatched", (0, 1))
+
+
+def test_sizes_that_differ_count_although_a_later_call_is_done() -> None:
+    world = World()
+    (group,) = world.groups
+    for rank in range(4):
+        world.enter(rank, group, 30, op="reduce_scatter", bytes=50 if rank == 2 else 100)
+        world.enter(rank, group, 31, op="all_gather", bytes=8, end_ns=world.now_ns + MS)
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("mismatch_size", (2,))
+
+
+def test_a_rank_in_the_optimizer_that_is_awaited_in_the_backward_pass_has_left_a_call_out() -> None:
+    world = World(groups={"world": (0, 1, 2, 3), "tp": (2, 3)})
+    world.enter(3, "world", 30, phase="optimizer")
+    for rank in (0, 1):
+        world.enter(rank, "world", 30, phase="optimizer")
+    world.enter(2, "tp", 30, phase="backward")
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("skipped", (3,))
