@@ -38,12 +38,12 @@ def recorded(exits: Exits) -> Iterator[None]:
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(exits, *arguments, **options)
 
-    original = launcher.LocalElasticAgent
-    launcher.LocalElasticAgent = Agent  # type: ignore[misc]  # the one place where torch's launcher names its agent
+    original = launcher.LocalElasticAgent  # type: ignore[attr-defined]  # where torch's launcher looks its agent up
+    launcher.LocalElasticAgent = Agent  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        launcher.LocalElasticAgent = original  # type: ignore[misc]
+        launcher.LocalElasticAgent = original  # type: ignore[attr-defined]
 
 
 class _RecordedAgent(LocalElasticAgent):
