@@ -28,7 +28,7 @@ def two_runs(tmp_path: Path, *, name: str = "slower") -> Path:
 
 
 def compared(app: AppTest) -> AppTest:
-    wait_for(lambda: "against" in shown(app) or app.run() is None, "the comparison", deadline_s=60)
+    wait_for(lambda: "as long" in shown(app) or app.run() is None, "the comparison", deadline_s=60)
     return app
 
 
@@ -37,7 +37,7 @@ def test_speed_settings_and_losses_of_two_runs_stand_beside_one_another(tmp_path
     assert not app.exception
     text = shown(app)
     assert "x as long" in text
-    assert "different from step 1 on" in text
+    assert "differs from step 1 on" in text
     assert len(app.get("bidi_component")) == 1
     tables = {tuple(table.value.columns): table.value for table in app.dataframe}
     assert set(tables) == {("", "before", "slower")}

@@ -95,7 +95,7 @@ def test_which_checkpoint_is_taken(tmp_path: Path) -> None:
     save_ledger(Ledger(path=tmp_path / "checkpoints" / LEDGER_NAME, good_step=4))
     assert find_checkpoint(tmp_path, step=None).name == "step-00000004", "the newest good one"
     assert find_checkpoint(tmp_path, step=8).name == "step-00000008"
-    with pytest.raises(CheckpointError, match="no checkpoint of step 6; there are 4, 8"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 6\. There are 4, 8"):
         find_checkpoint(tmp_path, step=6)
     (tmp_path / "checkpoints" / "step-00000008").rename(tmp_path / "step-00000008.condemned")
     with pytest.raises(CheckpointError, match="was condemned"):
