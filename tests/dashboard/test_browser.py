@@ -28,7 +28,9 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 RANGE = "document.querySelector('.js-plotly-plot')._fullLayout.xaxis.range.map(Number)"
-LAST_DRAWN = "Math.max(...document.querySelector('.js-plotly-plot')._fullData.find(trace => trace.name === 'loss').x)"
+LAST_DRAWN = (  # -Infinity while the chart is being replaced
+    "Math.max(...(document.querySelector('.js-plotly-plot')?._fullData?.find(trace => trace.name === 'loss')?.x ?? []))"
+)
 FAILED = "[data-testid=stException], :text('This page could not be computed'), :text('This chart could not be drawn')"
 COMPUTED = ":text('Computing from the records')"
 """Stands in place of a part until its answer has come."""
