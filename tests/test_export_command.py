@@ -145,8 +145,8 @@ def test_the_commands_of_the_page_work(run: RunDir, tmp_path: Path, monkeypatch:
     [
         (["--to", "parquet", "--out", "nowhere://x"], "nowhere"),
         (["--to", "tensorboard", "--out", "/dev/null/x"], "/dev/null/x cannot be written: Not a directory"),
-        (["--to", "wandb", "--ranks", "some"], "--ranks some: is one of none, sampled, all"),
-        (["--to", "wandb", "--mode", "later"], "--mode later: is online or offline"),
+        (["--to", "wandb", "--ranks", "some"], "--ranks some: choose none, sampled, all"),
+        (["--to", "wandb", "--mode", "later"], "--mode later: choose online or offline"),
         (["--to", "chrome-trace", "--steps", "x"], "--steps x: write a range"),
         ([], "--out is missing"),
     ],

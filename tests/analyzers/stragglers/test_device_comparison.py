@@ -55,7 +55,7 @@ def finding_of(tmp_path: Path, readings: dict[str, dict[str, float]]) -> Finding
 def test_a_throttled_gpu_is_why(tmp_path: Path) -> None:
     found = finding_of(tmp_path, {f"GPU-{rank}": GPU | (HOT if rank == 2 else {}) for rank in range(4)})
     assert (found.ranks, found.cause, found.advice) == ((2,), "gpu_clock", "straggler-gpu-clock")
-    assert "Its GPU runs at 1.20 GHz, its peers at 1.98 GHz: heat, by the driver, 91 degrees." in found.summary
+    assert "Its GPU runs at 1.20 GHz, its peers at 1.98 GHz: heat (driver), 91 degrees." in found.summary
     assert found.evidence["sm_clock_of_peers_hertz"] == pytest.approx(1.98e9)
     assert found.evidence["throttled_ratio"] == 1.0
 

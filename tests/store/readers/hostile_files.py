@@ -137,17 +137,17 @@ DUMPS: dict[str, tuple[Writer, str]] = {
     "no version": (pickled(lambda made: made.pop("version")), "version ?"),
     "a version that is a list": (pickled(_set("version", [2])), "version ?"),
     "entries that are a number": (pickled(_set("entries", 7)), "no list"),
-    "entries of text": (pickled(_set("entries", ["a", None, 3, []])), "make no sense"),
+    "entries of text": (pickled(_set("entries", ["a", None, 3, []])), "damaged entries"),
     "a configuration of nonsense": (pickled(_set("pg_config", {"0": {"ranks": {"a": 1}}, "1": 7, "2": None})), ANY),
     "ranks beyond all bounds": (
         pickled(_set("pg_config", {"0": {"desc": "default_pg", "ranks": str(list(range(199_990, 200_010)))}})), ANY),
     "a status of nonsense": (pickled(_set("pg_status", {"x": {"last_enqueued_collective": -1}, "0": 3})), ANY),
     "ranks to evaluate": (
         pickled(_set("pg_config", {"0": {"desc": "default_pg", "ranks": "__import__('os').system('id')"}})), ANY),
-    "a huge number": (entry("collective_seq_id", 10**300), "make no sense"),
-    "a negative number": (entry("collective_seq_id", -5), "make no sense"),
-    "a number that is true": (entry("collective_seq_id", True), "make no sense"),
-    "no name": (entry("profiling_name", None), "make no sense"),
+    "a huge number": (entry("collective_seq_id", 10**300), "damaged entries"),
+    "a negative number": (entry("collective_seq_id", -5), "damaged entries"),
+    "a number that is true": (entry("collective_seq_id", True), "damaged entries"),
+    "no name": (entry("profiling_name", None), "damaged entries"),
     "sizes of NaN": (entry("input_sizes", [[float("nan")]]), ANY),
     "sizes beyond memory": (entry("input_sizes", [[2**60] * 16]), ANY),
     "sizes of text": (entry("input_sizes", "8"), ANY),
@@ -161,11 +161,11 @@ DUMPS: dict[str, tuple[Writer, str]] = {
     "JSON nested deeply": (
         lambda folder: _write(folder, b'{"pg_config": ' + b"[" * 200_000, "rank_0.json"), "nested too deeply"),
     "JSON of one long string": (
-        lambda folder: _write(folder, b'{"pg_config": "' + b"a" * (6 << 20), "rank_0.json"), "too long"),
+        lambda folder: _write(folder, b'{"pg_config": "' + b"a" * (6 << 20), "rank_0.json"), "is no JSON"),
     "JSON with a number of 5000 digits": (
         lambda folder: _write(folder, b'{"pg_config": ' + b"9" * 5000 + b"}", "rank_0.json"), "no JSON"),
     "JSON that is cut": (lambda folder: _write(folder, json.dumps(dump()).encode()[:-40], "rank_0.json"), "cut off"),
-    "JSON with NaN": (_json(dump(_set("entries", [{"collective_seq_id": float("nan")}]))), "make no sense"),
+    "JSON with NaN": (_json(dump(_set("entries", [{"collective_seq_id": float("nan")}]))), "damaged entries"),
     "blanks in gzip": (_gzip_bomb, "blanks"),
     "a link": (_link, "is a link: not followed"),
     "a link to a folder": (_linked_folder, "is a link: not followed"),
@@ -173,9 +173,9 @@ DUMPS: dict[str, tuple[Writer, str]] = {
     "a folder named like a dump": (_directory, "holds no run"),
     "an empty file": (raw(b""), "holds no run"),
     "a name without a rank": (
-        lambda folder: _write(folder, pickle.dumps(dump(), protocol=2), "dump"), "tells no rank"),
+        lambda folder: _write(folder, pickle.dumps(dump(), protocol=2), "dump"), "no rank in its name"),
     "a rank of 10**12": (
-        lambda folder: _write(folder, pickle.dumps(dump(), protocol=2), "rank_1000000000000"), "tells no rank"),
+        lambda folder: _write(folder, pickle.dumps(dump(), protocol=2), "rank_1000000000000"), "no rank in its name"),
 }  # fmt: skip
 
 
@@ -206,12 +206,12 @@ def _twice(folder: Path) -> None:
 TRACES: dict[str, tuple[Writer, str]] = {
     "no events": (events(), "holds no events"),
     "events of nonsense": (events(None, 3, "x", [], {}), "no operator"),
-    "a time that is text": (events(_event(ts="10"), _event()), "1 events make no sense"),
-    "a time of NaN": (events(_event(ts=float("nan")), _event()), "1 events make no sense"),
-    "a duration of infinity": (events(_event(dur=float("inf")), _event()), "1 events make no sense"),
-    "a negative duration": (events(_event(dur=-1), _event()), "1 events make no sense"),
-    "a time of 300 digits": (events(_event(ts=10**300), _event()), "1 events make no sense"),
-    "a name that is a list": (events(_event(name=["a"]), _event()), "1 events make no sense"),
+    "a time that is text": (events(_event(ts="10"), _event()), "1 damaged events were left out"),
+    "a time of NaN": (events(_event(ts=float("nan")), _event()), "1 damaged events were left out"),
+    "a duration of infinity": (events(_event(dur=float("inf")), _event()), "1 damaged events were left out"),
+    "a negative duration": (events(_event(dur=-1), _event()), "1 damaged events were left out"),
+    "a time of 300 digits": (events(_event(ts=10**300), _event()), "1 damaged events were left out"),
+    "a name that is a list": (events(_event(name=["a"]), _event()), "1 damaged events were left out"),
     "a step of 10**30": (
         events(_event(cat="user_annotation", name="ProfilerStep#" + "9" * 30), _event()), "ProfilerStep"),
     "a rank that is text": (events(_event(), distributedInfo={"rank": "0"}), ANY),

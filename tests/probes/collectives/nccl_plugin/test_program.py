@@ -29,7 +29,9 @@ def driver(plugin_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def start(run: Path, library: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
     known = os.environ | {"RANKSCOPE_RUN_DIR": str(run), "RANKSCOPE_NCCL_PLUGIN": str(library)} | environment
     command = [sys.executable, "-m", "rankscope.attached_program", *words]
-    return subprocess.Popen(command, env=known, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(  # the driver of the kill benchmark prints counters in binary
+        command, env=known, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+    )
 
 
 def kinds(run: Path, rank: int = 0) -> list[str]:
