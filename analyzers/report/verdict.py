@@ -42,6 +42,9 @@ def verdict(
     ]
     seen = f" ({', '.join(extent)})" if extent else ""
     unjudged_time = _unjudged_time(facts, policy)
+    dumps = facts.get("dumps")
+    if isinstance(dumps, Mapping) and not dumps.get("entries"):  # unreadable or empty: not judged is not healthy
+        return " ".join(part for part in ("Nothing was judged: the dumps hold no readable call.", missing) if part)
     clean = f"Nothing was found{seen}, but {unjudged_time}." if unjudged_time else f"No problems found{seen}."
     if facts.get("ended") == "failed":  # never a clean bill for a run that did not end by its own will
         when = "failed" if facts.get("steps") else "failed before its first step"
