@@ -63,7 +63,7 @@ def test_the_bubble_is_the_formula_of_a_perfect_pipeline(tmp_path: Path) -> None
 def test_what_makes_the_bubble_larger_is_split(tmp_path: Path) -> None:
     run = pipelined(tmp_path, attempts={0: range(1, 21)}, heavy=2, loading_ms=11)
     app = open_page(run.path.parent, "pipeline", run=run.run_id)
-    text = text_of(app, "Imbalance", "stage 2 has the most work")
+    text = text_of(app, "Imbalance", "Stage 2 has the most work")
     numbers = {metric.label: metric.value for metric in app.metric}
     parts = [float(numbers[name].removesuffix(" %")) for name in (
         "Ideal", "Imbalance", "Transfers", "Data")]  # fmt: skip
