@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzers.account import goodput
-from analyzers.account.long_run import Views, look, unpicked
+from analyzers.account.long_run import Views, reduced_views, whole_views
 from analyzers.account.step_account import coverage
 from analyzers.analysis import Records, analyses
 from analyzers.finding import SEVERITIES, Finding, Severity
@@ -87,10 +87,10 @@ def diagnose(
     @cache
     def views() -> Views:
         try:
-            return look(source)
+            return reduced_views(source)
         except Exception as error:  # no disk for copies: the whole run is read, which takes longer
             findings.append(_failed("records", error))
-            return unpicked(source)
+            return whole_views(source)
 
     records: Mapping[Records, Callable[[], Source]] = {
         "all": lambda: source,

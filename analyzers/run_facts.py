@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from analyzers.account.long_run import Views, unpicked
+from analyzers.account.long_run import Views, whole_views
 from analyzers.checkpoints.interval import suggest
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
 from analyzers.numerics.learning import loss_fall
@@ -30,7 +30,7 @@ MAX_STEPS = 1 << 40
 
 def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None = None) -> dict[str, Any]:
     """JSON values; None where it is not recorded."""
-    views = views or unpicked(source)
+    views = views or whole_views(source)
     log = EventLog.load(
         source,
         (

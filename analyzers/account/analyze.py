@@ -1,4 +1,4 @@
-"""Whether the records allow an account of the run's time."""
+"""Analysis entry: reports when the records allow no account of the run's time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the ranks of a pipeline have nothing to do, from the spans of what they computed.
+"""Idle time of pipeline ranks, from the spans of what they computed.
 
     for step in measure_idle(PipelineSpans(rank=..., step=..., stage=..., ...), ranks=[0, 1, 2, 3]):
         step.idle_ratio                                     # of all ranks together: the bubble
@@ -152,7 +152,7 @@ def idle_of(one: PipelineSpans, ranks: Sequence[int], loading_ns: Mapping[int, i
 
 
 def _is_whole(done: list[Counter[tuple[str, int]]]) -> bool:
-    """Whether every rank has taken the same microbatches forward and back."""
+    """Return True if every rank has run forward and backward for the same microbatches."""
     forward = [{number for kind, number in one if kind == "forward"} for one in done]
     if not forward[0] or any(numbers != forward[0] for numbers in forward):
         return False
@@ -170,7 +170,7 @@ def _rank_idle(rows: Ints, total_ns: int, stage: Ints, start: Ints, end: Ints) -
 
 
 def _turns(rank: Ints, step: Ints, stage: Ints, microbatch: Ints, kind: npt.NDArray[np.str_], start: Ints) -> Ints:
-    """For each span, how often the same work of the same rank and step was done before."""
+    """Number of earlier executions of the same work by the same rank in the same step, for each span."""
     number = np.unique(kind, return_inverse=True)[1].reshape(-1)
     order = np.lexsort((start, number, microbatch, stage, step, rank))
     same = np.ones(len(order), dtype=bool)

@@ -1,4 +1,4 @@
-"""Which executions of steps counted, and the time that each rank spent in them and in the others.
+"""Committed and discarded executions of steps, and the time each rank spent in both.
 
     for (attempt, rank), spent in step_times(source).items():
         spent.kept.duration_ns, spent.discarded_ns, spent.first_ns, spent.last_ns
@@ -18,16 +18,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from analyzers.account.long_run import Views, unpicked
+from analyzers.account.long_run import Views, whole_views
 from analyzers.source import Ints, Source, ints
 
 __all__ = ["RankTimes", "Sums", "step_times", "went_back"]
 
 _PHASES = ("data", "forward", "backward", "optimizer")
 MAX_ROWS = 40_000_000
-"""Rows of steps that are summed one by one; more are thinned out by whole steps."""
+"""Rows of steps that are summed one by one; more are reduced by whole steps."""
 _MAX_RANGES = 50
-"""Ranges of steps looked at again; more of them are joined."""
+"""Ranges of steps read again; more of them are joined."""
 _AHEAD = 2
 """Steps by which another rank may have been ahead of the one whose sequence is read."""
 
@@ -50,7 +50,7 @@ class Sums:
 
     @property
     def has_phases(self) -> bool:
-        """Whether the loop recorded what it spent in phases."""
+        """Return True if the loop recorded the time of its phases."""
         return self.forward_ns + self.backward_ns + self.optimizer_ns > 0
 
 
@@ -70,7 +70,7 @@ class RankTimes:
 
 def step_times(source: Source, views: Views | None = None) -> dict[tuple[int, int], RankTimes]:
     """{(attempt, rank): times}, in order; empty without steps."""
-    views = views or unpicked(source)
+    views = views or whole_views(source)
     again = _ranges(went_back(views.histories))
     ((num_rows,),) = source.rows("SELECT count(*) FROM steps")
     every = max(1, -(-num_rows // MAX_ROWS))

@@ -1,4 +1,4 @@
-"""Which steps of a run of hundreds of millions of step rows tell a slowdown's begin and end.
+"""Choice of steps that show where slowdowns begin and end, in runs of hundreds of millions of step rows.
 
     chosen = choose(source, (first, last), num_ranks)
     chosen.stretches            # (first, last, distance) of the steps at which all ranks are to be compared

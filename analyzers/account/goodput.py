@@ -1,4 +1,4 @@
-"""Where every second of a run went: an account that adds up to the wall time.
+"""Goodput account: every second of a run in one category; the categories add up to the wall time.
 
     account = measure(store)
     account.seconds["training"], account.goodput_ratio      # mean over the ranks; share of the wall time
@@ -14,8 +14,8 @@
 | checkpoint, evaluation | training stood still for them |
 | recomputed | steps that were refused, or whose result was lost with a rollback or restart and that ran again |
 | restart | from the end of an attempt (or its last progress, if it was killed) to the first step of the next |
-| stopped | between the end of one launch of the run and the next (`--resume`): nobody was there |
-| hang | silence beyond the run's limit, until somebody ended it |
+| stopped | between the end of one launch of the run and the next (`--resume`) |
+| hang | silence beyond the run's limit, until the attempt was ended |
 | startup, shutdown | before the first step, after the last one |
 | other | between the phases of a step, and between steps |
 
@@ -34,13 +34,13 @@ from typing import Any
 import numpy as np
 
 from analyzers.account.committed_steps import RankTimes, step_times
-from analyzers.account.long_run import Views, unpicked
+from analyzers.account.long_run import Views, whole_views
+from analyzers.account.run_bounds import BrokenEnd, broken_ends, clock_shifts, launch_breaks, run_bounds
 from analyzers.account.wait_split import WaitSplit, split_waits
 from analyzers.finding import Finding
 from analyzers.run.event_log import EventLog
 from analyzers.run.policy import StallPolicy
-from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
-from analyzers.run.stall_limits import death_ns, killed_by_watch, stalled_s
+from analyzers.run.snapshot import SNAPSHOT_EVENTS
 from analyzers.source import Source, lacking
 from probes.tape import event_kinds
 
@@ -64,8 +64,6 @@ CATEGORIES = {
 }
 """Names as people say them, in the order in which they are shown."""
 _NEEDED = ("step", "start_ns")
-CLOCK_NS = 500_000_000
-"""Difference between hosts from which their clocks are taken to disagree: first steps begin closer together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,17 +112,17 @@ def measure(
     source: Source, policy: StallPolicy | None = None, now_ns: int | None = None, views: Views | None = None
 ) -> Account | None:
     """The account; None if no step was recorded. `now_ns` (epoch) only while the run is alive."""
-    views = views or unpicked(source)
+    views = views or whole_views(source)
     if lacking(source, steps=_NEEDED):
         return None
     log = EventLog.load(source, (*SNAPSHOT_EVENTS, event_kinds.RUN_STARTED))
     times = step_times(source, views)
-    shifts = _shifts(source, times)
-    begin_ns, end_ns = _bounds(source, log, times, shifts, now_ns)
-    ends = _ends(views.sampled, log, times, policy or StallPolicy(), now_ns)
+    shifts = clock_shifts(source, times)
+    begin_ns, end_ns = run_bounds(source, log, times, shifts, now_ns)
+    ends = broken_ends(views.sampled, log, times, policy or StallPolicy(), now_ns)
     split = split_waits(views.sampled)
     outside = _outside_steps(source, times)
-    breaks = _between_launches(log, times)
+    breaks = launch_breaks(log, times)
     of_rank: dict[int, dict[int, RankTimes]] = {}
     for (attempt, rank), spent in times.items():
         of_rank.setdefault(rank, {})[attempt] = spent
@@ -144,16 +142,6 @@ def measure(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _End:
-    """How an attempt broke off while steps were running (epoch nanoseconds)."""
-
-    progress_ns: int
-    end_ns: int
-    hung: bool
-    alive: bool
-
-
 class _TimeLine:
     """A rank's time from the begin to the end of the run, cut into pieces from left to right."""
 
@@ -162,19 +150,19 @@ class _TimeLine:
         self._at, self._end, self._shift = begin_ns, end_ns, shift_ns
 
     def until(self, time_ns: int, category: str) -> None:
-        """What is left before this time of the rank's clock goes to the category."""
+        """Give the time up to here, by the rank's clock, to the category."""
         self._pieces(time_ns + self._shift, {category: 1.0})
 
     def moment(self, time_ns: int, category: str) -> None:
-        """The same for a time of the launcher's clock, which is that of the first node."""
+        """Give the time up to here, by the launcher's clock (the first node's), to the category."""
         self._pieces(time_ns, {category: 1.0})
 
     def divided(self, time_ns: int, parts: Mapping[str, float]) -> None:
-        """What is left before this time is divided in the proportion of the parts."""
+        """Divide the time up to here in the proportion of the parts."""
         self._pieces(time_ns + self._shift, parts)
 
     def rest(self, category: str) -> None:
-        """Everything to the end."""
+        """Give the remaining time to the category."""
         self._pieces(self._end, {category: 1.0})
 
     def _pieces(self, time_ns: int, parts: Mapping[str, float]) -> None:
@@ -199,7 +187,7 @@ def _walk(
     line: _TimeLine,
     lives: Mapping[int, RankTimes],
     rank: int,
-    ends: Mapping[int, _End],
+    ends: Mapping[int, BrokenEnd],
     split: WaitSplit,
     outside: Mapping[tuple[int, int], _Outside],
     breaks: Mapping[int, tuple[int, int]],
@@ -261,78 +249,6 @@ def _inside(of: RankTimes, split: WaitSplit, place: tuple[int, int], between: Ma
     return parts
 
 
-def _bounds(
-    source: Source,
-    log: EventLog,
-    times: Mapping[tuple[int, int], RankTimes],
-    shifts: Mapping[int, int],
-    now_ns: int | None,
-) -> tuple[int, int]:
-    """Begin and end of the run, epoch nanoseconds of the first node."""
-    first = [of.first_ns + shifts.get(rank, 0) for (_, rank), of in times.items()]
-    last = [of.last_ns + shifts.get(rank, 0) for (_, rank), of in times.items()]
-    first += [event.wall_ns for event in log.of(event_kinds.RUN_STARTED)]
-    if source.has("ranks"):
-        starts = source.rows("SELECT rank, min(wall_ns) FROM ranks WHERE wall_ns > 0 AND rank >= 0 GROUP BY rank")
-        first += [wall_ns for rank, wall_ns in starts if rank not in shifts]
-    if now_ns is not None:
-        return min(first), max(now_ns, *last)
-    ended = max((event.wall_ns for event in log.of(event_kinds.RUN_ENDED)), default=0)
-    if ended > 0 and ended >= max((event.wall_ns for event in log.of(event_kinds.ATTEMPT_STARTED)), default=0):
-        return min(first), max(ended, *last)
-    newest = {"events": "wall_ns", "spans": "coalesce(end_ns, start_ns)", "collectives": "coalesce(end_ns, issue_ns)"}
-    for table, when in newest.items():
-        found = source.rows(f"SELECT rank, max({when}) FROM {table} GROUP BY rank") if source.has(table) else []
-        last += [when_ns + shifts.get(rank, 0) for rank, when_ns in found if when_ns]
-    return min(first), max(last)
-
-
-def _ends(
-    source: Source,
-    log: EventLog,
-    times: Mapping[tuple[int, int], RankTimes],
-    policy: StallPolicy,
-    now_ns: int | None,
-) -> dict[int, _End]:
-    """The attempts that broke off in the middle of steps."""
-    lives = sorted({attempt for attempt, _ in times})
-    found: dict[int, _End] = {}
-    for attempt in lives:
-        if all(of.open_ns is None for (a, _), of in times.items() if a == attempt):
-            continue
-        view = take_snapshot(source, attempt, log)
-        death = death_ns(view, log)
-        alive = attempt == lives[-1] and death is None and now_ns is not None
-        end_ns = death or (now_ns if alive and now_ns is not None else view.last_ns)
-        hung = stalled_s(view, end_ns, policy) is not None or killed_by_watch(log, attempt)
-        found[attempt] = _End(progress_ns=view.last_ns, end_ns=max(end_ns, view.last_ns), hung=hung, alive=alive)
-    return found
-
-
-def _between_launches(log: EventLog, times: Mapping[tuple[int, int], RankTimes]) -> dict[int, tuple[int, int]]:
-    """The first attempt of each later launch -> (when the launch before ended, when this one began).
-
-    A node that joins a run which is under way begins no launch of the run: only the first node's count.
-    """
-    first_ns: dict[int, int] = {}
-    last_ns: dict[int, int] = {}
-    for (attempt, _), of in times.items():
-        first_ns[attempt] = min(first_ns.get(attempt, of.first_ns), of.first_ns)
-        last_ns[attempt] = max(last_ns.get(attempt, 0), of.last_ns, of.open_ns or 0)
-    launches = sorted(event.wall_ns for event in log.of(event_kinds.RUN_STARTED) if event.integer("node_rank", 0) == 0)
-    found: dict[int, tuple[int, int]] = {}
-    for launched_ns in launches[1:]:
-        later = [attempt for attempt, begin_ns in first_ns.items() if begin_ns >= launched_ns]
-        earlier = [attempt for attempt in first_ns if later and attempt < min(later)]
-        if not later or not earlier or last_ns[max(earlier)] > launched_ns:
-            continue
-        before_ns = max(begin_ns for begin_ns in launches if begin_ns < launched_ns)
-        said = [event.wall_ns for event in log.of(event_kinds.RUN_ENDED) if before_ns < event.wall_ns <= launched_ns]
-        said += [event.wall_ns for event in log.of(event_kinds.RANK_EXIT) if before_ns < event.wall_ns <= launched_ns]
-        found[min(later)] = (max([*said, last_ns[max(earlier)]]), launched_ns)
-    return found
-
-
 def _outside_steps(source: Source, times: Mapping[tuple[int, int], RankTimes]) -> dict[tuple[int, int], _Outside]:
     """Spans of checkpoints and evaluations that began when no step ran."""
     if not source.has("spans"):
@@ -360,26 +276,3 @@ def _outside_steps(source: Source, times: Mapping[tuple[int, int], RankTimes]) -
         else:
             place.between[category] = place.between.get(category, 0) + end_ns - start_ns
     return found
-
-
-def _shifts(source: Source, times: Mapping[tuple[int, int], RankTimes]) -> dict[int, int]:
-    """What to add to a rank's clock so that its first steps begin with those of the first rank's host."""
-    if not source.has("ranks"):
-        return {}
-    hosts = dict(source.rows("SELECT rank, arg_max(host, wall_ns) FROM ranks WHERE rank >= 0 GROUP BY rank"))
-    ranks = sorted({rank for _, rank in times})
-    home = hosts.get(ranks[0])
-    shifts: dict[int, int] = {}
-    for host in {hosts.get(rank) for rank in ranks} - {home}:
-        differences = []
-        for attempt in {attempt for attempt, _ in times}:
-            here, there = (
-                [of.first_ns for (a, rank), of in times.items() if a == attempt and hosts.get(rank) == name]
-                for name in (home, host)
-            )
-            if here and there:
-                differences.append(int(np.median(here)) - int(np.median(there)))
-        shift = int(np.median(differences)) if differences else 0
-        if abs(shift) > CLOCK_NS:
-            shifts |= {rank: shift for rank in ranks if hosts.get(rank) == host}
-    return shifts

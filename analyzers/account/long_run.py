@@ -1,6 +1,6 @@
 """Runs of hundreds of millions of step rows, reduced to sessions that are small enough to query many times.
 
-    views = look(source)                                # three times the source itself up to `MAX_ROWS` rows of steps
+    views = reduced_views(source)                       # three times the source itself up to `MAX_ROWS` rows of steps
     views.compared.rows("SELECT ... FROM steps")        # all ranks, in the steps that tell who changes and when
     views.sampled.rows("SELECT ... FROM steps")         # all ranks, steps at even distances, and every begin and end
     views.histories.rows("SELECT ... FROM steps")       # some ranks, whole
@@ -29,7 +29,7 @@ from analyzers.account.downsampling import choose
 from analyzers.source import Source
 from store import Store
 
-__all__ = ["MAX_ROWS", "MEMORY_BYTES", "Views", "look", "unpicked"]
+__all__ = ["MAX_ROWS", "MEMORY_BYTES", "Views", "reduced_views", "whole_views"]
 
 MAX_ROWS = 30_000_000
 MEMORY_BYTES = 2_200_000_000
@@ -44,7 +44,7 @@ _Stretches = Sequence[tuple[int, int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Views:
-    """A run as analyzers look at it. `looked_at`: for the report, how much was compared; empty where all was."""
+    """A run as analyzers read it. `looked_at`: for the report, how much was compared; empty where all was."""
 
     whole: Source
     compared: Source
@@ -53,26 +53,26 @@ class Views:
     looked_at: Mapping[str, int] = field(default_factory=dict)
 
 
-def unpicked(source: Source) -> Views:
+def whole_views(source: Source) -> Views:
     """The run itself in every view."""
     return Views(whole=source, compared=source, sampled=source, histories=source)
 
 
-def look(source: Source, max_rows: int = MAX_ROWS) -> Views:
+def reduced_views(source: Source, max_rows: int = MAX_ROWS) -> Views:
     """The views of a run; nothing is copied of one that has at most `max_rows` rows of steps. Raises StoreError."""
     if not isinstance(source, Store) or not source.has("steps"):
-        return unpicked(source)
+        return whole_views(source)
     ((num_rows,),) = source.rows("SELECT count(*) FROM steps")
     if num_rows <= max_rows:
-        return unpicked(source)
+        return whole_views(source)
     ranks = source.rows(
         "SELECT attempt, rank, count(*), count(loss), min(step), max(step) FROM steps WHERE rank >= 0 "
         "GROUP BY attempt, rank ORDER BY attempt, rank"
     )
     if len({rank for _, rank, *_ in ranks}) < 2:
-        return unpicked(source)
+        return whole_views(source)
     first, last = min(row[4] for row in ranks), max(row[5] for row in ranks)
-    kept_whole = ", ".join(map(str, _kept_whole(ranks)))
+    kept_whole = ", ".join(map(str, _whole_ranks(ranks)))
     histories = source.session(steps=f"SELECT * FROM steps WHERE rank IN ({kept_whole})")
     chosen = choose(source, (first, last), max(row[1] for row in ranks) + 1)
     ends = _ends(histories, len({attempt for attempt, *_ in ranks}))
@@ -89,9 +89,11 @@ def look(source: Source, max_rows: int = MAX_ROWS) -> Views:
     )
 
 
-def _kept_whole(ranks: Sequence[tuple[int, ...]]) -> list[int]:
-    """Of (attempt, rank, rows, losses, ...): each attempt's first rank that has the loss, the rank with the most
-    steps, and others at even distances."""
+def _whole_ranks(ranks: Sequence[tuple[int, ...]]) -> list[int]:
+    """Ranks whose steps are all kept: each attempt's first with a loss, the longest, others at even distances.
+
+    `ranks`: rows of (attempt, rank, number of rows, number of losses, ...).
+    """
     total = {rank: 0 for _, rank, *_ in ranks}
     for _, rank, num_rows, *_ in ranks:
         total[rank] += num_rows

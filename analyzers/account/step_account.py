@@ -42,13 +42,13 @@ class StepAccount:
 
     @property
     def not_measured_ns(self) -> int:
-        """What no column accounts for."""
+        """Time that no column accounts for."""
         return self.duration_ns - sum(self.own_ns.values()) - self.waiting_ns - (self.transfer_ns or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """How much of the time of all steps can be judged."""
+    """Share of the time of all steps that can be judged."""
 
     not_measured_ratio: float
     not_compared_ratio: float

@@ -1,4 +1,4 @@
-"""How long every rank worked for itself in every step, as matrices rank x observation.
+"""Own work of every rank in every step, as matrices rank x observation.
 
     timings = load_timings(source, attempt=0)
     timings.own["forward"]         # float32[ranks, observations], milliseconds without waits for other ranks
@@ -124,7 +124,7 @@ def has_host_gaps(source: Source, attempt: int) -> bool:
 
 
 class _Placement:
-    """Where each row goes in a matrix rank x observation; NaN where a rank has no row."""
+    """Matrix rank x observation of the rows' values; NaN where a rank has no row."""
 
     def __init__(self, ranks: Ints, first: Ints, counts: Ints, step: Ints) -> None:
         self._shape_is_full = bool((counts == counts[0]).all()) and bool(
@@ -172,7 +172,7 @@ def _groups(labels: npt.NDArray[Any]) -> tuple[Ints, ...]:
 
 
 def load_places(source: Source, attempt: int) -> tuple[dict[int, int], dict[int, tuple[object, ...]]]:
-    """Of each rank its coordinate in the pipeline, and those in all other dimensions; empty if not recorded."""
+    """Pipeline coordinate of each rank, and its coordinates in all other dimensions; empty if not recorded."""
     if not source.has("ranks"):
         return {}, {}
     rows = source.rows(

@@ -1,4 +1,4 @@
-"""What the waits inside steps were for: the transfer itself, a late peer, or the pipeline's neighbours.
+"""Split of the waits inside steps: the transfer, a late peer, or the pipeline's neighbours.
 
     split = split_waits(source)
     split.late_ratio[(0, 3)]       # share of rank 3's waits in attempt 0 that was for somebody who came late
@@ -25,7 +25,7 @@ from analyzers.source import Ints, Source, every_kth, ints
 __all__ = ["WaitSplit", "pipelines", "split_waits"]
 
 MAX_CALLS = 4_000_000
-"""Rows of collectives looked at; more are thinned out by whole steps."""
+"""Rows of collectives read; more are reduced by whole steps."""
 MAX_STEPS = 2_000
 MAX_PIPELINE_STEPS = 200
 MAX_SPANS = 400_000
@@ -36,7 +36,7 @@ Places = Mapping[tuple[int, int], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitSplit:
-    """By (attempt, rank). `basis` says what was looked at: collectives, steps, or nothing."""
+    """By (attempt, rank). `basis` names what was read: collectives, steps, or nothing."""
 
     late_ratio: Places = field(default_factory=dict)
     idle_ns: Places = field(default_factory=dict)

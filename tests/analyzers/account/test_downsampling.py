@@ -8,7 +8,7 @@ import pytest
 from analyzers.account import downsampling as thinned
 from analyzers.account import goodput, long_run
 from analyzers.account.downsampling import changes
-from analyzers.account.long_run import look
+from analyzers.account.long_run import reduced_views
 from analyzers.diagnose import diagnose
 from analyzers.run_facts import run_facts
 from analyzers.scope import Scope
@@ -32,13 +32,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_short_run_is_its_own_source(store: Store) -> None:
-    views = look(store)
+    views = reduced_views(store)
     assert views.whole is views.compared is views.sampled is views.histories is store
     assert not views.looked_at
 
 
 def test_the_begin_of_a_slowdown_is_found_to_the_step(store: Store, small: None) -> None:
-    views = look(store, max_rows=1000)
+    views = reduced_views(store, max_rows=1000)
     few = views.compared
     ((rows,),) = few.rows("SELECT count(DISTINCT step) FROM steps")
     assert rows == views.looked_at["steps"] < 1000
@@ -52,7 +52,7 @@ def test_the_begin_of_a_slowdown_is_found_to_the_step(store: Store, small: None)
 def test_the_report_says_how_many_steps_were_compared(
     store: Store, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(look, "__defaults__", (1000,))
+    monkeypatch.setattr(reduced_views, "__defaults__", (1000,))
     told = diagnose(store, {}).run["steps_compared"]
     assert told["of"] == 2000
     assert 300 <= told["steps"] < 1000
@@ -61,7 +61,7 @@ def test_the_report_says_how_many_steps_were_compared(
 def test_without_room_for_copies_the_whole_run_is_asked(
     store: Store, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(look, "__defaults__", (1000,))
+    monkeypatch.setattr(reduced_views, "__defaults__", (1000,))
     monkeypatch.setattr(long_run, "_picked", lambda stretches: "SELECT * FROM no_such_schema.steps")
     found = diagnose(store, {})
     assert [finding.ranks for finding in found.fired] == [(2,)]
@@ -70,7 +70,7 @@ def test_without_room_for_copies_the_whole_run_is_asked(
 
 
 def test_what_is_picked_has_every_begin_and_end(store: Store, small: None) -> None:
-    views = look(store, max_rows=1000)
+    views = reduced_views(store, max_rows=1000)
     ends = "SELECT attempt, rank, min(start_ns), max(start_ns + duration_ns) FROM steps GROUP BY ALL ORDER BY ALL"
     assert views.sampled.rows(ends) == store.rows(ends)
     ((picked,),) = views.sampled.rows("SELECT count(*) FROM steps")
@@ -89,7 +89,7 @@ def test_what_is_picked_has_every_begin_and_end(store: Store, small: None) -> No
     ],
 )
 def test_a_view_holds_however_a_query_names_the_steps(store: Store, small: None, sql: str) -> None:
-    views = look(store, max_rows=1000)
+    views = reduced_views(store, max_rows=1000)
     ((whole,),) = store.rows("SELECT count(*) FROM steps")
     counts = [view.rows(sql)[0][0] for view in (views.histories, views.compared, views.sampled)]
     assert counts == [
@@ -101,13 +101,13 @@ def test_a_view_holds_however_a_query_names_the_steps(store: Store, small: None,
 
 def test_some_ranks_are_kept_whole(store: Store, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_run, "HISTORY_ROWS", 4000)
-    views = look(store, max_rows=1000)
+    views = reduced_views(store, max_rows=1000)
     rows = "SELECT rank, count(*) FROM steps GROUP BY rank ORDER BY rank"
     assert views.histories.rows(rows) == [row for row in store.rows(rows) if row[0] % 2 == 0]
 
 
 def test_the_facts_and_the_account_of_what_was_picked_are_those_of_the_whole(store: Store, small: None) -> None:
-    views = look(store, max_rows=1000)
+    views = reduced_views(store, max_rows=1000)
     whole, part = run_facts(store, {}), run_facts(store, {}, views)
     assert part["step_ms_median"] == pytest.approx(whole["step_ms_median"], rel=0.02)
     assert {**part, "step_ms_median": None} == {**whole, "step_ms_median": None}

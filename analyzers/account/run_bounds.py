@@ -1,0 +1,126 @@
+"""The times between which a run's account lies: its begin and end, broken attempts, launches, clocks of hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from analyzers.account.committed_steps import RankTimes
+from analyzers.run.event_log import EventLog
+from analyzers.run.policy import StallPolicy
+from analyzers.run.snapshot import take_snapshot
+from analyzers.run.stall_limits import death_ns, killed_by_watch, stalled_s
+from analyzers.source import Source
+from probes.tape import event_kinds
+
+__all__ = ["BrokenEnd", "broken_ends", "clock_shifts", "launch_breaks", "run_bounds"]
+
+CLOCK_NS = 500_000_000
+"""Difference between hosts from which their clocks are taken to disagree: first steps begin closer together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenEnd:
+    """End of an attempt that broke off while steps were running (epoch nanoseconds)."""
+
+    progress_ns: int
+    end_ns: int
+    hung: bool
+    alive: bool
+
+
+def run_bounds(
+    source: Source,
+    log: EventLog,
+    times: Mapping[tuple[int, int], RankTimes],
+    shifts: Mapping[int, int],
+    now_ns: int | None,
+) -> tuple[int, int]:
+    """Begin and end of the run, epoch nanoseconds of the first node."""
+    first = [of.first_ns + shifts.get(rank, 0) for (_, rank), of in times.items()]
+    last = [of.last_ns + shifts.get(rank, 0) for (_, rank), of in times.items()]
+    first += [event.wall_ns for event in log.of(event_kinds.RUN_STARTED)]
+    if source.has("ranks"):
+        starts = source.rows("SELECT rank, min(wall_ns) FROM ranks WHERE wall_ns > 0 AND rank >= 0 GROUP BY rank")
+        first += [wall_ns for rank, wall_ns in starts if rank not in shifts]
+    if now_ns is not None:
+        return min(first), max(now_ns, *last)
+    ended = max((event.wall_ns for event in log.of(event_kinds.RUN_ENDED)), default=0)
+    if ended > 0 and ended >= max((event.wall_ns for event in log.of(event_kinds.ATTEMPT_STARTED)), default=0):
+        return min(first), max(ended, *last)
+    newest = {"events": "wall_ns", "spans": "coalesce(end_ns, start_ns)", "collectives": "coalesce(end_ns, issue_ns)"}
+    for table, when in newest.items():
+        found = source.rows(f"SELECT rank, max({when}) FROM {table} GROUP BY rank") if source.has(table) else []
+        last += [when_ns + shifts.get(rank, 0) for rank, when_ns in found if when_ns]
+    return min(first), max(last)
+
+
+def broken_ends(
+    source: Source,
+    log: EventLog,
+    times: Mapping[tuple[int, int], RankTimes],
+    policy: StallPolicy,
+    now_ns: int | None,
+) -> dict[int, BrokenEnd]:
+    """The attempts that broke off in the middle of steps."""
+    lives = sorted({attempt for attempt, _ in times})
+    found: dict[int, BrokenEnd] = {}
+    for attempt in lives:
+        if all(of.open_ns is None for (a, _), of in times.items() if a == attempt):
+            continue
+        view = take_snapshot(source, attempt, log)
+        death = death_ns(view, log)
+        alive = attempt == lives[-1] and death is None and now_ns is not None
+        end_ns = death or (now_ns if alive and now_ns is not None else view.last_ns)
+        hung = stalled_s(view, end_ns, policy) is not None or killed_by_watch(log, attempt)
+        found[attempt] = BrokenEnd(progress_ns=view.last_ns, end_ns=max(end_ns, view.last_ns), hung=hung, alive=alive)
+    return found
+
+
+def launch_breaks(log: EventLog, times: Mapping[tuple[int, int], RankTimes]) -> dict[int, tuple[int, int]]:
+    """The first attempt of each later launch -> (when the launch before ended, when this one began).
+
+    A node that joins a run which is under way begins no launch of the run: only the first node's count.
+    """
+    first_ns: dict[int, int] = {}
+    last_ns: dict[int, int] = {}
+    for (attempt, _), of in times.items():
+        first_ns[attempt] = min(first_ns.get(attempt, of.first_ns), of.first_ns)
+        last_ns[attempt] = max(last_ns.get(attempt, 0), of.last_ns, of.open_ns or 0)
+    launches = sorted(event.wall_ns for event in log.of(event_kinds.RUN_STARTED) if event.integer("node_rank", 0) == 0)
+    found: dict[int, tuple[int, int]] = {}
+    for launched_ns in launches[1:]:
+        later = [attempt for attempt, begin_ns in first_ns.items() if begin_ns >= launched_ns]
+        earlier = [attempt for attempt in first_ns if later and attempt < min(later)]
+        if not later or not earlier or last_ns[max(earlier)] > launched_ns:
+            continue
+        before_ns = max(begin_ns for begin_ns in launches if begin_ns < launched_ns)
+        said = [event.wall_ns for event in log.of(event_kinds.RUN_ENDED) if before_ns < event.wall_ns <= launched_ns]
+        said += [event.wall_ns for event in log.of(event_kinds.RANK_EXIT) if before_ns < event.wall_ns <= launched_ns]
+        found[min(later)] = (max([*said, last_ns[max(earlier)]]), launched_ns)
+    return found
+
+
+def clock_shifts(source: Source, times: Mapping[tuple[int, int], RankTimes]) -> dict[int, int]:
+    """Offset to add to a rank's clock: first steps of its host then begin with those of the first rank's host."""
+    if not source.has("ranks"):
+        return {}
+    hosts = dict(source.rows("SELECT rank, arg_max(host, wall_ns) FROM ranks WHERE rank >= 0 GROUP BY rank"))
+    ranks = sorted({rank for _, rank in times})
+    home = hosts.get(ranks[0])
+    shifts: dict[int, int] = {}
+    for host in {hosts.get(rank) for rank in ranks} - {home}:
+        differences = []
+        for attempt in {attempt for attempt, _ in times}:
+            here, there = (
+                [of.first_ns for (a, rank), of in times.items() if a == attempt and hosts.get(rank) == name]
+                for name in (home, host)
+            )
+            if here and there:
+                differences.append(int(np.median(here)) - int(np.median(there)))
+        shift = int(np.median(differences)) if differences else 0
+        if abs(shift) > CLOCK_NS:
+            shifts |= {rank: shift for rank in ranks if hosts.get(rank) == host}
+    return shifts
