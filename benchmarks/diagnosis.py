@@ -23,7 +23,6 @@ Intervals are Wilson's, 95 %. A fault whose analyzer is not there is listed as `
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import math
 import multiprocessing
@@ -37,8 +36,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from analyzers.analysis import Analysis, analyses
 from analyzers.diagnose import diagnose
 from analyzers.finding import Finding
+from analyzers.scope import Scope
 from benchmarks.labelled import EXPECTED, Case, Expected, make
 from benchmarks.simulator import simulate, write
 from store import Store
@@ -162,13 +163,13 @@ def _steps_to_detection(
     last = recording.scenario.steps
     prefixes = [n for n in PREFIXES if onset + n - 1 < last]
 
-    analyze = importlib.import_module(f"analyzers.{expected.module}").analyze  # the one that says it in the whole run
+    asked = analyses_of(expected)  # those that say it of the whole run
 
     def is_seen(number: int) -> bool:
         path = folder / f"prefix-{number}"
         run = write(recording, path, until_step=onset + prefixes[number] - 1)
         with Store.open(run) as store:
-            findings = analyze(store)
+            findings = [finding for one in asked for finding in one.run(store, Scope(manifest=run.manifest()))]
         return any(f.status == "fired" and f.kind in expected.kinds and _names(expected, f, truth) for f in findings)
 
     low, high = 0, len(prefixes)
@@ -178,9 +179,14 @@ def _steps_to_detection(
     return prefixes[low] if low < len(prefixes) else last - onset + 1
 
 
+def analyses_of(expected: Expected) -> list[Analysis]:
+    """Return the analyses of `diagnose` that can report a fault."""
+    return [one for one in analyses() if set(one.kinds) & set(expected.kinds)]
+
+
 def offered(expected: Expected) -> bool:
-    """Whether `diagnose` runs the analyzer that a fault needs."""
-    return not expected.module or hasattr(importlib.import_module("analyzers.diagnose"), expected.module)
+    """Return True if `diagnose` runs the analysis that a fault needs."""
+    return expected.is_clean or bool(analyses_of(expected))
 
 
 def wilson(hits: int, total: int) -> tuple[float, float]:

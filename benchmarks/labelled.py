@@ -30,7 +30,6 @@ class Expected:
     """What is to be said of a fault. `also`: kinds that are true as well (fallout), and count neither way."""
 
     ids: str
-    module: str
     kinds: tuple[str, ...] = ()
     causes: tuple[str, ...] = ()
     ranks: str = ONE
@@ -48,10 +47,10 @@ class Expected:
 _DATA_PARALLEL = ("ddp", "fsdp", "fsdp_tp", "hsdp")
 _WIDE = ("ddp", "fsdp", "hsdp")  # where a node of several is a minority among the ranks with the same work
 _COMPUTE = ("compute", "forward", "backward")
-_HANG = {"module": "hang", "kinds": ("hang",)}
-_LOST = {"module": "rank_lost", "kinds": ("rank_lost",)}
-_SLOW = {"module": "straggler", "kinds": ("straggler",), "steps": True}
-_SPIKE = {"module": "loss_spike", "kinds": ("spike", "loss_spike"), "ranks": ANY, "steps": True}
+_HANG = {"kinds": ("hang",)}
+_LOST = {"kinds": ("rank_lost",)}
+_SLOW = {"kinds": ("straggler",), "steps": True}
+_SPIKE = {"kinds": ("spike", "loss_spike"), "ranks": ANY, "steps": True}
 
 EXPECTED: dict[str, Expected] = {
     # Processes that end.
@@ -93,41 +92,41 @@ EXPECTED: dict[str, Expected] = {
     "slow_data": Expected(ids="F16", causes=("data",), **_SLOW),
     "slow_link": Expected(ids="F18", causes=("communication", "network", "link"), ranks=MEMBERS, **_SLOW),
     "uneven_stages": Expected(
-        ids="F21", module="stage_balance", kinds=("imbalance", "stage_imbalance"), causes=("imbalance", "stages"),
+        ids="F21", kinds=("imbalance", "stage_imbalance"), causes=("imbalance", "stages"),
         ranks=MEMBERS, layouts=("pp", "pp_fsdp"),
     ),
     # Numbers.
-    "nan_grad": Expected(ids="F22", module="nonfinite", kinds=("non_finite",), causes=("backward",)),
-    "inf_activation": Expected(ids="F23", module="nonfinite", kinds=("non_finite",), causes=("forward",)),
-    "overflow": Expected(ids="F24", module="nonfinite", kinds=("non_finite",), causes=("reduction",), ranks=NOBODY),
+    "nan_grad": Expected(ids="F22", kinds=("non_finite",), causes=("backward",)),
+    "inf_activation": Expected(ids="F23", kinds=("non_finite",), causes=("forward",)),
+    "overflow": Expected(ids="F24", kinds=("non_finite",), causes=("reduction",), ranks=NOBODY),
     "bad_batch": Expected(ids="F25", causes=("batch", "data", "bad_batch"), **_SPIKE),
     "lr_spike": Expected(ids="F26", causes=("learning_rate", "lr", "configuration"), **_SPIKE),
     "divergence": Expected(
-        ids="F27", module="divergence", kinds=("divergence", "slow_divergence"), ranks=ANY, steps=True,
+        ids="F27", kinds=("divergence", "slow_divergence"), ranks=ANY, steps=True,
         also=("spike", "loss_spike"),
     ),
     "bit_flip": Expected(
-        ids="F28", module="corruption", kinds=("corruption", "replica_mismatch"), layouts=("ddp", "hsdp"),
+        ids="F28", kinds=("corruption", "replica_mismatch"), layouts=("ddp", "hsdp"),
     ),
     "bit_flip_optimizer": Expected(
-        ids="F29", module="corruption", kinds=("corruption", "replica_mismatch"), layouts=("ddp", "hsdp"),
+        ids="F29", kinds=("corruption", "replica_mismatch"), layouts=("ddp", "hsdp"),
     ),
     "bit_flip_shard": Expected(
-        ids="F28", module="corruption", kinds=("fingerprint_chain_broken",), layouts=("fsdp", "fsdp_tp", "pp_fsdp"),
+        ids="F28", kinds=("fingerprint_chain_broken",), layouts=("fsdp", "fsdp_tp", "pp_fsdp"),
     ),
     # Nothing is wrong, or nothing that is a rank's fault. Replicas are compared and shards chained in these as well.
-    "clean": Expected(ids="-", module=""),
-    "clean_quiet": Expected(ids="-", module=""),
-    "clean_busy": Expected(ids="-", module=""),
-    "jitter": Expected(ids="F19", module=""),
-    "rank0_busy": Expected(ids="F20", module=""),
-    "uneven_sequences": Expected(ids="F21", module="", layouts=_DATA_PARALLEL, also=("imbalance",)),
-    "clock_skew": Expected(ids="F40", module=""),
-    "clock_step_back": Expected(ids="F40", module=""),
-    "missing_collectives": Expected(ids="7.", module="", told="exposed_communication"),
-    "missing_spans": Expected(ids="7.", module="", told="records"),
-    "missing_steps": Expected(ids="7.", module="", told="straggler"),
-    "missing_ranks": Expected(ids="7.", module="", told="records"),
+    "clean": Expected(ids="-"),
+    "clean_quiet": Expected(ids="-"),
+    "clean_busy": Expected(ids="-"),
+    "jitter": Expected(ids="F19"),
+    "rank0_busy": Expected(ids="F20"),
+    "uneven_sequences": Expected(ids="F21", layouts=_DATA_PARALLEL, also=("imbalance",)),
+    "clock_skew": Expected(ids="F40"),
+    "clock_step_back": Expected(ids="F40"),
+    "missing_collectives": Expected(ids="7.", told="exposed_communication"),
+    "missing_spans": Expected(ids="7.", told="records"),
+    "missing_steps": Expected(ids="7.", told="straggler"),
+    "missing_ranks": Expected(ids="7.", told="records"),
 }  # fmt: skip
 """By fault; `ids` are those of the list of faults (7.: what issue 5 says of missing data)."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.diagnosis import judge, wilson
+from benchmarks.diagnosis import judge, offered, wilson
 from benchmarks.labelled import EXPECTED, Case, make
 from benchmarks.simulator import (
     QUIET,
@@ -295,3 +295,7 @@ def test_wilson_interval() -> None:
     assert wilson(0, 0) == (0.0, 1.0)
     low, high = wilson(500, 500)
     assert (low, high) == pytest.approx((0.9924, 1.0), abs=1e-4)
+
+
+def test_every_fault_has_an_analysis_that_can_report_it() -> None:
+    assert [name for name, expected in EXPECTED.items() if not offered(expected)] == []
