@@ -2,7 +2,7 @@
 
     spread = sigma(values)                   # 1.4826 x the median absolute deviation
     robust_z(9.0, values)                    # how many spreads a value lies above the median
-    neighbour_sigma(series)                  # noise of a series whose level may drift
+    difference_sigma(series)                  # noise of a series whose level may drift
 
 For normally distributed values `sigma` estimates their standard deviation.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MAD_TO_SIGMA", "median", "neighbour_sigma", "robust_z", "sigma"]
+__all__ = ["MAD_TO_SIGMA", "difference_sigma", "median", "robust_z", "sigma"]
 
 MAD_TO_SIGMA = 1.4826
 """Standard deviation of a normal distribution / its median absolute deviation."""
@@ -33,7 +33,7 @@ def sigma(values: npt.ArrayLike, *, center: float | None = None) -> float:
     return MAD_TO_SIGMA * median(np.abs(own - (median(own) if center is None else center)))
 
 
-def neighbour_sigma(values: npt.ArrayLike, *, axis: int = -1) -> float:
+def difference_sigma(values: npt.ArrayLike, *, axis: int = -1) -> float:
     """Spread of one value, from the differences of neighbours along an axis: a drift or a step hardly changes it."""
     return sigma(np.diff(np.asarray(values), axis=axis), center=0.0) / math.sqrt(2)
 

@@ -1,4 +1,4 @@
-"""What `rankscope.attach` costs a script of the usual kind, beside others that log the same numbers.
+"""Cost of `rankscope.attach` in a script of the usual kind, beside others that log the same numbers.
 
     python -m benchmarks.attach --quick                  # about two minutes
     python -m benchmarks.attach --rounds 6 --json attach.json

@@ -32,7 +32,7 @@ __all__ = ["BareLoop", "Job"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is trained. `batch_size` are sequences of one rank and step."""
+    """Size of the model and of a batch. `batch_size`: the sequences of one rank and step."""
 
     model: ModelConfig
     seq_len: int

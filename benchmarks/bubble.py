@@ -1,4 +1,4 @@
-"""How long the ranks of a pipeline have nothing to do: measured from the recorded spans, beside the schedule's formula.
+"""Idle time of pipeline ranks: measured from the recorded spans, beside the schedule's formula.
 
     python -m benchmarks.bubble --quick                 # under a minute
     python -m benchmarks.bubble --json bubble.json      # three minutes, of which the processor works one

@@ -74,7 +74,7 @@ def account_saves(copies: StateCopies) -> dict[int, list[float]]:
 
 
 def _thread_ns() -> tuple[int, int, int]:
-    """Of the calling thread: wall clock, time on a core, time for which it was ready and had none."""
+    """Clocks of the calling thread: wall clock, time on a core, time for which it was ready and had none."""
     waited = Path("/proc/thread-self/schedstat").read_text().split()[1]
     return time.monotonic_ns(), time.thread_time_ns(), int(waited)
 

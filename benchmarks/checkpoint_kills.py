@@ -10,7 +10,7 @@ ranks a random one first and the other a moment later, as a launcher does. After
 2. nothing may have been condemned: no folder that has its name may be half there,
 3. every loss that an attempt recorded must be, bit for bit, that of a run which nobody killed.
 
-Where a kill hit is told from the events and the files that it left. Exit code 1 if anything was wrong.
+Where a kill hit is read from the events and the files that it left. Exit code 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ DEADLINE_S = 60.0
 
 @dataclass
 class Outcome:
-    """What all kills of one number of ranks came to."""
+    """Outcome of all kills of one number of ranks."""
 
     world_size: int
     hits: Counter[str] = field(default_factory=Counter)
@@ -135,7 +135,7 @@ class Killer:
                 os.kill(rank.pid, signal.SIGKILL)
             for rank in ranks:
                 rank.join(DEADLINE_S)
-        self._look(reached)
+        self._inspect(reached)
         self.attempt += 1
 
     def newest(self) -> int:
@@ -159,31 +159,31 @@ class Killer:
         """Until this attempt begins its save of that number; returns the seconds that the one before it took."""
         deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline and all(rank.is_alive() for rank in ranks):
-            told = self._told()
+            events = self._disk_events()
             durations_s = [
-                event["duration_ns"] / 1e9 for event in told if event["state"] == "verified" and "bytes" in event
+                event["duration_ns"] / 1e9 for event in events if event["state"] == "verified" and "bytes" in event
             ]
-            if len([event for event in told if event["state"] == "writing"]) >= number:
+            if len([event for event in events if event["state"] == "writing"]) >= number:
                 return float(durations_s[-1])
             time.sleep(0.001)
         raise RuntimeError(f"attempt {self.attempt}: no save was seen")
 
-    def _told(self) -> list[dict[str, Any]]:
-        """What this attempt said of checkpoints on disk."""
+    def _disk_events(self) -> list[dict[str, Any]]:
+        """Events of this attempt about checkpoints on disk."""
         from probes.tape.events import read_events
         from probes.tape.rundir import RunDir
 
         events, _, _ = read_events(RunDir(self.folder).rank_dir(self.attempt, 0) / "events.jsonl")
         return [event for event in events if event["kind"] == "checkpoint" and event["tier"] == "disk"]
 
-    def _look(self, reached: int) -> None:
+    def _inspect(self, reached: int) -> None:
         from probes.tape.rundir import RunDir
 
-        outcome, told = self.outcome, self._told()
+        outcome, events = self.outcome, self._disk_events()
         outcome.hits[
-            self._place([event for event in told if event["state"] in ("writing", "complete", "verified")])
+            self._place([event for event in events if event["state"] in ("writing", "complete", "verified")])
         ] += 1
-        for event in told:
+        for event in events:
             if event["state"] in ("condemned", "failed"):
                 outcome.problems.append(f"attempt {self.attempt}: {event['step']} {event['state']}: {event['reason']}")
         losses = _losses(self.folder, self.attempt)
@@ -195,14 +195,14 @@ class Killer:
         outcome.last_step = max([outcome.last_step, *losses])
         shutil.rmtree(RunDir(self.folder).tapes, ignore_errors=True)
 
-    def _place(self, told: list[dict[str, Any]]) -> str:
-        if not told or told[-1]["state"] == "verified":
+    def _place(self, events: list[dict[str, Any]]) -> str:
+        if not events or events[-1]["state"] == "verified":
             return "between saves"
-        if told[-1]["state"] == "complete":
+        if events[-1]["state"] == "complete":
             return "while it was read back"
-        scratch = list(self.checkpoints.glob(f"step-{told[-1]['step']:08d}.*.tmp"))
+        scratch = list(self.checkpoints.glob(f"step-{events[-1]['step']:08d}.*.tmp"))
         if not scratch:
-            return "after the rename" if self.newest() == told[-1]["step"] else "before the first byte"
+            return "after the rename" if self.newest() == events[-1]["step"] else "before the first byte"
         names = {path.name for path in scratch[0].iterdir()}
         if "manifest.json" in names:
             return "before the rename"

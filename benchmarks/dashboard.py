@@ -1,4 +1,4 @@
-"""How long the dashboard's pages take on a huge run, and what an hour of refreshes costs in memory.
+"""Time of the dashboard's pages on a huge run, and memory of an hour of refreshes.
 
     python -m benchmarks.dashboard                                  # 1,024 ranks x 100,000 steps: 4 GB, some minutes
     python -m benchmarks.dashboard --ranks 64 --steps 10000 --refreshes 100

@@ -48,7 +48,7 @@ def open_page(run: Path, name: str) -> AppTest:
 
 
 def is_whole(app: AppTest) -> bool:
-    """Whether no part of it says that it is on its way."""
+    """Return True if no part of the page is still being computed."""
     texts = [str(element.value) for kind in ("markdown", "caption") for element in app.get(kind)]
     return not any(words in text for words in COMING for text in texts)
 

@@ -1,4 +1,4 @@
-"""How often the analyzers are right: labelled faulty and clean simulated runs, through the store and `diagnose`.
+"""Accuracy of the analyzers: labelled faulty and clean simulated runs, through the store and `diagnose`.
 
     python -m benchmarks.diagnosis --quick                       # one run a fault, under a minute
     python -m benchmarks.diagnosis --faulty 500 --clean 500 --keep outcomes.jsonl --json diagnosis.json
@@ -56,7 +56,7 @@ _MEASURES = ("bubble",)
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What came of a case."""
+    """Outcome of a case."""
 
     fault: str
     seed: int
@@ -270,7 +270,7 @@ def print_table(summary: dict[str, Any]) -> None:
 
 
 def print_mistake(outcome: Outcome) -> None:
-    """What was not as it should be in a run, with the options that make it again; nothing if all was right."""
+    """Print the mistakes of a run, with the options that make it again; nothing if all was right."""
     o, expected = outcome, EXPECTED[outcome.fault]
     good = not o.wrong and not o.error and (expected.is_clean or o.cause) and (not expected.told or o.insufficient)
     if good or not offered(expected):
@@ -303,7 +303,7 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
     return sorted(cases, key=lambda case: case.index)  # whatever part is made is a fair sample
 
 
-def kept(path: Path | None, cases: Sequence[Case]) -> list[Outcome]:
+def resumed(path: Path | None, cases: Sequence[Case]) -> list[Outcome]:
     """Outcomes of these cases that a former call has left."""
     if path is None or not path.exists():
         return []
@@ -340,7 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     cases = cases_of(options)
     start = time.perf_counter()
-    outcomes = kept(options.keep, cases)
+    outcomes = resumed(options.keep, cases)
     known = {(outcome.fault, outcome.index) for outcome in outcomes}
     for outcome in judged([case for case in cases if (case.fault, case.index) not in known], options.jobs):
         outcomes.append(outcome)

@@ -56,7 +56,7 @@ MODEL = ("model.dim=64", "model.num_layers=8", "model.num_heads=4", "data.seq_le
 
 @dataclass(slots=True, kw_only=True)
 class Count:
-    """What a kind of run came to."""
+    """Outcome of a kind of run."""
 
     name: str
     runs: int = 0

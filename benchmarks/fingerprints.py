@@ -1,4 +1,4 @@
-"""What fingerprints cost: one reading of a rank's parameters and optimizer state against a training step.
+"""Cost of fingerprints: one reading of a rank's parameters and optimizer state against a training step.
 
     python -m benchmarks.fingerprints                       # the demo's model, 4 sequences a step
     python -m benchmarks.fingerprints --model 124m --steps 3

@@ -1,4 +1,4 @@
-"""How fast tapes become a store, and what a tick costs.
+"""Speed of ingesting tapes into a store, and the cost of a tick.
 
     python -m benchmarks.ingest               about 6 minutes, needs 7 GB of disk
     python -m benchmarks.ingest --quick       under a minute

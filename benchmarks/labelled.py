@@ -21,13 +21,13 @@ __all__ = ["EXPECTED", "Case", "Expected", "make"]
 
 RANKS = (*[8] * 40, *[16] * 30, *[32] * 20, *[64] * 7, 128, 256, 1024)
 ANY, ONE, MEMBERS, SIDE, NOBODY = "any", "one", "members", "side", "nobody"
-"""Whom a finding has to name: anybody; exactly the rank; nobody outside a pair, group or node; the rank, or both sides
-where two ranks contradict each other and neither has a majority; no rank (or all that took part alike)."""
+"""Ranks that a finding has to name: any; exactly the rank; none outside a pair, group or node; the rank, or both sides
+where two ranks contradict each other and neither has a majority; no rank (or all that took part)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What is to be said of a fault. `also`: kinds that are true as well (fallout), and count neither way."""
+    """Expected findings of a fault. `also`: kinds that are true as well (fallout), and count neither way."""
 
     ids: str
     kinds: tuple[str, ...] = ()
@@ -249,7 +249,7 @@ def _with_fault(name: str, scenario: Scenario, rng: np.random.Generator) -> tupl
         case "order_inversion":
             return replace(short, fault=Fault(kind=name, **at)), everyone
         case "missing_recv":
-            return replace(short, fault=Fault(kind=name, **at)), [rank, *_neighbours(layout, rank)]
+            return replace(short, fault=Fault(kind=name, **at)), [rank, *_stage_peers(layout, rank)]
         case "dead_link":
             return replace(short, fault=Fault(kind=name, **at)), [rank]
         case "mismatch_op" | "mismatch_size" | "skip_collective":
@@ -283,6 +283,6 @@ def _with_fault(name: str, scenario: Scenario, rng: np.random.Generator) -> tupl
             return replace(short, fault=Fault(kind=name, **at)), [rank]
 
 
-def _neighbours(layout: Layout, rank: int) -> list[int]:
+def _stage_peers(layout: Layout, rank: int) -> list[int]:
     found = [rank - layout.width, rank + layout.width]
     return [r for r in found if 0 <= r < layout.num_ranks]

@@ -1,4 +1,4 @@
-"""What it costs the leader to follow many nodes, and how long a hang on one of them takes to be named.
+"""Cost of many nodes for the leader, and the time until a hang on one of them is named.
 
     python -m benchmarks.many_nodes --nodes 512 --ranks-per-node 8 --seconds 15
 

@@ -1,4 +1,4 @@
-"""What the NCCL plugin costs a call, and what it keeps when its process is killed; without a GPU.
+"""Cost of the NCCL plugin per call, and what it keeps when its process is killed; without a GPU.
 
 python -m benchmarks.nccl_plugin                    # 10 million events from four threads, 200 kills
 python -m benchmarks.nccl_plugin --kills 0 --repeats 9

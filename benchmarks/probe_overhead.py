@@ -1,4 +1,4 @@
-"""What the probes cost: the same training loop bare and with all of them, in alternating blocks.
+"""Cost of the probes: the same training loop bare and with all of them, in alternating blocks.
 
     python -m benchmarks.probe_overhead --quick                  # under a minute
     python -m benchmarks.probe_overhead --json overhead.json
@@ -108,7 +108,7 @@ def median_with_interval(probed: list[list[float]], bare: list[list[float]]) -> 
 
 
 def rows_for(loop: Loop, target_ms: float) -> int:
-    """How many rows of input make a step of `target_ms` on the slowest rank; the same on all."""
+    """Rows of input that make a step of `target_ms` on the slowest rank; the same on all."""
     size, took = 16, 0.0
     while took < target_ms and size < 1 << 15:
         size = size * 2 if took < target_ms / 4 else int(size * target_ms / took) + 1

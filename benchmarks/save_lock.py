@@ -1,4 +1,4 @@
-"""What a training thread loses to the interpreter's lock while a shard is written by the thread beside it.
+"""Time that a training thread loses to the interpreter's lock while another thread writes a shard.
 
     python -m benchmarks.save_lock
 
@@ -26,7 +26,7 @@ SAVES, WARM_UP = 24, 4
 
 
 def blocked_ms() -> float:
-    """Of the calling thread, up to an additive constant."""
+    """Clocks of the calling thread, up to an additive constant."""
     waited = int(Path("/proc/thread-self/schedstat").read_text().split()[1])
     return (time.monotonic_ns() - time.thread_time_ns() - waited) / 1e6
 

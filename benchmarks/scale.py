@@ -1,4 +1,4 @@
-"""How long a verdict takes, and how much memory, from 8 ranks to 4,096: the goal is a minute and 4 GB.
+"""Time and memory of a verdict, from 8 ranks to 4,096: the goal is a minute and 4 GB.
 
     python -m benchmarks.scale --quick                          # small ones, under a minute
     python -m benchmarks.scale steps --ranks 4096 --steps 100000

@@ -1,4 +1,4 @@
-"""What a scrape of `/metrics` costs, from 8 to 1,024 ranks: measuring in watch's tick, and answering.
+"""Cost of a scrape of `/metrics`, from 8 to 1,024 ranks: measuring in watch's tick, and answering.
 
     python -m benchmarks.scrape
     python -m benchmarks.scrape --ranks 8 1024 --steps 1000 --json scrape.json

@@ -155,7 +155,7 @@ def judge(executed: Executed, wedged_after_s: float) -> dict[str, Any]:
 
 
 def named(struck: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """Which faults that ask for a finding got one in time, and which findings no fault asks for."""
+    """Faults that got their finding in time or not, and findings that no fault asks for."""
     asked = seen = right_rank = 0
     explained: set[int] = set()
     wrong = []

@@ -1,4 +1,4 @@
-"""What-if against the truth: real runs in which a slowdown comes and goes, predicted and measured without it.
+"""Error of the what-if: real runs in which a slowdown comes and goes, predicted and measured without it.
 
     python -m benchmarks.whatif                                # 4 ranks, DDP, slow_compute x 1.5, 4 pairs of blocks
     python -m benchmarks.whatif --kind slow_data --layout fsdp --blocks 6
@@ -60,7 +60,7 @@ class Block:
 
     @property
     def drift_ratio(self) -> float:
-        """How far the two blocks without the fault differ: what the machine itself does."""
+        """Difference of the two blocks without the fault: the machine's own variation."""
         return self.after_ms / self.before_ms - 1
 
 

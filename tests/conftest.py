@@ -1,4 +1,4 @@
-"""What every test shares: a clean environment, CUDA tests skipped without CUDA, everything under tests/e2e marked."""
+"""Fixtures and rules of every test: a clean environment, CUDA tests skipped without CUDA, tests/e2e marked."""
 
 from __future__ import annotations
 

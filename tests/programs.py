@@ -21,7 +21,7 @@ _FETCHED = Path(__file__).parent.parent / ".programs" / "usr" / "bin"
 
 
 def program(name: str) -> str:
-    """Where it is; empty if it is nowhere, or cannot run."""
+    """Path of the program; empty if it is missing or cannot run."""
     if name == "prometheus-alertmanager" and not _TEMPLATES.is_dir():
         return ""
     return shutil.which(name) or shutil.which(name, path=str(_FETCHED)) or ""

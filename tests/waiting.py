@@ -10,7 +10,7 @@ __all__ = ["Launched", "wait_for"]
 
 
 class Launched(Protocol):
-    """What a condition depends on: once it has ended, the condition cannot become true any more."""
+    """Process that a condition depends on: once it has ended, the condition cannot become true any more."""
 
     def has_ended(self) -> bool: ...
 

@@ -51,7 +51,7 @@ def history(records: list[Any]) -> list[dict[str, Any]]:
 
 
 def summary(records: list[Any]) -> dict[str, Any]:
-    """What the summary is in the end."""
+    """Final summary."""
     found: dict[str, Any] = {}
     for record in records:
         if record.WhichOneof("record_type") == "summary":

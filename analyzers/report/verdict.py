@@ -68,7 +68,7 @@ def _preempted(facts: Mapping[str, Any]) -> str:
 
 
 def _unjudged_time(facts: Mapping[str, Any], policy: VerdictPolicy) -> str:
-    """What is missing to say that a run has no problems; empty if nothing is."""
+    """Time that was not judged, where it is too much to say that a run has no problems; else empty."""
     not_measured = facts.get("steps_not_measured_ratio") or 0.0
     not_compared = facts.get("steps_not_compared_ratio") or 0.0
     if not_measured + not_compared <= policy.max_unjudged_ratio:

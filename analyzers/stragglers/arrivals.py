@@ -19,7 +19,7 @@ ARRIVAL_STEPS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """How often a rank is last into its collectives, and its share of all waiting."""
+    """Share of its collectives that a rank enters last, and its share of all waiting."""
 
     num_last: int
     num_checked: int

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analyzers.account.timings import Matrix
-from analyzers.robust import neighbour_sigma
+from analyzers.robust import difference_sigma
 from analyzers.stragglers.persistence import Segment
 from analyzers.stragglers.policy import ChangePolicy
 
@@ -54,7 +54,7 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
     values = _grouped(excess, group)
     if values.shape[1] < policy.min_before + policy.min_length or num_rows < 2:
         return []
-    sigma = max(neighbour_sigma(values), policy.min_noise_ratio / math.sqrt(group))
+    sigma = max(difference_sigma(values), policy.min_noise_ratio / math.sqrt(group))
     middle = np.median(values, axis=1, keepdims=True)
     clipped = middle + np.clip(values - middle, -policy.clip_sigmas * sigma, policy.clip_sigmas * sigma)
     least = policy.min_sigmas_few if num_rows <= policy.few_peers else policy.min_sigmas
@@ -88,7 +88,7 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
 def _crowding(whole_ms: Matrix) -> float:
     """Noise of one observation of all own work, as a ratio and without what all ranks share."""
     logs = np.log(np.maximum(whole_ms, 1e-6)).astype(np.float64)
-    return neighbour_sigma(logs - np.median(logs, axis=0, keepdims=True))
+    return difference_sigma(logs - np.median(logs, axis=0, keepdims=True))
 
 
 def _grouped(excess: Matrix, group: int) -> Floats:
@@ -121,7 +121,7 @@ def _noise_by_window(values: Floats, sigma: float, policy: ChangePolicy) -> list
             break
         means = values[:, : count * length].reshape(len(values), count, length).mean(axis=2)
         steps = np.abs(np.diff(means, axis=1))
-        deviation = neighbour_sigma(means)
+        deviation = difference_sigma(means)
         if steps.size >= 30:  # what many ranks do at times is noise, too
             deviation = max(deviation, float(np.quantile(steps, 0.9)) / 1.645 / math.sqrt(2))
         found.append((length, max(found[-1][1], deviation * math.sqrt(length))))

@@ -38,7 +38,7 @@ def _straggler(finding: Finding) -> str:
 
 
 def _line(of: Mapping[str, object]) -> str:
-    """Where the rank stands while its peers do not, by samples of its stacks."""
+    """Line of code that the rank is in and its peers are not, by samples of its stacks."""
     if not of.get("line"):
         return ""
     return f" In {percent(of.get('line_share_ratio'))} of {of.get('num_stack_samples')} stacks it is in {of['line']}."

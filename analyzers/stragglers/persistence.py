@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analyzers.account.timings import Matrix
-from analyzers.robust import neighbour_sigma, sigma
+from analyzers.robust import difference_sigma, sigma
 from analyzers.stragglers.policy import PersistencePolicy
 
 __all__ = ["Segment", "find_segments"]
@@ -111,7 +111,7 @@ def _noise(blocks: npt.NDArray[np.float32], policy: PersistencePolicy) -> float:
     """Standard deviation of a block's median, from neighbouring blocks of the same rank."""
     if blocks.shape[1] < 2:
         return policy.min_noise_ratio
-    return max(neighbour_sigma(blocks), policy.min_noise_ratio)
+    return max(difference_sigma(blocks), policy.min_noise_ratio)
 
 
 def _runs(blocks: npt.NDArray[np.float32], threshold: float) -> Iterator[tuple[int, int, int]]:
@@ -125,7 +125,7 @@ def _runs(blocks: npt.NDArray[np.float32], threshold: float) -> Iterator[tuple[i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Limits:
-    """Of one scale: the smallest effect, observations of a block, its noise (and at scale 1), places tried."""
+    """One scale of the search: smallest effect, observations of a block, its noise (and at scale 1), places tried."""
 
     smallest: float
     length: int

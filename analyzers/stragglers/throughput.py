@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analyzers.finding import Finding
-from analyzers.robust import neighbour_sigma
+from analyzers.robust import difference_sigma
 from analyzers.run.token_copies import token_copies
 from analyzers.scope import Scope
 from analyzers.source import Floats, Ints, Source, floats, ints, missing_tables
@@ -166,7 +166,7 @@ def _drop(times: StepTimes, policy: ThroughputPolicy) -> Finding | None:
     num = len(blocks)
     if num < 2 * policy.min_blocks:
         return None
-    noise = neighbour_sigma(blocks) or 1e-9
+    noise = difference_sigma(blocks) or 1e-9
     places = np.arange(policy.min_blocks, num - policy.min_blocks + 1)
     rises = np.array([np.median(blocks[k:]) - np.median(blocks[:k]) for k in places])
     weights = np.sqrt(places * (num - places) / num)

@@ -9,7 +9,7 @@ __all__ = ["WhatIfPolicy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfPolicy:
-    """Which steps a graph takes, when it is trusted, and which ranks count as the worst."""
+    """Steps that a graph takes, when it is trusted, and which ranks count as the worst."""
 
     warm_up_steps: int = 5
     """First steps of an attempt (count), which allocate and connect. Source: convention."""

@@ -44,7 +44,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What the verdict said of an incident."""
+    """Verdict on an incident."""
 
     incident: Incident
     outcome: Outcome

@@ -1,6 +1,6 @@
-"""What is written once a run does not go on: by the ranks that die, the launcher, `watch`, and the backend's timeouts.
+"""Records of a run's end: by the ranks that die, the launcher, `watch`, and the backend's timeouts.
 
-    tell_end(recording, engine)
+    write_end(recording, engine)
 
 How a standstill ends is the fault's `ending`: `frozen` (the machine or the job is taken away, nobody writes a word
 more), `interrupted` (somebody stops the job), `timeout` (the collectives' own limit makes the waiting ranks raise).
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .recording import Recording
 
-__all__ = ["tell_end"]
+__all__ = ["write_end"]
 
 S = 1e9
 NODE = -1
 LAUNCHER_INTERVAL_S = 0.1
 WATCH_INTERVAL_S = 1.0
 HOLD_S = 600.0
-"""How long a standstill lasts before somebody ends it: NCCL's own limit, and about how often people look."""
+"""Length of a standstill before the user ends it: NCCL's own limit, and about how often people check."""
 
 _ENDS = {
     "kill": (-9, "SIGKILL", "", ""),
@@ -62,7 +62,7 @@ _WAITING = (
 _TRACE = 'Traceback (most recent call last):\n  File "trainer/rank/loop.py", line 121, in _agree\nRuntimeError: '
 
 
-def tell_end(recording: Recording, engine: Engine) -> None:
+def write_end(recording: Recording, engine: Engine) -> None:
     """Add the last events and set when everybody stopped writing."""
     fault = recording.scenario.fault
     if recording.closed:
@@ -128,7 +128,7 @@ def _stand_still(recording: Recording, engine: Engine) -> None:
     scenario = recording.scenario
     fault = scenario.fault
     assert fault is not None, "a run without a fault stands still"
-    last = _last_life(recording)
+    last = _last_begin(recording)
     end = last + HOLD_S * S
     if fault.kind == "stop":
         detail = {"state_rank": fault.rank, "pid": 10_000 + fault.rank, "state": "stopped", "os_state": "T"}
@@ -147,7 +147,7 @@ def _stand_still(recording: Recording, engine: Engine) -> None:
             _time_out(recording, engine, end)
 
 
-def _last_life(recording: Recording) -> float:
+def _last_begin(recording: Recording) -> float:
     """When anybody last began anything."""
     begins = [row.issue for row in recording.log.collectives] + [row.start for row in recording.log.spans]
     times = np.concatenate(begins)

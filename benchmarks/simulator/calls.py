@@ -65,7 +65,7 @@ class Calls:
         return self._pending[key].solved[lanes]  # type: ignore[index]
 
     def sent(self, key: object) -> Mask:
-        """Which ranks' messages are not finite."""
+        """Ranks whose messages are not finite."""
         return self._pending[key].taint  # type: ignore[index]
 
     def forget_ended(self) -> None:

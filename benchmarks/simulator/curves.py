@@ -1,4 +1,4 @@
-"""What the numbers of a training look like: loss, gradient norm, learning rate, and the marks that faults leave.
+"""Curves of a training: loss, gradient norm, learning rate, and the marks that faults leave.
 
     curves = Curves(rng, noise, steps=200)
     curves.loss(step=40)

@@ -52,7 +52,7 @@ class Engine:
         self.extra_s = {phase: np.zeros(count) for phase in PHASES}
         """What is added to each piece of a kind of work, in which the processor does nothing."""
         self.taken_ratio = np.zeros(count)
-        """What somebody else's work on the rank's core takes, for each second that it computes."""
+        """Share of the rank's core that other processes take, for each second that it computes."""
         self.links = Links(layout, job, noise, rng)
         self.stops: list[Stop] = []
         self.stopped: dict[int, float] = {}
@@ -89,7 +89,7 @@ class Engine:
         self.step_noise = float(np.exp(self.noise.step_ratio * self.rng.standard_normal()))
 
     def is_stuck(self) -> bool:
-        """Whether any rank will never do anything more."""
+        """Return True if any rank has stopped for good."""
         return not np.isfinite(self.now).all()
 
     # Moving a role.
@@ -155,7 +155,7 @@ class Engine:
         self.taints.work(lanes, op.reads, op.writes)
 
     def _stolen(self, seconds: float, size: int) -> Floats:
-        """What the operating system takes away."""
+        """Time that the operating system takes away."""
         stolen = np.zeros(size)
         hits = self.rng.poisson(self.noise.preemptions_per_s * seconds * size)
         if hits:

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated run, and how that changes what the ranks do.
+"""Faults of a simulated run, and how they change what the ranks do.
 
     fault = Fault(kind="slow_compute", rank=3, step=40, factor=1.1)
 
@@ -56,7 +56,7 @@ class Fault:
     """How a run that stands still ends: frozen (nothing more is written), interrupted, timeout."""
 
     def is_on(self, step: int) -> bool:
-        """Whether a lasting fault is there in a step."""
+        """Return True if a lasting fault acts in a step."""
         return step >= self.step and (not self.until or step <= self.until)
 
 
@@ -110,7 +110,7 @@ def condition(engine: Engine, fault: Fault | None, step: int, rng: np.random.Gen
 
 
 def taints_of(fault: Fault | None, step: int, layout: Layout) -> tuple[list[tuple[int, str, bool]], bool]:
-    """Which tensors become non-finite in a step, and whether it is one element of them."""
+    """Tensors that become non-finite in a step, and whether in one element alone."""
     if fault is None or step != fault.step:
         return [], False
     match fault.kind:
@@ -125,7 +125,7 @@ def taints_of(fault: Fault | None, step: int, layout: Layout) -> tuple[list[tupl
 
 
 def stops_of(fault: Fault | None) -> list[Stop]:
-    """Where a rank stops for ever."""
+    """Operation in which a rank stops for ever."""
     if fault is None or fault.kind not in (*DEATHS, *FREEZES):
         return []
     places = {"data_exhausted": "data", "slow_loader_hang": "data", "checkpoint_hang": "checkpoint"}

@@ -1,4 +1,4 @@
-"""What launcher, watch and ranks write before the first step: who they are, where they run, in which groups.
+"""Records of launcher, watch and ranks before the first step: processes, hosts, groups.
 
 events = introduction(scenario)
 """
@@ -14,7 +14,7 @@ NODE = -1
 
 
 def introduction(scenario: Scenario) -> list[Event]:
-    """What launcher, watch and ranks write before the first step."""
+    """Write the records of launcher, watch and ranks before the first step."""
     layout, at, nodes = scenario.layout, scenario.layout.coordinates(), scenario.layout.nodes()
     launched = {"nproc_per_node": layout.ranks_per_node, "max_restarts": 0}
     events = [

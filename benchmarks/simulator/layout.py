@@ -1,4 +1,4 @@
-"""Where ranks sit in the mesh and which groups they talk in.
+"""Layout of ranks: their places in the mesh and their process groups.
 
     layout = Layout(pp=2, dp_shard=4, tp=2)
     layout.num_ranks                 # 16
@@ -50,7 +50,7 @@ class Layout:
 
     @property
     def name(self) -> str:
-        """As people write it: `ddp8`, `fsdp4xtp2`, `pp4-1f1bxfsdp2`."""
+        """Name in the usual notation: `ddp8`, `fsdp4xtp2`, `pp4-1f1bxfsdp2`."""
         parts = [f"pp{self.pp}-{self.schedule}"] if self.pp > 1 else []
         parts += [f"ddp{self.dp_replicate}"] if self.dp_replicate > 1 else []
         parts += [f"fsdp{self.dp_shard}"] if self.dp_shard > 1 else []
@@ -83,7 +83,7 @@ class Layout:
         return list(_labels(self, dim))
 
     def description(self, dim: str) -> str:
-        """What torch calls such a group."""
+        """Torch's name of such a group."""
         return "default_pg" if dim == WORLD else f"mesh_{dim}"
 
 

@@ -38,7 +38,7 @@ _Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongRun:
-    """What to write. `uneven_ratio`: how much the work of a rank varies with the length of its sequences."""
+    """Parameters of the run to write. `uneven_ratio`: variation of a rank's work with the length of its sequences."""
 
     seed: int
     steps: int = 20_000

@@ -1,4 +1,4 @@
-"""How much real ranks vary: every noise and jitter parameter of the simulator, in one place.
+"""Variation of real ranks: every noise and jitter parameter of the simulator, in one place.
 
     noise = Noise()                    # a quiet GPU cluster
     noise = SHARED_HOST                # several ranks on the cores of one machine, over gloo
@@ -97,7 +97,7 @@ gloo on two cores that were busy with other work as well."""
 
 
 class Readable(Protocol):
-    """What of `store.Store` is used here."""
+    """Part of `store.Store` that is used here."""
 
     def query(self, sql: str) -> dict[str, npt.NDArray[np.float64]]: ...
 

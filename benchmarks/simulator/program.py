@@ -1,4 +1,4 @@
-"""What a rank does in a training step: its operations, in order, for each layout.
+"""Program of a rank in a training step: its operations, in order, for each layout.
 
     ops = step_program(layout, job, stage=0)
 
@@ -39,7 +39,7 @@ PARAMETERS = ("attention.query.weight", "attention.out.weight", "mlp.up.weight",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """How big the training is: seconds for one microbatch of one stage, bytes for one block."""
+    """Size of the training: seconds for one microbatch of one stage, bytes for one block."""
 
     forward_s: float = 0.040
     backward_s: float = 0.080

@@ -1,4 +1,4 @@
-"""What is to be simulated, and what came of it.
+"""Scenario of a simulation and its recording.
 
 scenario = Scenario(seed=3, layout=Layout(dp_replicate=8), steps=80, fault=Fault(kind="hang", step=40))
 recording = simulate(scenario)               # see `scenario`
@@ -23,7 +23,7 @@ __all__ = ["Clock", "Event", "Recording", "Scenario"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """What is wrong with the nodes' wall clocks: seconds of skew by node, and a step back on one of them."""
+    """Errors of the nodes' wall clocks: seconds of skew by node, and a step back on one of them."""
 
     skew_s: tuple[float, ...] = ()
     step_back_s: float = 0.0
@@ -33,7 +33,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What to simulate. `recovers`: a bad step is refused, a good state restored, the batch left out."""
+    """Scenario to simulate. `recovers`: a bad step is refused, a good state restored, the batch left out."""
 
     seed: int
     layout: Layout

@@ -1,4 +1,4 @@
-"""What the engine saw, as it saw it, and as columns of the tables in the order in which each rank wrote them.
+"""Records of the engine in the order seen, and as columns of the tables in the order in which each rank wrote them.
 
     log = Log(layout)
     row = log.collective(...)            # the engine fills in `end` and `wait` when they are known
@@ -97,7 +97,7 @@ class Log:
         self.gradients: list[tuple[Ints, int, int, Floats, Floats, Ints, Floats]] = []
         """(ranks, step, name, norm, max_abs, nonfinite_count, time)"""
         self.fingerprints: list[tuple[Ints, int, int, int, Ints, Floats, Ints | None]] = []
-        """(ranks, step, dimension of the replica group (-1: a shard that nobody else holds), tensor name, hash, time,
+        """(ranks, step, dimension of the replica group (-1: a shard that no other rank holds), tensor name, hash, time,
         hash after the last optimizer step)"""
         self._labels = {dim: np.array([self.names(text) for text in layout.labels(dim)]) for dim in layout.used_dims()}
         if layout.num_ranks > 1:

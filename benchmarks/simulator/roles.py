@@ -72,5 +72,5 @@ def awaited(role: Role) -> list[tuple[object, CollectiveRow]]:
 
 
 def places_of(row: CollectiveRow | SpanRow | StepRow, lanes: Ints) -> Ints | slice:
-    """Where these ranks are in a row that was written before their role was split."""
+    """Positions of these ranks in a row that was written before their role was split."""
     return slice(None) if len(row.lanes) == len(lanes) else np.searchsorted(row.lanes, lanes)

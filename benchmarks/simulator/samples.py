@@ -24,12 +24,12 @@ FINGERPRINT_INTERVAL = 10
 
 
 def parameter_name(layout: Layout, stage: int, block: int, parameter: str) -> str:
-    """As the model calls it."""
+    """Name in the model."""
     return f"blocks.{stage * layout.layers + block}.{parameter}"
 
 
 def is_hit(taints: Taints, parameter: str) -> bool:
-    """Whether a parameter has its part in a taint: of one element, only one has."""
+    """Return True if a parameter takes part in a taint: of one element, only one has."""
     return not taints.one_element or parameter == PARAMETERS[2]
 
 

@@ -41,7 +41,7 @@ _BOOT_NS = 10**15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What to write. `slow_rank` is `factor` slower from the middle of the run on; -1: none is."""
+    """Parameters of the run to write. `slow_rank` is `factor` slower from the middle of the run on; -1: none is."""
 
     ranks: int
     steps: int

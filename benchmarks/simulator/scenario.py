@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .aftermath import tell_end
+from .aftermath import write_end
 from .curves import Curves, Reading
 from .engine import Engine
 from .faults import CONTROL, adapted, condition, roles_of, stops_of, taints_of
@@ -67,7 +67,7 @@ class _Simulation:
             step += 1
         stuck = self.engine.is_stuck()
         recording = Recording(self.scenario, self.engine.log, self.events, self.engine.until, not stuck)
-        tell_end(recording, self.engine)
+        write_end(recording, self.engine)
         return recording
 
     # Time.
@@ -124,7 +124,7 @@ class _Simulation:
             self.samples.take(step, reading, bad=bad, fault=self.fault)
             saves = self.job.checkpoint_interval and step % self.job.checkpoint_interval == 0
             if saves and not bad and np.isfinite(self.engine.now[0]):
-                self._tell_checkpoint(step)
+                self._write_checkpoint(step)
             batch += 1
             while batch in self.skipped:
                 batch += 1
@@ -211,7 +211,7 @@ class _Simulation:
 
     # Events.
 
-    def _tell_checkpoint(self, step: int) -> None:
+    def _write_checkpoint(self, step: int) -> None:
         now = float(self.engine.now[0])
         stall = int(self.job.checkpoint_s * 1e9)
         size = self.job.block_bytes * self.layout.layers * self.layout.pp * 3
@@ -227,7 +227,7 @@ class _Simulation:
         self.skipped.add(batch)
         lost = engine.taints.any()
         if lost:
-            self._tell_nonfinite(step)
+            self._write_nonfinite(step)
         reason = "non_finite" if lost else "spike"
         at = float(now[0])
         self.events.append(Event(0, at, "batch_skipped", step, {"batch_index": batch, "reason": reason}))
@@ -240,7 +240,7 @@ class _Simulation:
             self.fault = self.curves.fault = replace(self.fault, step=10**9)
         return back
 
-    def _tell_nonfinite(self, step: int) -> None:
+    def _write_nonfinite(self, step: int) -> None:
         counts = self._nonfinite_counts()
         local = self.engine.taints.of("local_loss")
         stages = self.layout.coordinates()["pp"]

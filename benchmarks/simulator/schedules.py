@@ -104,7 +104,7 @@ def _next(
     schedule: str, rank: int, ranks: int, left: list[Action], done: list[tuple[Action, float, float]],
     ends: dict[Action, float], now: float, last_stage: int,
 ) -> Action | None:  # fmt: skip
-    """What a rank does next, if that is decided already."""
+    """Next operation of a rank, if that is decided already."""
     if not left:
         return None
     if schedule != "zero_bubble":

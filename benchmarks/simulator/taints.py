@@ -1,4 +1,4 @@
-"""Where a NaN goes: which tensors of which ranks are not finite.
+"""Spread of a NaN: which tensors of which ranks are not finite.
 
     taints.begin_step([(3, "grad2", False)], one_element=True)    # rank 3's gradient of block 2, before its reduction
     taints.work(lanes, reads=("act0.1",), writes=("act0.2",))
@@ -45,7 +45,7 @@ class Taints:
         return self._marks.get(tensor)
 
     def any(self, tensor: str = "") -> bool:
-        """Whether anybody's tensor is tainted (without a name: any tensor at all)."""
+        """Return True if any rank's tensor is tainted (without a name: any tensor at all)."""
         chosen = [self._marks[tensor]] if tensor in self._marks else [] if tensor else self._marks.values()
         return any(bool(marks.any()) for marks in chosen)
 

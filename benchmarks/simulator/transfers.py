@@ -1,4 +1,4 @@
-"""How long transfers take: collectives in a ring, and point to point.
+"""Time of transfers: collectives in a ring, and point to point.
 
     links = Links(layout, job, noise, rng)
     links.slow[3] = 8.0                       # everything that leaves rank 3 takes eight times as long

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analyzers.figures.evenly_spaced import evenly_spaced
+from analyzers.figures.spaced_sample import spaced_sample
 from analyzers.source import Source
 from dashboard.data.queries import Columns, none
 
@@ -50,8 +50,8 @@ def gradient_table(source: Source) -> Gradients:
     if not known:
         return nothing
     steps = {
-        *evenly_spaced(known, MAX_GRADIENT_STEPS),
-        *evenly_spaced([int(step) for (step,) in bad], MAX_GRADIENT_STEPS),
+        *spaced_sample(known, MAX_GRADIENT_STEPS),
+        *spaced_sample([int(step) for (step,) in bad], MAX_GRADIENT_STEPS),
     }
     chosen = f"""
         WITH chosen AS (SELECT *, attempt = max(attempt) OVER (PARTITION BY step) AS is_newest FROM gradients
@@ -78,7 +78,7 @@ def _parameters(of_each: Sequence[tuple[str, bool, float | None]]) -> list[str]:
         return [name for name, _, _ in of_each]
     by_norm = [name for _, name in sorted((norm, name) for name, _, norm in of_each if norm is not None)]
     few = MAX_PARAMETERS // 4
-    shown = dict.fromkeys(evenly_spaced([name for name, is_bad, _ in of_each if is_bad], MAX_PARAMETERS // 2))
+    shown = dict.fromkeys(spaced_sample([name for name, is_bad, _ in of_each if is_bad], MAX_PARAMETERS // 2))
     shown |= dict.fromkeys(by_norm[-few // 2 :] + by_norm[: few // 2])
     others = [name for name, _, _ in of_each if name not in shown]
-    return [*shown, *evenly_spaced(others, MAX_PARAMETERS - len(shown))]
+    return [*shown, *spaced_sample(others, MAX_PARAMETERS - len(shown))]

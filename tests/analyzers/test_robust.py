@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from analyzers.robust import median, neighbour_sigma, robust_z, sigma
+from analyzers.robust import difference_sigma, median, robust_z, sigma
 
 
 def test_spread_of_normal_values_is_their_standard_deviation_whatever_a_few_outliers_are() -> None:
@@ -19,11 +19,11 @@ def test_spread_of_normal_values_is_their_standard_deviation_whatever_a_few_outl
 def test_neighbour_noise_ignores_drift_and_steps_of_the_level() -> None:
     noise = np.random.default_rng(1).normal(0.0, 1.0, (3, 10_000))
     level = np.linspace(0.0, 50.0, 10_000) + np.where(np.arange(10_000) > 4_000, 30.0, 0.0)
-    assert neighbour_sigma(noise + level) == pytest.approx(1.0, rel=0.05)
+    assert difference_sigma(noise + level) == pytest.approx(1.0, rel=0.05)
     assert sigma(noise + level) > 10
 
 
 def test_empty_input_is_unknown() -> None:
     assert math.isnan(median([]))
     assert math.isnan(sigma([]))
-    assert math.isnan(neighbour_sigma([1.0]))
+    assert math.isnan(difference_sigma([1.0]))

@@ -1,4 +1,4 @@
-"""Where the time of a real run went is the whole time, to half a percent, whatever happened to it.
+"""Check that the account of a real run is its whole time, to half a percent.
 
     check_account(run)          # AssertionError with both sums
 

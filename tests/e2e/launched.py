@@ -77,11 +77,11 @@ class LaunchedRun:
         return self
 
     def has_ended(self) -> bool:
-        """Whether the launcher is gone."""
+        """Return True if the launcher has ended."""
         return self.process.poll() is not None
 
     def analyze(self) -> dict[str, Any]:
-        """What `rankscope analyze --format json` prints."""
+        """Output of `rankscope analyze --format json`."""
         if not self._analysis:
             done = rankscope("analyze", str(self.runs_dir / "latest"), "--format", "json")
             assert done.returncode == 0, done.stderr
@@ -101,7 +101,7 @@ class LaunchedRun:
         return [event for event in found if event["kind"] == kind]
 
     def is_saved(self) -> bool:
-        """Whether a checkpoint on disk is complete."""
+        """Return True if a checkpoint on disk is complete."""
         return any(event["state"] == "complete" and event["tier"] == "disk" for event in self.events("checkpoint", 0))
 
     def pids(self) -> dict[int, int]:

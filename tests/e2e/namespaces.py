@@ -3,7 +3,7 @@
     with Network(2) as network:
         Popen([*network.on(1), "rankscope", "train", ..., "--rdzv-endpoint", f"{network.address(0)}:29500"])
         network.cut(1)      # the cable of node 1 is pulled: nothing arrives and nobody is told
-        network.mend(1)
+        network.restore(1)
         network.kill(1)     # every process of the node, as when its power fails
 
 Disks, clocks and process numbers are shared, as they are between machines with a network disk. Needs root and `ip`.
@@ -47,20 +47,20 @@ class Network:
         self.nodes = range(num_nodes)
 
     def name(self, node: int) -> str:
-        """Of its namespace."""
+        """Name of its namespace."""
         return f"{_PROBE}-{node}"
 
     def address(self, node: int) -> str:
         return f"10.213.7.{node + 1}"
 
     def on(self, node: int) -> list[str]:
-        """What stands before a command that is to run on this node; the process keeps its number."""
+        """Prefix of a command that runs on this node; the process keeps its number."""
         return ["ip", "netns", "exec", self.name(node)]
 
     def cut(self, node: int) -> None:
         _ip("-n", self._switch, "link", "set", f"port{node}", "down")
 
-    def mend(self, node: int) -> None:
+    def restore(self, node: int) -> None:
         _ip("-n", self._switch, "link", "set", f"port{node}", "up")
 
     def kill(self, node: int) -> None:

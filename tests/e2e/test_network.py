@@ -127,7 +127,7 @@ def test_a_pulled_cable_is_named_and_the_training_goes_on_when_it_is_back(cluste
         assert {event["killed_rank"] for event in killed} == {node}
         assert cluster.findings("hang", node)
 
-    cluster.network.mend(1)
+    cluster.network.restore(1)
     cluster.await_training(attempt=1)
     wait_for(lambda: cluster.events("node_heard", 0), "word that the node is heard again")
     wait_for(lambda: cluster.findings("node_silent", 0)[-1]["status"] == "ok", "the end of the silence")
@@ -159,7 +159,7 @@ def test_the_leader_dies_the_other_records_on_and_both_resume(cluster: Cluster) 
     cluster.launchers[1].wait(90)
     kill(watch)
 
-    cluster.network.mend(0)
+    cluster.network.restore(0)
     for node in (0, 1):
         cluster.train(node, port=PORT + 1, resume=True)
     wait_for(
@@ -192,7 +192,7 @@ def test_one_of_four_nodes_loses_its_power_and_another_takes_its_place(cluster: 
             f"the end of node {node}'s rank, which waits\n{cluster}", deadline_s=60,
         )  # fmt: skip
 
-    cluster.network.mend(lost)
+    cluster.network.restore(lost)
     cluster.train(lost)
     cluster.await_training(attempt=1)
     loaded = [e for e in cluster.events("checkpoint") if e["attempt"] == 1 and e["state"] == "loaded"]

@@ -1,4 +1,4 @@
-"""What may be wrong with the files of one rank: each case spoils one rank's folder of a run that is otherwise good.
+"""Damage to the files of one rank: each case spoils one rank's folder of a run that is otherwise good.
 
 `CASES` is {name: (spoil, words)}: `spoil(folder)` changes the files of a rank, and the report must hold `words` in
 what it says of that rank's files; no words: the damage is one that costs only the values it is in.

@@ -59,7 +59,7 @@ class Net(nn.Module):
 
 
 def parallel_net(kind: str) -> tuple[nn.Module, Net]:
-    """What to call, and the network itself: `ddp`, `fsdp`, `hsdp`, `tp` or `fsdp_tp` over all ranks."""
+    """Callable and network: `ddp`, `fsdp`, `hsdp`, `tp` or `fsdp_tp` over all ranks."""
     world = dist.get_world_size()
     torch.manual_seed(0)
     net = Net()

@@ -46,7 +46,7 @@ def small(**sections: dict[str, Any]) -> Config:
 
 @dataclass
 class RunResult:
-    """What one rank ended with. `tensors` are this rank's own shards."""
+    """Final state of one rank. `tensors` are this rank's own shards."""
 
     outcome: str
     losses: dict[int, float] = field(default_factory=dict)

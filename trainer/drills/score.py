@@ -86,7 +86,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a run is scored against."""
+    """Expectations that a run is scored against."""
 
     steps: int
     faults: Sequence[Fault] = ()

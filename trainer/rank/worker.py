@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setup:
-    """What a rank knows before it builds its training."""
+    """Facts of a rank before it builds its training."""
 
     identity: Identity
     config: Config

@@ -1,4 +1,4 @@
-"""What text logs say of a job's end: one verdict of the lines of all files, and what it does not explain.
+"""Analysis of text logs: one verdict on a job's end from the lines of all files, and what it leaves unexplained.
 
     findings = analyze(source)
 
@@ -86,7 +86,7 @@ def _same(host: Candidate, other: Candidate) -> bool:
 
 
 def _is_another(other: Candidate, first: Candidate) -> bool:
-    """Whether a second candidate is worth a finding of its own: proven, of other ranks, and no consequence."""
+    """Return True if a second candidate is worth a finding of its own: proven, of other ranks, and no consequence."""
     if other.rank_class == "host":
         return True
     alien = not set(other.ranks) & set(first.ranks) if other.ranks and first.ranks else False

@@ -32,7 +32,7 @@ class Candidate:
     collect: tuple[str, ...] = ()
 
     def order(self, book: LogBook) -> tuple[int, bool, int]:
-        """Whose turn it is: class, proof, time."""
+        """Order of candidates: class, proof, time."""
         first = min((book.position(said) for said in self.lines), default=len(book.lines))
         return (PRECEDENCE.index(self.rank_class), not self.is_proven, first)
 

@@ -1,4 +1,4 @@
-"""How ranks ended, by what they and their launchers wrote: signals, exit codes, victims, a stop from outside."""
+"""Ends of ranks in the lines of ranks and launchers: signals, exit codes, victims, a stop from outside."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SLURM_HOW = {"Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Bus er
 
 @dataclass(slots=True)
 class Ended:
-    """How ranks ended, by what they and their launchers wrote."""
+    """Ends of ranks, by the lines of ranks and launchers."""
 
     victims: dict[int, Said] = field(default_factory=dict)
     """Ranks that died of another, and the line that says so."""

@@ -75,7 +75,7 @@ def _memory(book: LogBook) -> Iterator[Candidate]:
 
 
 def _was_killed(book: LogBook) -> bool:
-    """Whether a launcher reports SIGKILL, or nothing but the kernel speaks."""
+    """Return True if a launcher reports SIGKILL, or only the kernel wrote lines."""
     deaths = [said for said, _ in book.of_role("death")]
     killed = any(said.number("exitcode") in (-9, 137) or said.text("signal") == "SIGKILL" for said in deaths)
     return killed or not any(said for said, rule in book.of_role("exception", "death", "hang", "root", "outside"))

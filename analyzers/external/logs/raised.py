@@ -40,7 +40,7 @@ def is_stop(said: Said) -> bool:
 
 
 def is_victims(said: Said) -> bool:
-    """Whether an exception speaks of a peer's end or of a call that was given up, and of no cause of its own."""
+    """Return True if an exception reports a peer's end or an aborted call, and no cause of its own."""
     text = text_of(said)
     rule = cause_of(text)
     if rule is not None:

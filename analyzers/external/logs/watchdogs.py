@@ -1,4 +1,4 @@
-"""What the lines of NCCL's watchdogs say together: who waits in which call, and who is missing from it.
+"""Lines of NCCL's watchdogs combined: which ranks wait in which call, and which are missing from it.
 
 1. Of one group, another operation or size at the same number is a mismatch: proven. So is a rank whose own line says
    that it enqueued less than the others wait for.
@@ -187,7 +187,7 @@ def _candidate(
 
 
 def _states(book: LogBook) -> dict[int, int]:
-    """How many calls of the default group each rank's newest line says that it enqueued."""
+    """Calls of the default group that each rank enqueued, by its newest line."""
     found: dict[int, int] = {}
     for said in book.of("watchdog_state"):
         rank, enqueued = said.rank, said.number("enqueued")

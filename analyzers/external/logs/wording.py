@@ -1,4 +1,4 @@
-"""What a cause is called in a sentence, what to do about it, and which commands collect what is missing."""
+"""Sentences of causes: names, advice, and the commands that collect what is missing."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def why(finding: Finding) -> str:
 
 
 def next_step(finding: Finding) -> str:
-    """What to do; where the logs prove nothing, the first command that would settle it."""
+    """Advice; where the logs prove nothing, the first command that would settle it."""
     collect = list(finding.evidence.get("collect") or ())
     settle = f"To settle it: {collect[0]}." if collect and finding.status == "suspect" else ""
     return " ".join(part for part in (DO.get(finding.cause, ""), settle) if part)

@@ -16,7 +16,7 @@ import numpy as np
 from analyzers.compare.two_runs import Comparison, Side
 from analyzers.figures import course, goodput, series
 from analyzers.figures.theme import SEQUENCE
-from analyzers.report.html.page_frame import Section, Sheet
+from analyzers.report.html.page_frame import FigurePage, Section
 from analyzers.report.terminal.compare_text import sentence, tables
 from analyzers.report.terminal.diagnosis_text import title
 from analyzers.report.wording.explained import next_step, why
@@ -32,7 +32,7 @@ _COLOURS = (SEQUENCE[7], SEQUENCE[0])
 
 def render(comparison: Comparison, a: Side, b: Side, *, version: str = "") -> bytes:
     """The page, UTF-8."""
-    sheet = Sheet()
+    sheet = FigurePage()
     slower = comparison.findings[0] if comparison.findings else None
     return sheet.render(
         run_id=f"{comparison.run_b} against {comparison.run_a}",
@@ -51,7 +51,7 @@ def render(comparison: Comparison, a: Side, b: Side, *, version: str = "") -> by
     )
 
 
-def _sections(sheet: Sheet, comparison: Comparison, a: Side, b: Side) -> Iterator[Section]:
+def _sections(sheet: FigurePage, comparison: Comparison, a: Side, b: Side) -> Iterator[Section]:
     names = (comparison.run_a, comparison.run_b)
     if lines := _losses(a, b, names):
         figure = series.draw(lines, x="step", y="loss (nat)", height=360)

@@ -18,7 +18,7 @@ from analyzers.figures import collectives, course, goodput, heatmap, loss, rank_
 from analyzers.finding import Finding
 from analyzers.numerics import why_spike
 from analyzers.report.evidence import Drawing, drawings, moment
-from analyzers.report.html.page_frame import PlacedFigure, Section, Sheet
+from analyzers.report.html.page_frame import FigurePage, PlacedFigure, Section
 from analyzers.report.html.pipeline_section import pipeline_sections
 from analyzers.report.terminal.diagnosis_text import evidence_rows, title
 from analyzers.report.terminal.why_spike_text import tables
@@ -66,7 +66,7 @@ class _Page:
 
     def __init__(self, source: Source, diagnosis: Diagnosis) -> None:
         self.source, self.diagnosis = source, diagnosis
-        self.sheet = Sheet()
+        self.sheet = FigurePage()
         self.figure = self.sheet.figure
 
     def placed(self, found: Iterator[Drawing]) -> list[PlacedFigure]:

@@ -1,6 +1,6 @@
 """One HTML page that needs nothing else: the frame around the sections of a report or a comparison.
 
-    sheet = Sheet()
+    sheet = FigurePage()
     section = Section(title="Loss", figures=[sheet.figure(figure, what="Loss over the steps")])
     page = sheet.render(run_id="demo", verdict="no finding", sections=[section], ...)     # bytes, UTF-8
 
@@ -24,7 +24,7 @@ from plotly.offline import get_plotlyjs
 from analyzers.figures import theme
 from analyzers.printable import visible
 
-__all__ = ["PlacedFigure", "Section", "Sheet"]
+__all__ = ["FigurePage", "PlacedFigure", "Section"]
 
 PAGE = Path(__file__).parent / "page"
 MAX_TEXT = 2_000
@@ -57,7 +57,7 @@ class Section:
     rows: Sequence[Sequence[str]] = ()
 
 
-class Sheet:
+class FigurePage:
     """Collects figures under names of their own, and puts everything into the page."""
 
     def __init__(self) -> None:

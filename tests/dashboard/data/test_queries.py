@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analyzers.figures.evenly_spaced import evenly_spaced
+from analyzers.figures.spaced_sample import spaced_sample
 from dashboard.data import queries
 from dashboard.data.gradient_queries import MAX_GRADIENT_STEPS, MAX_PARAMETERS, gradient_table
 from tests.analyzers.memory_store import MemoryStore
@@ -164,12 +164,12 @@ def test_of_many_steps_and_parameters_the_extremes_stay_and_the_rest_is_even() -
 
 
 def test_samples_are_evenly_spaced_with_both_ends() -> None:
-    assert evenly_spaced([1, 2, 3, 4, 5, 6], 3) == [1, 3, 6]
-    assert evenly_spaced([1, 2], 3) == [1, 2]
-    assert evenly_spaced([], 3) == []
-    assert evenly_spaced([1, 2, 3], 1) == [3]
-    assert evenly_spaced([1, 2, 3], 0) == []
-    sampled = evenly_spaced(list(range(399)), 200)
+    assert spaced_sample([1, 2, 3, 4, 5, 6], 3) == [1, 3, 6]
+    assert spaced_sample([1, 2], 3) == [1, 2]
+    assert spaced_sample([], 3) == []
+    assert spaced_sample([1, 2, 3], 1) == [3]
+    assert spaced_sample([1, 2, 3], 0) == []
+    sampled = spaced_sample(list(range(399)), 200)
     assert (sampled[0], sampled[-1], len(set(sampled))) == (0, 398, 200)
 
 

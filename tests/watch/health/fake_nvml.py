@@ -1,4 +1,4 @@
-"""What nvidia-ml-py answers, as far as `watch.health.nvml` asks: two devices, of which fields can be made to fail.
+"""Answers of nvidia-ml-py, as far as `watch.health.nvml` asks: two devices, of which fields can be made to fail.
 
 nvml = FakeNvml()
 nvml.failing["nvmlDeviceGetPowerUsage"] = nvml.NVML_ERROR_NOT_SUPPORTED

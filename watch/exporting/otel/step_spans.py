@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from analyzers.figures.evenly_spaced import evenly_spaced
+from analyzers.figures.spaced_sample import spaced_sample
 
 __all__ = ["GROUPS", "RANKS", "SpanRow", "StepSpans"]
 
@@ -106,7 +106,7 @@ class StepSpans:
             return ranks[:1] if self._roots else []
         if self._strategy == "first_rank_per_node":
             return [min(rank for rank, at in rows if at == node) for node in dict.fromkeys(at for _, at in rows)]
-        return evenly_spaced(ranks, SAMPLED_RANKS) if self._strategy == "sampled" else ranks
+        return spaced_sample(ranks, SAMPLED_RANKS) if self._strategy == "sampled" else ranks
 
     def _rank_spans(
         self, source: Rows, attempt: int, ranks: Sequence[int], steps: Sequence[int], since_ns: int

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from analyzers.figures.evenly_spaced import evenly_spaced
+from analyzers.figures.spaced_sample import spaced_sample
 from analyzers.numerics.gradient_flow import block_of
 from analyzers.source import Source, missing_tables
 from watch.exporting.trackers.tracker import TrackedStep
@@ -130,7 +130,7 @@ class TrackedSteps:
             return []
         found = source.rows("SELECT DISTINCT rank FROM ranks WHERE attempt = ? AND rank >= 0 ORDER BY rank", [attempt])
         ranks = [int(rank) for (rank,) in found]
-        return evenly_spaced(ranks, SAMPLED_RANKS) if self._choice == "sampled" else ranks
+        return spaced_sample(ranks, SAMPLED_RANKS) if self._choice == "sampled" else ranks
 
     def _since(self, attempt: int) -> list[int]:
         done_ns = self.done.get(attempt, 0)

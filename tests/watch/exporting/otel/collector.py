@@ -24,7 +24,7 @@ _GROUPS = {"/v1/traces": "resource_spans", "/v1/metrics": "resource_metrics", "/
 
 
 class Collector:
-    """What was received: `spans`, `metrics` (name -> metric, the newest), `logs`; `resource` as a dict."""
+    """Received data: `spans`, `metrics` (name -> metric, the newest), `logs`; `resource` as a dict."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []

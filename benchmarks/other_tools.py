@@ -1,8 +1,8 @@
 """Others beside us: rules for loss spikes on the same curves, and torch's own tools on the same hangs.
 
-    python -m benchmarks.beside_us spikes --runs 400       # a minute on one core
-    python -m benchmarks.beside_us hangs                   # real gloo ranks under TORCH_DISTRIBUTED_DEBUG=DETAIL
-    python -m benchmarks.beside_us --quick
+    python -m benchmarks.other_tools spikes --runs 400       # a minute on one core
+    python -m benchmarks.other_tools hangs                   # real gloo ranks under TORCH_DISTRIBUTED_DEBUG=DETAIL
+    python -m benchmarks.other_tools --quick
 
 *Spikes*: simulated curves (`benchmarks.simulator.curves`), a bad batch or one step at a hundred times the rate at a
 drawn step, nothing done about it. Caught: a verdict within 20 steps of the onset. False alarms: verdicts at any other
@@ -151,7 +151,7 @@ def _rank_main(rank: int, name: str, folder: str) -> None:
 
 
 def detail(name: str) -> dict[str, Any]:
-    """What DETAIL mode says of a program: after how long, and whether the text names the culprits and nobody else."""
+    """Report of DETAIL mode on a program: its delay, and whether the text names the culprits alone."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="beside-") as folder:
         processes = [context.Process(target=_rank_main, args=(rank, name, folder)) for rank in range(RANKS)]
@@ -178,7 +178,7 @@ def detail(name: str) -> dict[str, Any]:
 
 
 def dumps(name: str) -> dict[str, Any]:
-    """What torchfrtrace and we say of dumps of the same program."""
+    """Verdicts of torchfrtrace and of Rankscope on dumps of the same program."""
     from analyzers.external.evidence import diagnose_files
     from tests.store.readers.dump_files import PREFIX, Job
 
@@ -230,7 +230,9 @@ def _torchfrtrace(folder: Path, prefix: str) -> set[tuple[str, int]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; always 0: it compares, and asks nothing of anybody."""
-    parser = argparse.ArgumentParser(prog="benchmarks.beside_us", description="other rules and tools on the same runs")
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.other_tools", description="other rules and tools on the same runs"
+    )
     parser.add_argument("what", nargs="*", metavar="WHAT", help="spikes, hangs; default: both")
     parser.add_argument("--runs", type=int, default=400, help="curves of each kind (400)")
     parser.add_argument("--quick", action="store_true", help="20 curves of each kind, one hang")

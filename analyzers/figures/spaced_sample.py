@@ -1,6 +1,6 @@
 """Evenly spaced samples of a sequence.
 
-evenly_spaced([1, 2, 3, 4, 5, 6], 3)      # [1, 3, 6]
+spaced_sample([1, 2, 3, 4, 5, 6], 3)      # [1, 3, 6]
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-__all__ = ["evenly_spaced"]
+__all__ = ["spaced_sample"]
 
 _T = TypeVar("_T")
 
 
-def evenly_spaced(items: Sequence[_T], most: int) -> list[_T]:
+def spaced_sample(items: Sequence[_T], most: int) -> list[_T]:
     """At most `most` items in their order, the first and the last included; of one only the last."""
     if len(items) <= most:
         return list(items)
