@@ -39,7 +39,8 @@ from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from probes.tape_recorder import TapeRecorder
 from trainer.checkpoint.state import Position
-from trainer.config.config import Config, load_config
+from trainer.config.config import Config
+from trainer.config.load import load_config
 from trainer.guard.recovery import Recovery
 from trainer.guard.state_copies import StateCopies
 from trainer.layout.plan import resolve

@@ -18,7 +18,8 @@ import torch
 
 from probes.fingerprints import FingerprintReader
 from trainer.checkpoint.state import local_tensors, training_tensors
-from trainer.config.config import Config, load_config
+from trainer.config.config import Config
+from trainer.config.load import load_config
 from trainer.layout.plan import resolve
 from trainer.training.build import build, pick_device
 from trainer.training.rank_training import Training

@@ -24,14 +24,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from probes.tape.rundir import RunDir
 from store import Store
-from trainer.config.config import Config, load_config
+from trainer.config.config import Config
+from trainer.config.load import load_config
 from trainer.layout.plan import resolve
 from trainer.model.checkpointing import apply_activation_checkpointing
 from trainer.model.transformer import Attention, Transformer, initialise
 from trainer.plan.memory import rank_memory
 from trainer.plan.traffic import rank_traffic
+from trainer.training.loss import token_loss
 from trainer.training.optimizer import build_optimizer
-from trainer.training.rank_training import token_loss
 
 __all__ = ["Measured", "allocated", "measure"]
 

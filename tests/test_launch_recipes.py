@@ -19,7 +19,7 @@ from kubeflow_trainer_api import models
 from typer.testing import CliRunner
 
 from rankscope.cli import app
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 
 LAUNCH = Path(__file__).parent.parent / "examples" / "launch"
 SHELLS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch")])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.layout.plan import resolve
 
 PAGE = Path(__file__).parent.parent / "docs" / "parallelism.md"

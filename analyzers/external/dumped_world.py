@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from analyzers.run.recorded_calls import Call
 from analyzers.run.snapshot import AttemptView, RankView
 from probes.collectives.group_label import group_label
-from store.readers.flight_recorder import GroupKey, RankDump, Recorded
+from store.readers.flight_recorder import RankDump
+from store.readers.recorded_call import GroupKey, Recorded
 
 __all__ = ["DumpedWorld", "assemble"]
 

@@ -51,7 +51,7 @@ def drill(
     if list_faults:
         print_faults(console())
         return
-    from trainer.config.config import ConfigError, load_config
+    from trainer.config.load import ConfigError, load_config
     from trainer.drills.command import run_drill
     from trainer.drills.execute import Base
     from trainer.drills.scenario import DrillError, plan_drill

@@ -89,7 +89,7 @@ def _weights(path: Path, out: str, step: int | None, *, as_llama: bool) -> None:
     from trainer.checkpoint.disk_tier.manifest import CheckpointError
     from trainer.checkpoint.export import export as export_weights
     from trainer.checkpoint.export import export_llama, find_checkpoint
-    from trainer.config.config import ConfigError, changed_config
+    from trainer.config.load import ConfigError, changed_config
 
     try:
         folder = find_checkpoint(path, step=step)

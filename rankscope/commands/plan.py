@@ -41,7 +41,7 @@ def plan(
     """Estimate a run before it starts: memory, traffic, time, likely problems, and the layouts that fit."""
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
-    from trainer.config.config import ConfigError, load_config
+    from trainer.config.load import ConfigError, load_config
     from trainer.layout.plan import resolve
     from trainer.plan.anti_patterns import anti_patterns
     from trainer.plan.expected import expect

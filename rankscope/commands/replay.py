@@ -43,7 +43,7 @@ def replay(
     from probes.tape.rundir import RunError
     from store import StoreError
     from trainer.checkpoint.disk_tier.manifest import CheckpointError
-    from trainer.config.config import ConfigError
+    from trainer.config.load import ConfigError
     from trainer.replay.session import replay_step
     from trainer.replay.target import ReplayError
 

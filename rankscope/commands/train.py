@@ -64,7 +64,7 @@ def train(
 
     with one_thread():  # ranks are forked from here
         from probes.tape.rundir import RunError
-        from trainer.config.config import ConfigError
+        from trainer.config.load import ConfigError
         from trainer.faults.options import FaultError
         from trainer.launcher.node import NodeRendezvousError
         from trainer.launcher.resume import ResumeError

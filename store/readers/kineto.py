@@ -14,18 +14,16 @@
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from store.arrays import Floats, Ints
 from store.readers.external_files import SourceError, rank_of_name, unpacked
-from store.readers.intervals import Spans, union
+from store.readers.intervals import Spans
 from store.readers.json_stream import members
+from store.readers.step_windows import CollectedSpans, step_windows
 
 __all__ = ["COMMUNICATION_KERNEL", "MAX_STEPS", "RankTrace", "read_trace"]
 
@@ -50,8 +48,6 @@ _HOST = (
 COMMUNICATION_KERNEL = re.compile(r"nccl|rccl|oneccl|hccl|hcom_", re.IGNORECASE)
 _ASCEND = {"Computing": "kernel", "Communication": "nccl_kernel"}
 """Spans of the process `Overlap Analysis` in `trace_view.json` of Ascend's profiler."""
-SHORT_MARK = 0.1
-"""A mark of a step that is shorter than this share of the distance to the next is a point: ROCm's last 16 us."""
 _COMMUNICATION_SPAN = re.compile(r"(gloo|ucc|mpi|xccl|nccl):")
 _ISSUES = ("c10d::", "record_param_comms", "gloo:", "nccl:", "_c10d_functional::", "c10d_functional::")
 """Operators that hand a collective over; how long it takes is in the backend's own span or kernel."""
@@ -86,41 +82,12 @@ class RankTrace:
     """Why the trace was not read to its end; what came before is here."""
 
 
-@dataclass(slots=True)
-class _Collected:
-    launches: tuple[array[int], array[float]] = field(default_factory=lambda: (array("q"), array("d")))
-    """Correlation and time of the host's calls that start something on the device."""
-    started: tuple[array[int], array[float], array[float]] = field(
-        default_factory=lambda: (array("q"), array("d"), array("d"))
-    )
-    """Correlation, begin and end of what the device did."""
-    unknown: dict[str, int] = field(default_factory=dict)
-    """Categories that are of no list, and how many spans they have."""
-    processes: dict[Any, str] = field(default_factory=dict)
-    device: dict[str, tuple[array[float], array[float]]] = field(default_factory=dict)
-    num_events: int = 0
-    damaged: int = 0
-    host_steps: dict[int, tuple[float, float]] = field(default_factory=dict)
-    device_steps: dict[int, tuple[float, float]] = field(default_factory=dict)
-
-    def add(self, kind: str, begin: float, end: float) -> None:
-        begins, ends = self.device.setdefault(kind, (array("d"), array("d")))
-        begins.append(begin)
-        ends.append(end)
-
-    def spans(self, *kinds: str) -> Spans:
-        found = [self.device[kind] for kind in kinds if kind in self.device]
-        begins = [np.frombuffer(begin) for begin, _ in found] or [np.zeros(0)]
-        ends = [np.frombuffer(end) for _, end in found] or [np.zeros(0)]
-        return union(np.concatenate(begins), np.concatenate(ends))
-
-
 def read_trace(path: Path, *, is_only: bool = False) -> RankTrace:
     """Read one trace. Raises SourceError where nothing of it can be used.
 
     A trace that `is_only` one needs no rank: it is rank 0 unless it or its name says otherwise.
     """
-    collected = _Collected()
+    collected = CollectedSpans()
     about: Any = None
     problem = ""
     try:
@@ -147,7 +114,7 @@ def read_trace(path: Path, *, is_only: bool = False) -> RankTrace:
         collected.device["kernel"] = collected.device.pop(f"?{device}")
         problem = problem or f"has {count:,} events of the unknown category {device!r}, taken for its device's compute"
         on_device = True
-    steps, begin, end = _windows(collected, on_device)
+    steps, begin, end = step_windows(collected, on_device)
     if len(steps) == 0:
         raise SourceError("holds no operator, kernel or step")
     return RankTrace(
@@ -169,7 +136,7 @@ def read_trace(path: Path, *, is_only: bool = False) -> RankTrace:
     )
 
 
-def _event(event: Any, into: _Collected) -> None:
+def _event(event: Any, into: CollectedSpans) -> None:
     if not isinstance(event, dict):
         into.damaged += 1
         return
@@ -186,7 +153,7 @@ def _event(event: Any, into: _Collected) -> None:
     _span(event, category.lower(), name, begin, begin + duration, into)
 
 
-def _span(event: Mapping[str, Any], category: str, name: str, begin: float, end: float, into: _Collected) -> None:
+def _span(event: Mapping[str, Any], category: str, name: str, begin: float, end: float, into: CollectedSpans) -> None:
     if into.processes.get(event.get("pid")) == "Overlap Analysis":
         if name in _ASCEND:
             into.add(_ASCEND[name], begin, end)
@@ -217,7 +184,7 @@ def _span(event: Mapping[str, Any], category: str, name: str, begin: float, end:
         into.add(f"?{category}", begin, end)
 
 
-def _process(event: Mapping[str, Any], into: _Collected) -> None:
+def _process(event: Mapping[str, Any], into: CollectedSpans) -> None:
     about, pid = event.get("args"), event.get("pid")
     if isinstance(about, dict) and isinstance(about.get("name"), str) and isinstance(pid, (int, str)):
         into.processes[pid] = about["name"][:100]
@@ -229,7 +196,7 @@ def _correlation(event: Mapping[str, Any]) -> int | None:
     return found if isinstance(found, int) and 0 < found < 2**62 else None
 
 
-def _annotation(category: str, name: str, begin: float, end: float, into: _Collected) -> None:
+def _annotation(category: str, name: str, begin: float, end: float, into: CollectedSpans) -> None:
     step = _STEP.match(name)
     if step:
         steps = into.host_steps if category == "user_annotation" else into.device_steps
@@ -242,64 +209,6 @@ def _annotation(category: str, name: str, begin: float, end: float, into: _Colle
         into.add("backend", begin, end)
     elif category == "user_annotation" and name.startswith("enumerate(DataLoader)"):
         into.add("data", begin, end)
-
-
-def _windows(collected: _Collected, on_device: bool) -> tuple[Ints, Floats, Floats]:
-    """Number, begin and end of each step: by the device's own marks, else by what each step of the host started."""
-    device = _marks(collected.device_steps)
-    host = _marks(collected.host_steps)
-    if on_device and device is not None:
-        steps, begin, end = device
-        # a step's last kernel ends before the next one's first begins, or after: no gap
-        end[:-1] = np.maximum(begin[1:], begin[:-1])
-        return steps, begin, end
-    if host is None:
-        kinds = ("kernel", "copy", "nccl_kernel") if on_device else ("operator", "backend")
-        begin, end = collected.spans(*kinds)
-        return np.zeros(min(len(begin), 1), dtype=np.int64), begin[:1], end[-1:]
-    return (_by_correlation(collected, host) if on_device else None) or host
-
-
-def _marks(steps: Mapping[int, tuple[float, float]]) -> tuple[Ints, Floats, Floats] | None:
-    """Marks of steps as windows; one that is a point lasts until the next, and the last point is left out."""
-    if not steps:
-        return None
-    numbers = np.array(sorted(steps), dtype=np.int64)
-    begin = np.array([steps[int(n)][0] for n in numbers])
-    end = np.array([steps[int(n)][1] for n in numbers])
-    if len(numbers) > 1:
-        apart = float(np.median(np.diff(begin)))
-        if apart > 0 and float(np.median(end - begin)) < SHORT_MARK * apart:
-            return numbers[:-1], begin[:-1], begin[1:].copy()
-    return numbers, begin, end
-
-
-def _by_correlation(collected: _Collected, host: tuple[Ints, Floats, Floats]) -> tuple[Ints, Floats, Floats] | None:
-    """Windows of the device, from the first kernel that a step's host started to the first of the next step.
-
-    None where the trace does not say which call started which kernel.
-    """
-    steps, begin, _ = host
-    calls, called = np.frombuffer(collected.launches[0], dtype=np.int64), np.frombuffer(collected.launches[1])
-    kernels = np.frombuffer(collected.started[0], dtype=np.int64)
-    starts, ends = np.frombuffer(collected.started[1]), np.frombuffer(collected.started[2])
-    if not len(calls) or not len(kernels):
-        return None
-    order = np.argsort(calls, kind="stable")
-    at = np.minimum(np.searchsorted(calls[order], kernels), len(calls) - 1)
-    known = calls[order][at] == kernels
-    step_of = np.searchsorted(begin, called[order][at], side="right") - 1
-    inside = known & (step_of >= 0)
-    first = np.full(len(steps), np.inf)
-    np.minimum.at(first, step_of[inside], starts[inside])
-    last = np.full(len(steps), -np.inf)
-    np.maximum.at(last, step_of[inside], ends[inside])
-    kept = np.isfinite(first)
-    if kept.sum() < 1:
-        return None
-    first, last = first[kept], last[kept]
-    last[:-1] = np.maximum(first[1:], first[:-1])
-    return steps[kept], first, last
 
 
 def _stage(about: Mapping[str, Any], rank: int) -> int:

@@ -1,31 +1,20 @@
-"""The trainer's configuration: one pydantic model, read from a TOML file and `--set section.key=value`.
+"""The trainer's configuration: one pydantic model, a class for each section. `trainer.config.load` reads it.
 
-    config = load_config(Path("examples/gpt-demo.toml"), ["train.steps=50", "parallel.tp=2"])
-    config.train.steps  # 50
-
-What a user can get wrong ends in a `ConfigError` whose text is one line: the key, the value, what is allowed.
 What depends on the number of ranks is checked by `trainer.layout.plan.resolve`.
 """
 
 from __future__ import annotations
 
-import difflib
-import tomllib
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from trainer.config.export import AlertsConfig, MetricsConfig, OtelConfig, TrackersConfig
 from trainer.config.model import ModelConfig
 from trainer.config.parallel import ParallelConfig
 from trainer.config.section import Section
 
-__all__ = ["Config", "ConfigError", "ModelConfig", "ParallelConfig", "changed_config", "load_config"]
-
-
-class ConfigError(ValueError):
-    """A mistake in the configuration; its text is one line for the user."""
+__all__ = ["Config", "ModelConfig", "ParallelConfig"]
 
 
 class RunConfig(Section):
@@ -228,93 +217,3 @@ class Config(Section):
         if not data.path and model.vocab_size < 256:
             raise ValueError(f"model.vocab_size = {model.vocab_size}: bytes of text need at least 256")
         return self
-
-
-def load_config(path: Path | None, overrides: list[str] | None = None) -> Config:
-    """Read `path` (TOML; None = all defaults), apply `section.key=value` overrides in order, check everything.
-
-    Raises ConfigError, one line, for an unreadable file, an unknown key, a wrong type or an impossible value.
-    """
-    values: dict[str, Any] = {}
-    if path is not None:
-        try:
-            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise ConfigError(f"{path}: cannot read the configuration ({reason})") from error
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{path}: not valid TOML: {_one_line(str(error))}") from error
-    for override in overrides or []:
-        _apply_override(values, override)
-    return _checked(values)
-
-
-def changed_config(values: dict[str, Any], overrides: list[str]) -> Config:
-    """A configuration as `run.json` holds it, with `section.key=value` overrides. Raises ConfigError."""
-    copied = {key: dict(section) if isinstance(section, dict) else section for key, section in values.items()}
-    for override in overrides:
-        _apply_override(copied, override)
-    return _checked(copied)
-
-
-def _checked(values: dict[str, Any]) -> Config:
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(_describe(error)) from error
-
-
-def _apply_override(values: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    section, dot, name = key.strip().partition(".")
-    if not equals or not dot or not section or not name or "." in name:
-        raise ConfigError(f"--set {override}: must look like section.key=value, for example train.steps=100")
-    table = values.setdefault(section, {})
-    if not isinstance(table, dict):
-        raise ConfigError(f"{section} = {table!r}: is a section, not a value")
-    table[name] = _parse_value(section, name, text.strip())
-
-
-def _parse_value(section: str, name: str, text: str) -> Any:
-    """TOML's reading of `text`, except that a field of text takes it as it is (`run.name=007`, `schedule=1f1b`)."""
-    info = Config.model_fields.get(section)
-    field = info.annotation.model_fields.get(name) if info is not None else None  # type: ignore[union-attr]
-    if field is not None and (field.annotation is str or get_origin(field.annotation) is Literal):
-        return text.strip("\"'")
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        # `data.path=a.txt,b.txt` is what people type for a list.
-        if field is not None and get_origin(field.annotation) is list:
-            return [part.strip() for part in text.split(",") if part.strip()]
-        return text
-
-
-def _describe(error: ValidationError) -> str:
-    first, *others = error.errors(include_url=False)
-    key = ".".join(str(part) for part in first["loc"])
-    more = f" (and {len(others)} more)" if others else ""
-    if first["type"] == "value_error":  # our own validators name the key themselves
-        return _one_line(str(first["ctx"]["error"])) + more
-    if first["type"] == "extra_forbidden":
-        return f"{key} = {_shown(first['input'])}: unknown key; {_allowed_names(first['loc'])}{more}"
-    reason = first["msg"].replace("Input should be", "must be").replace("String should", "must")
-    return f"{key} = {_shown(first['input'])}: {_one_line(reason)}{more}"
-
-
-def _allowed_names(loc: tuple[int | str, ...]) -> str:
-    fields = list(Config.model_fields)
-    if len(loc) > 1:
-        info = Config.model_fields[str(loc[0])]
-        fields = list(info.annotation.model_fields)  # type: ignore[union-attr]
-    near = difflib.get_close_matches(str(loc[-1]), fields, n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(near)}?" if near else f"allowed are {', '.join(fields)}"
-
-
-def _shown(value: Any) -> str:
-    text = _one_line(repr(value))
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -9,7 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from trainer.config.config import Config, ConfigError
+from trainer.config.config import Config
+from trainer.config.load import ConfigError
 
 __all__ = ["enter_launch_folder"]
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.config.config import ConfigError
+from trainer.config.load import ConfigError
 from trainer.data.corpus import Corpus
 from trainer.data.permutation import permute
 

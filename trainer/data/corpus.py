@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config.config import ConfigError, DataConfig
+from trainer.config.config import DataConfig
+from trainer.config.load import ConfigError
 from trainer.data.tables import table_files, token_blocks
 
 __all__ = ["Corpus", "open_corpus"]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config.config import ConfigError
+from trainer.config.load import ConfigError
 
 __all__ = ["is_table", "table_files", "token_blocks"]
 

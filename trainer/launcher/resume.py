@@ -20,8 +20,9 @@ from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from trainer.checkpoint.attempt_fence import claims
-from trainer.config.config import Config, changed_config
+from trainer.config.config import Config
 from trainer.config.launch_folder import enter_launch_folder
+from trainer.config.load import changed_config
 from trainer.guard.ledger_file import save_ledger
 from watch.processes import is_alive
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probes.tape.rundir import RunDir
-from trainer.config.config import Config, ConfigError, changed_config, load_config
+from trainer.config.config import Config
+from trainer.config.load import ConfigError, changed_config, load_config
 from trainer.faults.options import parse_fault
 from trainer.launcher.node import Node
 from trainer.launcher.nodes.node_exclusion import count_failures, exclusion_path, exclusion_reason, reset_failure_counts

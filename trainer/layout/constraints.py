@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trainer.config.config import Config, ConfigError
+from trainer.config.config import Config
+from trainer.config.load import ConfigError
 
 if TYPE_CHECKING:
     from trainer.layout.plan import Plan

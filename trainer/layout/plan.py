@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.config.config import Config, ConfigError
+from trainer.config.config import Config
+from trainer.config.load import ConfigError
 from trainer.layout.constraints import CHECKS
 from trainer.layout.stages import Stages, split_layers
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from trainer.config.config import ConfigError
+from trainer.config.load import ConfigError
 from trainer.model.transformer import Block, Transformer
 
 __all__ = ["check_compiler", "compile_blocks", "uncompiled"]

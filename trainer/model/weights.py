@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from trainer.config.config import ConfigError
+from trainer.config.load import ConfigError
 from trainer.model.llama_names import from_llama
 from trainer.model.transformer import own_part
 

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trainer.config.config import ConfigError
+from trainer.config.load import ConfigError
 
 __all__ = ["Hardware", "parse_bytes", "parse_hardware"]
 

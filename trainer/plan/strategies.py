@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainer.config.config import Config, ConfigError, changed_config
+from trainer.config.config import Config
+from trainer.config.load import ConfigError, changed_config
 from trainer.layout.plan import resolve
 from trainer.plan.expected import Expected, expect
 from trainer.plan.hardware import Hardware

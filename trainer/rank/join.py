@@ -27,7 +27,8 @@ from probes.tape.run_facts import device_name, versions
 from probes.tape.rundir import RunDir
 from probes.tape_recorder import TapeRecorder
 from trainer.checkpoint import attempt_fence as fence
-from trainer.config.config import Config, ConfigError
+from trainer.config.config import Config
+from trainer.config.load import ConfigError
 from trainer.layout.plan import Plan, resolve
 from trainer.model.size import flops_per_token
 from trainer.model.transformer import Transformer

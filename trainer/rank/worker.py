@@ -41,7 +41,8 @@ from probes.tape.stack_file import register
 from probes.tape_recorder import TapeRecorder
 from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.disk_tier.manifest import CheckpointError
-from trainer.config.config import Config, ConfigError, load_config
+from trainer.config.config import Config
+from trainer.config.load import ConfigError, load_config
 from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_MISTAKE, EXIT_PREEMPTED
 from trainer.faults.inject import arm, distort_clock
 from trainer.faults.options import Fault, FaultError, parse_fault

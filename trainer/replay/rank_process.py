@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from trainer.checkpoint.disk_tier.manifest import CheckpointError
-from trainer.config.config import Config, ConfigError
+from trainer.config.config import Config
+from trainer.config.load import ConfigError
 from trainer.layout.plan import resolve
 from trainer.replay.session import REQUEST_NAME
 from trainer.replay.step_replay import replay_target

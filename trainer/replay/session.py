@@ -25,8 +25,9 @@ from analyzers.source import Source
 from probes.attach.own_process import own_process
 from probes.tape.rundir import RunDir
 from store import Store
-from trainer.config.config import Config, changed_config
+from trainer.config.config import Config
 from trainer.config.launch_folder import enter_launch_folder
+from trainer.config.load import changed_config
 from trainer.layout.plan import Plan, resolve
 from trainer.replay.target import ReplayError, Target, find_target
 

@@ -21,7 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from probes.recorder import NullRecorder, Recorder
-from trainer.config.config import Config, ConfigError
+from trainer.config.config import Config
+from trainer.config.load import ConfigError
 from trainer.data.batches import BatchStream
 from trainer.data.corpus import Corpus, open_corpus
 from trainer.data.prefetch import Prefetcher
@@ -31,9 +32,10 @@ from trainer.model.compiling import check_compiler, compile_blocks
 from trainer.parallel.mesh import build_mesh, submesh
 from trainer.parallel.parallelize import parallelize
 from trainer.parallel.pipeline import Pipeline, stage_modules
+from trainer.training.loss import token_loss
 from trainer.training.optimizer import build_optimizer
 from trainer.training.precision import LossScaler
-from trainer.training.rank_training import Training, token_loss
+from trainer.training.rank_training import Training
 
 __all__ = ["Training", "build", "pick_backend", "pick_device"]
 

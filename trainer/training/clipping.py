@@ -15,14 +15,25 @@ on any rank arrives in it everywhere; nothing is raised here, because what to do
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-__all__ = ["LocalGradients", "clip_factor", "gradient_norm", "scale_gradients", "settle_gradients"]
+__all__ = ["ClipResult", "LocalGradients", "clip_factor", "gradient_norm", "scale_gradients", "settle_gradients"]
+
+
+class ClipResult(NamedTuple):
+    """Numbers that came back with the gradient norm."""
+
+    norm: float
+    """Global norm before clipping, unscaled in fp16; equal on all ranks, NaN or Inf if any gradient is."""
+    sums: list[float]
+    """Over all ranks, of the rows that were passed to be summed."""
+    own: list[float]
+    """This rank's, as they were passed."""
 
 
 def settle_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:

@@ -11,20 +11,18 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from probes.recorder import NullRecorder, Recorder
 from probes.tape import event_kinds
-from trainer.config.config import Config, ConfigError
+from trainer.config.config import Config
+from trainer.config.load import ConfigError
 from trainer.data.batches import Batch, BatchStream
 from trainer.data.prefetch import Prefetcher
 from trainer.layout.plan import Plan
@@ -33,29 +31,19 @@ from trainer.model.transformer import Transformer
 from trainer.parallel.compression import GradientCompression
 from trainer.parallel.parallelize import COMPUTE_DTYPES, ParallelModel
 from trainer.parallel.pipeline import Pipeline
-from trainer.training.clipping import LocalGradients, clip_factor, gradient_norm, scale_gradients, settle_gradients
+from trainer.training.clipping import (
+    ClipResult,
+    LocalGradients,
+    clip_factor,
+    gradient_norm,
+    scale_gradients,
+    settle_gradients,
+)
+from trainer.training.loss import token_loss
 from trainer.training.optimizer import learning_rate, named_parameters, set_learning_rate
 from trainer.training.precision import LossScaler
 
-__all__ = ["ClipResult", "Training", "token_loss"]
-
-
-class ClipResult(NamedTuple):
-    """Numbers that came back with the gradient norm."""
-
-    norm: float
-    """Global norm before clipping, unscaled in fp16; equal on all ranks, NaN or Inf if any gradient is."""
-    sums: list[float]
-    """Over all ranks, of the rows that were passed to be summed."""
-    own: list[float]
-    """This rank's, as they were passed."""
-
-
-def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats a token, in float32; logits may be split along the vocabulary."""
-    loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-    # Split logits give a loss that is the same DTensor on every rank; the rest of the world works with plain tensors.
-    return loss.to_local() if isinstance(loss, DTensor) else loss
+__all__ = ["Training"]
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,7 @@ from analyzers.numerics.expert_load import expert_load
 from analyzers.scope import Scope
 from tests.analyzers.memory_store import MemoryStore
 from tests.sentences import plain
-from watch.exporting.metrics.node_metrics import _experts
+from watch.exporting.metrics.run_samples import expert_samples
 
 EXPERTS = 8
 
@@ -101,7 +101,7 @@ def test_an_unused_expert_is_named_once_for_all() -> None:
 
 
 def test_the_load_is_a_metric() -> None:
-    found = {(s.name, s.labels.get("stat")): s.value for s in _experts(routed({5: 8.0, 2: 0.0}, dropped=0.25))}
+    found = {(s.name, s.labels.get("stat")): s.value for s in expert_samples(routed({5: 8.0, 2: 0.0}, dropped=0.25))}
     assert found["rankscope_expert_load_ratio", "min"] == 0
     assert found["rankscope_expert_load_ratio", "max"] == pytest.approx(8 * 8 / 14, rel=0.1)
     assert found["rankscope_expert_dropped_ratio", None] == pytest.approx(0.25, abs=0.001)

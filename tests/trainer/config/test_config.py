@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config.config import Config, ConfigError, load_config
+from trainer.config.config import Config
+from trainer.config.load import ConfigError, load_config
 from trainer.layout.plan import resolve
 
 

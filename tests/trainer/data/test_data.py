@@ -14,7 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config.config import ConfigError, DataConfig
+from trainer.config.config import DataConfig
+from trainer.config.load import ConfigError
 from trainer.data.batches import BatchStream
 from trainer.data.corpus import Corpus, open_corpus
 from trainer.data.permutation import permute

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.config.config import ConfigError, DataConfig
+from trainer.config.config import DataConfig
+from trainer.config.load import ConfigError
 from trainer.data.corpus import Corpus, open_corpus
 
 

@@ -6,7 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rankscope.cli import app
-from trainer.config.config import Config, load_config
+from trainer.config.config import Config
+from trainer.config.load import load_config
 from trainer.drills.scenario import PAIRS, DrillError, choose_faults, plan_drill
 from trainer.faults.catalogue import CATALOGUE, MESHES, NOT_DRILLED
 from trainer.faults.inject import ARM

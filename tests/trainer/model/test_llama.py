@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from tests.processes import run_ranks
 from tests.trainer.layouts import tiny
-from trainer.config.config import ConfigError, ModelConfig
+from trainer.config.config import ModelConfig
+from trainer.config.load import ConfigError
 from trainer.layout.plan import resolve
 from trainer.model.llama_names import from_llama, llama_config, to_llama
 from trainer.model.transformer import Transformer, initialise

@@ -8,7 +8,7 @@ import pytest
 
 from tests.processes import run_ranks
 from tests.trainer.layouts import Outcome, compare, tiny, train_alone, train_layouts
-from trainer.config.config import ConfigError
+from trainer.config.load import ConfigError
 from trainer.layout.plan import resolve
 from trainer.layout.stages import split_layers
 

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from benchmarks.plan import measure
 from rankscope.cli import app
 from tests.trainer.layouts import tiny
-from trainer.config.config import Config, ConfigError, load_config
+from trainer.config.config import Config
+from trainer.config.load import ConfigError, load_config
 from trainer.layout.plan import resolve
 from trainer.model.size import num_parameters
 from trainer.model.transformer import Transformer, initialise

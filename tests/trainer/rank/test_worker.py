@@ -169,7 +169,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
 
 
 def test_the_configuration_may_come_from_the_environment(config: Path, tmp_path: Path) -> None:
-    from trainer.config.config import load_config
+    from trainer.config.load import load_config
 
     given = load_config(config, ["train.steps=2"]).model_dump_json()
     done = run([sys.executable, "-m", "trainer.rank.worker"], RANKSCOPE_CONFIG=given)

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.processes import run_ranks
 from tests.trainer.layouts import tiny
-from trainer.config.config import ConfigError
+from trainer.config.load import ConfigError
 from trainer.data.corpus import Corpus
 from trainer.layout.plan import resolve
 from trainer.training.build import build, pick_backend, pick_device

@@ -9,35 +9,31 @@ measured every `SLOW_EVERY_S` only. Nothing is judged here: findings are those t
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from analyzers.account.goodput import measure
-from analyzers.finding import Finding
-from analyzers.numerics.expert_load import layer_loads
-from analyzers.open_findings import may_last
-from analyzers.run.event_log import EventLog, parsed_detail
+from analyzers.run.event_log import EventLog
 from analyzers.run.policy import StallPolicy
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
 from analyzers.run.stall_limits import limit_s
 from analyzers.run.state import LIVE_WORDS, RunState, run_state
-from analyzers.source import Source, missing_tables
-from analyzers.wording import is_number
+from analyzers.source import Source
 from probes.tape import event_kinds
 from watch.exporting.metrics.catalogue import Sample
 from watch.exporting.metrics.health_samples import health_samples
+from watch.exporting.metrics.run_samples import (
+    account_samples,
+    expert_samples,
+    finding_samples,
+    rank_samples,
+    recovery_samples,
+    step_samples,
+)
 
 __all__ = ["STATES", "NodeMetrics"]
 
 STATES = (*LIVE_WORDS, "finished", "preempted", "interrupted", "failed", "given up", "fenced", "died", "empty")
-WINDOW_STEPS = 50
-EXPERT_SAMPLES = 5
 SLOW_EVERY_S = 15.0
-OPEN_FOR_S = 300
-MAX_REPORTS = 10_000
-"""Newest reports of an attempt that are read; of older ones nothing is open that is not reported again."""
-_NEWEST = "attempt = (SELECT max(attempt) FROM steps) AND rank >= 0 AND duration_ns IS NOT NULL"
 
 
 class NodeMetrics:
@@ -53,7 +49,7 @@ class NodeMetrics:
     def measure(self, source: Source, now_ns: int) -> list[Sample]:
         """All samples at `now_ns` (epoch nanoseconds); a part whose tables are missing is omitted."""
         if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_EVERY_S * 1e9:
-            self._slow = list(_account(source, self._stall, now_ns))
+            self._slow = list(account_samples(source, self._stall, now_ns))
             self._slow_ns = now_ns if self._slow else None
         log = EventLog.load(
             source,
@@ -68,12 +64,12 @@ class NodeMetrics:
         state = run_state(source, self._stall, now_ns=now_ns, is_watched=True)
         return [
             *self._run(source, log, state),
-            *_steps(source),
-            *_experts(source),
+            *step_samples(source),
+            *expert_samples(source),
             *self._slow,
-            *_ranks(source, log),
-            *_findings(source, attempts(source), now_ns),
-            *_recovery(source, log),
+            *rank_samples(source, log),
+            *finding_samples(source, attempts(source), now_ns),
+            *recovery_samples(source, log),
             *self._checkpoints(source),
             *health_samples(source),
         ]
@@ -132,177 +128,3 @@ class NodeMetrics:
         if good_ns is not None:
             yield Sample("rankscope_checkpoint_good_timestamp_seconds", good_ns / 1e9)
         yield Sample("rankscope_checkpoint_failures_total", failed)
-
-
-def _steps(source: Source) -> Iterator[Sample]:
-    """The newest steps over all ranks of the node."""
-    if missing_tables(source, "steps"):
-        return
-    ((step, last_ns),) = source.rows(
-        "SELECT min(newest), max(end_ns) FROM (SELECT max(step) AS newest, max(start_ns + duration_ns) AS end_ns "
-        f"FROM steps WHERE {_NEWEST} GROUP BY rank)"
-    )
-    if step is None:
-        return
-    yield Sample("rankscope_step", step)
-    yield Sample("rankscope_last_step_timestamp_seconds", last_ns / 1e9)
-    ((least, median, most, data, moved, tokens, wall_ns),) = source.rows(
-        f"""
-        WITH newest AS (SELECT * FROM steps WHERE {_NEWEST} AND step > ?),
-             shared AS (SELECT step, min(coalesce(collective_wait_ns, 0)) AS moved, median(duration_ns) AS took,
-                               median(coalesce(data_ns, 0) - coalesce(data_wait_ns, 0)) AS data
-                        FROM newest GROUP BY step)
-        SELECT (SELECT min(duration_ns) FROM newest), (SELECT median(duration_ns) FROM newest),
-               (SELECT max(duration_ns) FROM newest),
-               (SELECT sum(data) / nullif(sum(took), 0) FROM shared),
-               (SELECT sum(moved) / nullif(sum(took), 0) FROM shared),
-               (SELECT sum(tokens) FROM newest), (SELECT max(start_ns + duration_ns) - min(start_ns) FROM newest)
-        """,
-        [step - WINDOW_STEPS],
-    )
-    for stat, value in (("min", least), ("median", median), ("max", most)):
-        if value is not None:
-            yield Sample("rankscope_step_duration_seconds", value / 1e9, {"stat": stat})
-    for name, value in (("data_wait", data), ("exposed_communication", moved)):
-        if value is not None:
-            yield Sample(f"rankscope_{name}_ratio", value)
-    if tokens and wall_ns:
-        yield Sample("rankscope_tokens_per_second", int(tokens) / (wall_ns / 1e9))
-    ((loss, norm, rate),) = source.rows(
-        f"SELECT arg_max(loss, step), arg_max(grad_norm, step), arg_max(lr, step) FROM steps WHERE {_NEWEST} "
-        "AND step > ? AND rank = (SELECT min(rank) FROM steps WHERE rank >= 0)",
-        [step - WINDOW_STEPS],
-    )
-    for name, value in (("loss", loss), ("grad_norm", norm), ("learning_rate", rate)):
-        if value is not None:
-            yield Sample(f"rankscope_{name}", value)
-
-
-def _experts(source: Source) -> Iterator[Sample]:
-    """Load balance of a mixture's experts in the newest samples."""
-    _, layers = layer_loads(source, EXPERT_SAMPLES)
-    if not layers:
-        return
-    yield Sample("rankscope_expert_load_ratio", min(float(layer.mean_load.min()) for layer in layers), {"stat": "min"})
-    yield Sample("rankscope_expert_load_ratio", max(float(layer.mean_load.max()) for layer in layers), {"stat": "max"})
-    chosen = sum(float(layer.tokens.sum()) for layer in layers)
-    yield Sample(
-        "rankscope_expert_dropped_ratio", sum(float(layer.dropped.sum()) for layer in layers) / max(1.0, chosen)
-    )
-
-
-def _account(source: Source, stall: StallPolicy, now_ns: int) -> Iterator[Sample]:
-    """The account of the whole run's time."""
-    account = measure(source, stall, now_ns)
-    if account is None:
-        return
-    for category, seconds in account.seconds.items():
-        yield Sample("rankscope_time_seconds", seconds, {"category": category})
-    yield Sample("rankscope_goodput_ratio", account.goodput_ratio)
-    yield Sample("rankscope_bubble_ratio", account.seconds["bubble"] / account.wall_s if account.wall_s else 0.0)
-    yield Sample("rankscope_steps_total", account.num_kept)
-    yield Sample("rankscope_steps_discarded_total", account.num_discarded)
-    ((tokens,),) = source.rows("SELECT sum(tokens) FROM steps WHERE rank >= 0 AND coalesce(committed, true)")
-    yield Sample("rankscope_tokens_total", int(tokens or 0))
-
-
-def _ranks(source: Source, log: EventLog) -> Iterator[Sample]:
-    lives = attempts(source)
-    if not lives or missing_tables(source, "ranks"):
-        return
-    attempt = lives[-1]
-    exits = log.of(event_kinds.RANK_EXIT, attempt=attempt)
-    dead = {e.integer("exit_rank") for e in exits if e.text("signal") or e.integer("exit_code", 0)}
-    closed = {event.rank for event in log.of(event_kinds.RANK_CLOSED, attempt=attempt)}
-    states = {
-        event.integer("state_rank"): event.text("state") for event in log.of(event_kinds.RANK_STATE, attempt=attempt)
-    }
-    dead |= {rank for rank, state in states.items() if state == "dead"} - closed
-    for rank, local_rank, host, uuid in source.rows(
-        "SELECT rank, arg_max(local_rank, wall_ns), arg_max(host, wall_ns), arg_max(device_uuid, wall_ns) FROM ranks "
-        "WHERE attempt = ? AND rank >= 0 GROUP BY rank ORDER BY rank",
-        [attempt],
-    ):
-        of = {"rank": str(rank)}
-        place = {
-            "local_rank": "" if local_rank is None else str(local_rank),
-            "host": host or "",
-            "gpu_uuid": uuid or "",
-        }
-        yield Sample("rankscope_rank_info", 1, of | place)
-        if rank not in closed or rank in dead:  # a rank that has finished is neither up nor lost
-            yield Sample("rankscope_rank_up", float(rank not in dead), of)
-    if missing_tables(source, "steps"):
-        return
-    ((newest,),) = source.rows(f"SELECT max(step) FROM steps WHERE {_NEWEST}")
-    for rank, step, end_ns, took, own, memory in source.rows(
-        f"SELECT rank, max(step), max(start_ns + duration_ns), median(duration_ns), "
-        f"median(duration_ns - coalesce(collective_wait_ns, 0)), arg_max(memory_bytes, step) FROM steps "
-        f"WHERE {_NEWEST} AND step > ? GROUP BY rank ORDER BY rank",
-        [(newest or 0) - WINDOW_STEPS],
-    ):
-        of = {"rank": str(rank)}
-        yield Sample("rankscope_rank_step", step, of)
-        yield Sample("rankscope_rank_last_record_timestamp_seconds", end_ns / 1e9, of)
-        yield Sample("rankscope_rank_step_duration_seconds", took / 1e9, of)
-        yield Sample("rankscope_rank_own_seconds", own / 1e9, of)
-        if memory is not None:
-            yield Sample("rankscope_rank_memory_bytes", memory, of)
-
-
-def _findings(source: Source, lives: Sequence[int], now_ns: int) -> Iterator[Sample]:
-    """Findings as `watch` reported them; of each the newest report counts."""
-    if missing_tables(source, "findings"):
-        return
-    newest_ns: dict[str, int] = {}
-    for kind, severity, fired, last_ns in source.rows(
-        "SELECT finding_kind, severity, count(*), max(wall_ns) FROM findings WHERE status = 'fired' "
-        "GROUP BY ALL ORDER BY ALL"
-    ):
-        newest_ns[kind] = max(last_ns, newest_ns.get(kind, 0))
-        yield Sample("rankscope_findings_total", fired, {"kind": str(kind), "severity": str(severity)})
-    for kind, last_ns in newest_ns.items():
-        yield Sample("rankscope_last_finding_timestamp_seconds", last_ns / 1e9, {"kind": str(kind)})
-    counts: Counter[tuple[str, str]] = Counter()
-    for finding in _open_findings(source, max(lives, default=0), now_ns):
-        counts[finding.kind, finding.severity] += 1
-        factor = finding.evidence.get("factor_ratio")
-        if finding.kind == "straggler" and factor is not None and is_number(factor):
-            for rank in finding.ranks:
-                of = {"rank": str(rank), "cause": finding.cause}
-                yield Sample("rankscope_straggler_excess_ratio", float(factor) - 1, of)
-    for (kind, severity), count in counts.items():
-        yield Sample("rankscope_findings", count, {"kind": kind, "severity": severity})
-
-
-def _open_findings(source: Source, attempt: int, now_ns: int) -> list[Finding]:
-    """Findings that are open: lasting kinds until reported as over, incidents for `OPEN_FOR_S` after their report."""
-    reports: dict[tuple[object, ...], tuple[Finding, int]] = {}
-    for kind, severity, status, ranks, first_step, cause, evidence, wall_ns in source.rows(
-        "SELECT finding_kind, severity, status, finding_ranks, first_step, cause, evidence, wall_ns FROM findings "
-        "WHERE attempt = ? ORDER BY wall_ns DESC LIMIT ?",
-        [attempt, MAX_REPORTS],
-    ):
-        finding = Finding(
-            analyzer="", kind=str(kind), severity=severity, status=status, summary="", ranks=tuple(ranks or ()),
-            first_step=first_step, cause=str(cause or ""), evidence=parsed_detail(evidence), attempt=attempt,
-        )  # fmt: skip
-        reports.setdefault(finding.identity, (finding, wall_ns))
-    oldest_ns = now_ns - OPEN_FOR_S * 10**9
-    return [
-        finding
-        for finding, wall_ns in reports.values()
-        if finding.status == "fired" and (may_last(finding.kind) or wall_ns > oldest_ns)
-    ]
-
-
-def _recovery(source: Source, log: EventLog) -> Iterator[Sample]:
-    rollbacks = log.of(event_kinds.ROLLBACK)
-    yield Sample("rankscope_rollbacks_total", len(rollbacks))
-    if rollbacks:
-        yield Sample("rankscope_last_rollback_timestamp_seconds", rollbacks[-1].wall_ns / 1e9)
-    yield Sample(
-        "rankscope_batches_skipped_total", len({e.detail.get("batch_index") for e in log.of(event_kinds.BATCH_SKIPPED)})
-    )
-    died = [e for e in log.of(event_kinds.RANK_EXIT) if e.text("signal") or e.integer("exit_code", 0)]
-    yield Sample("rankscope_rank_deaths_total", len(died))

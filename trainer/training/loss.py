@@ -1,0 +1,16 @@
+"""Loss of a language model: cross-entropy per token, whole or split along the vocabulary."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+__all__ = ["token_loss"]
+
+
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy in nats a token, in float32; logits may be split along the vocabulary."""
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    # Split logits give a loss that is the same DTensor on every rank; the rest of the world works with plain tensors.
+    return loss.to_local() if isinstance(loss, DTensor) else loss
