@@ -7,10 +7,14 @@ The analyses are those of the post-mortem, over the newest attempt and its last 
 remembers what was reported: a finding is reported once, again when its status, cause or ranks change, when it becomes
 more severe or twice as large, and once more with status `ok` when it is over. A straggler is searched for less often
 than a hang.
+
+`standstill_findings` are the hang and the lost ranks, `record_findings` all others: `watch` asks for the two in threads
+of their own, from sources of their own, since the first must not wait for a store.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,7 +34,9 @@ from analyzers.scope import Scope
 from analyzers.source import Source
 from probes.tape import event_kinds
 
-__all__ = ["LivePolicy", "LiveState", "live_findings", "remembered"]
+__all__ = ["LivePolicy", "LiveState", "live_findings", "record_findings", "remembered", "standstill_findings"]
+
+_Judge = Callable[[], list[Finding]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +71,27 @@ class LiveState:
     """The newest attempt before which everything is reported."""
     newest: int | None = None
     """The newest attempt at the last call."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Of what was reported."""
 
 
 def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding]:
     """New and changed findings at `now_ns` (epoch nanoseconds)."""
+    return [*standstill_findings(source, state, now_ns), *record_findings(source, state, now_ns)]
+
+
+def standstill_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding]:
+    """New and changed findings of the newest attempt's hang and lost ranks; its newest records are enough for them."""
+    known = attempts(source)
+    if not known:
+        return []
+    attempt = known[-1]
+    due: dict[tuple[str, ...], _Judge] = {("hang", "rank_lost"): lambda: _standstill(source, attempt, state, now_ns)}
+    return _judged(state, due, attempt=attempt)[0]
+
+
+def record_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding]:
+    """New and changed findings of all other kinds, and those on how former attempts ended."""
     state.ticks += 1
     known = attempts(source)
     if not known:
@@ -78,9 +101,7 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
         attempt=attempt, since_step=_since(source, attempt, state.policy.window_steps), now_ns=now_ns,
         manifest=state.manifest,
     )  # fmt: skip
-    due: dict[tuple[str, ...], Callable[[], list[Finding]]] = {
-        ("hang", "rank_lost"): lambda: _standstill(source, attempt, state, now_ns)
-    }
+    due: dict[tuple[str, ...], _Judge] = {}
     # A restart may be quicker than a tick: how an attempt ended is still to be reported when the next one is there.
     ended = [] if state.attempt is None else [one for one in known if state.attempt <= one < attempt]
     # One call later: of what was written while this call's records were being read, some are missing, and without its
@@ -97,6 +118,14 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
     for analysis in analyses():
         if analysis.live == "each_tick" or (analysis.live == "periodic" and is_due):
             due[analysis.kinds] = _judge(analysis, source, scope)
+    news, judged = _judged(state, due, attempt=attempt)
+    if "ended" in judged or not ended:
+        state.attempt = attempt
+    return news
+
+
+def _judged(state: LiveState, due: Mapping[tuple[str, ...], _Judge], *, attempt: int) -> tuple[list[Finding], set[str]]:
+    """Run what is due; returns what is worth reporting, and the kinds whose analysis did not fail."""
     found: list[Finding] = []
     judged: set[str] = set()
     for kinds, judge in due.items():
@@ -105,9 +134,8 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
             judged.update(kinds)
         except Exception:  # one analysis that fails must not silence the others; the post-mortem reports the error
             state.errors[kinds[0]] = state.errors.get(kinds[0], 0) + 1
-    if "ended" in judged or not ended:
-        state.attempt = attempt
-    return _news(state, [f for f in found if f.status in ("fired", "suspect")], judged, attempt)
+    with state.lock:
+        return _news(state, [f for f in found if f.status in ("fired", "suspect")], judged, attempt), judged
 
 
 def remembered(events: Iterable[Mapping[str, Any]]) -> dict[tuple[object, ...], Finding]:

@@ -209,11 +209,12 @@ def connect_foreign(path: Path, *, wait_s: float) -> DuckDBPyConnection:
     return _patiently(path, wait_s, lambda: duckdb.connect(str(path), read_only=True, config=_CLOSED))
 
 
-def connect_memory() -> DuckDBPyConnection:
-    """A database without a file, for rows that were read from other programs' files; it reaches nothing else."""
+def connect_memory(*, threads: int | None = None) -> DuckDBPyConnection:
+    """A database without a file, for rows that were read from files; it reaches nothing else."""
     import duckdb
 
-    return duckdb.connect(":memory:", config={**_CLOSED, "pandas_analyze_sample": 0})
+    limits = {} if threads is None else {"threads": threads}
+    return duckdb.connect(":memory:", config={**_CLOSED, "pandas_analyze_sample": 0, **limits})
 
 
 def _refuse_odd(path: Path) -> None:

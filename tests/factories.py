@@ -113,7 +113,8 @@ class RankWriter:
 
     def event(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
         """One event, at this rank's present time."""
-        self.events.write(kind, step=step, **{"wall_ns": self.now_ns + self.wall_minus_mono_ns, **detail})
+        times = {"wall_ns": self.now_ns + self.wall_minus_mono_ns, "mono_ns": self.now_ns}
+        self.events.write(kind, step=step, **{**times, **detail})
 
     def close(self, *, clean: bool = True) -> None:
         """End; a rank that did not end cleanly leaves no `rank_closed` and no seal."""
@@ -340,6 +341,7 @@ def _broken_off(run: RunDir, everybody: list[_Rank], node: EventWriter, *, kill:
             node.write(
                 "rank_exit",
                 wall_ns=wall_ns,
+                mono_ns=rank.writer.now_ns,
                 attempt=rank.writer.attempt,
                 exit_rank=number,
                 pid=10_000 + number,

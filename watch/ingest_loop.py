@@ -1,124 +1,105 @@
-"""The loop of one node's watch: ingest the tapes, judge, act, export; once a second.
+"""Ingest the tapes of one node into its store, judge what needs the store, and export; in a thread of its own.
+
+    loop = IngestLoop(run, ingester, tapes, judge, exports, events)
+    with loop.running():                # a tick a second
+        ...
+    loop.close()
 
 1. Ingest what is new on the tapes into the node's store.
-2. Poll the ranks' processes in /proc and write changes of state as events.
-3. Run the live analyzers over the store and write new findings as events.
-4. On a hang: take stacks and kill the culprit (`watch.culprit`), so that the launcher restarts the ranks.
+2. Run the live analyzers that need more than the newest records, and write new findings as events.
+3. Measure and export; end processes of older attempts.
 
-With several nodes each watch also sends a digest of its ranks to that of node 0, which judges the whole job
-(`watch.digests.exchange`); each acts on the ranks of its own node only.
+A reader that keeps the store's file open, or a full disk, delays this thread alone: hangs are judged elsewhere
+(`watch.standstill_loop`).
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from analyzers.run.live_ranks import has_ended, placed_on_node, ranks_on_node, stale_ranks
+from analyzers.run.live_ranks import stale_ranks
 from analyzers.source import Source
 from probes.tape import event_kinds
 from probes.tape.attempts import newest as newest_attempt
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
-from store import Ingester, Store
-from watch.culprit import CulpritKiller, kill_stale
+from store import Ingester, Store, StoreError
+from watch.culprit import kill_stale
 from watch.digests.exchange import JobWatch
-from watch.digests.link import Verdict
 from watch.exporting.exports import Exports
 from watch.exporting.prometheus.endpoint import TickFacts
 from watch.live import LiveJudge
-from watch.processes import ProcessTracker, is_alive
+from watch.live_tapes import LiveTapes
 from watch.stacks.line_sampling import LineSampler
 
 __all__ = ["IngestLoop"]
 
-ORPHAN_GRACE_S = 10.0
-"""How long to wait for a run without a living process and without `run_ended`: between attempts all ranks are gone."""
+logger = logging.getLogger("rankscope.watch")
+TICK_S = 1.0
+STOP_S = 20.0
+"""How long the end of a watch waits for the tick that is under way."""
 
 
 class IngestLoop:
-    """One node's watch; `tick` does one round. `job` is given where the job has several nodes."""
+    """The writer of one node's store; `tick` does one round."""
 
     def __init__(
         self,
         run: RunDir,
         ingester: Ingester,
-        events: EventWriter,
+        tapes: LiveTapes,
+        judge: LiveJudge,
         exports: Exports,
+        events: EventWriter,
         *,
         node_rank: int = 0,
-        launcher_pid: int = 0,
         job: JobWatch | None = None,
     ) -> None:
         manifest = run.manifest()
         self.failed_ticks = 0
-        self._run, self._ingester, self._events, self._exports = run, ingester, events, exports
+        self._run, self._ingester, self._tapes, self._judge = run, ingester, tapes, judge
+        self._exports, self._events = exports, events
         self._node_rank, self._job = node_rank, job
-        self._launcher_pid = launcher_pid or int(manifest.get("launcher_pid", 0) or 0)
-        self._tracker = ProcessTracker()
-        self._judge = LiveJudge(manifest, events, exports)
-        recovers = bool(manifest.get("config", {}).get("recovery", {}).get("enabled", True))
-        self._culprits = CulpritKiller(run, events, may_kill=recovers)
         samples = bool(manifest.get("config", {}).get("probes", {}).get("sample_stacks", True))
         self._lines = LineSampler(run, events, enabled=samples)
-        self._pids: dict[int, int] = {}
         self._is_closing = False
-        self._has_ended = False
-        self._gone_since_s: float | None = None
         self._num_rows = 0
         self._tick_s = 0.0
-        self._ingested_ns = time.time_ns()
+        self._ingested_ns = tapes.recorded_now_ns()
         """Until when the store holds what was written. A reader of the store may delay the next ingest, and no rank
         counts as silent for that."""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Tick in a thread while the block runs; then wait for the tick that is under way."""
+        stop = threading.Event()
+        thread = threading.Thread(target=self._run_until, args=(stop,), name="ingest", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join(STOP_S)
 
     def tick(self) -> None:
         """One round. Raises StoreError if the store cannot be read or written at the moment."""
         start = time.monotonic()
         self._ingest()
-        findings = None
         with self._open() as store:
-            attempt, self._pids = ranks_on_node(store, self._node_rank)
-            placed = set(placed_on_node(store, self._node_rank, attempt))
-            self._has_ended = has_ended(store, self._node_rank)
             stale = stale_ranks(store, self._node_rank)
-            self._events.attempt = attempt
-            if self._job is not None:
-                self._job.exchange(store, attempt, placed)
-                self._judge.add_nodes(self._job.digests, self._job.offsets_ns)
-            changes = self._tracker.poll(self._pids)
-            if not changes:  # nearly always; the store is open and complete, and opening it again costs as much
-                findings = self._judge.findings(store, self._ingested_ns)
+            findings = self._judge.record_findings(store, self._ingested_ns)
             self._export(store, measure_now=bool(findings))
         kill_stale(stale, self._events)
-        for change in changes:
-            self._events.write(
-                event_kinds.RANK_STATE,
-                state_rank=change.rank,
-                pid=change.pid,
-                state=change.state,
-                os_state=change.os_state,
-            )
-        if findings is None:
-            self._ingest()
-            with self._open() as store:
-                findings = self._judge.findings(store, self._ingested_ns)
         if self._judge.report(findings):
             self._ingest()
-        # A finding may be about how a former attempt ended: no rank of this one may be killed for it.
-        fired = [finding for finding in findings if finding.kind == "hang" and finding.status == "fired"]
-        hangs = [finding for finding in fired if finding.attempt == attempt]
-        verdicts = [Verdict(attempt=attempt, ranks=hang.ranks, summary=hang.summary) for hang in hangs]
-        stands = self._judge.has_open_hang
-        if self._job is not None:
-            self._job.publish(hangs, attempt, stands=stands)
-            received = self._job.verdict(attempt)
-            verdicts += [received] if received is not None else []
-            stands |= received is not None
         for finding in findings:
-            if finding.attempt == attempt:
-                self._lines.sample(finding, self._pids)
-        if not self._has_ended:
-            self._culprits.act(verdicts, attempt, self._pids, placed, stands=stands)
+            if finding.attempt == self._tapes.attempt:
+                self._lines.sample(finding, self._tapes.pids)
         self._exports.poll()
         self._tick_s = time.monotonic() - start
 
@@ -141,24 +122,22 @@ class IngestLoop:
         with self._open() as store:
             self._export(store, measure_now=True)
 
-    def is_needed(self) -> bool:
-        """Return True while there is something to watch, by the last good tick."""
-        if not self._run.path.is_dir():
-            return False  # the run was deleted
-        if any(is_alive(pid) for pid in self._pids.values()):
-            self._gone_since_s = None
-            return True
-        if self._has_ended:
-            return False
-        if self._launcher_pid and is_alive(self._launcher_pid):
-            self._gone_since_s = None
-            return True
-        self._gone_since_s = self._gone_since_s or time.monotonic()
-        return time.monotonic() - self._gone_since_s < ORPHAN_GRACE_S
+    def _run_until(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            start = time.monotonic()
+            try:
+                self.tick()
+            except StoreError as error:  # a reader held the file, or the disk is full: the tapes keep everything
+                self.failed_ticks += 1
+                logger.warning("%s", error)
+            except Exception:  # a tick that fails must not end the watch; the log has each one
+                self.failed_ticks += 1
+                logger.exception("Tick failed, trying again.")
+            stop.wait(max(0.05, TICK_S - (time.monotonic() - start)))
 
     def _ingest(self, *, thorough: bool = False) -> None:
         """Take what is on the tapes into the store."""
-        now_ns = time.time_ns()
+        now_ns = self._tapes.recorded_now_ns()
         result = self._ingester.tick(thorough=thorough)
         self._num_rows += result.num_rows
         if not result.lag:
@@ -168,7 +147,7 @@ class IngestLoop:
         """The store with all that this watch can see; with its own node alone while another watch leads, unless the
         other nodes train on in an attempt without this one."""
         is_led = self._job is not None and self._job.is_led
-        own_only = is_led and newest_attempt(self._run, default=0) <= self._events.attempt
+        own_only = is_led and newest_attempt(self._run, default=0) <= self._tapes.attempt
         return Store.open(self._run, catch_up=False, node=self._node_rank if own_only else None)
 
     def _export(self, store: Source, *, measure_now: bool) -> None:

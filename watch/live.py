@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analyzers.finding import Finding
-from analyzers.live import LiveState, live_findings, remembered
+from analyzers.live import LiveState, live_findings, record_findings, remembered, standstill_findings
 from analyzers.run.digest import Digest
 from analyzers.run.policy import stall_policy
 from analyzers.source import Source
@@ -22,7 +22,10 @@ __all__ = ["LiveJudge"]
 
 
 class LiveJudge:
-    """Reports each finding once. What a watch that was killed has reported is read from its events, not repeated."""
+    """Reports each finding once. What a watch that was killed has reported is read from its events, not repeated.
+
+    Two threads use it: one asks for hangs and deaths, the other for all else.
+    """
 
     def __init__(self, manifest: Mapping[str, Any], events: EventWriter, exports: Exports) -> None:
         self._events, self._exports = events, exports
@@ -34,10 +37,11 @@ class LiveJudge:
         """{analyzer: how often it failed}."""
         return self._state.errors
 
-    @property
-    def has_open_hang(self) -> bool:
-        """True while a reported hang is not over."""
-        return any(finding.kind == "hang" and finding.status == "fired" for finding in self._state.reported.values())
+    def has_open_hang(self, attempt: int) -> bool:
+        """Return True while a reported hang of an attempt is not over."""
+        with self._state.lock:
+            reported = list(self._state.reported.values())
+        return any(f.kind == "hang" and f.status == "fired" and f.attempt == attempt for f in reported)
 
     def add_nodes(self, digests: Sequence[Digest], clock_offsets_ns: Mapping[int, int]) -> None:
         """Set the digests of the other nodes' ranks for the next `findings`."""
@@ -46,6 +50,14 @@ class LiveJudge:
     def findings(self, source: Source, now_ns: int) -> list[Finding]:
         """Findings that are new or have changed at `now_ns` (epoch nanoseconds)."""
         return live_findings(source, self._state, now_ns)
+
+    def standstill_findings(self, source: Source, now_ns: int) -> list[Finding]:
+        """Those of hangs and lost ranks, from the newest records."""
+        return standstill_findings(source, self._state, now_ns)
+
+    def record_findings(self, source: Source, now_ns: int) -> list[Finding]:
+        """All others, from the whole store."""
+        return record_findings(source, self._state, now_ns)
 
     def report(self, findings: Sequence[Finding]) -> bool:
         """Write findings as events and export them; returns True if there were any."""

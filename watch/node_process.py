@@ -2,9 +2,10 @@
 
     python -m watch.node_process runs/latest --node-rank 0     (started by the launcher, or by local rank 0)
 
-What it does once a second: `watch.ingest_loop`. It ends when the run has ended, or when every process of the run is
-gone. It takes no part in any collective and holds no lock that a rank could wait for: it can be killed at any moment
-and started again.
+Two loops, once a second each: the main thread judges whether the run stands still (`watch.standstill_loop`), from
+tapes alone; another writes the store and judges the rest (`watch.ingest_loop`). It ends when the run has ended, or when
+every process of the run is gone. It takes no part in any collective and holds no lock that a rank could wait for: it
+can be killed at any moment and started again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ from watch.exporting.exports import exports
 from watch.exporting.prometheus.endpoint import listen_address
 from watch.exporting.prometheus.server import Listen, ListenError
 from watch.health.node_sources import node_health
+from watch.heartbeat import Heartbeat
 from watch.ingest_loop import IngestLoop
+from watch.live import LiveJudge
+from watch.live_tapes import LiveTapes
+from watch.standstill_loop import StandstillLoop
 
 __all__ = ["main"]
 
@@ -83,6 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("run", type=Path, help="folder of the run, e.g. runs/latest")
     parser.add_argument("--node-rank", type=int, default=0, help="index of this node (0)")
     parser.add_argument("--launcher-pid", type=int, default=0, help="process that starts ranks here (run.json's)")
+    parser.add_argument("--bare", action="store_true", help="no exporters: no metrics, hooks, OpenTelemetry, trackers")
+    parser.add_argument("--heartbeat-fd", type=int, default=-1, help=argparse.SUPPRESS)  # the launcher's end is a pipe
     parser.add_argument("--num-nodes", type=int, default=1, help="nodes of the job at most (1)")
     parser.add_argument("--digests", default="", help="HOST:PORT of the store through which the nodes' watches talk")
     parser.add_argument("--listen", default="", help="HOST:PORT of /metrics (the configuration's)")
@@ -102,18 +109,22 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> N
             serving.callback(events.close)
             stall = stall_policy(run.manifest())
             exporting = serving.enter_context(
-                exports(run, node_rank=node_rank, stall=stall, events=events, listen=listen)
+                exports(run, node_rank=node_rank, stall=stall, events=events, listen=listen, bare=options.bare)
             )
             job: JobWatch | None = None
             with node_health(run, node_rank, events):
+                tapes = LiveTapes(run, node_rank)
                 if options.digests and options.num_nodes > 1:
-                    link = DigestLink(options.digests, node=node_rank, num_nodes=options.num_nodes)
+                    nodes = options.num_nodes
+                    link = DigestLink(options.digests, node=node_rank, num_nodes=nodes, clock=tapes.now_ns)
                     serving.enter_context(link)
-                    job = JobWatch(link, node_rank=node_rank, events=events)
+                    job = JobWatch(link, node_rank=node_rank, events=events, clock=tapes.now_ns)
+                judge = LiveJudge(run.manifest(), events, exporting)
                 pid = options.launcher_pid
-                loop = IngestLoop(run, ingester, events, exporting, node_rank=node_rank, launcher_pid=pid, job=job)
+                loop = StandstillLoop(run, tapes, judge, events, launcher_pid=pid, job=job)
+                ingest = IngestLoop(run, ingester, tapes, judge, exporting, events, node_rank=node_rank, job=job)
                 events.write(event_kinds.WATCH_STARTED, pid=os.getpid())
-                _run(loop, run)
+                _run(loop, ingest, run, Heartbeat(options.heartbeat_fd))
                 if not loop.is_needed():
                     remove_shared(run.path, node_rank)  # of ranks that could not do it themselves
         exporting.finish()  # the store is released: no reader waits for a tracker or for a last scrape
@@ -131,30 +142,34 @@ def _sole_writer(run: RunDir, node_rank: int) -> Ingester:
         time.sleep(0.05)
 
 
-def _run(loop: IngestLoop, run: RunDir) -> None:
+def _run(loop: StandstillLoop, ingest: IngestLoop, run: RunDir, heartbeat: Heartbeat) -> None:
     """Tick until the run has ended or a signal arrives, then close."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
-    with contextlib.suppress(_Stop):
-        while loop.is_needed():
-            start = time.monotonic()
-            try:
-                loop.tick()
-            except _Stop:
-                raise
-            except StoreError as error:  # a reader held the file, or the disk is full: the tapes keep everything
-                loop.failed_ticks += 1
-                logger.warning("%s", error)
-            except Exception:  # a tick that fails must not end the watch; the log has each one
-                loop.failed_ticks += 1
-                logger.exception("Tick failed, trying again.")
-            time.sleep(max(0.05, TICK_S - (time.monotonic() - start)))
+    with contextlib.suppress(_Stop), ingest.running():
+        _tick_on(loop, heartbeat)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     for _ in range(CLOSE_TRIES if run.path.is_dir() else 0):
+        heartbeat.beat()
         with contextlib.suppress(StoreError):
-            loop.close()
+            ingest.close()
             break
+
+
+def _tick_on(loop: StandstillLoop, heartbeat: Heartbeat) -> None:
+    is_first = True
+    while is_first or loop.is_needed():
+        is_first = False
+        start = time.monotonic()
+        try:
+            loop.tick()
+        except _Stop:
+            raise
+        except Exception:  # a tick that fails must not end the watch; the log has each one
+            logger.exception("Tick failed, trying again.")
+        heartbeat.beat()
+        time.sleep(max(0.05, TICK_S - (time.monotonic() - start)))
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ class Attached:
 
         A field that has the name of one that each event has (`rank`, `kind`, ...) gets a `_` behind it.
         """
-        own = ("wall_ns", "attempt", "rank", "kind")
+        own = ("wall_ns", "mono_ns", "attempt", "rank", "kind")
         self.recorder.user_event(kind, **{f"{name}_" if name in own else name: value for name, value in detail.items()})
 
     def detach(self) -> None:

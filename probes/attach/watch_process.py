@@ -1,6 +1,7 @@
 """Start `watch` as a process of its own beside the ranks.
 
     process = start_watch(run.path, node_rank, launcher_pid)       # a child of the launcher
+    process = start_watch(..., heartbeat_fd=write_end)             # writes a byte into this pipe once a second
     leave_watch(run.path, node_rank)                               # detached, for a rank that may die
 
 A second watch of a node ends by itself with one line (it cannot have the writer's right), so every
@@ -12,7 +13,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .own_process import own_process
@@ -24,13 +25,23 @@ _LEAVE = "import os, sys; os.fork() and os._exit(0); os.execv(sys.argv[1], sys.a
 
 
 def start_watch(
-    run_dir: Path, node_rank: int = 0, launcher_pid: int = 0, *, num_nodes: int = 1, digests: str = ""
+    run_dir: Path,
+    node_rank: int = 0,
+    launcher_pid: int = 0,
+    *,
+    num_nodes: int = 1,
+    digests: str = "",
+    options: Sequence[str] = (),
+    heartbeat_fd: int = -1,
 ) -> subprocess.Popen[bytes]:
     """Start a watch process for a run; its log is `logs/watch-node<k>.log` in the run's folder.
 
-    `digests`: HOST:PORT of the store through which the watches of several nodes talk.
+    `digests`: HOST:PORT of the store through which the watches of several nodes talk. `options`: further ones of
+    `rankscope watch`.
     """
-    return _start(run_dir, node_rank, launcher_pid, [], num_nodes, digests)
+    beats = ["--heartbeat-fd", str(heartbeat_fd)] if heartbeat_fd >= 0 else []
+    fds = (heartbeat_fd,) if beats else ()
+    return _start(run_dir, node_rank, launcher_pid, [], num_nodes, digests, [*options, *beats], fds)
 
 
 def leave_watch(
@@ -50,11 +61,18 @@ def digest_address(environment: Mapping[str, str] = os.environ) -> tuple[int, st
 
 
 def _start(
-    run_dir: Path, node_rank: int, launcher_pid: int, through: list[str], num_nodes: int, digests: str
+    run_dir: Path,
+    node_rank: int,
+    launcher_pid: int,
+    through: list[str],
+    num_nodes: int,
+    digests: str,
+    further: Sequence[str] = (),
+    fds: tuple[int, ...] = (),
 ) -> subprocess.Popen[bytes]:
     logs = run_dir / "logs"
     logs.mkdir(exist_ok=True)
-    arguments = [str(run_dir), "--node-rank", str(node_rank), "--launcher-pid", str(launcher_pid)]
+    arguments = [str(run_dir), "--node-rank", str(node_rank), "--launcher-pid", str(launcher_pid), *further]
     if digests and num_nodes > 1:
         arguments += ["--num-nodes", str(num_nodes), "--digests", digests]
     command, environment = own_process("watch.node_process", *arguments)
@@ -66,4 +84,5 @@ def _start(
             stderr=log,
             start_new_session=True,  # Ctrl-C in the terminal is for the trainer; watch records how it ends
             env=environment,
+            pass_fds=fds,
         )

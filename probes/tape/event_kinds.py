@@ -4,8 +4,9 @@
     log.of(event_kinds.ROLLBACK)
     EVENT_KINDS["rollback"].fields            # the columns of its detail
 
-A constant is the kind's stored name, so it also stands in SQL. Every event has `wall_ns`, `attempt`, `rank` (-1: a
-node process), `kind` and `step` (or null) beside its fields. The table in docs/schema.md is generated from here.
+A constant is the kind's stored name, so it also stands in SQL. Every event has `wall_ns`, `mono_ns` (the monotonic
+clock of its node), `attempt`, `rank` (-1: a node process), `kind` and `step` (or null) beside its fields. The table in
+docs/schema.md is generated from here.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class EventKind:
     """Whether the writer may add fields of its own."""
 
 
-COMMON_FIELDS = ("wall_ns", "attempt", "rank", "kind", "step")
+COMMON_FIELDS = ("wall_ns", "mono_ns", "attempt", "rank", "kind", "step")
 """What every event has beside the fields of its kind."""
 
 _kinds: dict[str, EventKind] = {}
@@ -284,6 +285,14 @@ RECORDER_DUMPS = _kind(
 CULPRIT_KILLED = _kind(
     "culprit_killed", _int("killed_rank"), _PID, _REASON,
     by="watch", meaning="The rank that a hang is blamed on was killed.",
+)
+VERDICT_REFUSED = _kind(
+    "verdict_refused", _ranks("ranks", "that the verdict blames"), _float("quiet_s", "since the last record", unit="s"),
+    by="watch of another node than 0", meaning="Node 0 reported a hang while the ranks of this node record.",
+)
+WATCH_REPLACED = _kind(
+    "watch_replaced", _PID, _REASON,
+    by="launcher", meaning="`watch` had stopped answering or ended, and was started again.",
 )
 STALE_KILLED = _kind(
     "stale_killed", _int("killed_rank"), _PID, _int("killed_attempt"),

@@ -50,8 +50,11 @@ class EventWriter:
     def write_any(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
         """Append one event of any kind, such as one of the user's own."""
         with failing_open("events"):
+            # Both clocks: the wall clock may be set while the run lives. Who gives another time gives one clock only.
+            mono = {} if "wall_ns" in detail else {"mono_ns": time.monotonic_ns()}
             line = {
                 "wall_ns": time.time_ns(),
+                **mono,
                 "attempt": self.attempt,
                 "rank": self.rank,
                 "kind": kind,

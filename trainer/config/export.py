@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from trainer.config.section import Section
 
@@ -34,6 +36,29 @@ class AlertsConfig(Section):
     min_severity: Literal["info", "warning", "critical"] = "warning"
     at_most_per_hour: int = Field(default=60, ge=1)
     """Findings beyond are counted and left out."""
+
+    @field_validator("webhook")
+    @classmethod
+    def _is_url(cls, value: str) -> str:
+        try:
+            parts = urlsplit(value)
+            usable = not value or (bool(parts.hostname) and parts.port != 0)
+        except ValueError:
+            usable = False
+        if not usable or any(letter.isspace() or not letter.isprintable() for letter in value):
+            raise ValueError(f"alerts.webhook = {value!r}: must be a URL with a host, for example https://host/path")
+        return value
+
+    @field_validator("command")
+    @classmethod
+    def _is_command(cls, value: str) -> str:
+        try:
+            usable = not value or (bool(shlex.split(value)) and "\0" not in value)
+        except ValueError as error:
+            raise ValueError(f"alerts.command = {value!r}: is not a command line ({error})") from None
+        if not usable:
+            raise ValueError(f"alerts.command = {value!r}: must name a program, or be empty")
+        return value
 
 
 class OtelConfig(Section):

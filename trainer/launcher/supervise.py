@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from probes.attach.watch_process import start_watch
 from probes.tape import event_kinds
-from probes.tape.events import EventWriter, read_events
+from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
-from store import is_watched
 from trainer.config.config import Config
 from trainer.exit_codes import EXIT_PREEMPTED
 from trainer.launcher.node import Node, Outcome
 from trainer.launcher.progress import ProgressView
+from trainer.launcher.watch_keeper import WatchKeeper
 from trainer.launcher.zygote import Zygote
 from trainer.layout.plan import Plan
 
@@ -32,9 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["supervise"]
 
-WATCH_END_S = 60.0
-"""How long the last ingestion may take before the run is reported without it (it is caught up by any reader)."""
-WATCH_RESTART_S = 2.0
 _TITLES = {
     "preempted": "Preempted",
     "interrupted": "Interrupted",
@@ -44,47 +38,6 @@ _TITLES = {
     "failed": "Failed",
 }
 """How the outcome of a launch is shown, by its reason."""
-
-
-class _WatchKeeper:
-    """Restarts the watch process when it dies; it loses nothing by that."""
-
-    def __init__(self, run: RunDir, node: Node) -> None:
-        self.run = run
-        self.node = node
-        self.node_rank = node.rank
-        self.process: subprocess.Popen[bytes] = self._start()
-        self.ending = False
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._started_at = time.monotonic()
-        return start_watch(
-            self.run.path, self.node_rank, os.getpid(), num_nodes=self.node.max_nodes, digests=self.node.endpoint
-        )
-
-    def restart_if_dead(self) -> None:
-        if self.ending or self.process.poll() is None or time.monotonic() - self._started_at < WATCH_RESTART_S:
-            return
-        self.process = self._start()
-
-    def end(self) -> None:
-        self.ending = True
-        deadline = time.monotonic() + WATCH_END_S
-        while time.monotonic() < deadline:  # it leaves by itself once it has seen `run_ended`
-            if self.process.poll() is not None or self._has_left_the_store():
-                return
-            time.sleep(0.02)
-        self.process.kill()
-        self.process.wait()
-
-    def _has_left_the_store(self) -> bool:
-        """It may stay a little longer, to be scraped once more."""
-        if is_watched(self.run.stores()):
-            return False
-        events = read_events(self.run.node_dir(self.node_rank) / "events.jsonl")[0]
-        return any(
-            event["kind"] == event_kinds.WATCH_STOPPED and event.get("pid") == self.process.pid for event in events
-        )
 
 
 class _StopRequested(BaseException):
@@ -137,7 +90,7 @@ def supervise(
         max_restarts=config.recovery.max_restarts,
         launcher_pid=os.getpid(),
     )
-    keeper = _WatchKeeper(run, node)  # first: it begins while torch is imported
+    keeper = WatchKeeper(run, node, events)  # first: it begins while torch is imported
     zygote = None
 
     def start() -> Outcome:
@@ -150,7 +103,7 @@ def supervise(
             console.print("importing torch", style="dim", end="\r")  # the progress bar takes its place
         zygote = Zygote(run.path / "logs" / f"zygote-node{node.rank}.log")
         with ProgressView(run, steps=config.train.steps, plan=plan, console=console, node_rank=node.rank) as view:
-            view.every_tick(keeper.restart_if_dead)
+            view.every_tick(keeper.check)
             outcome = _unless_stopped(signals, start)
             events.write(
                 event_kinds.RUN_ENDED,

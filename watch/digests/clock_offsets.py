@@ -74,8 +74,9 @@ class ClockServer:
 class ClockClient:
     """The leader's end."""
 
-    def __init__(self, store: Any, nodes: Sequence[int]) -> None:
+    def __init__(self, store: Any, nodes: Sequence[int], clock: Callable[[], int] = time.time_ns) -> None:
         self._store = store
+        self._clock = clock
         self._turns = deque(nodes)
         self._outstanding: set[int] = set()
         self._trips: dict[int, deque[RoundTrip]] = {node: deque(maxlen=KEPT_TRIPS) for node in nodes}
@@ -105,12 +106,12 @@ class ClockClient:
                 self._outstanding.discard(node)
                 self._next(node, request, answer)
             return
-        sent_ns = time.time_ns()
+        sent_ns = self._clock()
         self._store.set(request, "")
         if not _arrives(self._store, answer, ANSWER_S):
             self._outstanding.add(node)
             return
-        received_ns = time.time_ns()
+        received_ns = self._clock()
         answered_ns = int(self._store.get(answer))
         self._trips[node].append(RoundTrip(sent_ns=sent_ns, answered_ns=answered_ns, received_ns=received_ns))
         self._next(node, request, answer)

@@ -14,7 +14,7 @@ measured for the first time and when it has moved.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 from analyzers.finding import Finding
 from analyzers.run.digest import Digest, of_ranks
@@ -39,8 +39,12 @@ _SUBJECTS = ("exit_rank", "state_rank", "killed_rank")
 class JobWatch:
     """One node's part in the watch of the whole job."""
 
-    def __init__(self, link: DigestLink, *, node_rank: int, events: EventWriter) -> None:
+    def __init__(
+        self, link: DigestLink, *, node_rank: int, events: EventWriter, clock: Callable[[], int] = time.time_ns
+    ) -> None:
+        """`clock`: epoch nanoseconds, the one that the link was given."""
         self.link = link
+        self.clock = clock
         self.node_rank = node_rank
         self.events = events
         self.digests: list[Digest] = []
@@ -75,7 +79,7 @@ class JobWatch:
         view = of_ranks(take_snapshot(source, attempt, log), own)
         events = [event for kind in SNAPSHOT_EVENTS for event in log.of(kind) if _is_about(event, own)]
         newest = tuple(sorted(events, key=lambda event: event.wall_ns))
-        self._last = Digest(node=self.node_rank, sent_ns=time.time_ns(), view=view, events=newest)
+        self._last = Digest(node=self.node_rank, sent_ns=self.clock(), view=view, events=newest)
         self.link.publish(self._last)
 
     def publish(self, hangs: Sequence[Finding], attempt: int, *, stands: bool) -> None:
@@ -98,11 +102,11 @@ class JobWatch:
         if self._last is not None:
             last = self._last
             self.link.publish(
-                Digest(node=last.node, sent_ns=time.time_ns(), view=last.view, events=last.events, closing=True)
+                Digest(node=last.node, sent_ns=self.clock(), view=last.view, events=last.events, closing=True)
             )
 
     def _report_silence(self) -> None:
-        now_ns = time.time_ns()
+        now_ns = self.clock()
         for digest in self.digests:
             silent_s = (now_ns - digest.received_ns) / 1e9
             if digest.closing or silent_s <= SILENT_S:

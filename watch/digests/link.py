@@ -156,7 +156,7 @@ class DigestLink:
         ClockServer(store, self.node, self._clock).run(self._stopped)
 
     def _exchange(self, store: TCPStore) -> None:
-        clocks = ClockClient(store, self._others) if self.node == LEADER else None
+        clocks = ClockClient(store, self._others, self._clock) if self.node == LEADER else None
         self.is_connected = True
         while True:
             is_last = self._stopped.is_set()

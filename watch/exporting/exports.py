@@ -7,6 +7,7 @@ with exports(run, node_rank=0, stall=policy, events=events, listen=None) as expo
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,37 +30,56 @@ class Exports:
     """The exporters that the run's configuration asks for."""
 
     def __init__(
-        self, metrics: Metrics, tracking: TrackerProcesses, hook: FindingHook | None, otel: OtelExport | None
+        self,
+        metrics: Metrics | None,
+        tracking: TrackerProcesses | None,
+        hook: FindingHook | None,
+        otel: OtelExport | None,
     ) -> None:
         self._metrics, self._tracking, self._hook, self._otel = metrics, tracking, hook, otel
+        self._reporting = threading.Lock()
 
     def tick(self, source: Source, facts: TickFacts, *, measure_now: bool) -> None:
         """Measure and send what is new; `measure_now` does not wait for the next interval."""
-        self._metrics.tick(source, time.time_ns(), facts, measure_now=measure_now)
-        if self._otel is not None:
+        if self._metrics is not None:
+            self._metrics.tick(source, time.time_ns(), facts, measure_now=measure_now)
+        if self._otel is not None and self._metrics is not None:
             self._otel.tick(source, time.time_ns(), self._metrics.samples)
 
     def report(self, findings: Sequence[Finding]) -> None:
-        """Send findings. Returns at once."""
-        for receiver in (self._hook, self._otel):
-            if receiver is not None:
-                receiver.report(findings)
+        """Send findings, from any thread. Returns at once."""
+        with self._reporting:
+            for receiver in (self._hook, self._otel):
+                if receiver is not None:
+                    receiver.report(findings)
 
     def poll(self) -> None:
         """Restart trackers that died."""
-        self._tracking.poll()
+        if self._tracking is not None:
+            self._tracking.poll()
 
     def finish(self) -> None:
         """After the run, with the store released: wait for the trackers, and for a last scrape."""
-        self._tracking.close()
-        self._metrics.linger()
+        if self._tracking is not None:
+            self._tracking.close()
+        if self._metrics is not None:
+            self._metrics.linger()
 
 
 @contextmanager
 def exports(
-    run: RunDir, *, node_rank: int, stall: StallPolicy, events: EventWriter, listen: Listen | None
+    run: RunDir,
+    *,
+    node_rank: int,
+    stall: StallPolicy,
+    events: EventWriter,
+    listen: Listen | None,
+    bare: bool = False,
 ) -> Iterator[Exports]:
-    """Open all of them until the block ends; `listen` goes before the run's configuration."""
+    """Open all of them until the block ends; `listen` goes before the run's configuration. `bare`: none of them."""
+    if bare:
+        yield Exports(None, None, None, None)
+        return
     with ExitStack() as stack:
         tracking = stack.enter_context(trackers(run, node_rank, events))
         metrics = stack.enter_context(metrics_endpoint(run, node_rank, stall=stall, events=events, listen=listen))

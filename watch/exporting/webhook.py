@@ -138,7 +138,12 @@ def finding_hook(manifest: Mapping[str, Any], *, run_id: str, events: EventWrite
     if not section.get("webhook") and not section.get("command"):
         yield None
         return
-    hook = FindingHook(run_id=run_id, events=events, **section)
+    try:
+        hook = FindingHook(run_id=run_id, events=events, **section)
+    except (TypeError, ValueError) as error:  # of an older or edited run.json: the configuration refuses it today
+        events.write(event_kinds.HOOK_FAILED, hook="alerts", reason=_one_line(error))
+        yield None
+        return
     try:
         yield hook
     finally:

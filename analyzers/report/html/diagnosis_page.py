@@ -265,7 +265,7 @@ def _measured(key: str, value: Any) -> tuple[str, str]:
 
 
 def _detail(detail: Mapping[str, Any]) -> str:
-    known = ("wall_ns", "attempt", "rank", "kind", "step")
+    known = event_kinds.COMMON_FIELDS
     parts = []
     for key, value in detail.items():
         if key not in known and value not in (None, "", [], {}):

@@ -128,3 +128,12 @@ def test_a_flood_is_counted(receiver: Receiver, events: EventWriter) -> None:
     hook.report([finding(rank=11)])
     hook.close()
     assert [told["left_out"] for told in receiver.heard] == [0, 0, 0, 7]
+
+
+def test_a_command_line_that_is_none_is_an_event_and_no_crash(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events = EventWriter(path, attempt=0, rank=NODE_RANK)
+    manifest = {"config": {"alerts": {"command": "mail 'ops"}}}
+    with finding_hook(manifest, run_id="demo", events=events) as hook:
+        assert hook is None
+    assert [event["kind"] for event in read_events(path)[0]] == ["hook_failed"]

@@ -1,0 +1,58 @@
+"""Folders and segments that the newest attempt of a run is written to now: what tells whether it makes progress.
+
+    folders = NewestFolders(run, node_rank=0)
+    folders.all()                      # of the newest attempt, and the node's own
+    folders.segments(folder)           # the last few of each table that shows progress
+
+Their number does not grow with the run, so they can be read again from their begin at any time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from store.ingest.rank_folders import Folder, NodeFolders
+
+__all__ = ["NewestFolders"]
+
+KEPT_SEGMENTS = 3
+"""Of each table. A writer completes records in its two newest segments only."""
+PROGRESS_TABLES = frozenset({"steps", "spans", "collectives", "nccl_communicators", "nccl_calls"})
+
+
+@dataclass(slots=True)
+class NewestFolders(NodeFolders):
+    """The folders of one node in the newest attempt of the run; with `all_nodes`, those of the other nodes too."""
+
+    all_nodes: bool = False
+    with_health: bool = False
+    """Also the tapes of the node process itself, which show devices and hosts and no progress."""
+
+    @property
+    def attempt(self) -> int:
+        """The newest attempt in which a rank of any node has a folder; 0 without one."""
+        return max((folder.attempt for folder in self._folders if not folder.is_node), default=0)
+
+    def all(self) -> list[Folder]:
+        """The folders, ranks first."""
+        own = NodeFolders.all(self)
+        found, attempt = (self._folders if self.all_nodes else own), self.attempt
+        return [folder for folder in found if folder.is_node or folder.attempt == attempt]
+
+    def is_own(self, folder: Folder) -> bool:
+        """True for a folder of this node."""
+        return self._owned.get(folder.name, False)
+
+    def segments(self, folder: Folder) -> list[tuple[str, int, str]]:
+        """(table, number, path relative to the run) of the newest segments, oldest first."""
+        if folder.is_node and not self.with_health:
+            return []
+        found = NodeFolders.segments(self, folder)
+        newest: dict[str, int] = {}
+        for table, number, _ in found:
+            newest[table] = max(number, newest.get(table, 0))
+        return [
+            (table, number, path)
+            for table, number, path in found
+            if (folder.is_node or table in PROGRESS_TABLES) and number > newest[table] - KEPT_SEGMENTS
+        ]

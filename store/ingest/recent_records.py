@@ -1,0 +1,94 @@
+"""The newest records of a run's newest attempt in memory: what a hang is judged by, whoever holds the store's file.
+
+    with RecentRecords(run, NewestFolders(run, 0, with_health=True), anchor_ns=wall_minus_mono_ns) as recent:
+        source = recent.read()          # a Store with what is on the tapes now; later calls add what is new
+        recent.num_rows
+
+Times come from the monotonic clock alone: records and events of this node share one anchor, so a wall clock that is
+set while the run lives moves none of them. Those of other nodes keep the anchors that they were written with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from probes.tape.rundir import RunDir
+from store.database import connect_memory
+from store.ingest.name_codes import Dictionary, NameBook
+from store.ingest.newest_folders import NewestFolders
+from store.ingest.read_positions import ReadState
+from store.ingest.store_file import create
+from store.ingest.tail import NewEvents, NewRecords, Problem, Tail
+from store.ingest.transaction import Transfer
+from store.reader import Store
+
+__all__ = ["RecentRecords"]
+
+
+class RecentRecords:
+    """A store in memory. `anchor_ns`: wall minus monotonic clock of this node's records; None: as they were written."""
+
+    def __init__(self, run: RunDir, folders: NewestFolders, *, anchor_ns: int | None) -> None:
+        self.num_rows = 0
+        self._run, self._folders, self._anchor_ns = run, folders, anchor_ns
+        self._connection = connect_memory(threads=1)
+        create(self._connection)
+        self._store = Store(self._connection, f"the newest records of {run.path}")
+        self._tail = Tail(run, folders)
+        self._state = ReadState()
+        self._ticks = 0
+        self._dictionary = Dictionary()
+        self._books: dict[str, NameBook] = {}
+
+    def read(self) -> Store:
+        """Take in what is new, and return the store. It stays open; do not close it."""
+        self._ticks += 1
+        transfer = Transfer(self._connection, self._dictionary, self._state)
+        for new in self._tail.changes(self._state, tick=self._ticks, thorough=False):
+            if isinstance(new, Problem):
+                continue  # the writer of the store's file reports it
+            if isinstance(new, NewEvents):
+                transfer.take_events(self._by_this_clock(new))
+            else:
+                transfer.take_segment(new, anchor_ns=self._anchor(new), names=self._book(new))
+        changes = transfer.finish()
+        self._state = self._state.updated(changes)
+        self.num_rows += sum(transfer.rows.values())
+        return self._store
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._connection.close()
+
+    def __enter__(self) -> RecentRecords:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _anchor(self, new: NewRecords) -> int:
+        if self._anchor_ns is not None and self._folders.is_own(new.folder):
+            return self._anchor_ns
+        return new.header.wall_minus_mono_ns
+
+    def _by_this_clock(self, new: NewEvents) -> NewEvents:
+        """The events of this node and attempt with times from their monotonic clock."""
+        if self._anchor_ns is None or not self._folders.is_own(new.folder):
+            return new
+        return replace(new, events=[self._moved(event) for event in new.events])
+
+    def _moved(self, event: dict[str, Any]) -> dict[str, Any]:
+        mono_ns = event.get("mono_ns")
+        if not isinstance(mono_ns, int) or event.get("attempt") != self._folders.attempt:
+            return event  # of an earlier attempt: maybe of another boot, whose monotonic clock was another
+        return event | {"wall_ns": mono_ns + (self._anchor_ns or 0)}
+
+    def _book(self, new: NewRecords) -> NameBook:
+        name = f"{new.folder.name}/{new.header.table.names_file}"
+        if name not in self._books:
+            self._books[name] = NameBook(self._run.path / name, self._dictionary)
+        return self._books[name]

@@ -1,0 +1,75 @@
+"""The launcher's keeper of `watch`: one that is stopped or ends again and again is started anew."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probes.tape.events import EventWriter, read_events
+from probes.tape.rundir import NODE_RANK, RunDir
+from tests.factories import empty_run
+from tests.waiting import wait_for
+from trainer.launcher import watch_keeper
+from trainer.launcher.node import Node
+from trainer.launcher.watch_keeper import WatchKeeper
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = empty_run(tmp_path)
+    run.node_dir(0).mkdir(parents=True)
+    return run
+
+
+@pytest.fixture
+def keeper(run: RunDir) -> Iterator[WatchKeeper]:
+    keeper = WatchKeeper(run, Node(nproc=1), EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK))
+    yield keeper
+    keeper.ending = True
+    keeper.process.kill()
+    keeper.process.wait(20)
+
+
+def said(run: RunDir, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(run.node_dir(0) / "events.jsonl")[0] if event["kind"] == kind]
+
+
+def test_a_watch_that_was_stopped_is_replaced(
+    run: RunDir, keeper: WatchKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def beats() -> bool:
+        keeper.check()
+        return keeper._limit_s == watch_keeper.SILENT_S
+
+    wait_for(beats, "sign of life")
+    stopped = keeper.process
+    os.kill(stopped.pid, signal.SIGSTOP)
+    keeper.check()
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + watch_keeper.SILENT_S + 1)
+    wait_for(lambda: keeper.check() or keeper.process is not stopped, "another watch")
+    assert stopped.returncode == -signal.SIGKILL
+    (event,) = said(run, "watch_replaced")
+    assert (event["pid"], "did not answer" in event["reason"]) == (stopped.pid, True)
+
+
+def test_a_watch_that_ends_again_and_again_goes_on_without_exporters(
+    run: RunDir, keeper: WatchKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_keeper, "RESTART_S", 0.0)
+    for number in range(watch_keeper.MAX_QUICK_ENDS):
+        ended = keeper.process
+        ended.kill()
+        ended.wait(20)
+        keeper.check()
+        assert keeper.process is not ended
+        assert keeper.is_bare == (number == watch_keeper.MAX_QUICK_ENDS - 1)
+    arguments = Path(f"/proc/{keeper.process.pid}/cmdline")
+    wait_for(lambda: b"--bare" in arguments.read_bytes(), "option")
+    assert "without exporters" in said(run, "watch_replaced")[-1]["reason"]

@@ -1,0 +1,163 @@
+"""Hangs are judged from tapes and a monotonic clock: no wall clock and no store can hide one, or make one up."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from probes.tape.events import EventWriter, read_events
+from probes.tape.rundir import NODE_RANK, RunDir
+from probes.tape.writer import COMPLETE
+from store import Ingester
+from tests.factories import RankWriter, make_run
+from watch.digests.link import Verdict
+from watch.exporting.exports import Exports
+from watch.live import LiveJudge
+from watch.live_tapes import LiveTapes
+from watch.standstill_loop import StandstillLoop
+
+HOUR_NS = 3600 * 10**9
+FLOOR_S = 5.0
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Four that stand for ranks."""
+    started = [subprocess.Popen(["sleep", "300"]) for _ in range(4)]
+    yield started
+    for process in started:
+        process.kill()
+        process.wait(20)
+
+
+class Watched:
+    """A run of four ranks with a standstill loop over it, and clocks that a test can set."""
+
+    def __init__(self, run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run, self._monkeypatch, self._real_ns = run, monkeypatch, time.monotonic_ns
+        folder = run.node_dir(0)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.events = EventWriter(folder / "events.jsonl", attempt=0, rank=NODE_RANK)
+        self.tapes = LiveTapes(run)
+        judge = LiveJudge(run.manifest(), self.events, Exports(None, None, None, None))
+        self.loop = StandstillLoop(run, self.tapes, judge, self.events)
+
+    def advance(self, seconds: float) -> None:
+        """Let the monotonic clock go on."""
+        shift = round(seconds * 1e9)
+        self._monkeypatch.setattr(time, "monotonic_ns", lambda: self._real_ns() + shift)
+        self._monkeypatch.setattr(time, "monotonic", lambda: (self._real_ns() + shift) / 1e9)
+
+    def set_wall_clock(self, by_ns: int) -> None:
+        real = time.time_ns
+        self._monkeypatch.setattr(time, "time_ns", lambda: real() + by_ns)
+        self._monkeypatch.setattr(time, "time", lambda: (real() + by_ns) / 1e9)
+
+    def said(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in read_events(self.events.path)[0] if event["kind"] == kind]
+
+
+@pytest.fixture
+def hanging(tmp_path: Path, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """Rank 3 does not enter its collective; its clock is a few milliseconds behind the present."""
+    where = {rank: {"pid": process.pid} for rank, process in enumerate(processes)}
+    return Watched(make_run(tmp_path, steps=20, hang={3: 20}, identities=where), monkeypatch)
+
+
+@pytest.mark.parametrize("wall_ns", [0, HOUR_NS, -HOUR_NS])
+def test_a_hang_is_found_whatever_the_wall_clock_shows(
+    hanging: Watched, processes: list[subprocess.Popen[bytes]], wall_ns: int
+) -> None:
+    hanging.loop.tick()
+    hanging.set_wall_clock(wall_ns)
+    hanging.advance(30)
+    hanging.loop.tick()
+    assert processes[3].wait(20) == -signal.SIGKILL
+    assert [process.poll() for process in processes[:3]] == [None] * 3
+    (finding,) = [event for event in hanging.said("finding") if event["finding_kind"] == "hang"]
+    assert finding["finding_ranks"] == [3]
+    assert 20 < finding["evidence"]["silent_s"] < 60
+
+
+@pytest.mark.parametrize("wall_ns", [HOUR_NS, -HOUR_NS])
+def test_a_wall_clock_that_is_set_kills_no_healthy_rank(
+    hanging: Watched, processes: list[subprocess.Popen[bytes]], wall_ns: int
+) -> None:
+    hanging.loop.tick()
+    hanging.set_wall_clock(wall_ns)
+    for _ in range(3):
+        hanging.loop.tick()
+    assert not hanging.said("finding")
+    assert [process.poll() for process in processes] == [None] * 4
+
+
+def test_an_open_reader_of_the_store_delays_no_verdict(
+    hanging: Watched, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    with Ingester(hanging.run) as ingester:
+        ingester.catch_up()
+    reader = duckdb.connect(str(hanging.run.store()), read_only=True)
+    try:
+        hanging.loop.tick()
+        hanging.advance(30)
+        hanging.loop.tick()
+        assert processes[3].wait(20) == -signal.SIGKILL
+    finally:
+        reader.close()
+
+
+def test_nothing_is_judged_while_records_come(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path, ranks=1, steps=1, identities={0: {"pid": processes[0].pid}})
+    writer = RankWriter(run, 0, attempt=1, identity={"pid": processes[0].pid})
+    watched = Watched(run, monkeypatch)
+    for step in range(1, 4):
+        watched.advance(step)
+        writer.append("steps", COMPLETE, step=step, start_ns=time.monotonic_ns(), duration_ns=10)
+        watched.loop.tick()
+    assert watched.tapes.quiet_s < 1
+    assert (watched.tapes.attempt, dict(watched.tapes.pids)) == (1, {0: processes[0].pid})
+
+
+class Link:
+    """A link over which a verdict came that nobody of ours has sent."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+        self.digests: list[object] = []
+        self.offsets_ns: dict[int, int] = {}
+        self.leads, self.is_led = False, True
+
+    def exchange(self, *args: object) -> None: ...
+
+    def publish(self, *args: object, stands: bool) -> None: ...
+
+    def verdict(self, attempt: int) -> Verdict:
+        return self._verdict
+
+
+def test_a_forged_verdict_kills_no_rank_that_records(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path, ranks=1, steps=1, identities={0: {"pid": processes[0].pid}})
+    writer = RankWriter(run, 0, attempt=1, identity={"pid": processes[0].pid})
+    watched = Watched(run, monkeypatch)
+    watched.events.write("run_started", node_rank=0)
+    watched.loop._job = Link(Verdict(attempt=1, ranks=(0,), summary="rank 0 hangs"))  # type: ignore[assignment]
+    for step in range(1, 4):
+        writer.append("steps", COMPLETE, step=step, start_ns=time.monotonic_ns(), duration_ns=10)
+        watched.loop.tick()
+    assert processes[0].poll() is None
+    (refused,) = watched.said("verdict_refused")
+    assert refused["ranks"] == [0]
+    watched.advance(30)
+    watched.loop.tick()
+    assert processes[0].wait(20) == -signal.SIGKILL, "a verdict that its own records bear out is acted upon"

@@ -1,0 +1,184 @@
+"""One node's part of the newest attempt, read from its tapes and events: who runs, and since when nothing moves.
+
+    tapes = LiveTapes(run, node_rank=0)
+    tapes.poll()                       # once a tick: a few small reads
+    tapes.attempt, tapes.pids, tapes.quiet_s
+    source = tapes.source()            # the newest records, to judge a hang by
+    tapes.now_ns()                     # of that source's times
+
+Needs no store: a reader that keeps the store's file open, or a full disk, cannot delay what is decided from it. Needs
+no wall clock: `quiet_s` counts this process's monotonic clock, and times of the source and of `now_ns` come from the
+monotonic clock that all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from probes.tape import event_kinds
+from probes.tape.rundir import RunDir
+from store import Store
+from store.ingest.newest_folders import NewestFolders
+from store.ingest.read_positions import ReadState
+from store.ingest.recent_records import RecentRecords
+from store.ingest.tail import NewEvents, NewRecords, Tail
+from watch.processes import is_alive
+
+__all__ = ["LiveTapes", "RankProcess"]
+
+MAX_ROWS = 400_000
+"""Of a source that is kept: one with more is made anew from the newest segments."""
+NEWS_KINDS = frozenset({
+    event_kinds.RANK_STATE, event_kinds.RANK_EXIT, event_kinds.RANK_CLOSED, event_kinds.EXCEPTION,
+    event_kinds.RUN_ENDED, event_kinds.RANK_STOPPED, event_kinds.CULPRIT_KILLED,
+})  # fmt: skip
+"""Events after which a standstill or a loss may have to be reported, however recent the newest record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProcess:
+    """The process of one rank; `start_ticks` 0: not recorded."""
+
+    pid: int
+    start_ticks: int = 0
+
+    @property
+    def is_alive(self) -> bool:
+        """True if this very process runs."""
+        return is_alive(self.pid, self.start_ticks)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What the ranks of this node reported of themselves in one attempt."""
+
+    number: int = 0
+    processes: dict[int, RankProcess] = field(default_factory=dict)
+    closed: set[int] = field(default_factory=set)
+    anchor_ns: int | None = None
+
+
+class LiveTapes:
+    """Polled by one thread; the mappings that it gives out are never changed afterwards."""
+
+    def __init__(self, run: RunDir, node_rank: int = 0) -> None:
+        self.has_ended = False
+        """Whether the launcher reported the end of the run on this node, and has not started it again since."""
+        self.pids: Mapping[int, int] = {}
+        """{rank: pid} of this node's ranks that have not closed."""
+        self._run, self._node_rank = run, node_rank
+        self._anchor_ns = time.time_ns() - time.monotonic_ns()
+        self._folders = NewestFolders(run, node_rank)
+        self._tail = Tail(run, self._folders)
+        self._state = ReadState()
+        self._ticks = 0
+        self._attempt = _Attempt()
+        now_s = time.monotonic()
+        self._moved_s = self._news_s = now_s
+        self._recent: RecentRecords | None = None
+        self._recent_of: tuple[int, int | None, bool] = (-1, None, False)
+
+    @property
+    def attempt(self) -> int:
+        """The newest attempt of the run."""
+        return self._attempt.number
+
+    @property
+    def placed(self) -> set[int]:
+        """All ranks of the attempt on this node, closed ones too."""
+        return set(self._attempt.processes)
+
+    @property
+    def is_running(self) -> bool:
+        """True while a process of a rank that has not closed is alive here."""
+        return any(self._attempt.processes[rank].is_alive for rank in self.pids)
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since a rank of this node was last seen to record anything."""
+        return time.monotonic() - self._moved_s
+
+    @property
+    def news_s(self) -> float:
+        """Seconds since an end of a rank or a change of its process was last read."""
+        return time.monotonic() - self._news_s
+
+    def now_ns(self) -> int:
+        """The present by the clock of `source`, epoch nanoseconds. It never jumps."""
+        return time.monotonic_ns() + self._anchor_ns
+
+    def recorded_now_ns(self) -> int:
+        """The present by the clock that the ranks of the attempt wrote into their tapes, as the store has it."""
+        anchor_ns = self._attempt.anchor_ns
+        return time.monotonic_ns() + (self._anchor_ns if anchor_ns is None else anchor_ns)
+
+    def poll(self) -> None:
+        """Read what is new."""
+        self._ticks += 1
+        self._folders.all()  # a new attempt shows here first
+        if self._folders.attempt != self._attempt.number:
+            self._attempt = _Attempt(number=self._folders.attempt)
+            self._moved_s = time.monotonic()
+        changes = ReadState()
+        for new in self._tail.changes(self._state, tick=self._ticks, thorough=False):
+            if isinstance(new, NewEvents):
+                changes.events[new.position.path] = new.position
+                for event in new.events:
+                    self._take_event(new.folder.rank, new.folder.attempt, new.folder.is_node, event)
+            elif isinstance(new, NewRecords):
+                known = self._state.segments.get(new.position.path)
+                changes.segments[new.position.path] = new.position
+                if self._attempt.anchor_ns is None:
+                    self._attempt.anchor_ns = new.header.wall_minus_mono_ns
+                if known is None or len(new.complete) or new.position.open_digest != known.open_digest:
+                    self._moved_s = time.monotonic()
+        self._state = self._state.updated(changes)
+        self.pids = {
+            rank: process.pid
+            for rank, process in sorted(self._attempt.processes.items())
+            if rank not in self._attempt.closed
+        }
+
+    def source(self, *, all_nodes: bool = False) -> Store:
+        """The newest records. `all_nodes`: of every node whose tapes lie in the run's folder."""
+        # Where no process is left, the records may be of another boot, whose monotonic clock was another.
+        anchor_ns = self._anchor_ns if any(p.is_alive for p in self._attempt.processes.values()) else None
+        wanted = (self.attempt, anchor_ns, all_nodes)
+        if self._recent is not None and (self._recent_of != wanted or self._recent.num_rows > MAX_ROWS):
+            self.forget()
+        if self._recent is None:
+            folders = NewestFolders(self._run, self._node_rank, all_nodes=all_nodes, with_health=True)
+            self._recent, self._recent_of = RecentRecords(self._run, folders, anchor_ns=anchor_ns), wanted
+        return self._recent.read()
+
+    def forget(self) -> None:
+        """Free the memory of `source`."""
+        if self._recent is not None:
+            self._recent.close()
+            self._recent = None
+
+    def _take_event(self, rank: int, attempt: int, is_node: bool, event: Mapping[str, Any]) -> None:
+        kind = event["kind"]
+        if kind in NEWS_KINDS:
+            self._news_s = time.monotonic()
+        if is_node:
+            if event.get("node_rank", 0) == self._node_rank and kind in (
+                event_kinds.RUN_STARTED,
+                event_kinds.RUN_ENDED,
+            ):
+                self.has_ended = kind == event_kinds.RUN_ENDED  # in the order in which they were written
+            return
+        if attempt != self._attempt.number:
+            return
+        if kind == event_kinds.RANK:
+            pid, ticks = event.get("pid"), event.get("start_ticks")
+            if isinstance(pid, int) and pid > 0:
+                self._attempt.processes[rank] = RankProcess(
+                    pid=pid, start_ticks=max(0, ticks) if isinstance(ticks, int) else 0
+                )
+                self._moved_s = time.monotonic()
+        elif kind == event_kinds.RANK_CLOSED:
+            self._attempt.closed.add(rank)

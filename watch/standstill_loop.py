@@ -1,0 +1,146 @@
+"""Judge whether the run stands still, once a second, and act on it: from tapes and a monotonic clock alone.
+
+1. Poll tapes and events of this node (`watch.live_tapes`) and the ranks' processes in /proc.
+2. With several nodes, send a digest of this node's ranks, or judge those of all nodes (`watch.digests.exchange`).
+3. When nothing moves, or a rank has ended, run the analyzers of hangs and deaths over the newest records.
+4. On a hang take stacks and kill the culprit (`watch.culprit`), so that the launcher restarts the ranks.
+
+No store is opened and no wall clock is read here: whoever holds the store's file open, and whatever sets the machine's
+time, a hang is found and no healthy rank is killed. The store is written in a thread of its own (`watch.ingest_loop`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from analyzers.finding import Finding
+from analyzers.run.policy import stall_policy
+from probes.tape import event_kinds
+from probes.tape.attempts import newest as newest_attempt
+from probes.tape.events import EventWriter
+from probes.tape.rundir import RunDir
+from watch.culprit import CulpritKiller
+from watch.digests.exchange import JobWatch
+from watch.digests.link import Verdict
+from watch.live import LiveJudge
+from watch.live_tapes import LiveTapes
+from watch.processes import ProcessTracker, is_alive
+
+__all__ = ["StandstillLoop"]
+
+logger = logging.getLogger("rankscope.watch")
+ORPHAN_GRACE_S = 10.0
+"""How long to wait for a run without a living process and without `run_ended`: between attempts all ranks are gone."""
+QUIET_S = 2.0
+"""Silence from which on the newest records are judged; at most half of the shortest silence that counts."""
+NEWS_S = 20.0
+"""How long the newest records are judged after an end of a rank: the launcher reports how it died seconds later."""
+
+
+class StandstillLoop:
+    """One node's judge of hangs; `tick` does one round. `job` is given where the job has several nodes."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        tapes: LiveTapes,
+        judge: LiveJudge,
+        events: EventWriter,
+        *,
+        launcher_pid: int = 0,
+        job: JobWatch | None = None,
+    ) -> None:
+        manifest = run.manifest()
+        self._run, self._tapes, self._judge, self._events, self._job = run, tapes, judge, events, job
+        self._launcher_pid = launcher_pid or int(manifest.get("launcher_pid", 0) or 0)
+        self._tracker = ProcessTracker()
+        recovers = bool(manifest.get("config", {}).get("recovery", {}).get("enabled", True))
+        self._culprits = CulpritKiller(run, events, may_kill=recovers)
+        self._floor_s = stall_policy(manifest).floor_s
+        self._gone_since_s: float | None = None
+        self._refused: Verdict | None = None
+
+    def tick(self) -> None:
+        """One round."""
+        tapes = self._tapes
+        tapes.poll()
+        self._events.attempt = attempt = tapes.attempt
+        for change in self._tracker.poll(tapes.pids):
+            self._events.write(
+                event_kinds.RANK_STATE,
+                state_rank=change.rank,
+                pid=change.pid,
+                state=change.state,
+                os_state=change.os_state,
+            )
+            tapes.poll()  # its own event: the newest records are judged with it
+        if self._job is not None:
+            self._job.exchange(tapes.source(all_nodes=self._judges_all), attempt, tapes.placed)
+            self._judge.add_nodes(self._job.digests, self._job.offsets_ns)
+        findings = self._findings()
+        self._judge.report(findings)
+        fired = [finding for finding in findings if finding.kind == "hang" and finding.status == "fired"]
+        # A finding may be about how a former attempt ended: no rank of this one may be killed for it.
+        self._act([finding for finding in fired if finding.attempt == attempt], attempt)
+
+    def is_needed(self) -> bool:
+        """Return True while there is something to watch."""
+        if not self._run.path.is_dir():
+            return False  # the run was deleted
+        if self._tapes.is_running:
+            self._gone_since_s = None
+            return True
+        if self._tapes.has_ended:
+            return False
+        if self._launcher_pid and is_alive(self._launcher_pid):
+            self._gone_since_s = None
+            return True
+        self._gone_since_s = self._gone_since_s or time.monotonic()
+        return time.monotonic() - self._gone_since_s < ORPHAN_GRACE_S
+
+    @property
+    def _judges_all(self) -> bool:
+        """True where the tapes of other nodes are to be judged too, as far as they lie in this run's folder: no other
+        watch judges this node's ranks, or the other nodes train on in an attempt without this one."""
+        if self._job is None:
+            return True
+        if self._job.leads:
+            return False  # their digests are newer than their files
+        return not self._job.is_led or newest_attempt(self._run, default=0) > self._tapes.attempt
+
+    def _findings(self) -> list[Finding]:
+        tapes = self._tapes
+        is_quiet = tapes.quiet_s >= min(QUIET_S, self._floor_s / 2)
+        is_open = self._judge.has_open_hang(tapes.attempt)
+        if not (is_quiet or is_open or tapes.news_s < NEWS_S or self._job is not None):
+            tapes.forget()
+            return []
+        return self._judge.standstill_findings(tapes.source(all_nodes=self._judges_all), tapes.now_ns())
+
+    def _act(self, hangs: Sequence[Finding], attempt: int) -> None:
+        """Kill the culprits that run here, of the hangs that are new and of the leader's verdict."""
+        verdicts = [Verdict(attempt=attempt, ranks=hang.ranks, summary=hang.summary) for hang in hangs]
+        stands = self._judge.has_open_hang(attempt)
+        if self._job is not None:
+            self._job.publish(hangs, attempt, stands=stands)
+            received = self._job.verdict(attempt)
+            if received is not None and self._confirms(received):
+                verdicts, stands = [*verdicts, received], True
+        if not self._tapes.has_ended:
+            self._culprits.act(verdicts, attempt, self._tapes.pids, self._tapes.placed, stands=stands)
+
+    def _confirms(self, verdict: Verdict) -> bool:
+        """Return True unless the ranks of this node are recording: no rank of a job that hangs does.
+
+        The verdict came over the network, and what it asks for is a kill.
+        """
+        if self._tapes.quiet_s >= self._floor_s / 2:
+            return True
+        if verdict != self._refused:
+            self._refused = verdict
+            self._events.write(
+                event_kinds.VERDICT_REFUSED, ranks=list(verdict.ranks), quiet_s=round(self._tapes.quiet_s, 1)
+            )
+        return False
