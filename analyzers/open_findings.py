@@ -10,8 +10,22 @@ from collections.abc import Iterable
 
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
+from analyzers.run.event_log import parsed_detail
+from analyzers.source import Source
+from probes.tape import event_kinds
 
-__all__ = ["may_last", "newest_reports"]
+__all__ = ["may_last", "newest_reports", "reported_findings", "why_closed"]
+
+
+def reported_findings(source: Source, *, limit: int = 500) -> list[Finding]:
+    """Findings that `watch` reported live, newest first; events that hold no finding are skipped."""
+    if not source.has("events"):
+        return []
+    rows = source.rows(
+        "SELECT detail FROM events WHERE kind = ? ORDER BY wall_ns DESC LIMIT ?", [event_kinds.FINDING, limit]
+    )
+    reported = (Finding.of_event(parsed_detail(detail)) for (detail,) in rows)
+    return [finding for finding in reported if finding is not None]
 
 
 def newest_reports(reports: Iterable[Finding]) -> list[Finding]:
@@ -26,3 +40,14 @@ def may_last(kind: str) -> bool:
     """Return True if a finding of the kind stays open until it is reported as over; else it is an incident."""
     found = KINDS.get(kind)
     return found is not None and found.may_last
+
+
+def why_closed(finding: Finding, newest_attempt: int | None) -> str:
+    """Return why a finding is closed, by its own evidence; empty if it is open."""
+    if finding.attempt is not None and newest_attempt is not None and finding.attempt < newest_attempt:
+        return f"the run continued as attempt {newest_attempt}"
+    if finding.evidence.get("restored_step") is not None:
+        return "recovered"
+    if finding.evidence.get("step_refused") is True:
+        return "the step was refused"
+    return "over" if finding.evidence.get("ongoing") is False else ""

@@ -23,10 +23,10 @@ if str(_HERE.parent) not in sys.path:
 from analyzers.printable import visible  # noqa: E402
 from dashboard import frame, navigation  # noqa: E402
 from dashboard.data import prefetch  # noqa: E402
-from dashboard.data.runs_folder import RunsFolder  # noqa: E402
 from dashboard.drawing import live_chart  # noqa: E402
 from dashboard.drawing.elements import style  # noqa: E402
 from dashboard.finding_link import open_finding  # noqa: E402
+from store.runs_folder import RunsFolder  # noqa: E402
 
 
 def main() -> None:

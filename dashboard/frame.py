@@ -26,12 +26,12 @@ from analyzers.run.state import RunState
 from dashboard.data.background_answers import Answer, Answers
 from dashboard.data.prefetch import prefetch
 from dashboard.data.run_access import FIRST_S, RunAccess
-from dashboard.data.runs_folder import RunsFolder
 from dashboard.drawing import units
 from dashboard.drawing.elements import BadgeColour, empty_state, markdown_text
 from probes.tape.reader import TapeError
 from probes.tape.rundir import RunDir, RunError
 from store import StoreBusyError, StoreError
+from store.runs_folder import RunsFolder
 
 __all__ = ["POLL_S", "View", "access_to", "current_run", "framed", "runs_folder"]
 

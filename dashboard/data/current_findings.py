@@ -1,6 +1,6 @@
 """The findings of a run as the pages list them: the diagnosis, and what `watch` has reported since it was made.
 
-    known = current_findings(diagnosis, queries.reported_findings(store), newest_attempt=1)
+    known = current_findings(diagnosis, reported_findings(store), newest_attempt=1)
     known.findings                                # open ones first, the worst on top
     known.closed.get("rank_lost-0-r1")            # "the run continued as attempt 1"; None: it is open
     found = pick(known.findings, "straggler-0-r3")
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import SEVERITIES, Finding
-from analyzers.open_findings import newest_reports
+from analyzers.open_findings import newest_reports, why_closed
 
 __all__ = ["CurrentFindings", "current_findings", "pick"]
 
@@ -41,7 +41,7 @@ def current_findings(
             closed |= {finding.id: "over" for finding in same}
         elif not same and report.status in ("fired", "suspect"):
             found.append(report)
-    closed |= {finding.id: why for finding in found if (why := _why_closed(finding, newest_attempt))}
+    closed |= {finding.id: why for finding in found if (why := why_closed(finding, newest_attempt))}
     found.sort(key=lambda f: (f.id in closed, SEVERITIES.index(f.severity), f.status == "suspect"))
     return CurrentFindings(findings=found, closed=closed)
 
@@ -49,17 +49,6 @@ def current_findings(
 def pick(findings: Sequence[Finding], finding_id: str) -> Finding | None:
     """The finding of that id, also as an older version wrote it; None if the run has none."""
     return next((finding for finding in findings if finding_id in (finding.id, finding.id_before_schema_2)), None)
-
-
-def _why_closed(finding: Finding, newest_attempt: int | None) -> str:
-    """Return why a finding is closed, by its own evidence; empty if it is open."""
-    if finding.attempt is not None and newest_attempt is not None and finding.attempt < newest_attempt:
-        return f"the run continued as attempt {newest_attempt}"
-    if finding.evidence.get("restored_step") is not None:
-        return "recovered"
-    if finding.evidence.get("step_refused") is True:
-        return "the step was refused"
-    return "over" if finding.evidence.get("ongoing") is False else ""
 
 
 def _same(finding: Finding, report: Finding) -> bool:

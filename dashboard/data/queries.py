@@ -16,15 +16,12 @@ import numpy.typing as npt
 
 from analyzers.figures.rank_step import MEASURES
 from analyzers.figures.sampling import sampled
-from analyzers.finding import Finding
-from analyzers.run.event_log import parsed_detail
 from analyzers.run.token_copies import token_copies
 from analyzers.source import Source, lacking
-from probes.tape import event_kinds
 
 __all__ = [
     "MAX_BUCKETS", "Columns", "checkpoints", "extent", "last_finished_steps", "last_steps", "memory_by_rank",
-    "memory_curve", "newest_attempt", "none", "places", "pulse", "ranking", "rate", "reported_findings", "speed",
+    "memory_curve", "newest_attempt", "none", "places", "pulse", "ranking", "rate", "speed",
     "step_range", "two_ranks",
 ]  # fmt: skip
 
@@ -124,17 +121,6 @@ def speed(source: Source) -> Columns:
         FROM chosen JOIN executed USING (piece) GROUP BY piece ORDER BY 1
         """
     )
-
-
-def reported_findings(source: Source, *, limit: int = 500) -> list[Finding]:
-    """Findings that `watch` reported live, newest first; events that hold no finding are skipped."""
-    if not source.has("events"):
-        return []
-    rows = source.rows(
-        "SELECT detail FROM events WHERE kind = ? ORDER BY wall_ns DESC LIMIT ?", [event_kinds.FINDING, limit]
-    )
-    reported = (Finding.of_event(parsed_detail(detail)) for (detail,) in rows)
-    return [finding for finding in reported if finding is not None]
 
 
 def newest_attempt(source: Source) -> int | None:

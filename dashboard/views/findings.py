@@ -9,13 +9,13 @@ import streamlit as st
 from analyzers.deaths.recovery_response import done_about
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import SEVERITIES, Finding
+from analyzers.open_findings import reported_findings
 from analyzers.printable import visible
 from analyzers.report.evidence import drawings
 from analyzers.report.terminal.diagnosis_text import evidence_rows, title
 from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.source import Source
-from dashboard.data import queries
 from dashboard.data.current_findings import CurrentFindings, current_findings, pick
 from dashboard.drawing.elements import SEVERITY_COLOURS, chart, empty_state, location, markdown_text, table
 from dashboard.drawing.runbook import advice_text
@@ -48,7 +48,7 @@ def card(run_id: str, finding: Finding, number: int, *, closed: str = "", has_bu
 @framed("Findings")
 def findings(view: View) -> None:
     """Draw the list, or the finding that the address names."""
-    words = view.ask(queries.reported_findings, often=True)
+    words = view.ask(reported_findings, often=True)
     if words is None:
         return
     diagnosis = view.diagnosis()

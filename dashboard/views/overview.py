@@ -11,6 +11,7 @@ from analyzers.diagnose import Diagnosis
 from analyzers.figures import course, goodput, loss, speed
 from analyzers.finding import Finding
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
+from analyzers.open_findings import reported_findings
 from analyzers.printable import visible
 from analyzers.report.markdown import escaped
 from analyzers.source import Source
@@ -35,7 +36,7 @@ def load_lines(source: Source) -> dict[str, Any]:
 @framed("Overview")
 def overview(view: View) -> None:
     """Draw the newest values, open findings, loss, speed, goodput."""
-    pulse, words = view.ask(queries.pulse, often=True), view.ask(queries.reported_findings, often=True)
+    pulse, words = view.ask(queries.pulse, often=True), view.ask(reported_findings, often=True)
     if pulse is None or words is None:
         return
     diagnosis = view.diagnosis()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from analyzers.figures.spaced_sample import spaced_sample
+from analyzers.open_findings import reported_findings
 from dashboard.data import queries
 from dashboard.data.gradient_queries import MAX_GRADIENT_STEPS, MAX_PARAMETERS, gradient_table
 from tests.analyzers.memory_store import MemoryStore
@@ -86,7 +87,7 @@ def test_a_store_without_tables_gives_empty_answers() -> None:
     for table in ("steps", "gradients", "events", "ranks", "checkpoints", "health", "spans", "experts"):
         store.drop(table)
     assert set(queries.pulse(store).values()) == {None}
-    assert queries.reported_findings(store) == []
+    assert reported_findings(store) == []
     assert len(gradient_table(store).columns["step"]) == 0
     for ask in (queries.speed, queries.places, queries.rate, queries.memory_curve, queries.memory_by_rank,
                 queries.compression_error, queries.expert_load):  # fmt: skip
@@ -262,6 +263,6 @@ def test_findings_come_newest_word_first_and_damaged_ones_are_left_out() -> None
     }  # fmt: skip
     for wall_ns, change in enumerate(({}, {"summary": "two"}, {"severity": "dreadful"}, {"cost_s": [1]})):
         store.event("finding", wall_ns=wall_ns, **(said | change))
-    found = queries.reported_findings(store)
+    found = reported_findings(store)
     assert [finding.summary for finding in found] == ["two", "one"]
     assert (found[0].cost_s, found[0].evidence, found[0].ranks) == (2.5, {"a_ms": 1}, (1,))

@@ -1,4 +1,4 @@
-"""The folder of runs that the dashboard shows; runs are opened by id only.
+"""A folder of runs; runs are opened by id only.
 
     folder = RunsFolder(Path("runs"))
     folder.run_ids()                      # newest first

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dashboard.data.runs_folder import RunsFolder
 from probes.tape.rundir import RunDir, RunError
+from store.runs_folder import RunsFolder
 
 OUTSIDE = ["../secret", "..", ".", "/etc", "runs/../../secret", "a/b", "", "link", "\x00", "a" * 5000, "~", "%2e%2e"]
 
