@@ -71,18 +71,18 @@ def train(
         from trainer.launcher.start import Options, launch_run
         from trainer.presets import config_path as preset_or_file
 
-    options = Options(
-        config_path=config_path and preset_or_file(config_path),
-        overrides=overrides or [],
-        nproc=nproc_per_node,
-        faults=faults or [],
-        resume=resume,
-        force=force,
-        nnodes=nnodes,
-        node_rank=node_rank,
-        endpoint=rdzv_endpoint,
-    )
     try:
+        options = Options(
+            config_path=config_path and preset_or_file(config_path),
+            overrides=overrides or [],
+            nproc=nproc_per_node,
+            faults=faults or [],
+            resume=resume,
+            force=force,
+            nnodes=nnodes,
+            node_rank=node_rank,
+            endpoint=rdzv_endpoint,
+        )
         code = launch_run(options, version=__version__, console=console())
     except (ConfigError, FaultError, NodeRendezvousError, ResumeError, RunError) as error:
         fail(str(error))

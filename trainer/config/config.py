@@ -128,8 +128,6 @@ class ProbesConfig(Section):
     """Steps between comparisons of parameters and optimizer state over replicas, besides every copy; 0 = never."""
     chain_interval: int = Field(default=0, ge=0)
     """Steps between checks whether state without enough replicas changed between optimizer steps; 1 = all."""
-    stall_floor_s: float = Field(default=5.0, gt=0)
-    """A rank without progress for less than this is never called stalled (seconds)."""
     sample_stacks: bool = True
     """While a rank is slow, take some twenty Python stacks of it and of one peer, to report the line of code."""
     health: bool = True

@@ -24,6 +24,7 @@ carries the faults out.
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -78,7 +79,9 @@ def parse_fault(text: str) -> Fault:
     """Read `KIND@key=value,key=value`. Raises FaultError: one line with the text, what is wrong and what is allowed."""
     kind, _, rest = text.strip().partition("@")
     if kind not in KINDS:
-        raise FaultError(f"--fault {text}: unknown kind {kind!r}; allowed are {', '.join(KINDS)}")
+        near = difflib.get_close_matches(kind, KINDS, n=3, cutoff=0.6)
+        hint = f"did you mean {' or '.join(near)}?" if near else "see `rankscope drill --list`"
+        raise FaultError(f"--fault {text}: unknown kind {kind!r}; {hint}")
     values: dict[str, Any] = {}
     for item in filter(None, rest.split(",")):
         key, equals, value = (part.strip() for part in item.partition("="))

@@ -19,6 +19,7 @@ from probes.tape.rundir import RunDir
 from trainer.config.config import Config
 from trainer.config.load import ConfigError, changed_config, load_config
 from trainer.faults.options import parse_fault
+from trainer.faults.possible import check_faults
 from trainer.launcher.node import Node
 from trainer.launcher.nodes.node_exclusion import count_failures, exclusion_path, exclusion_reason, reset_failure_counts
 from trainer.launcher.resume import Resumed, prepare, reset_guard
@@ -161,7 +162,8 @@ def _largest_plan(config: Config, num_ranks: int) -> Plan:
 
 
 def _run(config: Config, plan: Plan, resumed: Resumed | None, options: Options, facts: dict[str, Any]) -> RunDir:
-    """The run's folder, new or with the manifest of this launch. Raises RunError."""
+    """The run's folder, new or with the manifest of this launch. Raises RunError, and FaultError before it is made."""
+    check_faults([parse_fault(text) for text in options.faults], config, plan)
     newest = facts | {
         "config": config.model_dump(mode="json"),
         "world_size": plan.world_size,

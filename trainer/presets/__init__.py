@@ -6,7 +6,10 @@ config_path("my.toml")      # the file itself: a file of one's own comes first
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
+
+from trainer.config.config import ConfigError
 
 __all__ = ["config_path", "preset_names"]
 
@@ -16,8 +19,12 @@ def preset_names() -> list[str]:
 
 
 def config_path(name: str | Path) -> Path:
-    """A file if there is one of this name, else the preset, else the name: the reader reports that it is missing."""
+    """Return the file of this name, else the preset. Raises ConfigError if there is neither."""
     path = Path(name)
     if str(name) in preset_names() and not path.exists():
         return Path(__file__).with_name(f"{name}.toml")
+    if not path.exists() and not path.suffix:
+        near = difflib.get_close_matches(str(name), preset_names(), n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"{name}: no such file or preset; {hint}Presets: {', '.join(preset_names())}.")
     return path

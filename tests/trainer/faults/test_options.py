@@ -44,8 +44,8 @@ def test_every_kind_takes_a_step_and_a_rank(kind: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", ["unknown kind ''", "nan_grad", "kill"]),
-        ("explode@step=1,rank=0", ["unknown kind 'explode'", "allowed are"]),
+        ("", ["unknown kind ''", "rankscope drill --list"]),
+        ("explode@step=1,rank=0", ["unknown kind 'explode'", "rankscope drill --list"]),
         ("kill", ["step=N is missing"]),
         ("kill@step=3", ["rank=R is missing"]),
         ("kill@rank=3", ["step=N is missing"]),
