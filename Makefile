@@ -45,8 +45,7 @@ $(VENV)/.checks: $(VENV)/.installed
 	@touch $@
 
 demo: $(VENV)/.installed ## Train a small GPT on four ranks with two faults, then say what went wrong
-	$(BIN)/rankscope train examples/gpt-demo.toml --fault nan_grad@step=40,rank=2 --fault slow_compute@step=60,rank=3,factor=1.5
-	$(BIN)/rankscope analyze runs/latest
+	$(BIN)/rankscope demo --no-dashboard
 
 # What tests start but pip does not install: Prometheus and Alertmanager, unpacked and not installed.
 .programs/.fetched: tests/fetch_programs.sh

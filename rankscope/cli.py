@@ -9,8 +9,10 @@ Each command imports what it needs when it runs, so `rankscope analyze` starts w
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
+from typer.exceptions import TyperException
 
 from rankscope.commands import (
     analyze,
@@ -18,6 +20,7 @@ from rankscope.commands import (
     collect_evidence,
     compare,
     dashboard,
+    demo,
     doctor,
     drill,
     dumps,
@@ -27,7 +30,9 @@ from rankscope.commands import (
     replay,
     report,
     run,
+    sql,
     stacks,
+    top,
     train,
     version,
     watch,
@@ -37,12 +42,11 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="rankscope",
-    help="Train with telemetry on every rank, find the faulty one, and recover the run.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+app.command(epilog=demo.EPILOG)(demo.demo)
 app.command(epilog=train.EPILOG)(train.train)
 app.command(epilog=run.EPILOG, context_settings=run.CONTEXT)(run.run)
 app.command(epilog=plan.EPILOG)(plan.plan)
@@ -50,6 +54,8 @@ app.command(epilog=analyze.EPILOG)(analyze.analyze)
 app.command(epilog=replay.EPILOG)(replay.replay)
 app.command(epilog=drill.EPILOG)(drill.drill)
 app.command(epilog=dashboard.EPILOG)(dashboard.dashboard)
+app.command(epilog=top.EPILOG)(top.top)
+app.command(epilog=sql.EPILOG)(sql.sql)
 app.command(epilog=report.EPILOG)(report.report)
 app.command(epilog=export.EPILOG)(export.export)
 app.command(epilog=compare.EPILOG)(compare.compare)
@@ -63,17 +69,51 @@ app.command(epilog=doctor.EPILOG)(doctor.doctor)
 app.command()(version.version)
 
 
-_EXTRAS = {"torch": "train", "safetensors": "train"}
+_EXTRAS = {"torch": "train", "safetensors": "train", "streamlit": "dashboard"}
 """Packages that only some commands need, and the extra that installs them."""
 
 
 def main() -> None:
-    """Entry of the `rankscope` command."""
+    """Entry of the `rankscope` command. A mistake on the command line is one line on stderr and exit code 2."""
     try:
-        app()
+        code = app(standalone_mode=False)
+    except TyperException as error:
+        if message := error.format_message():
+            sys.stderr.write(f"rankscope: {_sentence(message)} See {_help_of(error)}\n")
+        code = error.exit_code
+    except typer.Abort:
+        code = 1
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
         sys.stderr.write(f"rankscope: this command needs {error.name}: pip install 'rankscope[{extra}]'\n")
-        sys.exit(2)
+        code = 2
+    sys.exit(code)
+
+
+def _help_of(error: TyperException) -> str:
+    """The command whose help explains the mistake."""
+    context = getattr(error, "ctx", None)
+    return f"`{context.command_path} --help`" if context is not None else "`rankscope --help`"
+
+
+def _sentence(message: str) -> str:
+    """The message on one line, with a full stop."""
+    text = " ".join(message.split())
+    return text if text.endswith((".", "?")) else f"{text}."
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        version.version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train with telemetry on every rank, find the faulty one, and recover the run."""

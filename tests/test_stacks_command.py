@@ -79,7 +79,7 @@ def test_a_process_that_is_gone_is_said_so() -> None:
     gone.wait()
     told = rankscope("stacks", str(gone.pid))
     assert told.returncode == 2
-    assert "no such process" in told.stdout
+    assert "no such process" in told.stderr
 
 
 def test_nobody_is_odd_without_a_majority() -> None:

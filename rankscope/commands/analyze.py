@@ -21,9 +21,11 @@ __all__ = ["EPILOG", "analyze"]
 EPILOG = (
     "Examples:  rankscope analyze runs/latest   |   rankscope analyze job.log   |   "
     "rankscope analyze logs/ dumps/ dmesg-gpu-01.txt   |   rankscope analyze evidence.tar.gz   |   "
-    "rankscope analyze runs/latest --why-spike worst   |   rankscope analyze logs/ --format json --fail-on warning"
+    "rankscope analyze runs   |   rankscope analyze runs/latest --why-spike worst   |   "
+    "rankscope analyze logs/ --format json --fail-on warning"
 )
 SHOW_PROGRESS_BYTES = 256 << 20
+MAX_LISTED_RUNS = 5
 
 
 def analyze(
@@ -81,6 +83,7 @@ def analyze(
 def _diagnosis(paths: Sequence[Path], why_spike: str) -> tuple[Diagnosis, WhySpike | None]:
     from probes.tape.rundir import RunDir
 
+    paths = [_newest_run(path) if len(paths) == 1 else path for path in paths]
     runs = [path for path in paths if not path.exists() or RunDir.is_run(path)]
     files = [path for path in paths if path not in runs]
     if why_spike and (files or len(runs) != 1):
@@ -97,6 +100,24 @@ def _diagnosis(paths: Sequence[Path], why_spike: str) -> tuple[Diagnosis, WhySpi
     facts = {**parts[0].run, "files_read": parts[-1].run.get("files_read")}
     facts["also_read"] = [part.run.get("run_id") for part in parts[1:]]
     return conclude([finding for part in parts for finding in part.findings], facts), None
+
+
+def _newest_run(path: Path) -> Path:
+    """The newest run of a folder of runs, with a note on stderr that lists the others; any other path as it is."""
+    from probes.tape.rundir import RunDir
+    from store.runs_folder import RunsFolder
+
+    if not path.is_dir() or RunDir.is_run(path):
+        return path
+    names = RunsFolder(path).run_ids()
+    if not names:
+        return path
+    others = f"; others: {', '.join(names[1 : 1 + MAX_LISTED_RUNS])}" if len(names) > 1 else ""
+    more = f" and {len(names) - 1 - MAX_LISTED_RUNS} more" if len(names) > 1 + MAX_LISTED_RUNS else ""
+    typer.echo(
+        f"rankscope: {path} holds {len(names)} run{'s' * (len(names) > 1)}; newest: {names[0]}{others}{more}", err=True
+    )
+    return path / names[0]
 
 
 def _of_run(run: Path, why_spike: str) -> tuple[Diagnosis, WhySpike | None]:

@@ -55,6 +55,8 @@ def run(
     parser.add_argument("--run-dir", default="", metavar="DIR")
     parser.add_argument("--run-name", default="", metavar="NAME")
     options = parser.parse_args(words)
+    if not (options.module or options.no_python or os.path.isfile(options.training_script)):
+        fail(f"{options.training_script}: no such script; name a file, or -m MODULE")
     own = words[: len(words) - len(options.training_script_args)]
     if not any(word.startswith(_RENDEZVOUS) for word in own):
         options.standalone = True

@@ -25,7 +25,7 @@ def stacks(
 ) -> None:
     """Take Python stacks of running processes and name those that differ from the rest.
 
-    Needs py-spy (`pip install 'rankscope[stacks]'`) and permission to trace the processes. Changes nothing in them.
+    Needs py-spy (`pip install 'rankscope\\[stacks]'`) and permission to trace the processes. Changes nothing in them.
     Exit codes: 0 stacks were taken, 2 no process could be read.
     """
     from analyzers.hangs.stacks import group, odd_ones
@@ -38,6 +38,8 @@ def stacks(
         taken = [take(pid) for pid in chosen]
     except StacksError as error:
         fail(str(error))
+    if not any(stack.frames for stack in taken):
+        fail("; ".join(f"pid {stack.pid}: {stack.problem or 'no stack'}" for stack in taken))
     groups = group(taken)
     odd = odd_ones(groups)
     for found in groups:
@@ -55,10 +57,11 @@ def stacks(
             typer.echo(f"    {first.problem}")
         typer.echo("")
     typer.echo(_verdict(len(taken), [stack.name for stack in odd], any(stack.is_stopped for stack in odd)))
-    raise typer.Exit(0 if any(stack.frames for stack in taken) else 2)
 
 
 def _verdict(num: int, odd: list[str], are_stopped: bool) -> str:
+    if num < 2:
+        return "Only one process: there is nothing to compare it with."
     if not odd:
         return f"{num} processes, no odd one out: all wait in the same place, or all differ."
     many = len(odd) > 1

@@ -1,0 +1,164 @@
+"""What each rank is doing now, a row a rank, those in trouble first.
+
+    rows = rank_rows(store, reports, now_ns=time.time_ns())
+    rows[0].rank, rows[0].doing, rows[0].doing_s       # 3, "forward", 12.4: it has been there for 12.4 s
+
+It judges nothing: findings are given. Works on live and on finished runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analyzers.figures.rank_step import MEASURES
+from analyzers.finding import SEVERITIES, Finding
+from analyzers.run.event_log import EventLog
+from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, RankView, attempts, take_snapshot
+from analyzers.source import Source
+
+__all__ = ["RankRow", "RankRows", "rank_rows"]
+
+RECENT_STEPS = 20
+"""Newest steps whose median is shown."""
+_ENDED = ("ended", "dead")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRow:
+    """One rank. Times are medians of its newest finished steps, None where nothing was recorded."""
+
+    rank: int
+    state: str
+    """running, stopped, dead or ended."""
+    step: int | None = None
+    doing: str = ""
+    """Phase, or call in flight; empty once it has ended."""
+    doing_s: float | None = None
+    """Seconds since its newest record."""
+    own_ms: float | None = None
+    waiting_ms: float | None = None
+    memory_bytes: int | None = None
+    load_ratio: float | None = None
+    """Busy share of its GPU."""
+    host: str = ""
+    finding: str = ""
+    severity: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRows:
+    """All ranks of the newest attempt, in order of trouble."""
+
+    attempt: int | None
+    step: int | None
+    step_ms: float | None
+    """Median time of the newest finished steps."""
+    rows: tuple[RankRow, ...]
+
+
+def rank_rows(source: Source, findings: Sequence[Finding], *, now_ns: int) -> RankRows:
+    """Read the newest attempt. `findings`: those that are open, the worst first."""
+    known = attempts(source)
+    if not known:
+        return RankRows(attempt=None, step=None, step_ms=None, rows=())
+    attempt = known[-1]
+    view = take_snapshot(source, attempt, EventLog.load(source, SNAPSHOT_EVENTS))
+    medians, memory = _medians(source, attempt, view.step or 0), _memory(source, attempt)
+    places = _places(source, attempt)
+    worst = _worst(findings, attempt)
+    rows = []
+    for rank, one in view.ranks.items():
+        own_ms, waiting_ms = medians.get(rank, (None, None))
+        host, load_ratio = places.get(rank, ("", None))
+        finding = worst.get(rank)
+        state = "ended" if one.closed else one.state
+        rows.append(
+            RankRow(
+                rank=rank,
+                state=state,
+                step=one.step,
+                doing="" if state in _ENDED else _doing(one),
+                doing_s=max(0.0, (now_ns - one.last_ns) / 1e9) if one.last_ns and state not in _ENDED else None,
+                own_ms=own_ms,
+                waiting_ms=waiting_ms,
+                memory_bytes=memory.get(rank),
+                load_ratio=load_ratio,
+                host=host,
+                finding="" if finding is None else finding.kind,
+                severity="" if finding is None else finding.severity,
+            )
+        )
+    rows.sort(key=lambda row: _trouble(row, view))
+    step_ms = view.median_step_ns / 1e6 if view.median_step_ns else None
+    return RankRows(attempt=attempt, step=view.step, step_ms=step_ms, rows=tuple(rows))
+
+
+def _doing(view: RankView) -> str:
+    if view.calls:
+        return f"{view.calls[0].text}{f' and {view.num_in_flight - 1} more' if view.num_in_flight > 1 else ''}"
+    return view.doing.removeprefix("in ")
+
+
+def _trouble(row: RankRow, view: AttemptView) -> tuple[Any, ...]:
+    """Sort key: dead and stopped ranks, then by finding, then the rank furthest behind, then the longest silence."""
+    state = ("dead", "stopped").index(row.state) if row.state in ("dead", "stopped") else 2
+    severity = SEVERITIES.index(row.severity) if row.severity else len(SEVERITIES)
+    behind = (view.step or 0) - (row.step if row.step is not None else -1)
+    steps = view.median_step_ns / 1e9 or 1.0
+    silent_steps = int((row.doing_s or 0.0) / steps / 10)  # coarse, or healthy ranks would change places all the time
+    return state, severity, -behind if behind > 1 else 0, -silent_steps, row.rank
+
+
+def _worst(findings: Sequence[Finding], attempt: int) -> dict[int, Finding]:
+    """The worst finding of each rank in this attempt."""
+    found: dict[int, Finding] = {}
+    for finding in findings:
+        if finding.attempt in (None, attempt):
+            for rank in finding.ranks:
+                known = found.get(rank)
+                if known is None or SEVERITIES.index(finding.severity) < SEVERITIES.index(known.severity):
+                    found[rank] = finding
+    return found
+
+
+def _medians(source: Source, attempt: int, newest: int) -> dict[int, tuple[float | None, float | None]]:
+    if not source.has("steps"):
+        return {}
+    rows = source.rows(
+        f"""
+        SELECT rank, median({MEASURES["own work"][0]}), median({MEASURES["waiting"][0]}) FROM steps
+        WHERE attempt = ? AND rank >= 0 AND step > ? AND duration_ns IS NOT NULL GROUP BY rank
+        """,
+        [attempt, newest - RECENT_STEPS],
+    )
+    return {rank: (own_ms, waiting_ms) for rank, own_ms, waiting_ms in rows}
+
+
+def _memory(source: Source, attempt: int) -> Mapping[int, int]:
+    if not source.has("steps"):
+        return {}
+    rows = source.rows(
+        "SELECT rank, arg_max(memory_bytes, step) FROM steps WHERE attempt = ? AND rank >= 0 GROUP BY rank", [attempt]
+    )
+    return {rank: num_bytes for rank, num_bytes in rows if num_bytes is not None}
+
+
+def _places(source: Source, attempt: int) -> dict[int, tuple[str, float | None]]:
+    """Host of each rank, and the load of its GPU where one is recorded."""
+    if not source.has("ranks"):
+        return {}
+    hosts = source.rows(
+        "SELECT rank, arg_max(host, wall_ns), arg_max(device_uuid, wall_ns) FROM ranks WHERE attempt = ? AND rank >= 0"
+        " GROUP BY rank",
+        [attempt],
+    )
+    loads = {}
+    if source.has("health"):
+        rows = source.rows(
+            "SELECT device, arg_max(gpu_utilization_ratio, sample_ns) FROM health WHERE device <> 'host'"
+            " GROUP BY device"
+        )
+        loads = {device: ratio for device, ratio in rows if ratio is not None}
+    return {rank: (host or "", loads.get(device)) for rank, host, device in hosts}

@@ -1,0 +1,80 @@
+"""`rankscope demo`: train a small model with two faults, recover, and explain both."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankscope import __version__
+from rankscope.terminal import console, fail
+
+__all__ = ["EPILOG", "FAULTS", "demo"]
+
+EPILOG = "Examples:  rankscope demo   |   rankscope demo --no-dashboard   |   rankscope demo --runs-dir /tmp/runs"
+FAULTS = ("nan_grad@step=40,rank=2", "slow_compute@step=60,rank=3,factor=1.5")
+
+
+def demo(
+    runs_dir: Annotated[Path, typer.Option("--runs-dir", metavar="FOLDER", help="Where the run is written.")] = Path(
+        "runs"
+    ),
+    dashboard: Annotated[
+        bool | None,
+        typer.Option("--dashboard/--no-dashboard", help="Serve the pages until Ctrl-C. Default: on a terminal."),
+    ] = None,
+) -> None:
+    """Train a small GPT on four CPU ranks with two faults, recover, explain both, and show the pages. Takes a minute.
+
+    Rank 2 makes a NaN gradient at step 40; rank 3 computes 1.5 times as long from step 60 on.
+    """
+    from trainer.launcher.zygote import one_thread
+
+    with one_thread():  # ranks are forked from here
+        from probes.tape.rundir import RunError
+        from trainer.config.config import ConfigError
+        from trainer.launcher.start import Options, launch_run
+        from trainer.presets import config_path
+
+    serve = sys.stdout.isatty() if dashboard is None else dashboard
+    screen = console()
+    faults = " ".join(f"--fault {fault}" for fault in FAULTS)
+    screen.print(f"$ rankscope train gpt-demo {faults}", style="bold", highlight=False, soft_wrap=True)
+    options = Options(config_path=config_path("gpt-demo"), overrides=[f"run.dir={runs_dir}"], faults=list(FAULTS))
+    try:
+        code = launch_run(options, version=__version__, console=screen)
+    except (ConfigError, RunError) as error:
+        fail(str(error))
+    if code:
+        raise typer.Exit(code)
+    run = runs_dir / "latest"
+    screen.print(f"\n$ rankscope analyze {run}", style="bold", highlight=False, soft_wrap=True)
+    from rankscope.commands.analyze import analyze
+
+    analyze([run], output="text", fail_on="", why_spike="")
+    _show_pages(runs_dir, serve=serve)
+
+
+def _show_pages(runs_dir: Path, *, serve: bool) -> None:
+    """Serve the dashboard until Ctrl-C, or print the command that does."""
+    import importlib.util
+
+    if importlib.util.find_spec("streamlit") is None:
+        typer.echo(
+            "\nPages in the browser: pip install 'rankscope[dashboard]', then rankscope dashboard " + str(runs_dir)
+        )
+    elif serve:
+        from dashboard.launch import DashboardError, DashboardServer
+
+        try:
+            with DashboardServer(runs_dir, port=0) as server:
+                typer.echo(f"\nPages of this run: {server.url}   (Ctrl-C ends it)")
+                server.wait()
+        except DashboardError as error:
+            fail(str(error))
+        except KeyboardInterrupt:
+            return
+    else:
+        typer.echo(f"\nPages in the browser: rankscope dashboard {runs_dir}")

@@ -1,0 +1,83 @@
+"""`rankscope sql`: one reading statement over a run's records, without the duckdb program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rankscope.terminal import RunArgument, console, fail
+
+__all__ = ["EPILOG", "sql"]
+
+EPILOG = (
+    "Examples:  rankscope sql runs/latest 'FROM steps LIMIT 5'   |   "
+    "rankscope sql runs/latest 'SELECT rank, median(loss) FROM steps GROUP BY rank' --format csv   |   "
+    "rankscope sql runs/latest --tables"
+)
+MEMORY_BYTES = 1 << 30
+
+
+def sql(
+    run: RunArgument,
+    statement: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT, FROM, DESCRIBE or SUMMARIZE.")] = "",
+    output: Annotated[
+        str, typer.Option("--format", help="Output: text, csv or json.", metavar="text|csv|json")
+    ] = "text",
+    tables: Annotated[bool, typer.Option("--tables", help="List the tables and their rows, and exit.")] = False,
+    max_rows: Annotated[int, typer.Option("--max-rows", min=1, help="Rows at most.")] = 1000,
+    limit_s: Annotated[float, typer.Option("--limit-s", min=0.1, help="Time limit (seconds).")] = 30.0,
+) -> None:
+    """Query a run's records with SQL, also while it trains. It only reads, and reaches no other file.
+
+    Tables and columns: docs/schema.md. Exit code 2: the statement failed; stderr says why.
+    """
+    if output not in ("text", "csv", "json"):
+        fail(f"--format {output}: choose text, csv or json")
+    if bool(statement) == tables:
+        fail("give a statement, e.g. 'FROM steps LIMIT 5', or --tables")
+    from probes.tape.rundir import RunDir, RunError
+    from store import Store, StoreError
+
+    try:
+        with Store.open(RunDir.open(Path(run)), memory_bytes=MEMORY_BYTES) as store:
+            answer = store.typed(statement or _counts(store), max_rows=max_rows, limit_s=limit_s)
+    except (RunError, StoreError) as error:
+        fail(str(error))
+    _print(answer.names, answer.rows, output)
+    if answer.is_cut:
+        typer.echo(f"rankscope: only the first {max_rows} rows are shown; --max-rows changes that", err=True)
+
+
+def _counts(store: Any) -> str:
+    """A statement that counts the rows of each table."""
+    from probes.tape.schema import TABLES
+
+    counts = [f"SELECT '{name}' AS name, count(*) AS num_rows FROM {name}" for name in TABLES if store.has(name)]
+    return f"FROM ({' UNION ALL '.join(counts)}) ORDER BY num_rows DESC, name"
+
+
+def _print(names: tuple[str, ...], rows: list[tuple[Any, ...]], output: str) -> None:
+    if output == "json":
+        import json
+
+        typer.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str))
+    elif output == "csv":
+        import csv
+        import sys
+
+        csv.writer(sys.stdout).writerows([names, *rows])
+    else:
+        from rich import box
+        from rich.table import Table
+
+        from analyzers.printable import visible
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for index, name in enumerate(names):
+            is_number = all(isinstance(row[index], (int, float, type(None))) for row in rows)
+            table.add_column(visible(name), justify="right" if is_number else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*("" if value is None else visible(str(value)) for value in row))
+        console().print(table, highlight=False, markup=False)

@@ -1,0 +1,109 @@
+"""`rankscope top`: the ranks of a run in the terminal, those in trouble first."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankscope.terminal import RunArgument, console, fail
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console, RenderableType
+
+    from analyzers.finding import Finding
+    from probes.tape.rundir import RunDir
+
+__all__ = ["EPILOG", "top"]
+
+EPILOG = (
+    "Examples:  rankscope top runs/latest   |   rankscope top runs/latest --once   |   "
+    "ssh -t node-1 rankscope top /data/runs/latest"
+)
+MAX_FINDINGS = 4
+ROWS_IN_A_PIPE = 64
+
+
+def top(
+    run: RunArgument,
+    once: Annotated[bool, typer.Option("--once", help="Print the table once. Default where no terminal is.")] = False,
+    every_s: Annotated[float, typer.Option("--every-s", min=0.2, help="Seconds between two refreshes.")] = 1.0,
+) -> None:
+    """Show every rank of a run, those in trouble first: state, step, own work, waiting, and what it is doing now.
+
+    Own work and waiting are medians of the last 20 steps. "for" is the time since the rank's newest record. Ranks that
+    do not fit on the screen are folded into one row. Ctrl-C ends it.
+    """
+    from probes.tape.rundir import RunDir, RunError
+    from store import StoreError
+
+    screen = console()
+    try:
+        folder = RunDir.open(run)
+        if once or not screen.is_terminal:
+            screen.print(_screen(folder, screen, run), soft_wrap=True)
+        else:
+            _follow(folder, screen, run, every_s)
+    except (RunError, StoreError) as error:
+        fail(str(error))
+
+
+def _follow(folder: RunDir, screen: Console, name: Path, every_s: float) -> None:
+    from rich.live import Live
+
+    try:
+        with Live(_screen(folder, screen, name), console=screen, screen=True, auto_refresh=False) as live:
+            while True:
+                time.sleep(every_s)
+                live.update(_screen(folder, screen, name), refresh=True)
+    except KeyboardInterrupt:
+        screen.print(_screen(folder, screen, name))
+
+
+def _screen(folder: RunDir, screen: Console, name: Path) -> RenderableType:
+    """Read the run and draw it."""
+    from analyzers.report.terminal.rank_table import Heading, rank_table
+    from analyzers.run.policy import stall_policy
+    from analyzers.run.rank_rows import rank_rows
+    from analyzers.run.setting import number
+    from analyzers.run.state import run_state
+    from store import Store, is_watched
+
+    manifest = folder.manifest()
+    watched = is_watched(folder.stores())
+    with Store.open(folder) as store:
+        now_ns = time.time_ns()
+        state = run_state(store, stall_policy(manifest), now_ns=now_ns, is_watched=watched)
+        findings = _findings(store, state.attempt)
+        found = rank_rows(store, findings, now_ns=now_ns if state.is_live else (state.last_ns or now_ns))
+    steps = number(manifest, "train.steps")
+    sentences: list[tuple[str, str]] = [(finding.severity, finding.summary) for finding in findings[:MAX_FINDINGS]]
+    if len(findings) > MAX_FINDINGS:
+        sentences.append(("", f"{len(findings) - MAX_FINDINGS} more findings: rankscope analyze {name}"))
+    heading = Heading(
+        run=str(name),
+        state=state.word,
+        reason=state.reason,
+        planned_steps=int(steps) if steps else None,
+        findings=sentences,
+    )
+    used = 6 + len(sentences) + bool(state.reason)
+    max_rows = max(4, screen.height - used) if screen.is_terminal else ROWS_IN_A_PIPE
+    return rank_table(found, heading, max_rows=max_rows)
+
+
+def _findings(store: Store, attempt: int | None) -> list[Finding]:
+    """Open findings that `watch` reported, the worst first."""
+    from analyzers.finding import SEVERITIES
+    from analyzers.open_findings import newest_reports, reported_findings, why_closed
+
+    reports = newest_reports(reported_findings(store))
+    found = [one for one in reports if one.status in ("fired", "suspect") and not why_closed(one, attempt)]
+    return sorted(found, key=lambda one: (SEVERITIES.index(one.severity), one.status == "suspect"))
+
+
+if TYPE_CHECKING:
+    from store import Store

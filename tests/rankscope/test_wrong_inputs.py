@@ -1,0 +1,106 @@
+"""Every mistake on the command line ends with exit code 2 and one line that names what is wrong; nothing is started."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankscope.cli import main
+
+RUN = "{run}"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an empty folder, a file that is no configuration, and a run without records."""
+    from tests.factories import empty_run
+
+    path = tmp_path_factory.mktemp("place")
+    (path / "empty").mkdir()
+    (path / "broken.toml").write_text("steps = = 3\n")
+    empty_run(path, name="bare", world_size=1)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["analize", "runs"], ["analize", "Did you mean 'analyze'?"]),
+        (["--bogus"], ["--bogus", "rankscope --help"]),
+        (["train", "gpt2"], ["gpt2", "did you mean gpt2-124m?", "Presets: debug"]),
+        (["train", "nothing"], ["nothing: no such file or preset", "Presets: debug"]),
+        (["train", "my.toml"], ["my.toml", "No such file"]),
+        (["train", "broken.toml"], ["broken.toml: not valid TOML"]),
+        (["train", "debug", "--set", "train.stepz=3"], ["train.stepz", "did you mean steps?"]),
+        (["train", "debug", "--set", "trian.steps=3"], ["trian", "did you mean train?"]),
+        (["train", "debug", "--set", "train.steps=ten"], ["train.steps = 'ten'", "integer"]),
+        (["train", "debug", "--set", "train.steps"], ["--set train.steps", "section.key=value"]),
+        (["train", "debug", "--set", "parallel.tp=3"], ["parallel.tp = 3"]),
+        (["train", "debug", "--nproc-per-node", "3", "--set", "parallel.tp=2"], ["does not divide the world size 3"]),
+        (["train", "debug", "--nproc-per-node", "many"], ["--nproc-per-node", "integer"]),
+        (["train", "debug", "--fault", "nan_grd@step=3,rank=0"], ["nan_grd", "did you mean nan_grad?"]),
+        (["train", "debug", "--fault", "xyz@step=3,rank=0"], ["xyz", "rankscope drill --list"]),
+        (["train", "debug", "--fault", "kill@rank=0"], ["step=N is missing"]),
+        (["train", "debug", "--fault", "kill@step=3"], ["rank=R is missing"]),
+        (["train", "debug", "--fault", "kill@step=3,rank=7"], ["rank = 7", "only rank 0"]),
+        (["train", "debug", "--fault", "kill@step=3000,rank=0"], ["step = 3000", "200 steps"]),
+        (["train", "debug", "--fault", "slow_compute@step=9,until=5,rank=0,factor=2"], ["until = 5", "step = 9"]),
+        (["train", "debug", "--fault", "missing_send@step=3,rank=0"], ["parallel.pp = 1"]),
+        (["train", "debug", "--fault", "order_inversion@step=3,rank=0"], ["more than one rank"]),
+        (["train", "debug", "--fault", "loader_killed@step=3,rank=0"], ["data.num_workers = 0"]),
+        (["train", "debug", "--fault", "nan_grad@step=3,rank=0,parameter=a.b"], ["'a.b'", "no such parameter"]),
+        (["train", "debug", "--nnodes", "two"], ["--nnodes two"]),
+        (["train", "debug", "--nnodes", "2"], ["--rdzv-endpoint", "HOST:PORT"]),
+        (["train", "--resume", "empty"], ["empty holds no run"]),
+        (["train", "debug", "--resume", "empty"], ["--resume empty", "debug.toml", "--set"]),
+        (["train", "debug", "--force"], ["--force needs --resume"]),
+        (["plan", "lama-8b"], ["lama-8b", "did you mean llama-8b?"]),
+        (["plan", "llama-8b", "--gpus", "7"], ["7"]),
+        (["analyze"], ["PATH..."]),
+        (["analyze", "nowhere"], ["no run at nowhere"]),
+        (["analyze", "empty"], ["empty holds no run, no text log"]),
+        (["analyze", RUN, "--format", "xml"], ["--format xml", "text or json"]),
+        (["analyze", RUN, "--fail-on", "never"], ["--fail-on never"]),
+        (["analyze", RUN, "--why-spike", "soon"], ["--why-spike soon", "step number"]),
+        (["report", "nowhere"], ["no run at nowhere"]),
+        (["compare", "nowhere", RUN], ["no run at nowhere"]),
+        (["rebuild", "empty"], ["empty holds no run"]),
+        (["replay", RUN], ["--step"]),
+        (["export", RUN], ["--out is missing"]),
+        (["sql", RUN], ["give a statement"]),
+        (["sql", RUN, "DELETE FROM steps"], ["DELETE is not allowed"]),
+        (["sql", RUN, "SELECT nothing FROM steps"], ["nothing"]),
+        (["sql", RUN, "FROM '/etc/passwd'"], ["passwd"]),
+        (["sql", RUN, "FROM steps", "--format", "xml"], ["--format xml"]),
+        (["top", "nowhere"], ["no run at nowhere"]),
+        (["stacks", "4194304999"], ["4194304999"]),
+        (["drill", "debug", "--faults", "nan_grd"], ["nan_grd"]),
+        (["dashboard", "nowhere"], ["no folder nowhere"]),
+        (["run", "nothing.py"], ["nothing.py"]),
+    ],
+    ids=lambda value: " ".join(value)[:50] if isinstance(value, list) else None,
+)
+def test_a_mistake_is_one_line(
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: list[str],
+) -> None:
+    (run,) = (place / "runs").glob("bare-*")
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["rankscope", *(argument.format(run=run) for argument in arguments)])
+    runs = place / "runs"
+    before = {path.name: path.readlink() if path.is_symlink() else None for path in runs.iterdir()}
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capfd.readouterr()
+    assert ended.value.code == 2, told
+    lines = told.err.strip().splitlines()
+    assert told.out == ""
+    assert len(lines) == 1 or arguments[0] == "sql", lines  # DuckDB points at the place in the statement
+    assert lines[0].startswith("rankscope: ")
+    assert all(word in lines[0] for word in words), lines
+    assert {path.name: path.readlink() if path.is_symlink() else None for path in runs.iterdir()} == before
