@@ -34,7 +34,7 @@ def demo(
 
     with one_thread():  # ranks are forked from here
         from probes.tape.rundir import RunError
-        from trainer.config.config import ConfigError
+        from trainer.config.load import ConfigError
         from trainer.launcher.start import Options, launch_run
         from trainer.presets import config_path
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from trainer.config.config import ConfigError
+from trainer.config.load import ConfigError
 
 __all__ = ["config_path", "preset_names"]
 
