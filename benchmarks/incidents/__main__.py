@@ -1,15 +1,29 @@
-"""Print the score of each round of incidents.
+"""Print the score of each round of incidents, as Markdown.
 
-python -m benchmarks.incidents
-python -m benchmarks.incidents --round first --verdicts
+python -m benchmarks.incidents > docs/incidents.md
+python -m benchmarks.incidents --round fourth --verdicts
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Sequence
 
-from benchmarks.incidents.score import FIRST_SCORE, ROUNDS, confusion, load, score
+from benchmarks.incidents.score import FIRST_MISSES, FIRST_SCORE, ROUNDS, Result, confusion, load, score
+
+HEAD = """\
+# Incidents of others
+
+    python -m benchmarks.incidents > docs/incidents.md
+
+Public threads, each rewritten as a minimal log in its programs' wording, with the cause that the thread settled on and
+the rank, where the log can show one (`benchmarks/incidents/*.toml`, with the links). The rules were written from the
+first round. Each later round was collected when the rules stood and scored once before its misses were read. The misses
+were put right afterwards: **only the first scoring of a round is a test**, today's score is not.
+
+A verdict that names a rank which is not to blame is a wrong culprit, also where it only suspects that rank.
+"""
 
 
 def main() -> int:
@@ -18,25 +32,59 @@ def main() -> int:
     parser.add_argument("--round", choices=ROUNDS, help="only this round")
     parser.add_argument("--verdicts", action="store_true", help="print each incident's verdict")
     options = parser.parse_args()
-    wrong = 0
-    for name in [options.round] if options.round else ROUNDS:
-        results = [score(incident) for incident in load(name)]
-        outcomes = Counter(result.outcome for result in results)
-        wrong += outcomes["wrong culprit"]
-        print(f"\n## {name.capitalize()} round: {len(results)} incidents\n")
-        print(", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common()))
-        if name in FIRST_SCORE:
-            before = ", ".join(f"{count} {outcome}" for outcome, count in FIRST_SCORE[name].items())
-            print(f"When it was first scored, before its misses were read: {before}.")
-        print(f"{sum(result.is_proven for result in results)} verdicts are proven, the others are suspicions.\n")
-        print("| accepted cause | cause of the verdict | incidents |\n|---|---|---|")
-        for accepted, found, count in confusion(results):
-            print(f"| {accepted} | {found if found != accepted else 'the same'} | {count} |")
-        for result in results:
-            if options.verdicts or result.outcome != "right":
-                print(f"\n{result.outcome}: {result.incident.name} ({', '.join(result.incident.causes)} "
-                      f"{list(result.incident.ranks)})\n    {result.verdict}")  # fmt: skip
-    return int(wrong > 0)
+    scored = {
+        name: [score(incident) for incident in load(name)] for name in ([options.round] if options.round else ROUNDS)
+    }
+    print(HEAD)
+    print("\n".join(_table(scored)))
+    for name, results in scored.items():
+        print("\n".join(_round(name, results, show_all=options.verdicts)))
+    return int(any(result.outcome == "wrong culprit" for results in scored.values() for result in results))
+
+
+def _table(scored: dict[str, list[Result]]) -> list[str]:
+    lines = ["| round | incidents | right | wrong culprit | another cause | no cause |", "|---|---|---|---|---|---|"]
+    for name, results in scored.items():
+        counts = Counter(result.outcome for result in results)
+        rows = {f"{name}, when first scored": FIRST_SCORE[name]} if name in FIRST_SCORE else {}
+        for label, found in (*rows.items(), (f"{name}, today", counts)):
+            right, wrong, other, none = (
+                found.get(outcome, 0) for outcome in ("right", "wrong culprit", "other cause", "no cause")
+            )
+            lines.append(
+                f"| {label} | {len(results)} | {right} ({right / len(results):.0%}) | {wrong} | {other} | {none} |"
+            )
+    return lines
+
+
+def _round(name: str, results: Sequence[Result], *, show_all: bool) -> list[str]:
+    known = [result for result in results if result.incident.ranks]
+    proven = sum(result.is_proven for result in results)
+    lines = [
+        f"\n## {name.capitalize()} round\n",
+        f"Today {proven} verdicts are proven, the others are suspicions. Of {len(known)} incidents whose log shows the "
+        f"rank, {sum(result.names_rank for result in known)} have it named.\n",
+    ]
+    if name in FIRST_MISSES:
+        lines += [
+            "When first scored, the misses:\n",
+            "| accepted cause | what the verdict said | incidents |",
+            "|---|---|---|",
+        ]
+        lines += [f"| {accepted} | {said} | {count} |" for (accepted, said), count in FIRST_MISSES[name].items()]
+        lines.append("\nToday:\n")
+    lines += ["| accepted cause | cause of the verdict | incidents |", "|---|---|---|"]
+    lines += [
+        f"| {accepted} | {found if found != accepted else 'the same'} | {count} |"
+        for accepted, found, count in confusion(results)
+    ]
+    for result in results:
+        if show_all or result.outcome != "right":
+            lines.append(
+                f"\n* {result.outcome}: {result.incident.name} (accepted: {', '.join(result.incident.causes)}, ranks "
+                f"{list(result.incident.ranks)}): {result.verdict}"
+            )
+    return lines
 
 
 if __name__ == "__main__":

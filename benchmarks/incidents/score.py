@@ -16,7 +16,7 @@ from typing import Literal
 
 from analyzers.external.evidence import diagnose_files
 
-__all__ = ["FIRST_SCORE", "ROUNDS", "Incident", "Result", "confusion", "load", "score"]
+__all__ = ["FIRST_MISSES", "FIRST_SCORE", "ROUNDS", "Incident", "Result", "confusion", "load", "score"]
 
 ROUNDS = ("first", "second", "third", "fourth")
 """Rules were written from the first. Each later one was collected when the rules stood, and scored once before its
@@ -27,6 +27,26 @@ FIRST_SCORE = {
     "fourth": {"right": 21, "wrong culprit": 2, "other cause": 7, "no cause": 8},
 }
 """Outcomes at the first scoring, by the rules of that moment."""
+FIRST_MISSES = {
+    "second": {
+        ("device_error", "none"): 1, ("not_entered", "all_entered"): 1, ("exit", "exception"): 2,
+        ("duplicate_gpu", "duplicate_gpu, of a rank that only reported it"): 3,
+    },
+    "third": {
+        ("signal", "none"): 2, ("non_finite", "exit"): 1, ("not_entered", "none"): 1,
+        ("nccl_error", "nccl_error, of a rank that only reported it"): 2,
+    },
+    "fourth": {
+        ("exception", "none"): 1, ("exit", "none"): 1, ("infiniband", "none"): 2, ("launch_failed", "none"): 1,
+        ("no_interface", "none"): 1, ("non_finite", "none"): 1, ("signal", "none"): 1,
+        ("all_entered", "connection_lost"): 1, ("locked_memory", "host_out_of_memory"): 1,
+        ("no_interface", "exception"): 1, ("node_failed", "exit"): 1, ("non_finite", "exception"): 1,
+        ("out_of_memory", "device_error"): 1, ("unreachable", "connection_lost"): 1,
+        ("all_entered", "exception, of a rank that only waited"): 1,
+        ("exit", "exception, of ranks that only waited"): 1,
+    },
+}  # fmt: skip
+"""(accepted cause, what the verdict said instead) at the first scoring."""
 FOLDER = Path(__file__).parent
 Outcome = Literal["right", "wrong culprit", "other cause", "no cause"]
 
@@ -53,6 +73,11 @@ class Result:
     ranks: tuple[int, ...]
     is_proven: bool
     verdict: str
+
+    @property
+    def names_rank(self) -> bool:
+        """Whether it names a rank that is to blame."""
+        return bool(self.ranks) and set(self.ranks) <= set(self.incident.ranks)
 
 
 def load(name: str) -> list[Incident]:

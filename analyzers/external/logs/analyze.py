@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from analyzers.external.logs.book import LogBook
+from analyzers.external.logs.book import LogBook, Said
 from analyzers.external.logs.calls import call_candidates
 from analyzers.external.logs.candidate import Candidate, who
 from analyzers.external.logs.endings import Ended, death_candidates, endings
@@ -43,12 +43,38 @@ def analyze(source: Source) -> list[Finding]:
         candidates = [_connections(book, ended)]
     if not candidates:
         return []
-    first = candidates[0]
+    first = _contested(candidates)
     findings = [_finding(first, ended)]
     for other in candidates[1:]:
+        if first.evidence.get("contested_by"):
+            break
         if len(findings) <= MAX_ALSO and _is_another(other, first):
             findings.append(replace(_finding(other, ended), status="suspect", severity="warning"))
     return findings
+
+
+def _contested(candidates: Sequence[Candidate]) -> Candidate:
+    """The first candidate; without a culprit if another rank's error may have come before: no time orders the two."""
+    first = candidates[0]
+    if first.rank_class != "own" or not first.ranks:
+        return first
+    others = [one for one in candidates[1:] if one.rank_class == "own" and one.is_proven and one.ranks
+              and not set(one.ranks) & set(first.ranks) and not _are_ordered(first.lines[0], one.lines[0])]  # fmt: skip
+    if not others:
+        return first
+    ranks = sorted({*first.ranks, *(rank for one in others for rank in one.ranks)})
+    return replace(
+        first,
+        ranks=(),
+        is_proven=False,
+        what=f"{who(ranks)} each raised an error of their own, and no time says whose came first. {first.what}",
+        evidence={**first.evidence, "contested_by": [one.what for one in others[:8]]},
+        collect=COLLECT["contested"],
+    )
+
+
+def _are_ordered(one: Said, other: Said) -> bool:
+    return one.source == other.source or (one.wall_ns is not None and other.wall_ns is not None)
 
 
 def _merged(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -94,10 +120,13 @@ def _is_another(other: Candidate, first: Candidate) -> bool:
 
 
 def _numerics(book: LogBook) -> list[Candidate]:
-    lines = list(book.of("nonfinite", "loss_scale_floor"))
+    norms = [said for said in book.of("gradient_norms") if said.number("nonfinite")]
+    lines = [*book.of("nonfinite", "loss_scale_floor"), *norms]
     if not lines:
         return []
     ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
+    if norms:  # the norms of all ranks: only where some are finite do the others say something of a rank
+        ranks = norms[0].ranks() if norms[0].number("nonfinite") != norms[0].number("listed") else ()
     step = next((said.number("step") for said in lines if said.number("step") is not None), None)
     return [
         Candidate(

@@ -62,6 +62,7 @@ class LogBook:
     """All lines, those with a time in its order, files kept apart where they have none."""
 
     lines: tuple[Said, ...]
+    _positions: dict[int, int] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def load(cls, source: Source) -> LogBook:
@@ -89,7 +90,9 @@ class LogBook:
 
     def position(self, said: Said) -> int:
         """Place of a line among all."""
-        return self.lines.index(said)
+        if not self._positions:
+            self._positions.update((id(one), place) for place, one in enumerate(self.lines))
+        return self._positions[id(said)]
 
     @property
     def seen(self) -> tuple[int, ...]:

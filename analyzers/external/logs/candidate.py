@@ -10,9 +10,9 @@ from analyzers.external.logs.book import LogBook, Said
 
 __all__ = ["PRECEDENCE", "Candidate", "listed", "who"]
 
-PRECEDENCE = ("host", "own", "mismatch", "death", "hang", "network", "numerics", "victim")
-"""host: kernel or scheduler. own: a process names its own cause. The first class that has a candidate is the verdict's;
-within a class the earliest line."""
+PRECEDENCE = ("host", "own", "mismatch", "death", "hang", "network", "numerics", "late", "victim")
+"""host: kernel or scheduler. own: a process names its own cause. late: an error that is no proof, because of when it
+came. The first class that has a candidate is the verdict's; within a class the earliest line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

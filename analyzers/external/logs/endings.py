@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from analyzers.external.logs.book import LogBook, Said
 from analyzers.external.logs.candidate import Candidate, who
+from analyzers.external.logs.policy import LogPolicy
 from analyzers.external.logs.raised import is_launchers, is_stop, is_victims, type_of
 from analyzers.external.logs.wording import COLLECT
 
@@ -14,6 +17,7 @@ __all__ = ["Ended", "death_candidates", "endings"]
 
 _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 _SLURM_HOW = {"Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6, "Terminated": 15}
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[_T ](\d\d:\d\d:\d\d(?:\.\d{1,6})?)")
 
 
 @dataclass(slots=True)
@@ -24,6 +28,8 @@ class Ended:
     """Ranks that died of another, and the line that says so."""
     signals: dict[int, tuple[str, Said]] = field(default_factory=dict)
     exits: dict[int, tuple[int, Said]] = field(default_factory=dict)
+    times_s: dict[int, float] = field(default_factory=dict)
+    """When a launcher saw a rank's end, as its table says."""
     num_victim_lines: int = 0
 
 
@@ -35,10 +41,14 @@ def endings(book: LogBook) -> Ended:
         if said.rank is not None:
             ended.victims.setdefault(said.rank, said)
     for said in book.of("exception"):
-        if is_victims(said) and said.rank is not None:
-            ended.victims.setdefault(said.rank, said)
+        if is_victims(said):
+            ended.num_victim_lines += 1
+            if said.rank is not None:
+                ended.victims.setdefault(said.rank, said)
     for said in book.of("worker_failed", "root_failure", "process_terminated", "slurm_task", "signal_received"):
         _take_ending(said, ended)
+    for said in book.of("other_failures"):
+        _take_others(said, ended)
     return ended
 
 
@@ -46,27 +56,56 @@ def _take_ending(said: Said, ended: Ended) -> None:
     code = said.number("exitcode")
     ranks = said.ranks() or ((said.rank,) if said.rank is not None else (-1,))
     how = said.text("how")
-    number = _SLURM_HOW.get(how)
-    signal = said.text("signal") or (_SIGNALS.get(number, "") if number else "")
+    number = _SLURM_HOW.get(how) or said.number("number")
+    signal = said.text("signal") or (_SIGNALS.get(number, f"signal {number}") if number else "")
     if how.startswith("Exited with exit code"):
         code = int(how.split()[-1])
     if not signal and code is not None and (code < 0 or 128 < code < 160):
         signal = _SIGNALS.get(-code if code < 0 else code - 128, f"signal {-code if code < 0 else code - 128}")
+    seen_s = _seconds(said.text("time"))
+    if seen_s is None and said.wall_ns is not None:
+        seen_s = said.wall_ns / 1e9
     for rank in ranks:
+        if seen_s is not None:
+            ended.times_s.setdefault(rank, seen_s)
         if signal:
             ended.signals.setdefault(rank, (signal, said))
         elif code:
             ended.exits.setdefault(rank, (code, said))
 
 
+def _take_others(said: Said, ended: Ended) -> None:
+    """The failures that torchrun lists beside the root cause: as early as that one, they are as suspect."""
+    for part in said.text("others").split(", "):
+        rank, _, time = part.partition("@")
+        seen_s = _seconds(time)
+        if rank.isdecimal() and seen_s is not None:
+            ended.times_s.setdefault(int(rank), seen_s)
+
+
+def _seconds(text: str) -> float | None:
+    match = _TIME.search(text)
+    if match is None:
+        return None
+    try:
+        return datetime.fromisoformat(f"{match[1]}T{match[2]}").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
 def death_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
     """Deaths that no exception explains: by signal, by exit code, of a Ray worker, from outside."""
-    return [*_deaths(book, ended), *_lost_actors(book), *_stops(book)]
+    return [*_signals(book, ended), *_exits(book, ended), *_lost_actors(book), *_stops(book)]
 
 
-def _deaths(book: LogBook, ended: Ended) -> Iterator[Candidate]:
+def _gave_up(book: LogBook) -> set[int | None]:
+    return {said.rank for said in book.of("watchdog_timeout", "watchdog_stuck", "watchdog_abort")}
+
+
+def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
     raised = {said.rank for said in book.of("exception") if not is_launchers(said)}
-    gave_up = {said.rank for said in book.of("watchdog_timeout", "watchdog_stuck", "watchdog_abort")}
+    gave_up = _gave_up(book)
+    abort_text = next(iter(book.of("heap_damaged", "fatal_python", "assert_text", "device_error")), None)
     groups: dict[str, list[tuple[int, Said]]] = {}
     for rank, (signal, said) in ended.signals.items():
         if signal == "SIGTERM" or (
@@ -75,37 +114,65 @@ def _deaths(book: LogBook, ended: Ended) -> Iterator[Candidate]:
             continue
         groups.setdefault(signal, []).append((rank, said))
     for signal, group in groups.items():
-        ranks = tuple(sorted(rank for rank, _ in group if rank >= 0))
+        first = _earliest([rank for rank, _ in group], ended)
+        ranks = tuple(sorted(rank for rank in first if rank >= 0))
         without = "" if any(rank in raised for rank in ranks) else ", and no traceback says why"
+        what = f"{who(ranks)} died of {signal}{without}"
+        if signal == "SIGABRT" and abort_text is None:
+            what = f"{who(ranks)} ended first, by SIGABRT, which is also how torch's watchdog ends ranks that waited"
+            ranks = ranks if len(ranks) == 1 or set(ranks) <= set(ended.times_s) else ()
         yield Candidate(
             cause="signal",
             kind="rank_lost",
             rank_class="death",
             ranks=ranks,
-            what=f"{who(ranks)} died of {signal}{without}",
+            what=what,
             why=f"{group[0][1].place}: {group[0][1].message[:160]}",
-            lines=tuple(said for _, said in group),
-            is_proven=signal != "SIGKILL",
+            lines=(*(said for _, said in group), *([abort_text] if signal == "SIGABRT" and abort_text else [])),
+            is_proven=signal not in ("SIGKILL", "SIGABRT") or (signal == "SIGABRT" and abort_text is not None),
             evidence={"signal": signal},
             collect=COLLECT.get(signal, COLLECT["signal"]),
         )
-    explained = raised | gave_up | set(ended.victims)
+
+
+def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
+    raised = {said.rank for said in book.of("exception") if not is_launchers(said)}
+    explained = raised | _gave_up(book) | set(ended.victims)
     explained |= {None} if any(book.of("nonfinite", "loss_scale_floor")) else set()
     silent = [(rank, code, said) for rank, (code, said) in ended.exits.items() if not {rank, None} & explained]
-    if silent:
-        ranks = tuple(sorted(rank for rank, _, _ in silent if rank >= 0))
-        yield Candidate(
-            cause="exit",
-            kind="rank_lost",
-            rank_class="death",
-            ranks=ranks,
-            what=f"{who(ranks)} ended with exit code {silent[0][1]}, and its own error is not in these files",
-            why=f"{silent[0][2].place}: {silent[0][2].message[:160]}",
-            lines=tuple(said for *_, said in silent),
-            is_proven=False,
-            evidence={"exit_code": silent[0][1]},
-            collect=COLLECT["exit"],
-        )
+    if not silent:
+        return
+    first = _earliest([rank for rank, _, _ in silent], ended)
+    ranks = tuple(sorted(rank for rank in first if rank >= 0))
+    code, said = next((code, said) for rank, code, said in silent if rank in first)
+    more = ""
+    if len(ranks) > 1:
+        are_timed = set(ranks) <= set(ended.times_s)
+        more = " in the same second" if are_timed else ", no line says which first"
+    yield Candidate(
+        cause="exit",
+        kind="rank_lost",
+        rank_class="death",
+        ranks=ranks if len(ranks) == 1 or set(ranks) <= set(ended.times_s) else (),
+        what=f"{who(ranks)} ended with exit code {code}{more}, and no error of their own is in these files"
+        if len(ranks) > 1
+        else f"{who(ranks)} ended with exit code {code}, and its own error is not in these files",
+        why=f"{said.place}: {said.message[:160]}",
+        lines=tuple(said for *_, said in silent),
+        is_proven=False,
+        evidence={"exit_code": code},
+        collect=COLLECT["exit"],
+    )
+
+
+def _earliest(ranks: Sequence[int], ended: Ended, policy: LogPolicy | None = None) -> list[int]:
+    """Those of the ranks that were seen to end first, and ranks that ended as early; all where no time is known."""
+    policy = policy or LogPolicy()
+    timed = [rank for rank in ranks if rank in ended.times_s]
+    if not timed:
+        return list(ranks)
+    limit_s = min(ended.times_s[rank] for rank in timed) + policy.same_second_s
+    return [rank for rank, seen_s in ended.times_s.items() if seen_s < limit_s and rank not in ended.victims]
 
 
 def _lost_actors(book: LogBook) -> Iterator[Candidate]:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from analyzers.external.logs.book import LogBook, Said
 from analyzers.external.logs.candidate import Candidate, who
+from analyzers.external.logs.policy import LogPolicy
+from analyzers.external.logs.wording import COLLECT
 
 __all__ = ["host_candidates", "limited_by"]
 
@@ -21,6 +23,9 @@ _XIDS = {
 }  # fmt: skip
 
 
+_CLOCKS = ("date; date -u # on that host: its kernel's line is of another hour than the job's lines",)
+
+
 def host_candidates(book: LogBook) -> list[Candidate]:
     """Everything that is stated about hosts, devices and the allocation."""
     return [*_devices(book), *_memory(book), *_outside(book), *_links(book)]
@@ -31,7 +36,11 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
     for said in book.of("xid", "gpu_lost"):
         if said.kind == "gpu_lost" or said.number("xid") not in APPLICATION_XIDS:
             by_device.setdefault((said.host, said.text("bus")), []).append(said)
-    for (host, bus), lines in by_device.items():
+    for (host, bus), every in by_device.items():
+        lines = [said for said in every if _when(said, book) != "another time"]
+        if not lines:
+            continue
+        is_sure = any(_when(said, book) == "the job's" for said in lines)
         codes = list(dict.fromkeys(code for said in lines if (code := said.number("xid")) is not None))
         ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
         meaning = next((_XIDS[code] for code in codes if code in _XIDS), lines[0].text("text")[:80] or "an error")
@@ -45,12 +54,35 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
             what=f"{who(ranks, f'the rank on {where}')} lost its GPU: the kernel reports {said_codes} ({meaning})",
             why=f"{where}, {lines[0].place}: {len(lines)} such line{'s' * (len(lines) > 1)}",
             lines=tuple(lines),
+            is_proven=is_sure,
             evidence={"xids": codes, "device": bus or None, "host": host},
+            collect=()
+            if is_sure
+            else ("date; date -u # on that host: the kernel's log is of another hour than the job's",),
         )
 
 
+def _when(said: Said, book: LogBook, policy: LogPolicy | None = None) -> str:
+    """Whether a kernel's line is of the job's time: "the job's", "another time", or "unsure" (clocks of two zones).
+
+    A process of the job that the line names settles it.
+    """
+    policy = policy or LogPolicy()
+    if said.pid is not None and any(one.pid == said.pid and one.rank is not None for one in book.of("nccl_comm")):
+        return "the job's"
+    times = [one.wall_ns for one, rule in book.of_role("exception", "death", "hang", "victim", "root", "context")
+             if one.wall_ns is not None]  # fmt: skip
+    if said.wall_ns is None or not times:
+        return "the job's"
+    apart_s = max(min(times) - said.wall_ns, said.wall_ns - max(times)) / 1e9
+    if apart_s <= policy.kernel_slack_s:
+        return "the job's"
+    return "another time" if apart_s > policy.kernel_other_s else "unsure"
+
+
 def _memory(book: LogBook) -> Iterator[Candidate]:
-    lines = list(book.of("oom_kill", "slurm_oom", "kubernetes_oom", "ray_memory"))
+    lines = [said for said in book.of("oom_kill", "slurm_oom", "kubernetes_oom", "ray_memory")
+             if said.kind != "oom_kill" or _when(said, book) != "another time"]  # fmt: skip
     if not lines:
         return
     ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
@@ -96,6 +128,8 @@ def limited_by(said: Said) -> str:
         return "node_failed"
     if said.kind in ("preempted", "evicted"):
         return "preempted"
+    if said.kind == "launch_failed":
+        return "launch_failed"
     reason = said.text("reason").upper()
     for word, cause in (("TIME", "time_limit"), ("NODE", "node_failed"), ("PREEMPT", "preempted")):
         if word in reason:
@@ -108,9 +142,10 @@ def _outside(book: LogBook) -> Iterator[Candidate]:
         "time_limit": "The scheduler ended the job at its time limit",
         "node_failed": "The scheduler reports that a node failed",
         "preempted": "The scheduler took the job's nodes away (preemption or eviction)",
+        "launch_failed": "The launcher could not start processes on a node",
     }
     done: set[str] = set()
-    for said in book.of("slurm_cancelled", "node_failed", "preempted", "evicted"):
+    for said in book.of("slurm_cancelled", "node_failed", "preempted", "evicted", "launch_failed"):
         cause = limited_by(said)
         if cause and cause not in done:
             done.add(cause)
@@ -123,8 +158,9 @@ def _outside(book: LogBook) -> Iterator[Candidate]:
                 what=texts[cause] + (f" ({host})" if host and cause != "time_limit" else ""),
                 why=f"{said.place}: {said.message[:160]}",
                 lines=(said,),
-                severity="critical" if cause == "node_failed" else "warning",
-                evidence={"host": host or None, "reason": said.text("reason") or None},
+                severity="critical" if cause in ("node_failed", "launch_failed") else "warning",
+                evidence={"host": host or None, "reason": said.text("reason") or said.text("error") or None},
+                collect=COLLECT.get(cause, ()),
             )
     plain = [said for said in book.of("slurm_cancelled", "agent_signalled") if not limited_by(said)]
     if plain and not done:

@@ -1,8 +1,9 @@
 """Causes that processes state themselves: exceptions with their own text, and lines of libraries that name a cause.
 
-1. An exception of a rank is its own unless its text speaks of a peer (`victim` in the rules), it is a launcher's
-   summary, or the rank's watchdog had given a call up before.
-2. The same exception on several ranks is one candidate with all of them.
+1. An exception of a rank is its own unless its text speaks of a peer (`victim` in the rules), it came out of a call
+   that waits for others, it is a launcher's summary, or the rank's watchdog had given a call up before.
+2. What the job went on after, what came when the launcher was ending it, and what a thread raised, is no proof.
+3. The same exception on several ranks is one candidate with all of them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from typing import Any
 
 from analyzers.external.logs.book import LogBook, Said
 from analyzers.external.logs.candidate import Candidate, who
-from analyzers.external.logs.raised import is_launchers, is_stop, is_victims, own_frame, text_of, type_of
+from analyzers.external.logs.raised import (
+    Standing,
+    is_launchers,
+    is_stop,
+    is_victims,
+    own_frame,
+    standing,
+    text_of,
+    type_of,
+)
 from analyzers.external.logs.wording import COLLECT, HANGS, WHAT
 from store.readers.logs.rules import Rule, cause_of
 
@@ -20,7 +30,7 @@ __all__ = ["process_candidates"]
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _UNIQUE_ID = "ing ncclUniqueId from ["
-_NETWORK = ("unreachable", "no_interface", "infiniband", "rendezvous", "port_in_use", "nccl_error")
+_NETWORK = ("unreachable", "no_interface", "infiniband", "rendezvous", "port_in_use", "nccl_error", "locked_memory")
 _NO_RANKS = (
     "unreachable",
     "no_interface",
@@ -28,16 +38,18 @@ _NO_RANKS = (
     "rendezvous",
     "port_in_use",
     "duplicate_gpu",
-    "version_mismatch", "nccl_error",
+    "version_mismatch", "nccl_error", "locked_memory",
 )  # fmt: skip
 """Causes that lie between ranks or in the job's settings: who reports one is not to blame."""
+_UNPROVEN = ("nccl_error", "infiniband", "rendezvous", "mismatch")
+"""Causes that a dead peer leaves as well."""
 _MISMATCH = ("mismatch", "mismatch_size", "model_differs", "not_entered")
 
 
 def process_candidates(book: LogBook) -> list[Candidate]:
     """Every cause that a process or its launcher states."""
     first_timeout = {said.rank: book.position(said) for said in reversed(list(book.of("watchdog_timeout")))}
-    found: dict[tuple[str, str], list[tuple[Said, Rule | None]]] = {}
+    found: dict[tuple[str, str], list[tuple[Said, Standing]]] = {}
     for said in book.of("exception"):
         if is_launchers(said) or is_victims(said) or is_stop(said):
             continue
@@ -49,14 +61,27 @@ def process_candidates(book: LogBook) -> list[Candidate]:
             continue  # the line itself is judged
         cause = _cause(said, rule)
         key = _NUMBERS.sub("#", f"{type_of(said)}: {said.text('message')[:120]}") if cause == "exception" else ""
-        found.setdefault((cause, key), []).append((said, rule))
+        found.setdefault((cause, key), []).append((said, standing(said, book)))
     for said, rule in book.of_role("root"):
         gave_up = first_timeout.get(said.rank)
         if rule.kind in _NOT_LINES or (gave_up is not None and gave_up < book.position(said)):
             continue
-        found.setdefault((_cause(said, rule), ""), []).append((said, rule))
-    candidates = [_candidate(cause, [said for said, _ in group], book) for (cause, _), group in found.items()]
+        found.setdefault((_cause(said, rule), ""), []).append((said, standing(said, book)))
+    candidates = []
+    for (cause, _), group in found.items():
+        aside = [said for said, how in group if how == "aside"]
+        proven = [said for said, how in group if how == "own" and not _is_last_line_of(said, aside)]
+        rest = [said for said, how in group if how in ("after", "aside")]
+        if proven or rest:  # what was survived is no cause of the end
+            candidates.append(_candidate(cause, proven or rest, book, is_own=bool(proven)))
     return candidates
+
+
+def _is_last_line_of(said: Said, tracebacks: list[Said]) -> bool:
+    """Whether a line is the end of one of these tracebacks, which was read with it already."""
+    return not said.text("traceback") and any(
+        one.source == said.source and one.rank == said.rank and one.line < said.line for one in tracebacks
+    )
 
 
 _NOT_LINES = ("ray_memory", "collective_mismatch", "desync_not_joined", "monitored_barrier")
@@ -74,10 +99,11 @@ def _cause(said: Said, rule: Rule | None) -> str:
     return rule.cause
 
 
-def _candidate(cause: str, lines: list[Said], book: LogBook) -> Candidate:
+def _candidate(cause: str, lines: list[Said], book: LogBook, *, is_own: bool) -> Candidate:
     ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
     first = next((said for said in lines if said.kind == "exception"), lines[0])
     rank_class = "network" if cause in _NETWORK else "mismatch" if cause in _MISMATCH else "own"
+    rank_class = rank_class if is_own else "late"
     text = _one_line(first.fields.get("message") if first.kind == "exception" else first.message)
     name = f"{type_of(first)}: {text}" if first.kind == "exception" else text
     at = own_frame(first.text("traceback"))
@@ -106,7 +132,9 @@ def _candidate(cause: str, lines: list[Said], book: LogBook) -> Candidate:
         what=what,
         why=f"{first.place}: {name}" if rank_class != "own" or first.kind != "exception" else f"{first.place}",
         lines=tuple(lines),
-        is_proven=cause not in ("nccl_error", "infiniband", "rendezvous", "mismatch") and not _is_refused(first, cause),
+        is_proven=is_own
+        and cause not in ("nccl_error", "infiniband", "rendezvous", "mismatch")
+        and not _is_refused(first, cause),
         evidence=evidence,
         collect=COLLECT.get(cause, ()),
     )

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
-from analyzers.external.logs.book import Said
+from analyzers.external.logs.book import LogBook, Said
+from analyzers.external.logs.policy import LogPolicy
 from analyzers.run.endings import LOST_PEER
 from store.readers.logs.rules import cause_of
 
-__all__ = ["is_launchers", "is_stop", "is_victims", "own_frame", "text_of", "type_of"]
+__all__ = ["Standing", "is_launchers", "is_stop", "is_victims", "own_frame", "standing", "text_of", "type_of"]
+
+Standing = Literal["own", "survived", "after", "aside"]
+"""own: it may be how the process ended. survived: the job went on after it. after: the launcher was ending the job
+already. aside: of a thread or a destructor, which end no process."""
 
 _LAUNCHERS = (
     "ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException", "SystemExit",
@@ -17,6 +23,26 @@ _LAUNCHERS = (
 )  # fmt: skip
 _BACKENDS = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError", "BrokenPipeError")
 _TIMEOUTS = ("Watchdog caught collective operation timeout", "timed out in blocking wait", "watchdog got stuck")
+_UNNAMED = (
+    "RuntimeError",
+    "Exception",
+    "OSError",
+    "UnknownError",
+    "AbortedError",
+    "InternalError",
+    "HorovodInternalError",
+)
+"""Types that a library raises for anything; ValueError, KeyError and their like are about the caller's own data."""
+_CALLS = re.compile(
+    r"torch/distributed/|torch_npu/distributed|/horovod/|deepspeed/comm/|mpi4py|pynccl|/oneccl|c10d_logger"
+)
+"""Modules whose functions wait for other ranks."""
+_OTHERS = re.compile(
+    r"one of the (?:other )?ranks|(?:other|another|remote) (?:rank|peer|worker|process)", re.IGNORECASE
+)
+"""What a message has in it that speaks of somebody else's fault."""
+_LIBRARIES = re.compile(r"hccl|MPI_|mpi_errno|\b(?:nccl|rccl|oneccl|gloo|ucx|ucp_)", re.IGNORECASE)
+"""Libraries of communication: an error of theirs that names no cause, out of a call that waits."""
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _INNER = re.compile(r"RayTaskError\((\w+)\)")
 
@@ -45,7 +71,32 @@ def is_victims(said: Said) -> bool:
     rule = cause_of(text)
     if rule is not None:
         return rule.role == "victim" or (rule.role == "nccl" and LOST_PEER.search(text) is not None)
-    return type_of(said) in _BACKENDS or any(mark in text for mark in _TIMEOUTS) or LOST_PEER.search(text) is not None
+    if type_of(said) in _BACKENDS or any(mark in text for mark in _TIMEOUTS) or LOST_PEER.search(text) is not None:
+        return True
+    return type_of(said) in _UNNAMED and _is_of_communication(said, text)
+
+
+def _is_of_communication(said: Said, text: str) -> bool:
+    """Whether an error without a cause of its own came out of a call that waits for other ranks: no proof of guilt."""
+    if _OTHERS.search(text):
+        return True
+    frames = _FRAME.findall(said.text("traceback"))
+    return _LIBRARIES.search(text) is not None and (not frames or _CALLS.search(frames[-1][0]) is not None)
+
+
+def standing(said: Said, book: LogBook, policy: LogPolicy | None = None) -> Standing:
+    """What a line's place in its file says of it."""
+    policy = policy or LogPolicy()
+    if (said.number("later_steps") or 0) >= policy.survived_steps:
+        return "survived"
+    before = [one for one in book.of("teardown", "restarted", "in_thread") if one.source == said.source
+              and one.line < said.line]  # fmt: skip
+    last = max(before, key=lambda one: one.line, default=None)
+    if last is None:
+        return "own"
+    if last.kind == "in_thread":
+        return "aside" if said.kind == "exception" and said.line - last.line <= 2 else "own"
+    return "after" if last.kind == "teardown" else "own"
 
 
 def own_frame(traceback: str) -> str:

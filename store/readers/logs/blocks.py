@@ -13,7 +13,16 @@ from typing import Any
 
 from store.readers.logs.prefix import Prefix
 
-__all__ = ["MAX_LINES", "read_error_file", "read_failure", "read_last_line", "read_ras", "read_traceback"]
+__all__ = [
+    "MAX_LINES",
+    "read_error_file",
+    "read_failure",
+    "read_last_line",
+    "read_norms",
+    "read_others",
+    "read_ras",
+    "read_traceback",
+]
 
 MAX_LINES = 600
 """Lines after the first that a block may take, those of other ranks between them included."""
@@ -24,12 +33,13 @@ _RAISED = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|Failure|Empty|Iteration|"
     r"Refused|Aborted|OutOfMemory\w*|Stop\w*)|(?:[a-z_]\w*\.)+[A-Z]\w*)(?::\s?(?P<message>.*))?$"
 )
-_FRAME = re.compile(r"^(?:  |\t|[│╭╰┃]|\s*\^|\s*\.\.\.|\[Previous line repeated|\s*~)")
+_UNCAUGHT = re.compile(r"^(?:Uncaught|Unhandled)(?: exception)?:? ")
 _NEW = re.compile(
     r"^(?:Traceback \(most|The above exception was|During handling of|=====|-----|frame #|Exception raised from)"
 )
 _LAUNCHED = re.compile(r"launched up to operation (\d{1,18})")
 _RAS_RANK = re.compile(r"^\s*Rank (\d{1,6}) -- ")
+_NORM = re.compile(r"^\s*rank\s+(\d{1,6}) = (\S+)$")
 _KEY = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)$")
 
 
@@ -65,7 +75,7 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str
 
 def read_last_line(text: str) -> dict[str, Any] | None:
     """Read the exception from the last line of a traceback; None if the line is not one."""
-    raised = _RAISED.match(text.strip())
+    raised = _RAISED.match(_UNCAUGHT.sub("", text.strip()))
     if raised is None or not raised["message"]:
         return None
     return {"type": raised["type"], "message": raised["message"][:MAX_MESSAGE], "traceback": ""}
@@ -104,6 +114,21 @@ def read_failure(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
     return found
 
 
+def read_others(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
+    """The other failures of torchrun's table: `rank@time`, each."""
+    found: list[str] = []
+    time = ""
+    for _, text in lines:
+        if text.startswith(("=====", "Root Cause")):
+            break
+        match = _KEY.match(text)
+        if match and match[1] == "time":
+            time = match[2].strip()
+        elif match and match[1] == "rank" and (number := re.match(r"\d{1,6}", match[2].strip())):
+            found.append(f"{number[0]}@{time}")
+    return {"others": ", ".join(found[:64])}
+
+
 def read_ras(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
     """The ranks below a warning of NCCL's RAS: missing ones, or those that have launched the fewest operations."""
     counts: list[tuple[int, list[int]]] = []
@@ -122,6 +147,13 @@ def read_ras(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
     if counts:
         found |= {"launched": least, "most_launched": max(number for number, _ in counts)}
     return found
+
+
+def read_norms(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
+    """fairseq's list of each rank's gradient norm: the ranks listed, and those whose norm is not finite."""
+    norms = [(int(match[1]), match[2]) for _, text in lines if (match := _NORM.match(text))]
+    bad = [rank for rank, norm in norms if norm.lower().lstrip("-") in ("nan", "inf")]
+    return {"listed": len(norms), "ranks": ", ".join(map(str, bad[:512])), "nonfinite": len(bad)}
 
 
 def read_error_file(text: str) -> dict[str, Any] | None:

@@ -1,7 +1,8 @@
 """Rank and host of a log's writer, from its path.
 
-rank_of_log(Path("logs/attempt_0/3/stderr.log"))    # 3: torchrun's --log-dir
-host_of_log(Path("gpu-07/dmesg.txt"))               # "gpu-07"
+rank_of_log(Path("logs/rank_3.log"))                      # 3
+local_rank_of_log(Path("logs/attempt_0/3/stderr.log"))    # 3: torchrun's --log-dir, a number on its node
+host_of_log(Path("gpu-07/dmesg.txt"))                     # "gpu-07"
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["host_of_log", "rank_of_log"]
+__all__ = ["host_of_log", "local_rank_of_log", "rank_of_log"]
 
-_RANK = re.compile(r"rank[_\-.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_RANK = re.compile(r"(?<!local_)(?<!local-)(?<!node_)(?<!group_)rank[_\-.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _STREAM = re.compile(r"^(stdout|stderr|error)(\.(log|txt|json))?$")
 _PER_HOST = re.compile(
     r"^(?:dmesg|journal(?:ctl)?|kern|messages|syslog|ras|nvidia-smi)(?:[._-](?!(?:log|txt|out|json|gz|zst)\b)(?P<host>[\w.-]+?))?"
@@ -20,10 +21,13 @@ _PER_HOST = re.compile(
 
 
 def rank_of_log(path: Path) -> int | None:
-    """The rank that a path names: `rank_3.log`, or torchrun's folder of an attempt (its local rank)."""
+    """The rank that a file's name states: `rank_3.log`."""
     marked = _RANK.findall(path.name)
-    if marked:
-        return int(marked[-1])
+    return int(marked[-1]) if marked else None
+
+
+def local_rank_of_log(path: Path) -> int | None:
+    """The local rank whose folder torchrun's `--log-dir` made: `attempt_0/3/stderr.log`."""
     parent = path.parent
     if _STREAM.match(path.name) and parent.name.isdecimal() and len(parent.name) < 7:
         return int(parent.name)

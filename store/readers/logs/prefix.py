@@ -25,11 +25,15 @@ _PARTS = tuple(
     re.compile(part)
     for part in (
         r"(?:> )+",  # quoted in a mail or an issue
-        r"\[rank[ :]?(?P<rank>\d{1,6})\][: ]?",
+        r"\[rank[ :=]?(?P<rank>\d{1,6})\][: ]?",
         r"\[(?:Rank|RANK) (?P<rank>\d{1,6})\][: ]?",
         r"\[default(?P<local>\d{1,4})\][: ]",
         r"\[[A-Za-z_]\w{0,31}?(?P<local>\d{1,4})\]:(?=\S|\s)",
         r"\[[EWIF] \S+:\d+\]",
+        r"\[[\w./-]{1,80}:\d{1,6}(?:, rank[ :=](?P<rank>\d{1,6}))?\]",
+        r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?=\[|\d\d-\d\d )",
+        r"[0-9a-f]{8} (?=\[rank)",
+        r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): (?=\S)",
         r"\[\d+,(?P<rank>\d{1,6})\]<std\w{3}>:?",
         r"\((?P<actor>[\w.]{1,64}) pid=(?P<pid>\d{1,10})(?:, ip=(?P<host>[\w.:-]{1,64}))?\)",
         r"(?:rank|RANK|Rank)[ =:](?P<rank>\d{1,6})[:,\]]? ",

@@ -8,57 +8,22 @@ its GPU's bus number (NCCL prints it at start). What is still open stays NULL.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from store.readers.logs.file_names import host_of_log
+from store.readers.logs.identities import Identities, identities
 from store.readers.logs.scan import LogEvent, LogStep, ReadLog
 
 __all__ = ["log_rows"]
 
 _NUM_RANKS = 1_000_000
-_BUS = re.compile(r"[0-9a-f]{2}:[0-9a-f]{2}")
-
-
-@dataclass(slots=True)
-class _Known:
-    """Ranks of processes and devices, where a line states them. A key that two ranks claim is not used."""
-
-    by_pid: dict[tuple[str | None, int], set[int]] = field(default_factory=dict)
-    by_bus: dict[tuple[str | None, str], set[int]] = field(default_factory=dict)
-    tasks_are_ranks: bool = False
-
-    def of_pid(self, host: str | None, pid: int | None) -> int | None:
-        if pid is None:
-            return None
-        exact = self.by_pid.get((_short(host), pid), set())
-        ranks = exact or {r for (_, p), found in self.by_pid.items() if p == pid for r in found}
-        return next(iter(ranks)) if len(ranks) == 1 else None
-
-    def of_bus(self, host: str | None, bus: str | None) -> int | None:
-        key = bus_key(bus)
-        if key is None:
-            return None
-        exact = self.by_bus.get((_short(host), key), set())
-        ranks = exact or {r for (_, b), found in self.by_bus.items() if b == key for r in found}
-        return next(iter(ranks)) if len(ranks) == 1 else None
-
-
-def bus_key(bus: object) -> str | None:
-    """`0000:3b:00` (kernel) and `3b000` (NCCL) as one: the bus and device, `3b:00`."""
-    text = str(bus or "").lower()
-    if ":" in text:
-        found = _BUS.findall(text[text.find(":") + 1 :] if text.count(":") > 1 else text)
-        return found[0] if found else None
-    return f"{text[-5:-3].zfill(2)}:{text[-3:-1]}" if len(text) >= 4 else None
 
 
 def log_rows(logs: Sequence[ReadLog], names: Mapping[Any, str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of `log_events` and of `steps`. `names` are the logs' paths as the report shows them."""
-    known = _known(logs)
+    known = identities(logs)
     events = [_event_row(log, event, names.get(log.path, log.path.name), known) for log in logs for event in log.events]
     steps: list[dict[str, Any]] = []
     for log in logs:
@@ -66,37 +31,14 @@ def log_rows(logs: Sequence[ReadLog], names: Mapping[Any, str]) -> tuple[list[di
     return events, _without_repeats(steps)
 
 
-def _known(logs: Sequence[ReadLog]) -> _Known:
-    known = _Known()
-    marked = False
-    tasks: Counter[int] = Counter()
-    for log in logs:
-        for event in log.events:
-            prefix, said = event.prefix, event.fields
-            marked |= prefix.rank is not None or prefix.local_rank is not None
-            if prefix.task is not None:
-                tasks[prefix.task] += 1
-            host = said.get("host") or prefix.host or host_of_log(log.path)
-            rank = prefix.rank if prefix.rank is not None else log.rank
-            if event.kind == "nccl_comm":
-                rank = said.get("rank")
-                if (key := bus_key(said.get("bus"))) and rank is not None:
-                    known.by_bus.setdefault((_short(host), key), set()).add(rank)
-            elif event.kind == "root_failure":
-                rank = said.get("rank")
-            pid = said.get("pid") or prefix.pid
-            if rank is not None and isinstance(pid, int) and event.role in ("death", "context", "exception"):
-                known.by_pid.setdefault((_short(host), pid), set()).add(rank)
-    known.tasks_are_ranks = len(tasks) > 1 and not marked
-    return known
-
-
-def _event_row(log: ReadLog, event: LogEvent, name: str, known: _Known) -> dict[str, Any]:
+def _event_row(log: ReadLog, event: LogEvent, name: str, known: Identities) -> dict[str, Any]:
     prefix, said = event.prefix, event.fields
     host = prefix.host or host_of_log(log.path)
     host = str(said["host"]) if isinstance(said.get("host"), str) and event.role != "context" else host
     pid = said.get("pid", said.get("task_pid", prefix.pid))
     pid = pid if isinstance(pid, int) else None
+    if event.kind == "slurm_task" and known.has_launcher and "ranks" in said:
+        said["tasks"] = said.pop("ranks")
     return {
         "rank": _rank(log, event, host, pid, known),
         "wall_ns": prefix.wall_ns,
@@ -111,19 +53,20 @@ def _event_row(log: ReadLog, event: LogEvent, name: str, known: _Known) -> dict[
     }
 
 
-def _rank(log: ReadLog, event: LogEvent, host: str | None, pid: int | None, known: _Known) -> int | None:
+def _rank(log: ReadLog, event: LogEvent, host: str | None, pid: int | None, known: Identities) -> int | None:
     prefix, said = event.prefix, event.fields
     own = [said.get("rank") if event.kind in ("root_failure", "nccl_comm", "nonfinite", "rendezvous_timeout") else None]
     if event.role not in ("kernel", "outside"):
-        own += [prefix.rank, known.of_pid(host, prefix.pid), log.rank]
+        own += [prefix.rank, known.of_pid(host, prefix.pid), known.of_file(log)]
         own += [prefix.task if known.tasks_are_ranks else None]
     own += [known.of_pid(host, pid), known.of_bus(host, said.get("bus") if event.role == "kernel" else None)]
     if event.role not in ("kernel", "outside"):
-        own += [prefix.local_rank]
+        own += [known.of_local(prefix.local_rank)]
+        own += [known.of_local(said.get("local_rank")) if event.kind == "worker_failed" else None]
     return next((rank for rank in own if isinstance(rank, int) and 0 <= rank < _NUM_RANKS), None)
 
 
-def _step_rows(log: ReadLog, known: _Known) -> list[dict[str, Any]]:
+def _step_rows(log: ReadLog, known: Identities) -> list[dict[str, Any]]:
     """A duration that is not printed is the time between two lines of the same rank, where they have times."""
     rows: list[dict[str, Any]] = []
     counted: Counter[int] = Counter()
@@ -153,12 +96,12 @@ def _step_rows(log: ReadLog, known: _Known) -> list[dict[str, Any]]:
     return rows
 
 
-def _writer(log: ReadLog, line: LogStep, known: _Known) -> int:
+def _writer(log: ReadLog, line: LogStep, known: Identities) -> int:
     for rank in (
         line.prefix.rank,
-        log.rank,
+        known.of_file(log),
         line.prefix.task if known.tasks_are_ranks else None,
-        line.prefix.local_rank,
+        known.of_local(line.prefix.local_rank),
     ):
         if rank is not None:
             return rank
@@ -171,7 +114,3 @@ def _without_repeats(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         kept.setdefault((row["rank"], row["step"]), row)
     return list(kept.values())
-
-
-def _short(host: str | None) -> str | None:
-    return host.split(".")[0] if host and not host[:1].isdigit() else host

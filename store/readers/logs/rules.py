@@ -16,14 +16,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-__all__ = ["Block", "Role", "Rule", "cause_of", "load_rules"]
+__all__ = ["Block", "Role", "Rule", "cause_of", "load_rules", "specificity"]
 
 Role = Literal[
     "root", "victim", "hang", "death", "kernel", "outside", "numerics", "nccl", "hint", "context", "exception"
 ]
 """root: names its own cause. victim: died of another rank. hang: a call did not end. death: how a process ended.
 kernel: the host's kernel or its scheduler says so. outside: ended from outside. hint, context: explains others."""
-Block = Literal["", "traceback", "elastic", "error_file", "raised", "ras"]
+Block = Literal["", "traceback", "elastic", "error_file", "raised", "ras", "norms", "others"]
 FOLDER = Path(__file__).with_name("rules")
 
 
@@ -39,6 +39,8 @@ class Rule:
     pattern: re.Pattern[str] | None = None
     requires: str = ""
     block: Block = ""
+    is_general: bool = False
+    """Its wording stands beside others' that name the cause: theirs comes first."""
 
 
 @cache
@@ -69,6 +71,7 @@ def _rule(name: str, about: dict[str, Any]) -> Rule:
         pattern=re.compile(about["pattern"]) if "pattern" in about else None,
         requires=str(about.get("requires", "")),
         block=block,
+        is_general=bool(about.get("general", False)),
     )
 
 
@@ -96,13 +99,18 @@ _RAISED = Rule(
 
 
 def cause_of(text: str) -> Rule | None:
-    """The rule with a cause of its own that a text (the message of an exception) falls under."""
+    """The rule with a cause of its own that a text (the message of an exception) falls under, the most specific one."""
     blob = text.encode()
-    return next(
-        (
-            rule
-            for rule in load_rules()
-            if rule.role in ("root", "victim", "nccl", "numerics") and any(literal in blob for literal in rule.literals)
-        ),
-        None,
-    )
+    found = [(weight, rule) for rule in _with_causes() if (weight := specificity(rule, blob)) != (False, 0)]
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def specificity(rule: Rule, line: bytes) -> tuple[bool, int]:
+    """How specific a rule is for a line: not a general wording, then its longest literal; (False, 0): not in it."""
+    length = max((len(literal) for literal in rule.literals if literal in line), default=0)
+    return (not rule.is_general and length > 0, length)
+
+
+@cache
+def _with_causes() -> tuple[Rule, ...]:
+    return tuple(rule for rule in load_rules() if rule.role in ("root", "victim", "nccl", "numerics"))

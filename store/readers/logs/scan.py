@@ -11,17 +11,27 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from bisect import bisect_right
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from store.readers.external_files import SourceError, modified_ns, unpacked
-from store.readers.logs.blocks import MAX_LINES, read_error_file, read_failure, read_last_line, read_ras, read_traceback
+from store.readers.logs.blocks import (
+    MAX_LINES,
+    read_error_file,
+    read_failure,
+    read_last_line,
+    read_norms,
+    read_others,
+    read_ras,
+    read_traceback,
+)
 from store.readers.logs.file_names import rank_of_log
 from store.readers.logs.prefix import Prefix, clean, read_prefix
-from store.readers.logs.rules import Rule, load_rules
+from store.readers.logs.rules import Rule, load_rules, specificity
 from store.readers.logs.step_lines import LITERALS, StepLine, read_step
 from store.readers.logs.timestamps import Clock
 
@@ -41,7 +51,9 @@ MAX_HITS = 20_000
 """Of one literal in one file."""
 MAX_STEP_LINES = 200_000
 KEPT_OF_A_KIND = 40
-"""Events of one kind and writer: a warning in a loop is the same as its first forty."""
+"""First events of one kind and writer: a warning in a loop is the same as its first forty."""
+KEPT_LAST = 10
+"""Exceptions after those: the last ones are how it ended."""
 MAX_EVENTS = 60_000
 
 
@@ -99,6 +111,7 @@ def read_log(path: Path, *, progress: Callable[[int], None] | None = None) -> Re
                 progress(scan.log.num_bytes)
     except SourceError as error:
         scan.log.problem = str(error)
+    scan.finish()
     return scan.log
 
 
@@ -124,6 +137,9 @@ class _Scan:
         self._clock = clock
         self._hits: Counter[bytes] = Counter()
         self._kept: Counter[tuple[Any, ...]] = Counter()
+        self._last: dict[tuple[Any, ...], deque[LogEvent]] = {}
+        self._step_lines: list[int] = []
+        """Lines on which a step is reported that the step line before it did not report."""
         self._by_literal = [(literal, rule, _gate(literal)) for rule in load_rules() for literal in rule.literals]
 
     def take(self, window: bytes, end: int) -> None:
@@ -162,33 +178,49 @@ class _Scan:
         line_end = _line_end(window, begin)
         text = clean(window[begin:line_end])
         prefix = read_prefix(text, self._clock)
-        for rule in rules:
+        for rule in _most_specific(rules, window[begin:line_end]):
             if rule is None:
-                said = read_step(text)
-                if said is not None:
-                    self.log.steps.append(LogStep(prefix=prefix, said=said))
+                self._step(number, text, prefix)
             elif not rule.requires or rule.requires in text:
                 self._event(window, line_end, number, text, prefix, rule)
 
+    def _step(self, number: int, text: str, prefix: Prefix) -> None:
+        said = read_step(text)
+        if said is not None:
+            if not self.log.steps or said.step is None or said.step != self.log.steps[-1].said.step:
+                self._step_lines.append(number)
+            self.log.steps.append(LogStep(prefix=prefix, said=said))
+
+    def finish(self) -> None:
+        """Append the last exceptions, and note at each event how many steps the file reports after it."""
+        self.log.events += sorted((event for last in self._last.values() for event in last), key=lambda one: one.line)
+        for event in self.log.events:
+            later = len(self._step_lines) - bisect_right(self._step_lines, event.line)
+            if later:
+                event.fields["later_steps"] = later
+
     def _event(self, window: bytes, line_end: int, number: int, text: str, prefix: Prefix, rule: Rule) -> None:
         key = (rule.kind, prefix.stream)
-        if self._kept[key] >= KEPT_OF_A_KIND or len(self.log.events) >= MAX_EVENTS:
+        is_full = self._kept[key] >= KEPT_OF_A_KIND
+        if len(self.log.events) >= MAX_EVENTS or (is_full and rule.role != "exception"):
             return
         fields = self._fields(window, line_end, text, prefix, rule)
         if fields is None:
             return
-        self._kept[key] += 1
-        self.log.events.append(
-            LogEvent(
-                kind=rule.kind,
-                role=rule.role,
-                cause=rule.cause,
-                line=number,
-                prefix=prefix,
-                message=text[prefix.length :].strip()[:600],
-                fields=fields,
-            )
+        event = LogEvent(
+            kind=rule.kind,
+            role=rule.role,
+            cause=rule.cause,
+            line=number,
+            prefix=prefix,
+            message=text[prefix.length :].strip()[:600],
+            fields=fields,
         )
+        if is_full:
+            self._last.setdefault(key, deque(maxlen=KEPT_LAST)).append(event)
+        else:
+            self._kept[key] += 1
+            self.log.events.append(event)
 
     def _fields(self, window: bytes, line_end: int, text: str, prefix: Prefix, rule: Rule) -> dict[str, Any] | None:
         if rule.block == "traceback":
@@ -197,6 +229,10 @@ class _Scan:
             return read_failure(self._following(window, line_end))
         if rule.block == "ras":
             return read_ras(self._following(window, line_end))
+        if rule.block == "norms":
+            return read_norms(self._following(window, line_end))
+        if rule.block == "others":
+            return read_others(self._following(window, line_end))
         if rule.block == "raised":
             return read_last_line(text[prefix.length :])
         if rule.block == "error_file":
@@ -221,6 +257,15 @@ class _Scan:
             prefix = read_prefix(text, self._clock)
             rest = text[prefix.length :]
             yield prefix, rest[1:] if prefix.length and rest[:1] == " " else rest
+
+
+def _most_specific(rules: list[Rule | None], line: bytes) -> list[Rule | None]:
+    """A line has one cause: of several rules that name one, the most specific rule's."""
+    roots = [rule for rule in rules if rule is not None and rule.role == "root"]
+    if len(roots) < 2:
+        return rules
+    best = max(roots, key=lambda rule: specificity(rule, line))
+    return [rule for rule in rules if rule is None or rule.role != "root" or rule is best]
 
 
 def _gate(literal: bytes) -> bytes:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 __all__ = ["LITERALS", "StepLine", "read_step"]
 
-LITERALS = (b"loss", b"Loss")
+LITERALS = (b"loss", b"Loss", b"grad norm", b"grad_norm")
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|NaN|inf|Infinity|-inf))"
 _STEP = re.compile(
     r"(?:global_step/max_steps['\"]?\s*:\s*['\"]?|"
@@ -40,24 +40,24 @@ class StepLine:
     """A step's values on one line. `step` is None where the trainer prints none (transformers): lines are counted."""
 
     step: int | None
-    loss: float
+    loss: float | None
     grad_norm: float | None
     lr: float | None
     duration_ns: int | None
 
 
 def read_step(text: str) -> StepLine | None:
-    """The step of a line; None if it has no loss of a step."""
-    loss = _LOSS.search(text)
-    if loss is None:
+    """The step of a line; None if it has neither loss nor gradient norm of a step."""
+    loss, grad_norm = _LOSS.search(text), _GRAD_NORM.search(text)
+    if loss is None and grad_norm is None:
         return None
     step = _STEP.search(text)
-    if step is None and not ("{" in text and "epoch" in text):
+    if step is None and (loss is None or not ("{" in text and "epoch" in text)):
         return None
     return StepLine(
         step=int(step[1]) if step else None,
-        loss=_float(loss[1]),
-        grad_norm=_optional(_GRAD_NORM.search(text)),
+        loss=_optional(loss),
+        grad_norm=_optional(grad_norm),
         lr=_optional(_RATE.search(text)),
         duration_ns=_duration_ns(text),
     )

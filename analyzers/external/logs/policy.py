@@ -1,0 +1,24 @@
+"""Thresholds of verdicts out of text logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["LogPolicy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPolicy:
+    """When a line is no part of how the job ended."""
+
+    survived_steps: int = 3
+    """Steps that the file reports after an error: the job went on after it. Source: convention; one or two may have
+    been under way, or printed late."""
+    kernel_slack_s: float = 900.0
+    """Seconds before the first and after the last line of the job in which a kernel's line belongs to it for certain.
+    Source: torch's default timeout of 600 s, and what clocks differ by."""
+    kernel_other_s: float = 93_600.0
+    """Seconds beyond which a kernel's line is of another time: 26 hours, the largest difference between two time zones.
+    Source: ISO 8601 offsets."""
+    same_second_s: float = 1.0
+    """Ends that a launcher reports within this time are equally early. Source: resolution of torchrun's table."""
