@@ -13,10 +13,12 @@ from store.database import StoreBusyError, StoreCorruptError, StoreError, StoreL
 from store.ingest.ingest import Ingester, TickResult
 from store.reader import Store
 from store.rebuild import RebuildResult, rebuild
+from store.run_phase import RunPhase, run_phase, settled_phase
 
 __all__ = [
     "Ingester",
     "RebuildResult",
+    "RunPhase",
     "Store",
     "StoreBusyError",
     "StoreCorruptError",
@@ -25,4 +27,6 @@ __all__ = [
     "TickResult",
     "is_watched",
     "rebuild",
+    "run_phase",
+    "settled_phase",
 ]

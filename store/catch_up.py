@@ -12,27 +12,41 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from probes.tape.attempts import all_ended
 from probes.tape.rundir import RunDir
 from probes.tape.safe_open import file_problem
-from store.database import POLL_S, READER, StoreCorruptError, StoreError, StoreLockedError, is_watched
+from store.database import POLL_S, READER, StoreCorruptError, StoreError, StoreLockedError, connect_attached, is_watched
 from store.ingest.ingest import Ingester
 from store.ingest.rank_folders import Folder, folders_by_node
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 __all__ = ["stores_up_to_date"]
 
 LAST_WORD_S = 5.0
+COPY_BYTES = 512 << 20
+"""Size of a store up to which a reader that reads on copies it while a `watch` writes it."""
 
 
-def stores_up_to_date(run: RunDir, scratch: contextlib.ExitStack, wait_s: float) -> list[Path]:
-    """Bring every node's store up to date; returns the files to read."""
+def stores_up_to_date(
+    run: RunDir, scratch: contextlib.ExitStack, wait_s: float, *, reads_on: bool = False
+) -> list[Path]:
+    """Bring every node's store up to date; returns the files to read.
+
+    `reads_on`: of a run that is watched, what is on the tapes and not yet in the store is read into a copy.
+    """
     paths: dict[Path, Path] = {path: path for path in run.stores()}
     for node, folders in folders_by_node(run).items():
         path = run.store(node)
         try:
             paths[path] = _catch_up_node(run, node, folders, wait_s)
         except StoreLockedError:
+            if reads_on and (found := _read_on(run, node, folders, scratch, wait_s)) is not None:
+                paths[path] = found
+                continue
             if not path.exists() and not _appears(path, wait_s):
                 raise
             paths[path] = path
@@ -62,17 +76,43 @@ def _has_left(path: Path) -> bool:
     return True
 
 
+def _read_on(
+    run: RunDir, node: int, folders: Sequence[Folder], scratch: contextlib.ExitStack, wait_s: float
+) -> Path | None:
+    """A copy of a store that is being written, with the newest records; None where it is too large or unreadable."""
+    path = run.store(node)
+    with contextlib.suppress(StoreError):
+        if not path.exists():
+            return _scratch_copy(run, node, folders, scratch, fresh=True)
+        if path.stat().st_size <= COPY_BYTES:
+            # No writer opens the file while it is open here, so file and write-ahead log belong together.
+            held = connect_attached({"held": path}, wait_s=wait_s)
+            return _scratch_copy(run, node, folders, scratch, held=held)
+    return None
+
+
 def _scratch_copy(
-    run: RunDir, node: int, folders: Sequence[Folder], scratch: contextlib.ExitStack, *, fresh: bool = False
+    run: RunDir,
+    node: int,
+    folders: Sequence[Folder],
+    scratch: contextlib.ExitStack,
+    *,
+    fresh: bool = False,
+    held: DuckDBPyConnection | None = None,
 ) -> Path:
-    """A temporary store that has everything that is on the tapes; `fresh`: made from them alone, since the store is
-    being written."""
+    """A temporary store that has everything that is on the tapes.
+
+    `fresh`: made from them alone, since the store is being written. `held` keeps writers out, and is closed once the
+    store is copied.
+    """
     folder = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-")))
     original, copy = run.store(node), folder / run.store(node).name
-    for suffix in () if fresh else ("", ".wal"):
+    for suffix in () if fresh else (".wal", ""):  # closing a copied file gives up what locks this process has on it
         source = original.with_name(original.name + suffix)
         if source.exists() and not file_problem(source):
             shutil.copyfile(source, copy.with_name(copy.name + suffix))
+    if held is not None:
+        held.close()
     with Ingester(run, node, threads=2, store_path=copy, folders=folders) as ingester:
         ingester.catch_up()
     return copy

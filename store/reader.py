@@ -64,6 +64,7 @@ class Store:
         run: RunDir,
         *,
         catch_up: bool = True,
+        reads_on: bool = False,
         node: int | None = None,
         wait_s: float = WAIT_S,
         memory_bytes: int | None = None,
@@ -72,13 +73,14 @@ class Store:
         """The store of a run, live or dead.
 
         With `catch_up`, what is on the tapes and not in the store is ingested first, unless a `watch` lives, whose job
-        that is. If all ranks have ended and it has not left within `catch_up.LAST_WORD_S`, the tapes are read without
-        it. Where the run's folder cannot be written, it goes into a temporary copy. Without it, `node` reads the store
-        of one node alone, so that no writer of another node waits. `memory_bytes` bounds what queries may take; with
-        `spills` they continue in a temporary folder beyond it. Raises StoreError.
+        that is; with `reads_on` then, too, into a temporary copy. If all ranks have ended and the watch has not left
+        within `catch_up.LAST_WORD_S`, the tapes are read without it. Where the run's folder cannot be written, it goes
+        into a temporary copy. Without it, `node` reads the store of one node alone, so that no writer of another node
+        waits. `memory_bytes` bounds what queries may take; with `spills` they continue in a temporary folder beyond
+        it. Raises StoreError.
         """
         with contextlib.ExitStack() as scratch:
-            paths = stores_up_to_date(run, scratch, wait_s) if catch_up else run.stores()
+            paths = stores_up_to_date(run, scratch, wait_s, reads_on=reads_on) if catch_up else run.stores()
             paths = paths if node is None or catch_up else [path for path in paths if path == run.store(node)]
             if not paths:
                 raise StoreError(f"{run.path} has no store yet: neither a watch nor a reader made one from its tapes")

@@ -80,24 +80,27 @@ def hang_of_attempt(
         return None
     deaths = find_deaths(view, log)
     by_watch = killed_by_watch(log, view.attempt)
-    sudden = [d for d in deaths if not d.collateral and d.cause in ("signal", "exception", "exit")]
+    own = [death for death in deaths if not death.collateral and not death.is_from_outside]
+    sudden = [death for death in own if death.cause in ("signal", "exception", "exit")]
+    if view.stood_still_ns is not None and len(sudden) == len(view.ranks) and all(d.signal for d in sudden):
+        sudden = []  # all were killed in the standstill
     found = find_culprits(view)
     aborted = any(death.signal == "SIGABRT" for death in deaths) and found.is_mismatch
     if sudden and not by_watch and not aborted:
         return None
-    if deaths and now_ns is not None and not by_watch and not aborted:
+    if deaths and now_ns is not None and not by_watch and not aborted and view.stood_still_ns is None:
         return None
     seen_ns = watched_ns(view, log)
     until_ns = death_ns(view, log) or now_ns or seen_ns
     if until_ns is None and not (found.is_proof or found.cause == "finished"):
         return None  # the length of the silence is unknown: a run that was killed looks the same
     reference_ns = until_ns or view.last_ns
-    is_stalled = stalled_s(view, reference_ns, policy) is not None
+    is_stalled = view.stood_still_ns is not None or stalled_s(view, reference_ns, policy) is not None
     if not is_stalled and not aborted and not by_watch and until_ns is not None and until_ns != seen_ns:
         return None
     silent_s = max(0.0, (reference_ns - view.last_ns) / 1e9)
-    own = {rank: read_stack(stacks.folder, view.attempt, rank) for rank in found.culprits[:8]} if stacks else {}
-    finding = _finding(view, found, silent_s, again, own)
+    frames = {rank: read_stack(stacks.folder, view.attempt, rank) for rank in found.culprits[:8]} if stacks else {}
+    finding = _finding(view, found, silent_s, again, frames)
     groups = stacks.of(view, found.culprits) if stacks else []
     evidence = {**finding.evidence, "limit_s": round(limit_s(view, policy), 1)}
     return replace(finding, evidence=evidence | ({"stack_groups": groups} if groups else {}))

@@ -95,6 +95,11 @@ class Death:
         return bool(self.links) and all(_is_backends(link) for link in self.links)
 
     @property
+    def is_from_outside(self) -> bool:
+        """True for a signal by which a user or a scheduler ends a job."""
+        return self.signal in ("SIGINT", "SIGTERM", "SIGHUP")
+
+    @property
     def is_of_store(self) -> bool:
         """True if it reports a closed connection to the rendezvous store."""
         found = self.origin
@@ -120,12 +125,13 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
     # A rank that exits with code 0 while the others still train is what they lost.
     failed = any(event.text("reason") == "failed" for event in log.of(event_kinds.RUN_ENDED))
     lost_a_peer = any(_is_consequence(death, view, earlier=True) for death in found.values())
+    closed = {event.rank for event in log.of(event_kinds.RANK_CLOSED, attempt=view.attempt)}
     for event in log.of(event_kinds.RANK_EXIT, attempt=view.attempt):
         rank, name = event.integer("exit_rank"), event.text("signal")
         code = event.integer("exit_code", 0)
         if rank in found or rank < 0:
             continue
-        is_closed = not name and rank in view.ranks and view.ranks[rank].closed
+        is_closed = not name and rank in closed
         if is_closed and not (lost_a_peer if code == 0 else failed):
             continue  # a clean end: the code is the run's result (given up), not a cause of death
         exhausted = event.text("out_of_memory")
@@ -136,7 +142,7 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
                             links=(Link(named[1] if named else "", message),))  # fmt: skip
     for event in log.of(event_kinds.RANK_STATE, attempt=view.attempt):
         rank = event.integer("state_rank")
-        if event.text("state") == "dead" and rank in view.ranks and rank not in found and not view.ranks[rank].closed:
+        if event.text("state") == "dead" and rank in view.ranks and rank not in found and rank not in closed:
             found[rank] = Death(rank=rank, when_ns=event.wall_ns, cause="vanished")
     deaths = sorted(found.values(), key=lambda death: (death.when_ns, death.rank))
     # watch also sees the processes that the agent ended: a silent end counts only where no other rank has a reason.

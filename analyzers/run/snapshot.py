@@ -6,7 +6,7 @@
 
 It judges nothing; `hangs` and `deaths` do. It reads only the newest steps, so it costs the same after a million of
 them. Once a process of the attempt has ended, the snapshot is of the moment before: what the other ranks recorded
-afterwards (failed calls, errors) is a consequence.
+afterwards (failed calls, errors) is a consequence. The same holds for the end of a standstill.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ SNAPSHOT_EVENTS = (
     event_kinds.RUN_ENDED,
     event_kinds.CULPRIT_KILLED,
     event_kinds.STACKS,
+    event_kinds.FINDING,
     event_kinds.ATTEMPT_STARTED,
     event_kinds.RANK_STOPPED,
 )
@@ -90,6 +91,8 @@ class AttemptView:
     median_step_ns: int = 0
     longest_step_ns: int = 0
     world_size: int = 0
+    stood_still_ns: int | None = None
+    """When `watch` reported the standstill in which the attempt ended: nothing was begun after it."""
 
     @property
     def last_ns(self) -> int:
@@ -115,7 +118,8 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
     """Read the end of an attempt. Tables that are missing leave their part empty."""
     identities = _identities(source, attempt)
     views = {rank: RankView(rank=rank, last_ns=wall_ns) for rank, (wall_ns, _) in identities.items()}
-    cut_ns = _cut(source, attempt, log)
+    stood_still_ns = _stood_still(source, attempt, log)
+    cut_ns = min(_cut(source, attempt, log), stood_still_ns or NEVER_NS)
     median_ns, longest_ns = _steps(source, attempt, views, cut_ns)
     since_step = min((view.step for view in views.values() if view.step is not None), default=0) - 1
     _spans(source, attempt, views, since_step, cut_ns)
@@ -127,7 +131,7 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
         in_order = tuple(sorted(found.calls, key=lambda call: call.issue_ns))
         views[rank] = replace(views[rank], calls=in_order, unwaited=tuple(found.unwaited), num_in_flight=found.number)
     next_calls, newest_calls = call_order(source, attempt, since_step - ORDER_STEPS, cut_ns)
-    _process_states(log, attempt, views, cut_ns)
+    _process_states(log, attempt, views, cut_ns, closed_until_ns=stood_still_ns or NEVER_NS)
     return AttemptView(
         attempt=attempt,
         ranks=views,
@@ -139,6 +143,7 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
         median_step_ns=median_ns,
         longest_step_ns=longest_ns,
         world_size=max([len(views), *(size for _, size in identities.values())]),
+        stood_still_ns=stood_still_ns,
     )
 
 
@@ -167,6 +172,30 @@ def _cut(source: Source, attempt: int, log: EventLog) -> int:
     return cut_ns if last_ns is None or last_ns <= cut_ns + SKEW_NS else NEVER_NS
 
 
+def _stood_still(source: Source, attempt: int, log: EventLog) -> int | None:
+    """Time at which `watch` reported a standstill that lasted until the end; None if there is none.
+
+    A process that is interrupted in a standstill leaves its calls and phases, and closes its tapes. That is no
+    progress, only what is begun is. Without this, a hang that was reported would be gone once the job is terminated.
+    """
+    reports = [event.wall_ns for event in log.of(event_kinds.STACKS, attempt=attempt)]
+    reports += [
+        event.wall_ns
+        for event in log.of(event_kinds.FINDING, attempt=attempt)
+        if event.text("finding_kind") == "hang" and event.text("status") == "fired"
+    ]
+    ends = [event.text("reason") for event in log.of(event_kinds.RUN_ENDED, attempt=attempt)]
+    if not reports or "finished" in ends:
+        return None
+    begun = (("steps", "start_ns"), ("spans", "start_ns"), ("collectives", "issue_ns"))
+    newest_ns = 0
+    for table, column in begun:
+        if source.has(table):
+            ((found,),) = source.rows(f"SELECT max({column}) FROM {table} WHERE attempt = ?", [attempt])
+            newest_ns = max(newest_ns, found or 0)
+    return min((when_ns for when_ns in reports if when_ns > newest_ns), default=None)
+
+
 def _identities(source: Source, attempt: int) -> dict[int, tuple[int, int]]:
     if not source.has("ranks"):
         return {}
@@ -191,9 +220,9 @@ def _steps(source: Source, attempt: int, views: dict[int, RankView], cut_ns: int
     ((median_ns, longest_ns),) = source.rows(
         """
         SELECT median(duration_ns), max(duration_ns - coalesce(checkpoint_ns, 0) - coalesce(evaluate_ns, 0))
-        FROM steps WHERE attempt = ? AND step > ? AND duration_ns IS NOT NULL
+        FROM steps WHERE attempt = ? AND step > ? AND start_ns + duration_ns <= ?
         """,
-        [attempt, newest - RECENT_STEPS],
+        [attempt, newest - RECENT_STEPS, cut_ns],
     )
     return int(median_ns or 0), int(longest_ns or 0)
 
@@ -227,7 +256,7 @@ def _members(source: Source, attempt: int, last_seq: Mapping[tuple[str, int], in
     return {group: tuple(sorted(ranks)) for group, ranks in members.items()}
 
 
-def _process_states(log: EventLog, attempt: int, views: dict[int, RankView], cut_ns: int) -> None:
+def _process_states(log: EventLog, attempt: int, views: dict[int, RankView], cut_ns: int, closed_until_ns: int) -> None:
     for event in log.of(event_kinds.RANK_STATE, attempt=attempt):
         rank = event.integer("state_rank")
         if rank in views and event.wall_ns <= cut_ns:
@@ -237,5 +266,5 @@ def _process_states(log: EventLog, attempt: int, views: dict[int, RankView], cut
             if rank in views and event.wall_ns > views[rank].last_ns:
                 views[rank] = replace(views[rank], holds_gil=True)
     for event in log.of(event_kinds.RANK_CLOSED, attempt=attempt):
-        if event.rank in views:
+        if event.rank in views and event.wall_ns <= closed_until_ns:
             views[event.rank] = replace(views[event.rank], closed=True)

@@ -101,6 +101,8 @@ def watched_ns(view: AttemptView, log: EventLog) -> int | None:
 def stalled_before_death(view: AttemptView, log: EventLog, policy: StallPolicy) -> float | None:
     """Seconds of silence before the first process ended, or its stack was taken, if beyond the limit."""
     when_ns, seen_ns = death_ns(view, log), watched_ns(view, log)
+    if view.stood_still_ns is not None:
+        return (max(when_ns or 0, view.stood_still_ns) - view.last_ns) / 1e9
     if when_ns is None:
         return None if seen_ns is None else (seen_ns - view.last_ns) / 1e9
     return stalled_s(view, when_ns, policy)

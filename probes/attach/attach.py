@@ -23,6 +23,7 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.util import Finalize
@@ -70,6 +71,7 @@ class Attached:
         self._unknown: set[str] = set()
         self._number = 0
         self._died = False
+        self._end = ("finished", 0)
         self._speaks_for = -1
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._gradient_interval = 50
@@ -140,7 +142,8 @@ class Attached:
         assert self._phases is not None
         if identity.local_rank == 0:
             self._speaks_for = identity.node_rank
-            self.recorder.event(event_kinds.RUN_STARTED, node_rank=identity.node_rank)
+            launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
+            self.recorder.event(event_kinds.RUN_STARTED, node_rank=identity.node_rank, launcher_pid=launcher)
         self._undo.append(self._close)
         self._undo.append(register(run, self.recorder.attempt, identity.rank))
         assert isinstance(self.recorder, TapeRecorder)
@@ -164,7 +167,9 @@ class Attached:
 
         def record_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             with failing_open("attach.exception"):
-                if _current is self and not issubclass(kind, KeyboardInterrupt):
+                if _current is self and issubclass(kind, KeyboardInterrupt):
+                    self._end = ("interrupted", 128 + signal.SIGINT)
+                elif _current is self:
                     self._died = True
                     self.recorder.event(event_kinds.EXCEPTION, **described(error))
             before(kind, error, trace)
@@ -188,7 +193,8 @@ class Attached:
     def _close(self) -> None:
         """The records are whole: whoever speaks for the node says so, as a launcher of ours would."""
         if self._speaks_for >= 0:
-            self.recorder.event(event_kinds.RUN_ENDED, node_rank=self._speaks_for, reason="finished", exit_code=0)
+            reason, code = self._end
+            self.recorder.event(event_kinds.RUN_ENDED, node_rank=self._speaks_for, reason=reason, exit_code=code)
         self.recorder.close()
 
     def watch(

@@ -22,7 +22,10 @@ from .rundir import RunDir
 from .safe_open import open_plain
 from .schema import UNSET
 
-__all__ = ["all_closed", "all_ended", "claim", "claims", "newest", "start_ticks"]
+__all__ = [
+    "all_closed", "all_ended", "claim", "claims", "is_closed", "newest", "process_is_alive", "rank_is_gone",
+    "start_ticks",
+]  # fmt: skip
 
 _CLAIM = re.compile(r"(\d{5,9})\.json")
 MAX_BYTES = 1 << 20
@@ -86,7 +89,7 @@ def all_closed(run: RunDir) -> bool:
     """Return True if every rank of the newest attempt ended by itself and closed its tapes."""
     folders = list(run.rank_dirs())
     last = max((attempt for attempt, _, _ in folders), default=-1)
-    return last >= 0 and all(_is_closed(folder / "events.jsonl") for attempt, _, folder in folders if attempt == last)
+    return last >= 0 and all(is_closed(folder / "events.jsonl") for attempt, _, folder in folders if attempt == last)
 
 
 def all_ended(run: RunDir) -> bool:
@@ -97,23 +100,33 @@ def all_ended(run: RunDir) -> bool:
     folders = list(run.rank_dirs())
     last = max((attempt for attempt, _, _ in folders), default=-1)
     newest = [folder / "events.jsonl" for attempt, _, folder in folders if attempt == last]
-    return last >= 0 and all(_is_closed(events) or _is_gone(events) for events in newest)
+    return last >= 0 and all(is_closed(events) or rank_is_gone(events) for events in newest)
 
 
-def _is_gone(events: Path) -> bool:
-    """Return True if the process that wrote a rank's first event ran on this host and has ended."""
+def rank_is_gone(events: Path) -> bool | None:
+    """Return True if the process that wrote a rank's first event has ended; None if it ran on another host."""
     try:
         with open(open_plain(events), "rb") as file:
             first = json.loads(file.readline(MAX_BYTES))
         if first.get("host") != socket.gethostname():
-            return False
-        return start_ticks(int(first["pid"])) != int(first["start_ticks"])
+            return None
+        return not process_is_alive(int(first["pid"]), int(first["start_ticks"]))
     except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def process_is_alive(pid: int, started_ticks: int = 0) -> bool:
+    """Return True if a process runs under this pid of this host (a zombie does not); 0: started at any time."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return fields[0] not in (b"Z", b"X") and started_ticks in (0, int(fields[19]))
+    except (OSError, IndexError, ValueError):
         return False
 
 
-def _is_closed(events: Path) -> bool:
-    """A rank's last event says so; one file is read from its end, whatever it holds."""
+def is_closed(events: Path) -> bool:
+    """Return True if a rank's last event is that it closed; one file is read from its end, whatever it holds."""
     try:
         with open(open_plain(events), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))

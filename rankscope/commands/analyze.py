@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from analyzers.diagnose import Diagnosis
     from analyzers.numerics.why_spike import WhySpike
 
-__all__ = ["EPILOG", "analyze"]
+__all__ = ["EPILOG", "analyze", "judge_run"]
 
 EPILOG = (
     "Examples:  rankscope analyze runs/latest   |   rankscope analyze job.log   |   "
@@ -120,20 +120,20 @@ def _newest_run(path: Path) -> Path:
     return path / names[0]
 
 
-def _of_run(run: Path, why_spike: str) -> tuple[Diagnosis, WhySpike | None]:
-    import time
+def judge_run(run: Path) -> Diagnosis:
+    """Judge a run, live or dead, as the command does."""
+    return _of_run(run, "")[0]
 
+
+def _of_run(run: Path, why_spike: str) -> tuple[Diagnosis, WhySpike | None]:
     from analyzers.account.long_run import MEMORY_BYTES
-    from analyzers.diagnose import diagnose
+    from analyzers.diagnose_run import diagnosed_run
     from analyzers.numerics.why_spike import explain
     from probes.tape.rundir import RunDir
-    from store import Store, is_watched
 
-    folder = RunDir.open(run)
-    with Store.open(folder, memory_bytes=MEMORY_BYTES, spills=True) as store:
+    with diagnosed_run(RunDir.open(run), memory_bytes=MEMORY_BYTES, spills=True) as (store, diagnosis):
         spike = explain(store, None if why_spike == "worst" else int(why_spike)) if why_spike else None
-        now_ns = time.time_ns() if is_watched(folder.stores()) else None
-        return diagnose(store, folder.manifest(), now_ns=now_ns, stacks_dir=folder.stacks), spike
+        return diagnosis, spike
 
 
 def _print(diagnosis: Diagnosis, spike: WhySpike | None, output: str) -> None:

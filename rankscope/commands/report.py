@@ -33,24 +33,20 @@ def report(
     steps: Annotated[str, typer.Option("--steps", metavar="FIRST:LAST", help="Steps of the trace. Default: all.")] = "",
 ) -> None:
     """Write the diagnosis of a run to a file; without a FILE, to RUN/reports/report.html."""
-    import time
-
     from analyzers.account.long_run import MEMORY_BYTES
-    from analyzers.diagnose import diagnose
+    from analyzers.diagnose_run import diagnosed_run
     from analyzers.report.files import ReportError, step_range, write_reports
     from probes.tape.reader import TapeError
     from probes.tape.rundir import RunDir, RunError
-    from store import Store, StoreError, is_watched
+    from store import StoreError
 
     try:
         folder = RunDir.open(run)
         if html is None and markdown is None and chrome_trace is None:
             html = folder.reports / "report.html"
         chosen = step_range(steps)
-        with Store.open(folder, memory_bytes=MEMORY_BYTES, spills=True) as store:
-            now_ns = time.time_ns() if is_watched(folder.stores()) else None
+        with diagnosed_run(folder, memory_bytes=MEMORY_BYTES, spills=True) as (store, diagnosis):
             manifest = folder.manifest()
-            diagnosis = diagnose(store, manifest, now_ns=now_ns, stacks_dir=folder.stacks)
             written = write_reports(
                 store, diagnosis, manifest, html=html, markdown=markdown, chrome_trace=chrome_trace, steps=chosen,
                 version=__version__,

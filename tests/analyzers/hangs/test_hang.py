@@ -291,3 +291,48 @@ def test_alone_it_is_the_same() -> None:
     assert hang_of(world).cause == "busy"
     world.event("stacks", 5.5, path="stacks", ranks=[0], gil_ranks=[0])
     assert (hang_of(world).cause, hang_of(world).ranks) == ("gil", (0,))
+
+
+@pytest.mark.parametrize("ends", ["closed", "killed", "terminated", "running"])
+def test_a_reported_hang_stands_when_the_job_is_ended_from_outside(ends: str) -> None:
+    """Ranks that are interrupted leave their calls and phases and close: nothing was begun, so nothing is over."""
+    world = World()
+    for rank in (0, 2, 3):
+        world.enter(rank, end_ns=world.after(12.0))
+        world.span(rank, "backward", end_ns=world.after(12.0))
+    world.event("finding", 8.0, finding_kind="hang", status="fired")
+    if ends == "closed":
+        world.event("run_ended", 12.1, rank=0, reason="interrupted", exit_code=130)
+    for rank in range(4):
+        if ends == "closed":
+            world.event("rank_closed", 12.1, rank=rank)
+        elif ends == "killed":
+            world.event("rank_state", 12.5, state_rank=rank, state="dead")
+        elif ends == "terminated":
+            world.event("rank_exit", 12.5, exit_rank=rank, exit_code=-2, signal="SIGINT")
+    for now_ns in (None, world.after(13.0)) if ends != "running" else (world.after(13.0),):
+        (finding,) = judged_hangs(world.store, POLICY, now_ns)
+        assert (finding.cause, finding.ranks) == ("not_entered", (1,))
+        assert judged_losses(world.store, POLICY, now_ns) == []
+
+
+def test_a_standstill_that_the_run_left_is_over() -> None:
+    world = World()
+    for rank in (0, 2, 3):
+        world.enter(rank, end_ns=world.after(12.0))
+    world.event("finding", 8.0, finding_kind="hang", status="fired")
+    world.now_ns = world.after(12.0)
+    for rank in range(4):
+        world.enter(rank)
+    assert judged_hangs(world.store, POLICY, world.after(1.0)) == []
+
+
+def test_a_rank_that_crashes_in_a_standstill_is_what_ended_the_run() -> None:
+    world = World()
+    for rank in (0, 2, 3):
+        world.enter(rank)
+    world.event("finding", 8.0, finding_kind="hang", status="fired")
+    world.event("rank_exit", 12.0, exit_rank=1, exit_code=-11, signal="SIGSEGV")
+    assert judged_hangs(world.store, POLICY, None) == []
+    (finding,) = judged_losses(world.store, POLICY, None)
+    assert (finding.cause, finding.ranks) == ("signal", (1,))

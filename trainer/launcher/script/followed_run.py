@@ -21,13 +21,13 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from analyzers.diagnose import diagnose
+from analyzers.diagnose_run import diagnosed_run
 from analyzers.report.wording.explained import next_step, why
 from probes.attach.announcement import VARIABLE, Announcement, announced
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import RunDir, RunError
-from store import Store, StoreError
+from store import StoreError
 from watch.oom_kills import OomCounter
 
 __all__ = ["FollowedRun"]
@@ -87,8 +87,8 @@ class FollowedRun:
         if exit_code:  # of a clean end, the script's local rank 0 has written it
             self._write(found, event_kinds.RUN_ENDED, node_rank=self._node_rank, reason=reason, exit_code=exit_code)
         try:
-            with Store.open(self._run) as store:
-                diagnosis = diagnose(store, self._run.manifest(), stacks_dir=self._run.stacks)
+            with diagnosed_run(self._run, is_over=True) as (_, diagnosis):
+                pass
         except (RunError, StoreError, OSError) as error:
             self._print(f"The run cannot be judged: {escape(str(error))}.")
             return True

@@ -71,7 +71,7 @@ class _RecordedAgent(LocalElasticAgent):
             if pid not in self._reported:
                 self._reported.add(pid)
                 rank = worker_group.workers[local_rank].global_rank
-                by_us = is_stopped and code in (-signal.SIGTERM, -signal.SIGKILL)
+                by_us = is_stopped and code in (-signal.SIGTERM, -signal.SIGKILL, -signal.SIGINT)
                 self._exits.ended(rank=rank, pid=pid, code=code, is_stopped=by_us)
 
 

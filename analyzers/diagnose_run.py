@@ -1,0 +1,58 @@
+"""Open a run and diagnose it at any moment, also in the second in which it ends.
+
+    with diagnosed_run(RunDir.open(path)) as (store, diagnosis):
+        diagnosis.verdict
+
+While a run is ending its records are not complete: ranks raise the errors of broken connections before the launcher
+has recorded which rank died. So the verdict waits a few seconds for the last records, reads what a `watch` has not
+ingested yet, and says "Still reading" where the end of a rank is still unexplained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from analyzers.diagnose import Diagnosis, diagnose
+from analyzers.wording import ranks_text
+from probes.tape.rundir import RunDir
+from store import Store, is_watched
+from store.run_phase import RunPhase, run_phase, settled_phase
+
+__all__ = ["STILL_READING", "diagnosed_run"]
+
+STILL_READING = "Still reading"
+MAX_READS = 3
+"""Readings of a run whose phase changes meanwhile."""
+EXPLAINS_END = ("rank_lost", "hang")
+
+
+@contextlib.contextmanager
+def diagnosed_run(run: RunDir, *, is_over: bool = False, **options: Any) -> Iterator[tuple[Store, Diagnosis]]:
+    """The run's store and its diagnosis. `is_over`: the caller knows that it has ended; `options` are `Store.open`'s.
+
+    Raises StoreError.
+    """
+    with contextlib.ExitStack() as opened:
+        for last in (False,) * (MAX_READS - 1) + (True,):
+            phase = RunPhase(word="ended") if is_over else settled_phase(run)
+            store = opened.enter_context(Store.open(run, reads_on=True, **options))
+            diagnosis = _judge(run, store, phase)
+            if last or is_over or run_phase(run).word == phase.word:
+                break
+            opened.close()
+        yield store, diagnosis
+
+
+def _judge(run: RunDir, store: Store, phase: RunPhase) -> Diagnosis:
+    is_live = phase.word in ("running", "ending") or (phase.word == "unknown" and is_watched(run.stores()))
+    now_ns = time.time_ns() if is_live else None
+    diagnosis = diagnose(store, run.manifest(), now_ns=now_ns, stacks_dir=run.stacks)
+    if phase.word != "ending" or any(found.kind in EXPLAINS_END for found in diagnosis.fired):
+        return diagnosis
+    have = "has" if len(phase.ended) == 1 else "have"
+    text = f"{STILL_READING}: {ranks_text(phase.ended)} {have} ended, and how is not recorded yet. Analyze again soon."
+    return replace(diagnosis, verdict=text, run={**diagnosis.run, "still_reading": True})
