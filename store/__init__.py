@@ -13,12 +13,10 @@ from store.database import StoreBusyError, StoreCorruptError, StoreError, StoreL
 from store.ingest.ingest import Ingester, TickResult
 from store.reader import Store
 from store.rebuild import RebuildResult, rebuild
-from store.run_phase import RunPhase, run_phase, settled_phase
 
 __all__ = [
     "Ingester",
     "RebuildResult",
-    "RunPhase",
     "Store",
     "StoreBusyError",
     "StoreCorruptError",
@@ -27,6 +25,4 @@ __all__ = [
     "TickResult",
     "is_watched",
     "rebuild",
-    "run_phase",
-    "settled_phase",
 ]

@@ -127,9 +127,9 @@ def judge_run(run: Path) -> Diagnosis:
 
 def _of_run(run: Path, why_spike: str) -> tuple[Diagnosis, WhySpike | None]:
     from analyzers.account.long_run import MEMORY_BYTES
-    from analyzers.diagnose_run import diagnosed_run
     from analyzers.numerics.why_spike import explain
     from probes.tape.rundir import RunDir
+    from watch.verdicts.diagnosed_run import diagnosed_run
 
     with diagnosed_run(RunDir.open(run), memory_bytes=MEMORY_BYTES, spills=True) as (store, diagnosis):
         spike = explain(store, None if why_spike == "worst" else int(why_spike)) if why_spike else None

@@ -34,11 +34,11 @@ def report(
 ) -> None:
     """Write the diagnosis of a run to a file; without a FILE, to RUN/reports/report.html."""
     from analyzers.account.long_run import MEMORY_BYTES
-    from analyzers.diagnose_run import diagnosed_run
     from analyzers.report.files import ReportError, step_range, write_reports
     from probes.tape.reader import TapeError
     from probes.tape.rundir import RunDir, RunError
     from store import StoreError
+    from watch.verdicts.diagnosed_run import diagnosed_run
 
     try:
         folder = RunDir.open(run)

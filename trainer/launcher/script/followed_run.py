@@ -21,7 +21,6 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from analyzers.diagnose_run import diagnosed_run
 from analyzers.report.wording.explained import next_step, why
 from probes.attach.announcement import VARIABLE, Announcement, announced
 from probes.tape import event_kinds
@@ -29,6 +28,7 @@ from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import RunDir, RunError
 from store import StoreError
 from watch.oom_kills import OomCounter
+from watch.verdicts.diagnosed_run import diagnosed_run
 
 __all__ = ["FollowedRun"]
 

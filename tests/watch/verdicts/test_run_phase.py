@@ -16,8 +16,8 @@ import pytest
 from probes.tape.attempts import start_ticks
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
-from store import run_phase, settled_phase
 from tests.factories import empty_run
+from watch.verdicts.run_phase import run_phase, settled_phase
 
 
 @pytest.fixture

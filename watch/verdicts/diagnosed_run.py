@@ -20,7 +20,7 @@ from analyzers.diagnose import Diagnosis, diagnose
 from analyzers.wording import ranks_text
 from probes.tape.rundir import RunDir
 from store import Store, is_watched
-from store.run_phase import RunPhase, run_phase, settled_phase
+from watch.verdicts.run_phase import RunPhase, run_phase, settled_phase
 
 __all__ = ["STILL_READING", "diagnosed_run"]
 
