@@ -36,18 +36,11 @@ class BackwardWait:
         self._task = -1
         self._begin_ns = 0
         self._begin_wait_ns = 0
-        self._before: Any = None  # the event of `_begin`, if calls of a GPU are expected
 
-    def follow(self, call: Call, future: Any) -> bool:
-        """Complete `call` when `future` is, and count the wait for it if a backward pass ends with one.
-
-        False if `call` can't be followed: the future of a GPU's call is complete at once, and its end is seen only
-        where a stream waits for it.
-        """
+    def follow(self, call: Call, future: Any) -> None:
+        """Complete `call` when `future` is, and count the wait for it if a backward pass ends with one."""
         calls = self._calls
         call.in_backward = self._expect(call, future)
-        if call.start is not None:
-            return call.in_backward
 
         def completed(done: Any) -> None:
             end = _monotonic_ns()  # on gloo's thread: the less it does, the less it keeps others from Python
@@ -66,7 +59,6 @@ class BackwardWait:
                 record_error("collectives.completed", error)
 
         future.add_done_callback(completed)
-        return True
 
     def _expect(self, call: Call, future: Any) -> bool:
         task: int = torch._C._current_graph_task_id()
@@ -83,8 +75,6 @@ class BackwardWait:
         with failing_open("collectives.backward"):
             self._begin_wait_ns = self._calls.recorder.wait_ns
             Variable._execution_engine.queue_callback(self._end)
-            if any(call.start is not None for call, _ in self._expected):
-                self._before = self._calls.device.mark()
             self._begin_ns = _monotonic_ns()
 
     def _end(self) -> None:
@@ -93,11 +83,7 @@ class BackwardWait:
             calls, expected = self._calls, self._expected
             self._expected, self._task = [], -1
             complete = []
-            if self._before is not None:
-                self._end_on_device([call for call, _ in expected if call.start is not None])
             for call, future in expected:
-                if call.start is not None:
-                    continue
                 call.in_backward = False
                 if future.done():  # else nobody waited for it here: it is finished when it is complete
                     complete.append(call)
@@ -110,10 +96,3 @@ class BackwardWait:
             calls.add_wait(exposed)
             for call in complete:
                 calls.finish(call, call.end_ns, exposed if call is last else 0)
-
-    def _end_on_device(self, expected: list[Call]) -> None:
-        device = self._calls.device
-        before, self._before = self._before, None
-        after = device.mark()
-        for call in expected:  # the last that was issued is the one that the stream waited for
-            device.passed(call, before if call is expected[-1] else after, after, shared=True)

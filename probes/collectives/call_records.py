@@ -7,7 +7,7 @@
 
 or, for a call that goes on while its caller does something else,
 
-    call = calls.track(slot, issue_ns, tensors, reduces)
+    call = Call(slot, issue_ns)
     ...
     calls.finish(call, end_ns, waited_ns)
 
@@ -37,7 +37,6 @@ from ..nonfinite import holds_nonfinite, nonfinite_and_peak
 from ..tape.schema import UNSET
 from ..tape_recorder import TapeRecorder
 from .caller import CallerNames
-from .cuda_timing import DeviceCalls
 
 __all__ = ["Call", "Calls", "GroupCalls"]
 
@@ -55,7 +54,7 @@ _python_threads = threading._active  # type: ignore[attr-defined]  # get_ident()
 class Call:
     """One call that is in flight while its caller goes on: where its record is, and when it was made."""
 
-    __slots__ = ("end_ns", "finished", "in_backward", "issue_ns", "place", "slot", "start")
+    __slots__ = ("end_ns", "finished", "in_backward", "issue_ns", "slot")
 
     def __init__(self, slot: int, issue_ns: int) -> None:
         self.slot = slot
@@ -63,20 +62,18 @@ class Call:
         self.end_ns = 0
         self.finished = False
         self.in_backward = False
-        self.start: Any = None  # the event before a call on a GPU
-        self.place = -1  # where its check for NaN puts its result
 
 
 class GroupCalls:
     """State of one process group: its label, members and sequence numbers."""
 
-    __slots__ = ("_peers", "coalesced", "dimension", "label", "members", "next_seq")
+    __slots__ = ("_peers", "dimension", "host_timed", "label", "members", "next_seq")
 
     def __init__(self) -> None:
         self.label = 0  # until torch knows the members
         self.dimension = ""  # of the mesh, where gradients are reduced over it
         self.members: Sequence[int] = ()
-        self.coalesced: list[Call] | None = None  # calls that are being made as one
+        self.host_timed: set[str] = set()  # types of devices whose calls the host waits for, beside its own
         self.next_seq = itertools.count().__next__
         self._peers: dict[tuple[int, int], Iterator[int]] = {}
 
@@ -106,8 +103,6 @@ class Calls:
         self._backward = recorder.name("backward")
         self.gradient_peaks: dict[str, float] = {}
         """Largest absolute value of what was reduced since they were last taken, by dimension of the mesh."""
-        self.device = DeviceCalls(self.finish, self._flag)
-        recorder.at_close.append(self.device.collect)
 
     def open(
         self,
@@ -151,21 +146,6 @@ class Calls:
         issue_ns = _monotonic_ns()
         return self._open(rest, recorder.step_number, seq, nbytes, issue_ns), issue_ns
 
-    def track(self, slot: int, issue_ns: int, tensors: Sequence[torch.Tensor], reduces: bool) -> Call:
-        """A handle for a record that is finished later; on a GPU, with its events before the call."""
-        call = Call(slot, issue_ns)
-        # A CUDA graph that replays our events would tell nothing.
-        if tensors and tensors[0].is_cuda and not torch.cuda.is_current_stream_capturing():
-            if self.device.pending:
-                self.device.collect()
-            if reduces and self._check_nonfinite:
-                call.place = self.device.check(tensors)
-            call.start = self.device.mark()
-        return call
-
-    def _flag(self, call: Call, nonfinite: bool) -> None:
-        self._tape.set(call.slot, "nonfinite", nonfinite)
-
     def finish(self, call: Call, end_ns: int, wait_ns: int) -> None:
         """Complete the record of `call`, once."""
         if not call.finished:
@@ -178,9 +158,15 @@ class Calls:
         self._tape.set(call.slot, "end_ns", end_ns)
 
     def dropped(self, call: Call, work: Any) -> None:
-        """Nobody waits for `call` any more: complete its record now or, if it still runs, with a later call."""
-        self._adrift.append((call, work))
-        self._settle()
+        """Nobody waits for `call` any more: complete its record when it ends."""
+        try:
+            future = work.get_future()
+        except RuntimeError:  # this kind of call has none: look again with a later one
+            self._adrift.append((call, work))
+            self._settle()
+            return
+        finish = self.finish
+        future.add_done_callback(lambda done: finish(call, _monotonic_ns(), 0))
 
     def _settle(self) -> None:
         now = _monotonic_ns()
@@ -200,7 +186,11 @@ class Calls:
         """Return True in a thread that trains, False in background threads started from Python."""
         # Autograd's own threads are not Python's: they run the backward pass of a device.
         ident = get_ident()
-        return ident == self._training_thread or ident not in _python_threads
+        if ident == self._training_thread:
+            return True
+        # A thread that is not Python's and has logged something has an entry from then on, a dummy.
+        thread = _python_threads.get(ident)
+        return thread is None or type(thread) is threading._DummyThread
 
     def _describe(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> tuple[int, bytes]:
         """Bytes of a call, and what else is the same in all records of its kind from this place; for `open` alone."""

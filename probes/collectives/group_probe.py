@@ -8,6 +8,7 @@ probe.label()                   # at the first call: torch knows the members onl
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from torch.distributed import distributed_c10d as c10d
@@ -26,8 +27,9 @@ __all__ = ["GroupProbe"]
 class GroupProbe:
     """State shared by the recorded groups of one recorder."""
 
-    def __init__(self, recorder: TapeRecorder, *, check_nonfinite: bool) -> None:
+    def __init__(self, recorder: TapeRecorder, *, check_nonfinite: bool, has_plugin: bool = False) -> None:
         self.recorder = recorder
+        self._has_plugin = has_plugin
         self.calls = Calls(recorder, check_nonfinite=check_nonfinite)
         self.backward = BackwardWait(self.calls)
         self.unreduced = Unreduced()
@@ -36,11 +38,8 @@ class GroupProbe:
         self._made: list[weakref.ref[Any]] = []
 
     def made(self, group: Any) -> None:
-        """Remember the order in which groups are made: it is the same on all their members."""
+        """Remember the order in which groups are made, which is the same on all their members; also to release them."""
         self._unlabelled.append(weakref.ref(group))
-
-    def holds(self, group: Any) -> None:
-        """Remember a group, to be released."""
         self._made.append(weakref.ref(group))
 
     def release(self) -> None:
@@ -64,26 +63,35 @@ class GroupProbe:
     def _label_one(self, group: Any) -> None:
         members = _members(group)
         if members is None:
-            self.made(group)
+            self._unlabelled.append(weakref.ref(group))
             return
-        description = group.group_desc
-        label = group_label(description, members)
-        number = self._labels[label] = self._labels.get(label, 0) + 1
-        if number > 1:
-            label = f"{label}#{number}"
+        label = self._announced(group, members, "wrapper")
         group.calls.members = members
         kind = label.partition(":")[0]
         # A mesh of one dimension has the world's group: there only what the backward pass reduces is a gradient.
         group.calls.dimension = kind if kind.startswith("dp_") or kind == "world" else ""
         group.calls.label = self.recorder.name(label)
+
+    def announce_plain(self, group: Any, members: Sequence[int]) -> None:
+        """Describe a group that records nothing itself, after those that were made before it."""
+        self.label()
+        self._announced(group, list(members), "nccl_plugin" if self._has_plugin else "nothing")
+
+    def _announced(self, group: Any, members: list[int], recorded_by: str) -> str:
+        """Write the event of a group; returns its label."""
+        label = group_label(group.group_desc, members)
+        number = self._labels[label] = self._labels.get(label, 0) + 1
+        if number > 1:
+            label = f"{label}#{number}"
         self.recorder.event(
             event_kinds.PROCESS_GROUP,
             process_group=label,
-            description=description,
+            description=group.group_desc,
             group_name=group.group_name,
-            recorded_by="wrapper",
+            recorded_by=recorded_by,
             members=members,
         )
+        return label
 
 
 def _members(group: Any) -> list[int] | None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..fail_open import record_error
-from .call_records import GroupCalls
+from .call_records import Call, GroupCalls
 from .group_probe import GroupProbe
 from .methods import Method
 from .work_handle import RecordedWork
@@ -48,18 +48,20 @@ def recorded_method(
             else:
                 options = kwargs["opts"] if "opts" in kwargs else args[-1] if args else None
                 is_async = getattr(options, "asyncOp", True)
-                sync = not is_async and group.coalesced is None
+                sync = not is_async
             tensors: Sequence[torch.Tensor] = ()
             if 0 <= input_index < len(args):
                 tensors = args[input_index]
                 if type(tensors) is not list or len(tensors) != 1 or type(tensors[0]) is list:
                     tensors = _tensors(tensors)
+                if tensors and not tensors[0].is_cpu and tensors[0].device.type not in group.host_timed:
+                    return real(*args, **kwargs)  # the host knows only when it was enqueued: no record is better
             if reduces and unreduced.is_on:
                 options = kwargs["opts"] if "opts" in kwargs else args[-1] if args else None
                 unreduced.add(method.op, tensors, getattr(options, "reduceOp", None), len(group.members))
             slot, issue_ns = open_record(group, op, tensors, peer, is_async, reduces)
-            if not sync or (tensors and tensors[0].is_cuda):
-                call = calls.track(slot, issue_ns, tensors, reduces)
+            if not sync:
+                call = Call(slot, issue_ns)
         except Exception as error:
             record_error("collectives.issue", error)
             return real(*args, **kwargs)
@@ -68,12 +70,8 @@ def recorded_method(
             work.wait()  # what the caller would do next
             work = None
         try:
-            if call is not None and group.coalesced is not None:
-                group.coalesced.append(call)
-            elif call is not None and work is not None:
+            if call is not None and work is not None:
                 return RecordedWork(work, call, calls, backward)
-            elif call is not None and call.start is not None:
-                calls.device.passed(call, call.start, calls.device.mark())
             else:
                 end = _monotonic_ns()
                 complete(slot, end, end - issue_ns)

@@ -1,8 +1,8 @@
-"""The handle of a call in flight: torch's own, plus a note of when somebody waited for it and how long.
+"""The handle of a call in flight: torch's own, plus the time for which it was waited for.
 
-A handle that is waited for completes its record there. One whose future is taken instead (DDP's reducer waits for
-futures in C++) is followed through the future. gloo's reduce-scatter, send and recv have no future. A handle that is
-dropped is looked at once more.
+A handle that is waited for completes its record there, and one that is asked whether it is complete when it is. One
+whose future is taken instead (DDP's reducer waits for futures in C++), or that is dropped, is followed through the
+future. gloo's reduce-scatter, send and recv have no future: dropped, they are polled with each later call.
 """
 
 from __future__ import annotations
@@ -23,23 +23,18 @@ _monotonic_ns = time.monotonic_ns
 
 
 class RecordedWork(dist.Work):
-    """Wraps `real`; completes `call` and those that were `coalesced` with it."""
+    """Wraps `real` and completes `call`."""
 
-    def __init__(
-        self, real: dist.Work, call: Call, calls: Calls, backward: BackwardWait, coalesced: tuple[Call, ...] = ()
-    ) -> None:
+    def __init__(self, real: dist.Work, call: Call, calls: Calls, backward: BackwardWait) -> None:
         super().__init__()
         self._real = real
         self._call = call
         self._calls = calls
         self._backward = backward
-        self._coalesced = coalesced
         self._followed = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait as torch does, and count for how long."""
-        if self._call.start is not None and not self._followed:
-            return self._wait_on_device(timeout)
         start = _monotonic_ns()
         done = self._real.wait() if not timeout else self._real.wait(timeout)
         try:
@@ -48,29 +43,18 @@ class RecordedWork(dist.Work):
             call = self._call
             if not call.finished:
                 self._calls.finish(call, call.end_ns or end, end - start)
-                for other in self._coalesced:
-                    self._calls.finish(other, end, 0)
         except Exception as error:
             record_error("collectives.wait", error)
         return done
 
-    def _wait_on_device(self, timeout: timedelta | None) -> bool:
-        """The stream waits, not this thread: events before and after tell how long."""
-        self._followed = True
-        device, before = self._calls.device, None
-        try:
-            before = device.mark()
-        except Exception as error:
-            record_error("collectives.wait", error)
-        done = self._real.wait() if not timeout else self._real.wait(timeout)
-        try:
-            if before is not None:
-                after, shared = device.mark(), bool(self._coalesced)
-                device.passed(self._call, before, after, shared=shared)
-                for other in self._coalesced:
-                    device.passed(other, after, after, shared=True)
-        except Exception as error:
-            record_error("collectives.wait", error)
+    def is_completed(self) -> bool:
+        """Torch's own answer; once it is yes, the record is complete."""
+        done = self._real.is_completed()
+        if done and not self._followed and not self._call.finished:
+            try:
+                self._calls.finish(self._call, _monotonic_ns(), 0)
+            except Exception as error:
+                record_error("collectives.is_completed", error)
         return done
 
     def get_future(self) -> Any:
@@ -78,7 +62,8 @@ class RecordedWork(dist.Work):
         future = self._real.get_future()
         if not self._followed and not self._call.finished:
             try:
-                self._followed = self._backward.follow(self._call, future)
+                self._backward.follow(self._call, future)
+                self._followed = True
             except Exception as error:
                 record_error("collectives.get_future", error)
         return future
@@ -90,8 +75,6 @@ class RecordedWork(dist.Work):
         try:
             if not self._followed and not self._call.finished:
                 self._calls.dropped(self._call, self._real)
-                for other in self._coalesced:
-                    self._calls.dropped(other, self._real)
         except Exception as error:  # an interpreter on its way down has half of its modules
             record_error("collectives.dropped", error)
 

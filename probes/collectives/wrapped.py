@@ -3,25 +3,31 @@
     install(recorder)                               # before the first process group is made
     dist.init_process_group("gloo")                 # backends keep their names
     ...
-    uninstall()                                     # groups made from here on are torch's own again
+    uninstall()                                     # all groups are torch's own again
 
-From `install` on, torch's own function that makes process groups builds a `RecordedGroup`: a `ProcessGroup` with the
-real backends registered on it, whose collective methods write a record and then call a second, plain `ProcessGroup`
-over the same backends. DDP's reducer, FSDP2, DTensor, pipelines, checkpoints and object collectives hold it like any
-other. The record is on the tape before the real call: on gloo, a mismatch of sizes ends the process without an error.
+From `install` on, torch's own function that makes process groups returns a `RecordedGroup`: a `ProcessGroup` over the
+same backends, whose collective methods write a record and then call the group that torch has made. DDP's reducer,
+FSDP2, DTensor, pipelines, checkpoints and object collectives hold it like any other. The record is on the tape before
+the real call: on gloo, a mismatch of sizes ends the process without an error.
 
 A call that its caller waits for at once is waited for here, and no handle is returned: torch takes that for "waited for
 already". To hand it torch's own would cost a second wait, in which gloo's reduce-scatter copies its output again.
 
+**Groups of NCCL stay torch's own** (`is_recorded_here`): the profiler plugin records them below Python. Seen from here
+a call on a GPU has no end: the host enqueues it and goes on, so a record would stay open until something asks the
+device, and an open record is evidence of a hang. `batch_isend_irecv` batches calls, without which NCCL may block for
+ever, only where `type(group) is ProcessGroup`; symmetric memory asks the group for a store that a subclass in Python
+cannot have; and each call would take the interpreter's lock.
+
 Why not a backend of our own name: `dist.get_backend()` would then answer with that name, to code that asks it for
-"nccl"; the device bound at initialisation would be lost; and `batch_isend_irecv` groups its calls, without which NCCL
-may block for ever, only where `type(group) is ProcessGroup`, a name of torch's module that is ours to set.
+"nccl", and the device bound at initialisation would be lost.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,14 +39,16 @@ from ..recorder import Recorder
 from ..tape_recorder import TapeRecorder
 from .call_records import GroupCalls
 from .group_probe import GroupProbe
+from .group_tables import alive_groups, exchange, replace_new
 from .local_gradient import Unreduced
 from .methods import METHODS
 from .recorded_method import recorded_method
-from .work_handle import RecordedWork
 
 __all__ = [
     "RecordedGroup",
+    "announce",
     "install",
+    "is_recorded_here",
     "recorded_over",
     "take_gradient_peaks",
     "uninstall",
@@ -51,27 +59,38 @@ _ProcessGroup: Any = dist.ProcessGroup
 _lock = threading.Lock()
 
 
-def install(recorder: Recorder, *, check_nonfinite: bool = True) -> None:
+def install(recorder: Recorder, *, check_nonfinite: bool = True, has_plugin: bool = False) -> None:
     """Record every process group that is made from now on; nothing if the probes are off.
 
     With `check_nonfinite` each buffer gets one pass before it is reduced, since a reduction spreads a NaN to all.
+    `has_plugin`: NCCL loads the profiler plugin, so its groups are recorded, too.
     """
     global _probe
     if probes_disabled() or not isinstance(recorder, TapeRecorder):
         return
     with failing_open("collectives.install"), _lock:
-        _probe = GroupProbe(recorder, check_nonfinite=check_nonfinite)
-        c10d.ProcessGroup = RecordedGroup  # type: ignore[misc]
+        _probe = GroupProbe(recorder, check_nonfinite=check_nonfinite, has_plugin=has_plugin)
+        for name, replacement in _MAKERS.items():
+            if name not in _torchs_own and hasattr(c10d, name):
+                _torchs_own[name] = real = getattr(c10d, name)
+                setattr(c10d, name, replacement(real))
 
 
 def uninstall() -> None:
-    """Process groups that are made from now on are torch's own; those that were recorded pass their calls on."""
+    """Process groups are torch's own again, those that were recorded as well.
+
+    What only C++ or a local variable holds passes its calls on, and records nothing.
+    """
     global _probe
     with _lock:
-        if _probe is not None:
-            _probe.release()
-        _probe = None
-        c10d.ProcessGroup = _ProcessGroup  # type: ignore[misc]
+        probe, _probe = _probe, None
+        for name, real in _torchs_own.items():
+            setattr(c10d, name, real)
+        _torchs_own.clear()
+    if probe is not None:
+        probe.release()
+        with failing_open("collectives.uninstall"):
+            exchange([(group, group.plain) for group in alive_groups() if type(group) is RecordedGroup])
 
 
 def unreduced_gradients() -> Unreduced | None:
@@ -89,59 +108,49 @@ def take_gradient_peaks() -> dict[str, float]:
 
 
 _probe: GroupProbe | None = None
+_torchs_own: dict[str, Any] = {}
 
 
-class _SameAsProcessGroup(type(_ProcessGroup)):  # type: ignore[misc]
-    """Torch's module asks `isinstance(x, ProcessGroup)` by the name that is now ours: any process group is one."""
+def is_recorded_here(group: Any) -> bool:
+    """Return True if the wrapper may stand for `group`: one whose backends run on the host.
 
-    def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, _ProcessGroup)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, _ProcessGroup)
+    A backend that batches point-to-point calls launches them on a device; see the module's docstring.
+    """
+    return not any(group._get_backend(device).supports_coalescing for device in group._device_types)
 
 
-class RecordedGroup(_ProcessGroup, metaclass=_SameAsProcessGroup):  # type: ignore[misc]
-    """A process group that records its calls."""
+class RecordedGroup(_ProcessGroup):  # type: ignore[misc]
+    """A process group that records its calls and passes them on to `plain`, torch's own over the same backends."""
 
-    def __init__(self, store: Any, rank: int, size: int, *args: Any) -> None:
-        super().__init__(rank, size)  # a subclass in Python may not hand over a store
-        self._plain = _ProcessGroup(store, rank, size, *args)
+    def __init__(self, plain: Any) -> None:
+        super().__init__(plain.rank(), plain.size())  # a subclass in Python may not hand over a store
+        self.plain = plain
         self.calls = GroupCalls()
         if (probe := _probe) is not None:
             with failing_open("collectives.group"):
                 probe.made(self)
-                probe.holds(self)
                 # On the instance: one look-up, and no bound method for each call. They don't refer back to it.
                 for name, method in METHODS.items():
-                    self.__dict__[name] = recorded_method(probe, self.calls, getattr(self._plain, name), method)
+                    self.__dict__[name] = recorded_method(probe, self.calls, getattr(plain, name), method)
 
     def pass_on(self) -> None:
         """Record nothing any more."""
         for name in METHODS:
             if name in self.__dict__:
-                self.__dict__[name] = _passed_on(getattr(self._plain, name))
+                self.__dict__[name] = _passed_on(getattr(self.plain, name))
 
     # What is set on the one must be known to the other.
 
     def get_group_store(self) -> Any:
-        return self._plain.get_group_store()
-
-    def _register_backend(self, device: Any, backend_type: Any, backend: Any) -> None:
-        super()._register_backend(device, backend_type, backend)
-        self._plain._register_backend(device, backend_type, backend)
-
-    def _set_default_backend(self, backend_type: Any) -> None:
-        super()._set_default_backend(backend_type)
-        self._plain._set_default_backend(backend_type)
+        return self.plain.get_group_store()
 
     def _set_group_name(self, name: str) -> None:
         super()._set_group_name(name)
-        self._plain._set_group_name(name)
+        self.plain._set_group_name(name)
 
     def _set_group_desc(self, desc: str) -> None:
         super()._set_group_desc(desc)
-        self._plain._set_group_desc(desc)
+        self.plain._set_group_desc(desc)
 
     @property
     def bound_device_id(self) -> torch.device | None:
@@ -150,32 +159,15 @@ class RecordedGroup(_ProcessGroup, metaclass=_SameAsProcessGroup):  # type: igno
     @bound_device_id.setter
     def bound_device_id(self, device: torch.device | None) -> None:
         _ProcessGroup.bound_device_id.__set__(self, device)
-        self._plain.bound_device_id = device
+        self.plain.bound_device_id = device
 
-    # Groups made from this one.
+    # Groups made from this one: in C++ they take its store, which only the plain group has.
 
     def split_group(self, *args: Any, **kwargs: Any) -> Any:
-        return recorded_over(super().split_group(*args, **kwargs))
+        return recorded_over(self.plain.split_group(*args, **kwargs))
 
     def merge_remote_group(self, *args: Any, **kwargs: Any) -> Any:
-        return recorded_over(super().merge_remote_group(*args, **kwargs))
-
-    # Calls that NCCL launches as one: their records are completed by the handle of the whole.
-
-    def _start_coalescing(self, device: torch.device) -> None:
-        self.calls.coalesced = []
-        super()._start_coalescing(device)
-
-    def _end_coalescing(self, device: torch.device) -> Any:
-        work = super()._end_coalescing(device)
-        coalesced, self.calls.coalesced = self.calls.coalesced, None
-        if not coalesced or work is None or _probe is None:
-            return work
-        try:
-            return RecordedWork(work, coalesced[0], _probe.calls, _probe.backward, tuple(coalesced[1:]))
-        except Exception as error:
-            record_error("collectives.coalesced", error)
-            return work
+        return recorded_over(self.plain.merge_remote_group(*args, **kwargs))
 
 
 def _passed_on(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -184,16 +176,20 @@ def _passed_on(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def recorded_over(made: Any) -> Any:
-    """A recorded group over the backends of `made`, a plain group; `made` itself where nothing is recorded."""
+    """A recorded group over `made`, a group of torch's own; `made` itself where it is not recorded here."""
     if made is None or _probe is None or type(made) is RecordedGroup:
         return made
     try:
-        group = RecordedGroup(made.get_group_store(), made.rank(), made.size())
+        if not is_recorded_here(made):
+            return made
+        group = RecordedGroup(made)
         kinds = _ProcessGroup.BackendType
         default = getattr(kinds, made.name().upper(), kinds.CUSTOM)
         for device in made._device_types:
             backend = made._get_backend(device)
             group._register_backend(device, getattr(kinds, backend.name().upper(), kinds.CUSTOM), backend)
+            if backend.name() == "gloo":
+                group.calls.host_timed.add(device.type)
         group._set_default_backend(default)
         group._set_group_name(made.group_name)
         group._set_group_desc(made.group_desc)
@@ -201,5 +197,48 @@ def recorded_over(made: Any) -> Any:
             group.bound_device_id = made.bound_device_id
         return group
     except Exception as error:
-        record_error("collectives.split", error)
+        record_error("collectives.group", error)
         return made
+
+
+def announce(group: Any, members: Sequence[int]) -> None:
+    """Write the event that describes a group of torch's own, whose calls are recorded below Python or not at all."""
+    if (probe := _probe) is not None and type(group) is not RecordedGroup:
+        with failing_open("collectives.announce"):
+            probe.announce_plain(group, members)
+
+
+def _new_group(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Torch's function that makes every group but those that are split from others."""
+
+    @functools.wraps(real)
+    def new_group(group_size: int, group_rank: int, members: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+        known = len(c10d._world.pg_map)
+        made, store = real(group_size, group_rank, members, *args, **kwargs)
+        if store is None or len(c10d._world.pg_map) == known:  # not a member, or one that there was already
+            return made, store
+        group = recorded_over(made)
+        if group is made:
+            announce(made, list(members) or range(group_size))
+        else:
+            replace_new(made, group)
+        return group, store
+
+    return new_group
+
+
+def _registered(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Torch's function that registers a group; it is told the members of one that was split or merged."""
+
+    @functools.wraps(real)
+    def register(group: Any, *args: Any, **kwargs: Any) -> Any:
+        result = real(group, *args, **kwargs)
+        if ranks := kwargs.get("rank_mapping"):
+            announce(group, sorted(ranks, key=ranks.__getitem__))
+        return result
+
+    return register
+
+
+_MAKERS = {"_new_process_group_helper": _new_group, "_register_pg_in_world": _registered}
+"""By functions of torch's that make groups, in the module that calls them by name: what makes their replacements."""

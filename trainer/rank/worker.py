@@ -117,11 +117,12 @@ def _train(setup: _Setup, stop: StopRequest, recorder: Recorder) -> int:
     if setup.store is not None:
         backend = pick_backend(config, device)
         if config.probes.collectives:
+            has_plugin = False
             if isinstance(recorder, TapeRecorder):
-                record_nccl(recorder, says_so=identity.local_rank == 0)
+                has_plugin = record_nccl(recorder, says_so=identity.local_rank == 0)
                 if device.type == "cuda":
                     offer_dump_pipe(run, recorder.attempt)
-            install(recorder, check_nonfinite=config.probes.nonfinite_flags)
+            install(recorder, check_nonfinite=config.probes.nonfinite_flags, has_plugin=has_plugin)
         dist.init_process_group(backend, store=setup.store, rank=identity.rank, world_size=identity.world_size)
     recorder.describe(**plan.coordinates(identity.rank))
     training = build(config, plan, device, recorder=recorder)

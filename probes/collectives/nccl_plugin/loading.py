@@ -58,17 +58,20 @@ class Loading:
         return self.state not in ("set", "off", "no_gpu")
 
 
-def record_nccl(recorder: TapeRecorder, *, says_so: bool) -> None:
+def record_nccl(recorder: TapeRecorder, *, says_so: bool) -> bool:
     """Load the plugin for a rank, write the event that tells whether, and log one line where it could not be.
 
-    Call it before the process groups are made; `says_so` is true on one rank of a node.
+    Returns True if NCCL loads it. Call it before the process groups are made; `says_so` is true on one rank of a node.
     """
+    is_set = False
     with failing_open("nccl_plugin"):
         loading = load_plugin(recorder.directory, rank=recorder.rank, attempt=recorder.attempt)
         if loading.state != "no_gpu":
             recorder.event(event_kinds.NCCL_PLUGIN, state=loading.state, reason=loading.reason or None)
         if says_so and loading.is_worth_a_line:
             logger.warning("rankscope does not record NCCL below Python: %s", loading.reason)
+        is_set = loading.is_set
+    return is_set
 
 
 def load_plugin(directory: Path, *, rank: int, attempt: int, has_gpu: bool | None = None) -> Loading:

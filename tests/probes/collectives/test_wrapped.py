@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from probes.collectives import wrapped as collectives
 from probes.collectives.call_records import Calls
 from probes.collectives.methods import METHODS
-from probes.collectives.wrapped import RecordedGroup, install, uninstall
+from probes.collectives.wrapped import install, uninstall
 from probes.fail_open import error_counts
 from probes.recorder import NullRecorder
 from probes.tape.writer import COMPLETE, OPEN
@@ -290,26 +291,24 @@ def test_the_last_call_of_a_dead_rank_is_on_its_tape(tmp_path: Path, worker: Any
 
 
 def test_disabled_probes_leave_torch_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = dist.distributed_c10d.ProcessGroup
+    original = c10d._new_process_group_helper
     monkeypatch.setenv("RANKSCOPE_DISABLED", "1")
     install(TapeRecorder(tmp_path, rank=0, attempt=0))
-    assert dist.distributed_c10d.ProcessGroup is original
+    assert c10d._new_process_group_helper is original
     monkeypatch.delenv("RANKSCOPE_DISABLED")
     install(NullRecorder())
-    assert dist.distributed_c10d.ProcessGroup is original
+    assert c10d._new_process_group_helper is original
 
 
 def test_install_and_uninstall(tmp_path: Path) -> None:
-    original = dist.distributed_c10d.ProcessGroup
+    original = c10d._new_process_group_helper, c10d._register_pg_in_world
     install(TapeRecorder(tmp_path, rank=0, attempt=0))
     try:
-        assert dist.distributed_c10d.ProcessGroup is RecordedGroup
-        plain = original(dist.HashStore(), 0, 1)
-        assert isinstance(plain, dist.distributed_c10d.ProcessGroup)  # any process group still is one
-        assert issubclass(original, RecordedGroup)
+        assert c10d.ProcessGroup is dist.ProcessGroup  # `batch_isend_irecv` compares types with it
+        assert c10d._new_process_group_helper is not original[0]
     finally:
         uninstall()
-    assert dist.distributed_c10d.ProcessGroup is original
+    assert (c10d._new_process_group_helper, c10d._register_pg_in_world) == original
     assert collectives._probe is None
 
 
