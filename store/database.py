@@ -32,6 +32,7 @@ __all__ = [
     "StoreLockedError",
     "WriterLock",
     "connect_attached",
+    "connect_beside",
     "connect_foreign",
     "connect_memory",
     "connect_writer",
@@ -215,6 +216,18 @@ def connect_memory(*, threads: int | None = None) -> DuckDBPyConnection:
 
     limits = {} if threads is None else {"threads": threads}
     return duckdb.connect(":memory:", config={**_CLOSED, "pandas_analyze_sample": 0, **limits})
+
+
+def connect_beside(path: Path) -> DuckDBPyConnection:
+    """A database in memory that can read one file beside itself, and reaches nothing else."""
+    import duckdb
+
+    connection = duckdb.connect(":memory:", config={**_NO_EXTENSIONS, "memory_limit": "2GB"})
+    quoted = str(path).replace("'", "''")
+    connection.execute(f"SET allowed_paths = ['{quoted}']")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    return connection
 
 
 def _refuse_odd(path: Path) -> None:

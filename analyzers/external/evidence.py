@@ -24,10 +24,12 @@ from analyzers.external.joining import join
 from analyzers.external.logs.analyze import analyze as judge_logs
 from analyzers.external.logs.book import LogBook
 from analyzers.external.logs.wording import ANALYZER
+from analyzers.external.pipeline_findings import judge_jobs
 from analyzers.external.printed_steps import judge_steps
 from analyzers.external.trace_diagnosis import judge_traces
 from analyzers.finding import Finding
 from analyzers.printable import visible
+from analyzers.whatif.what_if import WhatIf
 from store.readers.archives import expand
 from store.readers.external_files import SourceError, Survey, survey
 from store.readers.formats import FORMATS, Format, format_of
@@ -59,8 +61,8 @@ def diagnose_files(paths: Sequence[Path], *, progress: Progress | None = None) -
         name = paths[0].name or str(paths[0])
         if not any(files.by_format.values()):
             raise SourceError(_nothing(paths, files))
-        findings, facts = _judged(files, name, progress or (lambda what, done, total: None))
-        diagnosis = conclude(findings, facts)
+        findings, facts, what_if = _judged(files, name, progress or (lambda what, done, total: None))
+        diagnosis = conclude(findings, facts, what_if=what_if)
         unjudged = [one for one in findings if one.analyzer == ANALYZER and one.status == "insufficient_data"]
         if unjudged and not diagnosis.fired:  # logs that name no cause are no proof that there was none
             return replace(diagnosis, verdict=unjudged[0].summary)
@@ -110,7 +112,8 @@ def _take(path: Path, name: str, files: _Files, scratch: ExitStack | None) -> No
             _take(member_path, f"{name}/{member_path.relative_to(into)}", files, None)
 
 
-def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding], dict[str, Any]]:
+def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding], dict[str, Any], WhatIf | None]:
+    what_if: WhatIf | None = None
     findings: dict[str, list[Finding]] = {}
     facts: dict[str, Any] = {"run_id": name}
     inputs: list[Format] = [one for one in FORMATS if files.by_format[one]]
@@ -129,11 +132,16 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
         findings["kineto"], of_traces = judge_traces(found, name=name)
         facts |= {**of_traces, "num_ranks": max(of_traces.get("num_ranks") or 0, facts.get("num_ranks") or 0)}
         files.problems.problems += found.problems
+    if files.by_format["operations"]:
+        found = Survey(paths=files.by_format["operations"])
+        findings["operations"], what_if, of_jobs = judge_jobs(found, name=name)
+        facts = {**of_jobs, **facts}
+        files.problems.problems += found.problems
     facts["input"] = inputs[0] if len(inputs) == 1 else "several"
     facts["files_read"] = {FORMATS[one]: len(files.by_format[one]) for one in inputs}
     facts["ended"] = facts.get("ended") if len(inputs) == 1 else "not recorded"
     facts["file_problems"] = sorted(files.problems.problems, key=lambda problem: problem["path"])
-    return join(findings), facts
+    return join(findings), facts, what_if
 
 
 def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[str, Any]]:

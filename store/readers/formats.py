@@ -13,12 +13,14 @@ from typing import Literal
 from store.readers.archives import is_archive
 from store.readers.external_files import head
 from store.readers.nsys import SQLITE
+from store.readers.operations import PARQUET
 
 __all__ = ["FORMATS", "Format", "format_of"]
 
-Format = Literal["log", "flight_recorder", "kineto", "archive"]
+Format = Literal["log", "flight_recorder", "kineto", "operations", "archive"]
 FORMATS: dict[Format, str] = {
-    "log": "text log", "flight_recorder": "flight-recorder dump", "kineto": "profiler trace", "archive": "archive",
+    "log": "text log", "flight_recorder": "flight-recorder dump", "kineto": "profiler trace",
+    "operations": "per-operation table", "archive": "archive",
 }  # fmt: skip
 HEAD_BYTES = 64 << 10
 METADATA_BYTES = 24 << 20
@@ -35,6 +37,8 @@ def format_of(path: Path) -> Format | None:
     first = head(path, HEAD_BYTES)
     if is_archive(first):
         return "archive"
+    if first.startswith(PARQUET):
+        return "operations"
     if first[:1] == b"\x80":
         return "flight_recorder" if any(key in first for key in _DUMP_KEYS) else None
     if first.startswith(SQLITE):

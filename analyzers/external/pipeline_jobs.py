@@ -1,0 +1,287 @@
+"""Slowdown of a pipeline job out of its operations: S, S_w, M_W and M_S of Lin et al. (OSDI 2025).
+
+    found = judge_operations(read_operations(path))
+    found.slowdown, found.worst_ranks_ratio, found.last_stage_ratio       # S, M_W, M_S
+
+Each step is replayed over the dependencies of its operations (`whatif.simulate`), one program a stream of a worker:
+
+1. Computation runs in its recorded order. A forward or backward pass waits for its receive; its send waits for it.
+2. A send and its receive end together: when both have begun, and the transfer is over. Operations between data-parallel
+   ranks of a stage begin when the last has come; embedding gradients are exchanged by the first and the last stage.
+3. Reductions that begin before the last pass ends overlap with it, after the last backward pass of their chunk.
+
+Balanced means, as in the paper: every computation at the mean of its type over data-parallel ranks, stages and steps,
+every transfer at the median of its type. M_W and M_S replace the operations of the worst 3 % of the workers and of the
+last stage in the job as it ran. Time in which no operation was ready is not replayed; the error says how much it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from analyzers.source import Floats, Ints
+from analyzers.whatif.policy import WhatIfPolicy
+from analyzers.whatif.simulate import Graph, step_ends
+from analyzers.whatif.what_if import WhatIf
+from store.readers.external_files import SourceError
+from store.readers.operations import Operations
+
+__all__ = ["judge_operations"]
+
+MAX_OPERATIONS = 3_000_000
+"""Operations that are replayed in all: fewer steps are taken of larger jobs."""
+PASSES = ("forward-compute", "backward-compute")
+MESSAGES = ("forward-recv", "forward-send", "backward-recv", "backward-send")
+SYNCS = ("params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce", "grads-sync", "params-sync")
+ENDS = "embedding-grads-all-reduce"
+MEDIANS = (*MESSAGES, *SYNCS, ENDS, "layernorm-grads-all-reduce", "optimizer-clip-main-grad")
+_GATHERS = ("params-all-gather", "params-sync")
+_REDUCES = ("grads-reduce-scatter", "grads-sync")
+Key = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step's graph, with the rows that each piece of work and each call has its time from."""
+
+    graph: Graph = field(default_factory=Graph)
+    rows_of_work: list[int] = field(default_factory=list)
+    rows_of_call: list[list[int]] = field(default_factory=list)
+    calls: dict[Key, int] = field(default_factory=dict)
+    messages: dict[int, int] = field(default_factory=dict)
+    """The call of each send and receive, by row."""
+
+    def call(self, key: Key) -> int:
+        """The call of an operation that several make, or of an operation's end."""
+        if key not in self.calls:
+            self.calls[key] = self.graph.new_call((key[0],), 0.0)
+            self.rows_of_call.append([])
+        return self.calls[key]
+
+    def takes(self, values: Floats) -> float:
+        """Milliseconds until the last operation ends, with these times of all rows."""
+        transfers = [max((values[row] for row in rows), default=0.0) for rows in self.rows_of_call]
+        ends = step_ends(self.graph, values[self.rows_of_work].tolist(), transfers)
+        if np.isnan(ends).any():
+            raise SourceError("holds operations that wait for each other: sends and receives do not match")
+        return float(ends.max())
+
+
+def judge_operations(jobs: Operations, policy: WhatIfPolicy | None = None) -> WhatIf:
+    """The what-if of a job. Raises SourceError where it has no passes of two workers or more."""
+    policy = policy or WhatIfPolicy()
+    workers = np.unique(jobs.dp_rank * (int(jobs.stage.max()) + 1) + jobs.stage)
+    if len(workers) < 2 or not set(PASSES) & set(jobs.optype):
+        raise SourceError("holds no forward and backward passes of two workers or more")
+    num_dp, num_stages = len(np.unique(jobs.dp_rank)), len(np.unique(jobs.stage))
+    steps = _chosen(jobs, num_dp + num_stages + 4)
+    graphs: list[_Step] = []
+    own = jobs.duration_ms.copy()
+    for step in steps:
+        graphs.append(_graph(jobs, np.flatnonzero(jobs.step == step), own))
+    used = np.isin(jobs.step, steps)
+    ideal = _balanced(jobs, own, used)
+
+    def mean_ms(values: Floats) -> float:
+        return float(np.mean([one.takes(values) for one in graphs]))
+
+    ran, balanced = mean_ms(own), max(mean_ms(ideal), 1e-9)
+    measured = float(np.mean([_measured_ms(jobs, step) for step in steps]))
+    by_rank = _by_rank(jobs, lambda kept: mean_ms(np.where(kept, own, ideal)) / balanced)
+    num_worst = max(1, math.ceil(policy.worst_share_ratio * len(workers)))
+    worst = tuple(sorted(list(by_rank)[:num_worst]))
+
+    def removed(chosen: npt.NDArray[np.bool_]) -> float | None:
+        if ran <= policy.min_slowdown_ratio * balanced:
+            return None
+        return (ran - mean_ms(np.where(chosen, ideal, own))) / (ran - balanced)
+
+    return WhatIf(
+        attempt=0, first_step=int(min(steps)), last_step=int(max(steps)), basis="operations",
+        error_ratio=abs(ran / measured - 1) if measured else 1.0, step_ms=measured,
+        ideal_step_ms=measured * balanced / ran if ran else measured, slowdown=ran / balanced, by_rank=by_rank,
+        worst_ranks=worst, worst_ranks_ratio=removed(np.isin(jobs.rank, worst)),
+        last_stage_ratio=removed(jobs.stage == jobs.stage.max()) if num_stages > 1 else None,
+    )  # fmt: skip
+
+
+def _chosen(jobs: Operations, num_replays: int) -> list[int]:
+    """Steps that are replayed: all, or as many of the last ones as the limit allows."""
+    steps, counts = np.unique(jobs.step, return_counts=True)
+    whole = [int(step) for step, count in zip(steps, counts, strict=True) if count >= 0.5 * counts.max()]
+    most = max(1, int(MAX_OPERATIONS // max(1, num_replays * int(counts.max()))))
+    return whole[-most:]
+
+
+def _measured_ms(jobs: Operations, step: int) -> float:
+    rows = jobs.step == step
+    return float((jobs.start_ms[rows] + jobs.duration_ms[rows]).max() - jobs.start_ms[rows].min())
+
+
+def _balanced(jobs: Operations, own: Floats, used: npt.NDArray[np.bool_]) -> Floats:
+    ideal = own.copy()
+    for number, name in enumerate(jobs.optype):
+        rows = (jobs.kind == number) & used
+        if rows.any():
+            ideal[rows] = np.median(own[rows]) if name in MEDIANS else own[rows].mean()
+    return ideal
+
+
+def _by_rank(jobs: Operations, slowdown: Callable[[npt.NDArray[np.bool_]], float]) -> dict[int, float]:
+    """S_w, the largest first: the smaller of the data-parallel rank's and the stage's own slowdown."""
+    by_lane = {int(lane): slowdown(jobs.dp_rank == lane) for lane in np.unique(jobs.dp_rank)}
+    by_stage = {int(stage): slowdown(jobs.stage == stage) for stage in np.unique(jobs.stage)}
+    if len(by_stage) == 1:
+        by_stage = dict.fromkeys(by_stage, math.inf)
+    if len(by_lane) == 1:
+        by_lane = dict.fromkeys(by_lane, math.inf)
+    places = np.unique(np.stack([jobs.rank, jobs.dp_rank, jobs.stage]), axis=1).T
+    found = {int(rank): min(by_lane[int(lane)], by_stage[int(stage)]) for rank, lane, stage in places}
+    return dict(sorted(found.items(), key=lambda pair: (-pair[1], pair[0])))
+
+
+def _graph(jobs: Operations, rows: Ints, own: Floats) -> _Step:
+    """A step's graph; `own` gets the transfers of its calls in place of what they waited as well."""
+    made = _Step()
+    names = [jobs.optype[kind] for kind in jobs.kind[rows]]
+    workers: dict[tuple[int, int], list[tuple[int, str]]] = {}
+    for row, name in zip(rows.tolist(), names, strict=True):
+        workers.setdefault((int(jobs.dp_rank[row]), int(jobs.stage[row])), []).append((row, name))
+    last_chunk = int(jobs.chunk[rows].max())
+    for number, (worker, mine) in enumerate(sorted(workers.items())):
+        _Worker(jobs, made, worker, mine, last_chunk).program(number * len(_STREAMS))
+    end = jobs.start_ms + jobs.duration_ms
+    for key, call in made.calls.items():
+        members = made.rows_of_call[call]
+        if members:
+            begin = float(jobs.start_ms[members].max())
+            for row in members:
+                own[row] = max(0.0, float(end[row]) - begin)
+            if key[0] == "message":  # the receiver waits, the sender does not
+                made.rows_of_call[call] = [row for row in members if jobs.optype[jobs.kind[row]].endswith("recv")]
+    return made
+
+
+_STREAMS = ("compute", "sync", *MESSAGES)
+
+
+class _Worker:
+    """The programs of one worker's streams in a step."""
+
+    def __init__(
+        self, jobs: Operations, made: _Step, worker: tuple[int, int], mine: Sequence[tuple[int, str]], last_chunk: int
+    ) -> None:
+        self._jobs, self._made, self._worker, self._last_chunk = jobs, made, worker, last_chunk
+        self._mine = list(mine)
+        self._passes = [(row, name) for row, name in mine if name in PASSES]
+        self._seen: dict[str, int] = {}
+        self._dependencies: dict[int, list[int]] = {}
+
+    def program(self, first: int) -> None:
+        """Add this worker's streams; `first` is the number of its first stream."""
+        streams: dict[str, list[tuple[int, str]]] = {name: [] for name in _STREAMS}
+        for row, name in self._mine:
+            streams[self._stream(row, name)].append((row, name))
+        for direction in ("forward", "backward"):
+            self._match(direction, streams)
+        self._match_syncs(streams["sync"])
+        reduces = [row for row, name in streams["sync"] if name not in _GATHERS]
+        tail = next((row for row, name in streams["compute"] if name not in PASSES), None)
+        if tail is not None:
+            self._dependencies.setdefault(tail, []).extend(reduces)
+        for offset, stream in enumerate(_STREAMS):
+            for row, name in streams[stream]:
+                self._add(first + offset, row, name)
+            if streams[stream]:
+                self._made.graph.end_step(first + offset, 0)
+
+    def _stream(self, row: int, name: str) -> str:
+        if name in MESSAGES:
+            return name
+        if name in _GATHERS:
+            return "sync"
+        if name in _REDUCES and self._passes:
+            jobs, last = self._jobs, self._passes[-1][0]
+            return "sync" if jobs.start_ms[row] < jobs.start_ms[last] + jobs.duration_ms[last] - 1e-6 else "compute"
+        return "compute"
+
+    def _match(self, direction: str, streams: dict[str, list[tuple[int, str]]]) -> None:
+        """Tie sends and receives to passes, in order; those beyond the model's first and last chunk are left out."""
+        jobs = self._jobs
+        passes = [row for row, name in self._passes if name == f"{direction}-compute"]
+        place = {row: number for number, row in enumerate(passes)}
+        edge = {("forward", "recv"): 0, ("forward", "send"): self._last_chunk,
+                ("backward", "recv"): self._last_chunk, ("backward", "send"): 0}  # fmt: skip
+        counted: dict[int, int] = {}
+        ordinal: dict[int, int] = {}
+        for row in passes:
+            chunk = int(jobs.chunk[row])
+            ordinal[row] = int(jobs.microbatch[row]) if jobs.microbatch[row] >= 0 else counted.get(chunk, 0)
+            counted[chunk] = counted.get(chunk, 0) + 1
+        for way in ("recv", "send"):
+            name = f"{direction}-{way}"
+            messages = [row for row, _ in streams[name]]
+            inner = [row for row in passes if int(jobs.chunk[row]) != edge[direction, way]]
+            tied = inner if len(messages) != len(passes) else passes
+            kept: list[tuple[int, str]] = []
+            for message, row in zip(messages, tied, strict=False):
+                if row not in inner:
+                    continue
+                chunk = int(jobs.chunk[row])
+                forward = 1 if direction == "forward" else -1
+                target = chunk if way == "recv" else chunk + forward
+                call = self._made.call(("message", direction, self._worker[0], target, ordinal[row]))
+                self._made.rows_of_call[call].append(message)
+                self._made.messages[message] = call
+                self._tie(message, row, way, passes[place[row] - 1] if place[row] else None)
+                kept.append((message, name))
+            streams[name] = kept
+
+    def _tie(self, message: int, row: int, way: str, before: int | None) -> None:
+        if way == "send":
+            self._dependencies.setdefault(message, []).append(row)
+            return
+        self._dependencies.setdefault(row, []).append(message)
+        if before is not None:
+            self._dependencies.setdefault(message, []).append(before)
+
+    def _match_syncs(self, syncs: Sequence[tuple[int, str]]) -> None:
+        jobs = self._jobs
+        for row, name in syncs:
+            of_chunk = [one for one, kind in self._passes if kind == PASSES[name not in _GATHERS]
+                        and (jobs.chunk[one] == jobs.chunk[row] or len(syncs) == 1)]  # fmt: skip
+            if not of_chunk:
+                continue
+            if name in _GATHERS:
+                self._dependencies.setdefault(of_chunk[0], []).append(row)
+            else:
+                self._dependencies.setdefault(row, []).append(of_chunk[-1])
+
+    def _add(self, stream: int, row: int, name: str) -> None:
+        made, graph = self._made, self._made.graph
+        for other in self._dependencies.get(row, ()):
+            graph.add_wait(stream, made.call(("end", other)))
+        call = self._call(row, name)
+        if call is None:
+            graph.add_work(stream, 0, 0, 0.0)
+            made.rows_of_work.append(row)
+        else:
+            graph.add_post(stream, call)
+            graph.add_wait(stream, call)
+        graph.add_post(stream, made.call(("end", row)))
+
+    def _call(self, row: int, name: str) -> int | None:
+        made, (lane, stage) = self._made, self._worker
+        if name in MESSAGES:
+            return made.messages[row]
+        if name not in SYNCS and name != ENDS:
+            return None
+        count = self._seen[name] = self._seen.get(name, -1) + 1
+        call = made.call((name, lane if name == ENDS else stage, count))
+        made.rows_of_call[call].append(row)
+        return call
