@@ -73,16 +73,31 @@ def _findings(jobs: Operations, what_if: WhatIf, policy: PipelineJobPolicy | Non
                 advice="stage-imbalance",
             )
         ]  # fmt: skip
+    who = ranks_text(what_if.worst_ranks)
     return [
         Finding(
             analyzer="operations", kind="straggler", severity="warning", status="fired", ranks=what_if.worst_ranks,
             cause="compute", cost_s=_cost_s(jobs, what_if),
-            summary=f"{ranks_text(what_if.worst_ranks)} slow{'s' * (len(what_if.worst_ranks) == 1)} the job: {lost}.",
-            evidence={**evidence, "removed_by_worst_ranks_ratio": round(worker, 3),
+            summary=f"{who.capitalize()} slow{'s' * (len(what_if.worst_ranks) == 1)} the job: {lost}.",
+            evidence={**evidence, "phase_factors_ratio": _factors(jobs, what_if.worst_ranks),
+                      "removed_by_worst_ranks_ratio": round(worker, 3),
                       "slowdown_by_rank_ratio": {str(r): round(v, 4) for r, v in list(what_if.by_rank.items())[:8]}},
             advice="straggler-compute",
         )
     ]  # fmt: skip
+
+
+def _factors(jobs: Operations, ranks: tuple[int, ...]) -> dict[str, float]:
+    """How much longer the passes of some ranks take than those of the others, by kind of pass."""
+    chosen, found = np.isin(jobs.rank, ranks), {}
+    for number, name in enumerate(jobs.optype):
+        rows = jobs.kind == number
+        others = jobs.duration_ms[rows & ~chosen]
+        if name in PASSES and len(others) and others.mean() > 0:
+            found[name.removesuffix("-compute")] = round(
+                float(jobs.duration_ms[rows & chosen].mean() / others.mean()), 4
+            )
+    return found
 
 
 def _work_ms(jobs: Operations) -> list[float]:
