@@ -80,7 +80,7 @@ def write_tables(
 def _select(table: Table) -> str:
     names = [(column.name, column.type) for column in table.columns]
     names = [("rank", "i32"), *(pair for pair in names if pair[0] not in ("rank", "attempt"))]
-    if table.source != "tape":
+    if table.source not in ("tape", "derived"):
         names += [(name, "i64") for name in ("wall_ns", "step") if name not in dict(names)]
     picked = ", ".join(f'CAST("{name}" AS VARCHAR) AS "{name}"' if kind == "json" else f'"{name}"'
                        for name, kind in names)  # fmt: skip

@@ -100,6 +100,12 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "GROUP BY ALL\n"
         "ORDER BY wait_us DESC",
     ),
+    "nccl_groups": (
+        "Which communicator belongs to which process group?",
+        "SELECT attempt, rank, communicator, process_group, members\n"
+        "FROM nccl_groups\n"
+        "ORDER BY attempt, rank, communicator",
+    ),
     "health": (
         "How hot did each device get?",
         "SELECT node, device, max(temperature_celsius) AS max_celsius, max(power_watts) AS max_watts\n"
@@ -223,7 +229,7 @@ The lines of `events.jsonl` and the rows of table `events`. Each has `wall_ns`, 
 | kind | written by | meaning | fields |
 |---|---|---|---|"""
 
-_ORIGIN = {"tape": "", "event": " From events of kind `{kind}`.", "watch": "", "reader": ""}
+_ORIGIN = {"tape": "", "event": " From events of kind `{kind}`.", "watch": "", "reader": "", "derived": ""}
 
 
 if __name__ == "__main__":

@@ -306,7 +306,20 @@ _LOG_EVENTS = Table(
     ),
 )
 
-_ALL_TABLES = (*_TAPE_TABLES, *NCCL_TABLES, _HEALTH, *_EVENT_TABLES, _EVENTS, _LOG_EVENTS)
+_NCCL_GROUPS = Table(
+    "nccl_groups",
+    "Which process group an NCCL communicator of a rank is; matched at ingestion by name, members and order.",
+    "derived",
+    (
+        _time("created_ns", "when the communicator was initialised"),
+        _i32("communicator", "1", "number of the communicator in its process, as in nccl_calls and nccl_links"),
+        _text("process_group", "label, as in collectives.process_group: mesh dimension and ranks"),
+        Column("members", "list_i64", "1", "global ranks by their place in the communicator; empty if not known"),
+        Column("is_alive", "bool", "", "whether it has not been finalised or aborted"),
+    ),
+)
+
+_ALL_TABLES = (*_TAPE_TABLES, *NCCL_TABLES, _NCCL_GROUPS, _HEALTH, *_EVENT_TABLES, _EVENTS, _LOG_EVENTS)
 TABLES: dict[str, Table] = {table.name: table for table in _ALL_TABLES}
 """Every table by name. In the store each also has `attempt` (life of the worker group, from 0) and `rank` (-1: none),
 tables from events also `wall_ns` and `step`."""

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 ColumnType = Literal["i64", "i32", "bool", "f64", "name", "text", "json", "list_i64"]
-Source = Literal["tape", "event", "watch", "reader"]
+Source = Literal["tape", "event", "watch", "reader", "derived"]
 
 
 def _unset_f64() -> float:
@@ -58,9 +58,9 @@ class Table:
     """One table.
 
     `source` says who writes it: ranks through a tape, any process through an event of kind `event_kind`, `watch`
-    itself, or the readers of other programs' files. A table with `can_be_open` holds records that are written when a
-    thing begins and completed in place when it ends; the store shows both as one view. `names_file` holds the texts of
-    its columns of type `name`.
+    itself, or the readers of other programs' files; or it is derived from other tables at ingestion. A table with
+    `can_be_open` holds records that are written when a thing begins and completed in place when it ends; the store
+    shows both as one view. `names_file` holds the texts of its columns of type `name`.
     """
 
     name: str

@@ -8,8 +8,10 @@ A call becomes a row when its kernel is over, or for as long as it is in flight.
 (copy engines, NCCL before 2.26, communicators that ended first) stay in `nccl_calls` alone: without an end they would
 read as in flight. So do calls of groups that the wrapper in Python records as well.
 
-A communicator gets the label of its process group (`groups_of_communicators`); step and phase are those in which the
-host enqueued the call.
+A communicator gets the label of its process group (`groups_of_communicators`), which table `nccl_groups` keeps; step
+and phase are those in which the host enqueued the call. `issue_ns` of a call that has ended is when its kernel started
+on the device, and `end_ns` follows by the device's timer: the host runs ahead of the device, and a call that waits
+behind other kernels waits for no rank. A call in flight was issued when the host enqueued it.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ WHERE t.start_ns >= coalesce(f.start_ns, t.start_ns)
 _ROWS = """
 SELECT c.attempt, c.rank, s.step, c.seq,
   c.count * d.size * CASE WHEN c.function IN ({per_rank}) THEN g.num_ranks ELSE 1 END AS bytes,
-  c.enqueue_ns AS issue_ns, c.kernel_end_ns AS end_ns, NULL::BIGINT AS wait_ns, g.process_group,
+  {issue} AS issue_ns, {end} AS end_ns, NULL::BIGINT AS wait_ns, g.process_group,
   coalesce(o.op, lower(c.function)) AS op, coalesce(d.name, c.dtype) AS dtype, NULL::VARCHAR AS shape,
   CASE WHEN p.end_ns IS NULL OR p.end_ns >= c.enqueue_ns THEN p.kind END AS phase, NULL::VARCHAR AS caller,
   CASE WHEN c.peer IS NULL THEN NULL
@@ -79,13 +81,19 @@ SELECT c.attempt, c.rank, s.step, c.seq,
        WHEN g.num_ranks = g.world_size THEN c.peer END::INTEGER AS peer,
   TRUE AS is_async, NULL::BOOLEAN AS nonfinite {segment}
 FROM {calls} c
-JOIN nccl_groups_now g ON g.attempt = c.attempt AND g.rank = c.rank AND g.communicator = c.communicator
+JOIN nccl_own_groups g ON g.attempt = c.attempt AND g.rank = c.rank AND g.communicator = c.communicator
 LEFT JOIN nccl_ops o ON o.function = c.function
 LEFT JOIN nccl_dtypes d ON d.dtype = c.dtype
 ASOF LEFT JOIN ({steps}) s ON s.attempt = c.attempt AND s.rank = c.rank AND s.start_ns <= c.enqueue_ns
 ASOF LEFT JOIN ({spans}) p ON p.attempt = c.attempt AND p.rank = c.rank AND p.start_ns <= c.enqueue_ns
 WHERE {condition}
 """
+
+_STARTED = "coalesce(c.kernel_start_ns, c.enqueue_ns)"
+# On the GPU's own timer where there is one: the host sees starts and stops late, and not equally late.
+_ENDED = (
+    f"CASE WHEN c.gpu_end_ns >= c.gpu_start_ns THEN {_STARTED} + c.gpu_end_ns - c.gpu_start_ns ELSE c.kernel_end_ns END"
+)
 
 # The device runs the calls of a communicator in order, those of one group call together. So a call is over, though its
 # end was not seen, when one that was enqueued after its launch is.
@@ -122,7 +130,7 @@ class NcclCalls:
         if not self._has_new and not still_open:
             return 0
         _register_words(connection)
-        self._describe_groups()
+        _describe_groups(connection)
         appended = 0
         if self._has_new:
             (count,) = connection.execute(
@@ -135,59 +143,64 @@ class NcclCalls:
             _register_paths(connection, still_open)
             condition = f"g.is_alive AND c._segment IN (SELECT path FROM nccl_paths) AND NOT EXISTS ({_LATER})"
             connection.execute(
-                f"INSERT INTO collectives_open BY NAME {_query('nccl_calls_open', condition, with_segment=True)}"
+                f"INSERT INTO collectives_open BY NAME {_query('nccl_calls_open', condition, is_open=True)}"
             )
-        for name in ("nccl_ops", "nccl_dtypes", "nccl_groups_now", "nccl_paths"):
+        for name in ("nccl_ops", "nccl_dtypes", "nccl_paths"):
             connection.unregister(name)
         return appended
 
-    def _describe_groups(self) -> None:
-        rows = self._connection.execute(
-            "SELECT attempt, rank, communicator, comm_hash, comm_name, num_ranks, comm_rank, created_ns, "
-            "finalized_ns IS NULL FROM nccl_communicators ORDER BY attempt, rank, communicator"
-        ).fetchall()
-        communicators = [Communicator(*row) for row in rows]
-        rows = self._connection.execute(
-            "SELECT attempt, rank, process_group, description, group_name, members, recorded_by = 'nccl_plugin' "
-            "FROM process_groups WHERE members IS NOT NULL ORDER BY wall_ns"
-        ).fetchall()
-        groups = [
-            Group(attempt, rank, label, description, name, tuple(members), bool(is_below))
-            for attempt, rank, label, description, name, members, is_below in rows
-        ]
-        sizes = dict(self._connection.execute("SELECT attempt, max(world_size) FROM ranks GROUP BY attempt").fetchall())
-        found = [
-            (of, label, members)
-            for of, label, members, is_ours in groups_of_communicators(communicators, groups)
-            if is_ours
-        ]
-        self._connection.register(
-            "nccl_groups_text",
-            {
-                "attempt": np.array([of.attempt for of, _, _ in found], dtype=np.int32),
-                "rank": np.array([of.rank for of, _, _ in found], dtype=np.int32),
-                "communicator": np.array([of.communicator for of, _, _ in found], dtype=np.int32),
-                "process_group": _texts(label for _, label, _ in found),
-                "members": _texts(str(list(members)) for _, _, members in found),
-                "num_ranks": np.array([of.num_ranks or -1 for of, _, _ in found], dtype=np.int32),
-                "world_size": np.array([sizes.get(of.attempt) or -2 for of, _, _ in found], dtype=np.int32),
-                "is_alive": np.array([of.is_alive for of, _, _ in found], dtype=bool),
-            },
-        )
-        self._connection.execute(
-            "CREATE OR REPLACE TEMP TABLE nccl_groups_now AS SELECT attempt, rank, communicator, process_group, "
-            "CAST(members AS BIGINT[]) AS members, nullif(num_ranks, -1) AS num_ranks, world_size, is_alive "
-            "FROM nccl_groups_text"
-        )
-        self._connection.unregister("nccl_groups_text")
+
+def _describe_groups(connection: DuckDBPyConnection) -> None:
+    """Write table `nccl_groups` anew, and the temporary one of those communicators whose calls become rows."""
+    rows = connection.execute(
+        "SELECT attempt, rank, communicator, comm_hash, comm_name, num_ranks, comm_rank, created_ns, "
+        "finalized_ns IS NULL FROM nccl_communicators ORDER BY attempt, rank, communicator"
+    ).fetchall()
+    communicators = [Communicator(*row) for row in rows]
+    rows = connection.execute(
+        "SELECT attempt, rank, process_group, description, group_name, members, recorded_by = 'nccl_plugin' "
+        "FROM process_groups WHERE members IS NOT NULL ORDER BY wall_ns"
+    ).fetchall()
+    groups = [
+        Group(attempt, rank, label, description, name, tuple(members), bool(is_below))
+        for attempt, rank, label, description, name, members, is_below in rows
+    ]
+    sizes = dict(connection.execute("SELECT attempt, max(world_size) FROM ranks GROUP BY attempt").fetchall())
+    found = list(groups_of_communicators(communicators, groups))
+    columns = {
+        "attempt": np.array([of.attempt for of, *_ in found], dtype=np.int32),
+        "rank": np.array([of.rank for of, *_ in found], dtype=np.int32),
+        "communicator": np.array([of.communicator for of, *_ in found], dtype=np.int32),
+        "created_ns": np.array([of.created_ns or 0 for of, *_ in found], dtype=np.int64),
+        "process_group": _texts(label for _, label, _, _ in found),
+        "members": _texts(str(list(members)) for _, _, members, _ in found),
+        "num_ranks": np.array([of.num_ranks or -1 for of, *_ in found], dtype=np.int32),
+        "world_size": np.array([sizes.get(of.attempt) or -2 for of, *_ in found], dtype=np.int32),
+        "is_alive": np.array([of.is_alive for of, *_ in found], dtype=bool),
+        "is_ours": np.array([is_ours for *_, is_ours in found], dtype=bool),
+    }
+    connection.register("nccl_groups_text", columns)
+    connection.execute("DELETE FROM nccl_groups")
+    connection.execute(
+        "INSERT INTO nccl_groups BY NAME SELECT attempt, rank, created_ns, communicator, process_group, "
+        "CAST(members AS BIGINT[]) AS members, is_alive FROM nccl_groups_text"
+    )
+    connection.execute(
+        "CREATE OR REPLACE TEMP TABLE nccl_own_groups AS SELECT attempt, rank, communicator, process_group, "
+        "CAST(members AS BIGINT[]) AS members, nullif(num_ranks, -1) AS num_ranks, world_size, is_alive "
+        "FROM nccl_groups_text WHERE is_ours"
+    )
+    connection.unregister("nccl_groups_text")
 
 
-def _query(calls: str, condition: str, *, with_segment: bool = False) -> str:
+def _query(calls: str, condition: str, *, is_open: bool = False) -> str:
     return _ROWS.format(
         calls=calls,
+        issue="c.enqueue_ns" if is_open else _STARTED,
+        end="c.kernel_end_ns" if is_open else _ENDED,
         condition=condition,
         per_rank=", ".join(f"'{name}'" for name in _PER_RANK),
-        segment=", c._segment" if with_segment else "",
+        segment=", c._segment" if is_open else "",
         steps=_NEAR.format(table="steps", calls=calls, columns="t.step"),
         spans=_NEAR.format(table="spans", calls=calls, columns="t.kind, t.end_ns"),
     )
