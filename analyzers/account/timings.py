@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from analyzers.account.device_timings import DEVICE, device_rows, has_device_calls
 from analyzers.source import Ints, Source, floats, ints
 from probes.step_clock import GAPS
 
@@ -43,7 +44,7 @@ class Timings:
     ranks: Ints
     steps: Ints
     own: dict[str, Matrix]
-    """By phase, and by gap between phases where gaps are measured on the host's clock."""
+    """By phase, and by gap between phases where gaps are measured on the host's clock; or `data` and `device`."""
     wait: Matrix
     duration: Matrix
     peers: tuple[Ints, ...]
@@ -66,28 +67,36 @@ class Timings:
     @property
     def compute(self) -> Matrix:
         """Own time of all phases and gaps but data."""
-        total = self.own["forward"] + self.own["backward"]
-        for place in self.places("compute")[2:]:
+        first, *others = self.places("compute")
+        total = self.own[first].copy()
+        for place in others:
             total += self.own[place]
         return total
 
     def places(self, cause: str) -> tuple[str, ...]:
         """Phases and gaps that are work of a kind: `data`, or everything else."""
-        return ("data",) if cause == "data" else (*COMPUTE_PHASES, *(gap for gap in GAPS if gap in self.own))
+        known = ("data",) if cause == "data" else (*COMPUTE_PHASES, *GAPS, DEVICE)
+        return tuple(place for place in known if place in self.own)
 
 
 def load_timings(source: Source, attempt: int, *, since_step: int = 0, skip_first: int = 0) -> Timings | None:
     """Read finished steps, without the first `skip_first` observations; None if there are none."""
     own = ", ".join(f"CAST((coalesce({p}_ns, 0) - coalesce({p}_wait_ns, 0)) / 1e6 AS FLOAT) AS {p}" for p in OWN_PHASES)
-    gaps = GAPS if has_host_gaps(source, attempt) else ()
+    on_device = has_device_calls(source, attempt)
+    gaps = GAPS if not on_device and has_host_gaps(source, attempt) else ()
+    places = ("data", DEVICE) if on_device else (*OWN_PHASES, *gaps)
     own += "".join(f", CAST(({gap}_ns - {gap}_wait_ns) / 1e6 AS FLOAT) AS {gap}" for gap in gaps)
-    table = source.query(
-        f"""
+    table = (
+        device_rows(source, attempt, since_step=since_step)
+        if on_device
+        else source.query(
+            f"""
         SELECT rank, step, {own}, CAST(coalesce(collective_wait_ns, 0) / 1e6 AS FLOAT) AS wait,
                CAST(duration_ns / 1e6 AS FLOAT) AS duration
         FROM steps WHERE attempt = ? AND step >= ? AND rank >= 0 AND duration_ns IS NOT NULL ORDER BY rank, start_ns
         """,
-        [attempt, since_step],
+            [attempt, since_step],
+        )
     )
     rank, step = ints(table["rank"]), ints(table["step"])
     if len(rank) == 0:
@@ -97,12 +106,12 @@ def load_timings(source: Source, attempt: int, *, since_step: int = 0, skip_firs
     place = _Placement(ranks, first, counts, step)
     keep = slice(skip_first, None)
     peers, loaders = _peers(source, attempt, ranks)
-    values = {name: place.matrix(table[name])[:, keep] for name in (*OWN_PHASES, *gaps, "wait", "duration")}
+    values = {name: place.matrix(table[name])[:, keep] for name in (*places, "wait", "duration")}
     return Timings(
         attempt=attempt,
         ranks=ranks,
         steps=place.steps[keep],
-        own={place: values[place] for place in (*OWN_PHASES, *gaps)},
+        own={place: values[place] for place in places},
         wait=values["wait"],
         duration=values["duration"],
         peers=peers,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["CommunicationPolicy", "LinkHistoryPolicy", "SlowLinkPolicy"]
+__all__ = ["CommunicationPolicy", "LinkHistoryPolicy", "NetworkLinkPolicy", "SlowLinkPolicy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,3 +94,13 @@ class SlowLinkPolicy:
     min_windows_crossing: int = 3
     """Newest windows of such a group that are compared, or the newer half: the onset is uncertain by some."""
     history: LinkHistoryPolicy = field(default_factory=LinkHistoryPolicy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkLinkPolicy:
+    """When one link between nodes is slow. Source: played NCCL (`benchmarks.played`); no real network yet."""
+
+    min_factor: float = 2.0
+    """Time for which a sender waits for its network per byte / the median of all other links."""
+    min_bytes: int = 16 << 20
+    """Bytes that a link must have moved to be compared: less is latency."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from analyzers.communication.network_links import NetworkLink
 from analyzers.communication.policy import SlowLinkPolicy
 from analyzers.communication.transfers import Classes, Groups, Window, shared_windows
 from analyzers.wording import ranks_text
@@ -42,6 +43,8 @@ class SlowLink:
     is_ongoing: bool
     has_peers: bool = True
     """Whether it was compared with others; else with its own past."""
+    route: NetworkLink | None = None
+    """The link between two nodes that is slow, where proxy threads were recorded."""
 
     def is_significant(self, step_ms: float, policy: SlowLinkPolicy) -> bool:
         """Decide whether it costs enough of the step, given how clear it is."""

@@ -7,7 +7,7 @@ first death (a kill by `watch`, a timeout of the others, the end of the launcher
 2. `culprits` separates culprits from waiting ranks, by sequence numbers and calls in flight.
 3. A mismatch of operation, type or size counts even without silence when a rank aborted in it, as gloo does. It also
    counts where the records end without a reason; so does a stopped process.
-4. `device_evidence` joins what the culprits' devices and hosts recorded.
+4. `device_evidence` joins what the culprits' devices and hosts recorded, and names the link that a call stands on.
 5. `stacks` groups the stacks of all ranks, those that differ from their peers first.
 6. Dead ranks are `deaths`; a hang is processes that live and stand still.
 """
@@ -21,7 +21,7 @@ from typing import Any
 from analyzers.analysis import Analysis
 from analyzers.finding import Finding
 from analyzers.hangs.culprits import HangCause, find_culprits
-from analyzers.hangs.device_evidence import with_devices
+from analyzers.hangs.device_evidence import with_devices, with_link
 from analyzers.hangs.silent_node import silent_nodes
 from analyzers.hangs.stacks import StacksAtHang, read_stack, roles_of
 from analyzers.hangs.summary import hang_summary
@@ -61,7 +61,7 @@ def hangs(source: Source, scope: Scope, policy: StallPolicy | None = None) -> li
             again=restart_sentence(source, attempt, known),
             stacks=StacksAtHang(scope.stacks_dir, roles_of(source, attempt)) if scope.stacks_dir else None,
         )
-        findings += [with_devices(source, found, view.last_ns)] if found else []
+        findings += [with_devices(source, with_link(source, found), view.last_ns)] if found else []
     return findings
 
 

@@ -8,10 +8,12 @@
 3. The same (group, number) with another operation, dtype or size on different ranks is a mismatch; the smaller side is
    named (both, if they are equally many). If by the group's order in former steps the other side's call was due and
    this side's comes right after it, then this side has skipped one.
+   A call on a device that all other members have left is that device's fault, too.
 4. Edges: a rank in a collective waits for the members that have not entered it; a receiver waits for the sender that
    has not sent, and the reverse (`wait_graph`).
 5. A rank that is awaited and in no call is a culprit: it never came. Its open span tells what it does instead, or
    `watch` saw that its interpreter is locked.
+   If its host has enqueued the call and its device has not started it, the device is stuck.
    If all awaited ranks are in calls that all members entered, those calls do not end: because a send and its receive
    do not fit (`unequal_message`), or because the network or the backend is stuck.
 6. Without such a rank the edges hold a cycle, or all ranks entered and none left. In a cycle, a rank that is awaited in
@@ -77,6 +79,8 @@ def find_culprits(view: AttemptView) -> HangCause:
             return _cause("skipped", skipped[0], waiting, skipped[1], differs=mismatch.differs)
         return _of_mismatch(mismatch, waiting)
 
+    if stuck := _left_by_others(view, heads):
+        return _cause("device_stuck", tuple(call.rank for call in stuck), waiting, stuck[0])
     graph = WaitGraph(view)
     edges = {rank: graph.targets(calls) for rank, calls in heads.items() if calls}
     missed = {rank for targets in edges.values() for rank in targets}
@@ -135,10 +139,41 @@ def _in_cycle(
     return _cause("order_inversion", members, waiting, call, cycle=cycle)
 
 
+def _left_by_others(view: AttemptView, heads: Mapping[int, list[Call]]) -> list[Call]:
+    """Calls on devices that one member is in and all others have completed."""
+    found = []
+    for rank, calls in heads.items():
+        for call in calls:
+            members = [member for member in view.members.get(call.group, ()) if member != rank]
+            if not call.on_device or call.is_p2p or not members:
+                continue
+            if all(_has_left(view, heads, member, call) for member in members):
+                found.append(call)
+    return found
+
+
+def _has_left(view: AttemptView, heads: Mapping[int, list[Call]], rank: int, call: Call) -> bool:
+    """Return True if a rank has entered a call and completed it."""
+    is_behind = any(own.group == call.group and own.seq <= call.seq for own in heads.get(rank, ()))
+    return not is_behind and view.last_seq.get((call.group, rank), -1) >= call.seq
+
+
+def _is_queued(view: AttemptView, rank: int, awaited: Call | None) -> bool:
+    """Return True if a rank's host has enqueued what others await, and its device has not started it."""
+    if awaited is None:
+        return False
+    if awaited.is_p2p:
+        partner = "recv" if awaited.op == "send" else "send"
+        return view.queued_p2p.get((rank, partner, awaited.rank), -1) >= awaited.seq
+    return view.queued.get((awaited.group, rank), -1) >= awaited.seq
+
+
 def _cause_of_absence(view: AttemptView, roots: tuple[int, ...], awaited: Call | None) -> str:
     """The cause, from the activity of the culprits that did not come."""
     if all(rank in view.ranks and view.ranks[rank].closed for rank in roots):
         return "finished"  # it closed itself: no rank should wait for it any more
+    if all(_is_queued(view, rank, awaited) for rank in roots):
+        return "device_stuck"
     if roots and all(rank in view.ranks and view.ranks[rank].holds_gil for rank in roots):
         return "gil"  # native code is running, whatever the span
     causes = {next((_PHASE_CAUSES[p] for p in reversed(view.ranks[r].phases) if p in _PHASE_CAUSES), "")

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from analyzers.communication.network_links import stalled_link
 from analyzers.finding import Finding
 from analyzers.hangs.policy import DeviceEvidencePolicy
 from analyzers.health.xids import xid_table
@@ -24,7 +25,7 @@ from analyzers.run.event_log import EventLog
 from analyzers.source import Source, missing_tables
 from probes.tape import event_kinds
 
-__all__ = ["with_devices"]
+__all__ = ["with_devices", "with_link"]
 
 MAX_RANKS = 8
 
@@ -61,6 +62,21 @@ def with_devices(
             evidence = found | ({"readings_of_rank": rank} if len(places) > 1 else {})
     summary = " ".join([finding.summary, *sentences[:2]])
     return replace(finding, summary=summary, evidence={**finding.evidence, **evidence})
+
+
+def with_link(source: Source, finding: Finding) -> Finding:
+    """The finding with the link on which a call that all entered got least far, if one did."""
+    of = finding.evidence
+    if finding.cause != "all_entered" or finding.attempt is None or of.get("seq") is None:
+        return finding
+    link = stalled_link(source, finding.attempt, str(of["process_group"]), int(of["seq"]))
+    if link is None:
+        return finding
+    ends = tuple(sorted((link.rank, link.peer)))
+    waiting = sorted({*finding.ranks, *of["waiting_ranks"]} - set(ends))
+    more = {"link_rank": link.rank, "link_peer": link.peer, "link_channel": link.channel, "waiting_ranks": waiting}
+    summary = f"{finding.summary} The link from {link.text}, moved least."
+    return replace(finding, ranks=ends, summary=summary, evidence={**of, **more})
 
 
 def _is_broken(readings: Mapping[str, Any]) -> bool:

@@ -23,6 +23,8 @@ def _why_hang(finding: Finding) -> str:
 def _next_hang(finding: Finding) -> str:
     rank = ranks_text(finding.ranks)
     caller = f" at {finding.evidence['caller']}" if finding.evidence.get("caller") else ""
+    if "link_rank" in finding.evidence:
+        return f"Check the network adapter, cable and switch port between the nodes of {rank}."
     return {
         "stopped": f"Continue or restart the process of {rank}.",
         "data": f"Inspect the data loader of {rank}: its stack is in the evidence.",

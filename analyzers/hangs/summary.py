@@ -8,7 +8,16 @@ from analyzers.wording import ranks_text, sentence
 
 __all__ = ["hang_summary"]
 
-_NAMES_CALL = ("finished", "not_entered", "p2p_unmatched", "mismatch_dtype", "mismatch_size", "skipped", "all_entered")
+_NAMES_CALL = (
+    "finished",
+    "not_entered",
+    "device_stuck",
+    "p2p_unmatched",
+    "mismatch_dtype",
+    "mismatch_size",
+    "skipped",
+    "all_entered",
+)
 """Causes whose first sentence names the call that the others wait in."""
 
 
@@ -32,6 +41,8 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
         "checkpoint": f"{who} {verb} writing a checkpoint{at}{where}",
         "evaluate": f"{who} {verb} in evaluation{at}{where}",
         "not_entered": f"{who} did not reach {call}{stuck}",
+        "device_stuck": f"{'the devices of ' * many}{who if many else 'the device of ' + who}"
+        f" {'are' if many else 'is'} stuck{at}: {_stuck_call(view, found, call)}",
         "gil": f"{who} {'do' if many else 'does'} not respond{at}: asleep in native code that holds Python's lock "
         f"(GIL), {doing}{where}",
         "p2p_unmatched": f"{who} did not answer {call}{stuck}",
@@ -52,3 +63,11 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
         return f"{sentence(text)} No records for {silent_s:.0f} s."
     where_waiting = "" if found.cause in _NAMES_CALL else f" in {call}"
     return f"{sentence(text)} {sentence(ranks_text(found.waiting))[:-1]} waited{where_waiting} for {silent_s:.0f} s."
+
+
+def _stuck_call(view: AttemptView, found: HangCause, call: str) -> str:
+    """Description of the call that a device never started, or never finished."""
+    own = view.ranks.get(found.culprits[0])
+    is_in_it = own is not None and found.call is not None and any(c.seq == found.call.seq for c in own.calls)
+    verb = "finished" if is_in_it else "answered" if found.call is not None and found.call.is_p2p else "started"
+    return f"it never {verb} {call}, although its host had enqueued that"

@@ -24,7 +24,7 @@ from analyzers.run.snapshot import AttemptView, RankView
 
 __all__ = ["MAX_BYTES", "VERSION", "Digest", "DigestError", "decode", "encode", "joined", "joined_log", "of_ranks"]
 
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 64 << 10
 """Of one digest as it is sent."""
 MAX_PLAIN_BYTES = 4 << 20
@@ -58,6 +58,8 @@ def of_ranks(view: AttemptView, ranks: Iterable[int]) -> AttemptView:
         ranks={rank: found for rank, found in view.ranks.items() if rank in kept},
         last_seq={key: seq for key, seq in view.last_seq.items() if key[1] in kept},
         last_p2p={key: seq for key, seq in view.last_p2p.items() if key[0] in kept},
+        queued={key: seq for key, seq in view.queued.items() if key[1] in kept},
+        queued_p2p={key: seq for key, seq in view.queued_p2p.items() if key[0] in kept},
         next_calls={},
         newest_calls={},
     )
@@ -97,6 +99,7 @@ def joined(own: AttemptView, digests: Sequence[Digest], offsets_ns: Mapping[int,
     """
     ranks, members = dict(own.ranks), {group: set(found) for group, found in own.members.items()}
     last_seq, last_p2p = dict(own.last_seq), dict(own.last_p2p)
+    queued, queued_p2p = dict(own.queued), dict(own.queued_p2p)
     view = own
     for digest in digests:
         other = digest.view
@@ -113,6 +116,8 @@ def joined(own: AttemptView, digests: Sequence[Digest], offsets_ns: Mapping[int,
             last_seq[key] = max(seq, last_seq.get(key, -1))
         for partner, seq in other.last_p2p.items():
             last_p2p[partner] = max(seq, last_p2p.get(partner, -1))
+        queued |= other.queued
+        queued_p2p |= other.queued_p2p
         view = replace(
             view,
             median_step_ns=max(view.median_step_ns, other.median_step_ns),
@@ -125,6 +130,8 @@ def joined(own: AttemptView, digests: Sequence[Digest], offsets_ns: Mapping[int,
         members={group: tuple(sorted(found)) for group, found in members.items()},
         last_seq=last_seq,
         last_p2p=last_p2p,
+        queued=queued,
+        queued_p2p=queued_p2p,
     )
 
 
@@ -157,6 +164,7 @@ def _plain(digest: Digest, *, texts: bool, calls: bool) -> dict[str, Any]:
         return [
             [c.group, c.seq, c.op, c.issue_ns, c.num_bytes, c.dtype, c.phase, c.peer, c.step]
             + ([c.shape, c.caller] if texts else ["", ""])
+            + [c.on_device]
             for c in found
         ]
 
@@ -177,6 +185,8 @@ def _plain(digest: Digest, *, texts: bool, calls: bool) -> dict[str, Any]:
         ],
         "seq": [[group, rank, seq] for (group, rank), seq in view.last_seq.items()],
         "p2p": [[*key, seq] for key, seq in view.last_p2p.items()] if calls else [],
+        "queued": [[group, rank, seq] for (group, rank), seq in view.queued.items()],
+        "queued_p2p": [[*key, seq] for key, seq in view.queued_p2p.items()] if calls else [],
         "members": {group: _spans(found) for group, found in view.members.items()},
         "events": events if texts else [],
     }  # fmt: skip
@@ -191,6 +201,8 @@ def _digest(plain: Mapping[str, Any]) -> Digest:
         members={str(group): _members(spans) for group, spans in plain["members"].items()},
         last_seq={(str(group), _int(rank)): _int(seq) for group, rank, seq in plain["seq"]},
         last_p2p={(_int(rank), str(way), _int(peer)): _int(seq) for rank, way, peer, seq in plain["p2p"]},
+        queued={(str(group), _int(rank)): _int(seq) for group, rank, seq in plain["queued"]},
+        queued_p2p={(_int(rank), str(way), _int(peer)): _int(seq) for rank, way, peer, seq in plain["queued_p2p"]},
         median_step_ns=_int(plain["median_step_ns"]),
         longest_step_ns=_int(plain["longest_step_ns"]),
         world_size=_int(plain["world_size"]),
@@ -225,11 +237,11 @@ def _rank(row: Sequence[Any]) -> RankView:
 
 
 def _call(rank: int, row: Sequence[Any]) -> Call:
-    group, seq, op, issue_ns, num_bytes, dtype, phase, peer, step, shape, caller = row
+    group, seq, op, issue_ns, num_bytes, dtype, phase, peer, step, shape, caller, on_device = row
     return Call(
         rank=rank, group=str(group), seq=_int(seq), op=str(op), issue_ns=_int(issue_ns),
         num_bytes=_int_or_none(num_bytes), dtype=str(dtype), phase=str(phase), peer=_int_or_none(peer),
-        step=_int_or_none(step), shape=str(shape), caller=str(caller),
+        step=_int_or_none(step), shape=str(shape), caller=str(caller), on_device=bool(on_device),
     )  # fmt: skip
 
 

@@ -10,7 +10,8 @@
    the innermost frame of the traceback and whether the rank was inside a collective. Of a chain of exceptions the
    original one is judged.
 3. An error inside a collective after another rank's death is collateral, whatever its message.
-4. A silent end is collateral if any other rank has a reason; so is one by SIGTERM, which another process sent.
+4. So is SIGABRT of a rank with calls on its device: NCCL's watchdog aborts when a peer is gone.
+5. A silent end is collateral if any other rank has a reason; so is one by SIGTERM, which another process sent.
 """
 
 from __future__ import annotations
@@ -155,6 +156,9 @@ def _is_collateral(death: Death, reasons: Sequence[Death], view: AttemptView, al
     """`reasons`: deaths with a cause of their own, in order of time."""
     if death.cause == "vanished":
         return bool(reasons) or all_vanished
+    if death.signal == "SIGABRT" and _is_on_device(death, view):
+        # The watchdog of NCCL aborts a process whose peer is gone; it is no fault of this rank or its device.
+        return any(r.when_ns <= death.when_ns and r.signal != "SIGABRT" for r in reasons if r.rank != death.rank)
     if death.signal and death.signal != "SIGTERM":
         return False
     first = next((reason for reason in reasons if reason.rank != death.rank), None)
@@ -208,3 +212,11 @@ def _may_be_backends(link: Link) -> bool:
 
 def _in_call(death: Death, view: AttemptView) -> bool:
     return death.rank in view.ranks and bool(view.ranks[death.rank].calls)
+
+
+def _is_on_device(death: Death, view: AttemptView) -> bool:
+    """Return True if the rank had calls on its device, started or queued."""
+    of_rank = view.ranks.get(death.rank)
+    if of_rank is not None and any(call.on_device for call in of_rank.calls):
+        return True
+    return any(rank == death.rank for _, rank in view.queued) or any(rank == death.rank for rank, *_ in view.queued_p2p)

@@ -1,5 +1,7 @@
 """Collective and p2p calls at the end of an attempt: in flight, newest number of each rank, usual order.
 
+A call of a group that NCCL's plugin recorded counts from where its kernel starts on the device (`device_calls`).
+
 found = recorded_calls(source, attempt=0, since_step=40, cut_ns=now_ns)
 found.in_flight[3].calls                # collectives that rank 3 had begun and not finished
 found.last_seq[("dp[0,1]", 3)]          # number of the last collective that rank 3 entered in that group
@@ -8,9 +10,10 @@ found.last_seq[("dp[0,1]", 3)]          # number of the last collective that ran
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from analyzers.run.device_calls import device_groups, queued_calls
 from analyzers.source import Source
 
 __all__ = ["MAX_NAME", "Call", "CallsInFlight", "RecordedCalls", "call_order", "recorded_calls"]
@@ -38,6 +41,8 @@ class Call:
     caller: str = ""
     peer: int | None = None
     step: int | None = None
+    on_device: bool = False
+    """Whether its begin is that of its kernel: the device has started it."""
 
     @property
     def is_p2p(self) -> bool:
@@ -74,6 +79,10 @@ class RecordedCalls:
     """Time of the newest start or end of a call by rank, epoch nanoseconds."""
     in_flight: dict[int, CallsInFlight] = field(default_factory=dict)
     """By rank."""
+    queued: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Newest number of a collective that a host has enqueued, where its device is behind, by (group, rank)."""
+    queued_p2p: dict[tuple[int, str, int], int] = field(default_factory=dict)
+    """The same of p2p calls, by (rank, send or recv, peer)."""
 
 
 def recorded_calls(source: Source, attempt: int, since_step: int, cut_ns: int) -> RecordedCalls:
@@ -101,7 +110,32 @@ def recorded_calls(source: Source, attempt: int, since_step: int, cut_ns: int) -
         key = (rank, group, direction, peer if is_p2p else None)
         done[key] = max(done.get(key, -1), done_seq if done_seq is not None else -1)
     found.in_flight.update(_in_flight(source, attempt, since_step, cut_ns, done))
+    _keep_started(source, attempt, cut_ns, found)
     return found
+
+
+def _keep_started(source: Source, attempt: int, cut_ns: int, found: RecordedCalls) -> None:
+    """Of groups on devices, keep what the devices have started; what hosts have enqueued beyond is `queued`."""
+    groups = device_groups(source, attempt)
+    if not groups:
+        return
+    first = queued_calls(source, attempt, cut_ns)
+    for (rank, group, op, peer), seq in first.items():
+        if op and peer is not None and (rank, op, peer) in found.last_p2p:
+            found.queued_p2p[rank, op, peer] = found.last_p2p[rank, op, peer]
+            found.last_p2p[rank, op, peer] = seq - 1
+        elif not op and (group, rank) in found.last_seq:
+            found.queued[group, rank] = found.last_seq[group, rank]
+            found.last_seq[group, rank] = seq - 1
+    for rank, place in found.in_flight.items():
+        kept = []
+        for call in place.calls:
+            key = (rank, call.group, call.op if call.is_p2p else "", call.peer if call.is_p2p else None)
+            if call.group not in groups:
+                kept.append(call)
+            elif call.seq < first.get(key, call.seq + 1):
+                kept.append(replace(call, on_device=True))
+        place.calls = kept
 
 
 def _in_flight(

@@ -84,6 +84,10 @@ class AttemptView:
     """Newest number of a collective that a rank entered, by (group, rank)."""
     last_p2p: Mapping[tuple[int, str, int], int] = field(default_factory=dict)
     """Newest number of a p2p call, by (rank, send or recv, peer)."""
+    queued: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """Newest number of a collective that a host has enqueued, where its device is behind, by (group, rank)."""
+    queued_p2p: Mapping[tuple[int, str, int], int] = field(default_factory=dict)
+    """The same of p2p calls, by (rank, send or recv, peer)."""
     next_calls: Mapping[tuple[str, str, str], frozenset[tuple[str, str]]] = field(default_factory=dict)
     """(group, op, caller) -> (op, caller) of the collectives that followed it in this group in the newest steps."""
     newest_calls: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -138,6 +142,8 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
         members=_members(source, attempt, calls.last_seq),
         last_seq=calls.last_seq,
         last_p2p=calls.last_p2p,
+        queued=calls.queued,
+        queued_p2p=calls.queued_p2p,
         next_calls=next_calls,
         newest_calls=newest_calls,
         median_step_ns=median_ns,

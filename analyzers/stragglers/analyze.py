@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from analyzers.account.device_timings import DEVICE
 from analyzers.account.timings import Timings, load_timings
 from analyzers.analysis import Analysis
 from analyzers.finding import Finding
@@ -106,6 +107,8 @@ def _counters(source: Source, timings: Timings, slow: Straggler) -> Counters:
     peers = _peers_of(timings, slow) if slow.has_peers else timings.ranks.tolist()
     span = (slow.rank, slow.first_step, slow.last_step)
     counters = load_counters(source, timings.attempt, span, peers, means=slow.paused_ratio > 0)
+    if DEVICE in timings.own:  # the host's processor says nothing of what its device does
+        return replace(counters, cpu_ms=None, cpu_ratio=None)
     if slow.has_peers:
         return counters
     # The others do other work, but wait for a core, page and collect garbage as little.
@@ -157,7 +160,9 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
         "episodes": sum(len(member.segments) for member in suspect.members),
         "ongoing": suspect.ongoing,
     }
-    if worst.place:
+    if worst.place == DEVICE:
+        evidence["measured_by"] = "durations of calls over their members"
+    elif worst.place:
         evidence["place"] = worst.place
     if not worst.has_peers:
         evidence["compared_with"] = "its own past"
@@ -203,7 +208,8 @@ def _summary(suspect: Suspect) -> str:
         "pauses": f"paused in {100 * worst.paused_ratio:.0f} % of steps {first} to {last}",
         "rotating": f"{was} slow in turn in steps {first} to {last}",
     }[suspect.pattern]
-    most = "up to " if len(suspect.members) > 1 else ""
+    # Calls show the least that others waited; where in the step it was lost, they do not tell.
+    most = "at least " if worst.place == DEVICE else "up to " if len(suspect.members) > 1 else ""
     measure = "" if worst.has_peers else " its former time"
     work = _WORK.get(suspect.cause, "compute")
     where = _WHERE.get(worst.place, "")

@@ -6,11 +6,13 @@ A link is not reported if one of its ranks is slow meanwhile for a cause that al
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from analyzers.account.timings import Timings
 from analyzers.communication.link_search import slow_links
+from analyzers.communication.network_links import slowest_link
 from analyzers.communication.slow_link import SlowLink
 from analyzers.finding import Finding
 from analyzers.source import Source, missing_tables
@@ -34,11 +36,17 @@ def slow_link_findings(
         return []
     step_ms = float(np.nanmedian(timings.duration))
     return [
-        _finding(source, timings, link)
+        _finding(source, timings, _with_route(source, timings.attempt, link))
         for link in slow_links(source, timings.attempt, policy.slow_link, since_step=int(timings.steps.min()))
         if link.is_significant(step_ms, policy.slow_link)
         and not any(_explains(suspect, link, timings, policy) for suspect in found)
     ]
+
+
+def _with_route(source: Source, attempt: int, link: SlowLink) -> SlowLink:
+    """Name the two ranks between which a group's link is slow, where a sender's waits for its network show them."""
+    route = slowest_link(source, attempt, link.ranks)
+    return link if route is None else replace(link, ranks=tuple(sorted((route.rank, route.peer))), route=route)
 
 
 def _explains(suspect: Suspect, link: SlowLink, timings: Timings, policy: StragglerPolicy) -> bool:
@@ -75,11 +83,20 @@ def _finding(source: Source, timings: Timings, link: SlowLink) -> Finding:
             "transfer_ms": round(link.transfer_ms, 3),
             "transfer_of_others_ms" if link.has_peers else "transfer_before_ms": round(link.others_ms, 3),
             **(cost.evidence() if cost else {}),
+            **_route_evidence(link),
         },
         advice="straggler-communication",
         attempt=timings.attempt,
         cost_s=round(saved_s, 3),
     )
+
+
+def _route_evidence(link: SlowLink) -> dict[str, object]:
+    route = link.route
+    if route is None:
+        return {}
+    ends = {"link_rank": route.rank, "link_peer": route.peer, "link_channel": route.channel}
+    return {**ends, "network_wait_factor_ratio": round(route.factor, 3)}
 
 
 def _summary(link: SlowLink) -> str:
@@ -90,6 +107,7 @@ def _summary(link: SlowLink) -> str:
     what = f"{link.op} in {', '.join(link.groups)}"
     if link.is_pair:
         what = f"a message of {link.num_bytes / 2**10:,.0f} KiB"
+    name = link.name if link.route is None else f"the link from {link.route.text},"
     return sentence(
-        f"{link.name} {when}: {what} takes {link.factor:.1f}x as long as {others} (+{link.excess_ms:.3g} ms per step)"
+        f"{name} {when}: {what} takes {link.factor:.1f}x as long as {others} (+{link.excess_ms:.3g} ms per step)"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,7 @@ class Asked:
         self.store = store
         self.whole = 0
 
-    def rows(self, sql: str, params: list[object]) -> list[tuple[object, ...]]:
+    def rows(self, sql: str, params: Sequence[object] = ()) -> list[tuple[object, ...]]:
         self.whole += "AND start_ns > ?" in sql and params[-1] == -step_ends.NEVER_NS
         return self.store.rows(sql, params)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.played.nccl_interface import PlayedNccl
 from probes.collectives.nccl_plugin.build import BuildError, compile_plugin
-from tests.probes.collectives.nccl_plugin.played_nccl import PlayedNccl
 
 
 @pytest.fixture(scope="session")

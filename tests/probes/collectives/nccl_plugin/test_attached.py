@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[4]
 SCRIPT = """
 import os
 import torch
-from tests.probes.collectives.nccl_plugin.played_nccl import PlayedNccl
+from benchmarks.played.nccl_interface import PlayedNccl
 
 nccl = PlayedNccl(os.environ["NCCL_PROFILER_PLUGIN"], version=6)
 comm = nccl.communicator(name="dp", comm_hash=0xFACADE << 40, num_ranks=1)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from benchmarks.nccl_plugin import compile_driver, kill_driver, measure, start_driver
+from benchmarks.played.nccl_interface import VERSIONS
 from probes.collectives.nccl_plugin.build import BuildError, compile_plugin
 from probes.tape.reader import read_segment, segment_paths
 from probes.tape.writer import COMPLETE
-from tests.probes.collectives.nccl_plugin.played_nccl import VERSIONS
 
 ALL_EVENTS = "calls,kernels,links,channels,steps"
 

@@ -1,0 +1,83 @@
+"""Own work and waiting of ranks on GPUs, from the durations of their calls over all members.
+
+    if has_device_calls(source, attempt=0):
+        table = device_rows(source, attempt=0)       # rank, step, data, device, wait, duration; milliseconds
+
+A GPU's host does not wait for a collective, so no column of a step says how long its rank waited. What NCCL's profiler
+plugin recorded does: the kernel of a call starts on each member by itself and spins until the last has come, so
+
+1. for the same call of the same group the shortest duration is the transfer, of the member that came last;
+2. what a member's kernel took beyond that, its rank waited for the last one: it was that much earlier;
+3. calls of tensor, context, expert and pipeline parallel are awaited at once, so all of their time was lost to
+   communication; who sends a message goes on. Calls of other groups run beside computing, and queue: of each only the
+   longest wait of a step counts. So this is the *least* that a rank waited; a profiled step says exactly;
+4. a rank's own work in a step is the step without that. Where in the step it was, calls do not tell.
+
+Loading runs on the host, while the device works on the step before. It is own time of the rank only as far as the rank
+took longer than its peers because of it; the rest is hidden.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+from analyzers.source import Source, missing_tables
+
+__all__ = ["DEVICE", "device_rows", "has_device_calls"]
+
+DEVICE = "device"
+"""Place of own work whose phase is not known."""
+QUEUED_NS = 50_000
+"""A kernel that starts sooner after the former one of its group (ns) was queued behind it: launching one takes less."""
+
+
+def has_device_calls(source: Source, attempt: int) -> bool:
+    """Return True if calls of the attempt were timed on devices, and no host measured its waits in them."""
+    if missing_tables(source, "nccl_groups", "collectives"):
+        return False
+    timed = "SELECT 1 FROM collectives WHERE attempt = ? AND wait_ns IS {} AND end_ns IS NOT NULL AND step IS NOT NULL"
+    has = [bool(source.rows(f"{timed.format(null)} LIMIT 1", [attempt])) for null in ("NULL", "NOT NULL")]
+    return has == [True, False]
+
+
+def device_rows(source: Source, attempt: int, *, since_step: int = 0) -> dict[str, npt.NDArray[Any]]:
+    """One row a finished step and rank, by rank and start."""
+    return source.query(
+        """
+        WITH calls AS (
+            SELECT rank, step, process_group, op, issue_ns, end_ns - issue_ns AS took,
+                   issue_ns - lag(end_ns) OVER (PARTITION BY rank, process_group, op = 'send', peer ORDER BY issue_ns)
+                       AS after_ns,
+                   min(end_ns - issue_ns) OVER (
+                       PARTITION BY process_group, seq,
+                                    CASE op WHEN 'send' THEN rank WHEN 'recv' THEN peer END,
+                                    CASE op WHEN 'send' THEN peer WHEN 'recv' THEN rank END) AS shortest
+            FROM collectives WHERE attempt = ? AND step >= ? AND end_ns >= issue_ns AND rank >= 0),
+        late AS (SELECT rank, step, process_group, issue_ns AS begin_ns, is_awaited,
+                        issue_ns + took - CASE WHEN is_awaited THEN 0 ELSE shortest END AS end_ns
+                 FROM (SELECT *, split_part(process_group, ':', 1) IN ('tp', 'cp', 'ep', 'pp') AS is_awaited FROM calls)
+                 WHERE op IS DISTINCT FROM 'send' AND (is_awaited OR coalesce(after_ns, ?) >= ?)),
+        apart AS (SELECT rank, step, process_group, is_awaited,
+                         greatest(0, end_ns - greatest(begin_ns, coalesce(max(end_ns) OVER (
+                             PARTITION BY rank, is_awaited ORDER BY begin_ns, end_ns
+                             ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), begin_ns))) AS waited
+                  FROM late),
+        longest AS (SELECT rank, step, CASE WHEN is_awaited THEN sum(waited) ELSE max(waited) END AS waited
+                    FROM apart GROUP BY rank, step, process_group, is_awaited),
+        waits AS (SELECT rank, step, sum(waited) / 1e6 AS waited FROM longest GROUP BY rank, step),
+        own AS (
+            SELECT s.rank, s.step, s.start_ns, s.duration_ns / 1e6 AS duration, coalesce(s.data_ns, 0) / 1e6 AS loading,
+                   least(coalesce(w.waited, 0), s.duration_ns / 1e6) AS wait
+            FROM steps s LEFT JOIN waits w USING (rank, step)
+            WHERE s.attempt = ? AND s.step >= ? AND s.rank >= 0 AND s.duration_ns IS NOT NULL),
+        usual AS (SELECT step, median(duration - wait) AS own, median(loading) AS loading FROM own GROUP BY step)
+        SELECT rank, step, CAST(beyond AS FLOAT) AS data, CAST(duration - wait - beyond AS FLOAT) AS device,
+               CAST(wait AS FLOAT) AS wait, CAST(duration AS FLOAT) AS duration
+        FROM (SELECT o.*, least(greatest(o.loading - u.loading, 0), greatest(duration - wait - u.own, 0)) AS beyond
+              FROM own o JOIN usual u USING (step))
+        ORDER BY rank, start_ns
+        """,
+        [attempt, since_step, QUEUED_NS, QUEUED_NS, attempt, since_step],
+    )

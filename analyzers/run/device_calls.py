@@ -1,0 +1,48 @@
+"""Calls in flight that wait on their rank's own device: enqueued by the host, and not started.
+
+    queued = queued_calls(source, attempt=0, cut_ns=now_ns)
+    queued[3, "world:0-7", "", None]        # number of the first call of that group that rank 3 has not started
+
+The host runs ahead of a device, so a call that it has enqueued is not one that its rank has come to. What NCCL's
+profiler plugin recorded tells the two apart; without it nothing is known, and nothing is here.
+"""
+
+from __future__ import annotations
+
+from analyzers.source import Source, missing_tables
+
+__all__ = ["Place", "device_groups", "queued_calls"]
+
+Place = tuple[int, str, str, int | None]
+"""Rank, group, send or recv or neither, peer."""
+
+
+def device_groups(source: Source, attempt: int) -> frozenset[str]:
+    """Groups whose calls are those of the plugin."""
+    if missing_tables(source, "nccl_groups"):
+        return frozenset()
+    rows = source.rows(
+        "SELECT DISTINCT process_group FROM nccl_groups WHERE attempt = ? EXCEPT "
+        "SELECT process_group FROM process_groups WHERE attempt = ? AND coalesce(recorded_by, 'wrapper') = 'wrapper'",
+        [attempt, attempt],
+    )
+    return frozenset(str(group) for (group,) in rows)
+
+
+def queued_calls(source: Source, attempt: int, cut_ns: int) -> dict[Place, int]:
+    """The first call that has not started, where one has not, as of `cut_ns` (epoch nanoseconds)."""
+    if missing_tables(source, "nccl_groups", "nccl_calls"):
+        return {}
+    rows = source.rows(
+        """
+        SELECT c.rank, g.process_group, CASE WHEN c.function IN ('Send', 'Recv') THEN lower(c.function) ELSE '' END,
+               CASE WHEN c.peer IS NULL THEN NULL WHEN len(g.members) > 0 THEN g.members[c.peer + 1] ELSE c.peer END,
+               min(c.seq)
+        FROM nccl_calls c JOIN nccl_groups g USING (attempt, rank, communicator)
+        WHERE c.attempt = ? AND c.enqueue_ns <= ? AND g.is_alive AND c.channels_started IS NOT NULL
+          AND c.kernel_end_ns IS NULL AND (c.kernel_start_ns IS NULL OR c.kernel_start_ns > ?) AND c.seq IS NOT NULL
+        GROUP BY ALL
+        """,
+        [attempt, cut_ns, cut_ns],
+    )
+    return {(rank, group or "", op, peer): seq for rank, group, op, peer, seq in rows}

@@ -1,0 +1,8 @@
+"""Played devices: virtual GPUs and a virtual NCCL that drive the real probes without a device.
+
+`nccl_interface`  NCCL's profiler interface, versions 1 to 7, through ctypes
+`streams`         hosts that run ahead, streams, kernels and collectives on a virtual clock
+`programs`        steps of DDP, FSDP2, tensor and pipeline parallel training as operations of hosts and streams
+`faults`          what goes wrong, and what a diagnosis has to say of it
+`recording`       a played run on disk: tapes written by the real recorder and the real plugin
+"""

@@ -1,0 +1,101 @@
+"""The virtual clock of a played run: for the plugin in C, and for the recorder in Python.
+
+clock = PlayedClock(folder); library = clock.build(folder)
+with played_time(clock):
+    clock.set(1_000_000)               # 1 ms after the run's begin, for all that asks
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+from probes import step_clock, tape_recorder
+from probes.collectives.nccl_plugin.build import BuildError, compile_plugin
+from probes.device.cpu_time import CoreUse
+from probes.tape import events
+
+__all__ = ["PlayedClock", "build", "played_time"]
+
+_SOURCE = Path(__file__).with_name("clock.c")
+_CLOCK = "libplayed-clock.so"
+_PLUGIN = "libplayed-plugin.so"
+
+
+def build(folder: Path) -> Path:
+    """Compile the clock and the plugin that asks it; returns the plugin. Raises BuildError."""
+    clock, plugin = folder / _CLOCK, folder / _PLUGIN
+    if not plugin.is_file():
+        compile_plugin(plugin, flags=["-Dclock_gettime=played_clock_gettime"])
+        words = [os.environ.get("CC", "cc"), "-shared", "-fPIC", "-O2", str(_SOURCE), "-o", str(clock)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BuildError(done.stderr)
+    return plugin
+
+
+class PlayedClock:
+    """Time of a played run, shared with every plugin that is loaded after it."""
+
+    def __init__(self, folder: Path) -> None:
+        library = ctypes.CDLL(str(folder / _CLOCK), mode=ctypes.RTLD_GLOBAL)
+        self._mono = ctypes.c_int64.in_dll(library, "played_mono_ns")
+        self.begin_ns = time.monotonic_ns() + 1_000_000_000
+        self.wall_minus_mono_ns = time.time_ns() - time.monotonic_ns()
+        ctypes.c_int64.in_dll(library, "played_wall_minus_mono_ns").value = self.wall_minus_mono_ns
+        self.set(0)
+
+    def set(self, ns: int) -> None:
+        """Set the time, nanoseconds since the run's begin."""
+        self._mono.value = self.begin_ns + ns
+
+    def mono_ns(self) -> int:
+        """The monotonic clock."""
+        return self._mono.value
+
+    def wall_ns(self, ns: int) -> int:
+        """Epoch time of a time since the run's begin."""
+        return self.begin_ns + ns + self.wall_minus_mono_ns
+
+    @contextmanager
+    def environment(self, **variables: str) -> Iterator[None]:
+        """Variables that a plugin reads when its first communicator is made."""
+        fixed = {"RANKSCOPE_NCCL_ATTEMPT": "0", "RANKSCOPE_NCCL_EVENTS": "calls,kernels,links,steps"}
+        with mock.patch.dict(os.environ, fixed | variables):
+            yield
+
+
+class _PlayedCoreTime:
+    """The host's own use of its core: it spins while it waits for its device."""
+
+    clock: PlayedClock
+
+    def begin(self) -> None:
+        self._begin_ns = self.clock.mono_ns()
+
+    def end(self) -> CoreUse:
+        return CoreUse(self.clock.mono_ns() - self._begin_ns, 0, 0)
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def played_time(clock: PlayedClock) -> Iterator[None]:
+    """Let the recorder ask the played clock. Nothing of it is real, so nothing may come from the real one."""
+    core = type("PlayedCoreTime", (_PlayedCoreTime,), {"clock": clock})
+    walls = SimpleNamespace(time_ns=lambda: clock.mono_ns() + clock.wall_minus_mono_ns)
+    with (
+        mock.patch.object(events, "time", walls),
+        mock.patch.object(tape_recorder, "_monotonic_ns", clock.mono_ns),
+        mock.patch.object(step_clock, "_monotonic_ns", clock.mono_ns),
+        mock.patch.object(step_clock, "CoreTime", core),
+    ):
+        yield
