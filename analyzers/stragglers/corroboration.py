@@ -9,11 +9,13 @@ its peers, in milliseconds a step:
 1. Garbage collections explain the excess: host.
 2. On a CPU the rank's CPU time is above its peers' by about the same factor as its wall time: it computes more. On a
    crowded host a rank that computes more also waits for a core more, by as much again.
-3. The time for which the rank's thread was ready to run and waited for a core explains it: host.
+3. The time for which the rank's thread was ready to run and waited for a core explains it: host. What it waits in
+   proportion to the CPU time that it has above its peers belongs to its work, not to the host.
 4. The rank trains on more tokens than its peers, by as much: its sequences are longer, and no machine is bad.
-5. On a CPU the excess of CPU time must be there if the rank computes more. If it is not, the rank was kept from
-   running: by the disk (pages that had to be read), or by a lock or a call that blocks. On a GPU the host's CPU time
-   says nothing of the device, and a loader may well wait for a disk without using a core: there this is not asked.
+5. On a CPU the excess of CPU time, with the waits that belong to it, must be there if the rank computes more. If it is
+   not, the rank was kept from running: by the disk (pages that had to be read), or by a lock or a call that blocks. On
+   a GPU the host's CPU time says nothing of the device, and a loader may well wait for a disk without using a core:
+   there this is not asked.
 6. What was not recorded decides nothing.
 """
 
@@ -54,6 +56,8 @@ class Counters:
     cpu_ratio: float | None = None
     """CPU time of a step over that of the peers, less one."""
     run_delay_ms: float | None = None
+    own_run_delay_ms: float | None = None
+    """The rank's whole wait for a core, not its excess."""
     gc_ms: float | None = None
     major_faults: float | None = None
     tokens_ratio: float | None = None
@@ -95,17 +99,27 @@ def attribute(
     computes_more = (counters.cpu_ratio or 0.0) >= policy.same_factor_ratio * max(factor - 1, 1e-9)
     if cause != "data" and counters.on_cpu and computes_more and not _has_more_tokens(counters, factor, policy):
         return Attribution(cause=cause, confirmed=True)
-    if counters.run_delay_ms is not None and counters.run_delay_ms >= enough:
+    waits_of_work_ms = _waits_of_more_work_ms(counters) if cause != "data" else 0.0
+    if counters.run_delay_ms is not None and counters.run_delay_ms - waits_of_work_ms >= enough:
         return Attribution(cause="host", reason="core", confirmed=True)
     if _has_more_tokens(counters, factor, policy):
         return Attribution(cause="sequence_length", confirmed=True)
     if cause != "compute" or not counters.on_cpu or counters.cpu_ms is None:
         return Attribution(cause=cause)
-    if counters.cpu_ms >= policy.worked_ratio * excess_ms:
+    if counters.cpu_ms + waits_of_work_ms >= policy.worked_ratio * excess_ms:
         return Attribution(cause=cause, confirmed=True)
     if counters.major_faults is not None and counters.major_faults >= policy.paging_faults:
         return Attribution(cause="host", reason="paging", confirmed=True)
     return Attribution(cause="host", reason="kept" if counters.run_delay_ms is None else "blocked", confirmed=True)
+
+
+def _waits_of_more_work_ms(counters: Counters) -> float:
+    """Return the wait for a core that goes with the CPU time above the peers': on a crowded host each millisecond of
+    work waits equally long, so a rank with three times the work waits for two thirds of its time because of it."""
+    own, ratio = counters.own_run_delay_ms, counters.cpu_ratio or 0.0
+    if not counters.on_cpu or own is None or counters.run_delay_ms is None or ratio <= 0:
+        return 0.0
+    return max(0.0, min(counters.run_delay_ms, own * ratio / (1 + ratio)))
 
 
 def _has_more_tokens(counters: Counters, factor: float, policy: CorroborationPolicy) -> bool:
@@ -133,18 +147,21 @@ def load_counters(
     if not own.any() or own.all():
         return Counters()
     excess: dict[str, float | None] = {}
+    of_rank: dict[str, float | None] = {}
     ratios: dict[str, float | None] = {}
     for name in _COLUMNS:
         values = floats(table[name])
         each = [_typical(values[of_row == peer], typical) for peer in ranks[1:]]
         theirs = [value for value in each if value is not None]
         mine = _typical(values[own], typical)
+        of_rank[name] = mine
         ratios[name] = mine / float(np.median(theirs)) - 1 if mine and theirs and min(theirs) else None
         excess[name] = mine - float(np.median(theirs)) if mine is not None and theirs else None
     return Counters(
         cpu_ms=_ms(excess["cpu_ns"]),
         cpu_ratio=ratios["cpu_ns"],
         run_delay_ms=_ms(excess["run_delay_ns"]),
+        own_run_delay_ms=_ms(of_rank["run_delay_ns"]),
         gc_ms=_ms(excess["gc_ns"]),
         major_faults=excess["major_faults"],
         tokens_ratio=ratios["tokens"],

@@ -41,6 +41,26 @@ def test_counters_attribute_slow_computing(counters: dict[str, float], expected:
     assert attributed(**counters) == expected
 
 
+@pytest.mark.parametrize(
+    ("own_run_delay_ms", "cpu_ratio", "expected"),
+    [
+        (107.0, 0.8, "compute"),  # its peers wait as long per millisecond of work
+        (107.0, 0.2, "host"),  # its work explains a sixth of the wait
+        (107.0, None, "host"),  # nothing is known of its work
+        (900.0, 0.2, "compute"),  # all wait that long: a sixth is more than its excess
+    ],
+)
+def test_a_rank_that_computes_more_waits_for_a_core_more(
+    own_run_delay_ms: float, cpu_ratio: float | None, expected: str
+) -> None:
+    """As recorded of `slow_compute` on one of four ranks, on two cores that other jobs use: most of the excess is a
+    wait, and the wall clock shows a larger factor than the CPU time."""
+    counters = Counters(
+        cpu_ms=15.0, cpu_ratio=cpu_ratio, run_delay_ms=87.0, own_run_delay_ms=own_run_delay_ms, on_cpu=True
+    )
+    assert attribute(counters, cause="compute", excess_ms=91.4, factor=2.69).cause == expected
+
+
 def test_a_loader_that_waits_for_its_disk_is_data_and_one_without_a_core_is_host() -> None:
     assert attributed("data", cpu_ms=0.1, on_cpu=True, run_delay_ms=0.2) == ("data", "")
     assert attributed("data", cpu_ms=0.1, on_cpu=True, run_delay_ms=9.0) == ("host", "core")
