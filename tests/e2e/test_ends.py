@@ -104,6 +104,10 @@ def test_mistakes_are_one_line_before_anything_starts(tmp_path: Path, arguments:
 
 
 def _steps(run: RunDir) -> int:
-    from probes.tape.reader import read_segment, segment_paths
+    """Steps on the tape of rank 0; none while the file is there and its header is not."""
+    from probes.tape.reader import TapeError, read_segment, segment_paths
 
-    return sum(len(read_segment(path).records) for path in segment_paths(run.rank_dir(0, 0), "steps"))
+    try:
+        return sum(len(read_segment(path).records) for path in segment_paths(run.rank_dir(0, 0), "steps"))
+    except TapeError:
+        return 0
