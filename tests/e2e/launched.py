@@ -83,9 +83,7 @@ class LaunchedRun:
     def analyze(self) -> dict[str, Any]:
         """Output of `rankscope analyze --format json`."""
         if not self._analysis:
-            done = rankscope("analyze", str(self.runs_dir / "latest"), "--format", "json")
-            assert done.returncode == 0, done.stderr
-            self._analysis = json.loads(done.stdout)
+            self._analysis = analysis_of(self.runs_dir / "latest")
         return self._analysis
 
     def findings(self, kind: str | None = None) -> list[dict[str, Any]]:
@@ -197,6 +195,15 @@ def train(
 ) -> LaunchedRun:
     """Run `rankscope train` to its clean end."""
     return start(tmp_path, layout, faults=faults, settings=settings, options=options).finish()
+
+
+def analysis_of(run: Path) -> dict[str, Any]:
+    """What `rankscope analyze --format json` prints of a run; in a fork, as its imports take longer than its work."""
+    process = warm_parent().start(["analyze", str(run), "--format", "json"])
+    output, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, output
+    found: dict[str, Any] = json.loads(output)
+    return found
 
 
 def rankscope(*arguments: str, timeout_s: float = 60.0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

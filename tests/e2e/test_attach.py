@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -19,7 +18,7 @@ import torch
 
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
-from tests.e2e.launched import kill, rankscope
+from tests.e2e.launched import analysis_of, kill
 from tests.e2e.script_ranks import EXAMPLES, ROOT, ScriptRanks
 from tests.waiting import wait_for
 
@@ -40,9 +39,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 def findings(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    done = rankscope("analyze", str(run_dir), "--format", "json")
-    assert done.returncode == 0, done.stderr
-    fired = [finding for finding in json.loads(done.stdout)["findings"] if finding["status"] == "fired"]
+    fired = [finding for finding in analysis_of(run_dir)["findings"] if finding["status"] == "fired"]
     return [finding for finding in fired if finding["kind"] == kind]
 
 
