@@ -15,6 +15,7 @@ from typing import Literal
 
 from analyzers.finding import Finding
 from analyzers.kinds import packages
+from analyzers.plugins import Plugin, plugins
 from analyzers.scope import Scope
 from analyzers.source import Source
 
@@ -38,8 +39,19 @@ class Analysis:
 
 
 def analyses() -> tuple[Analysis, ...]:
-    """All analyses of all packages, in the order of the verdict."""
+    """All analyses of all packages in the order of the verdict, then those of plug-ins."""
     found: list[Analysis] = []
     for package in packages():
         found += importlib.import_module(f"analyzers.{package}.analyze").ANALYSES
+    for plugin in plugins():
+        found += getattr(plugin.module, "ANALYSES", None) or (_not_loaded(plugin),)
     return tuple(found)
+
+
+def _not_loaded(plugin: Plugin) -> Analysis:
+    """An analysis that fails with the reason: what it would have found was not judged."""
+
+    def run(source: Source, scope: Scope) -> list[Finding]:
+        raise ImportError(f"plug-in {plugin.name}: {plugin.problem or 'it has no analyses'}")
+
+    return Analysis(kinds=("records",), run=run)

@@ -36,7 +36,6 @@ SCHEMA_VERSION = 2
 """Of the JSON report: raised when a reader of the former version would misread it. 2: an id names a finding by its
 kind's identity (`straggler-0-r3`), no longer by its first step."""
 _STATUS_ORDER = {"fired": 0, "suspect": 1, "advice": 2, "ok": 3, "insufficient_data": 4}
-_KIND_ORDER = {name: place for place, name in enumerate(KINDS)}
 _SEGMENT = re.compile(r"\.\d+\.tape$")
 
 
@@ -148,10 +147,16 @@ def _order(finding: Finding) -> tuple[int, int, int, int, int]:
     return (
         _STATUS_ORDER[finding.status],
         SEVERITIES.index(finding.severity),
-        _KIND_ORDER.get(finding.kind, len(_KIND_ORDER)),
+        _place_of(finding.kind),
         finding.attempt or 0,
         finding.first_step or 0,
     )
+
+
+@cache
+def _place_of(kind: str) -> int:
+    """Place of a kind in the verdict; the last one for kinds that are not known."""
+    return next((place for place, name in enumerate(KINDS) if name == kind), len(KINDS))
 
 
 def _failed(kind: str, error: Exception) -> Finding:

@@ -14,9 +14,11 @@ judges, explains and draws it:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from functools import cache
+
+from analyzers.plugins import plugins
 
 __all__ = ["KINDS", "Kind", "packages"]
 
@@ -28,8 +30,8 @@ class Kind:
     name: str
     title: str
     """As a heading shows it, sentence case."""
-    package: str
-    """Folder of `analyzers` that judges, explains and draws it."""
+    package: str = ""
+    """Folder of `analyzers` that judges, explains and draws it; empty for a kind of a plug-in."""
     identity: tuple[str, ...] = ("attempt", "first_step", "ranks")
     """Fields that make two findings of the kind the same one; `evidence.<name>` is a value of its evidence."""
     may_last: bool = False
@@ -87,7 +89,31 @@ _KINDS = (
     Kind(name="records", title="Records", package="run", drawn=False),
     Kind(name="goodput", title="Goodput", package="account", drawn=False),
 )  # fmt: skip
-KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in _KINDS})
+
+
+class _Kinds(Mapping[str, Kind]):
+    """Ours by name in the order of the verdict, then those of plug-ins, which are loaded when first needed."""
+
+    def __init__(self) -> None:
+        self._ours = {kind.name: kind for kind in _KINDS}
+
+    def __getitem__(self, name: str) -> Kind:
+        return self._ours[name] if name in self._ours else _of_plugins()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._ours
+        yield from (name for name in _of_plugins() if name not in self._ours)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+@cache
+def _of_plugins() -> dict[str, Kind]:
+    return {kind.name: kind for plugin in plugins() for kind in getattr(plugin.module, "KINDS", ())}
+
+
+KINDS: Mapping[str, Kind] = _Kinds()
 """By name, in the order of the verdict."""
 
 

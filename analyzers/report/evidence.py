@@ -16,6 +16,7 @@ from analyzers.figures.moment import moment
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
+from analyzers.plugins import part_of
 from analyzers.source import Source
 
 __all__ = ["Drawing", "drawings", "figures_of", "moment"]
@@ -34,5 +35,7 @@ def figures_of(kind: str) -> Figures:
     known = KINDS.get(kind)
     if known is None or not known.drawn:
         return ()
+    if not known.package:
+        return part_of(kind, "FIGURES") or ()
     found: Figures = importlib.import_module(f"analyzers.{known.package}.figures").FIGURES[kind]
     return found

@@ -35,7 +35,7 @@ def _lines() -> Iterator[str]:
     yield "| kind | title | judged by | live | lasts | same finding |"
     yield "|---|---|---|---|---|---|"
     live = {kind: analysis.live for analysis in analyses() for kind in analysis.kinds}
-    for kind in KINDS.values():
+    for kind in (kind for kind in KINDS.values() if kind.package):
         yield _row(kind, "each_tick" if kind.at_end else live.get(kind.name, "never"))
 
 

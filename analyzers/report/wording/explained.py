@@ -16,26 +16,26 @@ from functools import cache
 from analyzers.external.logs import wording as logs
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
+from analyzers.plugins import part_of
 from analyzers.whatif.what_if import exceeds_error
 from analyzers.wording import is_number
 
 __all__ = ["next_step", "why"]
 
 Explanations = Mapping[str, Callable[[Finding], str]]
-_NONE: Explanations = {}
 
 
 def why(finding: Finding) -> str:
     """The evidence of a finding in one sentence; its summary where nothing more is known."""
     if finding.analyzer == logs.ANALYZER:
         return logs.why(finding)
-    explain = _explanations(finding.kind, "WHY").get(finding.kind)
+    explain = _explanation(finding.kind, "WHY")
     return (explain(finding) if explain is not None else "") or finding.summary
 
 
 def next_step(finding: Finding) -> str:
     """The next step, with the section of the runbook."""
-    explain = _explanations(finding.kind, "NEXT").get(finding.kind)
+    explain = _explanation(finding.kind, "NEXT")
     advice = explain(finding) if explain is not None else ""
     if finding.analyzer == logs.ANALYZER:
         advice = logs.next_step(finding)
@@ -44,12 +44,17 @@ def next_step(finding: Finding) -> str:
 
 
 @cache
-def _explanations(kind: str, name: str) -> Explanations:
+def _explanation(kind: str, name: str) -> Callable[[Finding], str] | None:
     known = KINDS.get(kind)
-    if known is None or importlib.util.find_spec(f"analyzers.{known.package}.explain") is None:
-        return _NONE
-    found: Explanations = getattr(importlib.import_module(f"analyzers.{known.package}.explain"), name)
-    return found
+    if known is None:
+        return None
+    if not known.package:
+        found: Callable[[Finding], str] | None = part_of(kind, name)
+        return found
+    if importlib.util.find_spec(f"analyzers.{known.package}.explain") is None:
+        return None
+    explanations: Explanations = getattr(importlib.import_module(f"analyzers.{known.package}.explain"), name)
+    return explanations.get(kind)
 
 
 def _gain(finding: Finding) -> str:

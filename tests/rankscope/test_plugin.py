@@ -1,0 +1,91 @@
+"""A kind of finding that an installed package brings: in terminal, report and live findings; a broken one is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from probes.tape.writer import COMPLETE
+from tests.factories import RankWriter, empty_run
+
+ROOT = Path(__file__).parents[2]
+LIVE = """
+import sys, time
+from rankscope.own_names import claim_names
+claim_names()
+from pathlib import Path
+from analyzers.live import LiveState, live_findings
+from probes.tape.rundir import RunDir
+from store import Store
+with Store.open(RunDir.open(Path(sys.argv[1]))) as store:
+    state = LiveState()
+    found = [one for _ in range(10) for one in live_findings(store, state, time.time_ns())]
+print([one.kind for one in found])
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the example package installed by pip, and a second one that cannot be imported."""
+    folder = tmp_path_factory.mktemp("site")
+    source = str(ROOT / "examples" / "plugin")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index",
+         "--target", str(folder), source],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    broken = folder / "broken-1.0.dist-info"
+    broken.mkdir()
+    (broken / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (broken / "entry_points.txt").write_text("[rankscope.analyzers]\nbroken = module_that_is_not_there\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = empty_run(tmp_path_factory.mktemp("plugin"), world_size=1)
+    writer = RankWriter(run, rank=0)
+    for step in range(1, 21):
+        start_ns = step * 10**10
+        save_ns = 5 * 10**9 if step == 7 else 0
+        writer.append(
+            "steps", COMPLETE, step=step, start_ns=start_ns, duration_ns=6 * 10**9, checkpoint_ns=save_ns, committed=1
+        )
+    writer.close()
+    return run.path
+
+
+def rankscope(site: Path, *arguments: str) -> str:
+    environment = dict(os.environ, PYTHONPATH=f"{site}:{ROOT}")
+    command = [sys.executable, *(["-m", "rankscope"] if arguments[0] != "-c" else []), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=run_folder(site))
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+def run_folder(site: Path) -> Path:
+    return site.parent
+
+
+def test_it_is_reported_as_a_kind_of_ours(site: Path, run: Path) -> None:
+    text = rankscope(site, "analyze", str(run))
+    assert "Rank 0 stopped training for 5.0 s to save at step 7." in text
+    assert "SLOW SAVE" in text
+    assert "The limit is 2 s; it took 5.0 s." in text
+    report = json.loads(rankscope(site, "analyze", str(run), "--format", "json"))
+    assert [one["id"] for one in report["findings"] if one["kind"] == "slow_save"] == ["slow_save-0-7-r0"]
+    broken = [one["summary"] for one in report["findings"] if "broken" in one["summary"]]
+    assert broken, "a plug-in that cannot be loaded is not passed over"
+    assert "module_that_is_not_there" in broken[0]
+
+
+def test_it_is_live_and_in_the_page(site: Path, run: Path) -> None:
+    assert "slow_save" in rankscope(site, "-c", LIVE, str(run))
+    page = run.parent / "report.html"
+    rankscope(site, "report", str(run), "--html", str(page))
+    assert "stopped training for 5.0 s" in page.read_text()
