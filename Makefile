@@ -41,7 +41,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 # What only the checks need: linters, trackers, and the frameworks whose examples the tests run.
 $(VENV)/.checks: $(VENV)/.installed
 	@echo "Installing what the checks need"
-	@$(PIP_INSTALL) --editable '.[dev,train,dashboard,otel,trackers,lake,stacks,hf,lightning]'
+	@$(PIP_INSTALL) --editable '.[dev,train,dashboard,otel,trackers,lake,stacks,mcp,hf,lightning]'
 	@touch $@
 
 demo: $(VENV)/.installed ## Train a small GPT on four ranks with two faults, then say what went wrong

@@ -6,6 +6,10 @@
     rankscope.log(loss=loss)
     guard = rankscope.guard(state, load)
 
+and what a notebook or a service asks of runs:
+
+    run = rankscope.open("runs/latest")         # docs/api.md
+
 Nothing is imported before it is used, so that a script that says `import rankscope` pays nothing for the command line.
 """
 
@@ -13,13 +17,14 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["__version__", "attach", "detach", "guard", "log"]
+__all__ = ["__version__", "attach", "detach", "guard", "log", "open"]
 __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from probes.attach.attach import attach, detach, log
     from probes.guard.attached_loop import guard
+    from rankscope.api import open_run as open
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 if not os.path.isdir(os.path.join(_HERE, "probes")):
@@ -27,10 +32,11 @@ if not os.path.isdir(os.path.join(_HERE, "probes")):
     __path__.append(os.path.dirname(_HERE))
 
 _PLACES = {
-    "attach": "probes.attach.attach",
-    "detach": "probes.attach.attach",
-    "log": "probes.attach.attach",
-    "guard": "probes.guard.attached_loop",
+    "attach": "probes.attach.attach:attach",
+    "detach": "probes.attach.attach:detach",
+    "log": "probes.attach.attach:log",
+    "guard": "probes.guard.attached_loop:guard",
+    "open": "api:open_run",
 }
 
 
@@ -39,6 +45,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    found: object = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    module, _, attribute = _PLACES[name].partition(":")
+    found: object = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     globals()[name] = found
     return found

@@ -25,6 +25,7 @@ from rankscope.commands import (
     drill,
     dumps,
     export,
+    mcp,
     plan,
     rebuild,
     replay,
@@ -56,6 +57,7 @@ app.command(epilog=drill.EPILOG)(drill.drill)
 app.command(epilog=dashboard.EPILOG)(dashboard.dashboard)
 app.command(epilog=top.EPILOG)(top.top)
 app.command(epilog=sql.EPILOG)(sql.sql)
+app.command(epilog=mcp.EPILOG)(mcp.mcp)
 app.command(epilog=report.EPILOG)(report.report)
 app.command(epilog=export.EPILOG)(export.export)
 app.command(epilog=compare.EPILOG)(compare.compare)

@@ -1,0 +1,211 @@
+"""Runs in Python: verdict, findings, records and comparisons, of live and of finished runs alike.
+
+    import rankscope
+
+    run = rankscope.open("runs/latest")
+    run                                  # the verdict, in a notebook with where the time went
+    run.findings                         # what is wrong, the worst first
+    run.sql("SELECT rank, median(duration_ns) FROM steps GROUP BY rank").to_pandas()
+    rankscope.open("logs/").verdict      # of a job that Rankscope did not record
+
+For notebooks and services: a training process uses `rankscope.attach`. What stands here changes only with a new minor
+version and a note in CHANGELOG.md one version ahead (docs/api.md).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankscope.own_names import FOLDER, PACKAGES, claim_names
+from rankscope.query_result import QueryResult
+
+if TYPE_CHECKING:
+    from analyzers.compare.two_runs import Comparison
+    from analyzers.diagnose import Diagnosis
+    from analyzers.finding import Finding
+    from analyzers.run.state import RunState
+    from probes.tape.rundir import RunDir
+
+__all__ = ["Evidence", "Run", "open_run"]
+
+
+def open_run(path: str | PathLike[str], *more: str | PathLike[str]) -> Run | Evidence:
+    """Open a run, the newest run of a folder of runs, or the files of any job: logs, dumps, traces, archives.
+
+    Raises RunError or SourceError (both ValueError), one line: what, where, what to do.
+    """
+    _use_own_names()
+    from probes.tape.rundir import RunDir
+    from store.runs_folder import RunsFolder
+
+    paths = [Path(path), *map(Path, more)]
+    if len(paths) == 1 and (not paths[0].exists() or RunDir.is_run(paths[0])):
+        return Run(RunDir.open(paths[0]))
+    if len(paths) == 1 and paths[0].is_dir() and (newest := RunsFolder(paths[0]).newest()):
+        return Run(RunDir.open(paths[0] / newest))
+    return Evidence(paths)
+
+
+class _Diagnosed:
+    """What a run and the files of a job have in common: a diagnosis."""
+
+    def diagnose(self) -> Diagnosis:
+        """Judge what is recorded now. Takes about a second, longer for long runs."""
+        raise NotImplementedError
+
+    @property
+    def verdict(self) -> str:
+        """What went wrong, on which rank, in one to three sentences."""
+        return self.diagnose().verdict
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Findings that name something wrong, certain or suspected, the worst first."""
+        return self.diagnose().fired
+
+    def report(self) -> dict[str, Any]:
+        """The same as `rankscope analyze --format json` (docs/report.schema.json)."""
+        from analyzers.report.json import to_json
+
+        return to_json(self.diagnose())
+
+    def _repr_markdown_(self) -> str:
+        from analyzers.report.markdown import escaped
+
+        diagnosis = self.diagnose()
+        lines = [f"**{escaped(diagnosis.verdict)}**", ""]
+        lines += [f"- {escaped(finding.summary)}" for finding in diagnosis.fired]
+        return "\n".join(lines)
+
+
+class Run(_Diagnosed):
+    """One recorded run. Each call reads what is recorded at that moment."""
+
+    def __init__(self, folder: RunDir) -> None:
+        self._folder = folder
+        self._known: tuple[object, Diagnosis] | None = None
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return self._folder.path
+
+    @property
+    def run_id(self) -> str:
+        """Its name on disk."""
+        return self._folder.run_id
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """Configuration, mesh, versions and command, as written when it started."""
+        return self._folder.manifest()
+
+    @property
+    def state(self) -> RunState:
+        """One word (training, stalled, finished, died, ...), the reason, and the time of the newest record."""
+        from analyzers.run.policy import stall_policy
+        from analyzers.run.state import run_state
+        from store import Store, is_watched
+
+        watched = is_watched(self._folder.stores())
+        with Store.open(self._folder) as store:
+            return run_state(store, stall_policy(self.manifest), now_ns=time.time_ns(), is_watched=watched)
+
+    def diagnose(self) -> Diagnosis:
+        """Judge what is recorded now; the last diagnosis is kept while no record is added."""
+        from analyzers.account.long_run import MEMORY_BYTES
+        from analyzers.diagnose import diagnose
+        from store import Store, is_watched
+
+        with Store.open(self._folder, memory_bytes=MEMORY_BYTES, spills=True) as store:
+            watched = is_watched(self._folder.stores())
+            version = None if watched else self._version()
+            if self._known is not None and version is not None and self._known[0] == version:
+                return self._known[1]
+            now_ns = time.time_ns() if watched else None
+            diagnosis = diagnose(store, self.manifest, now_ns=now_ns, stacks_dir=self._folder.stacks)
+        self._known = (self._version(), diagnosis)
+        return diagnosis
+
+    def sql(self, statement: str, *, max_rows: int = 1_000_000, limit_s: float = 300.0) -> QueryResult:
+        """Run one reading statement over the run's tables (docs/schema.md). Raises StoreError (a ValueError)."""
+        from store import Store, StoreError
+
+        with Store.open(self._folder, spills=True) as store:
+            answer = store.typed(statement, max_rows=max_rows, limit_s=limit_s)
+        if answer.is_cut:
+            raise StoreError(f"more than {max_rows} rows: aggregate, or set max_rows")
+        return QueryResult(answer.names, answer.rows)
+
+    def steps(self, *columns: str) -> QueryResult:
+        """Rows of `steps` by attempt, rank and step: all columns, or those named."""
+        names = ", ".join(f'"{name.replace(chr(34), "")}"' for name in ("attempt", "rank", "step", *columns))
+        return self.sql(f"SELECT {names if columns else '*'} FROM steps WHERE rank >= 0 ORDER BY attempt, rank, step")
+
+    def events(self, kind: str = "") -> list[dict[str, Any]]:
+        """Rare facts in the order of time: rollbacks, restarts, checkpoints, injected faults, findings."""
+        import json
+
+        result = self.sql("SELECT wall_ns, attempt, rank, step, kind, detail FROM events ORDER BY wall_ns")
+        rows = [row | {"detail": json.loads(row["detail"] or "{}")} for row in result.to_dicts()]
+        return [row for row in rows if kind in ("", row["kind"])]
+
+    @property
+    def stacks(self) -> dict[str, str]:
+        """Python stacks that were taken when it hung, by file name; empty where none were."""
+        from probes.tape.safe_open import file_problem
+
+        files = sorted(self._folder.stacks.glob("*")) if self._folder.stacks.is_dir() else []
+        return {path.name: path.read_text(errors="replace") for path in files if not file_problem(path)}
+
+    def compare(self, other: Run) -> Comparison:
+        """Compare this run (A) with another (B): settings, versions, speed, phases, loss, findings, goodput."""
+        from analyzers.compare.two_runs import Side, compare
+        from store import Store
+
+        with Store.open(self._folder) as a, Store.open(other._folder) as b:
+            return compare(
+                Side(source=a, manifest=self.manifest, diagnosis=self.diagnose()),
+                Side(source=b, manifest=other.manifest, diagnosis=other.diagnose()),
+            )
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}): {self.verdict}"
+
+    def _version(self) -> object:
+        """Changes whenever a record is added to the store."""
+        return tuple((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self._folder.stores())
+
+
+class Evidence(_Diagnosed):
+    """Files of a job that Rankscope did not record."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = tuple(paths)
+        self._diagnosis: Diagnosis | None = None
+
+    def diagnose(self) -> Diagnosis:
+        """Read and judge the files, once. Raises SourceError (a ValueError) if none can be read."""
+        from analyzers.external.evidence import diagnose_files
+
+        if self._diagnosis is None:
+            self._diagnosis = diagnose_files(self.paths)
+        return self._diagnosis
+
+    def __repr__(self) -> str:
+        return f"Evidence({', '.join(map(str, self.paths))}): {self.verdict}"
+
+
+def _use_own_names() -> None:
+    """Claim the short names of our packages. Raises ImportError where this process uses one for something else."""
+    for name in PACKAGES:
+        module = sys.modules.get(name)
+        file = getattr(module, "__file__", None)
+        if module is not None and not (file and Path(file).is_relative_to(FOLDER)):
+            raise ImportError(f"this process has a module {name!r} of its own: use rankscope.open in another process")
+    claim_names()

@@ -1,0 +1,39 @@
+"""`rankscope mcp`: the runs of a folder for agents on call, over the Model Context Protocol."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankscope.terminal import fail
+
+__all__ = ["EPILOG", "mcp"]
+
+EPILOG = "Examples:  rankscope mcp runs/   |   rankscope mcp runs/ --port 8765"
+
+
+def mcp(
+    runs: Annotated[Path, typer.Argument(help="Folder of runs.", metavar="[RUNS_DIR]")] = Path("runs"),
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Serve HTTP on 127.0.0.1 instead of standard input; 0: no.")
+    ] = 0,
+) -> None:
+    """Answer an agent's questions about runs: verdict, findings, account, SQL, stacks, comparison, runbook.
+
+    It only reads, and only runs of the folder. On standard input and output, or on 127.0.0.1 with --port.
+    """
+    import importlib.util
+
+    if not runs.is_dir():
+        fail(f"no folder {runs}: name the folder that holds the runs, e.g. rankscope mcp runs/")
+    if importlib.util.find_spec("mcp") is None:
+        fail("the package mcp is not installed: pip install 'rankscope[mcp]'")
+    from rankscope.mcp_server import make_server
+
+    server = make_server(runs)
+    if port:
+        server.run("streamable-http", host="127.0.0.1", port=port)
+    else:
+        server.run("stdio")

@@ -1,0 +1,83 @@
+"""`rankscope.open`: the same facts as the commands, as Python values."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rankscope
+from rankscope.api import Evidence, Run
+from tests.factories import make_run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("api")
+    make_run(path, ranks=4, steps=80, slow={3: 1.5}, phase="forward")
+    return path / "runs"
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Run:
+    opened = rankscope.open(folder)
+    assert isinstance(opened, Run)
+    return opened
+
+
+def test_a_folder_of_runs_is_its_newest_run(folder: Path, run: Run) -> None:
+    assert run.path == (folder / "latest").resolve()
+    assert isinstance(rankscope.open(folder / "latest"), Run)
+
+
+def test_findings_and_verdict(run: Run) -> None:
+    assert "Rank 3" in run.verdict
+    assert run.findings[0].kind == "straggler"
+    assert run.diagnose() is run.diagnose(), "nothing was recorded in between"
+    assert run.verdict in repr(run)
+    assert "Rank 3" in run._repr_markdown_()
+    assert run.report()["findings"]
+    assert run.state.word == "finished" or run.state.reason
+
+
+def test_records_as_tables(run: Run) -> None:
+    result = run.sql("SELECT rank, count(*) AS n FROM steps GROUP BY rank ORDER BY rank")
+    assert result.to_dicts() == [{"rank": rank, "n": 80} for rank in range(4)]
+    assert result.to_arrow().num_rows == 4
+    assert result.to_pandas()["n"].sum() == 320
+    assert result["rank"] == [0, 1, 2, 3]
+    assert run.steps("loss").columns == ("attempt", "rank", "step", "loss")
+    assert len(run.steps()) == 320
+    with pytest.raises(ValueError, match="not allowed"):
+        run.sql("DROP TABLE steps")
+    assert "<td>" in result._repr_html_()
+
+
+def test_two_runs_are_compared(run: Run, tmp_path: Path) -> None:
+    other = rankscope.open(make_run(tmp_path, ranks=4, steps=80).path)
+    assert isinstance(other, Run)
+    compared = run.compare(other)
+    assert compared.speed is not None
+    assert [finding.kind for finding in compared.only_a] == ["straggler"]
+
+
+def test_files_of_any_job(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(
+        "[rank2]: Traceback (most recent call last):\n[rank2]: RuntimeError: CUDA error: an illegal memory access\n"
+    )
+    evidence = rankscope.open(log)
+    assert isinstance(evidence, Evidence)
+    assert evidence.verdict
+    with pytest.raises(ValueError, match="no run at"):
+        rankscope.open(tmp_path / "nowhere")
+
+
+def test_a_process_with_a_module_of_the_same_name_is_told(tmp_path: Path) -> None:
+    (tmp_path / "store.py").write_text("ITEMS = 3\n")
+    code = "import store, rankscope\ntry:\n    rankscope.open('.')\nexcept ImportError as error:\n    print(error)"
+    environment = {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert "a module 'store' of its own" in done.stdout, done

@@ -1,0 +1,84 @@
+"""`rankscope mcp` as an agent uses it: a real client of the SDK, over standard input and output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client, StdioServerParameters
+
+from tests.factories import make_run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mcp")
+    make_run(folder, ranks=4, steps=30, kill={1: 30})
+    make_run(folder, ranks=4, steps=40)
+    (folder / "secret.txt").write_text("hunter2")
+    return folder / "runs"
+
+
+def ask(runs: Path, *calls: tuple[str, dict[str, Any]]) -> list[tuple[bool, str]]:
+    """(is an error, text) of each call, over one connection."""
+
+    async def go() -> list[tuple[bool, str]]:
+        server = StdioServerParameters(
+            command=sys.executable, args=["-m", "rankscope", "mcp", str(runs)], cwd=Path(__file__).parents[2]
+        )
+        async with Client(server) as client:
+            answers = []
+            for name, arguments in calls:
+                result = await client.call_tool(name, arguments)
+                answers.append((bool(result.is_error), "".join(getattr(part, "text", "") for part in result.content)))
+            return answers
+
+    return anyio.run(go)
+
+
+def test_an_agent_gets_the_facts_and_nothing_else(runs: Path) -> None:
+    dead, healthy = sorted(path.name for path in runs.iterdir() if not path.is_symlink() and path.is_dir())
+    (_, verdict), (_, stacks), (_, account), (_, rows), (_, compared), (_, runbook) = answers = ask(
+        runs,
+        ("verdict", {"run": dead}),
+        ("stacks", {"run": dead}),
+        ("account", {"run": dead}),
+        ("sql", {"run": dead, "statement": "SELECT rank, count(*) AS n FROM steps GROUP BY rank ORDER BY rank"}),
+        ("compare", {"run_a": dead, "run_b": healthy}),
+        ("runbook", {"anchor": "rank-lost-signal"}),
+    )
+    assert not any(is_error for is_error, _ in answers), answers
+    told = json.loads(verdict)
+    assert told["findings"][0]["kind"] == "rank_lost"
+    assert told["findings"][0]["ranks"] == [1]
+    assert json.loads(stacks) == {}
+    assert json.loads(account)["wall_s"] > 0
+    assert json.loads(rows)["columns"] == ["rank", "n"]
+    assert len(json.loads(rows)["rows"]) == 4
+    assert json.loads(compared)["run_b"] == healthy
+    assert len(runbook) > 100
+    evidence, listed = ask(runs, ("finding", {"run": dead, "finding_id": told["findings"][0]["id"]}), ("list_runs", {}))
+    assert "rank_lost" in evidence[1]
+    assert healthy in listed[1]
+
+
+def test_nothing_can_be_written_and_nothing_outside_reached(runs: Path) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in runs.parent.rglob("*") if path.suffix == ".txt"}
+    refused = ask(
+        runs,
+        ("verdict", {"run": "../secret.txt"}),
+        ("verdict", {"run": "/etc"}),
+        ("stacks", {"run": ".."}),
+        ("sql", {"statement": "COPY steps TO 'out.csv'"}),
+        ("sql", {"statement": "FROM read_text('../secret.txt')"}),
+        ("sql", {"statement": "DROP TABLE steps"}),
+        ("sql", {"statement": "INSTALL httpfs"}),
+        ("runbook", {"anchor": "../../etc/passwd"}),
+    )
+    assert all(is_error for is_error, _ in refused), refused
+    assert not any("hunter2" in text for _, text in refused)
+    assert {path.name: path.stat().st_mtime_ns for path in runs.parent.rglob("*") if path.suffix == ".txt"} == before
