@@ -24,9 +24,9 @@ from analyzers.deaths import analyze as rank_lost
 from analyzers.finding import SEVERITIES, Finding
 from analyzers.hangs import analyze as hang
 from analyzers.hangs.device_evidence import with_devices
-from analyzers.open_findings import may_last
 from analyzers.run.digest import Digest, joined, joined_log
 from analyzers.run.event_log import EventLog
+from analyzers.run.open_findings import may_last
 from analyzers.run.policy import StallPolicy
 from analyzers.run.restarts import restart_sentence
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot

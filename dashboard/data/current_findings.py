@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import SEVERITIES, Finding
-from analyzers.open_findings import newest_reports, why_closed
+from analyzers.run.open_findings import newest_reports, why_closed
 
 __all__ = ["CurrentFindings", "current_findings", "pick"]
 

@@ -9,13 +9,13 @@ import streamlit as st
 from analyzers.deaths.recovery_response import done_about
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import SEVERITIES, Finding
-from analyzers.open_findings import reported_findings
 from analyzers.printable import visible
 from analyzers.report.evidence import drawings
 from analyzers.report.runbook_sections import advice_text
 from analyzers.report.terminal.diagnosis_text import evidence_rows, title
 from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.stack_texts import stack_texts
+from analyzers.run.open_findings import reported_findings
 from analyzers.source import Source
 from dashboard.data.current_findings import CurrentFindings, current_findings, pick
 from dashboard.drawing.elements import SEVERITY_COLOURS, chart, empty_state, location, markdown_text, table

@@ -98,7 +98,7 @@ def _screen(folder: RunDir, screen: Console, name: Path) -> RenderableType:
 def _findings(store: Store, attempt: int | None) -> list[Finding]:
     """Open findings that `watch` reported, the worst first."""
     from analyzers.finding import SEVERITIES
-    from analyzers.open_findings import newest_reports, reported_findings, why_closed
+    from analyzers.run.open_findings import newest_reports, reported_findings, why_closed
 
     reports = newest_reports(reported_findings(store))
     found = [one for one in reports if one.status in ("fired", "suspect") and not why_closed(one, attempt)]

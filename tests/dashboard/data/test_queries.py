@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analyzers.figures.spaced_sample import spaced_sample
-from analyzers.open_findings import reported_findings
+from analyzers.run.open_findings import reported_findings
 from dashboard.data import queries
 from dashboard.data.gradient_queries import MAX_GRADIENT_STEPS, MAX_PARAMETERS, gradient_table
 from tests.analyzers.memory_store import MemoryStore

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from analyzers.account.goodput import measure
 from analyzers.finding import Finding
 from analyzers.numerics.expert_load import layer_loads
-from analyzers.open_findings import may_last
 from analyzers.run.event_log import EventLog, parsed_detail
+from analyzers.run.open_findings import may_last
 from analyzers.run.policy import StallPolicy
 from analyzers.run.snapshot import attempts
 from analyzers.source import Source, missing_tables
