@@ -9,15 +9,15 @@ down: one reading statement, no files, no network, with limits.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-from mcp.server.mcpserver import MCPServer
-from mcp.types import ToolAnnotations
+from typing import TYPE_CHECKING, Any
 
 from rankscope import __version__
 from rankscope.api import Run
 from rankscope.query_result import QueryResult
 from store.runs_folder import RunsFolder
+
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import MCPServer
 
 __all__ = ["make_server"]
 
@@ -33,7 +33,10 @@ _INSTRUCTIONS = (
 
 
 def make_server(runs_dir: Path) -> MCPServer[Any]:
-    """The server over the runs of one folder."""
+    """The server over the runs of one folder. Raises ModuleNotFoundError without the extra `mcp`."""
+    from mcp.server.mcpserver import MCPServer
+    from mcp.types import ToolAnnotations
+
     server: MCPServer[Any] = MCPServer("rankscope", version=__version__, instructions=_INSTRUCTIONS, log_level="ERROR")
     tools = _Tools(RunsFolder(runs_dir))
     reads = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
