@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 __all__ = [
     "EXIT_EXCLUDED",
     "EXIT_FAILED",
@@ -9,7 +11,9 @@ __all__ = [
     "EXIT_GIVEN_UP",
     "EXIT_MISTAKE",
     "EXIT_PREEMPTED",
+    "EXIT_STORAGE",
     "NOT_RESTARTED",
+    "STORAGE_ERRNOS",
 ]
 
 EXIT_FAILED = 1
@@ -22,7 +26,13 @@ EXIT_FENCED = 4
 """A later attempt has taken the run: this process came too late."""
 EXIT_EXCLUDED = 5
 """This node failed too often and leaves; the others go on without it."""
+EXIT_STORAGE = 75
+"""The disk is full or does not answer (EX_TEMPFAIL): nothing was renamed or removed, `--resume` may be tried again."""
 EXIT_PREEMPTED = 143
 """SIGTERM: 128 + 15, as if it had not been handled. What was trained is saved; `--resume` goes on."""
+STORAGE_ERRNOS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOMEM}
+)
+"""Errors of the system that end in EXIT_STORAGE."""
 NOT_RESTARTED = (EXIT_MISTAKE, EXIT_GIVEN_UP, EXIT_FENCED, EXIT_PREEMPTED)
 """Codes that a restart would only repeat."""

@@ -1,15 +1,18 @@
 """Recovery ledger, kept across rollbacks: skipped batches, budgets spent, good checkpoints.
 
-    ledger = Ledger.load(run.checkpoints / "ledger.json")
+    ledger, problem = Ledger.load(run.checkpoints / "ledger.json")
     ledger.skip(40, "non-finite gradient norm at step 41")
     ledger.next_batch(40)        # 41
 
 It lies beside the checkpoints, not in them, because going back to an older checkpoint must not bring a bad batch back.
-Every checkpoint holds a copy, which is used where the file itself is damaged.
+The file has a digest, a sequence number and a copy beside it (`ledger-copy.json`): an altered one is noticed, and of
+two good ones the newer counts. Every checkpoint holds a copy too, which is used where both files are damaged.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -18,7 +21,7 @@ from typing import Any
 
 from ..tape.safe_open import read_plain
 
-__all__ = ["LEDGER_NAME", "Ledger"]
+__all__ = ["LEDGER_NAME", "Ledger", "copy_of"]
 
 LEDGER_NAME = "ledger.json"
 MAX_BYTES = 16 << 20
@@ -44,6 +47,8 @@ class Ledger:
     """Device -> number of unexplained changes of its parameters or optimizer state."""
     stopped: str = ""
     """Why the guard gave up; a restart must not try again."""
+    sequence: int = 0
+    """How often it was written."""
     path: Path | None = None
 
     def next_batch(self, batch_index: int) -> int:
@@ -73,6 +78,11 @@ class Ledger:
         del values["path"]
         return values
 
+    def to_file(self) -> dict[str, Any]:
+        """The content of its file, with a digest."""
+        values = self.to_json()
+        return values | {"digest": _digest(values)}
+
     @classmethod
     def from_json(cls, loaded: Mapping[str, Any]) -> Ledger:
         """Raises KeyError, TypeError, AttributeError, OverflowError or ValueError for anything else."""
@@ -90,20 +100,21 @@ class Ledger:
             good_step=None if good is None else int(good),
             corruptions={str(device): int(count) for device, count in loaded.get("corruptions", {}).items()},
             stopped=str(loaded["stopped"]),
+            sequence=int(loaded.get("sequence", 0)),
         )
 
     @classmethod
     def load(cls, path: Path) -> tuple[Ledger, str]:
-        """The ledger on disk (empty if there is none), and what is wrong with the file if something is."""
-        problem = ""
-        try:
-            ledger = cls.from_json(json.loads(read_plain(path, MAX_BYTES)))
-        except FileNotFoundError:
-            ledger = cls()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            ledger, problem = cls(), f"{path.name} is damaged: {type(error).__name__}"
+        """The newer of the ledger's two files that is whole (empty if there is none), and what is wrong if something
+        is. Raises OSError where a file cannot be read now: its absence would bring skipped batches back."""
+        (own, problem), (other, problem_of_copy) = _read(path), _read(copy_of(path))
+        if own is None and other is not None:
+            problem = f"{problem or f'{path.name} is missing'}; its copy is used"
+        elif own is not None and other is not None and other.sequence > own.sequence:
+            own, problem = None, f"{path.name} is older than its copy, which is used"
+        ledger = own or other or cls()
         ledger.path = path
-        return ledger, problem
+        return ledger, problem or problem_of_copy
 
     def adopt(self, other: Ledger) -> None:
         """Take over what a checkpoint's copy knows beyond this one."""
@@ -112,3 +123,33 @@ class Ledger:
         self.rollbacks = max(self.rollbacks, other.rollbacks)
         for device, count in other.corruptions.items():
             self.corruptions[device] = max(count, self.corruptions.get(device, 0))
+
+
+def copy_of(path: Path) -> Path:
+    """The file that holds a ledger's second copy."""
+    return path.with_name(f"{path.stem}-copy{path.suffix}")
+
+
+_UNREADABLE = frozenset({errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT})
+
+
+def _read(path: Path) -> tuple[Ledger | None, str]:
+    """The ledger of one file, None if there is none that is whole; and what is wrong with the file."""
+    try:
+        loaded = json.loads(read_plain(path, MAX_BYTES))
+        ledger = Ledger.from_json(loaded)
+        # Files of former versions had neither digest nor sequence number.
+        if ("digest" in loaded or "sequence" in loaded) and loaded.pop("digest", "") != _digest(loaded):
+            return None, f"{path.name} is damaged: it does not have the digest that it was written with"
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        if isinstance(error, OSError) and error.errno in _UNREADABLE:
+            raise
+        return None, f"{path.name} is damaged: {type(error).__name__}"
+    return ledger, ""
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -86,7 +86,7 @@ def _weights(path: Path, out: str, step: int | None, *, as_llama: bool) -> None:
         example = "folder for the model, e.g. --out llama/" if as_llama else "file, e.g. --out model.safetensors"
         fail(f"--out is missing: name the {example}")
     from probes.tape.rundir import RunDir, RunError
-    from trainer.checkpoint.disk_tier.manifest import CheckpointError
+    from trainer.checkpoint.disk_tier.manifest import CheckpointError, StorageError
     from trainer.checkpoint.export import export as export_weights
     from trainer.checkpoint.export import export_llama, find_checkpoint
     from trainer.config.load import ConfigError, changed_config
@@ -98,7 +98,7 @@ def _weights(path: Path, out: str, step: int | None, *, as_llama: bool) -> None:
             done = export_llama(folder, Path(out), changed_config(run.manifest()["config"], []).model)
         else:
             done = export_weights(folder, Path(out))
-    except (CheckpointError, ConfigError, RunError) as error:
+    except (CheckpointError, StorageError, ConfigError, RunError) as error:
         fail(str(error))
     except OSError as error:
         fail(f"{out}: cannot be written: {error.strerror}")

@@ -42,7 +42,7 @@ def replay(
         fail(f"--device {device}: choose auto, cpu or cuda")
     from probes.tape.rundir import RunError
     from store import StoreError
-    from trainer.checkpoint.disk_tier.manifest import CheckpointError
+    from trainer.checkpoint.disk_tier.manifest import CheckpointError, StorageError
     from trainer.config.load import ConfigError
     from trainer.replay.session import replay_step
     from trainer.replay.target import ReplayError
@@ -52,7 +52,7 @@ def replay(
 
     try:
         again = replay_step(run, step, device=device, report=report)
-    except (RunError, StoreError, CheckpointError, ConfigError, ReplayError) as error:
+    except (RunError, StoreError, CheckpointError, StorageError, ConfigError, ReplayError) as error:
         fail(str(error))
     if output == "json":
         from analyzers.report.json import plain

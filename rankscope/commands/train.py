@@ -58,13 +58,15 @@ def train(
     """Train a model over several ranks, with every rank recorded and watched.
 
     Exit codes: 0 finished, 1 failed, 2 wrong options, 3 stopped by the guard, 4 another launch has taken over the run,
-    143 stopped by SIGTERM with a checkpoint, 130 stopped by Ctrl-C with a checkpoint.
+    75 the disk is full or does not answer, 143 stopped by SIGTERM with a checkpoint, 130 stopped by Ctrl-C with a
+    checkpoint.
     """
     from trainer.launcher.zygote import one_thread
 
     with one_thread():  # ranks are forked from here
         from probes.tape.rundir import RunError
         from trainer.config.load import ConfigError
+        from trainer.exit_codes import EXIT_STORAGE, STORAGE_ERRNOS
         from trainer.faults.options import FaultError
         from trainer.launcher.node import NodeRendezvousError
         from trainer.launcher.resume import ResumeError
@@ -86,4 +88,10 @@ def train(
         code = launch_run(options, version=__version__, console=console())
     except (ConfigError, FaultError, NodeRendezvousError, ResumeError, RunError) as error:
         fail(str(error))
+    except OSError as error:
+        if error.errno not in STORAGE_ERRNOS:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"rankscope: {where}{error.strerror}. Free or repair the disk, then try again.", err=True)
+        raise typer.Exit(EXIT_STORAGE) from None
     raise typer.Exit(code)

@@ -11,15 +11,16 @@ A full disk must not end the training: the ledger goes on in memory, and into th
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-from probes.guard.ledger import LEDGER_NAME, Ledger
+from probes.guard.ledger import LEDGER_NAME, Ledger, copy_of
 from probes.recorder import Recorder
 from probes.tape import event_kinds
 from trainer.checkpoint.agreement import from_rank_0
-from trainer.checkpoint.disk_tier.manifest import write_json
+from trainer.checkpoint.disk_tier.manifest import StorageError, write_json
 
 __all__ = ["LedgerFile", "save_ledger"]
 
@@ -27,7 +28,14 @@ __all__ = ["LedgerFile", "save_ledger"]
 def save_ledger(ledger: Ledger) -> None:
     """Write and sync a ledger that has a path. Raises Fenced in a process of an older attempt."""
     if ledger.path is not None:
-        write_json(ledger.path, ledger.to_json())
+        ledger.sequence += 1
+        _write_both(ledger.path, ledger.to_file())
+
+
+def _write_both(path: Path, content: Mapping[str, Any]) -> None:
+    """One after the other: at any moment one of them is whole."""
+    write_json(path, content)
+    write_json(copy_of(path), content)
 
 
 class LedgerFile:
@@ -42,12 +50,18 @@ class LedgerFile:
         self._written = 0
         self._problem = ""
         folder.mkdir(exist_ok=True)
-        found = None
+        found: dict[str, Any] | str = ""
         if is_chief:
-            ledger, self._problem = Ledger.load(self._path)
-            self.report_problem()
-            found = ledger.to_json()
-        self.ledger = Ledger.from_json(from_rank_0(found))
+            try:
+                ledger, self._problem = Ledger.load(self._path)
+                self.report_problem()
+                found = ledger.to_json()
+            except OSError as error:
+                found = f"{self._path.name} cannot be read now ({error.strerror})"
+        found = from_rank_0(found)
+        if isinstance(found, str):
+            raise StorageError(found)
+        self.ledger = Ledger.from_json(found)
         self.ledger.path = self._path if is_chief else None
 
     def save(self) -> None:
@@ -69,7 +83,8 @@ class LedgerFile:
 
     def _numbered(self) -> tuple[dict[str, Any], int]:
         self._newest += 1
-        return self.ledger.to_json(), self._newest
+        self.ledger.sequence += 1
+        return self.ledger.to_file(), self._newest
 
     def _write(self, content: dict[str, Any], number: int) -> None:
         """Write the ledger unless a newer one has been written."""
@@ -77,7 +92,7 @@ class LedgerFile:
             if number < self._written:
                 return
             try:
-                write_json(self._path, content)
+                _write_both(self._path, content)
                 self._written = number
             except OSError as error:
                 self._problem = f"{LEDGER_NAME} cannot be written: {error.strerror}"

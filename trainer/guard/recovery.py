@@ -18,6 +18,7 @@ from probes.guard.decisions import Guard, GuardPolicy, RunStopped, Verdict
 from probes.recorder import Recorder
 from probes.tape.rundir import RunDir
 from probes.tape.shared_memory import sweep_stale
+from trainer.checkpoint.disk_tier.manifest import StorageError
 from trainer.checkpoint.state import Position
 from trainer.data.batches import Batch
 from trainer.guard.integrity import Integrity
@@ -118,9 +119,13 @@ class Recovery:
         return self._skipping(restored)
 
     def end(self, position: Position) -> None:
-        """Save the last state, and leave nothing in memory unless that failed. The run needs no recovery any more."""
-        if self.copies.save(position):
-            self.copies.memory.remove()
+        """Save the last state, and leave nothing in memory unless that failed. The run needs no recovery any more.
+
+        Raises StorageError if it cannot be saved: a run that ends well has its last state on the disk.
+        """
+        if not self.copies.save(position):
+            raise StorageError(f"{self.copies.disk.folder}: the last state, of step {position.step}, cannot be saved")
+        self.copies.memory.remove()
 
     def _skipping(self, position: Position) -> Position:
         return Position(step=position.step, batch_index=self.ledger.next_batch(position.batch_index))

@@ -15,6 +15,7 @@ checkpoint with the batch skipped, or meets the batch again and decides the same
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -119,8 +120,9 @@ class Rollback:
         if self.is_chief:
             self.recorder.event(event_kinds.RUN_STOPPED, reason=reason)
             report = {"reason": reason, "step": verdict.step, "kind": verdict.kind, "ledger": self.ledger.to_json()}
-            self.run_dir.reports.mkdir(exist_ok=True)
-            (self.run_dir.reports / "guard-stop.json").write_text(json.dumps(report, indent=2) + "\n")
+            with contextlib.suppress(OSError):  # on a full disk the run still ends with its reason and its code
+                self.run_dir.reports.mkdir(exist_ok=True)
+                (self.run_dir.reports / "guard-stop.json").write_text(json.dumps(report, indent=2) + "\n")
 
     def _report_nonfinite(self, verdict: Verdict, local_loss: float | None) -> None:
         """Record this rank's view: a local loss that is not finite, and its gradients, which the reduction has

@@ -33,8 +33,9 @@ from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from trainer.checkpoint import attempt_fence as fence
+from trainer.checkpoint.disk_tier.manifest import StorageError
 from trainer.config.config import Config
-from trainer.exit_codes import EXIT_EXCLUDED, EXIT_FAILED, EXIT_PREEMPTED, NOT_RESTARTED
+from trainer.exit_codes import EXIT_EXCLUDED, EXIT_FAILED, EXIT_PREEMPTED, EXIT_STORAGE, NOT_RESTARTED
 from trainer.launcher.node import Node
 from trainer.launcher.nodes.devices import Devices
 from trainer.launcher.nodes.node_exclusion import NODE_FAILURES, exclude_node
@@ -92,7 +93,7 @@ class Agent(SimpleElasticAgent):
         attempt = self._agree_on_attempt(worker_group)
         self.attempts.append(attempt)
         self._oom = OomCounter()
-        self._goes_on_without, self.failure = False, ""
+        self._goes_on_without, self.failure, self.exit_code = False, "", EXIT_FAILED
         self.events.attempt = attempt
         met = worker_group.workers[0].world_size
         world_size = fitting_world(self.config, met)
@@ -113,7 +114,11 @@ class Agent(SimpleElasticAgent):
         """The first node of this round claims the attempt; the others wait for its number."""
         store = _store_of(worker_group)
         if _group_rank(worker_group) == 0:
-            attempt = fence.claim(self.run_dir, nodes=worker_group.group_world_size)
+            try:
+                attempt = fence.claim(self.run_dir, nodes=worker_group.group_world_size)
+            except OSError as error:
+                reason = error.strerror or type(error).__name__
+                raise StorageError(f"{self.run_dir.path}: the attempt cannot be claimed ({reason})") from None
             store.set("rankscope/attempt", str(attempt))
         return int(store.get("rankscope/attempt"))
 
@@ -217,6 +222,8 @@ class Agent(SimpleElasticAgent):
                 message=str(failure.message)[:4000],
                 blamed=is_blamed,
             )
+            if code == EXIT_STORAGE:
+                self.exit_code = code  # of the launch, once no restart is left
             if code in NOT_RESTARTED:
                 self.exit_code, self._remaining_restarts = code, 0
         self.failure = self.failure or ended_by

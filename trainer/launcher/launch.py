@@ -20,8 +20,9 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
+from trainer.checkpoint.disk_tier.manifest import StorageError
 from trainer.config.config import Config
-from trainer.exit_codes import EXIT_EXCLUDED, EXIT_FAILED, EXIT_FENCED, EXIT_GIVEN_UP, EXIT_PREEMPTED
+from trainer.exit_codes import EXIT_EXCLUDED, EXIT_FAILED, EXIT_FENCED, EXIT_GIVEN_UP, EXIT_PREEMPTED, EXIT_STORAGE
 from trainer.launcher.agent import Agent
 from trainer.launcher.node import Node, Outcome
 from trainer.launcher.nodes.devices import Devices
@@ -34,7 +35,12 @@ __all__ = ["launch"]
 MONITOR_INTERVAL_S = 0.05
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _REASONS = {EXIT_GIVEN_UP: "given_up", EXIT_FENCED: "fenced", EXIT_EXCLUDED: "left_out"}
-_ENDS = {EXIT_FENCED: "A later launch has taken over the run.", EXIT_EXCLUDED: "The other nodes continue."}
+_ENDS = {
+    EXIT_FENCED: "A later launch has taken over the run.",
+    EXIT_EXCLUDED: "The other nodes continue.",
+    EXIT_STORAGE: "The disk is full or does not answer; no checkpoint was changed. Repair it, then resume.",
+    EXIT_GIVEN_UP: "To try again with a fresh budget: --resume RUN --force.",
+}
 _FAILED = "A rank failed"
 
 
@@ -88,6 +94,9 @@ def _outcome(agent: Agent) -> Outcome:
             restarts=_restarts(agent),
             message=f"Received {name}. The ranks finished their step and saved a checkpoint.",
         )
+    except StorageError as error:
+        message = f"{error}. Nothing was changed: free or repair the disk, then resume."
+        return Outcome(reason="failed", exit_code=EXIT_STORAGE, restarts=_restarts(agent), message=message)
     except RendezvousConnectionError as error:
         message = f"{agent.failure or _FAILED}. {error}. Resume at another --rdzv-endpoint."
         return Outcome(reason="failed", exit_code=EXIT_FAILED, restarts=_restarts(agent), message=message)

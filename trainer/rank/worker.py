@@ -40,10 +40,10 @@ from probes.tape.rundir import RunDir, RunError
 from probes.tape.stack_file import register
 from probes.tape_recorder import TapeRecorder
 from trainer.checkpoint import attempt_fence as fence
-from trainer.checkpoint.disk_tier.manifest import CheckpointError
+from trainer.checkpoint.disk_tier.manifest import CheckpointError, StorageError
 from trainer.config.config import Config
 from trainer.config.load import ConfigError, load_config
-from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_MISTAKE, EXIT_PREEMPTED
+from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_MISTAKE, EXIT_PREEMPTED, EXIT_STORAGE
 from trainer.faults.inject import arm, distort_clock
 from trainer.faults.options import Fault, FaultError, parse_fault
 from trainer.guard.recovery import Recovery
@@ -84,6 +84,11 @@ def main(arguments: list[str] | None = None) -> int:
     except (ConfigError, FaultError, CheckpointError) as error:
         recorder.event(event_kinds.EXCEPTION, **described(error))
         return _mistake(identity, error)
+    except StorageError as error:
+        recorder.event(event_kinds.EXCEPTION, **described(error))
+        if identity.rank == 0:
+            sys.stderr.write(f"rankscope: {error}\n")
+        return EXIT_STORAGE
     except RunStopped as stopped:
         if identity.rank == 0:
             sys.stderr.write(f"rankscope: {stopped}\n")

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from trainer.checkpoint.disk_tier.manifest import CheckpointError
+from trainer.checkpoint.disk_tier.manifest import CheckpointError, StorageError
 from trainer.config.config import Config
 from trainer.config.load import ConfigError
 from trainer.layout.plan import resolve
@@ -52,7 +52,7 @@ def main(folder: Path, rank: int) -> int:
         result = replay_target(
             config, plan, Target.from_json(request["target"]), device, losses=losses, report=_reporter(folder, rank)
         )
-    except (ConfigError, CheckpointError) as error:
+    except (ConfigError, CheckpointError, StorageError) as error:
         (folder / f"rank-{rank}.error").write_text(" ".join(str(error).split()) + "\n")
         return 2
     (folder / f"rank-{rank}.json").write_text(json.dumps(asdict(result)))

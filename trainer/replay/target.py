@@ -27,7 +27,7 @@ from probes.guard.ledger import LEDGER_NAME, Ledger
 from probes.tape import event_kinds
 from probes.tape.rundir import RunDir
 from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
-from trainer.checkpoint.disk_tier.manifest import CheckpointError, read_manifest
+from trainer.checkpoint.disk_tier.manifest import CheckpointError, StorageError, read_manifest
 from trainer.checkpoint.state import Values
 
 __all__ = ["ReplayError", "Target", "Update", "find_target"]
@@ -157,7 +157,7 @@ def _state(run: RunDir, step: int, batch_index: int) -> tuple[Path | None, int, 
             continue
         try:
             position = Values.from_json(read_manifest(folder)["values"]).position
-        except (CheckpointError, KeyError, TypeError, ValueError):
+        except (CheckpointError, StorageError, KeyError, TypeError, ValueError):
             continue  # damaged: an older one has to do
         if position.batch_index <= batch_index:  # or it was saved after a way back, and holds later batches
             usable.append((saved <= good, saved, folder))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probes.guard.ledger import Ledger
+from probes.guard import ledger as ledger_module
+from probes.guard.ledger import Ledger, copy_of
 from trainer.guard.ledger_file import save_ledger
 
 
@@ -46,3 +48,41 @@ def test_a_damaged_file_is_told_and_costs_only_its_contents(text: str, tmp_path:
 
 def test_no_file_is_no_problem(tmp_path: Path) -> None:
     assert Ledger.load(tmp_path / "ledger.json") == (Ledger(path=tmp_path / "ledger.json"), "")
+
+
+def test_an_altered_file_is_noticed_and_its_copy_counts(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    save_ledger(Ledger(path=path, rate_scale=0.5, rate_until_step=90))
+    path.write_text(path.read_text().replace('"rate_scale": 0.5', '"rate_scale": 0.9'))
+    ledger, problem = Ledger.load(path)
+    assert ledger.rate_scale == 0.5
+    assert problem == "ledger.json is damaged: it does not have the digest that it was written with; its copy is used"
+    copy_of(path).write_text("{")
+    ledger, problem = Ledger.load(path)
+    assert (ledger, "damaged" in problem) == (Ledger(path=path), True)
+
+
+def test_the_newer_of_both_files_counts(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    ledger = Ledger(path=path)
+    save_ledger(ledger)
+    older = path.read_text()
+    ledger.skip(40, "bad")
+    save_ledger(ledger)
+    path.write_text(older)
+    again, problem = Ledger.load(path)
+    assert list(again.skipped) == [40]
+    assert "older than its copy" in problem
+    path.unlink()
+    again, problem = Ledger.load(path)
+    assert list(again.skipped) == [40]
+    assert "missing" in problem
+
+
+def test_a_file_that_cannot_be_read_now_is_no_empty_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(ledger_module, "read_plain", fails)
+    with pytest.raises(OSError, match="Input/output"):
+        Ledger.load(tmp_path / "ledger.json")

@@ -9,7 +9,8 @@
 A folder is `step-00000050.1.a0.tmp` while it is written (number of the save, attempt), gets its manifest last and then
 its name, in one rename; `trainer.checkpoint.disk_tier.saving` has the stages. One save is written at a time. A folder
 that must not be used again is renamed to `step-00000050.condemned`. Loading checks all hashes before torch opens any
-file, and takes the checkpoint before if one is not as it was written.
+file, and takes the checkpoint before if one is proven not to be as it was written. Storage that cannot be read proves
+nothing: StorageError ends the attempt, and nothing is renamed or removed.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from probes.recorder import Recorder
 from probes.tape import event_kinds
 from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.agreement import first_error, from_rank_0, summed
+from trainer.checkpoint.disk_tier.condemned import condemned_as_damaged, note_reason
 from trainer.checkpoint.disk_tier.loading import Loaded, load_folder
-from trainer.checkpoint.disk_tier.manifest import CheckpointError, read_manifest
+from trainer.checkpoint.disk_tier.manifest import CheckpointError, StorageError, read_manifest
 from trainer.checkpoint.disk_tier.save_plan import Layout, SavePlan, layout_of
 from trainer.checkpoint.disk_tier.saving import Save, SaveVote
 from trainer.checkpoint.lifecycle import States
@@ -198,7 +200,7 @@ class DiskCheckpoints:
 
         One that holds the update of a batch that was given up since is condemned too: the run was ended between the
         decision and the way back. Raises CheckpointError if there are checkpoints but none can be used: to start over
-        must be asked for.
+        must be asked for. Raises StorageError, LoadError.
         """
         steps, stale = self._scan(ledger)
         candidates = [step for step in steps if step not in stale] or steps
@@ -215,6 +217,12 @@ class DiskCheckpoints:
                 f"{self.folder}: none of {len(steps)} checkpoints can be used. "
                 "To start over, set checkpoint.resume=false."
             )
+        damaged = from_rank_0(condemned_as_damaged(self.folder) if self.is_chief else [])
+        if damaged:
+            raise CheckpointError(
+                f"{self.folder}: every checkpoint was condemned as damaged ({', '.join(damaged)}). "
+                "If the disk was at fault, rename one back; to start over, set checkpoint.resume=false."
+            )
         return None
 
     def adopt(self, ledger: Ledger, before: int) -> None:
@@ -225,14 +233,15 @@ class DiskCheckpoints:
             self.condemn(step, "it holds the update of a batch that was given up")
 
     def load(self, step: int) -> Loaded | None:
-        """Load one checkpoint; if its hashes do not agree, condemn it and return None. All ranks."""
+        """Load one checkpoint; if its hashes do not agree, condemn it and return None. All ranks. Raises StorageError,
+        LoadError."""
         return self._try_load(step)
 
     # Afterwards.
 
-    def condemn(self, step: int, reason: str) -> None:
+    def condemn(self, step: int, reason: str, *, is_damaged: bool = False) -> None:
         """Never use a checkpoint again, even if it is still being written. All ranks; the folder stays, under another
-        name, until it is pruned."""
+        name, until it is pruned. `is_damaged`: for what its files hold, not for what happened in the training."""
         self.saved = [other for other in self.saved if other != step]
         if self._save is not None and self._save.step == step:
             self._save.cancel()
@@ -243,6 +252,7 @@ class DiskCheckpoints:
             with contextlib.suppress(OSError):
                 self._discard(target)  # which checks the fence
                 path.rename(target)
+                note_reason(target, reason, is_damaged=is_damaged)
 
     def condemn_from(self, step: int, reason: str) -> None:
         """Condemn what holds the state of `step` or of a later one. All ranks."""
@@ -262,7 +272,7 @@ class DiskCheckpoints:
             self._report(step, "removed", reason=f"the newest {self.keep} good ones are kept")
             if self.is_chief:
                 self._discard(self.path(step))
-        if self.is_chief and self.saved:
+        if self.is_chief and len(good) >= self.keep:  # until then a condemned one may be the last hope
             for path in self.folder.glob("step-*.condemned"):
                 match = _NAME.match(path.name)
                 if match and int(match[1]) < self.saved[0]:
@@ -306,13 +316,21 @@ class DiskCheckpoints:
         """The finished checkpoints, and those of them that hold the update of a batch that was given up since."""
         steps: list[int] = []
         stale: list[int] = []
+        problem = ""
         if self.is_chief:
-            steps = checkpoint_steps(self.folder)
-            stale = [step for step in steps if self._is_stale(step, ledger)]
+            try:
+                steps = checkpoint_steps(self.folder)
+                stale = [step for step in steps if self._is_stale(step, ledger)]
+            except StorageError as error:
+                problem = str(error)
+            except OSError as error:  # no list of checkpoints is not an empty list
+                problem = f"{self.folder.name} cannot be read now ({error.strerror})"
             for step in steps:
                 is_good = ledger.good_step is not None and step <= ledger.good_step
                 self.states.found(step, "good" if is_good else "complete")
-        steps, stale = from_rank_0([steps, stale])
+        steps, stale, problem = from_rank_0([steps, stale, problem])
+        if problem:
+            raise StorageError(problem)
         return steps, set(stale)
 
     def _is_stale(self, step: int, ledger: Ledger) -> bool:
@@ -327,7 +345,7 @@ class DiskCheckpoints:
         try:
             loaded = load_folder(self.path(step), self.training)
         except CheckpointError as error:
-            self.condemn(step, str(error))
+            self.condemn(step, str(error), is_damaged=True)
             return None
         if self.states.of(step) == "complete":
             self._report(step, "verified", reason="its hashes agree when it is loaded")

@@ -21,12 +21,16 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from trainer.checkpoint.agreement import first_error
-from trainer.checkpoint.disk_tier.manifest import CheckpointError, read_manifest, verify_files
+from trainer.checkpoint.disk_tier.manifest import CheckpointError, StorageError, read_manifest, verify_files
 from trainer.checkpoint.disk_tier.saving import one_line
 from trainer.checkpoint.state import Values, allocate_optimizer_state, restore_rng, rng_state, training_tensors
 from trainer.training.rank_training import Training
 
-__all__ = ["Loaded", "load_folder"]
+__all__ = ["LoadError", "Loaded", "load_folder"]
+
+
+class LoadError(RuntimeError):
+    """A checkpoint whose hashes agree cannot be loaded: too little memory, a lost rank, another model. One line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,8 @@ class Loaded:
 def load_folder(folder: Path, training: Training) -> Loaded:
     """Load a checkpoint into `training`. All ranks; each checks the hashes of its share of the files first.
 
-    Raises CheckpointError on all ranks if any of them finds something wrong, in one line.
+    Raises on all ranks what any of them finds, in one line: CheckpointError if the checkpoint is proven damaged,
+    StorageError if its storage cannot be read now, LoadError if it is as it was written and cannot be loaded.
     """
     found: dict[str, Any] = {}
 
@@ -55,9 +60,9 @@ def load_folder(folder: Path, training: Training) -> Loaded:
         saved = manifest.get("signatures", {}).get(str(training.rank), {}) if same_mesh else {}
         found.update(extra=manifest["extra"], values=Values.from_json(manifest["values"]), signature=dict(saved))
 
-    error = first_error(_attempt(verify)) or first_error(_attempt(lambda: _read(folder, training)))
-    if error:
-        raise CheckpointError(error)
+    _together(verify, otherwise=CheckpointError)
+    # The files are as they were written: what goes wrong from here on proves nothing against them.
+    _together(lambda: _read(folder, training), otherwise=LoadError)
     return Loaded(values=found["values"], extra=found["extra"], signature=found["signature"])
 
 
@@ -81,16 +86,31 @@ def _read(folder: Path, training: Training) -> None:
         restore_rng({name.removeprefix(prefix): value for name, value in rng.items()}, training.device)
 
 
-def _attempt(action: Callable[[], None]) -> str:
-    """Run it; the error in one line, or nothing. torch's checkpoint error is no Exception."""
+def _together(action: Callable[[], None], *, otherwise: type[CheckpointError | LoadError]) -> None:
+    """Run it on all ranks. Raises StorageError if any rank's storage failed, else `otherwise` for the first error."""
+    failed, error = _attempt(action)
+    if storage := first_error(error if failed else ""):
+        raise StorageError(storage)
+    if found := first_error(error):
+        raise otherwise(found)
+
+
+def _attempt(action: Callable[[], None]) -> tuple[bool, str]:
+    """Run it; whether the storage failed, and the error in one line, or nothing. torch's checkpoint error is no
+    Exception."""
     try:
         action()
     except CheckpointException as error:
-        causes = [f"{type(e).__name__}: {e}" for e, _ in error.failures.values()]
-        return one_line("; ".join(causes) or str(error))
+        causes = [cause for cause, _ in error.failures.values()]
+        texts = [f"{type(cause).__name__}: {cause}" for cause in causes]
+        return any(_is_of_storage(cause) for cause in causes), one_line("; ".join(texts) or str(error))
     except Exception as error:
-        return one_line(f"{type(error).__name__}: {error}")
-    return ""
+        return _is_of_storage(error), one_line(f"{type(error).__name__}: {error}")
+    return False, ""
+
+
+def _is_of_storage(error: BaseException) -> bool:
+    return isinstance(error, (StorageError, OSError, MemoryError))
 
 
 @contextlib.contextmanager

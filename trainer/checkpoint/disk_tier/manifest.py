@@ -7,17 +7,22 @@
 torch's own format has no checksums, and its `.metadata` is a pickle: nothing in a folder is opened by torch before
 the hashes agree. They guard against damage, not against an attacker who can write both the files and the manifest:
 load checkpoints only from people you would run code from.
+
+A checkpoint is called damaged only for what was read, twice and alike: a file that cannot be read now (EIO, ESTALE, too
+many open files, no memory) says nothing about its content, and raises StorageError instead.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from probes.tape.safe_open import open_plain, read_plain
 from trainer.checkpoint import attempt_fence as fence
@@ -26,6 +31,7 @@ __all__ = [
     "MANIFEST_NAME",
     "CheckpointError",
     "FileDigest",
+    "StorageError",
     "digest_file",
     "fsync_path",
     "read_manifest",
@@ -34,6 +40,7 @@ __all__ = [
     "write_manifest",
 ]
 
+_T = TypeVar("_T")
 MANIFEST_NAME = "manifest.json"
 FORMAT = 1
 MAX_MANIFEST_BYTES = 64 << 20
@@ -42,6 +49,14 @@ _CHUNK_BYTES = 4 << 20
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be used; one line that says which and why."""
+
+
+class StorageError(Exception):
+    """The storage of checkpoints cannot be read or written now; one line. Nothing is known of what is on it."""
+
+
+_SETTLED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR})
+"""Errors that say what is there: nothing, a link, or no plain file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,39 +90,77 @@ def write_manifest(folder: Path, content: Mapping[str, Any], files: Mapping[str,
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest, if its own hash agrees. Raises CheckpointError."""
+    """The manifest, if its own hash agrees. Raises CheckpointError if it is damaged, StorageError."""
+    return _proven(folder, MANIFEST_NAME, lambda again: _read_manifest(folder))
+
+
+def verify_files(folder: Path, manifest: Mapping[str, Any], names: Iterable[str], *, from_disk: bool = False) -> None:
+    """Compare files with the manifest. Raises CheckpointError for the first that differs, StorageError."""
+    for name in names:
+        _proven(folder, name, partial(_verify_file, folder, manifest, name, from_disk))
+
+
+def _proven(folder: Path, name: str, read: Callable[[bool], _T]) -> _T:
+    """The result of `read(again)`. Damage counts if a second reading from the disk finds the very same."""
+    try:
+        return _readable(folder, name, lambda: read(False))
+    except CheckpointError as first:
+        try:
+            result = _readable(folder, name, lambda: read(True))
+        except CheckpointError as second:
+            if str(second) == str(first):
+                raise
+        else:
+            return result
+        raise StorageError(f"{folder.name}: {name} is read differently each time; check the disk") from None
+
+
+def _readable(folder: Path, name: str, read: Callable[[], _T]) -> _T:
+    try:
+        return read()
+    except MemoryError:
+        raise StorageError(f"{folder.name}: no memory is left to read {name}") from None
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        if error.errno in _SETTLED:
+            raise CheckpointError(f"{folder.name}: {name} cannot be read ({reason})") from None
+        raise StorageError(f"{folder.name}: {name} cannot be read now ({reason})") from None
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST_NAME
     try:
         blob = read_plain(path, MAX_MANIFEST_BYTES + 1)
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder.name}: has no {MANIFEST_NAME}, so it was never finished") from None
+    try:
         manifest = json.loads(blob)
         claimed = manifest.pop("digest")
         if len(blob) > MAX_MANIFEST_BYTES or manifest["format"] != FORMAT:
             raise ValueError
         files = {str(name): FileDigest(**digest) for name, digest in manifest["files"].items()}
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder.name}: has no {MANIFEST_NAME}, so it was never finished") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f"{folder.name}: {MANIFEST_NAME} is damaged or of another version") from None
     if claimed != _digest(manifest):
-        raise CheckpointError(f"{folder.name}: {MANIFEST_NAME} does not have the hash that it was written with")
+        read = hashlib.blake2b(blob, digest_size=6).hexdigest()
+        raise CheckpointError(
+            f"{folder.name}: {MANIFEST_NAME} does not have the hash that it was written with ({read})"
+        )
     if any(Path(name).name != name or name == ".." or "\0" in name for name in files):
         raise CheckpointError(f"{folder.name}: {MANIFEST_NAME} names files outside the folder")
     loaded: dict[str, Any] = manifest | {"files": files}
     return loaded
 
 
-def verify_files(folder: Path, manifest: Mapping[str, Any], names: Iterable[str], *, from_disk: bool = False) -> None:
-    """Compare files with the manifest. Raises CheckpointError for the first that differs."""
-    for name in names:
-        expected: FileDigest = manifest["files"][name]
-        try:
-            found = digest_file(folder / name, from_disk=from_disk)
-        except OSError as error:
-            raise CheckpointError(f"{folder.name}: {name} cannot be read ({error.strerror})") from None
-        if found.bytes != expected.bytes:
-            raise CheckpointError(f"{folder.name}: {name} has {found.bytes} bytes, not {expected.bytes}")
-        if found != expected:
-            raise CheckpointError(f"{folder.name}: {name} does not have the hash that it was written with")
+def _verify_file(folder: Path, manifest: Mapping[str, Any], name: str, from_disk: bool, again: bool) -> None:
+    expected: FileDigest = manifest["files"][name]
+    found = digest_file(folder / name, from_disk=from_disk or again)
+    if found.bytes != expected.bytes:
+        raise CheckpointError(f"{folder.name}: {name} has {found.bytes} bytes, not {expected.bytes}")
+    if found != expected:
+        raise CheckpointError(
+            f"{folder.name}: {name} does not have the hash that it was written with ({found.blake2b[:12]})"
+        )
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,14 @@ import torch
 
 from probes.guard.ledger import Ledger
 from probes.recorder import NullRecorder
+from probes.tape import safe_open
 from tests.processes import run_ranks
 from tests.trainer.training_runs import run_loop, small, with_steps
+from trainer.checkpoint.disk_tier import checkpoints, loading, manifest
 from trainer.checkpoint.disk_tier.checkpoints import DiskCheckpoints, checkpoint_steps
-from trainer.checkpoint.disk_tier.manifest import CheckpointError
+from trainer.checkpoint.disk_tier.condemned import note_reason
+from trainer.checkpoint.disk_tier.loading import LoadError
+from trainer.checkpoint.disk_tier.manifest import CheckpointError, FileDigest, StorageError
 from trainer.checkpoint.state import training_tensors
 from trainer.config.config import Config
 from trainer.layout.plan import resolve
@@ -130,6 +136,87 @@ def test_if_none_is_whole_nothing_is_loaded(pristine: Path, training: Training, 
     with pytest.raises(CheckpointError, match="none of 3 checkpoints can be used"):
         _disk(tmp_path / "checkpoints", training).load_newest(Ledger())
     assert all(bool((tensor == 7.0).all()) for tensor in training_tensors(training).values()), "nothing was touched"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOMEM])
+@pytest.mark.parametrize("place", ["os.open", "checkpoint_steps", "read"])
+def test_storage_that_cannot_be_read_condemns_nothing(
+    pristine: Path, training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, place: str
+) -> None:
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(pristine, folder)
+    disk = _disk(folder, training)
+
+    def fails(*arguments: Any, **options: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    targets = {"os.open": safe_open.os, "checkpoint_steps": checkpoints, "read": manifest}
+    names = {"os.open": "open", "checkpoint_steps": "checkpoint_steps", "read": "digest_file"}
+    with monkeypatch.context() as patch:
+        patch.setattr(targets[place], names[place], fails)
+        with pytest.raises(StorageError, match=os.strerror(number)):
+            disk.load_newest(Ledger())
+    assert checkpoint_steps(folder) == list(STEPS)
+    loaded = disk.load_newest(Ledger())
+    assert loaded is not None
+    assert loaded.values.position.step == STEPS[-1]
+
+
+def test_what_is_read_wrongly_once_is_not_condemned(
+    pristine: Path, training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, real, read = tmp_path / "checkpoints", manifest.digest_file, Counter[str]()
+    shutil.copytree(pristine, folder)
+
+    def flaky(path: Path, *, from_disk: bool = False) -> FileDigest:
+        read[path.name] += 1
+        found = real(path, from_disk=from_disk)
+        return found if read[path.name] == wrong_until else replace(found, blake2b=f"{read[path.name]:064x}"[::-1])
+
+    monkeypatch.setattr(manifest, "digest_file", flaky)
+    wrong_until = 2
+    loaded = _disk(folder, training).load_newest(Ledger())
+    assert loaded is not None
+    assert loaded.values.position.step == STEPS[-1]
+    wrong_until = -1
+    with pytest.raises(StorageError, match="read differently each time"):
+        _disk(folder, training).load_newest(Ledger())
+    assert checkpoint_steps(folder) == list(STEPS)
+
+
+def test_an_error_after_the_hashes_agreed_condemns_nothing(
+    pristine: Path, training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(pristine, folder)
+
+    def fails(*arguments: Any, **options: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(loading, "dcp_load", fails)
+    with pytest.raises(LoadError, match="out of memory"):
+        _disk(folder, training).load_newest(Ledger())
+    assert checkpoint_steps(folder) == list(STEPS)
+
+
+def test_where_only_damaged_ones_are_left_starting_over_must_be_asked_for(
+    pristine: Path, training: Training, tmp_path: Path
+) -> None:
+    folder, moments = tmp_path / "checkpoints", random.Random(13)
+    shutil.copytree(pristine, folder)
+    for step in STEPS:
+        _flip(folder / f"step-{step:08d}" / "__1_0.distcp", pristine, moments)
+    for _ in range(2):  # condemned by the first, and still there for the second
+        with pytest.raises(CheckpointError, match=r"checkpoint\.resume=false"):
+            _disk(folder, training).load_newest(Ledger())
+    disk = _disk(folder, training)
+    disk.saved = [100]
+    disk.prune(100)
+    disk.background.submit(bool).result()
+    assert len(list(folder.glob("step-*.condemned"))) == len(STEPS), "kept until there are enough good ones"
+    for path in folder.glob("step-*.condemned"):
+        note_reason(path, "it holds the update of a batch that was given up", is_damaged=False)
+    assert _disk(folder, training).load_newest(Ledger()) is None, "the guard went back before them by itself"
 
 
 def _disk(folder: Path, training: Training) -> DiskCheckpoints:

@@ -1,0 +1,38 @@
+"""Why a checkpoint was condemned: a note in its folder, for the next attempt and for people.
+
+    note_reason(folder, "__0_0.distcp has 7 bytes, not 9", is_damaged=True)
+    condemned_as_damaged(checkpoints)           # ["step-00000050.condemned"]
+
+A checkpoint that the guard left behind, because it holds a poisoned update, is no loss: the run goes on from before it.
+One whose files are damaged is: where no other is left, only the user may decide to start over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+from probes.tape.safe_open import read_plain
+
+__all__ = ["condemned_as_damaged", "note_reason"]
+
+NOTE_NAME = "condemned.json"
+
+
+def note_reason(folder: Path, reason: str, *, is_damaged: bool) -> None:
+    """Write the note into a condemned folder; a disk that refuses is no reason to stop."""
+    with contextlib.suppress(OSError):
+        (folder / NOTE_NAME).write_text(json.dumps({"reason": reason, "damaged": is_damaged}) + "\n")
+
+
+def condemned_as_damaged(checkpoints: Path) -> list[str]:
+    """Names of condemned folders whose note does not say that they are whole, oldest first."""
+    return [path.name for path in sorted(checkpoints.glob("step-*.condemned")) if path.is_dir() and not _is_whole(path)]
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        return json.loads(read_plain(folder / NOTE_NAME, 1 << 16))["damaged"] is False
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
