@@ -14,8 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analyzers.run.event_log import EventLog
 from analyzers.settings.policy import PlanPolicy
 from analyzers.source import Source
+from probes.tape import event_kinds
 
 __all__ = ["Against", "against_plan"]
 
@@ -51,10 +53,12 @@ def against_plan(source: Source, manifest: Mapping[str, Any]) -> list[Against]:
     rank = plan["rank"]
     found = []
     memory = plan.get("memory_bytes")
-    if plan.get("device") == "cuda" and isinstance(memory, int) and memory > 0 and source.has("steps"):
-        ((most,),) = source.rows("SELECT max(memory_bytes) FROM steps WHERE rank = ?", [rank])
-        if most:
-            found.append(Against(what="memory", planned_bytes=memory, measured_bytes=int(most)))
+    if plan.get("device") == "cuda" and isinstance(memory, int) and memory > 0:
+        # Planned is the peak within a step. `steps.memory_bytes`, read between steps, lacks all activations.
+        peaks = EventLog.load(source, (event_kinds.MEMORY_PEAK,)).of(event_kinds.MEMORY_PEAK)
+        most = max((event.integer("allocated_bytes") for event in peaks if event.rank == rank), default=-1)
+        if most > 0:
+            found.append(Against(what="memory", planned_bytes=memory, measured_bytes=most))
     traffic = plan.get("bytes_per_step")
     if isinstance(traffic, Mapping) and source.has("collectives"):
         measured = _bytes_per_step(source, rank)

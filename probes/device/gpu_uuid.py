@@ -19,10 +19,12 @@ def device_uuid(device: str) -> str:
         return ""
     import torch
 
-    return nvml_name(getattr(torch.cuda.get_device_properties(device), "uuid", None))
+    properties = torch.cuda.get_device_properties(device)
+    is_slice = " MIG " in f" {getattr(properties, 'name', '')} "
+    return nvml_name(getattr(properties, "uuid", None), is_slice=is_slice)
 
 
-def nvml_name(uuid: Any) -> str:
-    """CUDA's UUID as NVML writes it."""
+def nvml_name(uuid: Any, *, is_slice: bool = False) -> str:
+    """CUDA's UUID as NVML writes it: of a GPU, or of a slice of one (MIG)."""
     text = str(uuid or "")
-    return text if not text or text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
+    return text if not text or text.startswith(("GPU-", "MIG-")) else f"{'MIG' if is_slice else 'GPU'}-{text}"

@@ -21,6 +21,8 @@ from ..tape.schema import UNSET
 
 __all__ = ["AllocatorRetries", "memory_reader"]
 
+PEAK_GROWTH = 1.01
+"""Growth of the peak that is written anew: less says nothing, and a peak that creeps must not fill the events."""
 _PAGE_BYTES = resource.getpagesize()
 
 
@@ -53,6 +55,7 @@ class AllocatorRetries:
     def __init__(self, device: str, read: Callable[[], Mapping[str, Any]] | None = None) -> None:
         self._read = read or (_reader(device) if device.startswith("cuda") else None)
         self._known = 0
+        self._peak_bytes = 0
 
     def newest(self) -> dict[str, int] | None:
         """Retries since the last call, and what the allocator held: at most allocated, and reserved now (bytes).
@@ -61,7 +64,9 @@ class AllocatorRetries:
         """
         if self._read is None:
             return None
-        stats = self._read()
+        return self._new_retries(self._read())
+
+    def _new_retries(self, stats: Mapping[str, Any]) -> dict[str, int] | None:
         count = int(stats.get("num_alloc_retries", 0))
         new, self._known = count - self._known, count
         if new <= 0:
@@ -73,11 +78,16 @@ class AllocatorRetries:
         }
 
     def report(self, event: Callable[..., None]) -> None:
-        """Write an event `allocation_retries` if there are new ones."""
+        """Write an event `allocation_retries` if there are new ones, and `memory_peak` when the peak has grown."""
         if self._read is not None:
             with failing_open("recorder.allocator"):
-                if retries := self.newest():
+                stats = self._read()
+                if retries := self._new_retries(stats):
                     event(event_kinds.ALLOCATION_RETRIES, **retries)
+                peak = int(stats.get("allocated_bytes.all.peak", 0))
+                if peak > self._peak_bytes * PEAK_GROWTH:
+                    self._peak_bytes = peak
+                    event(event_kinds.MEMORY_PEAK, allocated_bytes=peak)
 
 
 def _reader(device: str) -> Callable[[], Mapping[str, Any]]:

@@ -125,6 +125,12 @@ FENCED = _kind(
     "fenced", _int("newest_attempt"),
     by="rank of an older attempt", meaning="The rank leaves because a newer attempt has begun.",
 )
+MEMORY_PEAK = _kind(
+    "memory_peak",
+    _int("allocated_bytes", "largest so far", unit="By"),
+    by="rank on a GPU, when it has grown by 1 %",
+    meaning="Peak of the memory that the CUDA allocator has given out; between steps less is in use.",
+)
 ALLOCATION_RETRIES = _kind(
     "allocation_retries",
     _int("num_retries"),

@@ -36,6 +36,7 @@ from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.disk_tier.manifest import StorageError
 from trainer.config.config import Config
 from trainer.exit_codes import EXIT_EXCLUDED, EXIT_FAILED, EXIT_PREEMPTED, EXIT_STORAGE, NOT_RESTARTED
+from trainer.launcher.blame import Death, find_culprit, log_tail, xids_by_rank
 from trainer.launcher.node import Node
 from trainer.launcher.nodes.devices import Devices
 from trainer.launcher.nodes.node_exclusion import NODE_FAILURES, exclude_node
@@ -165,16 +166,14 @@ class Agent(SimpleElasticAgent):
         )
         if not first:
             return RunResult(state=WorkerState.HEALTHY)
-        is_blamed = self._is_hardware(codes[first[0]] or 0)
+        blamed = self._blamed(worker_group, {local_rank: codes[local_rank] or 0 for local_rank in first})
         failures = {
-            local_rank: self._failed(
-                worker_group, local_rank, codes[local_rank] or 0, is_blamed=is_blamed and local_rank == first[0]
-            )
+            local_rank: self._failed(worker_group, local_rank, codes[local_rank] or 0, is_blamed=local_rank == blamed)
             for local_rank in first
         }
-        if is_blamed:
-            self._judge_device(first[0], codes[first[0]] or 0, worker_group)
-            self._judge_node(codes[first[0]] or 0, worker_group)
+        if blamed is not None:
+            self._judge_device(blamed, codes[blamed] or 0, worker_group)
+            self._judge_node(codes[blamed] or 0, worker_group)
         if EXIT_PREEMPTED in (self.exit_code, *codes.values()):
             self.ranks.wait(self._shutdown_timeout)  # all have agreed to stop: each is on its way out
         self.ranks.stop(signal.SIGTERM, STRANDED_S)
@@ -229,9 +228,16 @@ class Agent(SimpleElasticAgent):
         self.failure = self.failure or ended_by
         return failure
 
-    def _is_hardware(self, code: int) -> bool:
-        """True if the rank died of a signal that hardware can cause, or was killed because it hung."""
-        return code < 0 and code != -signal.SIGTERM and not (code == -signal.SIGKILL and self._oom.since())
+    def _blamed(self, worker_group: WorkerGroup, codes: dict[int, int]) -> int | None:
+        """The local rank whose device and node these deaths count against; None if no device is to blame."""
+        attempt, deaths = self.attempts[-1], {}
+        ranks = {local_rank: int(worker_group.workers[local_rank].global_rank) for local_rank in codes}
+        for local_rank, code in codes.items():
+            log = self.ranks.logs / f"attempt-{attempt}" / f"rank-{ranks[local_rank]:05d}.err.log"
+            text = log_tail(log) + log_tail(self._error_file(attempt, ranks[local_rank]))
+            killed_for_memory = code == -signal.SIGKILL and bool(self._oom.since())
+            deaths[local_rank] = Death(code=code, text=text, out_of_memory=killed_for_memory)
+        return find_culprit(deaths, xids_by_rank(self.run_dir, attempt, self.node.rank, ranks))
 
     def _judge_device(self, local_rank: int, code: int, worker_group: WorkerGroup) -> None:
         """Exclude a device that failed too often from the next attempt, if there can be one without it."""
@@ -249,7 +255,7 @@ class Agent(SimpleElasticAgent):
             device=self.devices.name(device),
             excluded_rank=worker_group.workers[local_rank].global_rank,
             failures=self.devices.failures(device),
-            reason=f"{self.devices.failures(device)} deaths by a signal, the last by {signal.Signals(-code).name}",
+            reason=f"{self.devices.failures(device)} deaths, the last by {_ending(code)}",
         )
         if not self.devices.in_use:
             self._remaining_restarts = 0  # nothing is left here: this node leaves, the others go on
@@ -263,7 +269,7 @@ class Agent(SimpleElasticAgent):
         others = worker_group.workers[0].world_size - len(worker_group.workers)
         if not self.is_dispensable or not fitting_world(self.config, others):
             return
-        reason = f"{self._node_failures} failures, the last: a rank died of {signal.Signals(-code).name}"
+        reason = f"{self._node_failures} failures, the last: a rank died of {_ending(code)}"
         exclude_node(self.run_dir, self.node.rank, reason)
         self.events.write(
             event_kinds.EXCLUDED,
@@ -282,6 +288,10 @@ class Agent(SimpleElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
         self.ranks.stop(signal.Signals(death_sig), timeout or self._shutdown_timeout)
+
+
+def _ending(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else "an error of its device"
 
 
 # torch annotates these as None, which they are only before the rendezvous.

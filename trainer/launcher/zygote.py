@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from probes.attach.own_process import own_process
+from trainer.rank.forked import FORKED
 
 __all__ = ["Zygote", "ZygoteError", "import_trainer", "one_thread", "reset_after_fork", "unsafe_to_fork"]
 
@@ -152,9 +153,21 @@ def unsafe_to_fork() -> str:
     threads = _num_threads()
     if threads != 1:
         return f"{threads} threads after the import of torch"
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch: no types
+    if torch.cuda.is_initialized() or driver_is_open():  # type: ignore[no-untyped-call]  # torch: no types
         return "the import has begun to use CUDA"
     return ""
+
+
+def driver_is_open(files: Path = Path("/proc/self/fd")) -> bool:
+    """Return True if this process has opened a GPU's device file: a count of devices does so, too.
+
+    The driver's state does not survive a fork, and torch calls CUDA initialised only once it has a context.
+    """
+    for link in files.iterdir():
+        with contextlib.suppress(OSError):  # the folder's own descriptor is closed by now
+            if os.readlink(link).startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/dxg")):
+                return True
+    return False
 
 
 def reset_after_fork(keep: Sequence[int], *, stdout: int, stderr: int) -> None:
@@ -244,6 +257,7 @@ def _become_rank(request: Mapping[str, Any]) -> NoReturn:
             os.close(log)
         os.environ.clear()
         os.environ.update(request["environment"])
+        os.environ[FORKED] = "1"
         sys.argv = ["trainer.rank.worker", *request["arguments"]]
         module, _, function = ENTRY_POINT.partition(":")
         getattr(importlib.import_module(module), function)()

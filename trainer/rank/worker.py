@@ -48,6 +48,7 @@ from trainer.faults.inject import arm, distort_clock
 from trainer.faults.options import Fault, FaultError, parse_fault
 from trainer.guard.recovery import Recovery
 from trainer.layout.plan import Plan, resolve
+from trainer.rank.forked import use_device
 from trainer.rank.instrument import instrument, record_compilation, watch_experts
 from trainer.rank.join import connect_store, join_run, make_recorder
 from trainer.rank.loop import Session, train
@@ -67,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
         if device.type == "cpu":
             torch.set_num_threads(1)  # ranks share the machine's cores
         else:
-            torch.cuda.set_device(device)
+            use_device(device, sys.argv[1:] if arguments is None else arguments)
         store = connect_store(identity)
         run, attempt = join_run(identity, store, config, plan, [fault.text for fault in faults])
     except (ConfigError, FaultError, RunError) as error:

@@ -53,7 +53,12 @@ def pick_device(config: Config, local_rank: int) -> torch.device:
         return torch.device("cpu")
     if config.train.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise ConfigError("train.precision = 'bf16': this GPU has no bf16; allowed: float32, fp16")
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
+    visible = torch.cuda.device_count()
+    if visible == 1:
+        return torch.device("cuda", 0)  # a launcher that shows each rank its own
+    if local_rank >= visible:
+        raise ConfigError(f"local rank {local_rank}: only {visible} GPUs are visible; start at most one rank a GPU")
+    return torch.device("cuda", local_rank)
 
 
 def pick_backend(config: Config, device: torch.device) -> str:

@@ -40,7 +40,7 @@ class Nvml:
     def read(self) -> Sequence[Reading]:
         """One reading per device. Raises ReadingError where the driver does not answer."""
         if self._devices is None:
-            self._devices = _devices(self._nvml)
+            self._devices = _devices(self._nvml, slices=True)
         return [Reading(uuid, self._values(uuid, handle)) for uuid, handle in self._devices.items()]
 
     def _values(self, uuid: str, handle: Any) -> dict[str, float]:
@@ -96,20 +96,20 @@ class Nvml:
         ]
 
     def _link_errors(self, handle: Any) -> int:
-        """Sum of all error counters of all links that are up. Raises AttributeError without NVLink."""
-        total, num_links = 0, 0
+        """Sum of all error counters of all links that are up. Raises AttributeError without NVLink, or counters."""
+        total, num_counters = 0, 0
         for link in range(_MAX_LINKS):
             try:
                 if not self._nvml.nvmlDeviceGetNvLinkState(handle, link):
                     continue
             except self._nvml.NVMLError:
                 break  # no such link
-            num_links += 1
             for counter in range(self._nvml.NVML_NVLINK_ERROR_COUNT):
                 with contextlib.suppress(self._nvml.NVMLError):
                     total += int(self._nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter))
-        if not num_links:
-            raise AttributeError("no NVLink")
+                    num_counters += 1
+        if not num_counters:
+            raise AttributeError("no NVLink, or none whose errors are counted")
         return total
 
     def _gpm(self, uuid: str, handle: Any) -> tuple[float | None, ...]:
@@ -175,14 +175,31 @@ def has_driver() -> bool:
     return any(Path(place).exists() for place in ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg"))
 
 
-def _devices(nvml: Any) -> dict[str, Any]:
-    """{UUID: handle} of all GPUs. Raises ReadingError."""
+def _devices(nvml: Any, *, slices: bool = False) -> dict[str, Any]:
+    """{UUID: handle} of all GPUs, with `slices` also of their MIG devices. Raises ReadingError."""
     try:
         nvml.nvmlInit()
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        if slices:
+            handles += [handle for device in handles.copy() for handle in _slices(nvml, device)]
         return {_text(nvml.nvmlDeviceGetUUID(handle)): handle for handle in handles}
     except nvml.NVMLError as error:
         raise ReadingError(f"NVML: {error}") from None
+
+
+def _slices(nvml: Any, device: Any) -> list[Any]:
+    """Handles of a GPU's MIG devices: ranks run on them, and their memory is not the whole GPU's."""
+    try:
+        if nvml.nvmlDeviceGetMigMode(device)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+            return []
+        count = nvml.nvmlDeviceGetMaxMigDeviceCount(device)
+    except (nvml.NVMLError, AttributeError):
+        return []
+    found = []
+    for index in range(count):
+        with contextlib.suppress(nvml.NVMLError):  # a place without a slice
+            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index))
+    return found
 
 
 def _text(value: str | bytes) -> str:

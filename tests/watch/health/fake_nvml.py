@@ -30,6 +30,7 @@ class FakeNvml:
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM = 0, 1
     NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 0, 1, 0
     NVML_NVLINK_ERROR_COUNT = 4
+    NVML_DEVICE_MIG_ENABLE = 1
     NVML_GPM_METRICS_GET_VERSION = 1
     nvmlEventTypeXidCriticalError, nvmlEventTypeDoubleBitEccError = 8, 2
 
@@ -41,6 +42,7 @@ class FakeNvml:
         self.released = threading.Event()
         self.events: queue.Queue[tuple[int, str]] = queue.Queue()
         self.freed = 0
+        self.slices: dict[str, list[str | None]] = {}  # of a GPU in MIG mode; None: a place without one
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
@@ -64,6 +66,19 @@ class FakeNvml:
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
         return self.devices[index]
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
+        if handle not in self.slices:
+            raise NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
+        return [1, 1]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:
+        return len(self.slices[handle])
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, index: int) -> str:
+        if (found := self.slices[handle][index]) is None:
+            raise NVMLError(6)
+        return found
 
     def nvmlDeviceGetUUID(self, handle: str) -> bytes:
         return handle.encode()

@@ -112,6 +112,20 @@ def test_what_is_not_supported_is_asked_for_once_and_left_out() -> None:
     assert nvml.asked["nvmlDeviceGetRemappedRows"] == 1
 
 
+def test_links_without_counters_are_not_links_without_errors() -> None:
+    nvml = FakeNvml(("GPU-0",))
+    nvml.failing["nvmlDeviceGetNvLinkErrorCounter"] = nvml.NVML_ERROR_NOT_SUPPORTED
+    assert "nvlink_errors_total" not in Nvml(nvml).read()[0].values
+
+
+def test_a_slice_of_a_gpu_is_a_device() -> None:
+    nvml = FakeNvml(("GPU-0", "GPU-1"))
+    nvml.slices = {"GPU-1": ["MIG-a", None, "MIG-b"]}
+    readings = {reading.device: reading.values for reading in Nvml(nvml).read()}
+    assert list(readings) == ["GPU-0", "GPU-1", "MIG-a", "MIG-b"]
+    assert readings["MIG-a"]["memory_total_bytes"] > 0
+
+
 def test_no_driver_is_one_line() -> None:
     nvml = FakeNvml()
     nvml.failing["nvmlInit"] = 1

@@ -19,6 +19,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 import math
 import mmap
 import os
@@ -35,6 +36,8 @@ from trainer.checkpoint.disk_tier.manifest import CheckpointError
 
 __all__ = ["Slot", "remove_others"]
 
+logger = logging.getLogger("rankscope.trainer")
+
 _ALIGNMENT = 64
 _LARGEST_SHARE = 0.5
 """Of the shared memory that is free, for all copies of all ranks of a node: data workers need some too."""
@@ -48,6 +51,8 @@ class Slot:
         self.note_path = path.with_name(path.name + ".json")
         self.vetted_path = path.with_name(path.name + ".vetted")
         self._map: mmap.mmap | None = None
+        self.locked = False
+        """Whether the pages are locked, so that a GPU copies into them by itself."""
         self._layout: list[tuple[str, str, list[int], int]] = []
 
     def allocate(self, live: Mapping[str, Tensor], *, share_of: int = 1) -> dict[str, Tensor]:
@@ -61,13 +66,16 @@ class Slot:
         self._layout = layout
         tensors = _tensors(region, layout)
         if any(value.is_cuda for value in live.values()):
-            _lock_pages(region)
+            self.locked = _lock_pages(region)
         return tensors
 
     def _reserve(self, size: int, share_of: int) -> mmap.mmap:
         free = shutil.disk_usage(self.path.parent).free
         if size * share_of > free * _LARGEST_SHARE:
             raise OSError(f"{size * share_of / 1e6:.0f} MB of copies do not fit into {free / 1e6:.0f} MB")
+        if self.locked and self._map is not None:
+            self.locked = False
+            _unlock_pages(self._map)  # truncated, they are no longer the pages that the driver knows
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, size)  # or a copy would end in SIGBUS where there is no room
@@ -173,11 +181,20 @@ def _tensors(memory: Any, layout: list[tuple[str, str, list[int], int]]) -> dict
     return tensors
 
 
-def _lock_pages(region: mmap.mmap) -> None:
-    """Let a GPU copy into it directly. It works without, only slower."""
+def _lock_pages(region: mmap.mmap) -> bool:
+    """Let a GPU copy into it directly. It works without, only slower: False where the driver refuses."""
     whole = torch.frombuffer(region, dtype=torch.uint8)
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch: no types
-    runtime.cudaHostRegister(whole.data_ptr(), whole.nbytes, 0)
+    if int(runtime.cudaHostRegister(whole.data_ptr(), whole.nbytes, 0)) == 0:
+        return True
+    logger.warning("%.0f MB of shared memory cannot be locked: copies of the state take longer", whole.nbytes / 1e6)
+    return False
+
+
+def _unlock_pages(region: mmap.mmap) -> None:
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch: no types
+    if code := int(runtime.cudaHostUnregister(torch.frombuffer(region, dtype=torch.uint8).data_ptr())):
+        logger.warning("shared memory could not be unlocked: CUDA error %d", code)
 
 
 def _text(value: Tensor) -> str:

@@ -16,19 +16,35 @@ import os
 from collections import Counter
 from pathlib import Path
 
-__all__ = ["Devices"]
+__all__ = ["Devices", "visible_devices"]
 
 GPU_FAILURES = 3
 """Twice may be the same unlucky batch; hardware that fails three times on one device is rarely well again."""
+
+
+def visible_devices(devices: Path = Path("/dev")) -> list[str]:
+    """Names of the GPUs that ranks may use: those of CUDA_VISIBLE_DEVICES as CUDA reads it, else all of the machine.
+
+    An empty list of it hides every device, and the first name that CUDA does not take ends it.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    present = len(list(devices.glob("nvidia[0-9]*")))
+    if named is None:
+        return [str(number) for number in range(present)]
+    found: list[str] = []
+    for name in (part.strip() for part in named.split(",")):
+        is_number = name.isdigit() and (not present or int(name) < present)
+        if not (is_number or name.startswith(("GPU-", "MIG-"))) or name in found:
+            break
+        found.append(name)
+    return found
 
 
 class Devices:
     """The devices of one launch and their failures."""
 
     def __init__(self, count: int, *, max_failures: int = -1) -> None:
-        gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
-        named = os.environ.get("CUDA_VISIBLE_DEVICES")
-        self._names = named.split(",") if named else [str(number) for number in range(gpus)]
+        self._names = visible_devices()
         self.has_gpus = len(self._names) >= count
         self._limit = max_failures if max_failures >= 0 else GPU_FAILURES if self.has_gpus else 0
         self._failures: Counter[int] = Counter()

@@ -1,0 +1,42 @@
+"""No process that has touched a GPU's driver is forked, and a rank that was starts over."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer.launcher.zygote import driver_is_open
+from trainer.rank.forked import FORKED, use_device
+
+
+def test_an_open_device_file_makes_a_fork_unsafe(tmp_path: Path) -> None:
+    """Counting devices opens the driver, while torch says that CUDA is not initialised."""
+    (tmp_path / "0").symlink_to("/dev/null")
+    (tmp_path / "1").symlink_to("/dev/fuse")
+    assert not driver_is_open(tmp_path)
+    (tmp_path / "7").symlink_to("/dev/nvidiactl")
+    assert driver_is_open(tmp_path)
+    assert not driver_is_open()  # this process
+
+
+def test_a_forked_rank_whose_device_refuses_starts_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+
+    def refuse(device: object) -> None:
+        raise RuntimeError("CUDA error: initialization error")
+
+    def replaced(path: str, command: list[str], environment: dict[str, str]) -> None:
+        assert FORKED not in environment
+        started.append(command)
+
+    monkeypatch.setattr(torch.cuda, "set_device", refuse)
+    monkeypatch.setattr(os, "execve", replaced)
+    monkeypatch.setenv(FORKED, "1")
+    use_device(torch.device("cuda", 0), ["my.toml"])
+    assert started[0][-3:] == ["-m", "trainer.rank.worker", "my.toml"]
+    with pytest.raises(RuntimeError, match="initialization error"):  # it was an interpreter of its own
+        use_device(torch.device("cuda", 0), ["my.toml"])
+    assert len(started) == 1

@@ -1,0 +1,89 @@
+"""Which device a rank's death counts against: its own, or none.
+
+    find_culprit({2: Death(code=-6, text=log_tail)}, xids={})        # local rank 2, or None
+
+1. An exception or log that names a broken device, or an XID that means one, blames exactly that rank's device, however
+   the rank ended.
+2. A death by a signal blames the device, since hardware can cause it; also SIGKILL, with which `watch` ends a rank that
+   hangs. It does not where the text says that another rank, its node or the network between them was lost: torch's
+   watchdog then ends a healthy rank with SIGABRT.
+3. SIGTERM, an exception of another kind, or a kill by the kernel for lack of memory blame nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from analyzers.health.xids import xid_table
+from probes.tape import event_kinds
+from probes.tape.events import read_events
+from probes.tape.rundir import RunDir
+
+__all__ = ["Death", "find_culprit", "log_tail", "xids_by_rank"]
+
+TAIL_BYTES = 1 << 16
+_BROKEN_DEVICE = re.compile(
+    r"uncorrectable ECC error|fallen off the bus|GPU is lost|hardware stack error|[Uu]ncorrectable NVLink error"
+    r"|cudaErrorECCUncorrectable|cudaErrorHardwareStackError|cudaErrorNvlinkUncorrectable"
+)
+"""Texts of CUDA and NVML for an error of this process's device that no program can cause."""
+_LOST_REMOTE = re.compile(
+    r"Watchdog caught collective operation timeout|ncclRemoteError|remote process exited|network error"
+    r"|Connection (?:was )?(?:closed|reset|refused)|communicator was aborted|NCCL operations have failed or timed out"
+    r"|entire process down|[Hh]eartbeat monitor timed out|watchdog got stuck|dumping from other rank",
+)
+"""Texts of torch and NCCL where a peer or the way to it is gone. Source: torch 2.13 ProcessGroupNCCL, NCCL's errors."""
+_BROKEN_CLASSES = ("ecc", "bus", "hardware")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """How a rank ended: exit code (negative for a signal), what it left in its log and error file."""
+
+    code: int
+    text: str = ""
+    out_of_memory: bool = False
+
+
+def find_culprit(deaths: Mapping[int, Death], xids: Mapping[int, int]) -> int | None:
+    """The local rank whose device is to blame; None if none is. `deaths` are in the order in which they came."""
+    for rank, death in deaths.items():
+        if rank in xids or _BROKEN_DEVICE.search(death.text):
+            return rank
+    for rank, death in deaths.items():  # the first: the others' errors come from the broken connection
+        by_hardware = death.code < 0 and death.code != -signal.SIGTERM and not death.out_of_memory
+        return rank if by_hardware and not _LOST_REMOTE.search(death.text) else None
+    return None
+
+
+def log_tail(path: Path) -> str:
+    """The end of a rank's log; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def xids_by_rank(run: RunDir, attempt: int, node_rank: int, ranks: Mapping[int, int]) -> dict[int, int]:
+    """{local rank: XID} of devices that the driver reported broken in this attempt; `ranks`: {local rank: rank}."""
+    known = xid_table()["xid"]
+    by_device = {}
+    for event in read_events(run.node_dir(node_rank) / "events.jsonl")[0]:
+        meaning = known.get(str(event.get("xid")), {})
+        is_broken = meaning.get("severity") == "critical" and meaning.get("class") in _BROKEN_CLASSES
+        if event["kind"] == event_kinds.XID and event.get("attempt") == attempt and is_broken:
+            by_device[event.get("device")] = int(event["xid"])
+    if not by_device:
+        return {}
+    found = {}
+    for local_rank, rank in ranks.items():
+        for event in read_events(run.rank_dir(attempt, rank) / "events.jsonl")[0]:
+            if event["kind"] == event_kinds.RANK and event.get("device_uuid") in by_device:
+                found[local_rank] = by_device[event["device_uuid"]]
+    return found
