@@ -8,6 +8,8 @@ AT_LEAST_311 := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 	$$p -c '$(AT_LEAST_311)' >/dev/null 2>&1 && echo $$p && break; done)
 
+# Each module is compiled once and not in each process, whatever the shell says: tests start some thousand of them.
+export PYTHONDONTWRITEBYTECODE :=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export PIP_PROGRESS_BAR := off
@@ -55,7 +57,8 @@ demo: $(VENV)/.installed ## Train a small GPT on four ranks with two faults, the
 
 test: lint .programs/.fetched ## Everything that must pass: lint, format, types, all tests
 	$(BIN)/pytest -m 'not e2e' -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
-	$(BIN)/pytest -m e2e  # one at a time: two trainings on two cores would tell of each other
+	$(BIN)/pytest -m 'e2e and not alone' -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m 'e2e and alone'
 
 lint: $(VENV)/.checks ## Lint, format and types only
 	$(BIN)/ruff check .

@@ -21,7 +21,9 @@ _LEAKING_NAMES = frozenset(
     {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 )
 _E2E_TIMEOUT_S = 300
-_LONG_FIRST = {folder: place for place, folder in enumerate(("e2e", "trainer", "dashboard", "hostile"))}
+_LONG_FIRST = (
+    "e2e/test_network.py", "e2e/test_nodes.py", "e2e/test_faults.py", "e2e", "trainer", "dashboard", "hostile",
+)  # fmt: skip
 
 hypothesis.settings.register_profile("rankscope", deadline=None)
 hypothesis.settings.load_profile("rankscope")
@@ -29,7 +31,7 @@ hypothesis.settings.load_profile("rankscope")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Several workers take a file at a time: the long ones first, or one worker ends with them alone.
-    items.sort(key=lambda item: _LONG_FIRST.get(_folder(item), len(_LONG_FIRST)))
+    items.sort(key=_place)
     for item in items:
         if _folder(item) == "e2e":
             item.add_marker(pytest.mark.e2e)
@@ -40,6 +42,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if gpu_items and not _has_cuda():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def _place(item: pytest.Item) -> int:
+    path = item.path.relative_to(Path(__file__).parent).as_posix()
+    return next((place for place, start in enumerate(_LONG_FIRST) if path.startswith(start)), len(_LONG_FIRST))
 
 
 def _folder(item: pytest.Item) -> str:

@@ -3,7 +3,8 @@
     results = run_ranks(worker, world_size=4, args=(...,))    # [worker's value on rank 0, on rank 1, ...]
 
 `worker(rank, world_size, *args)` must be importable by name, and its value picklable. Processes come from a fork
-server that has already imported torch, so four ranks start in a fraction of a second and share torch's pages.
+server that has already imported torch and the trainer, so four ranks start in a fraction of a second and share its
+pages.
 A rank that fails, dies or misses the deadline fails the test with its traceback; its peers are killed by their pids.
 """
 
@@ -22,7 +23,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-_PRELOADED = ["torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining"]
+_PRELOADED = [
+    "torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining",
+    "tests.trainer.training_runs",  # and with it the trainer, which most workers import
+]  # fmt: skip
 
 
 def run_ranks(

@@ -9,6 +9,10 @@ from typing import Any, Protocol
 __all__ = ["Launched", "wait_for"]
 
 
+LEAST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 0.5
+
+
 class Launched(Protocol):
     """Process that a condition depends on: once it has ended, the condition cannot become true any more."""
 
@@ -20,8 +24,11 @@ class Launched(Protocol):
 def wait_for(condition: Callable[[], Any], what: str, run: Launched | None = None, deadline_s: float = 60.0) -> Any:
     """Wait until `condition` is true and return its value; AssertionError at the deadline or once `run` has ended."""
     deadline = time.monotonic() + deadline_s
+    asked = time.monotonic()
     while not (value := condition()):
         assert run is None or not run.has_ended(), f"the run ended while waiting for {what}\n{run.logs()}"
         assert time.monotonic() < deadline, f"no {what} in {deadline_s} s" + (f"\n{run.logs()}" if run else "")
-        time.sleep(0.02)
+        # What takes long to ask is asked less often: the run that is waited for needs the core, too.
+        time.sleep(min(max(LEAST_PAUSE_S, time.monotonic() - asked), LONGEST_PAUSE_S))
+        asked = time.monotonic()
     return value

@@ -157,6 +157,7 @@ def test_a_guarded_loop_refuses_a_poisoned_batch_and_goes_back(tmp_path: Path) -
     assert (back["to_step"], back["tier"], back["verdict"]) == (10, "memory", "non_finite")
 
 
+@pytest.mark.alone
 def test_a_rank_that_is_kept_from_its_core_is_named(tmp_path: Path, plain_ddp: Path) -> None:
     run_dir, script = tmp_path / "run", plain_ddp / "plain_ddp.py"
     options = ("--steps", "80")

@@ -30,6 +30,7 @@ def drill(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_faults_are_noticed_survived_and_a_trap_is_met_with_silence(tmp_path: Path) -> None:
     process = drill(

@@ -26,6 +26,7 @@ def test_nan_gradient_is_named_refused_and_skipped(tmp_path: Path, layout: str) 
     assert "rank 2" in run.output
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("fault", "cause"), [("slow_compute", "compute"), ("slow_data", "data")])
 def test_a_slow_rank_is_named_with_its_phase(tmp_path: Path, layout: str, fault: str, cause: str) -> None:
@@ -75,6 +76,7 @@ def test_a_bad_batch_is_a_spike_and_is_skipped(tmp_path: Path, layout: str) -> N
     assert run.events("batch_skipped", rank=0)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_clean_run_has_no_finding(tmp_path: Path, layout: str) -> None:
     run = train(tmp_path, layout, settings=["train.steps=200"])

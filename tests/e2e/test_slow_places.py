@@ -32,6 +32,7 @@ SLOW = {"forward", "before_optimizer", "after_optimizer"}
 """Places whose phase or gap another place has, too."""
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "place", [pytest.param(place, marks=pytest.mark.slow if place in SLOW else ()) for place in PLACES]
 )

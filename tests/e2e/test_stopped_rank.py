@@ -14,6 +14,7 @@ from tests.waiting import wait_for
 NAMED_WITHIN_S = 5.0
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("layout", ["ddp", "fsdp"])
 def test_a_stopped_rank_is_named_in_seconds(tmp_path: Path, layout: str) -> None:
     floor_s = 3.0
