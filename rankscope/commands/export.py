@@ -47,7 +47,7 @@ def export(
         typer.Option("--out", metavar="FILE|FOLDER|URL", help="Destination. Default: the run's folder."),
     ] = "",
     step: Annotated[
-        int | None, typer.Option("--step", help="Weights of this step. Default: the newest good checkpoint.")
+        int | None, typer.Option("--step", help="Weights of this step. Default: the last complete checkpoint.")
     ] = None,
     steps: Annotated[str, typer.Option("--steps", metavar="FIRST:LAST", help="Steps of the trace. Default: all.")] = "",
     ranks: Annotated[
@@ -88,7 +88,7 @@ def _weights(path: Path, out: str, step: int | None, *, as_llama: bool) -> None:
     from probes.tape.rundir import RunDir, RunError
     from trainer.checkpoint.disk_tier.manifest import CheckpointError, StorageError
     from trainer.checkpoint.export import export as export_weights
-    from trainer.checkpoint.export import export_llama, find_checkpoint
+    from trainer.checkpoint.export import export_llama, find_checkpoint, proven_step
     from trainer.config.load import ConfigError, changed_config
 
     try:
@@ -104,6 +104,8 @@ def _weights(path: Path, out: str, step: int | None, *, as_llama: bool) -> None:
         fail(f"{out}: cannot be written: {error.strerror}")
     what = f"{done.num_parameters:,} parameters in {done.num_tensors} tensors, {done.num_bytes / 1e6:.1f} MB"
     _print(f"{out}: step {done.step} of {done.folder}: {what}")
+    if (proven := proven_step(folder)) is not None:
+        _print(f"No training followed this step. The newest that healthy steps followed: --step {proven}")
 
 
 def _trace(run: RunDir, out: str, steps: str) -> None:

@@ -35,7 +35,7 @@ from trainer.checkpoint.disk_tier.manifest import (
 from trainer.config.config import ModelConfig
 from trainer.model.llama_names import llama_config, to_llama
 
-__all__ = ["Exported", "export", "export_llama", "find_checkpoint"]
+__all__ = ["Exported", "export", "export_llama", "find_checkpoint", "proven_step"]
 
 _PREFIX = "model."
 
@@ -52,9 +52,9 @@ class Exported:
 
 
 def find_checkpoint(path: Path, *, step: int | None) -> Path:
-    """The folder of a checkpoint: `path` itself, or that of a run's step (None: the newest good one, else the newest).
+    """The folder of a checkpoint: `path` itself, or that of a run's step (None: the last one that is complete).
 
-    Raises CheckpointError, one line, if there is none.
+    Condemned ones do not count. Raises CheckpointError, one line, if there is none.
     """
     if (path / MANIFEST_NAME).is_file():
         if path.name.endswith(".condemned"):
@@ -65,11 +65,18 @@ def find_checkpoint(path: Path, *, step: int | None) -> Path:
     if not steps:
         raise CheckpointError(f"{path}: holds no finished checkpoint (expected checkpoints/step-*/{MANIFEST_NAME})")
     if step is None:
-        ledger, _ = Ledger.load(folder / LEDGER_NAME)
-        step = ledger.good_step if ledger.good_step in steps else steps[-1]
+        step = steps[-1]
     if step not in steps:
         raise CheckpointError(f"{path}: has no checkpoint of step {step}. There are {', '.join(map(str, steps))}.")
     return folder / f"step-{step:08d}"
+
+
+def proven_step(folder: Path) -> int | None:
+    """The newest step that healthy training followed, if the checkpoint in `folder` is newer than that; else None."""
+    ledger, _ = Ledger.load(folder.parent / LEDGER_NAME)
+    step = int(folder.name.rpartition("-")[2]) if folder.name.startswith("step-") else 0
+    good_step = ledger.good_step or 0
+    return good_step if 0 < good_step < step else None
 
 
 def export_llama(folder: Path, out: Path, model: ModelConfig) -> Exported:

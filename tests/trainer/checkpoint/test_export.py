@@ -15,7 +15,7 @@ from probes.guard.ledger import LEDGER_NAME, Ledger
 from tests.processes import run_ranks
 from tests.trainer.training_runs import run_loop, small, with_steps
 from trainer.checkpoint.disk_tier.manifest import CheckpointError
-from trainer.checkpoint.export import export, export_llama, find_checkpoint
+from trainer.checkpoint.export import export, export_llama, find_checkpoint, proven_step
 from trainer.guard.ledger_file import save_ledger
 from trainer.layout.plan import resolve
 from trainer.model.llama_names import to_llama
@@ -93,8 +93,10 @@ def test_which_checkpoint_is_taken(tmp_path: Path) -> None:
         (folder / "manifest.json").touch()
     assert find_checkpoint(tmp_path, step=None).name == "step-00000008"
     save_ledger(Ledger(path=tmp_path / "checkpoints" / LEDGER_NAME, good_step=4))
-    assert find_checkpoint(tmp_path, step=None).name == "step-00000004", "the newest good one"
-    assert find_checkpoint(tmp_path, step=8).name == "step-00000008"
+    last = find_checkpoint(tmp_path, step=None)
+    assert last.name == "step-00000008", "the last state of a run is what its user wants"
+    assert proven_step(last) == 4
+    assert proven_step(find_checkpoint(tmp_path, step=4)) is None
     with pytest.raises(CheckpointError, match=r"no checkpoint of step 6\. There are 4, 8"):
         find_checkpoint(tmp_path, step=6)
     (tmp_path / "checkpoints" / "step-00000008").rename(tmp_path / "step-00000008.condemned")
@@ -107,7 +109,7 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rankscope", "export", str(run), "--out", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert "step 8" in done.stdout
+    assert f"step {int(find_checkpoint(run, step=None).name[5:])} " in done.stdout
     assert _read(out)[0]
     missing = subprocess.run([*command, "--step", "7"], cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert missing.returncode == 2
