@@ -44,7 +44,7 @@ def top(
     try:
         folder = RunDir.open(run)
         if once or not screen.is_terminal:
-            screen.print(_screen(folder, screen, run), soft_wrap=True)
+            screen.print(_screen(folder, screen, run)[0], soft_wrap=True)
         else:
             _follow(folder, screen, run, every_s)
     except (RunError, StoreError) as error:
@@ -52,19 +52,30 @@ def top(
 
 
 def _follow(folder: RunDir, screen: Console, name: Path, every_s: float) -> None:
+    """Redraw until Ctrl-C. A run that has ended is read again only if something was added to it."""
     from rich.live import Live
 
+    drawn, is_live = _screen(folder, screen, name)
+    version = _version(folder)
     try:
-        with Live(_screen(folder, screen, name), console=screen, screen=True, auto_refresh=False) as live:
+        with Live(drawn, console=screen, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(every_s)
-                live.update(_screen(folder, screen, name), refresh=True)
+                if is_live or version != _version(folder):
+                    version = _version(folder)
+                    drawn, is_live = _screen(folder, screen, name)
+                live.update(drawn, refresh=True)
     except KeyboardInterrupt:
-        screen.print(_screen(folder, screen, name))
+        screen.print(drawn)
 
 
-def _screen(folder: RunDir, screen: Console, name: Path) -> RenderableType:
-    """Read the run and draw it."""
+def _version(folder: RunDir) -> list[tuple[int, int]]:
+    """Changes when a record is added to the store."""
+    return [(path.stat().st_size, path.stat().st_mtime_ns) for path in folder.stores()]
+
+
+def _screen(folder: RunDir, screen: Console, name: Path) -> tuple[RenderableType, bool]:
+    """Read the run and draw it; also whether it may go on."""
     from analyzers.report.terminal.rank_table import Heading, rank_table
     from analyzers.run.policy import stall_policy
     from analyzers.run.rank_rows import rank_rows
@@ -92,7 +103,7 @@ def _screen(folder: RunDir, screen: Console, name: Path) -> RenderableType:
     )
     used = 6 + len(sentences) + bool(state.reason)
     max_rows = max(4, screen.height - used) if screen.is_terminal else ROWS_IN_A_PIPE
-    return rank_table(found, heading, max_rows=max_rows)
+    return rank_table(found, heading, max_rows=max_rows), state.is_live
 
 
 def _findings(store: Store, attempt: int | None) -> list[Finding]:
