@@ -70,7 +70,8 @@ def timeline(view: View) -> None:
             selected=(attempt, first if is_chosen else "newest", last - first, *sorted(ranks)),
         )  # fmt: skip
         flows = "Lines follow microbatches from stage to stage. " if any(p.stage is not None for p in pieces) else ""
-        st.caption(f"Above: phases. Below: collectives and transfers. Hatched: never ended. {flows}Drag to zoom.")
+        hatched = "Hatched: never ended. " if any(p.end_ms is None for p in pieces) else ""
+        st.caption(f"Above: phases. Below: collectives and transfers. {hatched}{flows}Drag to zoom.")
         if len(pieces) >= activity.MAX_PIECES:
             st.caption(f"Only the first {activity.MAX_PIECES:,} entries are shown: choose fewer steps or ranks.")
     else:
