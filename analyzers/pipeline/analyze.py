@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 from analyzers.account.bubble import StepIdle
+from analyzers.account.device_timings import has_device_calls
 from analyzers.account.wait_split import pipelines
 from analyzers.analysis import Analysis
 from analyzers.finding import Finding
@@ -40,6 +41,8 @@ def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None)
     if not found:
         return []
     attempt = max(number for number, _ in found)
+    if has_device_calls(source, attempt):
+        return [_insufficient(attempt, "spans are those of the host, which runs ahead of its device")]
     members = [ranks for number, ranks in found if number == attempt][: policy.max_pipelines]
     loaded = (
         load_pipeline(source, attempt, ranks, first_steps=policy.warm_up_steps, max_steps=policy.max_steps)
@@ -48,7 +51,7 @@ def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None)
     measured = [one for one in loaded if one is not None and len(one.steps) >= policy.min_steps]
     bubble = summarise(measured, _schedule(scope.manifest), policy)
     if bubble is None:
-        return [_insufficient(attempt)]
+        return [_insufficient(attempt, "too few steps have all spans of all ranks")]
     every = [ranks for number, ranks in found if number == attempt]
     measurement = _bubble(attempt, bubble, measured)
     heavy = heaviest([[_work(steps, one.ranks) for steps in _thirds(one.steps)] for one in measured], policy)
@@ -131,12 +134,9 @@ def _imbalance(attempt: int, heavy: int, ranks: Sequence[int], measured: Sequenc
     )
 
 
-def _insufficient(attempt: int) -> Finding:
+def _insufficient(attempt: int, why: str) -> Finding:
     return Finding.insufficient(
-        "stage_balance",
-        "bubble",
-        "The pipeline bubble was not measured: too few steps have all spans of all ranks.",
-        attempt=attempt,
+        "stage_balance", "bubble", f"The pipeline bubble was not measured: {why}.", attempt=attempt
     )
 
 

@@ -91,9 +91,9 @@ class _PlayedCoreTime:
 def played_time(clock: PlayedClock) -> Iterator[None]:
     """Let the recorder ask the played clock. Nothing of it is real, so nothing may come from the real one."""
     core = type("PlayedCoreTime", (_PlayedCoreTime,), {"clock": clock})
-    walls = SimpleNamespace(time_ns=lambda: clock.mono_ns() + clock.wall_minus_mono_ns)
+    of_events = SimpleNamespace(time_ns=lambda: clock.mono_ns() + clock.wall_minus_mono_ns, monotonic_ns=clock.mono_ns)
     with (
-        mock.patch.object(events, "time", walls),
+        mock.patch.object(events, "time", of_events),
         mock.patch.object(tape_recorder, "_monotonic_ns", clock.mono_ns),
         mock.patch.object(step_clock, "_monotonic_ns", clock.mono_ns),
         mock.patch.object(step_clock, "CoreTime", core),
