@@ -143,11 +143,13 @@ def _left_by_others(view: AttemptView, heads: Mapping[int, list[Call]]) -> list[
     """Calls on devices that one member is in and all others have completed."""
     found = []
     for rank, calls in heads.items():
-        for call in calls:
-            members = [member for member in view.members.get(call.group, ()) if member != rank]
-            if not call.on_device or call.is_p2p or not members:
-                continue
-            if all(_has_left(view, heads, member, call) for member in members):
+        for call in (call for call in calls if call.on_device):
+            if call.is_p2p:
+                is_left = _has_answered(view, heads, call)
+            else:
+                others = [member for member in view.members.get(call.group, ()) if member != rank]
+                is_left = bool(others) and all(_has_left(view, heads, other, call) for other in others)
+            if is_left:
                 found.append(call)
     return found
 
@@ -156,6 +158,15 @@ def _has_left(view: AttemptView, heads: Mapping[int, list[Call]], rank: int, cal
     """Return True if a rank has entered a call and completed it."""
     is_behind = any(own.group == call.group and own.seq <= call.seq for own in heads.get(rank, ()))
     return not is_behind and view.last_seq.get((call.group, rank), -1) >= call.seq
+
+
+def _has_answered(view: AttemptView, heads: Mapping[int, list[Call]], call: Call) -> bool:
+    """Return True if the other end of a message has completed its part."""
+    if call.peer is None:
+        return False
+    op = "recv" if call.op == "send" else "send"
+    is_in_it = any((own.op, own.peer) == (op, call.rank) and own.seq <= call.seq for own in heads.get(call.peer, ()))
+    return not is_in_it and view.last_p2p.get((call.peer, op, call.rank), -1) >= call.seq
 
 
 def _is_queued(view: AttemptView, rank: int, awaited: Call | None) -> bool:

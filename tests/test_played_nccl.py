@@ -1,0 +1,73 @@
+"""Played devices end to end: the real recorder and plugin write what virtual GPUs did, and analyzers name the fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzers.finding import Finding
+from analyzers.hangs.analyze import hangs
+from analyzers.scope import Scope
+from analyzers.stragglers.analyze import stragglers
+from benchmarks.gpu.__main__ import main as check_gpu
+from benchmarks.played.faults import draw
+from benchmarks.played.host_time import PlayedClock, build
+from benchmarks.played.programs import LAYOUTS, Job
+from benchmarks.played.recording import Played, play
+from benchmarks.played.traces import compare_traces
+from probes.collectives.nccl_plugin.build import BuildError
+from store import Store
+
+SMALL = Job(layers=2, microbatches=4)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("played")
+    try:
+        return folder, build(folder)
+    except BuildError as error:
+        if "no C compiler" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
+def played(place: tuple[Path, Path], layout: str, kind: str = "") -> Played:
+    folder, library = place
+    fault = draw(kind, LAYOUTS[layout], seed=0) if kind else None
+    clock = PlayedClock(folder)
+    return play(layout, steps=30, seed=0, fault=fault, folder=folder, library=library, clock=clock, job=SMALL)
+
+
+def judged(run: Played) -> list[Finding]:
+    with Store.open(run.run) as store:
+        assert store.rows("SELECT count(*) FROM collectives WHERE wait_ns IS NOT NULL") == [(0,)]
+        found = [*hangs(store, Scope()), *stragglers(store, Scope())]
+    return [finding for finding in found if finding.status == "fired"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind", "cause"), [("ddp", "device_stall", "device_stuck"), ("fsdp2", "slow_gpu", "compute")]
+)
+def test_a_fault_of_a_device_is_named(place: tuple[Path, Path], layout: str, kind: str, cause: str) -> None:
+    run = played(place, layout, kind)
+    assert run.fault is not None
+    (finding,) = judged(run)
+    assert (finding.cause, finding.ranks) == (cause, (run.fault.rank,))
+
+
+def test_a_clean_run_has_no_finding_and_its_trace_says_what_was_exposed(place: tuple[Path, Path]) -> None:
+    run = played(place, "ddp")
+    assert judged(run) == []
+    exposed_points, own_ratio = compare_traces(run, place[0] / "traces")
+    assert exposed_points < 1.0
+    assert own_ratio < 0.01
+
+
+def test_the_checks_of_a_gpu_run_without_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "gpu.md"
+    only = [word for text in ("versions", "peak of", "CUDA graph") for word in ("--only", text)]
+    assert check_gpu(["--device", "played", *only, "--markdown", str(table)]) == 0
+    assert "1 pass, 0 fail, 2 not here" in capsys.readouterr().out
+    assert table.read_text().count("| not here |") == 2
