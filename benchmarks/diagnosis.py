@@ -11,6 +11,7 @@ disk is. `benchmarks.labelled` says, for each fault, what the findings have to s
 |---|---|
 | seen | runs in which anything was fired |
 | kind, rank, cause | runs in which a fired finding has the expected kind; and names the rank; and gives the cause |
+| place | of runs that are slow between phases: the finding names the gap |
 | wrong | fired findings that are not about the fault, or name another rank |
 | steps | steps from onset to detection: median and 90th percentile of the shortest prefix of the run that shows it |
 
@@ -37,8 +38,9 @@ from pathlib import Path
 from typing import Any
 
 from analyzers.analysis import Analysis, analyses
-from analyzers.diagnose import diagnose
+from analyzers.diagnose import Diagnosis, diagnose
 from analyzers.finding import Finding
+from analyzers.report.verdict import EXPLAINS_GAIN
 from analyzers.scope import Scope
 from benchmarks.labelled import EXPECTED, Case, Expected, make
 from benchmarks.simulator import simulate, write
@@ -52,6 +54,9 @@ ALARMS = frozenset(kind for expected in EXPECTED.values() for kind in expected.k
 """Kinds of findings that say that something went wrong: fired on a clean run they are false alarms. Other analyzers
 (bubble, communication, goodput, ...) may say what they measured; those are counted by kind, not as alarms."""
 _MEASURES = ("bubble",)
+_COUNTED = ("seen", "kind", "rank", "cause", "place", "wrong")
+LEAST_GAIN = 1.01
+"""Gain of balanced ranks from which a verdict has to say what explains it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +75,9 @@ class Outcome:
     kind: bool = False
     rank: bool = False
     cause: bool = False
+    place: bool = False
+    contradiction: str = ""
+    """A verdict that finds no problems beside a what-if gain beyond its error."""
     wrong: int = 0
     wrong_kinds: list[str] = field(default_factory=list)
     right: int = 0
@@ -97,8 +105,9 @@ def judge(case: Case) -> Outcome:
     try:
         recording = simulate(scenario)
         run = write(recording, folder / "whole")
-        findings, outcome.diagnose_s = _diagnosed(run.path)
-        _compare(outcome, expected, findings, truth)
+        diagnosis, outcome.diagnose_s = _diagnosed(run.path)
+        _compare(outcome, expected, diagnosis.findings, truth)
+        outcome.contradiction = contradiction(diagnosis)
         looks_again = case.with_prefixes and outcome.num_ranks <= MAX_PREFIX_RANKS
         if expected.steps and outcome.kind and outcome.rank and looks_again:
             outcome.steps = _steps_to_detection(recording, expected, truth, onset, folder)
@@ -110,14 +119,25 @@ def judge(case: Case) -> Outcome:
     return outcome
 
 
-def _diagnosed(path: Path) -> tuple[list[Finding], float]:
+def contradiction(diagnosis: Diagnosis) -> str:
+    """A verdict without problems although balanced ranks would be faster, beyond the error; empty if there is none."""
+    gain = diagnosis.what_if
+    if gain is None or not gain.is_beyond_error or gain.slowdown < LEAST_GAIN:
+        return ""
+    is_explained = any(finding.kind in EXPLAINS_GAIN for finding in diagnosis.fired)
+    clean = diagnosis.verdict.startswith("No problems found")
+    silent = not is_explained and "what-if" not in diagnosis.verdict
+    return f"{gain.slowdown:.3f}x (error {gain.error_ratio:.3f}): {diagnosis.verdict}" if clean or silent else ""
+
+
+def _diagnosed(path: Path) -> tuple[Diagnosis, float]:
     from probes.tape.rundir import RunDir
 
     run = RunDir.open(path)
     with Store.open(run) as store:
         start = time.perf_counter()
-        findings = list(diagnose(store, run.manifest(), stacks_dir=run.stacks).findings)
-        return findings, time.perf_counter() - start
+        diagnosis = diagnose(store, run.manifest(), stacks_dir=run.stacks)
+        return diagnosis, time.perf_counter() - start
 
 
 def _compare(outcome: Outcome, expected: Expected, findings: Sequence[Finding], truth: Sequence[int]) -> None:
@@ -133,6 +153,7 @@ def _compare(outcome: Outcome, expected: Expected, findings: Sequence[Finding], 
     named = [finding for finding in of_kind if _names(expected, finding, truth)]
     outcome.kind, outcome.rank = bool(of_kind), bool(named)
     outcome.cause = any(not expected.causes or finding.cause in expected.causes for finding in named)
+    outcome.place = any(not expected.places or finding.evidence.get("place") in expected.places for finding in named)
     outcome.right = len(named)
     wrong = [f for f in alarms if f not in named and f.kind not in expected.also]
     outcome.wrong, outcome.wrong_kinds = len(wrong), [f"{f.kind}/{f.cause} {list(f.ranks)[:6]}" for f in wrong]
@@ -209,7 +230,7 @@ def summarize(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         steps = sorted(outcome.steps for outcome in own if outcome.steps is not None)
         row = {
             "ids": expected.ids, "offered": offered(expected), "clean": expected.is_clean, "runs": len(own),
-            **{key: sum(getattr(o, key) for o in own) for key in ("seen", "kind", "rank", "cause", "wrong", "right")},
+            **{key: sum(getattr(o, key) for o in own) for key in (*_COUNTED, "right")},
             "errors": sum(bool(o.error) for o in own), "insufficient": sum(o.insufficient for o in own),
             "steps_median": steps[len(steps) // 2] if steps else None,
             "steps_p90": steps[min(len(steps) - 1, int(0.9 * len(steps)))] if steps else None,
@@ -217,6 +238,7 @@ def summarize(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         table[name] = row
     faulty = [o for o in outcomes if not EXPECTED[o.fault].is_clean and offered(EXPECTED[o.fault])]
     clean = [o for o in outcomes if EXPECTED[o.fault].is_clean]
+    outside = [o for o in faulty if EXPECTED[o.fault].places]
     right, wrong = sum(o.right for o in faulty), sum(o.wrong for o in [*faulty, *clean])
     named, caused = sum(o.rank for o in faulty), sum(o.cause for o in faulty)
     alarmed = sum(bool(o.wrong) for o in clean)
@@ -226,9 +248,11 @@ def summarize(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "recall": _share(sum(o.kind for o in faulty), len(faulty)),
         "right_rank": _share(named, len(faulty)),
         "right_cause_of_named": _share(caused, named),
+        "right_place_of_named": _share(sum(o.place for o in outside), sum(o.rank for o in outside)),
         "precision": _share(right, right + wrong),
         "clean_runs_with_false_alarm": _share(alarmed, len(clean)),
         "not_offered": [name for name, row in table.items() if not row["offered"]],
+        "contradictions": sum(bool(o.contradiction) for o in outcomes),
         "errors": sum(bool(o.error) for o in outcomes),
     }
     return {"faults": table, "overall": overall}
@@ -241,22 +265,22 @@ def _share(hits: int, total: int) -> dict[str, Any]:
 
 def print_table(summary: dict[str, Any]) -> None:
     """The summary as people read it."""
-    print(f"{'fault':20} {'id':4} {'runs':>4} {'seen':>5} {'kind':>5} {'rank':>5} {'cause':>5} {'wrong':>5}  "
-          f"{'recall (95 %)':17} steps p50/p90")  # fmt: skip
+    counted = " ".join(f"{key:>5}" for key in _COUNTED)
+    print(f"{'fault':26} {'id':4} {'runs':>4} {counted}  {'recall (95 %)':17} steps p50/p90")
     for name, row in summary["faults"].items():
-        head = f"{name:20} {row['ids']:4} {row['runs']:4}"
+        head = f"{name:26} {row['ids']:4} {row['runs']:4}"
         if not row["offered"]:
             print(f"{head}  not offered")
             continue
         tail = f"  {row['errors']} errors" if row["errors"] else ""
         if row["clean"]:
             told = f"  {row['insufficient']} say what is missing" if EXPECTED[name].told else ""
-            print(f"{head} {row['seen']:5} {'':17} {row['wrong']:5}{told}{tail}")
+            print(f"{head} {row['seen']:5} {'':23} {row['wrong']:5}{told}{tail}")
             continue
         low, high = wilson(row["kind"], row["runs"])
         recall = f"{row['kind'] / row['runs']:.2f} ({low:.2f}-{high:.2f})"
         steps = f"{row['steps_median']}/{row['steps_p90']}" if row["steps_median"] is not None else "-"
-        counts = " ".join(f"{row[key]:5}" for key in ("seen", "kind", "rank", "cause", "wrong"))
+        counts = " ".join(f"{row[key]:5}" for key in _COUNTED)
         print(f"{head} {counts}  {recall:17} {steps}{tail}")
     print()
     for key, value in summary["overall"].items():
@@ -272,11 +296,14 @@ def print_table(summary: dict[str, Any]) -> None:
 def print_mistake(outcome: Outcome) -> None:
     """Print the mistakes of a run, with the options that make it again; nothing if all was right."""
     o, expected = outcome, EXPECTED[outcome.fault]
-    good = not o.wrong and not o.error and (expected.is_clean or o.cause) and (not expected.told or o.insufficient)
+    named = expected.is_clean or (o.cause and o.place)
+    good = named and not (o.wrong or o.error or o.contradiction) and (not expected.told or o.insufficient)
     if good or not offered(expected):
         return
     again = f"--fault {o.fault} --index {o.index} --seed {o.seed} --ranks {o.num_ranks}"
     print(f"\n{o.fault} on {o.layout}, ranks {o.truth_ranks[:8]} from step {o.onset} {o.ending}: {again}")
+    if o.contradiction:
+        print(f"    contradiction: {o.contradiction}")
     if o.error:
         print(f"    {o.error}")
     for finding in o.findings:
@@ -358,7 +385,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         options.json.write_text(json.dumps({**summary, "outcomes": [asdict(o) for o in outcomes]}, indent=1) + "\n")
     overall = summary["overall"]
-    return int(overall["precision"]["share"] not in (None, 1.0) or overall["errors"] > 0)
+    return int(
+        overall["precision"]["share"] not in (None, 1.0) or overall["errors"] > 0 or overall["contradictions"] > 0
+    )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.simulator import OVERSUBSCRIBED, QUIET, SHARED_HOST, Clock, Fault, Job, Layout, Scenario
+from probes.step_clock import GAPS
 
 __all__ = ["EXPECTED", "Case", "Expected", "make"]
 
@@ -36,6 +37,8 @@ class Expected:
     also: tuple[str, ...] = ()
     layouts: tuple[str, ...] = ("ddp", "fsdp", "fsdp_tp", "hsdp", "pp", "pp_fsdp")
     steps: bool = False
+    places: tuple[str, ...] = ()
+    """Phases or gaps, of which a finding has to name one."""
     told: str = ""
     """Kind of a finding that has to say that its input is missing: every run lacks something, that one this."""
 
@@ -90,6 +93,10 @@ EXPECTED: dict[str, Expected] = {
     "slow_node": Expected(ids="F15", causes=("node", "host", *_COMPUTE), ranks=MEMBERS, layouts=_WIDE, **_SLOW),
     "core_taken": Expected(ids="F15", causes=("host",), **_SLOW),
     "slow_data": Expected(ids="F16", causes=("data",), **_SLOW),
+    # Slow ranks outside phases: in each gap, by the collector, in batches that the loop makes itself.
+    **{f"slow_{gap}": Expected(ids="F15", causes=("compute", "host"), places=(gap,), **_SLOW) for gap in GAPS},
+    "slow_hand_made_batch": Expected(ids="F16", causes=("compute", "host"), places=("after_optimizer",), **_SLOW),
+    "collections": Expected(ids="F15", causes=("host",), places=("after_optimizer",), **_SLOW),
     "slow_link": Expected(ids="F18", causes=("communication", "network", "link"), ranks=MEMBERS, **_SLOW),
     "uneven_stages": Expected(
         ids="F21", kinds=("imbalance", "stage_imbalance"), causes=("imbalance", "stages"),
@@ -231,6 +238,11 @@ def _with_fault(name: str, scenario: Scenario, rng: np.random.Generator) -> tupl
         case "slow_forward" | "slow_backward" | "slow_data" | "core_taken":
             factor = float(rng.uniform(1.08, 1.5))
             return replace(long, fault=Fault(kind=name, rank=rank, step=step, factor=factor)), [rank]
+        case "slow_hand_made_batch" | "collections":
+            return _in_gap(scenario, rng, rank, step, kind="collections" if name == "collections" else "slow_gap",
+                           gap="after_optimizer", by_hand=name == "slow_hand_made_batch")  # fmt: skip
+        case _ if name.removeprefix("slow_") in GAPS:
+            return _in_gap(scenario, rng, rank, step, kind="slow_gap", gap=name.removeprefix("slow_"))
         case "slow_node":
             nodes = layout.nodes()
             if int(nodes.max()) < 3:  # a slow node must be the exception among the nodes
@@ -281,6 +293,18 @@ def _with_fault(name: str, scenario: Scenario, rng: np.random.Generator) -> tupl
             return replace(short, fault=Fault(kind=name, what=where, **at)), [rank]
         case _:
             return replace(short, fault=Fault(kind=name, **at)), [rank]
+
+
+def _in_gap(
+    scenario: Scenario, rng: np.random.Generator, rank: int, step: int, *, kind: str, gap: str, by_hand: bool = False
+) -> tuple[Scenario, list[int]]:
+    """A rank that is slow between phases, asleep or computing, from the begin or later. On a CPU: on a GPU the host's
+    time between phases is not compared."""
+    begin = 1 if rng.random() < 0.3 else step
+    factor, asleep = float(rng.uniform(1.08, 1.5)), bool(rng.random() < 0.5)
+    fault = Fault(kind=kind, what=gap, rank=rank, step=begin, factor=factor, asleep=asleep)
+    job = replace(scenario.job, batch_by_hand=by_hand)
+    return replace(scenario, steps=begin + 45, job=job, fault=fault, backend="gloo"), [rank]
 
 
 def _stage_peers(layout: Layout, rank: int) -> list[int]:

@@ -19,39 +19,17 @@ import numpy as np
 import numpy.typing as npt
 
 from analyzers.account.long_run import Views, whole_views
+from analyzers.account.time_classes import StepSums, sums_sql
 from analyzers.source import Ints, Source, ints
 
-__all__ = ["RankTimes", "Sums", "step_times", "went_back"]
+__all__ = ["RankTimes", "step_times", "went_back"]
 
-_PHASES = ("data", "forward", "backward", "optimizer")
 MAX_ROWS = 40_000_000
 """Rows of steps that are summed one by one; more are reduced by whole steps."""
 _MAX_RANGES = 50
 """Ranges of steps read again; more of them are joined."""
 _AHEAD = 2
 """Steps by which another rank may have been ahead of the one whose sequence is read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sums:
-    """Over some steps of one rank, nanoseconds. Waits are parts of their phases."""
-
-    num_steps: int = 0
-    duration_ns: int = 0
-    data_ns: int = 0
-    forward_ns: int = 0
-    backward_ns: int = 0
-    optimizer_ns: int = 0
-    checkpoint_ns: int = 0
-    evaluate_ns: int = 0
-    phase_wait_ns: int = 0
-    data_wait_ns: int = 0
-    collective_wait_ns: int = 0
-
-    @property
-    def has_phases(self) -> bool:
-        """Return True if the loop recorded the time of its phases."""
-        return self.forward_ns + self.backward_ns + self.optimizer_ns > 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,7 +41,7 @@ class RankTimes:
     """End of the last finished step, or `first_ns`."""
     open_ns: int | None = None
     """Begin of a step that was never finished, after all others."""
-    kept: Sums = field(default_factory=Sums)
+    kept: StepSums = field(default_factory=StepSums)
     discarded_ns: int = 0
     num_discarded: int = 0
 
@@ -85,9 +63,10 @@ def step_times(source: Source, views: Views | None = None) -> dict[tuple[int, in
         place = times.setdefault((attempt, rank), RankTimes(first_ns=first_ns, last_ns=last_ns))
         place.first_ns, place.last_ns = min(place.first_ns, first_ns), max(place.last_ns, last_ns)
         if kept:
-            place.kept = Sums(**dict(zip(Sums.__slots__, map(int, sums), strict=True)))
+            place.kept = StepSums.of_row(sums)
         else:
-            place.num_discarded, place.discarded_ns = int(sums[0]), int(sums[1])
+            discarded = StepSums.of_row(sums)
+            place.num_discarded, place.discarded_ns = discarded.num_steps, discarded.duration_ns
     for attempt, rank, start_ns in views.sampled.rows(
         "SELECT attempt, rank, max(start_ns) FROM steps "
         "WHERE duration_ns IS NULL AND start_ns IS NOT NULL AND rank >= 0 GROUP BY ALL"
@@ -133,26 +112,18 @@ def _ranges(back: tuple[Ints, Ints]) -> list[tuple[int, int]]:
 
 def _summed(again: list[tuple[int, int]], every: int) -> tuple[str, list[int]]:
     """The query of the sums, and its parameters."""
-    weighed = "" if every == 1 else " * weight"
-    columns = ", ".join(
-        [f"coalesce(sum(({column}){weighed}), 0)" for column in ("1", "duration_ns")]
-        + [f"coalesce(sum({phase}_ns{weighed}), 0)" for phase in (*_PHASES, "checkpoint", "evaluate")]
-        + ["sum((" + " + ".join(f"coalesce({phase}_wait_ns, 0)" for phase in _PHASES) + f"){weighed})"]
-        + [f"coalesce(sum({column}{weighed}), 0)" for column in ("data_wait_ns", "collective_wait_ns")]
-    )
     finished = "duration_ns IS NOT NULL AND start_ns IS NOT NULL AND rank >= 0"
     doubtful = " OR ".join("step BETWEEN ? AND ?" for _ in again) or "false"
     later = (
         "min(step) OVER (PARTITION BY rank ORDER BY attempt, start_ns ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING)"
     )
-    sql = f"""
-        SELECT attempt, rank, kept, min(start_ns), max(start_ns + duration_ns), {columns} FROM (
-            SELECT *, coalesce(committed, true) AS kept, {every} AS weight
-            FROM steps WHERE {finished} AND NOT ({doubtful}) AND step % {every} = 0
-            UNION ALL BY NAME
-            SELECT *, coalesce(committed, true) AND step < coalesce({later}, step + 1) AS kept, 1 AS weight
-            FROM steps WHERE {finished} AND ({doubtful})
-        ) GROUP BY attempt, rank, kept
-    """
+    rows = f"""
+        SELECT *, coalesce(committed, true) AS kept, {every} AS weight
+        FROM steps WHERE {finished} AND NOT ({doubtful}) AND step % {every} = 0
+        UNION ALL BY NAME
+        SELECT *, coalesce(committed, true) AND step < coalesce({later}, step + 1) AS kept, 1 AS weight
+        FROM steps WHERE {finished} AND ({doubtful})"""
+    more = ", min(start_ns), max(start_ns + duration_ns)"
+    sql = sums_sql(rows, "attempt, rank, kept", more=more, weight="weight")
     bounds = [bound for pair in again for bound in pair]
     return sql, bounds + bounds

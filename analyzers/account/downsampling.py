@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from analyzers.account.time_classes import OWN_WORK
 from analyzers.robust import sigma
 from analyzers.source import Source
-from probes.step_clock import GAPS
 
 __all__ = ["Chosen", "changes", "choose"]
 
@@ -39,9 +39,6 @@ AROUND_STEPS = 75
 MAX_EDGES = 6
 SIGMAS = 6.0
 MIN_CHANGE_RATIO = 0.02
-_OWN = "data_ns + forward_ns + backward_ns + optimizer_ns - coalesce(collective_wait_ns, 0)" + "".join(
-    f" + coalesce({gap}_ns, 0)" for gap in GAPS
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +78,8 @@ def _edges(source: Source, bounds: tuple[int, int], num_ranks: int, block: int) 
     stretch = block * max(1, MAX_CELLS // (num_ranks * block))
     for low in range(first, last + 1, stretch):
         table = source.query(
-            f"SELECT rank, CAST((step - {first}) // {block} AS INTEGER) AS block, CAST(min({_OWN}) AS FLOAT) AS own "
+            f"SELECT rank, CAST((step - {first}) // {block} AS INTEGER) AS block, "
+            f"CAST(min({OWN_WORK}) AS FLOAT) AS own "
             f"FROM steps WHERE step BETWEEN {low} AND {min(last, low + stretch - 1)} AND step % {EVERY} = 0 "
             "AND rank >= 0 AND duration_ns IS NOT NULL GROUP BY ALL"
         )

@@ -8,6 +8,7 @@
 |---|---|
 | training | a rank's own forward, backward and optimizer, in steps that were kept |
 | data | its own waiting for and preparing of input |
+| gaps | its own work between phases: a batch made by hand, logging, a pause |
 | communication | blocked in collectives while the last member's data travels: exposed communication |
 | straggler | blocked in collectives until the last member came |
 | bubble | without work between a pipeline's first forward and last backward |
@@ -17,12 +18,12 @@
 | stopped | between the end of one launch of the run and the next (`--resume`) |
 | hang | silence beyond the run's limit, until the attempt was ended |
 | startup, shutdown | before the first step, after the last one |
-| other | between the phases of a step, and between steps |
+| unmeasured | in steps, where no phase or gap was recorded |
+| other | between steps |
 
 The account of a rank is a partition of its time line: each boundary (start of the run, first step, last step, ...)
-ends one piece and begins the next, so the pieces add up to the wall time whatever was recorded. Inside a step the
-phases are taken from its columns and the remainder is `other`. Clocks of other hosts are shifted so that first steps
-begin together.
+ends one piece and begins the next, so the pieces add up to the wall time whatever was recorded. Steps
+are divided by their own account (`step_account`). Clocks of other hosts are shifted so that first steps begin together.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ import numpy as np
 from analyzers.account.committed_steps import RankTimes, step_times
 from analyzers.account.long_run import Views, whole_views
 from analyzers.account.run_bounds import BrokenEnd, broken_ends, clock_shifts, launch_breaks, run_bounds
+from analyzers.account.step_account import divide
+from analyzers.account.time_classes import COMPUTE_PHASES, GAPS
 from analyzers.account.wait_split import WaitSplit, split_waits
 from analyzers.finding import Finding
 from analyzers.run.event_log import EventLog
@@ -49,6 +52,7 @@ __all__ = ["CATEGORIES", "Account", "analyze", "measure"]
 CATEGORIES = {
     "training": "training",
     "data": "data",
+    "gaps": "between phases",
     "communication": "exposed communication",
     "straggler": "waiting for stragglers",
     "bubble": "pipeline bubble",
@@ -60,6 +64,7 @@ CATEGORIES = {
     "hang": "hang",
     "startup": "start-up",
     "shutdown": "shutdown",
+    "unmeasured": "not measured",
     "other": "other",
 }
 """Names as people say them, in the order in which they are shown."""
@@ -79,15 +84,17 @@ class Account:
     """What the split of waits rests on: collectives, steps (coarser), or nothing."""
 
     @property
-    def goodput_ratio(self) -> float:
-        """Training's share of the wall time."""
-        return self.seconds["training"] / self.wall_s if self.wall_s else 0.0
+    def goodput_ratio(self) -> float | None:
+        """Training's share of the wall time; None where no phase of a step was recorded."""
+        if not self.wall_s or (self.seconds["unmeasured"] and not self.seconds["training"]):
+            return None
+        return self.seconds["training"] / self.wall_s
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; categories with nothing in them are there too."""
         return {
             "wall_s": round(self.wall_s, 3),
-            "goodput_ratio": round(self.goodput_ratio, 4),
+            "goodput_ratio": None if self.goodput_ratio is None else round(self.goodput_ratio, 4),
             "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
             "by_rank": {
                 str(rank): {name: round(value, 3) for name, value in of_rank.items()}
@@ -217,36 +224,26 @@ def _walk(
 
 def _inside(of: RankTimes, split: WaitSplit, place: tuple[int, int], between: Mapping[str, int]) -> dict[str, float]:
     """From the first step to the end of the last finished one."""
-    kept = of.kept
-    gaps = max(0, of.last_ns - of.first_ns - kept.duration_ns - of.discarded_ns)
-    waited = kept.phase_wait_ns if kept.has_phases else kept.collective_wait_ns
-    late = split.late_ratio.get(place, 0.0) * waited
-    still = kept.checkpoint_ns + kept.evaluate_ns
-    own_data = kept.data_ns - kept.data_wait_ns
-    if kept.has_phases:
-        training = kept.forward_ns + kept.backward_ns + kept.optimizer_ns - (waited - kept.data_wait_ns)
-        remainder = max(
-            0, kept.duration_ns - kept.data_ns - kept.forward_ns - kept.backward_ns - kept.optimizer_ns - still
-        )
-    else:  # a loop that records nothing but steps: what is no wait is taken for work
-        training, remainder = kept.duration_ns - own_data - waited - still, 0
-    idle = min(split.idle_ns.get(place, 0.0) * kept.num_steps, remainder + late)
-    parts = {
-        "training": max(0, training),
-        "data": max(0, own_data),
-        "communication": waited - late,
-        "straggler": late - max(0.0, idle - remainder),
-        "bubble": idle,
-        "checkpoint": kept.checkpoint_ns,
-        "evaluation": kept.evaluate_ns,
+    steps = divide(of.kept, split, *place)
+    own = steps.own_ns
+    is_split = steps.transfer_ns is not None
+    parts: dict[str, float] = {
+        "training": sum(own.get(phase, 0) for phase in COMPUTE_PHASES),
+        "data": own.get("data", 0),
+        "gaps": sum(own.get(gap, 0) for gap in GAPS),
+        "communication": (steps.transfer_ns or 0) if is_split else steps.waiting_ns,
+        "straggler": steps.waiting_ns if is_split else 0,
+        "bubble": steps.idle_ns or 0,
+        "checkpoint": own.get("checkpoint", 0),
+        "evaluation": own.get("evaluate", 0),
         "recomputed": of.discarded_ns,
-        "other": max(0.0, remainder - idle),
+        "unmeasured": steps.not_measured_ns,
     }
+    outside = max(0, of.last_ns - of.first_ns - steps.duration_ns - of.discarded_ns)
     for kind, taken in between.items():
-        parts[kind] += min(taken, gaps)
-        gaps -= min(taken, gaps)
-    parts["other"] += gaps
-    return parts
+        parts[kind] += min(taken, outside)
+        outside -= min(taken, outside)
+    return parts | {"other": outside}
 
 
 def _outside_steps(source: Source, times: Mapping[tuple[int, int], RankTimes]) -> dict[tuple[int, int], _Outside]:

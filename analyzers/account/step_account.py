@@ -3,9 +3,10 @@
     for account in step_accounts(source):
         account.own_ns["forward_to_backward"], account.waiting_ns, account.transfer_ns, account.not_measured_ns
 
-Own work is by phase and by gap between phases, without waits for other ranks; waits inside checkpoints and evaluations
-belong to those. Waits in phases and gaps are for a late rank or the transfer itself (`wait_split`). What no column
-accounts for was not measured.
+Own work is by phase and by gap between phases (`time_classes`). Waits are for a late rank or for the transfer itself
+(`wait_split`); a stage of a pipeline that has nothing to do is idle. What no column accounts for was not measured. The
+classes add up to the step whatever was recorded: where the columns of a step claim more than the step took, all of
+them are shortened alike.
 """
 
 from __future__ import annotations
@@ -13,25 +14,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from analyzers.account.timings import GAPS, has_host_gaps
-from analyzers.account.wait_split import split_waits
+from analyzers.account.time_classes import GAPS, StepSums, sums_sql
+from analyzers.account.timings import has_host_gaps
+from analyzers.account.wait_split import WaitSplit, split_waits
 from analyzers.run.snapshot import attempts
 from analyzers.source import Source, every_kth, lacking
-from probes.step_clock import PHASES
 
-__all__ = ["Coverage", "StepAccount", "coverage", "step_accounts"]
+__all__ = ["Coverage", "StepAccount", "coverage", "divide", "step_accounts"]
 
 MAX_ROWS = 4_000_000
 MAX_STEPS = 20_000
-_WITH_WAIT = ("data", "forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepAccount:
-    """Sums over the finished steps of one rank in one attempt, nanoseconds."""
+    """Sums over finished steps of one rank, nanoseconds. The classes add up to `duration_ns`."""
 
     attempt: int
     rank: int
+    num_steps: int
     duration_ns: int
     own_ns: Mapping[str, int]
     """By phase and gap; a gap that was never measured is not in it."""
@@ -39,16 +40,20 @@ class StepAccount:
     """Waiting for late ranks; the transfer, too, where nothing tells them apart."""
     transfer_ns: int | None
     """None where nothing tells it from waiting."""
+    idle_ns: int | None
+    """A stage of a pipeline without work; None without a recorded pipeline."""
+    not_measured_ns: int
+    """What no column accounts for."""
 
     @property
-    def not_measured_ns(self) -> int:
-        """Time that no column accounts for."""
-        return self.duration_ns - sum(self.own_ns.values()) - self.waiting_ns - (self.transfer_ns or 0)
+    def has_phases(self) -> bool:
+        """Whether the loop recorded what it spent in phases."""
+        return any(self.own_ns.get(phase) for phase in ("forward", "backward", "optimizer"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """Share of the time of all steps that can be judged."""
+    """How much of the time of all steps can be judged."""
 
     not_measured_ratio: float
     not_compared_ratio: float
@@ -60,40 +65,60 @@ class Coverage:
         return self.not_measured_ratio + self.not_compared_ratio
 
 
-def step_accounts(source: Source) -> list[StepAccount]:
+def divide(sums: StepSums, split: WaitSplit, attempt: int, rank: int) -> StepAccount:
+    """Put the sums of a rank's steps into classes. Pure.
+
+    1. A pipeline's idle time is what its stage waits for messages in gaps; what is left of it was in gaps without a
+       recorded wait, and then in waits for late ranks.
+    2. All other waits are divided by the share that was for late ranks.
+    """
+    own_ns = dict(sums.own_ns)
+    waited = sums.waited_in_phases_ns + sums.waited_in_gaps_ns
+    missing = sums.duration_ns - sum(own_ns.values()) - waited
+    idle = round(split.idle_ns[attempt, rank] * sums.num_steps) if (attempt, rank) in split.idle_ns else None
+    late_ratio = split.late_ratio.get((attempt, rank))
+    left = idle or 0
+    taken = min(left, sums.waited_in_gaps_ns)
+    waited, left = waited - taken, left - taken
+    for gap in GAPS:
+        part = min(left, own_ns.get(gap, 0))
+        if part:
+            own_ns[gap] -= part
+            left -= part
+    part = min(left, missing)
+    missing, left = missing - part, left - part
+    waiting = waited if late_ratio is None else round(waited * late_ratio)
+    transfer = None if late_ratio is None else waited - waiting
+    part = min(left, waiting)
+    waiting, left = waiting - part, left - part
+    return StepAccount(
+        attempt=attempt,
+        rank=rank,
+        num_steps=sums.num_steps,
+        duration_ns=sums.duration_ns,
+        own_ns=own_ns,
+        waiting_ns=waiting,
+        transfer_ns=transfer,
+        idle_ns=None if idle is None else idle - left,
+        not_measured_ns=missing,
+    )
+
+
+def step_accounts(source: Source, attempt: int | None = None, since_step: int = 0) -> list[StepAccount]:
     """Read the accounts of all ranks, of long runs over every k-th step; empty without finished steps."""
     if lacking(source, steps=("duration_ns",)):
         return []
-    phases = [(p, f"coalesce({p}_ns, 0)", f"coalesce({p}_wait_ns, 0)" if p in _WITH_WAIT else "0") for p in PHASES]
-    own = [f"sum({time} - {wait})" for _, time, wait in phases]
-    own += [f"sum({gap}_ns - {gap}_wait_ns)" for gap in GAPS]
-    in_phases = " + ".join(wait for _, _, wait in phases)
-    in_gaps = " + ".join(f"{gap}_wait_ns" for gap in GAPS)
-    # Without gaps, whatever the step waited beyond its phases was between them.
-    beyond = f"greatest(0, coalesce(collective_wait_ns, 0) - ({in_phases}))"
-    rows = source.rows(
-        f"""
-        SELECT attempt, rank, sum(duration_ns), sum({in_phases} + coalesce({in_gaps}, {beyond})), {", ".join(own)}
-        FROM steps WHERE duration_ns IS NOT NULL AND rank >= 0 AND step % ? = 0 GROUP BY ALL ORDER BY attempt, rank
-        """,
-        [every_kth(source, "steps", MAX_ROWS, MAX_STEPS)],
-    )
-    split = split_waits(source)
-    found = []
-    for attempt, rank, duration, waited, *spent in rows:
-        late = split.late_ratio.get((attempt, rank))
-        waiting = int(waited) if late is None else round(int(waited) * late)
-        found.append(
-            StepAccount(
-                attempt=attempt,
-                rank=rank,
-                duration_ns=int(duration),
-                own_ns={n: int(ns) for n, ns in zip((*PHASES, *GAPS), spent, strict=True) if ns is not None},
-                waiting_ns=waiting,
-                transfer_ns=None if late is None else int(waited) - waiting,
-            )
-        )
-    return found
+    every = every_kth(source, "steps", MAX_ROWS, MAX_STEPS)
+    chosen = "SELECT * FROM steps WHERE duration_ns IS NOT NULL AND rank >= 0 AND step % ? = 0 AND step >= ?"
+    given = [every, since_step]
+    if attempt is not None:
+        chosen += " AND attempt = ?"
+        given.append(attempt)
+    split = split_waits(source, attempt, since_step)
+    return [
+        divide(StepSums.of_row(sums), split, at, rank)
+        for at, rank, *sums in source.rows(sums_sql(chosen, "attempt, rank"), given)
+    ]
 
 
 def coverage(source: Source) -> Coverage | None:
@@ -106,5 +131,5 @@ def coverage(source: Source) -> Coverage | None:
     skipped = sum(
         account.own_ns.get(gap, 0) for account in accounts for gap in GAPS if not compared.get(account.attempt)
     )
-    missing = sum(max(0, account.not_measured_ns) for account in accounts)
+    missing = sum(account.not_measured_ns for account in accounts)
     return Coverage(not_measured_ratio=missing / total, not_compared_ratio=skipped / total)

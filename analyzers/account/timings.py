@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from analyzers.account.device_timings import DEVICE, device_rows, has_device_calls
+from analyzers.account.time_classes import COMPUTE_PHASES, GAPS, OWN_PHASES, own
 from analyzers.source import Ints, Source, floats, ints
-from probes.step_clock import GAPS
 
 __all__ = [
     "COMPUTE_PHASES", "GAPS", "OWN_PHASES", "Matrix", "Timings", "has_host_gaps", "load_places",
@@ -27,10 +27,6 @@ __all__ = [
 
 Matrix = npt.NDArray[np.float32]
 
-COMPUTE_PHASES = ("forward", "backward", "optimizer")
-OWN_PHASES = ("data", *COMPUTE_PHASES)
-"""Phases in which every rank does the same kind of work. Evaluation, checkpoints and logging are not among them: one
-rank may legitimately do those for all."""
 _EPOCH = 1 << 40
 CP, TP = 2, 3
 """Where the coordinates of context and tensor parallel stand in what `load_places` gives."""
@@ -81,17 +77,17 @@ class Timings:
 
 def load_timings(source: Source, attempt: int, *, since_step: int = 0, skip_first: int = 0) -> Timings | None:
     """Read finished steps, without the first `skip_first` observations; None if there are none."""
-    own = ", ".join(f"CAST((coalesce({p}_ns, 0) - coalesce({p}_wait_ns, 0)) / 1e6 AS FLOAT) AS {p}" for p in OWN_PHASES)
     on_device = has_device_calls(source, attempt)
     gaps = GAPS if not on_device and has_host_gaps(source, attempt) else ()
     places = ("data", DEVICE) if on_device else (*OWN_PHASES, *gaps)
-    own += "".join(f", CAST(({gap}_ns - {gap}_wait_ns) / 1e6 AS FLOAT) AS {gap}" for gap in gaps)
+    columns = [f"CAST(coalesce({own(phase)}, 0) / 1e6 AS FLOAT) AS {phase}" for phase in OWN_PHASES]
+    columns += [f"CAST({own(gap)} / 1e6 AS FLOAT) AS {gap}" for gap in gaps]
     table = (
         device_rows(source, attempt, since_step=since_step)
         if on_device
         else source.query(
             f"""
-        SELECT rank, step, {own}, CAST(coalesce(collective_wait_ns, 0) / 1e6 AS FLOAT) AS wait,
+        SELECT rank, step, {", ".join(columns)}, CAST(coalesce(collective_wait_ns, 0) / 1e6 AS FLOAT) AS wait,
                CAST(duration_ns / 1e6 AS FLOAT) AS duration
         FROM steps WHERE attempt = ? AND step >= ? AND rank >= 0 AND duration_ns IS NOT NULL ORDER BY rank, start_ns
         """,

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from analyzers.account.bubble import COMPUTATIONS, PipelineSpans, measure_idle
+from analyzers.account.time_classes import WAITED
 from analyzers.source import Ints, Source, every_kth, ints
 
 __all__ = ["WaitSplit", "pipelines", "split_waits"]
@@ -43,25 +44,26 @@ class WaitSplit:
     basis: str = ""
 
 
-def split_waits(source: Source) -> WaitSplit:
-    """Ratios and times; empty where nothing of the kind was recorded."""
-    late = _by_calls(source) if source.has("collectives") else {}
+def split_waits(source: Source, attempt: int | None = None, since_step: int = 0) -> WaitSplit:
+    """Ratios and times of an attempt, or of all; empty where nothing of the kind was recorded."""
+    where = f"step >= {int(since_step)}" + ("" if attempt is None else f" AND attempt = {int(attempt)}")
+    late = _by_calls(source, where) if source.has("collectives") else {}
     basis = "collectives"
     if not late:
-        late, basis = _by_steps(source), "steps"
-    return WaitSplit(late_ratio=late, idle_ns=_pipelines(source), basis=basis if late else "")
+        late, basis = _by_steps(source, where), "steps"
+    return WaitSplit(late_ratio=late, idle_ns=_pipelines(source, where), basis=basis if late else "")
 
 
-def _by_calls(source: Source) -> dict[tuple[int, int], float]:
+def _by_calls(source: Source, where: str) -> dict[tuple[int, int], float]:
     """1. The shortest time of a member is the call's transfer. 2. Waits beyond it are for the late, over all calls."""
     every = every_kth(source, "collectives", MAX_CALLS, MAX_STEPS)
     rows = source.rows(
-        """
+        f"""
         SELECT attempt, rank, CAST(sum(greatest(0, waited - transfer)) AS DOUBLE), CAST(sum(waited) AS DOUBLE) FROM (
-            SELECT attempt, rank, coalesce(wait_ns, 0) AS waited,
-                   min(end_ns - issue_ns) OVER (PARTITION BY attempt, process_group, seq) AS transfer
+            SELECT attempt, rank, greatest(coalesce(wait_ns, 0), 0) AS waited,
+                   greatest(min(end_ns - issue_ns) OVER (PARTITION BY attempt, process_group, seq), 0) AS transfer
             FROM collectives
-            WHERE end_ns IS NOT NULL AND rank >= 0 AND peer IS NULL AND step % ? = 0
+            WHERE end_ns IS NOT NULL AND rank >= 0 AND peer IS NULL AND step % ? = 0 AND {where}
               AND coalesce(phase, '') NOT IN ('checkpoint', 'evaluate'))
         GROUP BY attempt, rank
         """,
@@ -70,15 +72,14 @@ def _by_calls(source: Source) -> dict[tuple[int, int], float]:
     return {(attempt, rank): late / waited for attempt, rank, late, waited in rows if waited}
 
 
-def _by_steps(source: Source) -> dict[tuple[int, int], float]:
+def _by_steps(source: Source, where: str) -> dict[tuple[int, int], float]:
     every = every_kth(source, "steps", MAX_CALLS, MAX_STEPS)
     rows = source.rows(
-        """
+        f"""
         SELECT attempt, rank, CAST(sum(waited - shortest) AS DOUBLE), CAST(sum(waited) AS DOUBLE) FROM (
-            SELECT attempt, rank, collective_wait_ns AS waited,
-                   min(collective_wait_ns) OVER (PARTITION BY attempt, step) AS shortest
+            SELECT attempt, rank, {WAITED} AS waited, min({WAITED}) OVER (PARTITION BY attempt, step) AS shortest
             FROM steps
-            WHERE duration_ns IS NOT NULL AND collective_wait_ns IS NOT NULL AND rank >= 0 AND step % ? = 0
+            WHERE duration_ns IS NOT NULL AND collective_wait_ns IS NOT NULL AND rank >= 0 AND step % ? = 0 AND {where}
               AND coalesce(committed, true))
         GROUP BY attempt, rank
         """,
@@ -87,11 +88,13 @@ def _by_steps(source: Source) -> dict[tuple[int, int], float]:
     return {(attempt, rank): late / waited for attempt, rank, late, waited in rows if waited}
 
 
-def _pipelines(source: Source) -> dict[tuple[int, int], float]:
+def _pipelines(source: Source, where: str) -> dict[tuple[int, int], float]:
     """Mean idle time a step of every rank that is a part of a pipeline."""
     if not (source.has("spans") and source.has("ranks")):
         return {}
-    ((num_spans, num_steps),) = source.rows("SELECT count(*), count(DISTINCT step) FROM spans WHERE stage IS NOT NULL")
+    ((num_spans, num_steps),) = source.rows(
+        f"SELECT count(*), count(DISTINCT step) FROM spans WHERE stage IS NOT NULL AND {where}"
+    )
     if not num_spans:
         return {}
     every = max(1, -(-num_steps // MAX_PIPELINE_STEPS), -(-num_spans // MAX_SPANS))
@@ -101,7 +104,7 @@ def _pipelines(source: Source) -> dict[tuple[int, int], float]:
         SELECT attempt, rank, step, stage, coalesce(microbatch, -1) AS microbatch, kind, start_ns,
                coalesce(end_ns, -1) AS end_ns
         FROM spans WHERE stage IS NOT NULL AND kind IN ({", ".join(f"'{kind}'" for kind in COMPUTATIONS)})
-          AND step % ? = 0 ORDER BY attempt, rank, start_ns
+          AND step % ? = 0 AND {where} ORDER BY attempt, rank, start_ns
         """,
         [every],
     )
@@ -113,7 +116,7 @@ def _pipelines(source: Source) -> dict[tuple[int, int], float]:
         spans = PipelineSpans(**{name: of[rows] for name, of in columns.items()}, kind=table["kind"][rows])
         steps = measure_idle(spans, members)
         for rank in members if steps else ():
-            idle[attempt, rank] = float(np.mean([step.total_ns - step.ranks[rank].busy_ns for step in steps]))
+            idle[attempt, rank] = float(np.mean([max(0, step.total_ns - step.ranks[rank].busy_ns) for step in steps]))
     return idle
 
 

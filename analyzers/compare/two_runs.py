@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from analyzers.account.goodput import CATEGORIES
+from analyzers.account.time_classes import GAPS_WORK, OWN_PHASES, WAITED, own
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import Finding
 from analyzers.robust import MAD_TO_SIGMA
@@ -25,7 +26,7 @@ from analyzers.stragglers.throughput import Change, between, regression, step_ti
 
 __all__ = ["Comparison", "LossChange", "Side", "compare"]
 
-_PHASES = ("data", "forward", "backward", "optimizer")
+_PLACES = (*OWN_PHASES, "between phases", "waiting")
 _PASSING = ("run_id", "created_wall_ns", "launcher_pid", "command")
 """Keys of a manifest that differ between any two runs."""
 MAX_SETTINGS = 500
@@ -119,7 +120,7 @@ def compare(a: Side, b: Side) -> Comparison:
         settings=_differences(_flat(a.manifest.get("config")), _flat(b.manifest.get("config"))),
         versions=_differences(_flat(_lasting(a.manifest)), _flat(_lasting(b.manifest))),
         speed=speed,
-        phases={name: (phases_a.get(name), phases_b.get(name)) for name in (*_PHASES, "waiting")},
+        phases={name: (phases_a.get(name), phases_b.get(name)) for name in _PLACES},
         loss=_loss(a.source, b.source),
         only_a=tuple(finding for key, finding in keys_a.items() if key not in keys_b),
         only_b=tuple(finding for key, finding in keys_b.items() if key not in keys_a),
@@ -170,11 +171,9 @@ def _shares(diagnosis: Diagnosis) -> dict[str, float]:
 def _phases(source: Source) -> dict[str, float]:
     if missing_tables(source, "steps"):
         return {}
-    columns = [f"median(coalesce({p}_ns, 0) - coalesce({p}_wait_ns, 0)) / 1e6" for p in _PHASES]
-    (row,) = source.rows(
-        f"SELECT {', '.join(columns)}, median(collective_wait_ns) / 1e6 FROM steps WHERE duration_ns IS NOT NULL"
-    )
-    return {name: float(value) for name, value in zip((*_PHASES, "waiting"), row, strict=True) if value is not None}
+    columns = [f"median({sql}) / 1e6" for sql in (*map(own, OWN_PHASES), GAPS_WORK, WAITED)]
+    (row,) = source.rows(f"SELECT {', '.join(columns)} FROM steps WHERE duration_ns IS NOT NULL")
+    return {name: float(value) for name, value in zip(_PLACES, row, strict=True) if value is not None}
 
 
 def _losses(source: Source) -> dict[int, float]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analyzers.account.time_classes import TRAINING, own
 from analyzers.analysis import Analysis
 from analyzers.data.policy import DataPolicy
 from analyzers.finding import Finding
@@ -86,9 +87,8 @@ def _waits(source: Source, attempt: int, since_step: int, skip_first: int) -> tu
     """Read (step, ms for data, ms in all) without the first steps."""
     ((num_rows,),) = source.rows("SELECT count(*) FROM steps")
     table = source.query(
-        """
-        SELECT step, quantile_disc(data_ns - coalesce(data_wait_ns, 0), 0.5) / 1e6 AS data,
-               median(duration_ns - coalesce(checkpoint_ns, 0) - coalesce(evaluate_ns, 0)) / 1e6 AS took
+        f"""
+        SELECT step, quantile_disc({own("data")}, 0.5) / 1e6 AS data, median({TRAINING}) / 1e6 AS took
         FROM steps WHERE attempt = ? AND step >= ? AND rank >= 0 AND duration_ns IS NOT NULL AND data_ns IS NOT NULL
           AND rank % ? = 0
         GROUP BY step ORDER BY step
@@ -124,8 +124,8 @@ def _finding(source: Source, attempt: int, step: Ints, data_ms: Floats, step_ms:
     share, found = _share(data_ms, step_ms), rhythm(step, data_ms, step_ms, policy)
     first, last = int(step[0]), int(step[-1])
     rows = source.rows(
-        """
-        SELECT rank, sum(data_ns - coalesce(data_wait_ns, 0)) / sum(duration_ns) FROM steps
+        f"""
+        SELECT rank, sum({own("data")}) / sum({TRAINING}) FROM steps
         WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0 AND duration_ns IS NOT NULL GROUP BY rank ORDER BY rank
         """,
         [attempt, first, last],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from analyzers.account.time_classes import TRAINING, own
 from analyzers.figures import stacked
 from analyzers.figures.rank_values import attempt_of
 from analyzers.figures.theme import CATEGORY, PHASE
@@ -25,17 +26,16 @@ def waits(source: Source, finding: Finding) -> Iterator[Drawing]:
     whose = f" AND rank IN ({', '.join(str(int(rank)) for rank in finding.ranks)})" if finding.ranks else ""
     table = source.query(
         f"""
-        SELECT step, median(coalesce(data_ns, 0) - coalesce(data_wait_ns, 0)) / 1e6 AS data,
-               median(duration_ns) / 1e6 AS whole
+        SELECT step, median(coalesce({own("data")}, 0)) / 1e6 AS data, median({TRAINING}) / 1e6 AS whole
         FROM steps WHERE attempt = ? AND rank >= 0 AND duration_ns IS NOT NULL AND (step - ?) % ? = 0{whose}
         GROUP BY step ORDER BY step
         """,
         [attempt, first or 0, max(1, -(-((last or 0) - (first or 0) + 1) // MAX_STEPS))],
     )
-    own, whole = floats(table["data"]), floats(table["whole"])
-    if len(own) < 2:
+    waited, whole = floats(table["data"]), floats(table["whole"])
+    if len(waited) < 2:
         return
-    parts = [("waiting for data", own, CATEGORY["data"]), ("rest of the step", whole - own, PHASE["recv"])]
+    parts = [("waiting for data", waited, CATEGORY["data"]), ("rest of the step", whole - waited, PHASE["recv"])]
     figure = stacked.draw(ints(table["step"]), parts, y="ms a step, median rank", onset=finding.first_step)
     yield Drawing(title="Waiting for data in each step", figure=figure)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from analyzers.account.time_classes import GAPS_WORK, NOT_MEASURED, OWN_PHASES, OWN_WORK, PHASES, WAITED, own
 from analyzers.figures.sampling import sampled
 from analyzers.source import Ints, Source, floats, ints
 
@@ -22,19 +23,13 @@ __all__ = ["MEASURES", "Matrix", "own_work", "rank_against_others", "rank_step"]
 MAX_CELLS = 400
 """Rows and columns of a matrix."""
 MAX_STEPS = 2_000
-_OWN = " + ".join(
-    f"(coalesce({p}_ns, 0) - coalesce({p}_wait_ns, 0))" for p in ("data", "forward", "backward", "optimizer")
-)
 MEASURES = {
-    "own work": (f"nullif({_OWN}, 0) / 1e6", "ms"),
+    "own work": (f"{OWN_WORK} / 1e6", "ms"),
     "step time": ("duration_ns / 1e6", "ms"),
-    "waiting": ("collective_wait_ns / 1e6", "ms"),
-    "data": ("data_ns / 1e6", "ms"),
-    "forward": ("(forward_ns - coalesce(forward_wait_ns, 0)) / 1e6", "ms"),
-    "backward": ("(backward_ns - coalesce(backward_wait_ns, 0)) / 1e6", "ms"),
-    "optimizer": ("(optimizer_ns - coalesce(optimizer_wait_ns, 0)) / 1e6", "ms"),
-    "checkpoint": ("checkpoint_ns / 1e6", "ms"),
-    "evaluate": ("evaluate_ns / 1e6", "ms"),
+    "waiting": (f"{WAITED} / 1e6", "ms"),
+    **{phase: (f"{own(phase)} / 1e6", "ms") for phase in PHASES},
+    "between phases": (f"{GAPS_WORK} / 1e6", "ms"),
+    "not measured": (f"{NOT_MEASURED} / 1e6", "ms"),
     "memory": ("memory_bytes / 1048576.0", "MiB"),
 }
 """What a matrix rank x step can show: name -> expression over `steps`, unit."""
@@ -96,14 +91,14 @@ def rank_step(
 
 
 def own_work(source: Source, *, first_step: int = 0, last_step: int = 1 << 60) -> dict[str, npt.NDArray[Any]]:
-    """Columns rank, data, forward, backward, optimizer: median milliseconds of a step, without waits.
+    """Columns rank, data, forward, backward, optimizer, gaps: median milliseconds of a step, without waits.
 
     Of long runs some stretches of steps are read.
     """
-    phases = ("data", "forward", "backward", "optimizer")
+    parts = {phase: own(phase) for phase in OWN_PHASES} | {"gaps": GAPS_WORK}
     if not source.has("steps"):
-        return {name: np.zeros(0) for name in ("rank", *phases)}
-    medians = ", ".join(f"median(coalesce({p}_ns, 0) - coalesce({p}_wait_ns, 0)) / 1e6 AS {p}" for p in phases)
+        return {name: np.zeros(0) for name in ("rank", *parts)}
+    medians = ", ".join(f"coalesce(median({sql}), 0) / 1e6 AS {name}" for name, sql in parts.items())
     return source.query(
         f"SELECT rank, {medians} FROM steps WHERE duration_ns IS NOT NULL AND rank >= 0"
         f" AND {sampled(source, first_step, last_step)} GROUP BY rank ORDER BY rank"
@@ -121,7 +116,7 @@ def rank_against_others(source: Source, attempt: int, rank: int) -> dict[str, np
     return source.query(
         f"""
         SELECT step, max(work) FILTER (rank = ?) AS own, {quantiles}
-        FROM (SELECT rank, step, ({_OWN}) / 1e6 AS work FROM steps
+        FROM (SELECT rank, step, {OWN_WORK} / 1e6 AS work FROM steps
               WHERE attempt = ? AND rank >= 0 AND duration_ns IS NOT NULL AND coalesce(committed, true)
                 AND step % ? = 0)
         GROUP BY step ORDER BY step

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from analyzers.account.time_classes import OWN_PHASES
 from analyzers.figures.focus import RankComparison, draw
 from analyzers.figures.theme import PHASE, SEQUENCE, new_figure
 from analyzers.source import floats, ints
@@ -19,11 +20,11 @@ from analyzers.source import floats, ints
 __all__ = ["against_peers", "ranking"]
 
 MAX_RANKS = 24
-_PARTS = ("data", "forward", "backward", "optimizer")
+_PARTS = {phase: phase for phase in OWN_PHASES} | {"gaps": "between phases"}
 
 
 def ranking(work: Mapping[str, Any], culprits: Sequence[int] = ()) -> go.Figure:
-    """`work`: columns rank and the median milliseconds of each phase without waits. The slowest on top."""
+    """`work`: columns of `rank_step.own_work`. The slowest on top."""
     rank = ints(work["rank"])
     parts = {name: np.nan_to_num(floats(work[name])) for name in _PARTS}
     total = np.sum(list(parts.values()), axis=0) if len(rank) else np.zeros(0)
@@ -32,12 +33,12 @@ def ranking(work: Mapping[str, Any], culprits: Sequence[int] = ()) -> go.Figure:
         height=int(130 + 24 * len(order)), x="own work per step, median, without waiting", barmode="stack"
     )
     names = [f"<b>rank {rank[i]}</b>" if rank[i] in culprits else f"rank {rank[i]}" for i in order]
-    for name in _PARTS:
+    for name, words in _PARTS.items():
         if len(order) and parts[name][order].max() > 0:
             figure.add_bar(
-                y=names, x=parts[name][order], name=name, orientation="h", width=0.7,
+                y=names, x=parts[name][order], name=words, orientation="h", width=0.7,
                 marker={"color": PHASE[name], "line": {"width": 0}},
-                hovertemplate="%{y}: %{x:.4g} ms " + name + "<extra></extra>",
+                hovertemplate="%{y}: %{x:.4g} ms " + words + "<extra></extra>",
             )  # fmt: skip
     if len(total) > 1:
         figure.add_vline(x=float(np.median(total)), line={"dash": "dot", "width": 1.5, "color": SEQUENCE[7]})

@@ -3,7 +3,7 @@
     figure = new_figure(height=320, x="step", y="loss (nat)")
     figure.update_layout(template=template(dark=True))
 
-There are fourteen colours, found by a search that began at Okabe and Ito's: any two of them differ by at least 15 (CIE
+There are sixteen colours, found by a search that began at Okabe and Ito's: any two of them differ by at least 15 (CIE
 1976) for everybody, also for those who lack a kind of cones (Machado, Oliveira and Fernandes 2009, severity 1), and all
 stand on white and on near-black. A test computes it.
 """
@@ -36,6 +36,7 @@ __all__ = [
 _GREEN, _SKY, _BLUE, _ORANGE, _PINK = "#058f67", "#80ceff", "#5a9de3", "#e1972b", "#cb7bb7"
 _VIOLET, _TEAL, _RUST, _BROWN, _RED = "#6a66c8", "#78ab9b", "#c86930", "#87462b", "#d1485b"
 _LIGHT, _PALE, _SLATE, _GREY = "#e0ddd5", "#b5c8d9", "#454f5b", "#747583"
+_PURPLE, _PLUM = "#8418e4", "#5a1470"
 
 SEQUENCE = (_BLUE, _ORANGE, _GREEN, _PINK, _SKY, _VIOLET, _RUST, _GREY)
 DASHES = ("solid", "dash", "dot")
@@ -51,14 +52,15 @@ ACCUSED = (_ORANGE, _RED, _VIOLET, _RUST)
 CATEGORY = {
     "training": _GREEN, "data": _SKY, "communication": _BLUE, "straggler": _ORANGE, "bubble": _PINK,
     "checkpoint": _VIOLET, "evaluation": _TEAL, "recomputed": _RUST, "restart": _BROWN, "hang": _RED,
-    "stopped": _LIGHT, "startup": _PALE, "shutdown": _SLATE, "other": _GREY,
+    "stopped": _LIGHT, "startup": _PALE, "shutdown": _SLATE, "other": _GREY, "gaps": _PURPLE, "unmeasured": _PLUM,
 }  # fmt: skip
 """Colours of goodput's categories."""
 PHASE = {
     "data": _SKY, "forward": _GREEN, "loss": _ORANGE, "backward": _TEAL, "weight": _SLATE, "optimizer": _PINK,
     "checkpoint": _VIOLET, "evaluate": _RUST, "reduce": _BLUE, "send": _PALE, "recv": _GREY,
+    "gaps": _PURPLE,
 }  # fmt: skip
-"""Colours of spans by kind."""
+"""Colours of spans by kind, and of the time between phases."""
 HEAT = "Viridis"
 _INKS = ("#ffffff", "#000000")
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"

@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from analyzers.account.bubble import COMPUTATIONS, PipelineSpans, StepIdle, expected_idle, idle_of, whole_steps
+from analyzers.account.time_classes import own
 from analyzers.pipeline.bubble_causes import StepSplit, split_idle, typical
 from analyzers.pipeline.policy import PipelinePolicy
 from analyzers.source import Source, ints, lacking
@@ -155,12 +156,12 @@ def _loading(source: Source, attempt: int, marks: str, steps: Sequence[int]) -> 
     if lacking(source, steps=("data_ns",)):
         return {}
     rows = source.rows(
-        "SELECT step, rank, CAST(avg(coalesce(data_ns, 0) - coalesce(data_wait_ns, 0)) AS BIGINT) FROM steps "
+        f"SELECT step, rank, CAST(avg(coalesce({own('data')}, 0)) AS BIGINT) FROM steps "
         f"WHERE attempt = ? AND rank IN ({marks}) AND step BETWEEN ? AND ? AND step IN ({', '.join(map(str, steps))}) "
         "AND duration_ns IS NOT NULL GROUP BY ALL",
         [attempt, steps[0], steps[-1]],
     )
-    return {(step, rank): max(0, own_ns) for step, rank, own_ns in rows}
+    return {(step, rank): own_ns for step, rank, own_ns in rows}
 
 
 def summarise(found: Sequence[Pipeline], schedule: str = "", policy: PipelinePolicy | None = None) -> Bubble | None:

@@ -102,7 +102,7 @@ def _goodput() -> dict[str, Any]:
     }
     properties: dict[str, Any] = {
         "wall_s": {"type": "number", "description": "seconds from the run's begin to its end"},
-        "goodput_ratio": {"type": "number", "minimum": 0, "maximum": 1, "description": "share of training"},
+        "goodput_ratio": _or_null("number", "share of training, 0 to 1; null where no phase was recorded"),
         "seconds": seconds | {"description": "mean over the ranks; adds up to wall_s"},
         "by_rank": {"type": "object", "additionalProperties": seconds, "description": "each adds up to wall_s"},
         "steps_kept": {"type": "integer"},
@@ -119,13 +119,17 @@ def _what_if() -> dict[str, Any]:
         "first_step": {"type": "integer", "description": "first of the newest steps that were replayed"},
         "last_step": {"type": "integer"},
         "basis": {"enum": ["calls", "steps"], "description": "what the dependencies were taken from"},
-        "replay_error_ratio": ratio | {"description": "difference between the replay as it ran and the measured time"},
+        "replay_error_ratio": ratio
+        | {"description": "how far steps that were predicted from others are off, or the replay as they ran"},
         "step_ms": {"type": "number", "description": "measured, mean over the steps replayed"},
         "step_without_stragglers_ms": {
             "type": "number",
             "description": "with balanced work and transfers",
         },
         "slowdown_ratio": ratio | {"description": "S: step time as it ran / with all ranks balanced"},
+        "lasting_slowdown_ratio": _or_null("number", "the same by lasting differences between ranks, beyond noise"),
+        "launch_delay_ratio": ratio | {"description": "part of the time in which nothing that was recorded ran"},
+        "withheld": _or_null("string", "why no gain is claimed; null if one is"),
         "slowdown_by_rank_ratio": {
             "type": "object",
             "additionalProperties": ratio,

@@ -46,6 +46,8 @@ def verdict(
     if isinstance(dumps, Mapping) and not dumps.get("entries"):  # unreadable or empty: not judged is not healthy
         return " ".join(part for part in ("Nothing was judged: the dumps hold no readable call.", missing) if part)
     clean = f"Nothing was found{seen}, but {unjudged_time}." if unjudged_time else f"No problems found{seen}."
+    if gain and not unjudged_time:
+        clean = f"Nothing was found{seen}."
     if facts.get("ended") == "failed":  # never a clean bill for a run that did not end by its own will
         when = "failed" if facts.get("steps") else "failed before its first step"
         clean = f"The run {when}, and nothing that was recorded explains it: read the logs of its ranks."
@@ -82,6 +84,6 @@ def _unexplained_gain(wrong: Sequence[Finding], what_if: WhatIf | None, policy: 
     """A gain of the what-if that no finding explains."""
     if what_if is None or not what_if.is_beyond_error or any(found.kind in EXPLAINS_GAIN for found in wrong):
         return ""
-    if 1 - 1 / what_if.slowdown < policy.min_gain_ratio:
+    if 1 - 1 / what_if.gain < policy.min_gain_ratio:
         return ""
-    return f"Balanced ranks would be {what_if.slowdown:.2f}x faster (what-if), which no finding explains."
+    return f"Balanced ranks would be {what_if.gain:.2f}x faster (what-if), which nothing recorded explains."

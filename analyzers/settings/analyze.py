@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analyzers.account.time_classes import own
 from analyzers.analysis import Analysis
 from analyzers.checkpoints.interval import suggest
 from analyzers.finding import Finding
@@ -216,7 +217,7 @@ def _workers(run: _Run) -> Advice:
     """Batches are made in the training process, which waits for them."""
     if number(run.manifest, "data.num_workers") != 0:
         return None
-    share = _share(run.source, "data_ns - coalesce(data_wait_ns, 0)")
+    share = _share(run.source, own("data"))
     if share < run.policy.share_ratio:
         return None
     return (
@@ -228,7 +229,7 @@ def _workers(run: _Run) -> Advice:
 def _evaluation(run: _Run) -> Advice:
     """Evaluation takes a large part of the run."""
     interval = number(run.manifest, "train.eval_interval")
-    share = _share(run.source, "evaluate_ns")
+    share = _share(run.source, own("evaluate"))
     if not interval or share < run.policy.share_ratio:
         return None
     return (

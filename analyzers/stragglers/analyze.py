@@ -70,7 +70,7 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
         if scope.attempt not in (None, attempt):
             continue
         timings = load_timings(source, attempt, since_step=scope.since_step, skip_first=policy.warm_up_steps)
-        if timings is None or len(timings.ranks) < 2:
+        if timings is None or len(timings.ranks) < 2 or not len(timings.steps):
             continue
         judged |= _can_judge(timings, policy)
         slow = [*find_stragglers(timings, policy), *find_slower_than_before(timings, policy)]

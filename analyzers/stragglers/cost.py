@@ -21,7 +21,7 @@ from analyzers.source import Source
 from analyzers.stragglers.peer_comparison import Straggler
 from analyzers.stragglers.suspects import Suspect
 from analyzers.whatif.step_graph import StepGraph, load_graph
-from analyzers.whatif.what_if import without
+from analyzers.whatif.what_if import why_withheld, without
 
 __all__ = ["Cost", "cost_of", "cost_of_link"]
 
@@ -37,6 +37,8 @@ class Cost:
     """Time of all steps of the attempt that were compared."""
     basis: str
     error_ratio: float | None = None
+    withheld: str = ""
+    """Why no gain is claimed; empty if one is."""
 
     @property
     def speedup(self) -> float:
@@ -53,6 +55,7 @@ class Cost:
             "run_without_it_s": round(max(0.0, self.run_s - self.saved_s), 3),
             "whatif_basis": self.basis,
             "replay_error_ratio": None if self.error_ratio is None else round(self.error_ratio, 4),
+            **({"whatif_withheld": self.withheld} if self.withheld else {}),
         }
 
 
@@ -69,9 +72,11 @@ def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
     found = load_graph(source, timings.attempt, int(timings.steps[segment.begin]), int(timings.steps[segment.end - 1]))
     if found is None:
         step_ms, without_ms, basis, error = worst.step_ms, worst.step_without_ms, "excess", None
+        withheld = ""
     else:
         peers = _peers(timings, worst.cause)
         step_ms, basis, error = found.measured_ms, found.basis, found.error_ratio
+        withheld = why_withheld(found)
         pauses = worst.paused_ratio > 0
         before = {member.rank: 1 / max(member.factor, 1.0) for member in suspect.members if not member.has_peers}
         with_peers = [rank for rank in suspect.ranks if rank not in before]
@@ -79,8 +84,9 @@ def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
         without_ms = min(step_ms, replayed_ms)
     saved_s = (step_ms - without_ms) * worst.num_steps / 1e3
     return Cost(
-        step_ms=step_ms, step_without_ms=without_ms, saved_s=saved_s, run_s=run_s, basis=basis, error_ratio=error
-    )
+        step_ms=step_ms, step_without_ms=without_ms, saved_s=saved_s, run_s=run_s, basis=basis, error_ratio=error,
+        withheld=withheld,
+    )  # fmt: skip
 
 
 def cost_of_link(source: Source, timings: Timings, link: SlowLink) -> Cost | None:
@@ -97,6 +103,7 @@ def cost_of_link(source: Source, timings: Timings, link: SlowLink) -> Cost | Non
         run_s=float(np.nansum(np.nanmax(timings.duration, axis=0))) / 1e3,
         basis=found.basis,
         error_ratio=found.error_ratio,
+        withheld=why_withheld(found),
     )
 
 

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from analyzers.account.time_classes import COMPUTE_PHASES, GAPS, TRAINING, WAITED, total
+from analyzers.account.timings import has_host_gaps
 from analyzers.finding import Finding
 from analyzers.robust import difference_sigma
 from analyzers.run.token_copies import token_copies
@@ -75,13 +77,11 @@ def step_times(source: Source, attempt: int | None = None) -> StepTimes | None:
     if newest is None:
         return None
     attempt = newest if attempt is None else attempt
-    own = {p: f"(coalesce({p}_ns, 0) - coalesce({p}_wait_ns, 0))" for p in ("data", "forward", "backward", "optimizer")}
+    compute = (*COMPUTE_PHASES, *(GAPS if has_host_gaps(source, attempt) else ()))
     table = source.query(
         f"""
-        SELECT step, median({own["data"]}) / 1e6 AS data,
-               median({own["forward"]} + {own["backward"]} + {own["optimizer"]}) / 1e6 AS compute,
-               coalesce(min(collective_wait_ns), 0) / 1e6 AS communication,
-               median(duration_ns - coalesce(checkpoint_ns, 0) - coalesce(evaluate_ns, 0)) / 1e6 AS duration,
+        SELECT step, median({total(["data"])}) / 1e6 AS data, median({total(compute)}) / 1e6 AS compute,
+               coalesce(min({WAITED}), 0) / 1e6 AS communication, median({TRAINING}) / 1e6 AS duration,
                CAST(sum(tokens) AS DOUBLE) / {token_copies(source)} AS tokens
         FROM steps
         WHERE attempt = ? AND rank >= 0 AND duration_ns IS NOT NULL AND coalesce(committed, true) AND step % ? = 0

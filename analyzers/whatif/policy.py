@@ -18,6 +18,13 @@ class WhatIfPolicy:
     max_error_ratio: float = 0.1
     """Difference between replay and measurement up to which a graph of calls is used (ratio). Source: convention;
     with a larger one the steps alone are taken."""
+    max_delay_ratio: float = 0.1
+    """Launch delay, part of a step, above which no gain is claimed (ratio). Source: convention, that of the verdict on
+    unmeasured time."""
+    sure_errors: float = 3.0
+    """Standard errors of a rank's mean excess that are no lasting difference (count). Source: convention."""
+    block_steps: int = 5
+    """Neighbouring steps whose mean is one observation of that: their noise is not independent (count)."""
     worst_share_ratio: float = 0.03
     """Share of the ranks that are balanced for M_W. Source: Lin et al., OSDI 2025."""
     min_slowdown_ratio: float = 1.005

@@ -38,6 +38,8 @@ class Graph:
     """By rank: (operation, number of its work or call)."""
     work_ms: list[float] = field(default_factory=list)
     """Durations of pieces of work, by number."""
+    delay_ms: list[float] = field(default_factory=list)
+    """Part of each piece in which nothing that was recorded ran: launch delay."""
     work_at: list[tuple[int, int, int]] = field(default_factory=list)
     """Of each piece of work: rank, step, and how many calls the rank had made in the step. Where ranks wait differs
     from rank to rank; what they call does not."""
@@ -60,8 +62,9 @@ class Graph:
         self.members.append(0)
         return len(self.members) - 1
 
-    def add_work(self, rank: int, step: int, place: int, ms: float) -> None:
-        """The rank's next piece of work."""
+    def add_work(self, rank: int, step: int, place: int, ms: float, delay_ms: float = 0.0) -> None:
+        """Add the rank's next piece of work."""
+        self.delay_ms.append(min(ms, max(0.0, delay_ms)))
         self.programs.setdefault(rank, []).append((_WORK, len(self.work_ms)))
         self.work_ms.append(ms)
         self.work_at.append((rank, step, place))

@@ -11,6 +11,8 @@
 4. The calls' waits must add up to those of the steps, and the graph is replayed as it ran. If that does not give the
    measured time (records were dropped, a device did the waiting and not the host), the steps alone are taken: each
    rank's own time, and one meeting a step.
+5. Time in which nothing that was recorded ran (between steps, and in a step what the account does not know) is *launch
+   delay*: kept as measured, and none in the ideal.
 
 Only durations of one rank are used; clocks are compared nowhere.
 """
@@ -23,7 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from analyzers.account.time_classes import NOT_MEASURED, WAITED
 from analyzers.source import Ints, Source, floats, ints
+from analyzers.whatif.held_out import held_out_error
 from analyzers.whatif.policy import WhatIfPolicy
 from analyzers.whatif.simulate import Graph, Key, replay
 
@@ -43,8 +47,13 @@ class StepGraph:
     graph: Graph
     basis: str
     error_ratio: float
+    """How far a prediction of steps from others is off (`held_out`), or the replay of all as they ran, if more."""
     measured_ms: float
     """Measured time of a step, mean over the graph's steps."""
+    replay_error_ratio: float = 0.0
+    """How far the replay of all steps as they ran is off: it reads what it is compared with."""
+    launch_delay_ratio: float = 0.0
+    """Part of the time in which nothing that was recorded ran."""
 
 
 def load_graph(
@@ -60,7 +69,7 @@ def load_graph(
         complete = len(newest) >= policy.min_steps and _waits_agree(source, attempt, newest, policy)
         graph = _from_calls(source, attempt, newest) if complete else None
         found = _checked(graph, "calls", source, attempt, newest) if graph else None
-        if found is not None and found.error_ratio <= policy.max_error_ratio:
+        if found is not None and found.replay_error_ratio <= policy.max_error_ratio:
             return found
     ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE attempt = ? AND step = ?",
                                   [attempt, steps[-1]])  # fmt: skip
@@ -123,24 +132,33 @@ def _checked(graph: Graph | None, basis: str, source: Source, attempt: int, step
         [attempt, steps[0], steps[-1]],
     )
     error = abs(replay(graph) / measured_ms - 1) if measured_ms else 1.0
-    return StepGraph(graph=graph, basis=basis, error_ratio=error, measured_ms=measured_ms / len(steps))
+    held_out = held_out_error(graph, measured_ms)
+    return StepGraph(
+        graph=graph,
+        basis=basis,
+        error_ratio=max(error, held_out or 0.0),
+        measured_ms=measured_ms / len(steps),
+        replay_error_ratio=error,
+        launch_delay_ratio=sum(graph.delay_ms) / max(measured_ms * len(graph.programs), 1e-9),
+    )
 
 
 def _from_steps(source: Source, attempt: int, steps: Sequence[int]) -> Graph:
     """One meeting a step, at its end: exact where only one call of a step makes ranks wait."""
     table = source.query(
-        """
-        SELECT rank, step, duration_ns / 1e6 AS took, coalesce(collective_wait_ns, 0) / 1e6 AS waited FROM steps
+        f"""
+        SELECT rank, step, duration_ns / 1e6 AS took, {WAITED} / 1e6 AS waited, {NOT_MEASURED} / 1e6 AS delay FROM steps
         WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0 AND duration_ns IS NOT NULL ORDER BY rank, step
         """,
         [attempt, steps[0], steps[-1]],
     )
     graph = Graph()
     rank, step = ints(table["rank"]), ints(table["step"])
-    took, waited = floats(table["took"]), floats(table["waited"])
+    took, waited, delay = floats(table["took"]), floats(table["waited"]), floats(table["delay"])
     calls = {number: graph.new_call(("step",), float(waited[step == number].min())) for number in steps}
     for row in range(len(rank)):
-        graph.add_work(int(rank[row]), int(step[row]), 0, max(0.0, float(took[row] - waited[row])))
+        work_ms = max(0.0, float(took[row] - waited[row]))
+        graph.add_work(int(rank[row]), int(step[row]), 0, work_ms, float(delay[row]))
         graph.add_post(int(rank[row]), calls[int(step[row])])
         graph.add_wait(int(rank[row]), calls[int(step[row])])
         graph.end_step(int(rank[row]), int(step[row]))
@@ -161,8 +179,8 @@ def _from_calls(source: Source, attempt: int, steps: Sequence[int]) -> Graph | N
         bounds,
     )
     rows = source.query(
-        """
-        SELECT rank, step, start_ns, duration_ns FROM steps
+        f"""
+        SELECT rank, step, start_ns, duration_ns, {NOT_MEASURED} AS delay_ns FROM steps
         WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0 AND duration_ns IS NOT NULL ORDER BY rank, start_ns
         """,
         bounds,
@@ -204,13 +222,15 @@ def _programs(graph: Graph, calls: dict[str, Any], numbers: Sequence[int], rows:
     """Work between calls: posts and ends of waits in the order of time, rank by rank and step by step."""
     rank, step = ints(rows["rank"]), ints(rows["step"])
     start, end = ints(rows["start_ns"]), ints(rows["start_ns"]) + ints(rows["duration_ns"])
+    missing = ints(rows["delay_ns"])
     by_step = _rows_by_step(calls)
     left: dict[int, int] = {}
     for row in range(len(rank)):
         own = by_step.get((int(rank[row]), int(step[row])), np.zeros(0, dtype=np.int64))
-        # What the loop does between two steps belongs to the later one.
+        # What the loop does between two steps belongs to the later one, and nothing recorded it.
         cursor = min(left.get(int(rank[row]), int(start[row])), int(start[row]))
-        place = 0
+        between_ms = (int(start[row]) - cursor) / 1e6
+        place, first = 0, len(graph.work_ms)
         for at, kind, call, waited in _events(calls, numbers, own):
             graph.add_work(int(rank[row]), int(step[row]), place, max(0, at - cursor) / 1e6)
             cursor = max(cursor, at)
@@ -222,8 +242,18 @@ def _programs(graph: Graph, calls: dict[str, Any], numbers: Sequence[int], rows:
                 cursor += waited
             # A wait for a call of which only this side is known stays the rank's own time.
         graph.add_work(int(rank[row]), int(step[row]), place, max(0, int(end[row]) - cursor) / 1e6)
+        _spread_delay(graph, first, between_ms, float(missing[row]) / 1e6)
         graph.end_step(int(rank[row]), int(step[row]))
         left[int(rank[row])] = int(end[row])
+
+
+def _spread_delay(graph: Graph, first: int, between_ms: float, missing_ms: float) -> None:
+    """Mark launch delay in the pieces of a step: between steps, and evenly over the step what was not measured."""
+    graph.delay_ms[first] = min(between_ms, graph.work_ms[first])
+    in_step = sum(graph.work_ms[first:]) - graph.delay_ms[first]
+    ratio = min(1.0, missing_ms / in_step) if in_step > 0 else 0.0
+    for number in range(first, len(graph.work_ms)):
+        graph.delay_ms[number] += ratio * (graph.work_ms[number] - graph.delay_ms[number])
 
 
 def _rows_by_step(calls: dict[str, Any]) -> dict[tuple[int, int], Ints]:

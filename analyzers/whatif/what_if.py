@@ -31,11 +31,12 @@ import numpy as np
 from analyzers.account.timings import load_places
 from analyzers.run.snapshot import attempts
 from analyzers.source import Floats, Source, lacking
+from analyzers.whatif.held_out import totals_of
 from analyzers.whatif.policy import WhatIfPolicy
 from analyzers.whatif.simulate import Graph, Key, replay
 from analyzers.whatif.step_graph import StepGraph, load_graph
 
-__all__ = ["WhatIf", "exceeds_error", "measure", "measure_graph", "without"]
+__all__ = ["WhatIf", "exceeds_error", "measure", "measure_graph", "why_withheld", "without"]
 
 MAX_WORKERS = 64
 """Workers whose own slowdown is replayed, those with the largest excess first: the others take less than these."""
@@ -60,11 +61,23 @@ class WhatIf:
     worst_ranks: tuple[int, ...]
     worst_ranks_ratio: float | None
     last_stage_ratio: float | None
+    launch_delay_ratio: float = 0.0
+    """Part of the time in which nothing that was recorded ran: none in the ideal."""
+    lasting_slowdown: float | None = None
+    """The slowdown by lasting differences between ranks, beyond the noise of their steps. The rest of S is that the
+    slowest rank changes from step to step. None: not told apart."""
+    withheld: str = ""
+    """Why no gain is claimed; empty if one is."""
+
+    @property
+    def gain(self) -> float:
+        """Factor by which balanced ranks would be faster, for sure: without what single steps vary."""
+        return self.slowdown if self.lasting_slowdown is None else min(self.slowdown, self.lasting_slowdown)
 
     @property
     def is_beyond_error(self) -> bool:
-        """True if the gain exceeds the error of the replay."""
-        return exceeds_error(self.slowdown, self.error_ratio)
+        """True if the gain exceeds the error of the prediction, and is claimed."""
+        return not self.withheld and exceeds_error(self.gain, self.error_ratio)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for a report."""
@@ -78,6 +91,9 @@ class WhatIf:
             "step_ms": round(self.step_ms, 3),
             "step_without_stragglers_ms": round(self.ideal_step_ms, 3),
             "slowdown_ratio": round(self.slowdown, 4),
+            "lasting_slowdown_ratio": _rounded(self.lasting_slowdown),
+            "launch_delay_ratio": round(self.launch_delay_ratio, 4),
+            "withheld": self.withheld or None,
             "slowdown_by_rank_ratio": {str(rank): round(value, 4) for rank, value in shown},
             "worst_ranks": list(self.worst_ranks),
             "removed_by_worst_ranks_ratio": _rounded(self.worst_ranks_ratio),
@@ -164,7 +180,17 @@ def measure_graph(
         last_stage_ratio=_removed(graph, ran, ideal, _mixed(alike, own, of_work, last), policy)
         if num_stages > 1
         else None,
+        launch_delay_ratio=found.launch_delay_ratio,
+        lasting_slowdown=replay(graph, alike * _lasting(graph, stage, of_work, policy), transfer) / ideal,
+        withheld=why_withheld(found, policy),
     )
+
+
+def why_withheld(found: StepGraph, policy: WhatIfPolicy | None = None) -> str:
+    """Why a graph says nothing of a step without a slowdown; empty if it does."""
+    if found.launch_delay_ratio <= (policy or WhatIfPolicy()).max_delay_ratio:
+        return ""
+    return f"in {100 * found.launch_delay_ratio:.0f} % of the time nothing that was recorded ran"
 
 
 def without(
@@ -185,7 +211,7 @@ def without(
     known.
     """
     graph = found.graph
-    totals = _totals(graph)
+    totals = totals_of(graph, graph.work_ms)
     work = np.array(graph.work_ms)
     scale: dict[Key, float] = {}
     for rank in ranks:
@@ -215,19 +241,36 @@ def without(
     return found.measured_ms * replay(graph, work, transfer) / max(replay(graph), 1e-9)
 
 
-def _totals(graph: Graph) -> dict[Key, tuple[float, int]]:
-    """{(rank, step, place): (milliseconds of work, calls that the rank makes in the step)}."""
-    found: dict[Key, float] = {}
-    calls: dict[tuple[int, int], int] = {}
-    for (rank, step, place), ms in zip(graph.work_at, graph.work_ms, strict=True):
-        found[rank, step, place] = found.get((rank, step, place), 0.0) + ms
-        calls[rank, step] = max(calls.get((rank, step), 0), place)
-    return {key: (total, calls[key[0], key[1]]) for key, total in found.items()}  # type: ignore[index]
+def _lasting(graph: Graph, stage: Mapping[int, int], of_work: Any, policy: WhatIfPolicy) -> Floats:
+    """Of each piece of work the factor by which its rank lastingly takes longer, or less, than its stage.
+
+    Means of blocks of steps are compared, and the difference is reduced by `sure_errors` standard errors of its mean.
+    """
+    ranks, steps = sorted(graph.programs), {step: place for place, step in enumerate(graph.steps)}
+    rows = {rank: row for row, rank in enumerate(ranks)}
+    took = np.zeros((len(ranks), len(steps)))
+    for (rank, step, _), ms, delay in zip(graph.work_at, graph.work_ms, graph.delay_ms, strict=True):
+        took[rows[rank], steps[step]] += ms - delay
+    size = min(policy.block_steps, max(1, took.shape[1] // 4))
+    blocks = took[:, : took.shape[1] // size * size].reshape(len(ranks), -1, size).mean(axis=2)
+    factor = np.ones(len(ranks))
+    for at in {stage.get(rank, 0) for rank in ranks}:
+        own = np.array([row for rank, row in rows.items() if stage.get(rank, 0) == at])
+        level = blocks[own].mean(axis=0)
+        excess = blocks[own] - level
+        error = excess.std(axis=1, ddof=1) / np.sqrt(excess.shape[1]) if excess.shape[1] > 1 else np.inf
+        mean = excess.mean(axis=1)
+        sure = np.sign(mean) * np.maximum(0.0, np.abs(mean) - policy.sure_errors * error)
+        factor[own] = 1 + sure / max(float(level.mean()), 1e-9)
+    by_rank = dict(zip(ranks, factor, strict=True))
+    return np.array([by_rank[int(rank)] for rank in of_work])
 
 
 def _ideal_work(graph: Graph, stage: Mapping[int, int]) -> Floats:
-    """Every piece of work at the mean of its place over data-parallel ranks and steps, and stages made equal."""
-    totals = _totals(graph)
+    """Every piece of work at the mean of its place over data-parallel ranks and steps, and stages made equal; without
+    launch delay."""
+    work_ms = [ms - delay for ms, delay in zip(graph.work_ms, graph.delay_ms, strict=True)]
+    totals = totals_of(graph, work_ms)
     places: dict[Key, list[float]] = {}
     for (rank, _, place), (total, number) in totals.items():
         places.setdefault((stage.get(rank, 0), number, place), []).append(total)  # type: ignore[call-overload]
@@ -246,7 +289,7 @@ def _ideal_work(graph: Graph, stage: Mapping[int, int]) -> Floats:
         at = stage.get(rank, 0)
         target = mean[at, calls, place] * (level / per_step[at] if per_step[at] else 1.0)
         if total > 0:
-            ideal[number] = graph.work_ms[number] / total * target
+            ideal[number] = work_ms[number] / total * target
         elif (rank, step, place) not in given:
             ideal[number] = target
         given.add((rank, step, place))

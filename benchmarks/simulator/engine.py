@@ -23,8 +23,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from probes.step_clock import GAPS, PHASE_COLUMNS
+from probes.tape.schema import TABLES
+
 from .calls import Calls
-from .layout import Layout
+from .layout import Ints, Layout
 from .noise import Noise
 from .program import Call, Job, Recv, Send, SpanBegin, SpanEnd, StepBegin, Wait, Work
 from .records import PHASES, CollectiveRow, Floats, Log, SpanRow, StepRow
@@ -47,10 +50,12 @@ class Engine:
         self.now = np.zeros(count)
         self.until = np.full(count, np.inf)
         """When each rank wrote its last: it died, or everything was stopped."""
-        self.factor = {phase: np.ones(count) for phase in PHASES}
+        self.factor = {place: np.ones(count) for place in (*PHASES, *GAPS)}
         """How many times as long a rank takes for a kind of work."""
-        self.extra_s = {phase: np.zeros(count) for phase in PHASES}
+        self.extra_s = {place: np.zeros(count) for place in (*PHASES, *GAPS)}
         """What is added to each piece of a kind of work, in which the processor does nothing."""
+        self.busy_s = {place: np.zeros(count) for place in (*PHASES, *GAPS)}
+        """What is added to each piece of a kind of work, in which the processor computes."""
         self.taken_ratio = np.zeros(count)
         """Share of the rank's core that other processes take, for each second that it computes."""
         self.links = Links(layout, job, noise, rng)
@@ -58,17 +63,23 @@ class Engine:
         self.stopped: dict[int, float] = {}
         self.pauses: dict[int, Floats] = {}
         """step -> seconds by rank that Python's collector takes in it."""
+        self.collections_s = np.zeros(count)
+        """Seconds by rank that Python's collector takes in every step."""
         self.taints = Taints(count)
         self.speed = np.exp(noise.rank_ratio * rng.standard_normal(count))
         self.step_noise = 1.0
         self._wait = np.zeros(count)
         self._phase_ns = np.zeros((count, len(PHASES)))
         self._phase_wait = np.zeros((count, 4))
+        self._gap_ns, self._gap_wait = np.zeros((count, len(GAPS))), np.zeros((count, len(GAPS)))
+        self._gap_start, self._gap_start_wait = np.zeros(count), np.zeros(count)
         self._cpu = np.zeros(count)
         self._gc = np.zeros(count)
         self._run_delay = np.zeros(count)
         self.calls = Calls(layout, self.log, self.taints, self.links, self.now, call_s=noise.call_s)
         self._span_phase = {phase: number for number, phase in enumerate(PHASES)}
+        names = [column.name for column in TABLES["steps"].columns]
+        self._gap_before = {phase: GAPS.index(names[PHASE_COLUMNS[phase].gap].removesuffix("_ns")) for phase in PHASES}
 
     def run(self, roles: list[Role]) -> None:
         """Run programs to their ends, or to where nobody can go on."""
@@ -132,7 +143,7 @@ class Engine:
     def _work(self, role: Role, op: Work) -> None:
         lanes, noise, rng = role.lanes, self.noise, self.rng
         now = self.now[lanes]
-        if op.seconds > 0.0:
+        if op.seconds > 0.0 or self.extra_s[op.what].any() or self.busy_s[op.what].any():
             size = len(lanes)
             own = (op.seconds * NS) * self.factor[op.what][lanes]
             if op.what == "data":
@@ -141,18 +152,24 @@ class Engine:
             else:
                 own = own * (self.step_noise * self.speed[lanes])
                 own *= np.exp(noise.compute_ratio * rng.standard_normal(size))
+            own = own + self.busy_s[op.what][lanes] * NS
             taken = self._stolen(op.seconds, size) + own * self.taken_ratio[lanes]
             self._run_delay[lanes] += taken
             wall = own + taken + self.extra_s[op.what][lanes] * NS
             if op.what == "forward" and op.block == 0 and role.step in self.pauses and op.microbatch <= 0:
-                pause = self.pauses[role.step][lanes] * NS
-                self._gc[lanes] += pause
-                own, wall = own + pause, wall + pause
+                own, wall = self._collect(lanes, self.pauses[role.step][lanes] * NS, own, wall)
+            if op.what == "after_optimizer":
+                own, wall = self._collect(lanes, self.collections_s[lanes] * NS, own, wall)
             self._cpu[lanes] += own
             if self.stops:
                 wall = self._stop(role, op, now, wall)
             self.now[lanes] = now + wall
         self.taints.work(lanes, op.reads, op.writes)
+
+    def _collect(self, lanes: Ints, pause: Floats, own: Floats, wall: Floats) -> tuple[Floats, Floats]:
+        """Let Python's collector run within a piece of work."""
+        self._gc[lanes] += pause
+        return own + pause, wall + pause
 
     def _stolen(self, seconds: float, size: int) -> Floats:
         """Time that the operating system takes away."""
@@ -261,22 +278,33 @@ class Engine:
         row = role.spans.pop()
         places, lanes = places_of(row, role.lanes), role.lanes
         row.end[places] = self.now[lanes]
+        waited = -row.wait[places]
         row.wait[places] += self._wait[lanes]
         phase = self._span_phase.get(self.log.names.texts[row.constants[3] - 1])
         if phase is not None:
             self._phase_ns[lanes, phase] += row.end[places] - row.start[places]
             if phase < 4:
                 self._phase_wait[lanes, phase] += row.wait[places]
+            self._add_gap(lanes, self._gap_before[PHASES[phase]], row.start[places], waited)
+            self._gap_start[lanes], self._gap_start_wait[lanes] = self.now[lanes], self._wait[lanes]
+
+    def _add_gap(self, lanes: Ints, gap: int, until: Floats, waited: Floats) -> None:
+        """Add the time since the last phase, as the step clock does."""
+        took = until - self._gap_start[lanes]
+        self._gap_ns[lanes, gap] += took
+        self._gap_wait[lanes, gap] += np.clip(waited - self._gap_start_wait[lanes], 0.0, took)
 
     def _begin_step(self, role: Role) -> None:
         role.step = role.steps[role.begun]
         role.begun += 1
         lanes, size = role.lanes, len(role.lanes)
-        self._phase_ns[lanes] = self._phase_wait[lanes] = 0.0
+        self._phase_ns[lanes] = self._phase_wait[lanes] = self._gap_ns[lanes] = self._gap_wait[lanes] = 0.0
+        self._gap_start[lanes], self._gap_start_wait[lanes] = self.now[lanes], self._wait[lanes]
         self._cpu[lanes] = self._gc[lanes] = self._run_delay[lanes] = 0.0
         row = StepRow(
             lanes, self.now[lanes], np.full(size, np.inf), np.zeros((size, len(PHASES))), np.zeros((size, 4)),
-            -self._wait[lanes], np.zeros(size), np.zeros(size), np.zeros(size), role.step,
+            np.zeros((size, len(GAPS))), np.zeros((size, len(GAPS))), -self._wait[lanes], np.zeros(size),
+            np.zeros(size), np.zeros(size), role.step,
         )  # fmt: skip
         role.step_row = row
         self.log.steps.append(row)
@@ -289,6 +317,8 @@ class Engine:
         places = places_of(row, lanes)
         row.end[places] = self.now[lanes]
         row.phase_ns[places], row.wait_ns[places] = self._phase_ns[lanes], self._phase_wait[lanes]
+        self._add_gap(lanes, len(GAPS) - 1, self.now[lanes], self._wait[lanes])
+        row.gap_ns[places], row.gap_wait_ns[places] = self._gap_ns[lanes], self._gap_wait[lanes]
         row.total_wait_ns[places] += self._wait[lanes]
         row.cpu_ns[places], row.gc_ns[places] = self._cpu[lanes], self._gc[lanes]
         row.run_delay_ns[places] = self._run_delay[lanes]

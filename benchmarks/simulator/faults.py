@@ -22,7 +22,7 @@ __all__ = ["CONTROL", "DEATHS", "FREEZES", "NUMERIC", "SLOW", "Fault", "conditio
 
 SLOW = (
     "slow_compute", "slow_forward", "slow_backward", "slow_node", "slow_data", "slow_link", "dead_link", "jitter",
-    "rank0_busy", "uneven_stages", "uneven_sequences", "slow_optimizer", "core_taken",
+    "rank0_busy", "uneven_stages", "uneven_sequences", "slow_optimizer", "core_taken", "slow_gap", "collections",
 )  # fmt: skip
 """Time faults: some pieces of work or transfers take longer."""
 DEATHS = ("kill", "segfault", "exception", "out_of_memory", "data_exhausted", "exit")
@@ -52,6 +52,8 @@ class Fault:
     block: int = 0
     microbatch: int = 0
     parameter: str = ""
+    asleep: bool = True
+    """Of a slow gap: whether the rank sleeps or computes in it."""
     ending: str = "frozen"
     """How a run that stands still ends: frozen (nothing more is written), interrupted, timeout."""
 
@@ -73,13 +75,15 @@ def condition(engine: Engine, fault: Fault | None, step: int, rng: np.random.Gen
     """Set how fast everybody is in a step."""
     for values in engine.factor.values():
         values[:] = 1.0
-    for values in engine.extra_s.values():
+    for values in (*engine.extra_s.values(), *engine.busy_s.values()):
         values[:] = 0.0
+    engine.collections_s[:] = 0.0
     engine.links.slow[:] = 1.0
     engine.taken_ratio[:] = 0.0
     if fault is None or not fault.is_on(step):
         return
     rank, factor = fault.rank, fault.factor
+    own_s = (engine.job.forward_s + engine.job.backward_s) * engine.layout.microbatches
     match fault.kind:
         case "slow_compute":
             engine.factor["forward"][rank] = engine.factor["backward"][rank] = factor
@@ -91,8 +95,11 @@ def condition(engine: Engine, fault: Fault | None, step: int, rng: np.random.Gen
             lanes = engine.layout.nodes() == engine.layout.nodes()[rank]
             engine.factor["forward"][lanes] = engine.factor["backward"][lanes] = factor
         case "slow_data":
-            own_s = engine.job.forward_s + engine.job.backward_s
-            engine.extra_s["data"][rank] = (factor - 1.0) * own_s * engine.layout.microbatches
+            engine.extra_s["data"][rank] = (factor - 1.0) * own_s
+        case "slow_gap":
+            (engine.extra_s if fault.asleep else engine.busy_s)[fault.what][rank] = (factor - 1.0) * own_s
+        case "collections":
+            engine.collections_s[rank] = (factor - 1.0) * own_s
         case "dead_link":
             engine.links.dead_rank = rank
         case "slow_link":

@@ -45,6 +45,10 @@ class Job:
     backward_s: float = 0.080
     optimizer_s: float = 0.008
     data_s: float = 0.002
+    gap_s: float = 100e-6
+    """Own work in each gap between phases."""
+    batch_by_hand: bool = False
+    """Batches are made after the optimizer, where an attached loop's step ends, and not in a span of data."""
     block_bytes: int = 32 << 20
     activation_bytes: int = 8 << 20
     local_tokens: int = 16384
@@ -88,7 +92,7 @@ class SpanEnd:
 
 @dataclass(slots=True)
 class Work:
-    """The rank's own work: `what` is data, forward, backward, optimizer, checkpoint or evaluate."""
+    """The rank's own work: `what` is a phase, or a gap between phases."""
 
     what: str
     seconds: float
@@ -168,22 +172,32 @@ class _Builder:
         body()
         self.ops.append(SpanEnd())
 
+    def gap(self, name: str, seconds: float = 0.0) -> None:
+        """Add the rank's own work between two phases."""
+        self.ops.append(Work(name, self.job.gap_s + seconds))
+
     def step(self, *, checkpoint: bool, evaluate: bool) -> list[Op]:
         self.ops.append(StepBegin())
-        self.span("data", lambda: self.ops.append(Work("data", self.job.data_s, (), ("batch",))))
+        if not self.job.batch_by_hand:
+            self.span("data", lambda: self.ops.append(Work("data", self.job.data_s, (), ("batch",))))
+        self.gap("before_forward")
         if self.layout.pp > 1:
             self.pipeline()
         else:
             for number in range(self.layout.microbatches):
                 last = number == self.layout.microbatches - 1
                 self.span("forward", partial(self.forward, number), number)
+                if last:
+                    self.gap("forward_to_backward")
                 self.span("backward", partial(self.backward, number, reduce=last), number)
+        self.gap("backward_to_optimizer")
         if self.layout.num_ranks > 1:
             self.span(
                 "optimizer", lambda: self.ops.append(Call(WORLD, "all_reduce", "loss", 16, "2", _LOSS, "", "float64"))
             )
             self.span("optimizer", self.clip)
         self.span("optimizer", self.update)
+        self.gap("after_optimizer", self.job.data_s if self.job.batch_by_hand else 0.0)
         if checkpoint:
             self.span("checkpoint", self.save)
         if evaluate:
@@ -287,6 +301,7 @@ class _Builder:
         forwards = list(range(first))
         for number in forwards:
             self.forward_chunk(number)
+        self.ops.append(Work("forward_to_backward", 0.0))
         for number in range(count):
             self.backward_chunk(number, last=number == count - 1)
             if first + number < count:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from probes.step_clock import GAPS, PHASES
 from probes.tape.schema import TABLES, UNSET
 from probes.tape.writer import COMPLETE, OPEN
 
@@ -24,7 +25,6 @@ __all__ = ["PHASES", "CollectiveRow", "Columns", "Log", "Names", "SpanRow", "Ste
 
 Floats = npt.NDArray[np.float64]
 Columns = dict[str, npt.NDArray[Any]]
-PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "evaluate")
 _DIMS = (*DIMS, WORLD)
 _NONE_I32, _NONE_I64 = int(UNSET["i32"]), int(UNSET["i64"])
 
@@ -77,6 +77,8 @@ class StepRow:
     end: Floats
     phase_ns: Floats  # (lanes, PHASES)
     wait_ns: Floats  # (lanes, 4): data, forward, backward, optimizer
+    gap_ns: Floats  # (lanes, GAPS)
+    gap_wait_ns: Floats  # (lanes, GAPS)
     total_wait_ns: Floats
     cpu_ns: Floats
     gc_ns: Floats
@@ -176,6 +178,10 @@ class Log:
             columns[f"{phase}_ns"] = np.where(done, _finite(phases[:, number]), 0)
         for number, phase in enumerate(PHASES[:4]):
             columns[f"{phase}_wait_ns"] = np.where(done, _finite(waits[:, number]), 0)
+        gaps, gap_waits = (np.concatenate([getattr(row, name) for row in rows]) for name in ("gap_ns", "gap_wait_ns"))
+        for number, gap in enumerate(GAPS):  # 0 from the step's begin, as the step clock writes it
+            columns[f"{gap}_ns"] = np.where(done, _finite(gaps[:, number]), 0)
+            columns[f"{gap}_wait_ns"] = np.where(done, _finite(gap_waits[:, number]), 0)
         for name in ("total_wait_ns", "cpu_ns", "gc_ns", "run_delay_ns"):
             values = np.concatenate([getattr(row, name) for row in rows])
             columns["collective_wait_ns" if name == "total_wait_ns" else name] = _closed(values, done)

@@ -148,7 +148,7 @@ def ranking(source: Source, first_step: int, last_step: int) -> Columns:
     return source.query(
         f"""
         SELECT rank, median({MEASURES["own work"][0]}) AS own_ms, median(duration_ns) / 1e6 AS step_ms,
-               median(collective_wait_ns) / 1e6 AS waiting_ms, max(memory_bytes) / 1048576.0 AS memory_mib
+               median({MEASURES["waiting"][0]}) AS waiting_ms, max(memory_bytes) / 1048576.0 AS memory_mib
         FROM steps WHERE rank >= 0 AND duration_ns IS NOT NULL AND {sampled(source, first_step, last_step)}
         GROUP BY rank ORDER BY own_ms DESC NULLS LAST, rank
         """

@@ -209,12 +209,12 @@ def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         ("wall time", wall_s(diagnosis.goodput, facts), "{:,.1f} s"),
         (
             "goodput",
-            100 * diagnosis.goodput.goodput_ratio if diagnosis.goodput else None,
+            100 * ratio if diagnosis.goodput and (ratio := diagnosis.goodput.goodput_ratio) is not None else None,
             "{:.1f} %",
         ),
         (
             "slower by stragglers",
-            what_if.slowdown if what_if and what_if.is_beyond_error else None,
+            what_if.gain if what_if and what_if.is_beyond_error else None,
             f"{{:.2f}}x, error {100 * what_if.error_ratio:.1f} %" if what_if else "",
         ),
         ("ms per step, median", facts.get("step_ms_median"), "{:,.4g}"),

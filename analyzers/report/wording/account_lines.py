@@ -13,7 +13,7 @@ from typing import Any
 
 from analyzers.account.goodput import CATEGORIES, Account
 from analyzers.finding import Finding
-from analyzers.whatif.what_if import WhatIf
+from analyzers.whatif.what_if import WhatIf, exceeds_error
 from analyzers.wording import is_number, ranks_text, sentence
 
 __all__ = ["bubble_of", "goodput_line", "pipeline_line", "wall_s", "what_if_line"]
@@ -36,13 +36,19 @@ def goodput_line(account: Account) -> str:
 
 def what_if_line(what_if: WhatIf) -> str:
     """The cost of stragglers and the ranks that cause it. No gain is claimed within the error of the replay."""
-    over = f"steps {what_if.first_step} to {what_if.last_step}, replay error {100 * what_if.error_ratio:.1f} %"
+    over = f"steps {what_if.first_step} to {what_if.last_step}, error {100 * what_if.error_ratio:.1f} %"
+    if what_if.withheld:
+        return f"The time with balanced ranks is not predicted: {what_if.withheld}."
+    if what_if.launch_delay_ratio >= 0.01:
+        over += f", launch delay {100 * what_if.launch_delay_ratio:.0f} %"
     if what_if.slowdown < 1.01:
         return f"Balanced ranks would not be faster ({over})."
+    if what_if.gain < 1.01 and exceeds_error(what_if.slowdown, what_if.error_ratio):
+        return f"No rank is lastingly slower: the slowest one changes from step to step ({over})."
     if not what_if.is_beyond_error:
-        return f"Balanced ranks would gain less than the replay can tell ({over})."
-    steps = f"mean step {what_if.ideal_step_ms:.4g} ms instead of {what_if.step_ms:.4g}, {over}"
-    gain = f"Balanced ranks would be {what_if.slowdown:.2f}x faster ({steps})."
+        return f"Balanced ranks would gain less than the prediction can tell ({over})."
+    steps = f"mean step {what_if.step_ms / what_if.gain:.4g} ms instead of {what_if.step_ms:.4g}, {over}"
+    gain = f"Balanced ranks would be {what_if.gain:.2f}x faster ({steps})."
     worst, last_stage = what_if.worst_ranks_ratio, what_if.last_stage_ratio
     if worst is not None and worst >= 0.05:
         verb = "accounts" if len(what_if.worst_ranks) == 1 else "account"

@@ -58,12 +58,15 @@ def _explanation(kind: str, name: str) -> Callable[[Finding], str] | None:
 
 
 def _gain(finding: Finding) -> str:
-    """The gain of a run without it, where that is more than the error of the replay behind it."""
+    """The gain of a run without it, where that is more than the error of the prediction, or why there is none."""
     gain, error = finding.evidence.get("speedup_without_it_ratio"), finding.evidence.get("replay_error_ratio")
     if gain is None or not is_number(gain):
         return ""
+    withheld = finding.evidence.get("whatif_withheld")
+    if isinstance(withheld, str) and withheld:
+        return f"The time without it is not predicted: {withheld}."
     if error is None or not is_number(error):  # nothing was replayed
         return f"The run would be {gain:.2f}x faster without it."
     if not exceeds_error(gain, error):
         return ""
-    return f"The run would be {gain:.2f}x faster without it (replay error {100 * error:.1f} %)."
+    return f"The run would be {gain:.2f}x faster without it (error {100 * error:.1f} %)."

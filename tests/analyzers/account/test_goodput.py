@@ -91,7 +91,8 @@ def test_phases_start_and_end_of_a_plain_run() -> None:
     account = line.account()
     assert account.wall_s == pytest.approx(1.0)
     assert told(account.seconds) == {
-        "training": 300, "data": 40, "checkpoint": 20, "evaluation": 30, "startup": 400, "shutdown": 190, "other": 20,
+        "training": 300, "data": 40, "checkpoint": 20, "evaluation": 30, "startup": 400, "shutdown": 190, "other": 10,
+        "unmeasured": 10,
     }  # fmt: skip
     assert account.goodput_ratio == pytest.approx(0.3)
 
@@ -242,7 +243,9 @@ def test_a_loop_that_records_only_steps() -> None:
     for step in (1, 2):
         line.step(step, 100 * step, 80, rank=0, collective_wait=30)
         line.step(step, 100 * step, 80, rank=1, collective_wait=10)
-    assert told(line.account().by_rank[0]) == {"training": 100, "communication": 20, "straggler": 40, "other": 20}
+    account = line.account()
+    assert told(account.by_rank[0]) == {"unmeasured": 100, "communication": 20, "straggler": 40, "other": 20}
+    assert account.goodput_ratio is None  # what was not measured is no training, and no lack of it
 
 
 def test_without_records_there_is_no_account() -> None:

@@ -64,7 +64,7 @@ def test_the_step_without_it_is_what_it_really_takes_without_it(layout: str, kin
     with_it, truth = simulate(made), simulate(replace(made, fault=None))
     found = load_graph(stored(with_it), 0, ONSET + 2, made.steps)
     assert found is not None
-    assert (found.basis, found.error_ratio < 0.01) == ("calls", True)
+    assert (found.basis, found.replay_error_ratio < 0.01) == ("calls", True)
     assert found.measured_ms == pytest.approx(step_ms(with_it), rel=0.01)
     peers = [rank for rank in range(made.layout.num_ranks) if rank // made.layout.width == 1 // made.layout.width]
     assert without(found, [1], {1: peers}) == pytest.approx(step_ms(truth), rel=0.01)
@@ -114,7 +114,7 @@ def slow(**evidence: object) -> Finding:
 
 def test_a_gain_is_said_with_the_error_of_its_replay_and_not_if_it_is_smaller() -> None:
     clear, lost = {"speedup_without_it_ratio": 1.31}, {"speedup_without_it_ratio": 1.04}
-    assert "The run would be 1.31x faster without it (replay error 1.2 %)." in next_step(
+    assert "The run would be 1.31x faster without it (error 1.2 %)." in next_step(
         slow(**clear, replay_error_ratio=0.012)
     )
     assert "without it" not in next_step(slow(**lost, replay_error_ratio=0.098))

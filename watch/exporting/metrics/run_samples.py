@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from analyzers.account.goodput import measure
+from analyzers.account.step_account import StepAccount, step_accounts
+from analyzers.account.time_classes import OWN_WORK
 from analyzers.finding import Finding
 from analyzers.numerics.expert_load import layer_loads
 from analyzers.run.event_log import EventLog, parsed_detail
@@ -39,26 +41,15 @@ def step_samples(source: Source) -> Iterator[Sample]:
         return
     yield Sample("rankscope_step", step)
     yield Sample("rankscope_last_step_timestamp_seconds", last_ns / 1e9)
-    ((least, median, most, data, moved, tokens, wall_ns),) = source.rows(
-        f"""
-        WITH newest AS (SELECT * FROM steps WHERE {_NEWEST} AND step > ?),
-             shared AS (SELECT step, min(coalesce(collective_wait_ns, 0)) AS moved, median(duration_ns) AS took,
-                               median(coalesce(data_ns, 0) - coalesce(data_wait_ns, 0)) AS data
-                        FROM newest GROUP BY step)
-        SELECT (SELECT min(duration_ns) FROM newest), (SELECT median(duration_ns) FROM newest),
-               (SELECT max(duration_ns) FROM newest),
-               (SELECT sum(data) / nullif(sum(took), 0) FROM shared),
-               (SELECT sum(moved) / nullif(sum(took), 0) FROM shared),
-               (SELECT sum(tokens) FROM newest), (SELECT max(start_ns + duration_ns) - min(start_ns) FROM newest)
-        """,
+    ((attempt, least, median, most, tokens, wall_ns),) = source.rows(
+        "SELECT max(attempt), min(duration_ns), median(duration_ns), max(duration_ns), sum(tokens), "
+        f"max(start_ns + duration_ns) - min(start_ns) FROM steps WHERE {_NEWEST} AND step > ?",
         [step - WINDOW_STEPS],
     )
     for stat, value in (("min", least), ("median", median), ("max", most)):
         if value is not None:
             yield Sample("rankscope_step_duration_seconds", value / 1e9, {"stat": stat})
-    for name, value in (("data_wait", data), ("exposed_communication", moved)):
-        if value is not None:
-            yield Sample(f"rankscope_{name}_ratio", value)
+    yield from _shares(step_accounts(source, attempt, step - WINDOW_STEPS + 1))
     if tokens and wall_ns:
         yield Sample("rankscope_tokens_per_second", int(tokens) / (wall_ns / 1e9))
     ((loss, norm, rate),) = source.rows(
@@ -69,6 +60,16 @@ def step_samples(source: Source) -> Iterator[Sample]:
     for name, value in (("loss", loss), ("grad_norm", norm), ("learning_rate", rate)):
         if value is not None:
             yield Sample(f"rankscope_{name}", value)
+
+
+def _shares(accounts: Sequence[StepAccount]) -> Iterator[Sample]:
+    """Shares of the steps' time, over all ranks; what was not measured is omitted."""
+    took = sum(account.duration_ns for account in accounts)
+    data = [account.own_ns["data"] for account in accounts if account.has_phases and "data" in account.own_ns]
+    moved = [account.transfer_ns for account in accounts if account.transfer_ns is not None]
+    for name, values in (("data_wait", data), ("exposed_communication", moved)):
+        if values and took:
+            yield Sample(f"rankscope_{name}_ratio", sum(values) / took)
 
 
 def expert_samples(source: Source) -> Iterator[Sample]:
@@ -91,7 +92,8 @@ def account_samples(source: Source, stall: StallPolicy, now_ns: int) -> Iterator
         return
     for category, seconds in account.seconds.items():
         yield Sample("rankscope_time_seconds", seconds, {"category": category})
-    yield Sample("rankscope_goodput_ratio", account.goodput_ratio)
+    if account.goodput_ratio is not None:
+        yield Sample("rankscope_goodput_ratio", account.goodput_ratio)
     yield Sample("rankscope_bubble_ratio", account.seconds["bubble"] / account.wall_s if account.wall_s else 0.0)
     yield Sample("rankscope_steps_total", account.num_kept)
     yield Sample("rankscope_steps_discarded_total", account.num_discarded)
@@ -131,7 +133,7 @@ def rank_samples(source: Source, log: EventLog) -> Iterator[Sample]:
     ((newest,),) = source.rows(f"SELECT max(step) FROM steps WHERE {_NEWEST}")
     for rank, step, end_ns, took, own, memory in source.rows(
         f"SELECT rank, max(step), max(start_ns + duration_ns), median(duration_ns), "
-        f"median(duration_ns - coalesce(collective_wait_ns, 0)), arg_max(memory_bytes, step) FROM steps "
+        f"median({OWN_WORK}), arg_max(memory_bytes, step) FROM steps "
         f"WHERE {_NEWEST} AND step > ? GROUP BY rank ORDER BY rank",
         [(newest or 0) - WINDOW_STEPS],
     ):
@@ -139,7 +141,8 @@ def rank_samples(source: Source, log: EventLog) -> Iterator[Sample]:
         yield Sample("rankscope_rank_step", step, of)
         yield Sample("rankscope_rank_last_record_timestamp_seconds", end_ns / 1e9, of)
         yield Sample("rankscope_rank_step_duration_seconds", took / 1e9, of)
-        yield Sample("rankscope_rank_own_seconds", own / 1e9, of)
+        if own is not None:
+            yield Sample("rankscope_rank_own_seconds", own / 1e9, of)
         if memory is not None:
             yield Sample("rankscope_rank_memory_bytes", memory, of)
 

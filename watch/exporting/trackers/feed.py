@@ -75,8 +75,10 @@ class TrackerFeed:
         account = measure(source, StallPolicy(), None) if source is not None else None
         summary: dict[str, str | float] = {"last_step": self._last_step}
         if account is not None:
-            summary |= {"goodput_ratio": account.goodput_ratio, "wall_seconds": account.wall_s,
-                        "steps_kept": account.num_kept, "steps_discarded": account.num_discarded}  # fmt: skip
+            summary |= {"wall_seconds": account.wall_s, "steps_kept": account.num_kept,
+                        "steps_discarded": account.num_discarded}  # fmt: skip
+            if account.goodput_ratio is not None:
+                summary["goodput_ratio"] = account.goodput_ratio
             summary |= {f"time/{category}_seconds": spent for category, spent in account.seconds.items()}
         self._tracker.finish(summary | more)
 

@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from analyzers.account.time_classes import OWN_WORK, PHASES, WAITED, own
 from analyzers.figures.spaced_sample import spaced_sample
 from analyzers.numerics.gradient_flow import block_of
 from analyzers.source import Source, missing_tables
@@ -28,7 +29,6 @@ RANKS = ("none", "sampled", "all")
 SAMPLED_RANKS = 8
 MAX_STEPS = 500
 """Executions per call."""
-_PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "evaluate")
 _SHARED = {"train/loss": "loss", "train/grad_norm": "grad_norm", "train/learning_rate": "lr"}
 
 
@@ -67,7 +67,7 @@ class TrackedSteps:
             if tokens and slowest:
                 values["train/tokens_per_second"] = int(tokens) / (slowest / 1e9)
             times = {"seconds": took, "seconds_max": slowest, "wait_seconds": wait}
-            times |= {f"{phase}_seconds": spent for phase, spent in zip(_PHASES, phases, strict=True) if spent}
+            times |= {f"{phase}_seconds": spent for phase, spent in zip(PHASES, phases, strict=True) if spent}
             values |= {f"step/{name}": spent / 1e9 for name, spent in times.items() if spent is not None}
             if own_ratio is not None:
                 values["step/slowest_own_work_ratio"] = own_ratio
@@ -81,15 +81,15 @@ class TrackedSteps:
 
     def _executions(self, source: Source, attempt: int, is_over: bool) -> list[tuple[Any, ...]]:
         """(step, start, end, finished ranks, ...) of the executions that can be taken."""
-        medians = ", ".join(f"median({phase}_ns)" for phase in _PHASES)
+        medians = ", ".join(f"median({own(phase)})" for phase in PHASES)
         shared = ", ".join(f"max({column})" for column in _SHARED.values())  # NaN is the largest of all
         rows = source.rows(
             f"""
             WITH {_NEAREST}
             SELECT step, begin_ns, max(start_ns + duration_ns) AS end_ns, count(duration_ns), median(duration_ns),
-                   max(duration_ns), max(own_ns) / nullif(median(own_ns), 0), median(collective_wait_ns), sum(tokens),
+                   max(duration_ns), max(own_ns) / nullif(median(own_ns), 0), median(waited_ns), sum(tokens),
                    max(memory_bytes), {shared}, {medians}
-            FROM (SELECT *, duration_ns - coalesce(collective_wait_ns, 0) AS own_ns FROM nearest)
+            FROM (SELECT *, {OWN_WORK} AS own_ns, {WAITED} AS waited_ns FROM nearest)
             GROUP BY step, begin_ns HAVING end_ns IS NOT NULL ORDER BY begin_ns
             """,
             self._since(attempt),
@@ -110,14 +110,16 @@ class TrackedSteps:
             return {}
         marks = ", ".join("?" * len(ranks))
         found: dict[int, dict[int, dict[str, float]]] = {}
-        for begin_ns, rank, took, wait, memory, loss in source.rows(
-            f"WITH {_NEAREST} SELECT begin_ns, rank, duration_ns, collective_wait_ns, memory_bytes, local_loss "
+        for begin_ns, rank, took, wait, own_ns, memory, loss in source.rows(
+            f"WITH {_NEAREST} SELECT begin_ns, rank, duration_ns, {WAITED}, {OWN_WORK}, memory_bytes, local_loss "
             f"FROM nearest WHERE duration_ns IS NOT NULL AND rank IN ({marks}) AND begin_ns <= ?",
             [*self._since(attempt), *ranks, begins[-1]],
         ):
             values = {"rank/step_seconds": took / 1e9}
             if wait is not None:
-                values |= {"rank/wait_seconds": wait / 1e9, "rank/own_work_seconds": (took - wait) / 1e9}
+                values["rank/wait_seconds"] = wait / 1e9
+            if own_ns is not None:
+                values["rank/own_work_seconds"] = own_ns / 1e9
             if memory is not None:
                 values["rank/memory_bytes"] = memory
             if loss is not None:
