@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from analyzers.account.time_classes import GAPS, StepSums, sums_sql
-from analyzers.account.timings import has_host_gaps
+from analyzers.account.timings import has_uncompared_gaps
 from analyzers.account.wait_split import WaitSplit, split_waits
 from analyzers.run.snapshot import attempts
 from analyzers.source import Source, every_kth, lacking
@@ -127,9 +127,7 @@ def coverage(source: Source) -> Coverage | None:
     total = sum(account.duration_ns for account in accounts)
     if total <= 0:
         return None
-    compared = {attempt: has_host_gaps(source, attempt) for attempt in attempts(source)}
-    skipped = sum(
-        account.own_ns.get(gap, 0) for account in accounts for gap in GAPS if not compared.get(account.attempt)
-    )
+    uncompared = {attempt for attempt in attempts(source) if has_uncompared_gaps(source, attempt)}
+    skipped = sum(account.own_ns.get(gap, 0) for account in accounts for gap in GAPS if account.attempt in uncompared)
     missing = sum(account.not_measured_ns for account in accounts)
     return Coverage(not_measured_ratio=missing / total, not_compared_ratio=skipped / total)

@@ -21,8 +21,16 @@ from analyzers.account.time_classes import COMPUTE_PHASES, GAPS, OWN_PHASES, own
 from analyzers.source import Ints, Source, floats, ints
 
 __all__ = [
-    "COMPUTE_PHASES", "GAPS", "OWN_PHASES", "Matrix", "Timings", "has_host_gaps", "load_places",
-    "load_timings", "others_median",
+    "COMPUTE_PHASES",
+    "GAPS",
+    "OWN_PHASES",
+    "Matrix",
+    "Timings",
+    "has_host_gaps",
+    "has_uncompared_gaps",
+    "load_places",
+    "load_timings",
+    "others_median",
 ]  # fmt: skip
 
 Matrix = npt.NDArray[np.float32]
@@ -121,11 +129,23 @@ def has_host_gaps(source: Source, attempt: int) -> bool:
     On a GPU the host waits for its device, and so for other ranks, in whatever gap reads a value back: there is no own
     work to compare.
     """
-    measured = source.rows("SELECT 1 FROM steps WHERE attempt = ? AND before_forward_ns IS NOT NULL LIMIT 1", [attempt])
-    if not measured or not source.has("ranks"):
-        return bool(measured)
-    on_device = "SELECT 1 FROM ranks WHERE attempt = ? AND device IS NOT NULL AND device <> 'cpu' LIMIT 1"
-    return not source.rows(on_device, [attempt])
+    return _has_gaps(source, attempt) and not _is_on_device(source, attempt)
+
+
+def has_uncompared_gaps(source: Source, attempt: int) -> bool:
+    """Return True if gaps were measured on the host of a GPU alone: no call was timed on the device."""
+    on_host = _has_gaps(source, attempt) and _is_on_device(source, attempt)
+    return on_host and not has_device_calls(source, attempt)
+
+
+def _has_gaps(source: Source, attempt: int) -> bool:
+    sql = "SELECT 1 FROM steps WHERE attempt = ? AND before_forward_ns IS NOT NULL LIMIT 1"
+    return bool(source.rows(sql, [attempt]))
+
+
+def _is_on_device(source: Source, attempt: int) -> bool:
+    sql = "SELECT 1 FROM ranks WHERE attempt = ? AND device IS NOT NULL AND device <> 'cpu' LIMIT 1"
+    return source.has("ranks") and bool(source.rows(sql, [attempt]))
 
 
 class _Placement:

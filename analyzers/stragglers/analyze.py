@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from analyzers.account.device_timings import DEVICE
-from analyzers.account.timings import Timings, load_timings
+from analyzers.account.timings import Timings, has_uncompared_gaps, load_timings
 from analyzers.analysis import Analysis
 from analyzers.finding import Finding
 from analyzers.run.event_log import EventLog
@@ -84,7 +84,10 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
             by_itself = policy.warm_up_steps + policy.change.min_before + policy.change.min_length
             why = f"it needs {with_peers} steps of ranks with the same work, {by_itself} of a rank without peers"
             return [_insufficient(why)]
-    return [one for one in findings if one.evidence.get("ongoing", True)] if scope.is_live else findings
+    if scope.is_live:
+        return [one for one in findings if one.evidence.get("ongoing", True)]
+    on_device = [at for at in attempts(source) if scope.attempt in (None, at) and has_uncompared_gaps(source, at)]
+    return findings + [_insufficient("between phases the host's clock says nothing of a GPU")] * bool(on_device)
 
 
 def _can_judge(timings: Timings, policy: StragglerPolicy) -> bool:

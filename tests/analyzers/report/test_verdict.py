@@ -35,9 +35,17 @@ def test_what_is_missing_is_said_instead() -> None:
 
 def test_a_gain_that_nothing_explains_is_said() -> None:
     said = verdict((), FACTS, GAIN)
-    assert said.endswith("Balanced ranks would be 1.25x faster (what-if), which no finding explains.")
+    gain = "Balanced ranks would be 1.25x faster (what-if), which nothing recorded explains."
+    assert said == f"Nothing was found (50 steps, 2 ranks). {gain}"
+    assert_plain(said)
     assert verdict((), FACTS, replace(GAIN, error_ratio=0.3)) == verdict((), FACTS)
     assert verdict((), FACTS, replace(GAIN, slowdown=1.005, error_ratio=0.0)) == verdict((), FACTS)
+    # Steps that vary are no lasting difference between ranks, and a gain that is withheld is none.
+    assert verdict((), FACTS, replace(GAIN, lasting_slowdown=1.0)) == verdict((), FACTS)
+    assert "1.12x" in verdict((), FACTS, replace(GAIN, lasting_slowdown=1.12))
+    assert verdict((), FACTS, replace(GAIN, withheld="in 34 % of the time nothing that was recorded ran")) == verdict(
+        (), FACTS
+    )
 
 
 def test_a_straggler_explains_the_gain_and_unmeasured_time_is_a_fact_of_the_run(tmp_path: Path) -> None:
@@ -46,5 +54,5 @@ def test_a_straggler_explains_the_gain_and_unmeasured_time_is_a_fact_of_the_run(
     assert diagnosis.what_if is not None
     assert diagnosis.what_if.is_beyond_error
     assert diagnosis.verdict.startswith("Rank 2 has been slow")
-    assert "no finding explains" not in diagnosis.verdict
+    assert "nothing recorded explains" not in diagnosis.verdict
     assert diagnosis.run["steps_not_measured_ratio"] == 0

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from analyzers.report.wording.account_lines import what_if_line
+from analyzers.whatif.held_out import held_out_error
 from analyzers.whatif.simulate import Graph, replay, step_ends
 from analyzers.whatif.step_graph import StepGraph
 from analyzers.whatif.what_if import measure_graph, without
@@ -109,3 +113,42 @@ def test_an_uneven_last_stage_is_the_stage() -> None:
     what = measure_graph(found, 0, {0: 0, 1: 0, 2: 1, 3: 1}, {0: (0,), 1: (1,), 2: (0,), 3: (1,)})
     assert what.slowdown == pytest.approx(1.0)  # as much in all: one after the other, nothing overlaps
     assert set(what.by_rank) == {0, 1, 2, 3}
+
+
+def test_the_error_is_that_of_steps_that_were_not_read() -> None:
+    steady = meeting([[10.0, 14.0]] * 8)
+    assert held_out_error(steady, replay(steady)) == pytest.approx(0.0)
+    uneven = meeting([[10.0, 14.0], [10.0, 21.0]] * 4)  # replayed as it ran it is exact, and predicts nothing
+    assert replay(uneven) == 4 * (16 + 23)
+    assert held_out_error(uneven, replay(uneven)) == pytest.approx(7 * 4 / (4 * 39) * 2)
+    assert held_out_error(meeting([[10.0, 14.0]]), 16.0) is None
+    other = meeting([[10.0, 14.0]] * 2)
+    other.add_work(0, 1, 1, 5.0)  # another number of calls: the step before predicts nothing of it
+    assert held_out_error(other, 32.0) is None
+
+
+def test_launch_delay_is_kept_as_it_ran_and_none_in_the_ideal() -> None:
+    graph = meeting([[12.0, 12.0]] * 4)
+    graph.delay_ms = [3.0, 3.0] * 4
+    found = StepGraph(graph=graph, basis="calls", error_ratio=0.0, measured_ms=14.0, launch_delay_ratio=3 / 14)
+    what = measure_graph(found, 0, {}, {})
+    assert what.slowdown == pytest.approx(14 / 11)
+    assert what.withheld == "in 21 % of the time nothing that was recorded ran"
+    assert not what.is_beyond_error
+    assert what_if_line(what) == f"The time with balanced ranks is not predicted: {what.withheld}."
+    little = measure_graph(replace(found, launch_delay_ratio=0.04), 0, {}, {})
+    assert "launch delay 4 %" in what_if_line(little)
+    assert not little.is_beyond_error, "no rank is slower than another"
+
+
+def test_a_slowest_rank_that_changes_is_no_lasting_difference() -> None:
+    dice = np.random.default_rng(3)
+    varying = dice.normal(20, 2, (40, 8))
+    slow = varying + 4.0 * (np.arange(8) == 5)
+    for work, lasts in ((varying, False), (slow, True)):
+        found = StepGraph(graph=meeting(work.tolist()), basis="calls", error_ratio=0.01, measured_ms=25.0)
+        what = measure_graph(found, 0, {}, {})
+        assert what.slowdown > 1.1, "the slowest of eight makes each step longer"
+        assert what.is_beyond_error == lasts
+        assert ("No rank is lastingly slower" in what_if_line(what)) != lasts
+        assert ("Balanced ranks would be" in what_if_line(what)) == lasts
