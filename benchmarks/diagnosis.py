@@ -122,12 +122,12 @@ def judge(case: Case) -> Outcome:
 def contradiction(diagnosis: Diagnosis) -> str:
     """A verdict without problems although balanced ranks would be faster, beyond the error; empty if there is none."""
     gain = diagnosis.what_if
-    if gain is None or not gain.is_beyond_error or gain.slowdown < LEAST_GAIN:
+    if gain is None or not gain.is_beyond_error or gain.gain < LEAST_GAIN:
         return ""
     is_explained = any(finding.kind in EXPLAINS_GAIN for finding in diagnosis.fired)
     clean = diagnosis.verdict.startswith("No problems found")
     silent = not is_explained and "what-if" not in diagnosis.verdict
-    return f"{gain.slowdown:.3f}x (error {gain.error_ratio:.3f}): {diagnosis.verdict}" if clean or silent else ""
+    return f"{gain.gain:.3f}x (error {gain.error_ratio:.3f}): {diagnosis.verdict}" if clean or silent else ""
 
 
 def _diagnosed(path: Path) -> tuple[Diagnosis, float]:
