@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .device.capture import is_capturing
 from .fail_open import failing_open
 from .recorder import Recorder
 from .step_scalars import read_back
@@ -55,7 +56,7 @@ class ExpertProbe:
         if not self._recorder.enabled:
             return
         is_due = self._interval > 0 and step % self._interval == 0
-        if not is_due and not self._in_flight:
+        if (not is_due and not self._in_flight) or is_capturing():
             return
         with failing_open("experts"), torch.no_grad():
             self.flush()

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .device.capture import is_capturing
 from .fail_open import failing_open
 from .recorder import Recorder
 from .step_scalars import read_back
@@ -71,6 +72,8 @@ class GradientProbe:
         is_due = self._interval > 0 and step % self._interval == 0
         if not is_due and not self._in_flight:
             return  # most steps: no context manager is entered for nothing
+        if is_capturing():
+            return  # kernels of ours would become a part of the graph, and a query would end the capture
         with failing_open("gradients"), torch.no_grad():
             self.flush()
             if not is_due:
@@ -89,6 +92,8 @@ class GradientProbe:
 
         None without gradients, or with some on several devices.
         """
+        if is_capturing():
+            return None, False
         gradients = [gradient for group in self._groups().values() for _, gradient in group]
         if not gradients or len({gradient.device for gradient in gradients}) > 1:
             return None, False

@@ -9,6 +9,12 @@ A step is written when it begins and again when it ends: the step in which a ran
 a known phase (`PHASES`) add to the row unless they lie inside another such span, so the phases of a step never add up
 to more than the step. The time between them adds to a gap (`GAPS`), named by the phase that follows, so that phases and
 gaps add up to the step. In a step without any known phase the gaps are UNSET.
+
+On a GPU the host runs ahead of its device, and waits for it, and so for other ranks, wherever a value is read back. Of
+several ranks computing phases, gaps and waits are UNSET there: what a rank waited is seen in durations of its calls
+over all members (`analyzers.account.device_timings`). A rank that trains alone waits for nobody: its phases are timed
+by events of the device (`probes.device.phase_events`), a step or more later. Loading, checkpoints and evaluations are
+the host's in any case.
 """
 
 from __future__ import annotations
@@ -17,12 +23,15 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .device.cpu_time import CoreTime
 from .device.memory import AllocatorRetries, memory_reader
 from .tape.schema import TABLES, UNSET
 from .tape.writer import COMPLETE, OPEN, TapeWriter
+
+if TYPE_CHECKING:
+    from .device.phase_events import PhaseEvents
 
 __all__ = ["GAPS", "NO_PHASE", "PHASES", "PHASE_COLUMNS", "PhaseColumns", "StepClock"]
 
@@ -34,6 +43,7 @@ OUTSIDE_STEP = -2
 """A span of this kind is no part of the step, and neither are the spans inside it."""
 _WAIT_PHASES = ("data", "forward", "backward", "optimizer")
 _COLUMNS = {column.name: i for i, column in enumerate(TABLES["steps"].columns)}
+_NAMES = {i: name for name, i in _COLUMNS.items()}
 _UNSET_I64 = int(UNSET["i64"])
 _MEMORY_INTERVAL_NS = 1_000_000_000  # reading /proc costs more than the rest of a step's record
 _monotonic_ns = time.monotonic_ns
@@ -70,6 +80,13 @@ def _phase_columns() -> dict[str, PhaseColumns]:
 
 
 PHASE_COLUMNS = _phase_columns()
+ON_DEVICE = frozenset(
+    column
+    for phase in ("forward", "backward", "optimizer")
+    for column in (PHASE_COLUMNS[phase].time, PHASE_COLUMNS[phase].gap)
+) | {_COLUMNS["after_optimizer_ns"]}
+"""Times of work that a GPU does."""
+_WAITS = frozenset(index for name, index in _COLUMNS.items() if name.endswith("_wait_ns"))
 _STEP, _START, _DURATION = _COLUMNS["step"], _COLUMNS["start_ns"], _COLUMNS["duration_ns"]
 _CPU, _WAIT, _GC = _COLUMNS["cpu_ns"], _COLUMNS["collective_wait_ns"], _COLUMNS["gc_ns"]
 _RUN_DELAY, _FAULTS = _COLUMNS["run_delay_ns"], _COLUMNS["major_faults"]
@@ -78,14 +95,28 @@ _GAP_COLUMNS = tuple(_COLUMNS[f"{gap}{suffix}"] for gap in GAPS for suffix in ("
 _LAST_GAP, _LAST_GAP_WAIT = _COLUMNS["after_optimizer_ns"], _COLUMNS["after_optimizer_wait_ns"]
 
 
+def _phase_events(write: Callable[[int, dict[int, int]], None]) -> PhaseEvents:
+    from .device.phase_events import PhaseEvents  # which needs torch, as readers of the columns' names do not
+
+    return PhaseEvents(write)
+
+
 class StepClock:
     """Measures the steps of one rank and writes them to its `steps` tape. Times are `time.monotonic_ns`."""
 
-    def __init__(self, tape: TapeWriter, *, device: str) -> None:
+    def __init__(self, tape: TapeWriter, *, device: str, world_size: int = 1) -> None:
         self._tape = tape
         self._empty_row = tape.unset_row()
+        is_host = not device.startswith("cuda")
+        self.measures_waits = is_host or world_size == 1
+        """Whether what this rank waits for others is known on its host."""
+        self._events = None if is_host or world_size > 1 else _phase_events(self._write_phases)
+        self._not_counted: frozenset[int] = frozenset()
+        if not is_host:
+            self._not_counted = ON_DEVICE if self.measures_waits else ON_DEVICE | _WAITS
         for column in (column for columns in PHASE_COLUMNS.values() for column in columns if column >= 0):
-            self._empty_row[column] = 0
+            if column not in self._not_counted:
+                self._empty_row[column] = 0
         self.row = self._empty_row.copy()
         """The current step's columns."""
         self.in_phase = False
@@ -99,7 +130,7 @@ class StepClock:
         self._core_time = CoreTime()
         self._slot = -1
         self._number = 0
-        self._deferred: dict[int, int] = {}  # step number -> slot
+        self._deferred: dict[int, list[int]] = {}  # step number -> a slot for each of those who keep it open
         self._gc_ns = self._gc_start_ns = 0
         gc.callbacks.append(self._on_gc)
 
@@ -115,6 +146,8 @@ class StepClock:
         row[_START] = self._start_ns = self._gap_start_ns = start_ns or _monotonic_ns()
         self._gap_start_wait_ns = wait_ns
         self._slot = self._open_step(self._empty_step, number, self._start_ns)
+        if self._events is not None:
+            self._events.begin(number)
 
     def end(self, *, wait_ns: int, on_retries: Callable[..., None], end_ns: int = 0) -> None:
         """Complete the step, now or at `end_ns`. `on_retries` takes an event of the allocator's retries."""
@@ -126,8 +159,11 @@ class StepClock:
                 row[column] = _UNSET_I64
         else:
             self._add_gap(_LAST_GAP, _LAST_GAP_WAIT, now - self._gap_start_ns, wait_ns - self._gap_start_wait_ns)
+            if self._events is not None and self._events.end(_LAST_GAP):
+                self.defer()
         row[_CPU], row[_RUN_DELAY], row[_FAULTS] = self._core_time.end()
-        row[_WAIT] = wait_ns - self._start_wait_ns
+        if self.measures_waits:
+            row[_WAIT] = wait_ns - self._start_wait_ns
         row[_GC] = self._gc_ns
         if row[_MEMORY] == _UNSET_I64:
             if now - self._memory_read_ns > _MEMORY_INTERVAL_NS:
@@ -140,19 +176,34 @@ class StepClock:
     def add_phase(self, columns: PhaseColumns, times: tuple[int, int], waits: tuple[int, int]) -> None:
         """Add a phase and the gap before it; `times` and `waits`: clock and waiting of the rank at begin and end."""
         self.in_phase = False
-        row = self.row
-        if columns.time >= 0:
+        row, not_counted = self.row, self._not_counted
+        if columns.time >= 0 and columns.time not in not_counted:
             row[columns.time] += times[1] - times[0]
-        if columns.wait >= 0:
+        if columns.wait >= 0 and columns.wait not in not_counted:
             row[columns.wait] += waits[1] - waits[0]
+        if self._events is not None:
+            self._events.leave(columns.time)
         self._add_gap(columns.gap, columns.gap_wait, times[0] - self._gap_start_ns, waits[0] - self._gap_start_wait_ns)
         self._gap_start_ns, self._gap_start_wait_ns = times[1], waits[1]
 
     def _add_gap(self, column: int, wait_column: int, gap_ns: int, wait_ns: int) -> None:
         if gap_ns > 0:
             row = self.row
-            row[column] += gap_ns
-            row[wait_column] += min(max(0, wait_ns), gap_ns)
+            if column not in self._not_counted:
+                row[column] += gap_ns
+            if wait_column not in self._not_counted:
+                row[wait_column] += min(max(0, wait_ns), gap_ns)
+
+    def enter_phase(self, columns: PhaseColumns) -> None:
+        """A span that adds to the row begins."""
+        self.in_phase = True
+        if self._events is not None:
+            self._events.enter(columns.gap)
+
+    def _write_phases(self, step: int, times_ns: dict[int, int]) -> None:
+        """Times of the device for a step that has ended; those of the host's phases stay."""
+        times = {_NAMES[column]: times_ns.get(column, 0) for column in ON_DEVICE}
+        self.set_late(step, **times)
 
     def set(self, **values: float) -> None:
         """Set columns of the current step. Raises KeyError for a column that does not exist."""
@@ -160,19 +211,23 @@ class StepClock:
             self.row[_COLUMNS[column]] = value
 
     def defer(self) -> None:
-        """Keep the current step open after its end, until `set_late`."""
-        self._deferred[self._number] = self._slot
+        """Keep the current step open after its end, until `set_late` was called as often as this."""
+        self._deferred.setdefault(self._number, []).append(self._slot)
 
     def set_late(self, step: int, **values: float) -> None:
-        """Set columns of a deferred step and complete it."""
-        slot = self._deferred.get(step, -1)
+        """Set columns of a deferred step, and complete it if nothing else keeps it open."""
+        slots = self._deferred.get(step)
+        slot = slots.pop() if slots else -1
         for column, value in values.items():
             self._tape.set(slot, column, value)
-        self._tape.complete(slot)
-        self._deferred.pop(step, None)
+        if not slots:
+            self._tape.complete(slot)
+            self._deferred.pop(step, None)
 
     def close(self) -> None:
-        """Stop listening to the garbage collector and close the kernel's file."""
+        """Write what the device still has, stop listening to the garbage collector and close the kernel's file."""
+        if self._events is not None:
+            self._events.close()
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._on_gc)
         self._core_time.close()

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .device.capture import is_capturing
 from .fail_open import failing_open
 from .tape.schema import TABLES
 from .tape_recorder import TapeRecorder
@@ -43,8 +44,11 @@ class StepScalars:
     def put(self, **values: float | Tensor) -> None:
         """Set columns of the current step."""
         on_device = {}
+        captures = is_capturing()
         for name, value in values.items():
             if isinstance(value, Tensor) and not value.is_cpu:
+                if captures:
+                    continue  # what we did to it would become a part of the graph
                 on_device[name] = value.detach().double().reshape(())
             else:
                 self._recorder.log(**{name: typed(name, value.item() if isinstance(value, Tensor) else value)})
@@ -55,6 +59,8 @@ class StepScalars:
 
     def flush(self) -> None:
         """Write what has come back; the last reading of a step completes its record."""
+        if self._in_flight and is_capturing():
+            return  # a query would end the capture
         while self._in_flight and self._in_flight[0].arrived.query():
             step = self._in_flight[0].step
             if step == self._recorder.step_number:

@@ -65,7 +65,7 @@ class TapeRecorder:
         self.name = NameWriter(directory / "names.jsonl")
         self._events = EventWriter(directory / "events.jsonl", attempt=attempt, rank=rank)
         self._tapes: dict[str, TapeWriter] = {}
-        self._clock = StepClock(self.tape("steps"), device=device)
+        self._clock = StepClock(self.tape("steps"), device=device, world_size=world_size)
         spans = self.tape("spans")
         self._pack_span, self._open_span = spans.opener("step", "start_ns")
         self._finish_span = spans.finisher("end_ns", "wait_ns")
@@ -216,7 +216,8 @@ class _Span:
         try:
             recorder.phase, rest, columns = self._known
             if columns is not NO_PHASE and not recorder._clock.in_phase:
-                self._counts = recorder._clock.in_phase = True
+                self._counts = True
+                recorder._clock.enter_phase(columns)
             self._start_ns = start = _monotonic_ns()
             self._slot = recorder._open_span(rest, recorder.step_number, start)
         except Exception as error:
@@ -230,7 +231,7 @@ class _Span:
             end = _monotonic_ns()
             waited = recorder.wait_ns - self._wait_start_ns
             recorder.phase = self._outer_phase
-            recorder._finish_span(self._slot, end, waited)
+            recorder._finish_span(self._slot, end, waited if recorder._clock.measures_waits else _UNSET_I64)
             if self._counts:
                 waits = (self._wait_start_ns, self._wait_start_ns + waited)
                 recorder._clock.add_phase(self._known.columns, (self._start_ns, end), waits)

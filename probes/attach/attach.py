@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from ..collectives.existing_groups import record_existing
 from ..collectives.nccl_plugin.loading import gpu_is_present, record_nccl
 from ..collectives.wrapped import install, uninstall
+from ..device.graph_replays import record_replays
 from ..fail_open import failing_open, probes_disabled
 from ..gradients import GradientProbe
 from ..recorder import NullRecorder, Recorder
@@ -153,6 +154,7 @@ class Attached:
         install(self.recorder, has_plugin=has_plugin)
         self._undo.append(uninstall)
         record_existing(models)
+        self._undo.append(record_replays(self.recorder))
         self._undo.append(self._at_exceptions())
         atexit.register(self._at_exit)
         self._undo.append(lambda: atexit.unregister(self._at_exit))

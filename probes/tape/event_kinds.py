@@ -125,6 +125,13 @@ FENCED = _kind(
     "fenced", _int("newest_attempt"),
     by="rank of an older attempt", meaning="The rank leaves because a newer attempt has begun.",
 )
+GRAPH_REPLAYS = _kind(
+    "graph_replays",
+    _int("graph", "number of the graph in this process, from 1"),
+    _int("replays", "so far"),
+    by="rank, at the first replay of a CUDA graph and when its records are closed",
+    meaning="A captured CUDA graph runs: what is in it calls no hook, so its phases are not seen.",
+)
 MEMORY_PEAK = _kind(
     "memory_peak",
     _int("allocated_bytes", "largest so far", unit="By"),

@@ -1,0 +1,15 @@
+"""Is a CUDA graph being captured on this stream? Then no probe may touch the device.
+
+A kernel or event of ours would become a part of the graph, and a query or an allocation would end the capture.
+"""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["is_capturing"]
+
+
+def is_capturing() -> bool:
+    """Return True inside a capture; False without a device, whose driver is not touched."""
+    return bool(torch.cuda.is_initialized()) and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]

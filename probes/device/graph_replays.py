@@ -1,0 +1,58 @@
+"""Replays of CUDA graphs: an event at each graph's first replay, and their number at the end.
+
+    undo = record_replays(recorder)        # then every `torch.cuda.CUDAGraph.replay` counts
+
+What was captured runs without Python: no hook of a module, an optimizer or a process group is called, so a step in a
+graph has no phases. The event says why.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ..fail_open import record_error
+from ..tape import event_kinds
+from ..tape_recorder import TapeRecorder
+
+__all__ = ["record_replays"]
+
+
+def record_replays(recorder: TapeRecorder) -> Callable[[], None]:
+    """Count replays from now on; returns what undoes it and writes the numbers."""
+    graphs: Any = torch.cuda.CUDAGraph
+    real = graphs.replay
+    counts: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
+    totals: list[list[int]] = []  # of graphs that are gone as well
+
+    @functools.wraps(real)
+    def replay(graph: Any) -> Any:
+        try:
+            count = counts.get(graph)
+            if count is None:
+                count = counts[graph] = [0]
+                totals.append(count)
+                recorder.event(event_kinds.GRAPH_REPLAYS, graph=len(totals), replays=1)
+            count[0] += 1
+        except Exception as error:
+            record_error("graph_replays", error)
+        return real(graph)
+
+    def write() -> None:
+        for number, (count,) in enumerate(totals, 1):
+            recorder.event(event_kinds.GRAPH_REPLAYS, graph=number, replays=count)
+        totals.clear()
+        counts.clear()
+
+    graphs.replay = replay
+    recorder.at_close.append(write)
+
+    def undo() -> None:
+        if graphs.replay is replay:  # else something has wrapped it since, and still calls ours
+            graphs.replay = real
+
+    return undo
