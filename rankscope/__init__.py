@@ -4,6 +4,7 @@
 
     rankscope.attach(model, optimizer)          # docs/attach.md
     rankscope.log(loss=loss)
+    rankscope.describe(mesh=device_mesh)        # optional
     guard = rankscope.guard(state, load)
 
 and what a notebook or a service asks of runs:
@@ -17,12 +18,12 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["__version__", "attach", "detach", "guard", "log", "open"]
+__all__ = ["__version__", "attach", "describe", "detach", "guard", "log", "open"]
 __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from probes.attach.attach import attach, detach, log
+    from probes.attach.attach import attach, describe, detach, log
     from probes.guard.attached_loop import guard
     from rankscope.api import open_run as open
 
@@ -33,6 +34,7 @@ if not os.path.isdir(os.path.join(_HERE, "probes")):
 
 _PLACES = {
     "attach": "probes.attach.attach:attach",
+    "describe": "probes.attach.attach:describe",
     "detach": "probes.attach.attach:detach",
     "log": "probes.attach.attach:log",
     "guard": "probes.guard.attached_loop:guard",

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from analyzers.account.device_timings import DEVICE, device_rows, has_device_calls
 from analyzers.account.time_classes import COMPUTE_PHASES, GAPS, OWN_PHASES, own
+from analyzers.run.derived_stages import stages_of_messages
 from analyzers.source import Ints, Source, floats, ints
 
 __all__ = [
@@ -210,6 +211,8 @@ def load_places(source: Source, attempt: int) -> tuple[dict[int, int], dict[int,
         [attempt],
     )
     stage = {rank: pp or 0 for rank, pp, _, _ in rows}
+    if not any(placed for *_, placed in rows):
+        stage |= stages_of_messages(source, attempt)
     return stage, {rank: tuple(beside) for rank, _, beside, placed in rows if placed}
 
 

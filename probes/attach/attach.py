@@ -47,12 +47,13 @@ from ..tape.rundir import RunDir
 from ..tape.schema import TABLES
 from ..tape.stack_file import register
 from ..tape_recorder import TapeRecorder
+from . import mesh as mesh_of_loop
 from .identity import Identity
 from .loop_hooks import LoopPhases
 from .open_recorder import open_recorder
 from .watch_process import digest_address, leave_watch
 
-__all__ = ["Attached", "attach", "current", "detach", "log"]
+__all__ = ["Attached", "attach", "current", "describe", "detach", "log"]
 
 logger = logging.getLogger("rankscope.probes")
 LOGGED = tuple(column.name for column in TABLES["steps"].columns)
@@ -76,6 +77,7 @@ class Attached:
         self._speaks_for = -1
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._gradient_interval = 50
+        self._is_described = False
 
     @contextlib.contextmanager
     def step(self, number: int | None = None) -> Iterator[None]:
@@ -161,6 +163,7 @@ class Attached:
         if multiprocessing.parent_process() is not None:  # such a process may end without what `atexit` knows
             self._undo.append(Finalize(None, self._at_exit, exitpriority=0).cancel)
         self._phases.patch()
+        self._phases.at_first_update.append(self.derive_mesh)
         self.watch(models, optimizers, gradient_interval=gradient_interval)
 
     def _at_exceptions(self) -> Callable[[], None]:
@@ -227,6 +230,19 @@ class Attached:
         """Parameters of the watched models."""
         return [parameter for _, parameter in self._parameters]
 
+    def describe(self, *, mesh: Any) -> None:
+        """Record this rank's place in a mesh: a DeviceMesh, or {"pp": 2, "dp": 4} with the last dimension fastest."""
+        if isinstance(self.recorder, TapeRecorder):
+            with failing_open("attach.describe"):
+                mesh_of_loop.describe(self.recorder, mesh)
+                self._is_described = True
+
+    def derive_mesh(self) -> None:
+        """Record this rank's place as its process groups and pipeline stages show it, unless it was described."""
+        if isinstance(self.recorder, TapeRecorder) and not self._is_described:
+            with failing_open("attach.derive"):
+                mesh_of_loop.derive(self.recorder)
+
     def refused(self) -> None:
         """The current step is not taken: it ends without an update, and the next thing done begins another."""
         if self._phases is not None:
@@ -292,6 +308,12 @@ def log(**values: float | Tensor) -> None:
     """`Attached.log` of this process; nothing if nobody has attached."""
     if _current is not None:
         _current.log(**values)
+
+
+def describe(*, mesh: Any) -> None:
+    """`Attached.describe` of this process; nothing if it is not attached."""
+    if _current is not None:
+        _current.describe(mesh=mesh)
 
 
 def _attach(

@@ -72,6 +72,8 @@ class LoopPhases:
         self._norm: Tensor | None = None
         self._logged = False
         self._examined = 0
+        self.at_first_update: list[Callable[[], None]] = []
+        """Called once, after the first step: by then all that trains has been made."""
         self._compilation = CompileProbe(recorder)
 
     # ---- what is looked at ----
@@ -327,6 +329,8 @@ class LoopPhases:
             rate = {"lr": float(groups[0]["lr"])} if groups and "lr" in groups[0] else {}
             self.recorder.log(committed=True, **rate)
             self._taken_ns = _monotonic_ns()
+            while self.at_first_update:
+                self.at_first_update.pop()()
         except Exception as error:
             record_error("attach.optimizer", error)
 

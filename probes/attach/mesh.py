@@ -1,0 +1,100 @@
+"""Places of ranks in the mesh of a loop of the user's own: given in one call, or derived from what torch knows.
+
+    describe(recorder, mesh)                     # a DeviceMesh, or {"pp": 2, "dp": 4}: names as in DeviceMesh
+    derive(recorder)                             # once, after the first step: named groups, stages of a pipeline
+
+A place is a coordinate in each of the dimensions of table `ranks`. Ranks that differ in `pp` have different work and
+are not compared with each other.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ..tape_recorder import TapeRecorder
+
+__all__ = ["DIMENSIONS", "derive", "describe", "dimension_of"]
+
+logger = logging.getLogger("rankscope.probes")
+DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+_OTHER_NAMES = {
+    **dict.fromkeys(("pipeline", "pipe", "stage", "pipeline_parallel"), "pp"),
+    **dict.fromkeys(("dp", "ddp", "data", "data_parallel", "replicate", "replica", "dp_rep"), "dp_replicate"),
+    **dict.fromkeys(("fsdp", "shard", "zero", "sharded", "hsdp_shard", "edp"), "dp_shard"),
+    **dict.fromkeys(("context", "sequence", "cp_seq", "ulysses"), "cp"),
+    **dict.fromkeys(("tensor", "model", "mp", "tensor_parallel", "tmp"), "tp"),
+    **dict.fromkeys(("expert", "experts", "expert_parallel"), "ep"),
+}
+_STAGES = "torch.distributed.pipelining.stage"
+
+
+def dimension_of(name: str) -> str | None:
+    """The column of `ranks` that a mesh dimension is; None for a name that says nothing."""
+    plain = name.lower().removeprefix("mesh_")
+    return plain if plain in DIMENSIONS else _OTHER_NAMES.get(plain)
+
+
+def describe(recorder: TapeRecorder, mesh: Any) -> dict[str, int]:
+    """Record this rank's place in `mesh`; returns it. A mesh that does not fit is a warning."""
+    if isinstance(mesh, Mapping):
+        place = _place_in(recorder.rank, {str(name): int(size) for name, size in mesh.items()})
+    else:
+        names, coordinate = mesh.mesh_dim_names or (), mesh.get_coordinate() or ()
+        place = {str(name): int(at) for name, at in zip(names, coordinate, strict=False)}
+    known = {dimension: at for name, at in place.items() if (dimension := dimension_of(name)) is not None}
+    if unknown := [name for name in place if dimension_of(name) is None]:
+        logger.warning(
+            "rankscope.describe: %s: not a dimension; names are %s", ", ".join(unknown), ", ".join(DIMENSIONS)
+        )
+    if known:
+        recorder.describe(**known)
+    return known
+
+
+def _place_in(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Coordinates of a rank where the last dimension runs fastest, as in `init_device_mesh`."""
+    place: dict[str, int] = {}
+    for name in reversed(list(sizes)):
+        rank, place[name] = divmod(rank, max(1, sizes[name]))
+    if rank:
+        logger.warning("rankscope.describe: the mesh %s is smaller than the number of ranks", dict(sizes))
+        return {}
+    return place
+
+
+def derive(recorder: TapeRecorder) -> dict[str, int]:
+    """Record what process groups and pipeline stages show of this rank's place; returns it, empty if nothing does."""
+    if not dist.is_available() or not dist.is_initialized():
+        return {}
+    place = _of_groups(recorder.rank) | _of_stages()
+    if place:
+        recorder.describe(**place)
+    return place
+
+
+def _of_groups(rank: int) -> dict[str, int]:
+    """Coordinates from groups that a named DeviceMesh made. A dimension that is a product of others has none."""
+    place: dict[str, int] = {}
+    for group, members in c10d._world.pg_group_ranks.items():
+        description = str(getattr(group, "group_desc", ""))
+        dimension = dimension_of(description) if description.startswith("mesh_") else None
+        if dimension is not None and rank in members:
+            place[dimension] = members[rank]
+    return place
+
+
+def _of_stages() -> dict[str, int]:
+    """The stage of `torch.distributed.pipelining` that this process computes; one of several is the first."""
+    module = sys.modules.get(_STAGES)
+    if module is None:
+        return {}
+    base = module._PipelineStageBase
+    stages = [found for found in gc.get_objects() if issubclass(type(found), base) and found.group_size > 1]
+    return {"pp": int(stages[0].group_rank)} if stages else {}

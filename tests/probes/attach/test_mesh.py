@@ -1,0 +1,73 @@
+"""A rank's place in the mesh of a loop of the user's own, described or derived."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from probes.attach import mesh
+
+RANK = 5
+
+
+class Recorder:
+    """Keeps what is described."""
+
+    rank = RANK
+
+    def __init__(self) -> None:
+        self.place: dict[str, Any] = {}
+
+    def describe(self, **place: Any) -> None:
+        self.place |= place
+
+
+@pytest.fixture
+def recorder() -> Any:
+    return Recorder()
+
+
+@pytest.fixture
+def eight_ranks() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=RANK, world_size=8)
+    yield
+    dist.destroy_process_group()
+
+
+def test_sizes_by_name_are_a_mesh_whose_last_dimension_is_fastest(recorder: Any) -> None:
+    assert mesh.describe(recorder, {"pp": 2, "dp": 2, "tensor": 2}) == {"pp": 1, "dp_replicate": 0, "tp": 1}
+    assert recorder.place == {"pp": 1, "dp_replicate": 0, "tp": 1}
+
+
+@pytest.mark.parametrize("sizes", [{"pp": 2, "tp": 2}, {"banana": 8}, {}])
+def test_a_mesh_that_does_not_fit_records_nothing(recorder: Any, sizes: dict[str, int]) -> None:
+    assert mesh.describe(recorder, sizes) == {}
+    assert recorder.place == {}
+
+
+@pytest.mark.usefixtures("eight_ranks")
+def test_a_device_mesh_is_taken_as_it_is_and_its_groups_show_it(recorder: Any) -> None:
+    assert mesh.derive(recorder) == {}
+    made = init_device_mesh("cpu", (2, 4), mesh_dim_names=("pp", "fsdp"))
+    assert mesh.describe(recorder, made) == {"pp": 1, "dp_shard": 1}
+    assert mesh.derive(recorder) == {"pp": 1, "dp_shard": 1}
+
+
+@pytest.mark.usefixtures("eight_ranks")
+def test_a_stage_of_torch_pipelining_is_a_place(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stage:
+        group_rank, group_size = 3, 4
+
+    module = ModuleType("stage")
+    module._PipelineStageBase = Stage  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.distributed.pipelining.stage", module)
+    stage = Stage()
+    assert mesh.derive(recorder) == {"pp": 3}
+    del stage
