@@ -29,10 +29,21 @@ def main(words: list[str]) -> None:
     sys.argv = [target, *arguments]
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(target))
     attach_to_whatever_trains()
+    if "RANKSCOPE_DRILL" in os.environ:
+        _inject(os.environ["RANKSCOPE_DRILL"])
     if is_module:
         runpy.run_module(target, run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(target, run_name="__main__")
+
+
+def _inject(fault: str) -> None:
+    """Prepare the rank for the fault of a drill."""
+    if TYPE_CHECKING:
+        from probes.attach.injection import inject
+    else:
+        from rankscope.probes.attach.injection import inject
+    inject(fault)
 
 
 if __name__ == "__main__":

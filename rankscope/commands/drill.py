@@ -15,7 +15,9 @@ __all__ = ["EPILOG", "drill"]
 EPILOG = (
     "Examples:  rankscope drill examples/gpt-demo.toml   |   "
     "rankscope drill my.toml --faults F2,F22,kill+nan_grad   |   "
-    "rankscope drill my.toml --mesh ddp,fsdp,fsdp*tp --seeds 5 --format json --html drill.html"
+    "rankscope drill my.toml --mesh ddp,fsdp,fsdp*tp --seeds 5 --format json --html drill.html   |   "
+    "rankscope drill --script train.py --nproc-per-node 4 --faults slow,kill,hang   |   "
+    "rankscope drill --script 'train.py --lr 1e-3' --nproc-per-node 2 --faults all --format json"
 )
 
 
@@ -23,6 +25,10 @@ def drill(
     config_path: Annotated[
         Path | None, typer.Argument(metavar="CONFIG", help="TOML file or preset. Default: the built-in settings.")
     ] = None,
+    script: Annotated[
+        str,
+        typer.Option("--script", metavar="'FILE ARGUMENTS'", help="Drill a script of your own; or '-m MODULE ...'."),
+    ] = "",
     faults: Annotated[
         str,
         typer.Option("--faults", metavar="all|F2,nan_grad,...", help="Faults to inject; A+B injects both in one run."),
@@ -43,9 +49,16 @@ def drill(
     keep: Annotated[bool, typer.Option("--keep", help="Keep every run. Default: only those that failed.")] = False,
     list_faults: Annotated[bool, typer.Option("--list", help="List the faults and exit.")] = False,
 ) -> None:
-    """Train your configuration with faults injected one after the other; report what was detected and recovered."""
+    """Train your configuration with faults injected one after the other; report what was detected and recovered.
+
+    With --script it is a script of your own, unchanged, as `rankscope run` launches it: `--faults slow,kill,...`.
+    """
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
+    if script:
+        if config_path is not None or overrides or html is not None or mesh != "config" or seeds != 1:
+            fail("--script takes --faults, --nproc-per-node, --limit-s, --format, --keep and --list alone")
+        raise typer.Exit(_drill_script(script, faults, nproc_per_node, limit_s, output, keep=keep, lists=list_faults))
     from trainer.drills.table import print_faults
 
     if list_faults:
@@ -70,3 +83,45 @@ def drill(
     raise typer.Exit(
         run_drill(base, plan, runs=Path(config.run.dir), output=output, html=html, keep=keep, limit_s=limit_s)
     )
+
+
+def _drill_script(
+    script: str, faults: str, num_ranks: int, limit_s: float, output: str, *, keep: bool, lists: bool
+) -> int:
+    """Drill a script of the user's own; 1 if a fault was missed or a clean run has a finding."""
+    import json
+    import shlex
+    import time
+
+    from rich.console import Console
+
+    from trainer.drills.script.drill import print_rows, script_drill, to_json
+    from trainer.drills.script.execute import Plan
+    from trainer.drills.script.faults import SCRIPT_FAULTS, chosen_faults
+
+    if lists:
+        for name, fault in SCRIPT_FAULTS.items():
+            expected = " or ".join(fault.kinds) or "nothing"
+            typer.echo(f"{name:22} {fault.what}: {expected}")
+        return 0
+    try:
+        names, words = chosen_faults(faults), shlex.split(script)
+    except ValueError as error:
+        fail(str(error))
+    if not words or (words[0] != "-m" and not Path(words[0]).is_file()):
+        fail(f"--script {script}: no such file")
+    plan = Plan(words=tuple(words), num_ranks=num_ranks or 2, limit_s=limit_s)
+    folder = (Path("runs") / time.strftime("drill-%Y%m%d-%H%M%S")).resolve()
+    shown, rows = Console(stderr=output == "json"), []
+    try:
+        for row in script_drill(plan, names, folder=folder, keep=keep):
+            rows.append(row)
+            words_of = "right" if row.is_right else "WRONG"
+            shown.print(f"{len(rows)}/{len(names) + 1}  {row.fault}: {words_of}, {row.wall_s:.0f} s", highlight=False)
+    except KeyboardInterrupt:
+        print_rows(rows, shown)
+        return 130
+    print_rows(rows, shown)
+    if output == "json":
+        typer.echo(json.dumps(to_json(rows), indent=2))
+    return 0 if rows and all(row.is_right for row in rows) else 1

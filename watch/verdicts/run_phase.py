@@ -26,6 +26,9 @@ __all__ = ["SETTLE_S", "RunPhase", "run_phase", "settled_phase"]
 SETTLE_S = 8.0
 """Longest wait for the last records. Source: convention; a launcher polls several times a second and stops the other
 ranks within a second or two. After that time the run is judged as it is."""
+RECENT_S = 30.0
+"""Time after the end of a rank within which the others may still fail because of it. Source: measured; on a busy machine
+a process takes seconds from its last record to its end, and its peers notice only that."""
 POLL_S = 0.1
 
 
@@ -69,7 +72,7 @@ def run_phase(run: RunDir) -> RunPhase:
         return RunPhase(word=word, attempt=attempt, ended=ended)
     # A rank that finished long before the others: they train on, and nothing more is recorded of its end.
     newest_s = max(_ended_at_s(rank, files[rank], rank in closed, events, attempt) for rank in ended)
-    is_recent = time.time() - newest_s < SETTLE_S
+    is_recent = time.time() - newest_s < RECENT_S
     return RunPhase(word="ending" if is_recent else "running", attempt=attempt, ended=ended)
 
 

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from probes.attach.injection import hold_gil
 from probes.tape import event_kinds
 from trainer.checkpoint import attempt_fence as fence
 from trainer.faults.injectors.numeric import arm_nan_grad
@@ -27,7 +28,6 @@ from trainer.training.rank_training import Training
 
 __all__ = ["ARM"]
 
-_MUTEX_BYTES = 64  # a pthread_mutex_t has 40 on x86-64 and 48 on ARM; all zero is an unlocked one
 _HEADROOM_BYTES = 64 << 20
 _LATE_S = 60.0
 
@@ -66,10 +66,7 @@ def _abort(fault: Fault) -> None:
 
 
 def _hold_gil(fault: Fault) -> None:
-    """A library that locks a mutex twice; called through PyDLL, which keeps Python's lock meanwhile."""
-    lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(_MUTEX_BYTES)
-    lock(mutex)
-    lock(mutex)
+    hold_gil()
 
 
 def _ask_for_too_much(fault: Fault) -> None:

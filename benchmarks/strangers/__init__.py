@@ -1,0 +1,1 @@
+"""Training loops as their communities write them, which know nothing of Rankscope."""

@@ -1,0 +1,238 @@
+"""Injects one fault into a rank of the user's own script, through hooks of torch.
+
+    inject(os.environ[VARIABLE])       # in a drill's rank, after `rankscope` has attached and before the script runs
+
+Hooks of the model and the optimizer stand before or after those of `rankscope.attach`, so a delay lies in the phase or
+gap that it is meant for. Where the script offers no such place (no data loader, nothing saved), nothing is injected and
+no event is written. The event `fault_injected` comes before the fault.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import dataloader
+
+from ..tape import event_kinds
+from .attach import Attached, current
+from .injected_fault import InjectedFault
+
+__all__ = ["hold_gil", "inject"]
+
+_MUTEX_BYTES = 64  # a pthread_mutex_t has 40 on x86-64 and 48 on ARM; all zero is an unlocked one
+KEPT_BYTES = 4 << 20
+SAVE_S = 1.0
+
+
+def inject(text: str) -> None:
+    """Prepare this rank for the fault that `text` names."""
+    attached = current()
+    if attached is not None and attached.run_dir is not None:
+        _Injection(InjectedFault.parse(text), attached).arm()
+
+
+class _Injection:
+    def __init__(self, fault: InjectedFault, attached: Attached) -> None:
+        self._fault = fault
+        self._attached = attached
+        self._recorder = attached.recorder
+        self._is_recorded = False
+        self._struck = False
+        self._model: nn.Module | None = None
+        self._optimizer: Any = None
+        self._kept: list[Tensor] = []
+
+    def arm(self) -> None:
+        """Hook what the script will make."""
+        if self._fault.rank != getattr(self._recorder, "rank", -1):
+            return
+        self._finder = register_module_forward_pre_hook(self._find_model)
+        name = self._fault.name
+        if name in ("slow_before_optimizer", "garbage"):
+            register_optimizer_step_pre_hook(lambda *unused: self._delay())
+        elif name == "slow_after_optimizer":
+            register_optimizer_step_post_hook(lambda *unused: self._delay())
+        elif name == "slow_optimizer":
+            register_optimizer_step_pre_hook(self._find_optimizer)
+        elif name == "slow_data":
+            self._slow_loader()
+        elif name == "slow_disk":
+            self._slow_saves()
+
+    # ---- when ----
+
+    def _is_due(self) -> bool:
+        """Whether the fault acts now: from its step on, or once."""
+        if self._struck or self._recorder.step_number < self._fault.step:
+            return False
+        self._struck = not self._fault.lasts
+        if not self._is_recorded:
+            self._is_recorded = True
+            self._recorder.event(
+                event_kinds.FAULT_INJECTED, fault=self._fault.name, parameters={"seconds": self._fault.seconds}
+            )
+        return True
+
+    def _delay(self) -> None:
+        if not self._is_due():
+            return
+        until = time.monotonic() + self._fault.seconds
+        if self._fault.name == "garbage":
+            while time.monotonic() < until:
+                gc.collect()
+        elif self._fault.name == "busy_forward":
+            matrix = torch.ones(64, 64)
+            while time.monotonic() < until:
+                matrix @ matrix
+        else:
+            time.sleep(self._fault.seconds)
+
+    # ---- where ----
+
+    def _find_model(self, module: nn.Module, args: Any) -> None:
+        """The outermost module that trains is being called; what it hooks acts from its next call on."""
+        if not torch.is_grad_enabled() or not module.training or not any(p.requires_grad for p in module.parameters()):
+            return
+        self._finder.remove()
+        self._model = module
+        name = self._fault.name
+        if name == "slow_batch":
+            module.register_forward_pre_hook(lambda *unused: self._delay(), prepend=True)
+        elif name in ("slow_forward", "busy_forward"):
+            module.register_forward_pre_hook(lambda *unused: self._delay())
+        elif name == "slow_after_forward":
+            module.register_forward_hook(lambda *unused: self._delay())
+        elif name == "slow_backward":
+            module.register_forward_hook(self._hook_output)
+        elif name in ("nan_batch", "inf_batch"):
+            module.register_forward_pre_hook(self._poison, with_kwargs=True)
+        elif name in _ACTIONS:
+            module.register_forward_pre_hook(self._act, prepend=True)
+
+    def _find_optimizer(self, optimizer: Any, *unused: Any) -> None:
+        if self._optimizer is None:
+            self._optimizer = optimizer
+            optimizer.register_step_pre_hook(lambda *unused: self._delay())
+
+    def _hook_output(self, module: nn.Module, args: Any, output: Any) -> None:
+        tensor = _first_tensor(output, lambda found: found.requires_grad)
+        if tensor is not None:
+            tensor.register_hook(self._in_backward)  # type: ignore[no-untyped-call]
+
+    def _in_backward(self, gradient: Tensor) -> Tensor:
+        self._delay()
+        return gradient
+
+    def _poison(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        bad = float("nan") if self._fault.name == "nan_batch" else float("inf")
+        floating = _first_tensor((args, kwargs), Tensor.is_floating_point)
+        if floating is None:
+            embedding = next((part for part in module.modules() if isinstance(part, nn.Embedding)), None)
+            if embedding is not None and self._is_due():
+                hooks: list[Any] = []  # removes itself
+                hooks.append(embedding.register_forward_hook(lambda *call: _spoiled(call[2], bad, hooks)))
+            return None
+        if not self._is_due():
+            return None
+        spoiled = _spoiled(floating, bad)
+        replace = torch.utils._pytree.tree_map
+        return replace(lambda value: spoiled if value is floating else value, (args, kwargs))
+
+    def _act(self, module: nn.Module, args: Any) -> None:
+        if self._fault.name == "memory":
+            if self._is_due():
+                self._kept.append(torch.ones(KEPT_BYTES, dtype=torch.uint8))
+        elif self._is_due():
+            _ACTIONS[self._fault.name](module)
+
+    def _slow_loader(self) -> None:
+        """Below the wrapper of `attach`, whose own is the outermost: the delay is of the fetch."""
+        base = dataloader._SingleProcessDataLoaderIter
+        real = base._next_data
+
+        def slow(iterator: Any) -> Any:
+            self._delay()
+            return real(iterator)  # type: ignore[no-untyped-call]
+
+        base._next_data = slow  # type: ignore[method-assign]
+
+    def _slow_saves(self) -> None:
+        real: Any = torch.serialization._save
+
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            if self._is_due():
+                time.sleep(SAVE_S)
+            return real(*args, **kwargs)
+
+        torch.serialization._save = slow
+
+
+def hold_gil() -> None:
+    """Call a library that locks a mutex twice, through PyDLL, which keeps Python's lock meanwhile."""
+    lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(_MUTEX_BYTES)
+    lock(mutex)
+    lock(mutex)
+
+
+def _raise(module: nn.Module) -> None:
+    raise ValueError("injected fault: a bad sample")
+
+
+def _sleep_forever(module: nn.Module) -> None:
+    while True:
+        time.sleep(1.0)
+
+
+def _other_size(module: nn.Module) -> None:
+    device = next(module.parameters()).device
+    dist.all_reduce(torch.ones(7, device=device))
+
+
+def _leave_out(module: nn.Module) -> None:
+    """DDP reduces nothing in this step's backward; elsewhere the next all-reduce of the script is left out."""
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        module.require_backward_grad_sync = False
+        return
+    real = dist.all_reduce
+
+    def left_out(tensor: Tensor, *args: Any, **kwargs: Any) -> None:
+        dist.all_reduce = real
+
+    dist.all_reduce = left_out
+
+
+_ACTIONS: dict[str, Callable[[nn.Module], None]] = {
+    "kill": lambda module: os.kill(os.getpid(), signal.SIGKILL),
+    "exit": lambda module: os._exit(0),
+    "exception": _raise,
+    "hang": _sleep_forever,
+    "stop": lambda module: os.kill(os.getpid(), signal.SIGSTOP),
+    "gil": lambda module: hold_gil(),
+    "wrong_size": _other_size,
+    "skip_collective": _leave_out,
+    "memory": lambda module: None,
+}
+
+
+def _spoiled(tensor: Tensor, value: float, hooks: Sequence[Any] = ()) -> Tensor:
+    for hook in hooks:
+        hook.remove()
+    spoiled = tensor.clone()
+    spoiled.view(-1)[0] = value
+    return spoiled
+
+
+def _first_tensor(value: Any, wanted: Callable[[Tensor], bool]) -> Tensor | None:
+    leaves = torch.utils._pytree.tree_leaves(value)
+    return next((leaf for leaf in leaves if isinstance(leaf, Tensor) and wanted(leaf)), None)

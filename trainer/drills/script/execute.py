@@ -1,0 +1,119 @@
+"""Runs a script of the user's own once, with one fault injected or none, and ends it when enough was recorded.
+
+done = execute(Plan(words=("train.py",), num_ranks=4), fault, folder)
+done.run, done.problem
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from probes.attach.injected_fault import VARIABLE, InjectedFault
+from probes.tape import event_kinds
+from probes.tape.events import read_events
+from probes.tape.reader import TapeError, read_segment, segment_paths
+from probes.tape.rundir import RunDir
+from trainer.drills.script.faults import SCRIPT_FAULTS
+from watch.processes import kill, processes_of
+
+__all__ = ["Done", "Plan", "execute"]
+
+POLL_S = 0.25
+END_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The script with its arguments (or `-m MODULE ...`), and how each run of it ends."""
+
+    words: tuple[str, ...]
+    num_ranks: int
+    step: int = 30
+    """The step at which, or from which, the fault acts."""
+    steps_after: int = 120
+    """Steps after which a run in which nothing ends is ended."""
+    limit_s: float = 180.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A run that is over. `is_stopped`: by the drill. `num_steps`: of the slowest rank, about."""
+
+    run: RunDir
+    is_stopped: bool
+    num_steps: int
+    wall_s: float
+    problem: str = ""
+
+
+def execute(plan: Plan, fault: InjectedFault | None, folder: Path) -> Done:
+    """Launch the script under `rankscope run`; returns once it has ended."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run = RunDir(folder / "run")
+    command = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run.path)]
+    command += ["--nproc-per-node", str(plan.num_ranks), *plan.words]
+    environment = dict(os.environ) | ({VARIABLE: fault.text} if fault is not None else {})
+    begin = time.monotonic()
+    with (folder / "output.log").open("w") as log:
+        launcher = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+    is_stopped, problem = False, ""
+    hangs = fault is not None and SCRIPT_FAULTS[fault.name].hangs
+    try:
+        while launcher.poll() is None:
+            time.sleep(POLL_S)
+            if time.monotonic() - begin > plan.limit_s:
+                problem = f"did not end within {plan.limit_s:.0f} s"
+            enough = _reported_hang(run) if hangs else _steps(run) >= plan.step + plan.steps_after
+            if enough or problem:
+                is_stopped = True
+                break
+    finally:
+        _end(launcher, run)
+    if not any(run.rank_dirs()):
+        lines = (folder / "output.log").read_text(errors="replace").strip().splitlines()
+        problem = problem or (lines[-1] if lines else "nothing was recorded")
+    return Done(run=run, is_stopped=is_stopped, num_steps=_steps(run), wall_s=time.monotonic() - begin, problem=problem)
+
+
+def _reported_hang(run: RunDir) -> bool:
+    events = [event for _, folder in run.node_dirs() for event in read_events(folder / "events.jsonl")[0]]
+    return any(
+        (event["kind"] == event_kinds.FINDING and event.get("finding_kind") == "hang")
+        or event["kind"] == event_kinds.RANK_EXIT
+        for event in events
+    )
+
+
+def _steps(run: RunDir) -> int:
+    """Steps of rank 0 so far."""
+    count = 0
+    for _, rank, folder in run.rank_dirs():
+        if rank == 0:
+            with contextlib.suppress(TapeError, OSError):
+                count += sum(len(read_segment(path).records) for path in segment_paths(folder, "steps"))
+    return count
+
+
+def _end(launcher: subprocess.Popen[bytes], run: RunDir) -> None:
+    """End the launcher as a scheduler does, then what it leaves."""
+    if launcher.poll() is None:
+        launcher.send_signal(signal.SIGTERM)
+    try:
+        launcher.wait(END_S)
+    except subprocess.TimeoutExpired:
+        launcher.kill()
+        launcher.wait()
+    deadline = time.monotonic() + END_S  # the watch leaves by itself
+    while (left := processes_of(run.path)) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    for pid in left:
+        kill(pid, signal.SIGKILL)

@@ -1,0 +1,96 @@
+"""Faults that need no trainer of ours, and the finding that must follow each.
+
+    SCRIPT_FAULTS["slow_forward"].places         # ("forward",)
+    chosen_faults("kill,slow")
+
+`probes.attach.injection` carries them out in the ranks. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["SCRIPT_FAULTS", "ScriptFault", "chosen_faults"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptFault:
+    """One fault: what happens, and the finding that is right. No kinds: silence is right."""
+
+    what: str
+    kinds: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+    """Phases or gaps of which one must be named; empty: none is asked for."""
+    names_rank: bool = True
+    lasts: bool = False
+    """From its step to the end of the script; else it strikes once."""
+    ends_run: bool = False
+    hangs: bool = False
+    """The run stands still until the drill ends it."""
+    allowed: tuple[str, ...] = ()
+    """Kinds that may be reported beside it."""
+
+
+def _slow(what: str, *places: str) -> ScriptFault:
+    causes = ("data",) if places == ("data",) else ("host", "compute")
+    return ScriptFault(
+        what=f"a rank is slower {what}", kinds=("straggler",), causes=causes, places=places, lasts=True,
+        allowed=("throughput", "data_bound"),
+    )  # fmt: skip
+
+
+def _ends(what: str, *causes: str) -> ScriptFault:
+    return ScriptFault(what=what, kinds=("rank_lost",), causes=causes, ends_run=True)
+
+
+def _stuck(what: str, *causes: str) -> ScriptFault:
+    return ScriptFault(what=what, kinds=("hang",), causes=causes, hangs=True)
+
+
+SCRIPT_FAULTS: dict[str, ScriptFault] = {
+    "none": ScriptFault(what="nothing happens"),
+    # The place before a forward is the end of the former step, where a loop makes its batches itself.
+    "slow_batch": _slow("before forward", "before_forward", "after_optimizer", "data"),
+    "slow_data": _slow("in its data loader", "data"),
+    "slow_forward": _slow("in forward", "forward"),
+    "slow_after_forward": _slow("between forward and backward", "forward_to_backward"),
+    "slow_backward": _slow("in backward", "backward"),
+    "slow_before_optimizer": _slow("between backward and the optimizer", "backward_to_optimizer"),
+    "slow_optimizer": _slow("in the optimizer", "optimizer"),
+    "slow_after_optimizer": _slow("after the optimizer", "after_optimizer", "before_forward"),
+    "busy_forward": _slow("in forward, computing", "forward"),
+    "garbage": _slow("in garbage collections", "backward_to_optimizer"),
+    "kill": _ends("a rank is killed (SIGKILL)", "signal"),
+    "exit": _ends("a rank leaves with exit code 0", "exit"),
+    "exception": _ends("a rank raises ValueError", "exception"),
+    "hang": _stuck("a rank sleeps forever", "not_entered", "busy", "data"),
+    "stop": _stuck("a rank is stopped (SIGSTOP)", "stopped"),
+    "gil": _stuck("a rank hangs in C and holds Python's lock", "gil", "not_entered", "busy"),
+    "wrong_size": _stuck("a rank makes an all-reduce of another size", "mismatch_size", "mismatch_operation"),
+    "skip_collective": _stuck("a rank leaves its all-reduces of one step out", "skipped", "not_entered"),
+    "nan_batch": ScriptFault(what="a rank's batch holds a NaN", kinds=("non_finite",), causes=("forward", "data")),
+    "inf_batch": ScriptFault(what="a rank's batch holds an Inf", kinds=("non_finite",), causes=("forward", "data")),
+    "memory": ScriptFault(
+        what="a rank keeps 4 MB more a step", kinds=("memory_growth",), lasts=True, allowed=("straggler",)
+    ),
+    "slow_disk": ScriptFault(
+        what="each save of a rank takes a second longer", kinds=("checkpoint_cost",), names_rank=False, lasts=True,
+        allowed=("throughput", "checkpoint_age"),
+    ),
+}  # fmt: skip
+"""Faults by name."""
+
+
+def chosen_faults(text: str) -> list[str]:
+    """Names of `all`, `slow` or a list such as `kill,slow_forward`. Raises ValueError for an unknown one."""
+    groups = {
+        "all": [name for name in SCRIPT_FAULTS if name != "none"],
+        "slow": [name for name, fault in SCRIPT_FAULTS.items() if fault.kinds == ("straggler",)],
+    }
+    names: list[str] = []
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        if word not in groups and word not in SCRIPT_FAULTS:
+            raise ValueError(f"--faults {word}: unknown; choose all, slow, {', '.join(SCRIPT_FAULTS)}")
+        names += [name for name in groups.get(word, [word]) if name not in names]
+    return names
