@@ -27,8 +27,8 @@ SETTLE_S = 8.0
 """Longest wait for the last records. Source: convention; a launcher polls several times a second and stops the other
 ranks within a second or two. After that time the run is judged as it is."""
 RECENT_S = 30.0
-"""Time after the end of a rank within which the others may still fail because of it. Source: measured; on a busy machine
-a process takes seconds from its last record to its end, and its peers notice only that."""
+"""Time after the end of a rank within which the others may still fail because of it. Source: measured; on a busy
+machine a process takes seconds from its last record to its end, and its peers notice only that."""
 POLL_S = 0.1
 
 
