@@ -89,7 +89,7 @@ def deaths_of_attempt(
 def _sudden(roots: Sequence[Death], log: EventLog, view: AttemptView) -> bool:
     """Return True if a root died by itself and not of a standstill: a signal or error of its own, no kill by watch."""
     return not killed_by_watch(log, view.attempt) and any(
-        death.cause in ("signal", "exception", "out_of_memory") and not death.is_from_outside for death in roots
+        death.cause in ("signal", "exception", "exit", "out_of_memory") and not death.is_from_outside for death in roots
     )
 
 

@@ -336,3 +336,19 @@ def test_a_rank_that_crashes_in_a_standstill_is_what_ended_the_run() -> None:
     assert judged_hangs(world.store, POLICY, None) == []
     (finding,) = judged_losses(world.store, POLICY, None)
     assert (finding.cause, finding.ranks) == ("signal", (1,))
+
+
+def test_a_rank_that_leaves_slowly_while_others_wait_is_what_ended_the_run() -> None:
+    """Its process takes seconds from its last record to its end, and the others wait for so long."""
+    world = World()
+    for rank in (0, 2, 3):
+        world.enter(rank)
+    world.event("rank_closed", 0.1, rank=1)
+    world.event("finding", 8.0, finding_kind="hang", status="fired")
+    for rank in (0, 2, 3):
+        message = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:61873."
+        world.event("exception", 9.0, rank=rank, type="RuntimeError", message=message)
+    world.event("rank_exit", 9.1, exit_rank=1, exit_code=0)
+    assert judged_hangs(world.store, POLICY, None) == []
+    (finding,) = judged_losses(world.store, POLICY, None)
+    assert (finding.cause, finding.ranks) == ("exit", (1,))

@@ -23,6 +23,8 @@ class ScriptFault:
     places: tuple[str, ...] = ()
     """Phases or gaps of which one must be named; empty: none is asked for."""
     names_rank: bool = True
+    is_among: bool = False
+    """The rank among others is right, too: of two sizes in a group of two, neither is the wrong one."""
     lasts: bool = False
     """From its step to the end of the script; else it strikes once."""
     ends_run: bool = False
@@ -67,7 +69,10 @@ SCRIPT_FAULTS: dict[str, ScriptFault] = {
     "hang": _stuck("a rank sleeps forever", "not_entered", "busy", "data"),
     "stop": _stuck("a rank is stopped (SIGSTOP)", "stopped"),
     "gil": _stuck("a rank hangs in C and holds Python's lock", "gil", "not_entered", "busy"),
-    "wrong_size": _stuck("a rank makes an all-reduce of another size", "mismatch_size", "mismatch_operation"),
+    "wrong_size": ScriptFault(
+        what="a rank makes an all-reduce of another size", kinds=("hang",), hangs=True, is_among=True,
+        causes=("mismatch_size", "mismatch_operation"),
+    ),
     "skip_collective": _stuck("a rank leaves its all-reduces of one step out", "skipped", "not_entered"),
     "nan_batch": ScriptFault(what="a rank's batch holds a NaN", kinds=("non_finite",), causes=("forward", "data")),
     "inf_batch": ScriptFault(what="a rank's batch holds an Inf", kinds=("non_finite",), causes=("forward", "data")),

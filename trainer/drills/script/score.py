@@ -105,7 +105,7 @@ def _scored(
         row,
         seen="live" if when_ns is not None else "after",
         finding_s=None if when_ns is None else round((when_ns - struck[0][0]) / 1e9, 1),
-        right_rank=tuple(best.ranks) == (row.rank,) if wanted.names_rank else None,
+        right_rank=_is_right_rank(wanted, best, row.rank) if wanted.names_rank else None,
         right_cause=best.cause in wanted.causes if wanted.causes else None,
         right_place=place in wanted.places if wanted.places else None,
         steps_after=done.num_steps - (fault.step if fault else 0),
@@ -113,6 +113,10 @@ def _scored(
         line=str(best.evidence.get("line") or ""),
         false_alarms=tuple(one.summary for one in alarms),
     )
+
+
+def _is_right_rank(wanted: ScriptFault, found: Finding, rank: int) -> bool:
+    return tuple(found.ranks) == (rank,) or (wanted.is_among and rank in found.ranks)
 
 
 def _is_our_end(finding: Finding, done: Done) -> bool:
