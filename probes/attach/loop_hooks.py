@@ -16,6 +16,7 @@ that is watched ends the step.
     forward     the model is called with gradients on; without gradients, or in eval mode, it is `evaluate`
     backward    `loss.backward()`; the scalar that it is called on is taken for the loss if nobody logs one
     optimizer   `optimizer.step()`
+    checkpoint  a save by torch, safetensors or torch.distributed.checkpoint (`saves`)
 
 Only the thread that attached is looked at.
 """
@@ -39,6 +40,7 @@ from ..fail_open import failing_open, record_error
 from ..gradients import GradientProbe
 from ..recorder import Recorder
 from ..step_scalars import StepScalars
+from .saves import Saves
 
 __all__ = ["LoopPhases"]
 
@@ -129,11 +131,15 @@ class LoopPhases:
         """Look at every backward pass, data loader and clipping of this thread, and at what torch compiles."""
         self._compilation.hook()
         self._undo.append(self._compilation.remove)
-        self._replace(torch.autograd, "backward", self._backward)
-        self._replace(dataloader._BaseDataLoaderIter, "__next__", self._fetch)
-        self._replace(clip_grad, "_get_total_norm", self._total_norm)
+        self.replace(torch.autograd, "backward", self._backward)
+        self.replace(dataloader._BaseDataLoaderIter, "__next__", self._fetch)
+        self.replace(clip_grad, "_get_total_norm", self._total_norm)
+        saves = Saves(self)
+        saves.patch()
+        self.at_first_update.append(saves.patch)
 
-    def _replace(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    def replace(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None:
+        """Put `wrapper(real, ...)` in the place of a function, for this thread, until `remove`."""
         real = getattr(place, name)
 
         @functools.wraps(real)
@@ -206,12 +212,18 @@ class LoopPhases:
 
     # ---- hooks ----
 
-    def _enter(self, kind: str, microbatch: int = -1) -> None:
+    def is_in(self, kind: str) -> bool:
+        """Return True inside a phase of this kind."""
+        return kind in self._open
+
+    def enter(self, kind: str, microbatch: int = -1) -> None:
+        """Begin a phase."""
         span = self.recorder.span(kind, microbatch=microbatch) if microbatch >= 0 else self.recorder.span(kind)
         span.__enter__()
         self._open[kind] = span
 
-    def _leave(self, kind: str) -> None:
+    def leave(self, kind: str) -> None:
+        """End a phase, if it was begun."""
         span = self._open.pop(kind, None)
         if span is not None:
             span.__exit__(None, None, None)
@@ -226,9 +238,9 @@ class LoopPhases:
                 return
             if torch.is_grad_enabled() and module.training:
                 self.begin()
-                self._enter("forward", self._microbatch)
+                self.enter("forward", self._microbatch)
             else:
-                self._enter("evaluate")
+                self.enter("evaluate")
         except Exception as error:
             record_error("attach.forward", error)
 
@@ -238,8 +250,8 @@ class LoopPhases:
         try:
             self._depth = max(0, self._depth - 1)
             if self._depth == 0:
-                self._leave("forward")
-                self._leave("evaluate")
+                self.leave("forward")
+                self.leave("evaluate")
         except Exception as error:
             record_error("attach.forward", error)
 
@@ -248,12 +260,12 @@ class LoopPhases:
             return real(*args, **kwargs)
         with failing_open("attach.backward"):
             self.begin()
-            self._enter("backward", self._microbatch)
+            self.enter("backward", self._microbatch)
         try:
             return real(*args, **kwargs)
         finally:
             with failing_open("attach.backward"):
-                self._leave("backward")
+                self.leave("backward")
                 self._microbatch += 1
                 root = args[0] if args else kwargs.get("tensors")
                 if isinstance(root, Tensor) and root.numel() == 1 and not self._logged:
@@ -267,7 +279,7 @@ class LoopPhases:
         with failing_open("attach.data"):
             if begins:
                 recorder.step_number = self._number + 1  # a fetch that never ends is on record as the next step's
-            self._enter("data")
+            self.enter("data")
         fetched = False
         try:
             batch = real(iterator)
@@ -278,7 +290,7 @@ class LoopPhases:
                 recorder.step_number = before
                 if fetched and begins:
                     self.begin(start_ns)
-                self._leave("data")
+                self.leave("data")
 
     def _total_norm(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         norm = real(*args, **kwargs)
@@ -295,7 +307,7 @@ class LoopPhases:
 
         def before_the_update(*its: Any, **named: Any) -> Any:
             if "optimizer" in self._open:  # it is called more than once
-                self._leave("optimizer")
+                self.leave("optimizer")
             result = closure(*its, **named)
             self.before_update(optimizer)
             return result
@@ -311,7 +323,7 @@ class LoopPhases:
         try:
             if optimizer is self.leader:
                 self.begin()
-            self._enter("optimizer")
+            self.enter("optimizer")
             if optimizer is self.leader:
                 self._measure_gradients()
         except Exception as error:
@@ -322,7 +334,7 @@ class LoopPhases:
         if get_ident() != self._thread:
             return
         try:
-            self._leave("optimizer")
+            self.leave("optimizer")
             if optimizer is not self.leader:
                 return
             groups = getattr(optimizer, "param_groups", None)

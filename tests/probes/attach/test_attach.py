@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.utils import clip_grad
@@ -38,9 +40,16 @@ def places() -> list[Any]:
         torch.autograd.backward,
         dataloader._BaseDataLoaderIter.__next__,
         clip_grad._get_total_norm,
+        torch.save,
+        serialize_file(),
         c10d.ProcessGroup,
         sys.excepthook,
     ]
+
+
+def serialize_file() -> Any:
+    """What `safetensors.torch.save_file` calls."""
+    return safetensors.torch.serialize_file
 
 
 class Loop:
@@ -168,3 +177,21 @@ def test_an_event_of_the_users_own_may_have_any_field(tmp_path: Path) -> None:
     events = read_events(RunDir(tmp_path / "run").rank_dir(0, 0) / "events.jsonl")[0]
     (found,) = [event for event in events if event["kind"] == "settings"]
     assert (found["kind_"], found["rank_"], found["lr"], found["rank"]) == ("cosine", 8, 0.1, 0)
+
+
+@pytest.mark.parametrize("library", ["torch", "safetensors", "dcp"])
+def test_saves_are_the_phase_checkpoint(tmp_path: Path, library: str) -> None:
+    loop = Loop()
+    attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
+    loop.epoch()
+    state = loop.model.state_dict()
+    if library == "torch":
+        torch.save(state, tmp_path / "state.pt")
+    elif library == "safetensors":
+        safetensors.torch.save_file(state, tmp_path / "state.safetensors")
+    else:
+        dcp.save(state, checkpoint_id=tmp_path / "state")
+    loop.epoch()
+    detach()
+    assert rows(tmp_path / "run", "SELECT step FROM steps WHERE checkpoint_ns > 0") == [(3,)]
+    assert rows(tmp_path / "run", "SELECT count(*) FROM spans WHERE kind = 'checkpoint'") == [(1,)]
