@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from analyzers.hangs.stacks import Stack, group, odd_ones
 from tests.e2e.launched import rankscope
+from tests.waiting import wait_for
 from watch.processes import os_state
 
 SCRIPT = """
@@ -66,9 +66,7 @@ def test_who_is_elsewhere_or_stopped_is_named(ranks: list[subprocess.Popen[str]]
     assert "odd one out" in second
 
     ranks[1].send_signal(signal.SIGSTOP)
-    deadline = time.monotonic() + 20
-    while os_state(ranks[1].pid)[0] != "T" and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: os_state(ranks[1].pid)[0] == "T", "the stop of rank 1", deadline_s=20)
     told = rankscope("stacks", *pids)
     ranks[1].send_signal(signal.SIGCONT)
     assert "Check rank 1 first: it is stopped (kill -CONT resumes)." in told.stdout, told.stdout

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import shutil
 import signal
-import socket
 from pathlib import Path
 
 from probes.tape.events import read_events
 from probes.tape.shared_memory import shared_folder
 from store import Store
 from tests.e2e.launched import LaunchedRun, kill, resume, start
+from tests.ports import free_port
 from tests.waiting import wait_for
 from trainer.launcher.nodes.node_exclusion import exclusion_reason
 
@@ -48,7 +48,7 @@ def _worlds(run: LaunchedRun) -> list[int]:
 
 
 def test_a_node_dies_the_other_goes_on_and_it_comes_back(tmp_path: Path) -> None:
-    port = _free_port()
+    port = free_port()
     first = _node(tmp_path, 0, port)
     wait_for(lambda: (first.runs_dir / "latest").exists(), "the run", first)
     second = _node(tmp_path, 1, port)
@@ -78,17 +78,12 @@ def test_a_node_dies_the_other_goes_on_and_it_comes_back(tmp_path: Path) -> None
     assert (first.run.path / "telemetry-node1.duckdb").exists()
 
 
-def _free_port() -> int:
-    with socket.create_server(("localhost", 0)) as free:
-        return int(free.getsockname()[1])
-
-
 def test_a_lost_node_does_not_cost_the_copies_and_one_that_keeps_failing_is_left_out(tmp_path: Path) -> None:
     """Nothing is on the disk. After the loss of node 1 with its shared memory both go on from the copies that node 0
     kept; told to stop they leave with a checkpoint; resumed together, a rank of node 1 dies twice, and node 0 goes on
     without it."""
     settings = ("checkpoint.interval=0", "train.steps=3000")
-    nodes = [_node(tmp_path, 0, port := _free_port(), *settings, nodes="2")]
+    nodes = [_node(tmp_path, 0, port := free_port(), *settings, nodes="2")]
     wait_for(lambda: (nodes[0].runs_dir / "latest").exists(), "the run", nodes[0])
     nodes.append(_node(tmp_path, 1, port, *settings, nodes="2"))
     wait_for(lambda: len(nodes[0].pids()) == 4 and _committed(nodes[0], 0) > 20, "both nodes", nodes[0])
@@ -109,7 +104,7 @@ def test_a_lost_node_does_not_cost_the_copies_and_one_that_keeps_failing_is_left
     nodes[0].finish(exit_code=143)
     nodes[1].finish(exit_code=143)
     stopped_at = nodes[0].events("preempted", 0)[-1]["checkpoint_step"]
-    port, steps = _free_port(), stopped_at + 60
+    port, steps = free_port(), stopped_at + 60
     settings = (f"train.steps={steps}", "recovery.max_failures_per_node=2", "checkpoint.interval=10")
     faults = [f"kill@step={stopped_at + 12},rank=2", f"kill@step={stopped_at + 24},rank=2"]
     nodes = [resume(nodes[0], *_options(rank, port), settings=settings, faults=faults) for rank in (0, 1)]

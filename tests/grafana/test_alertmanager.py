@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 
 from tests.ports import free_port
 from tests.programs import needs, program
+from tests.waiting import wait_for
 
 CONFIG = Path(__file__).resolve().parents[2] / "grafana" / "alertmanager" / "alertmanager.yml"
 
@@ -40,33 +40,34 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                asked(number, "status")
-                break
-            except (OSError, urllib.error.URLError):
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+        wait_for(lambda: answers(number), "Alertmanager's status")
         yield number
     finally:
         process.kill()
         process.wait()
 
 
+def answers(port: int) -> bool:
+    try:
+        asked(port, "status")
+    except OSError:  # it has not opened its port yet
+        return False
+    return True
+
+
 def silenced(port: int, alerts: list[dict[str, str]]) -> set[tuple[str, str]]:
     """(alert, rank) of those that nobody is told of."""
     asked(port, "alerts", [{"labels": labels} for labels in alerts])
     run = alerts[0]["run_id"]
-    deadline = time.monotonic() + 30
-    while True:
-        known = [alert for alert in asked(port, "alerts") if alert["labels"].get("run_id") == run]
-        states = {alert["status"]["state"] for alert in known}
-        if len(known) == len(alerts) and "unprocessed" not in states:
-            break
-        assert time.monotonic() < deadline, states
-        time.sleep(0.1)
-    found = [alert for alert in known if alert["status"]["inhibitedBy"]]
+
+    def known() -> list[dict[str, Any]]:
+        """All of them once each is processed."""
+        found = [alert for alert in asked(port, "alerts") if alert["labels"].get("run_id") == run]
+        is_complete = len(found) == len(alerts) and all(a["status"]["state"] != "unprocessed" for a in found)
+        return found if is_complete else []
+
+    processed: list[dict[str, Any]] = wait_for(known, "the processed alerts", deadline_s=30)
+    found = [alert for alert in processed if alert["status"]["inhibitedBy"]]
     return {(alert["labels"]["alertname"], alert["labels"].get("rank", "")) for alert in found}
 
 

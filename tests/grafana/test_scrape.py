@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from tests.ports import free_port
 from tests.programs import needs, program
+from tests.waiting import wait_for
 from watch.exporting.metrics.catalogue import Sample
 from watch.exporting.prometheus.scrape_targets import announced
 from watch.exporting.prometheus.server import Listen, Snapshot, serve
@@ -30,10 +30,7 @@ def answer(port: int, query: str) -> list[dict[str, Any]]:
 
 
 def wait_for_answer(port: int, query: str) -> list[dict[str, Any]]:
-    deadline = time.monotonic() + 90
-    while not (found := answer(port, query)):
-        assert time.monotonic() < deadline, query
-        time.sleep(0.2)
+    found: list[dict[str, Any]] = wait_for(lambda: answer(port, query), query, deadline_s=90)
     return found
 
 

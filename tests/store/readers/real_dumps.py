@@ -11,6 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import wait_for
+
 GIVE_UP_S = 3.0
 COMMON_CALLS = 5
 DEADLINE_S = 30.0
@@ -72,10 +74,7 @@ def _entries() -> list[dict[str, Any]]:
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, "the state that the test waits for never came"
-        time.sleep(0.01)
+    wait_for(condition, "the state that the test waits for", deadline_s=DEADLINE_S)
 
 
 def _write(folder: Path, rank: int) -> None:

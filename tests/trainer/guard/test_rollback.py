@@ -11,6 +11,7 @@ import pytest
 from probes.guard.decisions import Verdict
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
+from tests.fakes import ProcessEnd
 from tests.processes import run_ranks
 from tests.trainer.training_runs import RunResult, assert_same_bits, run_loop, small, with_steps
 from trainer.checkpoint.state import Position
@@ -110,10 +111,6 @@ def test_results_really_differ_if_the_batch_is_kept(tmp_path: Path) -> None:
         assert_same_bits(one, other)
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL at one point of the code."""
-
-
 @pytest.mark.parametrize("moment", ["before the decision is on the disk", "after it", "after the state is restored"])
 def test_killed_in_the_middle_of_a_rollback(moment: str, tmp_path: Path) -> None:
     """The next attempt ends with the same bits, and the batch is skipped once."""
@@ -126,7 +123,7 @@ def test_killed_in_the_middle_of_a_rollback(moment: str, tmp_path: Path) -> None
         }
 
         def killed(*arguments: Any) -> Any:
-            raise Killed
+            raise ProcessEnd
 
         if moment in places:
             setattr(*places[moment], killed)
@@ -137,7 +134,7 @@ def test_killed_in_the_middle_of_a_rollback(moment: str, tmp_path: Path) -> None
     config = with_steps(small(), 16)
     # The batch itself is bad, so that an attempt that does not know of it meets it again.
     spoil = ["bad_batch@batch=9"]
-    with pytest.raises(Killed):
+    with pytest.raises(ProcessEnd):
         run_loop(config, tmp_path / "met", rank=0, world_size=1, faults=spoil, change=_refusing(9, die))
     again = run_loop(config, tmp_path / "met", rank=0, world_size=1, attempt=1, faults=spoil, change=_refusing(9))
     assert again.skipped == [9]
@@ -158,12 +155,12 @@ def test_a_poisoned_checkpoint_that_a_restart_has_loaded_is_left_for_the_one_bef
             if position.step == 15:
                 next(session.training.modules[0].parameters()).data.fill_(float("nan"))
                 taken(position, batch_index)  # saves step 16
-                raise Killed
+                raise ProcessEnd
             return taken(position, batch_index)
 
         recovery.taken = poisoning  # type: ignore[method-assign]
 
-    with pytest.raises(Killed):
+    with pytest.raises(ProcessEnd):
         run_loop(config, tmp_path / "met", rank=0, world_size=1, change=poison)
     again = run_loop(config, tmp_path / "met", rank=0, world_size=1, attempt=1)
     rollback = next(event for event in _events(tmp_path / "met", 1) if event["kind"] == "rollback")

@@ -15,7 +15,8 @@ from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK, RunDir
 from store import Store
 from tests.factories import empty_run
-from tests.watch.health.fake_nvml import FakeNvml
+from tests.fakes import FakeNvml
+from tests.waiting import wait_for
 from watch.exporting.metrics.health_samples import health_samples
 from watch.health.host import Host
 from watch.health.nvml import Nvml, Xids
@@ -36,10 +37,7 @@ class SampledNode:
         """Until `during` is true, at most ten seconds."""
         sources = [Host(self.run.path), Nvml(self.nvml)]
         with sampling(self.folder, sources, self.events, xids=Xids(self.nvml), period_s=0.02):
-            deadline = time.monotonic() + 10
-            while not during():
-                assert time.monotonic() < deadline, "it did not come"
-                time.sleep(0.01)
+            wait_for(during, "what is sampled for", deadline_s=10)
 
     def num_events(self, kind: str) -> int:
         return sum(event["kind"] == kind for event in read_events(self.folder / "events.jsonl")[0])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from probes.tape.schema import TABLES
-from tests.watch.health.fake_nvml import FakeNvml
+from tests.fakes import FakeNvml
 from watch.health.dcgm import FIELDS, Dcgm
 from watch.health.device import HOST, ReadingError, Xid
 from watch.health.host import Host

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from probes.tape.reader import read_segment
 from probes.tape.rundir import RunDir
 from store.ingest.ingest import Ingester
 from store.reader import Store
+from tests.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +65,7 @@ def test_signal_that_ends_the_program_ends_its_parent(driver: Path, plugin_libra
     tape = RunDir(run).rank_dir(0, 1) / "nccl_calls.00000.tape"
     assert process.stdout is not None
     process.stdout.read(80)
-    deadline = time.monotonic() + 60
-    while not tape.exists() or not len(read_segment(tape).records):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: tape.exists() and tape.stat().st_size and len(read_segment(tape).records), "a call on the tape")
     process.send_signal(signal.SIGTERM)
     process.stdout.close()
     assert process.wait(timeout=30) in (-signal.SIGTERM, -signal.SIGPIPE)

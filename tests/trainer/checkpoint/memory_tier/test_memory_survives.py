@@ -16,6 +16,7 @@ from probes.guard.ledger import LEDGER_NAME, Ledger
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from probes.tape.shared_memory import SHARED_MEMORY, remove_shared, shared_folder, sweep_stale
+from tests.fakes import ProcessEnd
 from tests.processes import _PRELOADED, run_ranks
 from tests.trainer.training_runs import assert_same_bits, run_loop, small, with_steps
 from trainer.checkpoint.memory_tier.slots import Slot
@@ -26,10 +27,6 @@ from trainer.rank.loop import Session
 
 pytestmark = pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="needs /dev/shm")
 STEPS = 24
-
-
-class Died(BaseException):
-    """Stands for the end of a process; its shared memory stays, as after SIGKILL."""
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +54,7 @@ def _dies_after(step: int, *, by_signal: bool = False) -> Any:
                         copy.sealing.result(30)
                 if by_signal:
                     os.kill(os.getpid(), signal.SIGKILL)
-                raise Died
+                raise ProcessEnd
             return after
 
         session.recovery.taken = taking  # type: ignore[method-assign]
@@ -66,7 +63,7 @@ def _dies_after(step: int, *, by_signal: bool = False) -> Any:
 
 
 def _die(config: Config, folder: Path, step: int, **more: Any) -> None:
-    with pytest.raises(Died):
+    with pytest.raises(ProcessEnd):
         run_loop(config, folder, rank=0, world_size=1, change=_dies_after(step), **more)
 
 
@@ -98,7 +95,7 @@ def test_after_sigkill_the_newest_vetted_copy_is_gone_on_from(tmp_path: Path) ->
 
 def _both_die(rank: int, world_size: int, folder: Path, vetted_on: int, damaged_on: int) -> int:
     config = _config(parallel={"dp_shard": 2})
-    with pytest.raises(Died):
+    with pytest.raises(ProcessEnd):
         run_loop(config, folder, rank=rank, world_size=world_size, change=_dies_after(15))
     rank_folder = shared_folder(folder) / f"rank-{rank:05d}"
     for slot in Slot.all_in(rank_folder):
@@ -192,7 +189,7 @@ def test_without_room_the_copies_are_private(tmp_path: Path, monkeypatch: pytest
 
 def test_the_number_of_slots_is_bounded(tmp_path: Path) -> None:
     config = _config(checkpoint={"interval": 1, "memory_interval": 1, "asynchronous": True})
-    with pytest.raises(Died):
+    with pytest.raises(ProcessEnd):
         run_loop(config, tmp_path, rank=0, world_size=1, change=_dies_after(20))
     slots = [path for path in (shared_folder(tmp_path) / "rank-00000").iterdir() if path.suffix == ""]
     assert len([path for path in slots if path.name.startswith("slot")]) <= 4 + 2
@@ -224,7 +221,7 @@ def test_a_process_that_wakes_up_does_not_reach_the_next_ones_copies(tmp_path: P
         woken.append(session)
         _dies_after(15)(session)
 
-    with pytest.raises(Died):
+    with pytest.raises(ProcessEnd):
         run_loop(_config(), tmp_path, rank=0, world_size=1, change=remember)
     former = {path.name for path in (shared_folder(tmp_path) / "rank-00000").glob("slot-*")}
     assert former

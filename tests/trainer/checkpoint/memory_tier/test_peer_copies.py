@@ -19,6 +19,7 @@ import torch.distributed as dist
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from probes.tape.shared_memory import SHARED_MEMORY, remove_shared, shared_folder
+from tests.fakes import ProcessEnd
 from tests.processes import run_ranks
 from tests.trainer.training_runs import assert_same_bits, run_loop, small, with_steps
 from trainer.checkpoint.memory_tier.peers import PeerCopies, _partner, rank_folder
@@ -39,10 +40,6 @@ def _clean(tmp_path: Path) -> Any:
     for node in (0, 1):
         for folder in (tmp_path, *(path for path in tmp_path.iterdir() if path.is_dir())):
             remove_shared(folder, node)
-
-
-class Died(BaseException):
-    """Stands for the end of a process."""
 
 
 def _config(**sections: Any) -> Config:
@@ -68,7 +65,7 @@ def _dies(session: Session) -> None:
             if copy.sending is not None:
                 copy.sending.result(30)
         if position.step + 1 == LAST:
-            raise Died
+            raise ProcessEnd
         return after
 
     session.recovery.taken = taking  # type: ignore[method-assign]
@@ -89,7 +86,7 @@ def _a_node_is_lost(rank: int, world_size: int, folder: Path) -> dict[str, dict[
     for case in CASES:
         place = folder / case
         _stand_on_node(rank // 2, rank % 2)
-        with pytest.raises(Died):
+        with pytest.raises(ProcessEnd):
             run_loop(_config(), place, rank=rank, world_size=world_size, change=_dies)
         own = shared_folder(place)
         kept = sorted(int(path.name.removeprefix("rank-")) for path in own.glob("rank-*"))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousConnectionError
 
+from tests.waiting import wait_for
 from trainer.launcher.nodes import host_address as module
 from trainer.launcher.nodes.host_address import gloo_interface, is_own, own_address
 from trainer.launcher.nodes.rendezvous_handler import ResponsiveHandler
@@ -65,10 +66,7 @@ def test_a_look_at_the_ranks_never_waits_for_the_store(silent: Silent, listener:
     assert time.monotonic() - start < 1.0
     assert silent.asked.wait(10)
     silent.power.set()
-    deadline = time.monotonic() + 10
-    while not patient.num_nodes_waiting():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(patient.num_nodes_waiting, "the nodes that wait", deadline_s=10)
     assert patient.num_nodes_waiting() == 2
     silent.waiting = 0
     assert patient.next_rendezvous() == "info"

@@ -1,4 +1,4 @@
-"""Answers of nvidia-ml-py, as far as `watch.health.nvml` asks: two devices, of which fields can be made to fail.
+"""Stand-ins that several test files use: a driver library without a GPU, and the end of a process within one.
 
 nvml = FakeNvml()
 nvml.failing["nvmlDeviceGetPowerUsage"] = nvml.NVML_ERROR_NOT_SUPPORTED
@@ -13,7 +13,11 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-__all__ = ["FakeNvml"]
+__all__ = ["FakeNvml", "ProcessEnd"]
+
+
+class ProcessEnd(BaseException):
+    """SIGKILL at one point of the code: no handler of exceptions acts on it, and shared memory stays."""
 
 
 class NVMLError(Exception):
@@ -25,6 +29,8 @@ class NVMLError(Exception):
 
 
 class FakeNvml:
+    """Answers of nvidia-ml-py, as far as `watch.health.nvml` asks: two devices, of which fields can be made to fail."""
+
     NVMLError = NVMLError
     NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_TIMEOUT, NVML_ERROR_GPU_IS_LOST = 3, 10, 15
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM = 0, 1
