@@ -30,7 +30,7 @@ _PRELOADED = [
 
 
 def run_ranks(
-    worker: Callable[..., Any], *, world_size: int, args: tuple[Any, ...] = (), deadline_s: float = 60.0
+    worker: Callable[..., Any], *, world_size: int, args: tuple[Any, ...] = (), deadline_s: float = 100.0
 ) -> list[Any]:
     """Run `worker` on every rank and return its values by rank; AssertionError if any rank doesn't finish well."""
     context = multiprocessing.get_context("forkserver")
