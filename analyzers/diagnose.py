@@ -36,7 +36,7 @@ SCHEMA_VERSION = 2
 """Of the JSON report: raised when a reader of the former version would misread it. 2: an id names a finding by its
 kind's identity (`straggler-0-r3`), no longer by its first step."""
 _STATUS_ORDER = {"fired": 0, "suspect": 1, "advice": 2, "ok": 3, "insufficient_data": 4}
-_SEGMENT = re.compile(r"\.\d+\.tape$")
+_SEGMENT = re.compile(r"\.\d+\.tape(#checksum)?$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from probes.tape.rundir import RunDir
-from store.database import WriterLock, log_of
+from store.database import StoreError, WriterLock, connect_attached, log_of, quarantine, translated
+from store.ddl import quoted
 from store.ingest.ingest import Ingester
 from store.ingest.rank_folders import folders_by_node
 
 __all__ = ["RebuildResult", "rebuild"]
+
+WAIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,15 +31,19 @@ class RebuildResult:
     """Finished rows by table, over all nodes."""
     problems: tuple[str, ...]
     """Files that could not be read, or not wholly; table `ingest_problems` says why."""
+    kept: tuple[Path, ...] = ()
+    """Former stores that were set aside: they have rows that the tapes no longer have, or cannot be read."""
 
 
-def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None) -> RebuildResult:
+def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None, *, force: bool = False) -> RebuildResult:
     """Make every node's store anew; `progress(bytes done, bytes of all tapes)` is called now and then.
 
-    The old store stays in use until the new one is whole. Rows whose tapes were removed are not in it. Raises
-    StoreLockedError while a watch writes, StoreError if the folder cannot be written.
+    The old store stays in use until the new one is whole. One that has rows which the tapes no longer have is kept as
+    it is, unless `force`: then it is set aside. Raises StoreLockedError while a watch writes, StoreError if the folder
+    cannot be written or rows would be lost.
     """
     rows: Counter[str] = Counter()
+    kept: list[Path] = []
     problems: list[str] = []
     total = sum(
         tape.stat().st_size for _, _, folder in run.rank_dirs() for tape in folder.glob("*.tape") if tape.is_file()
@@ -60,11 +67,54 @@ def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None) -> 
                         if progress:
                             progress(min(done, total), total)
                     problems.extend((*result.truncated, *result.damaged))
+                aside = _check_loss(fresh, store, force=force)
+                kept += [aside] if aside is not None else []
                 _put_in_place(fresh, store)
             finally:
                 fresh.unlink(missing_ok=True)
                 log_of(fresh).unlink(missing_ok=True)
-    return RebuildResult(rows=dict(rows), problems=tuple(problems))
+    return RebuildResult(rows=dict(rows), problems=tuple(problems), kept=tuple(kept))
+
+
+def _check_loss(fresh: Path, store: Path, *, force: bool) -> Path | None:
+    """Set the former store aside if need be; returns its place. Raises StoreError for a loss that is not forced."""
+    if not store.exists():
+        return None
+    try:
+        before = _counts(store)
+    except StoreError:
+        return quarantine(store)  # unreadable, as far as is known now
+    after = _counts(fresh)
+    lost = {table: (rows, after.get(table, 0)) for table, rows in before.items() if after.get(table, 0) < rows}
+    if not lost:
+        return None
+    if force:
+        return quarantine(store)
+    text = ", ".join(f"{table} {rows:,} -> {now:,}" for table, (rows, now) in sorted(lost.items()))
+    raise StoreError(
+        f"{store} has rows that the tapes no longer have ({text}); it was left as it is. "
+        "See `rankscope analyze` for the damaged files; --force replaces the store and keeps the former one"
+    )
+
+
+def _counts(path: Path) -> dict[str, int]:
+    """Rows by table, open ones included. Raises StoreError."""
+    import duckdb
+
+    connection = connect_attached({"store": path}, wait_s=WAIT_S)
+    try:
+        listed = connection.execute(
+            "SELECT table_name FROM duckdb_tables() WHERE database_name = 'store' AND table_name NOT LIKE 'ingest%'"
+        ).fetchall()
+        counts: Counter[str] = Counter()
+        for (name,) in listed:
+            ((number,),) = connection.execute(f"SELECT count(*) FROM store.main.{quoted(name)}").fetchall()
+            counts[str(name).removesuffix("_done").removesuffix("_open")] += number
+        return dict(counts)
+    except duckdb.Error as error:
+        raise translated(error, path) from error
+    finally:
+        connection.close()
 
 
 def _put_in_place(fresh: Path, store: Path) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from analyzers.run.policy import stall_policy
+from analyzers.run.setting import number
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir, RunError
@@ -38,6 +39,7 @@ from watch.ingest_loop import IngestLoop
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
 from watch.standstill_loop import StandstillLoop
+from watch.tape_sync import TapeSync
 
 __all__ = ["main"]
 
@@ -124,7 +126,10 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> N
                 loop = StandstillLoop(run, tapes, judge, events, launcher_pid=pid, job=job)
                 ingest = IngestLoop(run, ingester, tapes, judge, exporting, events, node_rank=node_rank, job=job)
                 events.write(event_kinds.WATCH_STARTED, pid=os.getpid())
-                _run(loop, ingest, run, Heartbeat(options.heartbeat_fd))
+                syncing = TapeSync(run, node_rank, every_s=_sync_s(run), is_running=lambda: tapes.is_running)
+                with syncing.running():
+                    _run_until_needed(loop, ingest, Heartbeat(options.heartbeat_fd))
+                _close(ingest, run, Heartbeat(options.heartbeat_fd))
                 if not loop.is_needed():
                     remove_shared(run.path, node_rank)  # of ranks that could not do it themselves
         exporting.finish()  # the store is released: no reader waits for a tracker or for a last scrape
@@ -142,14 +147,24 @@ def _sole_writer(run: RunDir, node_rank: int) -> Ingester:
         time.sleep(0.05)
 
 
-def _run(loop: StandstillLoop, ingest: IngestLoop, run: RunDir, heartbeat: Heartbeat) -> None:
-    """Tick until the run has ended or a signal arrives, then close."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stop)
+def _sync_s(run: RunDir) -> float:
+    """Seconds between two syncs of the tapes, as configured."""
+    given = number(run.manifest(), "probes.sync_s")
+    return 5.0 if given is None or not 0 <= given < 86400 else given
+
+
+def _run_until_needed(loop: StandstillLoop, ingest: IngestLoop, heartbeat: Heartbeat) -> None:
+    """Tick until the run has ended or a signal arrives."""
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, _stop)
     with contextlib.suppress(_Stop), ingest.running():
         _tick_on(loop, heartbeat)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, signal.SIG_IGN)
+
+
+def _close(ingest: IngestLoop, run: RunDir, heartbeat: Heartbeat) -> None:
+    """Ingest the last records."""
     for _ in range(CLOSE_TRIES if run.path.is_dir() else 0):
         heartbeat.beat()
         with contextlib.suppress(StoreError):

@@ -31,6 +31,8 @@ def verdict(
     wrong = [finding for finding in findings if finding.status in ("fired", "suspect")]
     unjudged = {finding.kind for finding in findings if finding.status == "insufficient_data"}
     missing = f"{_checks(len(unjudged))} more data: see `-v`." if unjudged else ""
+    incomplete = _incomplete(facts)
+    missing = f"{incomplete} {missing}".strip()
     gain = _unexplained_gain(wrong, what_if, policy)
     if wrong:
         others = "" if len(wrong) == 1 else f"{len(wrong) - 1} more finding{'s' * (len(wrong) > 2)}."
@@ -48,6 +50,8 @@ def verdict(
     clean = f"Nothing was found{seen}, but {unjudged_time}." if unjudged_time else f"No problems found{seen}."
     if gain and not unjudged_time:
         clean = f"Nothing was found{seen}."
+    if incomplete:
+        clean = f"Nothing was found{seen} in the records that are left."
     if facts.get("ended") == "failed":  # never a clean bill for a run that did not end by its own will
         when = "failed" if facts.get("steps") else "failed before its first step"
         clean = f"The run {when}, and nothing that was recorded explains it: read the logs of its ranks."
@@ -58,6 +62,17 @@ def verdict(
 
 def _checks(number: int) -> str:
     return "1 check needs" if number == 1 else f"{number} checks need"
+
+
+def _incomplete(facts: Mapping[str, Any]) -> str:
+    """Files of records that were lost, cut off or altered: what was in them was not judged."""
+    problems = [found for found in facts.get("file_problems") or () if str(found["path"]).startswith("tapes/")]
+    if not problems:
+        return ""
+    first = problems[0]
+    name, others = str(first["path"]).removesuffix("#checksum"), len(problems) - 1
+    more = f", and {others} more file{'s' * (others > 1)}" if others else ""
+    return f"Records incomplete: {name} {first['problem']}{more}."
 
 
 def _preempted(facts: Mapping[str, Any]) -> str:

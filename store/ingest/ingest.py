@@ -191,6 +191,8 @@ class Ingester:
         for new in self._tail.changes(self._state, tick=self._ticks, thorough=thorough):
             if isinstance(new, Problem):
                 transfer.take_problem(new.path, new.problem)
+                if new.checked is not None:
+                    transfer.changes.events[new.checked.path] = new.checked
             elif isinstance(new, NewEvents):
                 transfer.take_events(new)
             else:

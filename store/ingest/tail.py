@@ -24,7 +24,8 @@ from probes.tape.events import read_events
 from probes.tape.reader import MAX_SEGMENT_BYTES, Header, Segment, TapeError, read_header, read_segment
 from probes.tape.rundir import NO_MANIFEST, RunDir
 from probes.tape.safe_open import LINK, NO_FOLDER, NOT_PLAIN, open_plain
-from probes.tape.writer import HEADER_BYTES, OPEN
+from probes.tape.segment_index import BLANK, INDEX_NAME, check_index, index_signature, missing_numbers
+from probes.tape.writer import HEADER_BYTES, OPEN, segment_name
 from store.ingest.rank_folders import Folder, NodeFolders
 from store.ingest.read_positions import EventPosition, ReadState, SegmentPosition
 
@@ -32,6 +33,8 @@ __all__ = ["NewEvents", "NewRecords", "Problem", "Tail", "anchor_of"]
 
 WINDOW_BYTES = 1 << 16  # a stretch of a tape without a record in it: nothing comes after, the writer is not there yet
 FINAL_SEGMENTS = 3  # a writer completes records in its two newest segments; with one more, no race is left
+CHECKSUM = "#checksum"
+"""Behind the path of a problem that the node's index of checksums shows."""
 OLD_ATTEMPT_TICKS = 16  # tapes of an attempt that was followed by another are polled once in so many ticks
 LAST_WORD_TICKS = 2  # but in so many more at once: a restart may be quicker than a tick
 
@@ -65,6 +68,8 @@ class Problem:
 
     path: str
     problem: str
+    checked: EventPosition | None = None
+    """Of the last problem of a check of the node's index: what it has covered."""
 
 
 @dataclass(slots=True)
@@ -93,6 +98,8 @@ class Tail:
         if thorough and self.folders.node_rank == 0:
             yield from self._odd_files(state)
         folders = self.folders.all()
+        if thorough:
+            yield from self._integrity(folders, state)
         newest_attempt = max((folder.attempt for folder in folders), default=0)
         if newest_attempt != self._newest[0]:
             self._newest = (newest_attempt, tick)
@@ -114,6 +121,32 @@ class Tail:
         for path, problem in state.problems.items():
             if path not in odd and problem in (LINK, NOT_PLAIN, NO_FOLDER, NO_MANIFEST):
                 yield Problem(path=path, problem="")
+
+    def _integrity(self, folders: list[Folder], state: ReadState) -> Iterator[Problem]:
+        """Segments and events that are not as the node's index of checksums says, and gaps between segments.
+
+        Read whole only if a file or the index was written since the last check.
+        """
+        index = self.run.node_dir(self.folders.node_rank) / INDEX_NAME
+        signature = index_signature(self.run.path, index)
+        name = f"{index.relative_to(self.run.path).as_posix()}{CHECKSUM}"
+        checked = state.events.get(name)
+        if checked is not None and checked.next_byte == signature:
+            return
+        found = {f"{path}{CHECKSUM}": problem for path, problem in check_index(self.run.path, index)}
+        for folder in folders:
+            names = [path.rpartition("/")[2] for _, _, path in self.folders.segments(folder)]
+            for table, number in missing_numbers(names):
+                found[f"{folder.name}/{segment_name(table, number)}{CHECKSUM}"] = "is missing: later segments are there"
+        for path, problem in found.items():
+            if state.problems.get(path) != problem:
+                yield Problem(path=path, problem=problem)
+        for path in state.problems:
+            if path.endswith(CHECKSUM) and path not in found:
+                yield Problem(path=path, problem="")
+        if signature:
+            position = EventPosition(path=name, next_byte=signature)
+            yield Problem(path=name, problem="", checked=position)
 
     def _segment_changes(
         self, folder: Folder, state: ReadState, *, tick: int, thorough: bool, rest: bool
@@ -181,7 +214,7 @@ class Tail:
             return
         text = error.strerror or "unreadable" if isinstance(error, OSError) else str(error).partition(": ")[2]
         if isinstance(error, TapeError) and _is_blank(self.run.path / path):
-            text = ""  # its writer died while making it: it never held a record
+            text = BLANK if thorough else ""  # a moment later it may be a tape
         if state.problems.get(path, "") != text:
             yield Problem(path=path, problem=text)
 

@@ -130,6 +130,9 @@ class ProbesConfig(Section):
     """Steps between checks whether state without enough replicas changed between optimizer steps; 1 = all."""
     sample_stacks: bool = True
     """While a rank is slow, take some twenty Python stacks of it and of one peer, to report the line of code."""
+    sync_s: float = Field(default=5.0, ge=0)
+    """Seconds between two syncs of the records to the disk, by `watch`: what a power cut may lose; 0 = left to the
+    kernel."""
     health: bool = True
     """Read host and GPUs once a second, in `watch`."""
     dcgm_url: str = ""

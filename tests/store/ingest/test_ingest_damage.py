@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from probes.tape.rundir import RunDir
-from probes.tape.writer import COMPLETE, HEADER_BYTES
-from store import Ingester, Store, rebuild
+from probes.tape.segment_index import BLANK, check_index
+from probes.tape.writer import COMPLETE, HEADER_BYTES, JSON_OFFSET, OPEN
+from store import Ingester, Store, StoreError, rebuild
 from tests.factories import RankWriter, empty_run, make_run
+from watch.tape_sync import TapeSync
 
 
 def problems(run: RunDir) -> dict[str, str]:
@@ -64,8 +66,103 @@ def test_a_tape_that_is_just_being_made_is_no_problem(tmp_path: Path) -> None:
         path.write_bytes(whole)
         assert ingester.tick().rows == {"steps": 10}
     path.write_bytes(bytes(len(whole)))
+    with pytest.raises(StoreError, match="steps 10 -> 0"):
+        rebuild(run)
+    assert store_rows(run) == 10, "what the store had is kept"
+    result = rebuild(run, force=True)
+    assert problems(run) == {path.name: BLANK}
+    assert result.problems == ("tapes/attempt-0/rank-00000/steps.00000.tape",)
+    (kept,) = result.kept
+    assert kept.exists()
+
+
+def store_rows(run: RunDir) -> int:
+    with Store.open(run, catch_up=False) as store:
+        return int(store.rows("SELECT count(*) FROM steps")[0][0])
+
+
+DAMAGES = 300
+
+
+def test_every_damage_of_an_indexed_run_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=30, gradients_every=5, hang={1: 28})
+    TapeSync(run).sync(last=True)
     rebuild(run)
-    assert problems(run) == {}
+    assert problems(run) == {}, "an open record is no damage"
+    index, dice = run.node_dir(0) / "segments.jsonl", random.Random(5)
+    files = sorted(path for _, _, folder in run.rank_dirs() for path in folder.iterdir())
+    files = [path for path in files if used_bytes(path)]
+    for number in range(DAMAGES):
+        path = files[number % len(files)]
+        whole = path.read_bytes()
+        harm = ("flip", "blank", "cut", "remove", "zero a page")[dice.randrange(5)]
+        damage(path, harm, dice)
+        if path.exists() and path.read_bytes() == whole:
+            continue
+        named = dict(check_index(run.path, index))
+        assert list(named) == [path.relative_to(run.path).as_posix()], (number, harm, path.name, named)
+        path.write_bytes(whole)
+    damage(files[0], "flip", dice)
+    assert list(problems(run)) == [f"{files[0].name}#checksum"], "a reader checks files that were written since"
+
+
+def test_a_record_that_is_finished_later_is_no_damage(tmp_path: Path) -> None:
+    run = empty_run(tmp_path)
+    writer = RankWriter(run, 0)
+    slots = [writer.append("steps", OPEN, step=step, start_ns=writer.now_ns) for step in range(5)]
+    writer.complete("steps", slots[3], duration_ns=7)
+    TapeSync(run, is_running=lambda: True).sync(last=True)
+    for slot in slots[:3]:
+        writer.complete("steps", slot, duration_ns=8)
+    writer.append("steps", COMPLETE, step=9, start_ns=writer.now_ns)
+    assert dict(check_index(run.path, run.node_dir(0) / "segments.jsonl")) == {}
+    writer.tape("steps").set(slots[3], "duration_ns", 9)
+    assert list(dict(check_index(run.path, run.node_dir(0) / "segments.jsonl"))) == [
+        "tapes/attempt-0/rank-00000/steps.00000.tape"
+    ]
+
+
+def used_bytes(path: Path) -> int:
+    """Up to where a file holds anything."""
+    return len(path.read_bytes().rstrip(b"\0"))
+
+
+def damage(path: Path, harm: str, dice: random.Random) -> None:
+    blob = bytearray(path.read_bytes())
+    used = used_bytes(path)
+    if path.suffix == ".tape":  # beyond the header's text and before the first record nothing is stored
+        head = HEADER_BYTES if dice.random() < 0.8 and used > HEADER_BYTES else 0
+        place = dice.randrange(HEADER_BYTES, used) if head else dice.randrange(JSON_OFFSET, 300)
+    else:
+        place = dice.randrange(used)
+    if harm == "flip":
+        blob[place] ^= 1 << dice.randrange(8)
+    elif harm == "blank":
+        blob = bytearray(len(blob))
+    elif harm == "cut":
+        del blob[place:]
+    elif harm == "zero a page":
+        blob[place : place + 512] = bytes(len(blob[place : place + 512]))
+    path.write_bytes(blob)
+    if harm == "remove":
+        path.unlink()
+
+
+def test_an_altered_index_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=10)
+    TapeSync(run).sync(last=True)
+    index = run.node_dir(0) / "segments.jsonl"
+    lines = index.read_text().splitlines(keepends=True)
+    index.write_text("".join(lines[:2] + lines[3:]))
+    assert "lines were altered or taken out" in problems(run)["segments.jsonl#checksum"]
+
+
+def test_a_gap_between_segments_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=1, steps=10)
+    path = run.rank_dir(0, 0) / "steps.00000.tape"
+    path.rename(path.with_name("steps.00002.tape"))
+    (path.with_name("steps.00000.tape")).write_bytes(bytes(5000))
+    assert problems(run)["steps.00001.tape#checksum"] == "is missing: later segments are there"
 
 
 def test_a_problem_that_is_gone_is_forgotten(tmp_path: Path) -> None:

@@ -1,0 +1,250 @@
+"""Index of a node's tapes with checksums: what was written, so that its loss or alteration can be named.
+
+    index = SegmentIndex(run.node_dir(0) / "segments.jsonl")     # `watch`, every half minute and at the end of a run
+    index.add(run.path, "tapes/attempt-0/rank-00003/steps.00000.tape")
+    index.sync()
+    for path, problem in check_index(run.path, run.node_dir(0) / "segments.jsonl"): ...
+
+A line per file and state: of a tape the number of places in use, those that are not finished, and a CRC-32 over the
+fixed part of its header and all finished records, which no writer changes any more; of events and names the number of
+bytes and their CRC-32. Of several lines of a file the last counts. Each line has the digest of the line before, so a
+line that is altered or taken out breaks the chain; the file is synced after each round.
+
+The checksums are computed by the process that reads the tapes anyway: a record costs its writer nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .reader import Header, TapeError, read_header
+from .safe_open import open_plain, read_plain
+from .writer import COMPLETE, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET
+
+__all__ = ["BLANK", "INDEX_NAME", "SegmentIndex", "check_index", "index_signature", "missing_numbers"]
+
+INDEX_NAME = "segments.jsonl"
+BLANK = "is blank: its records were lost, or it was reserved and never written"
+MAX_INDEX_BYTES = 256 << 20
+MAX_OPEN = 4096
+_CHUNK_BYTES = 1 << 20
+_NAME = re.compile(r"([a-z_]+)\.(\d{5,9})\.tape")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """State of one file: places of a tape, or bytes of a text."""
+
+    path: str
+    extent: int
+    crc: int
+    open_places: tuple[int, ...] = ()
+
+
+class SegmentIndex:
+    """Appends to the index of one node. Raises OSError where it cannot be written."""
+
+    def __init__(self, path: Path) -> None:
+        self._known, self._last, _ = _read(path)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        self._is_dirty = False
+
+    def add(self, root: Path, name: str, *, is_over: bool = False) -> bool:
+        """Note the present state of a file below `root`; True if it has changed. One that cannot be read is left out:
+        the ingestion reports it. `is_over`: its writer is gone, so records that it left open are covered too."""
+        try:
+            entry = _state_of(root, name, _Entry(path=name, extent=-1, crc=0) if is_over else None)
+        except (TapeError, OSError):
+            return False
+        if entry is None or self._known.get(name) == entry:
+            return False
+        line = json.dumps(
+            {"path": name, "extent": entry.extent, "crc": entry.crc, "open": entry.open_places, "prev": self._last},
+            separators=(",", ":"),
+        )
+        os.write(self._fd, line.encode() + b"\n")
+        self._known[name], self._last, self._is_dirty = entry, _digest(line), True
+        return True
+
+    def sync(self) -> None:
+        """Put what was added on the disk."""
+        if self._is_dirty:
+            os.fsync(self._fd)
+            self._is_dirty = False
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+def check_index(root: Path, index: Path) -> Iterator[tuple[str, str]]:
+    """(path below `root`, what is wrong) of every file that is not as the index says, and of the index itself."""
+    known, _, problem = _read(index)
+    if problem:
+        yield index.relative_to(root).as_posix(), problem
+    for name, entry in known.items():
+        problem = _problem(root, entry)
+        if problem:
+            yield name, problem
+
+
+def missing_numbers(names: list[str]) -> Iterator[tuple[str, int]]:
+    """(table, number) of segments that lie between others of their table and are not there."""
+    numbers: dict[str, set[int]] = {}
+    for name in names:
+        if match := _NAME.fullmatch(name):
+            numbers.setdefault(match[1], set()).add(int(match[2]))
+    for table, found in sorted(numbers.items()):
+        for number in range(min(found), max(found)):
+            if number not in found:
+                yield table, number
+
+
+def index_signature(root: Path, index: Path) -> int:
+    """A number that changes when the index or a file in it was written or removed; 0 without an index."""
+    known, last, _ = _read(index)
+    if not last:
+        return 0
+    digest = hashlib.blake2b(last.encode(), digest_size=7)
+    for name in known:
+        try:
+            found = (root / name).lstat()
+            digest.update(f"{name} {found.st_size} {found.st_mtime_ns}".encode())
+        except OSError:
+            digest.update(name.encode())
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _problem(root: Path, entry: _Entry) -> str:
+    noun = "records" if entry.path.endswith(".tape") else "bytes"
+    try:
+        found = _state_of(root, entry.path, limit=entry)
+    except FileNotFoundError:
+        return f"is missing: it had {entry.extent} {noun}"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    except TapeError as error:
+        text = str(error).partition(": ")[2]
+        return f"is damaged ({text}): it had {entry.extent} {noun}"
+    if found is None:
+        return f"{BLANK}; it had {entry.extent} {noun}"
+    if found.extent < entry.extent:
+        return f"is cut off: {found.extent} of {entry.extent} {noun} are left"
+    return "" if found.crc == entry.crc else f"was altered: the checksum of its first {entry.extent} {noun} is another"
+
+
+def _state_of(root: Path, name: str, limit: _Entry | None = None) -> _Entry | None:
+    """State of a file, as far as `limit` covers it (a negative extent: whole); None of a tape without a single byte."""
+    path = root / name
+    if not name.endswith(".tape"):
+        return _text_state(path, name, limit)
+    blob = read_plain(path, HEADER_BYTES)
+    if not blob.strip(b"\0"):
+        return None
+    header = read_header(path)
+    (_, _, json_bytes, _, _) = HEADER_PREFIX.unpack_from(blob)
+    crc = zlib.crc32(blob[JSON_OFFSET : JSON_OFFSET + json_bytes])
+    searches = limit is None or limit.extent < 0
+    rows = _rows(path, header, header.capacity if limit is None or searches else limit.extent)
+    states = rows[:, _state_offset(header)]
+    used = np.flatnonzero(states)
+    extent = (int(used[-1]) + 1 if len(used) else 0) if searches else len(rows)
+    rows, states = rows[:extent], states[:extent]
+    left_out: Any
+    if limit is None:
+        left_out = np.flatnonzero(states != COMPLETE)
+        if len(left_out) > MAX_OPEN:  # never seen; then what comes after is not covered
+            extent, left_out = int(left_out[MAX_OPEN]), left_out[:MAX_OPEN]
+            rows = rows[:extent]
+    else:
+        left_out = np.array([place for place in limit.open_places if place < extent], dtype=np.int64)
+    kept = np.delete(rows, left_out, axis=0) if len(left_out) else rows
+    crc = zlib.crc32(np.ascontiguousarray(kept).data, crc)
+    return _Entry(path=name, extent=extent, crc=crc, open_places=tuple(left_out.tolist()))
+
+
+def _state_offset(header: Header) -> int:
+    fields = header.dtype.fields
+    return int(fields["state"][1]) if fields else header.record_bytes - 1
+
+
+def _rows(path: Path, header: Header, most: int) -> Any:
+    """The raw records of a tape, one row of bytes each, as far as the file goes."""
+    fd = open_plain(path)
+    try:
+        blob = os.pread(fd, min(most, header.capacity) * header.record_bytes, HEADER_BYTES)
+    finally:
+        os.close(fd)
+    count = len(blob) // header.record_bytes
+    return np.frombuffer(blob, dtype=np.uint8, count=count * header.record_bytes).reshape(count, header.record_bytes)
+
+
+def _text_state(path: Path, name: str, limit: _Entry | None) -> _Entry:
+    """Of whole lines: the last may be in the middle of being written."""
+    crc, size = 0, 0
+    with open(open_plain(path), "rb") as file:
+        if limit is None or limit.extent < 0:
+            left = _whole_lines(file.fileno(), os.fstat(file.fileno()).st_size)
+        else:
+            left = limit.extent
+        while left and (blob := file.read(min(left, _CHUNK_BYTES))):
+            crc, size, left = zlib.crc32(blob, crc), size + len(blob), left - len(blob)
+    return _Entry(path=name, extent=size, crc=crc)
+
+
+def _whole_lines(fd: int, size: int) -> int:
+    end = size
+    while end > 0:
+        start = max(0, end - _CHUNK_BYTES)
+        place = os.pread(fd, end - start, start).rfind(b"\n")
+        if place >= 0:
+            return start + place + 1
+        end = start
+    return 0
+
+
+def _read(path: Path) -> tuple[dict[str, _Entry], str, str]:
+    """The last entry of each file, the digest of the last line, and what is wrong with the index."""
+    known: dict[str, _Entry] = {}
+    last = problem = ""
+    try:
+        lines = read_plain(path, MAX_INDEX_BYTES).split(b"\n")
+    except FileNotFoundError:
+        return {}, "", ""
+    except OSError as error:
+        return {}, "", f"cannot be read ({error.strerror})"
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            found = json.loads(line)
+            entry = _Entry(
+                path=str(found["path"]), extent=int(found["extent"]), crc=int(found["crc"]),
+                open_places=tuple(int(place) for place in found["open"]),
+            )  # fmt: skip
+            if ".." in Path(entry.path).parts or entry.path.startswith("/") or entry.extent < 0:
+                raise ValueError(entry.path)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            problem = problem or f"line {number} is damaged"
+            last = _digest(line.decode("utf-8", "replace"))
+            continue
+        if found.get("prev") != last:
+            problem = problem or f"line {number} does not follow the one before: lines were altered or taken out"
+        known[entry.path], last = entry, _digest(line.decode("utf-8", "replace"))
+    if lines[-1].strip(b"\0"):
+        problem = problem or "its last line is torn"
+    elif lines[-1]:
+        problem = problem or "its end is blank"
+    return known, last, problem
+
+
+def _digest(line: str) -> str:
+    return hashlib.blake2b(line.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,146 @@
+"""Put tapes and events on the disk every few seconds, and note their checksums, in a thread of `watch`.
+
+    with TapeSync(run, node_rank=0, every_s=5.0).running():
+        ...
+    # on leaving: once more, for all files of the node
+
+A killed process loses nothing that it wrote to a tape; a power cut loses what the kernel has not written yet. Syncing a
+file writes what any process has stored to it through a mapping, so the ranks neither wait for the disk nor know of it:
+at most `every_s` seconds of records, and the time that the sync takes, are lost. What is lost or altered all the same
+can be named by the index of checksums (`probes.tape.segment_index`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from probes.tape.rundir import RunDir
+from probes.tape.safe_open import open_plain
+from probes.tape.segment_index import INDEX_NAME, SegmentIndex
+from store.ingest.rank_folders import Folder, NodeFolders
+
+__all__ = ["TapeSync"]
+
+logger = logging.getLogger("rankscope.watch")
+INDEX_EVERY_S = 30.0
+STOP_S = 20.0
+LIVE_SEGMENTS = 3
+"""Of each table: a writer stores into its two newest only."""
+
+
+class TapeSync:
+    """Syncs the files of one node's ranks. `every_s` 0: never, but for the index at the end."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        node_rank: int = 0,
+        *,
+        every_s: float = 5.0,
+        is_running: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`is_running`: whether a rank of the node may still write."""
+        self._is_running = is_running
+        self._run, self._node_rank, self._every_s = run, node_rank, every_s
+        self._folders = NodeFolders(run, node_rank)
+        self._done: set[str] = set()  # segments that no writer touches any more, synced and noted
+        self._indexed_s = time.monotonic()
+        self._attempt = -1
+        self._problem = ""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Sync in a thread while the block runs."""
+        stop = threading.Event()
+        thread = threading.Thread(target=self._run_until, args=(stop,), name="tape-sync", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join(STOP_S)
+
+    def sync(self, *, last: bool = False) -> None:
+        """One round: the files that may have changed; `last`: those of all attempts, with their checksums.
+
+        Records that a rank left open are covered by a checksum once no rank runs any more.
+        """
+        folders = self._folders.all()
+        newest = max((folder.attempt for folder in folders if not folder.is_node), default=0)
+        ended, self._attempt = self._attempt not in (-1, newest), newest
+        notes = last or ended or time.monotonic() - self._indexed_s >= INDEX_EVERY_S
+        names = [
+            (name, is_live)
+            for folder in folders
+            if last or ended or folder.is_node or folder.attempt == newest
+            for name, is_live in self._files(folder)
+        ]
+        for name, _ in names:
+            self._sync_file(name)
+        for folder in folders:
+            _sync_folder(folder)
+        if notes and names:
+            self._note(names, is_over=last and not self._is_running())
+
+    def _run_until(self, stop: threading.Event) -> None:
+        while not stop.wait(self._every_s or 3600.0):
+            self._guarded(last=False)
+        self._guarded(last=True)
+
+    def _guarded(self, *, last: bool) -> None:
+        try:
+            self.sync(last=last)
+        except OSError as error:  # a full or dead disk: reported once, tried again
+            if str(error) != self._problem:
+                self._problem = str(error)
+                logger.warning("Tapes cannot be synced: %s", error)
+
+    def _files(self, folder: Folder) -> Iterator[tuple[str, bool]]:
+        """(path in the run, whether a writer may still change it) of a folder's files that are not done."""
+        segments = self._folders.segments(folder)
+        newest: dict[str, int] = {}
+        for table, number, _ in segments:
+            newest[table] = max(number, newest.get(table, 0))
+        for table, number, name in segments:
+            if name not in self._done:
+                yield name, number > newest[table] - LIVE_SEGMENTS
+        for path in folder.path.glob("*.jsonl"):
+            if path.name != INDEX_NAME:
+                yield f"{folder.name}/{path.name}", True
+
+    def _sync_file(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            fd = open_plain(self._run.path / name)
+            try:
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+
+    def _note(self, names: list[tuple[str, bool]], *, is_over: bool) -> None:
+        """Write the checksums of these files into the node's index."""
+        self._indexed_s = time.monotonic()
+        folder = self._run.node_dir(self._node_rank)
+        folder.mkdir(parents=True, exist_ok=True)
+        index = SegmentIndex(folder / INDEX_NAME)
+        try:
+            for name, _ in names:
+                index.add(self._run.path, name, is_over=is_over)
+            index.sync()
+        finally:
+            index.close()
+        self._done |= {name for name, is_live in names if not is_live}
+
+
+def _sync_folder(folder: Folder) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        fd = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
