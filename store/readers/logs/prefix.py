@@ -21,32 +21,31 @@ MAX_PARTS = 8
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u0080-\u009f\u202a-\u202e\u2066-\u2069]")
 _SPACE = re.compile(r"[ \t|]+")
-_PARTS = tuple(
-    re.compile(part)
-    for part in (
-        r"(?:> )+",  # quoted in a mail or an issue
-        r"\[rank[ :=]?(?P<rank>\d{1,6})\][: ]?",
-        r"\[(?:Rank|RANK) (?P<rank>\d{1,6})\][: ]?",
-        r"\[default(?P<local>\d{1,4})\][: ]",
-        r"\[[A-Za-z_]\w{0,31}?(?P<local>\d{1,4})\]:(?=\S|\s)",
-        r"\[[EWIF] \S+:\d+\]",
-        r"\[[\w./-]{1,80}:\d{1,6}(?:, rank[ :=](?P<rank>\d{1,6}))?\]",
-        r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?=\[|\d\d-\d\d )",
-        r"[0-9a-f]{8} (?=\[rank)",
-        r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): (?=\S)",
-        r"\[\d+,(?P<rank>\d{1,6})\]<std\w{3}>:?",
-        r"\((?P<actor>[\w.]{1,64}) pid=(?P<pid>\d{1,10})(?:, ip=(?P<host>[\w.:-]{1,64}))?\)",
-        r"(?:rank|RANK|Rank)[ =:](?P<rank>\d{1,6})[:,\]]? ",
-        r"\[pod/(?P<host>[\w.-]{1,128})/[\w.-]{1,64}\]",
-        r"(?P<host>[A-Za-z][\w.-]{0,62}):(?P<pid>\d{1,10}):\d{1,10} \[(?P<gpu>-?\d{1,3})\] (?=NCCL|\S+ NCCL|\S+:\d+ )",
-        r"(?P<task>\d{1,6}): (?=\S)",
-        r"(?P<host>[A-Za-z][\w.]{0,40}-?\d{1,6}(?:\.[\w.-]{1,60})?): (?=\S)",
-        r"(?P<host>[A-Za-z][\w.-]{1,62}) (?=kernel:|systemd|slurm|kubelet)",
-        r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?= )",
-        r"kernel: ?",
-        r"\[ *\d{1,9}\.\d{6}\]",
-    )
+_PARTS = (
+    r"(?:> )+",  # quoted in a mail or an issue
+    r"\[rank[ :=]?(?P<rank>\d{1,6})\][: ]?",
+    r"\[(?:Rank|RANK) (?P<rank>\d{1,6})\][: ]?",
+    r"\[default(?P<local>\d{1,4})\][: ]",
+    r"\[[A-Za-z_]\w{0,31}?(?P<local>\d{1,4})\]:(?=\S|\s)",
+    r"\[[EWIF] \S+:\d+\]",
+    r"\[[\w./-]{1,80}:\d{1,6}(?:, rank[ :=](?P<rank>\d{1,6}))?\]",
+    r"\[\d+,(?P<rank>\d{1,6})\]<std\w{3}>:?",
+    r"\[pod/(?P<host>[\w.-]{1,128})/[\w.-]{1,64}\]",
+    r"\[ *\d{1,9}\.\d{6}\]",
+    r"\((?P<actor>[\w.]{1,64}) pid=(?P<pid>\d{1,10})(?:, ip=(?P<host>[\w.:-]{1,64}))?\)",
+    r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?=\[|\d\d-\d\d )",
+    r"[0-9a-f]{8} (?=\[rank)",
+    r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): (?=\S)",
+    r"(?:rank|RANK|Rank)[ =:](?P<rank>\d{1,6})[:,\]]? ",
+    r"(?P<host>[A-Za-z][\w.-]{0,62}):(?P<pid>\d{1,10}):\d{1,10} \[(?P<gpu>-?\d{1,3})\] (?=NCCL|\S+ NCCL|\S+:\d+ )",
+    r"(?P<task>\d{1,6}): (?=\S)",
+    r"(?P<host>[A-Za-z][\w.]{0,40}-?\d{1,6}(?:\.[\w.-]{1,60})?): (?=\S)",
+    r"(?P<host>[A-Za-z][\w.-]{1,62}) (?=kernel:|systemd|slurm|kubelet)",
+    r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?= )",
+    r"kernel: ?",
 )
+_BRACKETS = tuple(re.compile(part) for part in _PARTS if part.startswith(r"\["))
+_OTHERS = tuple(re.compile(part) for part in _PARTS if not part.startswith(r"\["))
 _GLOG_REST = re.compile(r" +\d+ +\S+:\d+\] ?| \S+:\d+\] ?|\] ?")
 
 
@@ -92,7 +91,8 @@ def read_prefix(text: str, clock: Clock) -> Prefix:
             rest = _GLOG_REST.match(text, at) if text[begin : begin + 2].strip("[")[:1] in "EWIF" else None
             at = rest.end() if rest else at
             continue
-        match = next((m for part in _PARTS if (m := part.match(text, begin))), None)
+        parts = _BRACKETS if text[begin : begin + 1] == "[" else _OTHERS
+        match = next((m for part in parts if (m := part.match(text, begin))), None)
         if match is None or match.end() == at:
             break
         for name, value in match.groupdict().items():

@@ -43,8 +43,9 @@ BLOCK_BYTES = 256 << 10
 """What follows a line is at hand up to here: a traceback among those of a thousand ranks."""
 MAX_UNPACKED_BYTES = 64 << 30
 GATES = (
+    b"torch", b"NET/", b"launch", b"ibv_", b"worker", b"process", b"NCCL", b"node",
     b"rror", b"ailed", b"memory", b"onnect", b"device", b"etected", b"illed", b"aN ", b"nan", b"collective", b"ersion",
-    b"imed out", b"Signal", b"exit", b"ailure", b"oom", b"ocket", b"interface", b"ink ", b"GPU", b"mpted",
+    b"imed out", b"exit", b"ailure", b"oom", b"ocket", b"interface", b"ink ", b"GPU", b"loss",
 )  # fmt: skip
 """Pieces that many literals share: where a window holds none of a piece, its literals need not be looked for."""
 MAX_HITS = 20_000
