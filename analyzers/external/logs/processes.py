@@ -72,7 +72,9 @@ def process_candidates(book: LogBook) -> list[Candidate]:
         aside = [said for said, how in group if how == "aside"]
         proven = [said for said, how in group if how == "own" and not _is_last_line_of(said, aside)]
         rest = [said for said, how in group if how in ("after", "aside")]
-        if proven or rest:  # what was survived is no cause of the end
+        # Standard output may be buffered and come late: what seems survived is a suspicion where something ended.
+        rest += [said for said, how in group if how == "survived" and any(book.of_role("death", "victim"))]
+        if proven or rest:
             candidates.append(_candidate(cause, proven or rest, book, is_own=bool(proven)))
     return candidates
 
