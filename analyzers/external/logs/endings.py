@@ -118,18 +118,18 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
         ranks = tuple(sorted(rank for rank in first if rank >= 0))
         without = "" if any(rank in raised for rank in ranks) else ", and no traceback says why"
         what = f"{who(ranks)} died of {signal}{without}"
-        if signal == "SIGABRT" and abort_text is None:
-            what = f"{who(ranks)} ended first, by SIGABRT, which is also how torch's watchdog ends ranks that waited"
-            ranks = ranks if len(ranks) == 1 or set(ranks) <= set(ended.times_s) else ()
+        is_bare_abort = signal == "SIGABRT" and abort_text is None
+        if is_bare_abort:  # no ground to suspect the rank: it is how ranks that only waited end
+            what = f"{who(ranks)} ended first, by SIGABRT, which is how torch's watchdog ends ranks that waited"
         yield Candidate(
             cause="signal",
             kind="rank_lost",
-            rank_class="death",
-            ranks=ranks,
+            rank_class="late" if is_bare_abort else "death",
+            ranks=() if is_bare_abort else ranks,
             what=what,
             why=f"{group[0][1].place}: {group[0][1].message[:160]}",
             lines=(*(said for _, said in group), *([abort_text] if signal == "SIGABRT" and abort_text else [])),
-            is_proven=signal not in ("SIGKILL", "SIGABRT") or (signal == "SIGABRT" and abort_text is not None),
+            is_proven=signal != "SIGKILL" and not is_bare_abort,
             evidence={"signal": signal},
             collect=COLLECT.get(signal, COLLECT["signal"]),
         )
@@ -145,15 +145,14 @@ def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
     first = _earliest([rank for rank, _, _ in silent], ended)
     ranks = tuple(sorted(rank for rank in first if rank >= 0))
     code, said = next((code, said) for rank, code, said in silent if rank in first)
-    more = ""
-    if len(ranks) > 1:
-        are_timed = set(ranks) <= set(ended.times_s)
-        more = " in the same second" if are_timed else ", no line says which first"
+    are_timed = set(ranks) <= set(ended.times_s)
+    more = (" in the same second" if are_timed else ", no line says which first") if len(ranks) > 1 else ""
+    is_first = (len(ranks) == 1 or are_timed) and not _is_one_node_of_several(book)
     yield Candidate(
         cause="exit",
         kind="rank_lost",
         rank_class="death",
-        ranks=ranks if len(ranks) == 1 or set(ranks) <= set(ended.times_s) else (),
+        ranks=ranks if is_first else (),
         what=f"{who(ranks)} ended with exit code {code}{more}, and no error of their own is in these files"
         if len(ranks) > 1
         else f"{who(ranks)} ended with exit code {code}, and its own error is not in these files",
@@ -163,6 +162,13 @@ def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
         evidence={"exit_code": code},
         collect=COLLECT["exit"],
     )
+
+
+def _is_one_node_of_several(book: LogBook) -> bool:
+    """Whether only one node's table of failures is there of a job on several: its first end may be a consequence."""
+    tables = list(book.of("root_failure"))
+    is_several = any(said.number("rank") != said.number("local_rank") for said in tables)
+    return is_several and len({said.text("host") for said in tables}) < 2
 
 
 def _earliest(ranks: Sequence[int], ended: Ended, policy: LogPolicy | None = None) -> list[int]:

@@ -121,6 +121,12 @@ def test_the_first_of_several_nodes_tables_counts(tmp_path: Path) -> None:
     assert (first.status, first.ranks) == ("suspect", (12,))
 
 
+def test_the_table_of_one_node_of_several_names_nobody(tmp_path: Path) -> None:
+    table = TABLE.format(second=9, host="b", rank=12, local=4, code=1, pid=72)
+    first = diagnose(tmp_path, job=table).fired[0]
+    assert (first.status, first.ranks, first.cause) == ("suspect", (), "exit")
+
+
 def test_a_rank_in_a_small_communicator_is_no_rank_of_the_job(tmp_path: Path) -> None:
     comms = (
         "gpu-01:900:901 [2] NCCL INFO comm 0x55 rank 10 nranks 16 cudaDev 2 busId 3b000 commId 0x1 - Init COMPLETE\n"
@@ -152,7 +158,8 @@ def test_a_kernel_line_of_another_week_is_not_the_jobs(tmp_path: Path) -> None:
 def test_sigabrt_alone_is_a_suspicion(tmp_path: Path) -> None:
     ended = TORCHRUN.format(code=-6, local=5)
     first = diagnose(tmp_path, job=ended).fired[0]
-    assert (first.status, first.ranks, first.cause) == ("suspect", (5,), "signal")
+    assert (first.status, first.ranks, first.cause) == ("suspect", (), "signal")
+    assert "Rank 5 ended first" in first.summary
     sure = diagnose(tmp_path, job="double free or corruption (!prev)\n" + ended).fired[0]
     assert (sure.status, sure.ranks) == ("fired", (5,))
 
