@@ -23,11 +23,11 @@ from analyzers.account.step_account import coverage
 from analyzers.analysis import Records, analyses
 from analyzers.finding import SEVERITIES, Finding, Severity
 from analyzers.kinds import KINDS
-from analyzers.report.verdict import verdict
 from analyzers.run.policy import stall_policy
 from analyzers.run_facts import run_facts
 from analyzers.scope import Scope
 from analyzers.source import Source
+from analyzers.verdict.verdict import verdict
 from analyzers.whatif import what_if as whatif
 
 __all__ = ["SCHEMA_VERSION", "Diagnosis", "conclude", "diagnose", "reaches"]

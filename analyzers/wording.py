@@ -15,6 +15,7 @@ from typing import Any
 __all__ = ["counted", "is_number", "listed", "number", "percent", "ranks_text", "sentence", "size_text"]
 
 MAX_RANKS = 8
+MIN_RANGE = 4
 
 
 def listed(values: Sequence[Any], most: int = 12) -> str:
@@ -41,13 +42,24 @@ def percent(ratio: Any) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 3 and 5`, `ranks 3, 4, 5 and 9 more`; `the ranks` for none."""
-    shown = [str(rank) for rank in ranks[:MAX_RANKS]]
-    if not shown:
+    """`rank 3`, `ranks 3 and 5`, `ranks 0-6, 9 and 12`, `ranks 3, 5, 7 and 9 more`; `the ranks` for none."""
+    if not ranks:
         return "the ranks"
-    if len(ranks) > MAX_RANKS:
-        return f"ranks {', '.join(shown)} and {len(ranks) - MAX_RANKS} more"
-    return f"rank {shown[0]}" if len(shown) == 1 else f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts: dict[str, int] = {}
+    for run in runs:
+        is_range = len(run) >= MIN_RANGE  # as in the names of process groups
+        parts |= {f"{run[0]}-{run[-1]}": len(run)} if is_range else dict.fromkeys(map(str, run), 1)
+    shown = list(parts)[:MAX_RANKS]
+    if len(parts) > MAX_RANKS:
+        return f"ranks {', '.join(shown)} and {sum(list(parts.values())[MAX_RANKS:])} more"
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    return f"{noun} {shown[0]}" if len(shown) == 1 else f"{noun} {', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def sentence(text: str) -> str:

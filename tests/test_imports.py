@@ -8,7 +8,7 @@
     dashboard   imports analyzers, store and probes
     rankscope   imports what a command needs, when it needs it; no package imports rankscope
 
-No module imports itself through others: there is no circle, not within a package either.
+No module imports itself through others: there is no circle, not within a package either, and none between its folders.
 
 A rule that has to give way does so in one of the tables below, with its reason.
 """
@@ -171,13 +171,32 @@ def test_store_has_no_torch() -> None:
     assert not broken, report(broken)
 
 
-def test_no_module_imports_itself_through_others() -> None:
-    graph = {name: {found for found in targets if found in MODULES} for name, targets in _import_graph().items()}
-    sorter = graphlib.TopologicalSorter(graph)
+def fail_on_circle(graph: dict[str, set[str]]) -> None:
     try:
-        sorter.prepare()
+        graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
         pytest.fail("a circle of imports: " + " <- ".join(error.args[1]))
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    fail_on_circle(
+        {name: {found for found in targets if found in MODULES} for name, targets in _import_graph().items()}
+    )
+
+
+def folder_of(module: str) -> str:
+    """Folder of a module below its package; a module at the top of a package stands for itself."""
+    parts = MODULES[module].relative_to(ROOT).parts
+    return "/".join(parts[:2])
+
+
+def test_no_folder_of_a_package_imports_itself_through_others() -> None:
+    graph: dict[str, set[str]] = {}
+    for name, targets in _import_graph().items():
+        own = folder_of(name)
+        others = {folder_of(target) for target in targets if target in MODULES}
+        graph.setdefault(own, set()).update(others - {own})
+    fail_on_circle(graph)
 
 
 def test_top_levels_stay_small() -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from analyzers.account.goodput import CATEGORIES
 from analyzers.account.time_classes import GAPS_WORK, OWN_PHASES, WAITED, own
+from analyzers.compare.policy import ComparePolicy
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import Finding
 from analyzers.robust import MAD_TO_SIGMA
@@ -31,8 +32,6 @@ _PASSING = ("run_id", "created_wall_ns", "launcher_pid", "command")
 """Keys of a manifest that differ between any two runs."""
 MAX_SETTINGS = 500
 MAX_VALUE = 200
-LOSS_SIGMAS = 4.0
-"""Difference of the last tenth of two loss curves, over its noise, from which it is called one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +54,8 @@ class LossChange:
     first_different_step: int | None
     """Where the curves stop being equal to the last bit; None: nowhere."""
 
-    @property
-    def is_real(self) -> bool:
-        """A difference beyond the noise."""
-        return abs(self.difference) > LOSS_SIGMAS * self.noise
+    is_real: bool
+    """A difference beyond the noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +103,7 @@ class Comparison:
         }  # fmt: skip
 
 
-def compare(a: Side, b: Side) -> Comparison:
+def compare(a: Side, b: Side, policy: ComparePolicy = ComparePolicy()) -> Comparison:
     """Everything that differs between two runs; what one of them did not record is None."""
     times_a, times_b = step_times(a.source), step_times(b.source)
     speed = between(times_a, times_b) if times_a is not None and times_b is not None else None
@@ -121,7 +118,7 @@ def compare(a: Side, b: Side) -> Comparison:
         versions=_differences(_flat(_lasting(a.manifest)), _flat(_lasting(b.manifest))),
         speed=speed,
         phases={name: (phases_a.get(name), phases_b.get(name)) for name in _PLACES},
-        loss=_loss(a.source, b.source),
+        loss=_loss(a.source, b.source, policy),
         only_a=tuple(finding for key, finding in keys_a.items() if key not in keys_b),
         only_b=tuple(finding for key, finding in keys_b.items() if key not in keys_a),
         both=tuple(finding for key, finding in keys_b.items() if key in keys_a),
@@ -189,7 +186,7 @@ def _losses(source: Source) -> dict[int, float]:
     return dict(zip(ints(table["step"]).tolist(), floats(table["loss"]).tolist(), strict=True))
 
 
-def _loss(a: Source, b: Source) -> LossChange | None:
+def _loss(a: Source, b: Source, policy: ComparePolicy) -> LossChange | None:
     if missing_tables(a, "steps") or missing_tables(b, "steps"):
         return None
     losses_a, losses_b = _losses(a), _losses(b)
@@ -200,9 +197,12 @@ def _loss(a: Source, b: Source) -> LossChange | None:
     unequal = np.flatnonzero(of_a != of_b)
     last = max(10, len(steps) // 10)
     jumps = sum(float(np.median(np.abs(np.diff(of)))) ** 2 for of in (of_a, of_b))
+    difference = float(np.mean(of_b[-last:] - of_a[-last:]))
+    noise = MAD_TO_SIGMA * float(np.sqrt(jumps / 2 / last))
     return LossChange(
         common_steps=len(steps),
-        difference=float(np.mean(of_b[-last:] - of_a[-last:])),
-        noise=MAD_TO_SIGMA * float(np.sqrt(jumps / 2 / last)),
+        difference=difference,
+        noise=noise,
+        is_real=abs(difference) > policy.loss_sigmas * noise,
         first_different_step=int(steps[unequal[0]]) if len(unequal) else None,
     )

@@ -15,14 +15,13 @@ def _changed_state(finding: Finding) -> str:
     of = finding.evidence
     proof = []
     if of.get("replica_groups"):
-        proof.append(f"bits differ over {of.get('num_replicas', '?')} replicas")
+        proof.append(f"differ over {of.get('num_replicas', '?')} replicas")
     if of.get("chain_broken_ranks"):
-        proof.append(f"bits changed on {ranks_text(of['chain_broken_ranks'])} while no optimizer ran")
+        proof.append(f"changed on {ranks_text(of['chain_broken_ranks'])} while no optimizer ran")
     where = counted(of.get("num_tensors"), "tensor")
     since = of.get("last_healthy_step")
     checked = "this is the first check" if since is None else f"the last check that agreed was at step {since}"
-    clause = " and ".join(proof) or "bits differ"
-    return f"{clause[0].upper()}{clause[1:]}{f' in {where}' if where else ''}, and {checked}."
+    return f"Bits{f' of {where}' if where else ''} {' and '.join(proof) or 'differ'}, and {checked}."
 
 
 def _gradient(finding: Finding) -> str:

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from analyzers.wording import ranks_text
+from analyzers.wording import counted, ranks_text
 
 __all__ = ["ALL_TENSORS", "Corruption", "Fingerprint", "judge"]
 
@@ -55,7 +55,7 @@ class Corruption:
     def text(self) -> str:
         """Tensors, ranks and the difference, as a clause."""
         which = self.tensors[0] if self.tensors else "the state"
-        more = f" and {len(self.tensors) - 1} more tensors" if len(self.tensors) > 1 else ""
+        more = f" and {counted(len(self.tensors) - 1, 'more tensor')}" if len(self.tensors) > 1 else ""
         where = f"{which}{more} on {ranks_text(self.ranks)}"
         verb = "differ" if more else "differs"
         if self.kind == "fingerprint_chain_broken":

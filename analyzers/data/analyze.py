@@ -71,13 +71,16 @@ def rhythm(step: Ints, data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> 
     if waits.mean() >= policy.steady_ratio:
         return Rhythm(cause="steady", every_steps=0, heavy_steps=int(waits.sum()))
     places = step[heavy]
-    starts = places[np.append(True, np.diff(places) > 2)] if len(places) else places  # a starved stretch counts once
+    starts = (
+        places[np.append(True, np.diff(places) > policy.stretch_steps)] if len(places) else places
+    )  # a starved stretch counts once
     gaps = np.diff(starts)
     if len(gaps) >= 2:
         gap = float(np.median(gaps))
-        equal = np.abs(gaps - gap) <= max(1.0, 0.1 * gap)
+        tolerance = max(1.0, policy.gap_tolerance_ratio * gap)
+        equal = np.abs(gaps - gap) <= tolerance
         if equal.mean() >= policy.regular_ratio:
-            starts_so = starts[0] - step[0] <= max(1.0, 0.1 * gap) or starts[0] % gap <= 1
+            starts_so = starts[0] - step[0] <= tolerance or starts[0] % gap <= 1
             cause = "epoch_start" if gap >= policy.epoch_steps and starts_so else "periodic"
             return Rhythm(cause=cause, every_steps=round(gap), heavy_steps=len(places))
     return Rhythm(cause="irregular", every_steps=0, heavy_steps=len(places))
@@ -101,15 +104,15 @@ def _waits(source: Source, attempt: int, since_step: int, skip_first: int) -> tu
 
 def _onset(data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> int | None:
     """Find the first step from which the run is data-bound to its end; None if it is not."""
-    if _share(data_ms[-policy.min_steps :], step_ms[-policy.min_steps :]) < policy.share_ratio / 2:
+    if _share(data_ms[-policy.min_steps :], step_ms[-policy.min_steps :]) < policy.onset_ratio:
         return None  # it is over, or never was
     from_here = np.cumsum(data_ms[::-1])[::-1], np.cumsum(step_ms[::-1])[::-1]
     blocks = np.arange(0, len(data_ms) - policy.min_steps + 1, policy.block_steps)
     shares = from_here[0][blocks] / np.maximum(from_here[1][blocks], 1e-9)
     if not (shares >= policy.share_ratio).any():
         return None
-    # The onset has the largest sum of data time beyond half the threshold: steps before it did not wait.
-    excess = from_here[0] - policy.share_ratio / 2 * from_here[1]
+    # The onset has the largest sum of data time beyond `onset_ratio`: steps before it did not wait.
+    excess = from_here[0] - policy.onset_ratio * from_here[1]
     begin = int(np.argmax(excess[: len(data_ms) - policy.min_steps + 1]))
     mean_ms = float(data_ms[begin:].mean())
     is_bound = _share(data_ms[begin:], step_ms[begin:]) >= policy.share_ratio and mean_ms >= policy.min_ms
@@ -130,7 +133,7 @@ def _finding(source: Source, attempt: int, step: Ints, data_ms: Floats, step_ms:
         """,
         [attempt, first, last],
     )
-    waiting = [rank for rank, ratio in rows if ratio is not None and ratio >= policy.share_ratio / 2]
+    waiting = [rank for rank, ratio in rows if ratio is not None and ratio >= policy.onset_ratio]
     is_all = len(waiting) == len(rows)
     who = "All ranks" if is_all else f"{len(waiting)} of {len(rows)} ranks"
     how = {

@@ -13,6 +13,9 @@ class DataPolicy:
 
     share_ratio: float = 0.2
     """Share of the time spent on data. A loader that keeps up takes well under a hundredth."""
+    onset_ratio: float = 0.1
+    """Share from which a step lies behind the onset, and a rank is one of those that wait: half of `share_ratio`, so
+    that steps that wait now and then do not end a stretch."""
     min_ms: float = 1.0
     """Least wait a step (ms): below, a copy and the timer's grain are measured."""
     warm_up_steps: int = 5
@@ -26,6 +29,10 @@ class DataPolicy:
     heavy_factor: float = 4.0
     """Wait / that of the median step from which a step counts as starved."""
     regular_ratio: float = 0.7
-    """Share of gaps that must be equal (within a tenth, or one step)."""
+    """Share of gaps that must be equal."""
+    gap_tolerance_ratio: float = 0.1
+    """Deviation of a gap from the median one up to which they are equal; one step at least."""
+    stretch_steps: int = 2
+    """Distance (steps) up to which starved steps are one stretch, which counts once."""
     epoch_steps: int = 20
     """Shortest gap that may be an epoch."""

@@ -17,7 +17,7 @@ MAX_MESSAGE = 140
 def _why_lost(finding: Finding) -> str:
     of = finding.evidence
     lines = str(of.get("message") or "").strip().splitlines()
-    error = f"{of['error_type']}: {lines[0]}" if lines and of.get("error_type") else lines[0] if lines else ""
+    error = ": ".join(str(part) for part in (of.get("error_type"), *lines[:1]) if part)
     code = "" if of.get("exit_code") is None else f"exit code {of['exit_code']}"
     what = error or str(of.get("signal") or "") or code or "no error was recorded"
     what = (what if len(what) <= MAX_MESSAGE else what[: MAX_MESSAGE - 3] + "...").replace(";", ",").rstrip(". ")

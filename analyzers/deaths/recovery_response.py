@@ -57,7 +57,7 @@ class Response:
         if parts:
             return sentence(" and ".join(parts))
         # While a step runs, it is not known yet whether it will be refused.
-        return "The response is not recorded yet." if self.refused is None else "Nothing was done about it."
+        return "No response is recorded." if self.refused is None else "No action was taken."
 
     def evidence(self) -> dict[str, object]:
         """The same for a finding's evidence."""

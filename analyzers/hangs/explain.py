@@ -17,7 +17,8 @@ def _why_hang(finding: Finding) -> str:
     call = f" in {of['op']} #{of['seq']} (group {str(of['process_group'])[:MAX_NAME]})" if "op" in of else ""
     caller = f" at {of['caller']}" if of.get("caller") else ""
     who = f"{len(waiting)} rank{'s' * (len(waiting) != 1)} waited" if waiting else "no rank made progress"
-    return sentence(f"{who}{call}{caller} for {of.get('silent_s')} s, limit {of.get('limit_s')} s")
+    silent, limit = (number(of.get(name), 4) for name in ("silent_s", "limit_s"))
+    return sentence(f"{who}{call}{caller} for {silent} s, limit {limit} s")
 
 
 def _next_hang(finding: Finding) -> str:

@@ -23,7 +23,7 @@ _NAMES_CALL = (
 
 def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s: float, frame: str) -> str:
     """Two sentences. `frame`: innermost frame of the culprit's stack, or empty."""
-    many = len(found.culprits) > 1
+    many, seconds = len(found.culprits) > 1, f"{round(silent_s, 1):g}"
     who = ranks_text(found.culprits)
     call = found.call.text if found.call else "a collective"
     first = view.ranks.get(found.culprits[0]) if found.culprits else None
@@ -37,9 +37,9 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
         "finished": f"{who} finished and closed{at} while other ranks still wait in {call}",
         "stopped": f"{who} {'are' if many else 'is'} stopped{at} "
         f"(process state {(first.os_state if first else '') or 'T'}), {doing}",
-        "data": f"{who} {verb} in the data loader{at}{where}",
-        "checkpoint": f"{who} {verb} writing a checkpoint{at}{where}",
-        "evaluate": f"{who} {verb} in evaluation{at}{where}",
+        "data": f"{who} {verb} in the data loader{at}{f', in {frame}' if frame else ''}",
+        "checkpoint": f"{who} {verb} writing a checkpoint{at}{f', in {frame}' if frame else ''}",
+        "evaluate": f"{who} {verb} in evaluation{at}{f', in {frame}' if frame else ''}",
         "not_entered": f"{who} did not reach {call}{stuck}",
         "device_stuck": f"{'the devices of ' * many}{who if many else 'the device of ' + who}"
         f" {'are' if many else 'is'} stuck{at}: {_stuck_call(view, found, call)}",
@@ -60,9 +60,9 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
         "busy": f"{who} {'make' if many else 'makes'} no progress{at} outside of any collective: {doing}{where}",
     }.get(found.cause, f"{who}: {found.cause}{at}")
     if not found.waiting:
-        return f"{sentence(text)} No records for {silent_s:.0f} s."
+        return f"{sentence(text)} No records for {seconds} s."
     where_waiting = "" if found.cause in _NAMES_CALL else f" in {call}"
-    return f"{sentence(text)} {sentence(ranks_text(found.waiting))[:-1]} waited{where_waiting} for {silent_s:.0f} s."
+    return f"{sentence(text)} {sentence(ranks_text(found.waiting))[:-1]} waited{where_waiting} for {seconds} s."
 
 
 def _stuck_call(view: AttemptView, found: HangCause, call: str) -> str:

@@ -48,7 +48,7 @@ def mfu(manifest: Mapping[str, Any], *, tokens_per_s: float, num_devices: int) -
 def why_not_judged(manifest: Mapping[str, Any]) -> str | None:
     """Reason why there is no MFU; None if there is one."""
     if flops_per_token(manifest) is None:
-        return "how many operations a token costs is known of Rankscope's own model only"
+        return "the operations per token are known only for Rankscope's own models"
     if _peak(manifest) is None:
         name, precision = manifest.get("device_name"), setting(manifest, "train.precision") or "float32"
         return f"the peak of {name if isinstance(name, str) else 'this processor'} in {precision} is not known"

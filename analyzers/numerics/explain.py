@@ -34,13 +34,13 @@ def _non_finite(finding: Finding) -> str:
 def _loss_spike(finding: Finding) -> str:
     of = finding.evidence
     norm = f", gradient norm {number(of['grad_norm'])}" if is_number(of.get("grad_norm")) else ""
-    before = f"{number(of.get('loss_z'))} sigma above its recent level of {number(of.get('loss_before'), 4)}"
-    return f"The loss is {number(of.get('loss'), 4)}, {before}{norm}."
+    before = f"{number(of.get('loss_z'))} sigma above its recent level of {number(of.get('loss_before'), 5)}"
+    return f"The loss is {number(of.get('loss'), 5)}, {before}{norm}."
 
 
 def _divergence(finding: Finding) -> str:
     of = finding.evidence
-    medians = f"from {number(of.get('loss_lowest'), 4)} to {number(of.get('loss_highest'), 4)}"
+    medians = f"from {number(of.get('loss_lowest'), 5)} to {number(of.get('loss_highest'), 5)}"
     return f"The median loss of 20 steps rose {medians}, {number(of.get('rise_z'))} times its noise."
 
 

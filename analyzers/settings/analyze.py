@@ -217,7 +217,7 @@ def _workers(run: _Run) -> Advice:
     """Batches are made in the training process, which waits for them."""
     if number(run.manifest, "data.num_workers") != 0:
         return None
-    share = _share(run.source, own("data"))
+    share = _share(run, own("data"))
     if share < run.policy.share_ratio:
         return None
     return (
@@ -229,7 +229,7 @@ def _workers(run: _Run) -> Advice:
 def _evaluation(run: _Run) -> Advice:
     """Evaluation takes a large part of the run."""
     interval = number(run.manifest, "train.eval_interval")
-    share = _share(run.source, own("evaluate"))
+    share = _share(run, own("evaluate"))
     if not interval or share < run.policy.share_ratio:
         return None
     return (
@@ -238,14 +238,14 @@ def _evaluation(run: _Run) -> Advice:
     )
 
 
-def _share(source: Source, expression: str) -> float:
+def _share(run: _Run, expression: str) -> float:
     """Share of the steps' time, without the first ones."""
-    ((share,),) = source.rows(
+    ((share,),) = run.source.rows(
         f"""
         SELECT CAST(sum({expression}) AS DOUBLE) / sum(duration_ns) FROM steps
-        WHERE rank >= 0 AND duration_ns IS NOT NULL AND step > 5 AND rank % ? = 0
+        WHERE rank >= 0 AND duration_ns IS NOT NULL AND step > ? AND rank % ? = 0
         """,
-        [every_kth_rank(source, "steps")],
+        [run.policy.warm_up_steps, every_kth_rank(run.source, "steps")],
     )
     return float(share or 0.0)
 

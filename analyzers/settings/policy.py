@@ -26,6 +26,8 @@ class ConfigurationPolicy:
     """Share of the time for data or evaluation. Source: convention."""
     interval_loss_ratio: float = 0.01
     """Share of the run that another interval between saves would gain. Source: convention."""
+    warm_up_steps: int = 5
+    """First steps of a run (count) whose time is in no share. Source: convention; caches settle in them."""
     min_run_s: float = 600.0
     """Length (seconds) from which a run without any checkpoint is reported. Source: convention."""
 
@@ -42,6 +44,9 @@ class StartupPolicy:
     """Time of a rank over that of the median one from which it is named (ratio). Source: convention."""
     rank_s: float = 5.0
     """Least difference for that (seconds). Source: convention."""
+    min_steps: int = 5
+    """Steps of a rank (count) from which its usual step, and so what its first one took more, is known. Source:
+    convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,7 +58,7 @@ def slow_startup(source: Source, scope: Scope, policy: StartupPolicy | None = No
     needed = {"steps": ("start_ns", "duration_ns"), "ranks": ("wall_ns",), "events": ("wall_ns",)}
     if absent := lacking(source, **needed):
         return [_insufficient(f"no values in {', '.join(absent)}")]
-    starts = measure(source)
+    starts = measure(source, policy)
     if not any(start.by_rank for start in starts):
         return [_insufficient("neither a launch nor a first record of a rank is recorded")]
     ((run_s,),) = source.rows(
@@ -76,8 +76,9 @@ def slow_startup(source: Source, scope: Scope, policy: StartupPolicy | None = No
     return findings
 
 
-def measure(source: Source) -> list[Startup]:
+def measure(source: Source, policy: StartupPolicy | None = None) -> list[Startup]:
     """The start of each attempt that has come to a step."""
+    min_steps = (policy or StartupPolicy()).min_steps
     log = EventLog.load(source, (event_kinds.RUN_STARTED, event_kinds.ATTEMPT_STARTED, event_kinds.RANK_EXIT))
     firsts = source.rows(
         """
@@ -107,7 +108,7 @@ def measure(source: Source) -> list[Startup]:
                 "launch": (begun - asked) / 1e9 if begun is not None and asked is not None else None,
                 "imports": (word - begun) / 1e9 if word is not None and begun is not None else None,
                 "setup": (start_ns - word) / 1e9 if word is not None else None,
-                "first_step": (first_ns - usual_ns) / 1e9 if num_steps >= 5 and usual_ns else None,
+                "first_step": (first_ns - usual_ns) / 1e9 if num_steps >= min_steps and usual_ns else None,
             }
             for piece, seconds in pieces.items():
                 if seconds is not None and seconds >= 0:  # clocks of two hosts may disagree

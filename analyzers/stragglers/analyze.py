@@ -163,10 +163,11 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
         "episodes": sum(len(member.segments) for member in suspect.members),
         "ongoing": suspect.ongoing,
     }
-    if worst.place == DEVICE:
+    place = worst.place(policy.place_ratio)
+    if place == DEVICE:
         evidence["measured_by"] = "durations of calls over their members"
-    elif worst.place:
-        evidence["place"] = worst.place
+    elif place:
+        evidence["place"] = place
     if not worst.has_peers:
         evidence["compared_with"] = "its own past"
     if suspect.node:
@@ -185,7 +186,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
         kind="straggler",
         severity="critical" if cost.speedup >= policy.critical_slowdown_ratio else "warning",
         status="fired",
-        summary=_summary(suspect),
+        summary=_summary(suspect, place),
         ranks=suspect.ranks,
         first_step=suspect.first_step,
         last_step=suspect.last_step,
@@ -197,7 +198,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
     )
 
 
-def _summary(suspect: Suspect) -> str:
+def _summary(suspect: Suspect, place: str) -> str:
     worst, first, last = suspect.worst, suspect.first_step, suspect.last_step
     ranks = ranks_text(suspect.ranks)
     who = f"{suspect.node}, {ranks}," if suspect.node else ranks
@@ -212,11 +213,11 @@ def _summary(suspect: Suspect) -> str:
         "rotating": f"{was} slow in turn in steps {first} to {last}",
     }[suspect.pattern]
     # Calls show the least that others waited; where in the step it was lost, they do not tell.
-    most = "at least " if worst.place == DEVICE else "up to " if len(suspect.members) > 1 else ""
+    most = "at least " if place == DEVICE else "up to " if len(suspect.members) > 1 else ""
     measure = "" if worst.has_peers else " its former time"
     work = _WORK.get(suspect.cause, "compute")
-    where = _WHERE.get(worst.place, "")
-    excess = f"{most}+{worst.excess_ms:.3g} ms of {work} per step{where} ({worst.factor:.2f}x{measure})"
+    where = _WHERE.get(place, "")
+    excess = f"{most}+{worst.excess_ms:.3g} ms of {work} per step{where} ({round(worst.factor, 3):.2f}x{measure})"
     return " ".join(part for part in (sentence(f"{who} {when}: {excess}"), suspect.why) if part)
 
 

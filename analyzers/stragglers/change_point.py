@@ -67,8 +67,10 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
     scores, onsets = _scan(clipped, per_window, policy)
     found = []
     crowding = _crowding(whole_ms[:, -policy.newest :])
-    lasting = next((size for size, noise in per_window if size >= 10 and noise >= policy.lasting_noise * sigma), 0)
-    length = max(policy.min_length * max(1.0, crowding / policy.calm_noise_ratio), 4 * lasting)
+    noisy = (size for size, noise in per_window if noise >= policy.lasting_noise * sigma)
+    lasting = next((size for size in noisy if size >= policy.lasting_window), 0)
+    crowded_length = policy.min_length * max(1.0, crowding / policy.calm_noise_ratio)
+    length = max(crowded_length, policy.lasting_factor * lasting)
     for row in suspected[scores[suspected] >= limit]:
         if num_observations - (offset + onsets[row] * group) < length:
             continue
@@ -160,7 +162,8 @@ def _judge(
     effect = float(change[row])
     level = float(before[row]) + effect / 2
     length = values.shape[1] - onset
-    blocks = values[row, onset + length % 5 :].reshape(-1, 5) if length >= 5 else values[row, onset:, None]
+    block = policy.agreement_block if length >= policy.agreement_block else 1
+    blocks = values[row, onset + length % block :].reshape(-1, block)
     agreement = float(np.mean(np.median(blocks, axis=1) > level))
     others = np.delete(change, row)
     # Upwards only: among few peers the excess of the others falls as that of one grows.
@@ -189,7 +192,7 @@ def _precedent(values: Floats, row: int, onset: int, length: int, policy: Change
                 max(largest, float(np.abs(means).max() if without < 0 else means.max())),
                 number + means.size,
             )
-    return largest if number >= policy.min_precedents else largest * 1.5
+    return largest if number >= policy.min_precedents else largest * policy.few_precedents_factor
 
 
 def _grew(own_ms: Matrix, segment: Segment, begin: int, policy: ChangePolicy) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.wording import is_number, number, percent, ranks_text
@@ -32,8 +33,10 @@ def _straggler(finding: Finding) -> str:
         if name not in _GAPS or excess.get(name, 0) >= _SHOWN_SHARE * (of.get("excess_ms") or 0)
     )
     others = "its own past" if of.get("compared_with") else "its peers"
-    caused = of.get("caused_wait_ratio")
-    share = "" if caused is None else f", which causes {percent(caused)} of the waiting in collectives"
+    caused: Any = of.get("caused_wait_ratio")
+    share = ""
+    if is_number(caused) and round(caused, 2):
+        share = f", causing {percent(caused)} of the waiting in collectives"
     return f"Against {others}: {phases}{share}.{_line(of)}"
 
 

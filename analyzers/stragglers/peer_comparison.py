@@ -37,9 +37,6 @@ __all__ = [
 ]  # fmt: skip
 
 Cause = Literal["compute", "data"]
-PLACE_SHARE = 0.75
-"""Part of a rank's excess that one phase or gap must hold to be named. Words only, no verdict: a rank that is slow in
-all its computing has some 60 % of it in backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +63,12 @@ class Straggler:
     has_peers: bool = True
     """Whether it was compared with peers; else with its own past, since no rank has the same work."""
 
-    @property
-    def place(self) -> str:
-        """Phase or gap that holds most of the excess; empty if none does (a rank that is slow everywhere)."""
+    def place(self, min_ratio: float) -> str:
+        """Phase or gap that holds so much of the excess; empty if none does (a rank that is slow everywhere)."""
         of_cause = {p: v for p, v in self.phase_excess_ms.items() if (p == "data") == (self.cause == "data")}
         place = max(of_cause, key=lambda name: of_cause[name])
         # Not of `excess_ms`: medians of parts do not add up to the median of the whole.
-        return place if of_cause[place] >= PLACE_SHARE * sum(max(0.0, v) for v in of_cause.values()) else ""
+        return place if of_cause[place] >= min_ratio * sum(max(0.0, v) for v in of_cause.values()) else ""
 
 
 def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> list[Straggler]:

@@ -66,7 +66,9 @@ def find_segments(excess: Matrix, policy: PersistencePolicy | None = None) -> li
         noise = max(_noise(blocks, policy), finest / math.sqrt(scale))  # few long blocks estimate it badly
         smallest = _smallest(policy, scale, num_rows)
         limits = _Limits(smallest=smallest, length=length, finest=finest, noise=noise, num_places=blocks.size)
-        for row, first, last in _runs(blocks, max(policy.candidate_ratio * smallest, policy.candidate_sigmas * noise)):
+        for row, first, last in _runs(
+            blocks, max(policy.candidate_ratio * smallest, policy.candidate_sigmas * noise), policy.max_gap_blocks
+        ):
             begin, end = offset + first * length, offset + last * length
             if any(seen.row == row and seen.begin < end and begin < seen.end for seen in found):
                 continue
@@ -114,12 +116,12 @@ def _noise(blocks: npt.NDArray[np.float32], policy: PersistencePolicy) -> float:
     return max(difference_sigma(blocks), policy.min_noise_ratio)
 
 
-def _runs(blocks: npt.NDArray[np.float32], threshold: float) -> Iterator[tuple[int, int, int]]:
-    """(row, first block, one after the last) of runs above the threshold; one block below does not end a run."""
+def _runs(blocks: npt.NDArray[np.float32], threshold: float, max_gap: int) -> Iterator[tuple[int, int, int]]:
+    """(row, first block, one after the last) of runs above the threshold; `max_gap` blocks below do not end a run."""
     hot = blocks >= threshold
     for row in np.flatnonzero(hot.any(axis=1)):
         places = np.flatnonzero(hot[row])
-        for run in np.split(places, np.flatnonzero(np.diff(places) > 2) + 1):
+        for run in np.split(places, np.flatnonzero(np.diff(places) > max_gap + 1) + 1):
             yield int(row), int(run[0]), int(run[-1]) + 1
 
 

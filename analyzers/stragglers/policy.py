@@ -34,6 +34,8 @@ class PersistencePolicy:
     """Blocks taken together."""
     candidate_ratio: float = 0.7
     """Part of the smallest slowdown from which a block is a candidate."""
+    max_gap_blocks: int = 1
+    """Blocks below that which do not end a run of candidates."""
     candidate_sigmas: float = 2.0
     """The same in units of the noise."""
     min_noise_ratio: float = 0.004
@@ -78,8 +80,11 @@ class ChangePolicy:
     newest: int = 500
     """Newest observations from which that noise is measured."""
     lasting_noise: float = 1.8
-    """Noise of windows / that of white noise from which disturbances last as long as the window; four times as many
-    observations are then needed."""
+    """Noise of windows / that of white noise from which disturbances last as long as the window."""
+    lasting_window: int = 10
+    """Shortest window (observations) whose noise is judged so."""
+    lasting_factor: int = 4
+    """Observations that are then needed / the length of the window."""
     noise_windows: tuple[int, ...] = (5, 10, 20, 50)
     """Lengths over which noise is measured."""
     min_window_differences: int = 16
@@ -96,7 +101,9 @@ class ChangePolicy:
     clip_sigmas: float = 4.0
     """An observation counts for at most this many times the noise."""
     agreement_ratio: float = 0.75
-    """Share of blocks of five after the onset above half the change."""
+    """Share of blocks after the onset above half the change."""
+    agreement_block: int = 5
+    """Observations of such a block."""
     peer_factor: float = 2.0
     """Change / the largest one of another rank in the same observations."""
     peer_factor_many: float = 1.4
@@ -106,8 +113,9 @@ class ChangePolicy:
     precedent_factor: float = 1.5
     """Change / largest deviation of any rank from its own mean, in any window as long before the onset."""
     min_precedents: int = 12
-    """Windows before the onset, over all ranks, from which that is reliable; with fewer the factor is half as much
-    again."""
+    """Windows before the onset, over all ranks, from which that is reliable."""
+    few_precedents_factor: float = 1.5
+    """With fewer, `precedent_factor` is this many times larger."""
     own_growth_ratio: float = 0.4
     """Part of the change by which the rank's own time must have grown."""
     min_noise_ratio: float = 0.0015
@@ -197,6 +205,9 @@ class StragglerPolicy:
     side effect: a rank short of CPU is slow in everything."""
     pause_share_ratio: float = 0.7
     """Share of what a rank loses by pauses from which it lost it waiting for data, or while it was slow anyway."""
+    place_ratio: float = 0.75
+    """Part of a rank's excess that one phase or gap must hold to be named: a rank that is slow in all its computing has
+    some 60 % of it in backward."""
     critical_slowdown_ratio: float = 2.0
     """Step time with / without the rank from which the finding is critical."""
     past_effect_ratio: float = 0.10

@@ -17,6 +17,7 @@ from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.run.open_findings import reported_findings
 from analyzers.source import Source
+from analyzers.verdict.verdict import LISTED_BELOW
 from dashboard.data.current_findings import CurrentFindings, current_findings, pick
 from dashboard.drawing.elements import SEVERITY_COLOURS, chart, empty_state, location, markdown_text, table
 from dashboard.finding_link import open_finding
@@ -66,8 +67,8 @@ def findings(view: View) -> None:
 
 
 def verdict_text(diagnosis: Diagnosis) -> str:
-    """The verdict for `st.markdown`; what the terminal shows with `-v` is on the page of findings."""
-    return markdown_text(diagnosis.verdict.replace(": see `-v`.", ": see Findings."))
+    """The verdict for `st.markdown`; the list of checks that were not made is on the page of findings."""
+    return markdown_text(diagnosis.verdict.replace(LISTED_BELOW, "see Findings"))
 
 
 def _all(view: View, known: CurrentFindings, diagnosis: Diagnosis | None) -> None:
@@ -83,7 +84,7 @@ def _all(view: View, known: CurrentFindings, diagnosis: Diagnosis | None) -> Non
         for number, finding in enumerate(diagnosis.advised):
             card(view.run_id, finding, 1_000 + number)
     if diagnosis is not None and diagnosis.not_judged:
-        st.subheader("Not checked", anchor=False)
+        st.subheader("Not judged", anchor=False)
         for finding in diagnosis.not_judged:
             st.caption(markdown_text(finding.summary))
 

@@ -128,7 +128,7 @@ def _schedule_name(view: View) -> str:
 
 def _numbers(bubble: Bubble) -> None:
     ideal = "What the schedule's formula has" if bubble.is_formula else "What the executed order has"
-    split = "Of the bubble beyond the ideal one; the three add up to it."
+    split = "Of the bubble beyond the ideal one; imbalance, transfers, data and order add up to it."
     stages, microbatches = len(bubble.work_ms_by_stage), bubble.num_microbatches
     numbers = [
         ("Schedule", markdown_text(bubble.schedule, 24) or "–", f"{stages} × {microbatches}",
@@ -138,6 +138,7 @@ def _numbers(bubble: Bubble) -> None:
         ("Imbalance", units.percent(bubble.imbalance_ratio), _lighter(bubble), split),
         ("Transfers", units.percent(bubble.communication_ratio), None, split),
         ("Data", units.percent(bubble.data_ratio), None, split),
+        *([("Order", units.percent(bubble.order_ratio), None, split)] if abs(bubble.order_ratio) >= 0.001 else []),
         ("Time", units.duration(bubble.total_ms / 1e3), None, "Of the pipeline in a step."),
     ]  # fmt: skip
     tiles(numbers, key="pipeline")

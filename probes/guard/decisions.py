@@ -103,14 +103,17 @@ class Guard:
         self.enabled = enabled
         self.policy = policy or GuardPolicy()
         self.detector = SpikeDetector()
-        self.corruption: Verdict | None = None
-        """Judged in the place of the step; set from what all ranks found together."""
+        self._corruption: Verdict | None = None
         self._taken: deque[tuple[int, int]] = deque(maxlen=HISTORY)  # (step, batch), newest last
+
+    def report_corruption(self, verdict: Verdict) -> None:
+        """Judge changed state, which all ranks found together, in the place of the step."""
+        self._corruption = verdict
 
     def judge(self, step: int, loss: float, grad_norm: float) -> Verdict:
         """Judge a step before its update is taken; only healthy steps teach the detector."""
-        if self.corruption is not None:
-            return self.corruption
+        if self._corruption is not None:
+            return self._corruption
         wrong = [name for name, value in (("loss", loss), ("gradient norm", grad_norm)) if not math.isfinite(value)]
         if wrong:
             reason = f"non-finite {' and '.join(wrong)} at step {step}"
@@ -165,7 +168,7 @@ class Guard:
 
     def went_back(self, step: int) -> None:
         """The state is that of `step` again: later steps were not taken."""
-        self.corruption = None
+        self._corruption = None
         while self._taken and self._taken[-1][0] > step:
             self._taken.pop()
 

@@ -86,7 +86,7 @@ def _compare(runs: Sequence[Path], html: Path | None) -> tuple[Comparison | None
             diagnosis = diagnose(store, folder.manifest(), stacks_dir=folder.stacks)
             sides.append(Side(source=store, manifest=folder.manifest(), diagnosis=diagnosis))
         if len(sides) == 2:
-            comparison = compare_sides(*sides)
+            comparison = compare_sides(sides[0], sides[1])
         if len(sides) > 2 or len({side.diagnosis.run.get("num_ranks") for side in sides}) > 1:
             try:
                 scaling = scaling_of(sides)

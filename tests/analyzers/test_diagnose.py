@@ -127,7 +127,7 @@ def test_an_analyzer_that_fails_costs_only_its_own_finding(monkeypatch: pytest.M
     assert [finding.kind for finding in diagnosis.fired] == ["rank_lost"]
     (failed,) = [f for f in diagnosis.not_judged if f.kind == "straggler"]
     assert "ZeroDivisionError: a damaged row" in failed.summary
-    assert "more data: see `-v`." in diagnosis.verdict
+    assert "more data: see Not judged." in diagnosis.verdict
 
 
 @pytest.mark.parametrize("table", sorted(TABLES))

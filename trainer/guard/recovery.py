@@ -79,7 +79,7 @@ class Recovery:
         self.recompute_check.observe(sums.gradient_peaks)
         found = self.integrity.judge(sums.integrity)
         if found is not None and self.config.recovery.enabled:
-            self.guard.corruption = self.integrity.verdict(found)
+            self.guard.report_corruption(self.integrity.verdict(found))
         self.copies.apply_vote(sums.save)
 
     def recompute(self, position: Position, batch_index: int) -> bool:

@@ -1,8 +1,7 @@
 """Stop request of a rank (SIGTERM, SIGINT), and the time limit for complying with it.
 
-    stop = StopRequest(grace_s=25.0)
-    stop()                      # polled once a step; the loop shares it with the other ranks
-    stop.on_timeout = report    # called just before the process leaves without a checkpoint
+    stop = StopRequest(grace_s=25.0, on_timeout=report)   # called just before the process leaves without a checkpoint
+    stop()                          # polled once a step; the loop shares it with the other ranks
 
 SIGTERM and SIGINT ask for the end of the step and a checkpoint; the same one again ends the process at once. Python
 runs a signal's handler only when the main thread returns from C, which one that waits in a collective may never do:
@@ -32,11 +31,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class StopRequest:
     """Installed once in a process, from its main thread."""
 
-    def __init__(self, grace_s: float) -> None:
+    def __init__(self, grace_s: float, on_timeout: Callable[[int], None]) -> None:
         self.signal = 0
         """The first signal that asked; 0 if none did."""
         self.grace_s = grace_s
-        self.on_timeout: Callable[[], None] = lambda: None
+        self._on_timeout = on_timeout
         self._received_at: dict[int, float] = {}
         self._fence_at = 0.0
         reader, writer = os.pipe()
@@ -65,6 +64,6 @@ class StopRequest:
             pass  # watch's request for stacks, or another signal that has a handler
         time.sleep(self.grace_s)
         try:
-            self.on_timeout()
+            self._on_timeout(number)
         finally:
             os._exit(128 + number)

@@ -75,9 +75,13 @@ def main(arguments: list[str] | None = None) -> int:
         return _mistake(identity, error)
 
     fence.hold(run, attempt)
-    stop = StopRequest(config.recovery.grace_s)
     distort_clock(faults, rank=identity.rank)
     recorder = make_recorder(identity, config, run, attempt, device)
+
+    def left_without_checkpoint(number: int) -> None:
+        recorder.event(event_kinds.PREEMPTED, signal=_name(number), checkpoint_step=None)
+
+    stop = StopRequest(config.recovery.grace_s, on_timeout=left_without_checkpoint)
     register(run, attempt, identity.rank)
     try:
         setup = _Setup(identity=identity, config=config, plan=plan, device=device, faults=faults, store=store, run=run)
@@ -145,7 +149,6 @@ def _train(setup: _Setup, stop: StopRequest, recorder: Recorder) -> int:
         asked_to_stop=stop,
         prints_progress=identity.rank == 0 and "RANKSCOPE_RUN_DIR" not in os.environ,
     )
-    stop.on_timeout = lambda: recorder.event(event_kinds.PREEMPTED, signal=_name(stop.signal), checkpoint_step=None)
     try:
         outcome = train(session)
     finally:

@@ -133,8 +133,8 @@ def _saves(interval: Mapping[str, Any]) -> str:
     rate = f"{counted(failures, 'failure')} in this run" if failures else "an assumed failure rate"
     return (
         f"Suggested checkpoint interval: {interval['steps']:,} step{'s' * (interval['steps'] != 1)} "
-        f"({_duration(interval['interval_s'])}). A save stops training for {1e3 * interval['cost_s']:.1f} ms "
-        f"({interval['num_saves']} measured), with {rate} (one in {_duration(interval['mtbf_s'])})."
+        f"({_duration(interval['interval_s'])}), with {rate} (one in {_duration(interval['mtbf_s'])}). "
+        f"A save stops training for {1e3 * interval['cost_s']:.1f} ms ({interval['num_saves']} measured)."
     )
 
 

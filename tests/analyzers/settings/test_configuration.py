@@ -143,7 +143,7 @@ def test_what_has_no_utilisation_says_why() -> None:
     attached = {"attached": True, "num_parameters": 10, "device_name": "NVIDIA H200", "config": {}}
     facts = run_facts(plain_run(), attached)
     assert facts["mfu_ratio"] is None
-    assert "Rankscope's own model only" in facts["mfu_not_judged"]
+    assert "only for Rankscope's own models" in facts["mfu_not_judged"]
 
 
 @pytest.mark.parametrize(
@@ -188,4 +188,4 @@ def test_the_report_of_a_gpu_run_says_why_it_has_no_utilisation() -> None:
 
     assert "MFU" not in text(), "nobody misses it on a CPU"
     store.connection.execute("UPDATE ranks SET device = 'cuda:0'")
-    assert "Not judged: how many operations a token costs" in text()
+    assert "Not judged: the operations per token" in text()

@@ -55,4 +55,4 @@ def test_a_node_in_a_finding() -> None:
     (finding,) = judged(store)
     assert finding.ranks == (4, 5, 6, 7)
     assert finding.evidence["node"] == "node 1 (gpu1)"
-    assert finding.summary.startswith("Node 1 (gpu1), ranks 4, 5, 6 and 7, has been slow")
+    assert finding.summary.startswith("Node 1 (gpu1), ranks 4-7, has been slow")

@@ -141,7 +141,7 @@ def test_the_second_corruption_on_a_device_ends_the_run() -> None:
 def test_a_corrupted_state_is_judged_before_its_loss_until_it_is_gone() -> None:
     guard = Guard(Ledger(), max_rollbacks=8)
     before = guard.state()
-    guard.corruption = corrupted(12, "host cuda:1")
+    guard.report_corruption(corrupted(12, "host cuda:1"))
     assert guard.judge(12, math.nan, 1.0).kind == "corruption"
     assert guard.judge(12, 4.0, 1.0).kind == "corruption"
     assert guard.state() == before, "nothing is learnt from it"

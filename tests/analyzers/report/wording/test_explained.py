@@ -30,7 +30,7 @@ def test_evidence_has_names_and_units_that_people_read() -> None:
     )
     assert rows == {
         "non-finite parameters": "1",
-        "pattern": "since its first step",
+        "pattern": "from its first step on",
         "more processor time": "22.364 ms",
         "left until full": "12 GiB",
         "clock median": "1,980 MHz",
@@ -49,4 +49,4 @@ def test_labels_fit_their_column() -> None:
 def test_the_verdict_counts_what_was_not_judged() -> None:
     kinds = ("checkpoint_age", "configuration", "data_bound")
     verdict = conclude([Finding.insufficient("a", kind, "no records") for kind in kinds], {"steps": 3}).verdict
-    assert verdict == "No problems found (3 steps). 3 checks need more data: see `-v`."
+    assert verdict == "No problems found (3 steps). 3 checks need more data: see Not judged."

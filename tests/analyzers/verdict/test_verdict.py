@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from analyzers.diagnose import diagnose
-from analyzers.report.verdict import verdict
+from analyzers.verdict.verdict import verdict
 from analyzers.whatif.what_if import WhatIf
 from store import Store
 from tests.factories import make_run

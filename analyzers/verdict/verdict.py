@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analyzers.account.policy import VerdictPolicy
 from analyzers.finding import Finding
+from analyzers.verdict.policy import VerdictPolicy
 from analyzers.whatif.what_if import WhatIf
 
-__all__ = ["verdict"]
+__all__ = ["LISTED_BELOW", "verdict"]
 
+LISTED_BELOW = "see Not judged"
+"""Reference to the list of checks that were not made; every report has it under this heading."""
 EXPLAINS_GAIN = ("straggler", "stage_imbalance", "data_bound", "expert_imbalance")
 """Kinds of findings that explain why balanced ranks would be faster."""
 
@@ -30,12 +32,14 @@ def verdict(
     """Return one to a few sentences; `findings` in the order of their weight."""
     wrong = [finding for finding in findings if finding.status in ("fired", "suspect")]
     unjudged = {finding.kind for finding in findings if finding.status == "insufficient_data"}
-    missing = f"{_checks(len(unjudged))} more data: see `-v`." if unjudged else ""
+    missing = f"{_checks(len(unjudged))} more data: {LISTED_BELOW}." if unjudged else ""
     incomplete = _incomplete(facts)
     missing = f"{incomplete} {missing}".strip()
     gain = _unexplained_gain(wrong, what_if, policy)
     if wrong:
         others = "" if len(wrong) == 1 else f"{len(wrong) - 1} more finding{'s' * (len(wrong) > 2)}."
+        if wrong[0].severity == "critical":  # a dead or hanging run: its speed is on the line of the what-if
+            gain = ""
         return " ".join(part for part in (wrong[0].summary, others, gain, missing) if part)
     extent = [
         f"{count} {noun}{'s' * (count != 1)}"
@@ -52,6 +56,8 @@ def verdict(
         clean = f"Nothing was found{seen}."
     if incomplete:
         clean = f"Nothing was found{seen} in the records that are left."
+    if "straggler" in unjudged and not facts.get("steps"):
+        clean = f"Nothing was found{seen}, but no step is recorded."
     if facts.get("ended") == "failed":  # never a clean bill for a run that did not end by its own will
         when = "failed" if facts.get("steps") else "failed before its first step"
         clean = f"The run {when}, and nothing that was recorded explains it: read the logs of its ranks."
