@@ -23,9 +23,9 @@ from probes.tape.rundir import RunDir
 from store import Store
 from store.ingest.newest_folders import NewestFolders
 from store.ingest.read_positions import ReadState
-from store.ingest.recent_records import RecentRecords
 from store.ingest.tail import NewEvents, NewRecords, Tail
 from watch.processes import is_alive
+from watch.recent_records import RecentRecords
 
 __all__ = ["LiveTapes", "RankProcess"]
 

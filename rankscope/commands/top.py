@@ -76,9 +76,9 @@ def _version(folder: RunDir) -> list[tuple[int, int]]:
 
 def _screen(folder: RunDir, screen: Console, name: Path) -> tuple[RenderableType, bool]:
     """Read the run and draw it; also whether it may go on."""
+    from analyzers.report.rank_rows import rank_rows
     from analyzers.report.terminal.rank_table import Heading, rank_table
     from analyzers.run.policy import stall_policy
-    from analyzers.run.rank_rows import rank_rows
     from analyzers.run.setting import number
     from analyzers.run.state import run_state
     from store import Store, is_watched

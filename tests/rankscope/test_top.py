@@ -12,8 +12,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from analyzers.finding import Finding
+from analyzers.report.rank_rows import RankRows, rank_rows
 from analyzers.report.terminal.rank_table import Heading, rank_table
-from analyzers.run.rank_rows import RankRows, rank_rows
 from rankscope.cli import app
 from store import Store
 from tests.factories import make_run

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from analyzers.kinds import KINDS
 from analyzers.printable import visible
-from analyzers.run.rank_rows import RankRow, RankRows
+from analyzers.report.rank_rows import RankRow, RankRows
 from analyzers.wording import size_text
 
 if TYPE_CHECKING:
