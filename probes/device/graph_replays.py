@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 
 from ..fail_open import record_error
 from ..tape import event_kinds
-from ..tape_recorder import TapeRecorder
+
+if TYPE_CHECKING:
+    from ..tape_recorder import TapeRecorder
 
 __all__ = ["record_replays"]
 
