@@ -26,7 +26,8 @@ from analyzers.source import Floats
 from analyzers.stragglers.peer_comparison import Straggler, find_stragglers
 from analyzers.stragglers.policy import StragglerPolicy
 from analyzers.wording import ranks_text
-from store.readers.external_files import SourceError, Survey
+from store.readers.ascend_steps import is_ascend_steps, read_ascend_steps
+from store.readers.external_files import SourceError, Survey, head
 from store.readers.intervals import intersection, overlap, union
 from store.readers.kineto import RankTrace, read_trace
 from store.readers.nsys import is_nsys, read_nsys
@@ -47,7 +48,8 @@ def judge_traces(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, 
     by_rank: dict[int, tuple[RankTrace, dict[str, Floats]]] = {}
     for path in found.paths:
         try:
-            read_one = read_nsys if is_nsys(path) else read_trace
+            is_steps = is_ascend_steps(head(path, 4096))
+            read_one = read_ascend_steps if is_steps else read_nsys if is_nsys(path) else read_trace
             trace = read_one(path, is_only=len(found.paths) == 1)
         except SourceError as error:
             found.add_problem(path, str(error))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from store.readers.archives import is_archive
+from store.readers.ascend_steps import is_ascend_steps
 from store.readers.external_files import head
 from store.readers.nsys import SQLITE
 from store.readers.operations import PARQUET
@@ -49,6 +50,8 @@ def format_of(path: Path) -> Format | None:
             return "flight_recorder"
         if any(key in first for key in _TRACE_KEYS) or _has_late_events(path, start):
             return "kineto"
+    if is_ascend_steps(first):
+        return "kineto"
     if _EVENT.match(start):
         return "kineto"
     return "log" if _is_text(first) else None
