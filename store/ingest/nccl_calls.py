@@ -95,11 +95,13 @@ _ENDED = (
     f"CASE WHEN c.gpu_end_ns >= c.gpu_start_ns THEN {_STARTED} + c.gpu_end_ns - c.gpu_start_ns ELSE c.kernel_end_ns END"
 )
 
-# The device runs the calls of a communicator in order, those of one group call together. So a call is over, though its
-# end was not seen, when one that was enqueued after its launch is.
+# The device runs the calls of a communicator in order, those of one group call together; messages with several peers
+# may run side by side. So a call is over, though its end was not seen, when a like one that was enqueued after its
+# launch is.
 _LATER = """
 SELECT 1 FROM nccl_calls_done d WHERE d.attempt = c.attempt AND d.rank = c.rank AND d.communicator = c.communicator
   AND d.call > c.call AND d.enqueue_ns >= c.launched_ns AND d.kernel_end_ns IS NOT NULL
+  AND d.peer IS NOT DISTINCT FROM c.peer AND (c.peer IS NULL OR d.function = c.function)
 """
 
 
