@@ -19,6 +19,7 @@ from unittest import mock
 
 from probes import step_clock, tape_recorder
 from probes.collectives.nccl_plugin.build import BuildError, compile_plugin
+from probes.device import memory
 from probes.device.cpu_time import CoreUse
 from probes.tape import events
 
@@ -87,6 +88,10 @@ class _PlayedCoreTime:
         pass
 
 
+def _memory_stats() -> dict[str, int]:
+    return {"allocated_bytes.all.current": 40 << 30, "allocated_bytes.all.peak": 50 << 30, "num_alloc_retries": 0}
+
+
 @contextmanager
 def played_time(clock: PlayedClock) -> Iterator[None]:
     """Let the recorder ask the played clock. Nothing of it is real, so nothing may come from the real one."""
@@ -94,6 +99,8 @@ def played_time(clock: PlayedClock) -> Iterator[None]:
     of_events = SimpleNamespace(time_ns=lambda: clock.mono_ns() + clock.wall_minus_mono_ns, monotonic_ns=clock.mono_ns)
     with (
         mock.patch.object(events, "time", of_events),
+        mock.patch.object(memory, "_reader", return_value=_memory_stats),
+        mock.patch.object(tape_recorder, "device_uuid", return_value=""),
         mock.patch.object(tape_recorder, "_monotonic_ns", clock.mono_ns),
         mock.patch.object(step_clock, "_monotonic_ns", clock.mono_ns),
         mock.patch.object(step_clock, "CoreTime", core),

@@ -184,13 +184,11 @@ class _Rank:
         clock.set(-START_NS)
         self.recorder = TapeRecorder(
             run.rank_dir(0, rank), rank=rank, attempt=0, world_size=layout.num_ranks,
-            local_rank=rank % layout.ranks_per_node, node_rank=layout.node(rank), device="cpu",
+            local_rank=rank % layout.ranks_per_node, node_rank=layout.node(rank),
+            device=f"cuda:{rank % layout.ranks_per_node}",
         )  # fmt: skip
         host = f"node-{layout.node(rank)}"
-        self.recorder.describe(
-            device=f"cuda:{rank % layout.ranks_per_node}", device_uuid=f"GPU-{rank:08d}", host=host,
-            **layout.coordinates(rank),
-        )  # fmt: skip
+        self.recorder.describe(device_uuid=f"GPU-{rank:08d}", host=host, **layout.coordinates(rank))
         copy = folder / f"plugin-{run.path.name}-{rank}.so"
         shutil.copy(library, copy)
         with clock.environment(RANKSCOPE_NCCL_DIR=str(self.recorder.directory), RANKSCOPE_NCCL_RANK=str(rank)):
