@@ -40,8 +40,8 @@ from typing import Any
 from analyzers.analysis import Analysis, analyses
 from analyzers.diagnose import Diagnosis, diagnose
 from analyzers.finding import Finding
-from analyzers.report.verdict import EXPLAINS_GAIN
 from analyzers.scope import Scope
+from analyzers.verdict.verdict import EXPLAINS_GAIN
 from benchmarks.labelled import EXPECTED, Case, Expected, make
 from benchmarks.simulator import simulate, write
 from store import Store

@@ -85,3 +85,11 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
         "[a](there.md#one) [b](there.md#two) [c](gone.md) [d](https://example.org) [e](#here)\n# Here\n"
     )
     assert broken_links(document) == ["there.md#two", "gone.md"]
+
+
+def test_the_table_of_places_names_files_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text[text.index("Where is ...") : text.index("Follow one record")]
+    places = re.findall(r"`([a-z_]+/[a-z_/.]*)`", table)
+    assert len(places) >= 12
+    assert [place for place in places if not (ROOT / place).exists()] == []
