@@ -25,7 +25,7 @@ class PipelineJobPolicy:
     """When a slowdown is reported, and what it is put down to."""
 
     min_slowdown_ratio: float = 1.1
-    """S from which a job is said to straggle. Source: Lin et al., OSDI 2025."""
+    """S from which a job counts as straggling. Source: Lin et al., OSDI 2025."""
     min_share_ratio: float = 0.5
     """M_W and M_S from which the slowdown is put down to the worst workers or the last stage. Source: Lin et al., OSDI
     2025."""
@@ -88,7 +88,7 @@ def _findings(jobs: Operations, what_if: WhatIf, policy: PipelineJobPolicy | Non
 
 
 def _factors(jobs: Operations, ranks: tuple[int, ...]) -> dict[str, float]:
-    """How much longer the passes of some ranks take than those of the others, by kind of pass."""
+    """Factor by which the passes of some ranks take longer than those of the others, by kind of pass."""
     chosen, found = np.isin(jobs.rank, ranks), {}
     for number, name in enumerate(jobs.optype):
         rows = jobs.kind == number

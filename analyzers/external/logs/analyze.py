@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from analyzers.external.logs.book import LogBook, Said
+from analyzers.external.logs.book import LogBook, LogLine
 from analyzers.external.logs.calls import call_candidates
 from analyzers.external.logs.candidate import Candidate, who
 from analyzers.external.logs.endings import Ended, death_candidates, endings
@@ -73,7 +73,7 @@ def _contested(candidates: Sequence[Candidate]) -> Candidate:
     )
 
 
-def _are_ordered(one: Said, other: Said) -> bool:
+def _are_ordered(one: LogLine, other: LogLine) -> bool:
     return one.source == other.source or (one.wall_ns is not None and other.wall_ns is not None)
 
 

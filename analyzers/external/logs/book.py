@@ -15,11 +15,11 @@ from typing import Any
 from analyzers.source import Source
 from store.readers.logs.rules import Rule, load_rules
 
-__all__ = ["LogBook", "Said"]
+__all__ = ["LogBook", "LogLine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class LogLine:
     """One line that a rule knows."""
 
     kind: str
@@ -61,7 +61,7 @@ class Said:
 class LogBook:
     """All lines, those with a time in its order, files kept apart where they have none."""
 
-    lines: tuple[Said, ...]
+    lines: tuple[LogLine, ...]
     _positions: dict[int, int] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -71,7 +71,7 @@ class LogBook:
             return cls(())
         rows = source.rows("SELECT kind, rank, wall_ns, host, pid, source, line, message, fields FROM log_events")
         lines = [
-            Said(
+            LogLine(
                 kind=kind, rank=rank, wall_ns=wall_ns, host=host, pid=pid, source=file, line=line,
                 message=message or "", fields=json.loads(fields) if isinstance(fields, str) else {},
             )
@@ -79,16 +79,16 @@ class LogBook:
         ]  # fmt: skip
         return cls(tuple(_in_order(lines)))
 
-    def of(self, *kinds: str) -> Iterator[Said]:
+    def of(self, *kinds: str) -> Iterator[LogLine]:
         """Lines of these kinds, in order."""
         return (said for said in self.lines if said.kind in kinds)
 
-    def of_role(self, *roles: str) -> Iterator[tuple[Said, Rule]]:
+    def of_role(self, *roles: str) -> Iterator[tuple[LogLine, Rule]]:
         """Lines whose rule has one of these roles, with the rule."""
         rules = {rule.kind: rule for rule in load_rules()}
         return ((said, rules[said.kind]) for said in self.lines if rules[said.kind].role in roles)
 
-    def position(self, said: Said) -> int:
+    def position(self, said: LogLine) -> int:
         """Place of a line among all."""
         if not self._positions:
             self._positions.update((id(one), place) for place, one in enumerate(self.lines))
@@ -115,12 +115,12 @@ class LogBook:
         return max(stated, default=None)
 
 
-def _in_order(lines: Iterable[Said]) -> list[Said]:
+def _in_order(lines: Iterable[LogLine]) -> list[LogLine]:
     """By time; a line without one stands right after the line before it in its file."""
-    by_file: dict[str, list[Said]] = {}
+    by_file: dict[str, list[LogLine]] = {}
     for said in lines:
         by_file.setdefault(said.source, []).append(said)
-    keyed: list[tuple[int, str, int, Said]] = []
+    keyed: list[tuple[int, str, int, LogLine]] = []
     for name, found in sorted(by_file.items()):
         found.sort(key=lambda said: said.line)
         last = min((said.wall_ns for said in found if said.wall_ns is not None), default=0)

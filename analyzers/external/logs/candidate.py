@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from analyzers.external.logs.book import LogBook, Said
+from analyzers.external.logs.book import LogBook, LogLine
 
 __all__ = ["PRECEDENCE", "Candidate", "listed", "who"]
 
@@ -25,7 +25,7 @@ class Candidate:
     ranks: tuple[int, ...]
     what: str
     why: str
-    lines: tuple[Said, ...]
+    lines: tuple[LogLine, ...]
     is_proven: bool = True
     severity: str = "critical"
     evidence: Mapping[str, Any] = field(default_factory=dict)

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from analyzers.external.logs.book import LogBook, Said
+from analyzers.external.logs.book import LogBook, LogLine
 from analyzers.external.logs.candidate import Candidate, who
+from analyzers.external.logs.exceptions import is_launchers, is_stop, is_victims, type_of
 from analyzers.external.logs.policy import LogPolicy
-from analyzers.external.logs.raised import is_launchers, is_stop, is_victims, type_of
 from analyzers.external.logs.wording import COLLECT
 
 __all__ = ["Ended", "death_candidates", "endings"]
@@ -24,10 +24,10 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[_T ](\d\d:\d\d:\d\d(?:\.\d{1,6})?)")
 class Ended:
     """Ends of ranks, by the lines of ranks and launchers."""
 
-    victims: dict[int, Said] = field(default_factory=dict)
+    victims: dict[int, LogLine] = field(default_factory=dict)
     """Ranks that died of another, and the line that says so."""
-    signals: dict[int, tuple[str, Said]] = field(default_factory=dict)
-    exits: dict[int, tuple[int, Said]] = field(default_factory=dict)
+    signals: dict[int, tuple[str, LogLine]] = field(default_factory=dict)
+    exits: dict[int, tuple[int, LogLine]] = field(default_factory=dict)
     times_s: dict[int, float] = field(default_factory=dict)
     """When a launcher saw a rank's end, as its table says."""
     num_victim_lines: int = 0
@@ -52,7 +52,7 @@ def endings(book: LogBook) -> Ended:
     return ended
 
 
-def _take_ending(said: Said, ended: Ended) -> None:
+def _take_ending(said: LogLine, ended: Ended) -> None:
     code = said.number("exitcode")
     ranks = said.ranks() or ((said.rank,) if said.rank is not None else (-1,))
     how = said.text("how")
@@ -74,7 +74,7 @@ def _take_ending(said: Said, ended: Ended) -> None:
             ended.exits.setdefault(rank, (code, said))
 
 
-def _take_others(said: Said, ended: Ended) -> None:
+def _take_others(said: LogLine, ended: Ended) -> None:
     """The failures that torchrun lists beside the root cause: as early as that one, they are as suspect."""
     for part in said.text("others").split(", "):
         rank, _, time = part.partition("@")
@@ -106,7 +106,7 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
     raised = {said.rank for said in book.of("exception") if not is_launchers(said)}
     gave_up = _gave_up(book)
     abort_text = next(iter(book.of("heap_damaged", "fatal_python", "assert_text", "device_error")), None)
-    groups: dict[str, list[tuple[int, Said]]] = {}
+    groups: dict[str, list[tuple[int, LogLine]]] = {}
     for rank, (signal, said) in ended.signals.items():
         if signal == "SIGTERM" or (
             signal == "SIGABRT" and (gave_up or ended.num_victim_lines or rank in ended.victims)
@@ -165,7 +165,7 @@ def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
 
 
 def _is_one_node_of_several(book: LogBook) -> bool:
-    """Whether only one node's table of failures is there of a job on several: its first end may be a consequence."""
+    """Return True if of a job on several nodes only one's table is there: its first end may be a consequence."""
     tables = list(book.of("root_failure"))
     is_several = any(said.number("rank") != said.number("local_rank") for said in tables)
     return is_several and len({said.text("host") for said in tables}) < 2

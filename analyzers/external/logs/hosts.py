@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analyzers.external.logs.book import LogBook, Said
+from analyzers.external.logs.book import LogBook, LogLine
 from analyzers.external.logs.candidate import Candidate, who
 from analyzers.external.logs.policy import LogPolicy
 from analyzers.external.logs.wording import COLLECT
@@ -32,7 +32,7 @@ def host_candidates(book: LogBook) -> list[Candidate]:
 
 
 def _devices(book: LogBook) -> Iterator[Candidate]:
-    by_device: dict[tuple[str | None, str], list[Said]] = {}
+    by_device: dict[tuple[str | None, str], list[LogLine]] = {}
     for said in book.of("xid", "gpu_lost"):
         if said.kind == "gpu_lost" or said.number("xid") not in APPLICATION_XIDS:
             by_device.setdefault((said.host, said.text("bus")), []).append(said)
@@ -62,8 +62,8 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
         )
 
 
-def _when(said: Said, book: LogBook, policy: LogPolicy | None = None) -> str:
-    """Whether a kernel's line is of the job's time: "the job's", "another time", or "unsure" (clocks of two zones).
+def _when(said: LogLine, book: LogBook, policy: LogPolicy | None = None) -> str:
+    """Relation of a kernel's line to the job's time: "the job's", "another time", or "unsure" (clocks of two zones).
 
     A process of the job that the line names settles it.
     """
@@ -122,7 +122,7 @@ def _killed_ranks(book: LogBook) -> set[int]:
     return {rank for rank in killed if rank is not None}
 
 
-def limited_by(said: Said) -> str:
+def limited_by(said: LogLine) -> str:
     """Why a scheduler ended a job; empty where it only passed an end on."""
     if said.kind == "node_failed":
         return "node_failed"

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from analyzers.external.logs.book import LogBook, Said
+from analyzers.external.logs.book import LogBook, LogLine
 from analyzers.external.logs.candidate import Candidate, who
-from analyzers.external.logs.raised import (
+from analyzers.external.logs.exceptions import (
     Standing,
     is_launchers,
     is_stop,
@@ -49,7 +49,7 @@ _MISMATCH = ("mismatch", "mismatch_size", "model_differs", "not_entered")
 def process_candidates(book: LogBook) -> list[Candidate]:
     """Every cause that a process or its launcher states."""
     first_timeout = {said.rank: book.position(said) for said in reversed(list(book.of("watchdog_timeout")))}
-    found: dict[tuple[str, str], list[tuple[Said, Standing]]] = {}
+    found: dict[tuple[str, str], list[tuple[LogLine, Standing]]] = {}
     for said in book.of("exception"):
         if is_launchers(said) or is_victims(said) or is_stop(said):
             continue
@@ -79,8 +79,8 @@ def process_candidates(book: LogBook) -> list[Candidate]:
     return candidates
 
 
-def _is_last_line_of(said: Said, tracebacks: list[Said]) -> bool:
-    """Whether a line is the end of one of these tracebacks, which was read with it already."""
+def _is_last_line_of(said: LogLine, tracebacks: list[LogLine]) -> bool:
+    """Return True if a line is the end of one of these tracebacks, which was read with it already."""
     return not said.text("traceback") and any(
         one.source == said.source and one.rank == said.rank and one.line < said.line for one in tracebacks
     )
@@ -89,7 +89,7 @@ def _is_last_line_of(said: Said, tracebacks: list[Said]) -> bool:
 _NOT_LINES = ("ray_memory", "collective_mismatch", "desync_not_joined", "monitored_barrier")
 
 
-def _cause(said: Said, rule: Rule | None) -> str:
+def _cause(said: LogLine, rule: Rule | None) -> str:
     if rule is None or rule.role == "victim":
         return "exception"
     if rule.role == "nccl":
@@ -101,7 +101,7 @@ def _cause(said: Said, rule: Rule | None) -> str:
     return rule.cause
 
 
-def _candidate(cause: str, lines: list[Said], book: LogBook, *, is_own: bool) -> Candidate:
+def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool) -> Candidate:
     ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
     first = next((said for said in lines if said.kind == "exception"), lines[0])
     rank_class = "network" if cause in _NETWORK else "mismatch" if cause in _MISMATCH else "own"
@@ -149,6 +149,6 @@ def _one_line(text: object) -> str:
     return (line if len(line) <= 160 else line[:157] + "...").rstrip(".;, ")
 
 
-def _is_refused(said: Said, cause: str) -> bool:
+def _is_refused(said: LogLine, cause: str) -> bool:
     """A refused connection may be that of a peer which died, an unreachable address is the network's."""
     return cause == "unreachable" and "refused" in f"{said.message} {said.text('error')}".lower()

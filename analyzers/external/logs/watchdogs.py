@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from analyzers.external.logs.book import LogBook, Said
+from analyzers.external.logs.book import LogBook, LogLine
 from analyzers.external.logs.candidate import Candidate, listed, who
 from analyzers.external.logs.wording import COLLECT
 
@@ -37,7 +37,7 @@ class Wait:
     enqueued: int | None
     completed: int | None
     group: str
-    said: Said
+    said: LogLine
 
     @property
     def call(self) -> str:
@@ -47,7 +47,7 @@ class Wait:
 
 def _waits(book: LogBook) -> dict[int, Wait]:
     """The first call that each rank's watchdog gave up, with what the rank says of its group's numbers."""
-    states: dict[int, list[Said]] = {}
+    states: dict[int, list[LogLine]] = {}
     for said in book.of("watchdog_state"):
         rank = said.rank if said.rank is not None else said.number("group_rank")
         if rank is not None:
@@ -74,7 +74,7 @@ def _waits(book: LogBook) -> dict[int, Wait]:
     return waits
 
 
-def _group(state: Said) -> str:
+def _group(state: LogLine) -> str:
     """A name that is the same on all ranks: torch's GUID, else the number of the group."""
     return state.text("guid") or state.text("pg")
 

@@ -1,4 +1,4 @@
-"""Which rank a line's process, device, file or local number belongs to, by what other lines and files state.
+"""Rank of a line's process, device, file or local number, by what other lines and files state.
 
     known = identities(logs)
     known.of_pid("gpu-01", 71), known.of_bus("gpu-01", "0000:3b:00")
@@ -85,7 +85,7 @@ def short(host: str | None) -> str | None:
 
 
 def identities(logs: Sequence[ReadLog]) -> Identities:
-    """What all lines of all files state of ranks."""
+    """Gather what all lines of all files state of ranks."""
     known = Identities()
     events = [(log, event) for log in logs for event in log.events]
     sizes = [size for _, event in events if isinstance(size := event.fields.get("world_size"), int)]
@@ -122,7 +122,7 @@ def _take(known: Identities, log: ReadLog, event: LogEvent, world_size: int) -> 
 
 
 def _several_nodes(logs: Sequence[ReadLog], sizes: Sequence[int]) -> bool:
-    """Whether anything says that the job had more than one node."""
+    """Return True if anything says that the job had more than one node."""
     hosts: set[str | None] = set()
     folders: dict[str, set[Path]] = {}
     labelled: Counter[int] = Counter()

@@ -106,7 +106,7 @@ def cause_of(text: str) -> Rule | None:
 
 
 def specificity(rule: Rule, line: bytes) -> tuple[bool, int]:
-    """How specific a rule is for a line: not a general wording, then its longest literal; (False, 0): not in it."""
+    """Specificity of a rule for a line: no general wording, then its longest literal. (False, 0): not in the line."""
     length = max((len(literal) for literal in rule.literals if literal in line), default=0)
     return (not rule.is_general and length > 0, length)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from analyzers.external.logs.book import LogBook, Said
+from analyzers.external.logs.book import LogBook, LogLine
 from analyzers.external.logs.policy import LogPolicy
 from analyzers.run.endings import LOST_PEER
 from store.readers.logs.rules import cause_of
@@ -40,32 +40,32 @@ _CALLS = re.compile(
 _OTHERS = re.compile(
     r"one of the (?:other )?ranks|(?:other|another|remote) (?:rank|peer|worker|process)", re.IGNORECASE
 )
-"""What a message has in it that speaks of somebody else's fault."""
+"""Parts of a message about the fault of another rank."""
 _LIBRARIES = re.compile(r"hccl|MPI_|mpi_errno|\b(?:nccl|rccl|oneccl|gloo|ucx|ucp_)", re.IGNORECASE)
 """Libraries of communication: an error of theirs that names no cause, out of a call that waits."""
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _INNER = re.compile(r"RayTaskError\((\w+)\)")
 
 
-def type_of(said: Said) -> str:
+def type_of(said: LogLine) -> str:
     name = said.text("type").rsplit(".", 1)[-1]
     inner = _INNER.search(f"{said.text('type')} {said.message}")
     return inner[1] if inner else name
 
 
-def text_of(said: Said) -> str:
+def text_of(said: LogLine) -> str:
     return f"{said.text('type')}: {said.text('message')} {said.message}"
 
 
-def is_launchers(said: Said) -> bool:
+def is_launchers(said: LogLine) -> bool:
     return type_of(said) in _LAUNCHERS
 
 
-def is_stop(said: Said) -> bool:
+def is_stop(said: LogLine) -> bool:
     return type_of(said) == "KeyboardInterrupt"
 
 
-def is_victims(said: Said) -> bool:
+def is_victims(said: LogLine) -> bool:
     """Return True if an exception reports a peer's end or an aborted call, and no cause of its own."""
     text = text_of(said)
     rule = cause_of(text)
@@ -76,16 +76,16 @@ def is_victims(said: Said) -> bool:
     return type_of(said) in _UNNAMED and _is_of_communication(said, text)
 
 
-def _is_of_communication(said: Said, text: str) -> bool:
-    """Whether an error without a cause of its own came out of a call that waits for other ranks: no proof of guilt."""
+def _is_of_communication(said: LogLine, text: str) -> bool:
+    """Return True if an error without a cause of its own came out of a call that waits for other ranks."""
     if _OTHERS.search(text):
         return True
     frames = _FRAME.findall(said.text("traceback"))
     return _LIBRARIES.search(text) is not None and (not frames or _CALLS.search(frames[-1][0]) is not None)
 
 
-def standing(said: Said, book: LogBook, policy: LogPolicy | None = None) -> Standing:
-    """What a line's place in its file says of it."""
+def standing(said: LogLine, book: LogBook, policy: LogPolicy | None = None) -> Standing:
+    """Judge a line by its place in its file."""
     policy = policy or LogPolicy()
     if (said.number("later_steps") or 0) >= policy.survived_steps:
         return "survived"
