@@ -37,6 +37,9 @@ MAX_ROWS_SHOWN = 14
 """Rows of a table that are visible at once; more are scrolled."""
 _CHART = {
     "displaylogo": False,
+    "showLink": False,
+    "showSendToCloud": False,
+    "plotlyServerURL": "",
     "scrollZoom": False,
     "responsive": True,
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],

@@ -30,6 +30,10 @@ class RunError(ValueError):
     """A run's folder is missing or unusable; the text is one line that says what, where and what to do."""
 
 
+PRIVATE = 0o700
+"""Mode of a run's folder: it holds the configuration, texts of errors and samples of the data."""
+
+
 class RunDir:
     """One run's folder."""
 
@@ -43,7 +47,7 @@ class RunDir:
         for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
             path = runs_dir / (stem + suffix)
             try:
-                path.mkdir(parents=True)
+                path.mkdir(parents=True, mode=PRIVATE)
             except FileExistsError:
                 continue
             except OSError as error:
@@ -85,7 +89,7 @@ class RunDir:
         is_new = not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
         if not is_new and not cls.is_run(path):
             raise RunError(f"{path} holds something that is no run: name a folder that is new or empty")
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
         run = cls(path.resolve())
         run._make_folders()
         return run, is_new
@@ -213,7 +217,8 @@ class RunDir:
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Replace `run.json` in one step."""
         fresh = self.path / f".run.json.{os.getpid()}"
-        fresh.write_text(json.dumps(manifest, indent=2, default=str) + "\n")
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+            file.write(json.dumps(manifest, indent=2, default=str) + "\n")
         fresh.replace(self.path / "run.json")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import urllib.request
 from pathlib import Path
@@ -23,12 +24,27 @@ def test_a_command_that_is_killed_hard_leaves_no_server_behind(tmp_path: Path) -
             url = re.findall(r"http://127\.0\.0\.1:\d+", lines[-1])[0]
             with urllib.request.urlopen(f"{url}/_stcore/health", timeout=10) as answer:
                 assert answer.status == 200
+            port = int(url.rpartition(":")[2])
+            assert handshake(port, f"127.0.0.1:{port}", url) == 101
+            assert handshake(port, f"evil.example:{port}", f"http://evil.example:{port}") == 403, "DNS rebinding"
+            assert handshake(port, f"127.0.0.1:{port}", "http://evil.example") == 403
             (server,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             process.send_signal(signal.SIGKILL)
             process.wait(10)
             wait_for(lambda: is_gone(int(server)), "the end of the server", deadline_s=20)
         finally:
             process.kill()
+
+
+def handshake(port: int, host: str, origin: str) -> int:
+    """Status of the answer to a WebSocket that a page of `origin` opens at `host`."""
+    request = (
+        f"GET /_stcore/stream HTTP/1.1\r\nHost: {host}\r\nOrigin: {origin}\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", port), 20) as connection:
+        connection.sendall(request.encode())
+        return int(connection.recv(4096).split()[1])
 
 
 def is_gone(pid: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from trainer.checkpoint.disk_tier.manifest import (
     verify_files,
     write_manifest,
 )
+from trainer.checkpoint.disk_tier.safe_reader import SafeReader
 
 SHARD = "__0_0.distcp"
 JSON = st.recursive(
@@ -159,3 +161,21 @@ def test_any_manifest_is_refused(tmp_path_factory: pytest.TempPathFactory, conte
     (folder / MANIFEST_NAME).write_text(json.dumps(content))
     with pytest.raises(CheckpointError):
         read_manifest(folder)
+
+
+class Program:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("inner", [lambda path: Program(path), lambda path: {"model.a": Program(path)}, lambda path: 3])
+def test_a_program_in_the_metadata_is_refused_and_not_run(tmp_path: Path, inner: Callable[[Path], object]) -> None:
+    folder = tmp_path / "step-00000050"
+    folder.mkdir()
+    (folder / ".metadata").write_bytes(pickle.dumps(inner(tmp_path / "made")))
+    with pytest.raises(CheckpointError, match="metadata was refused"):
+        SafeReader(folder).read_metadata()
+    assert not (tmp_path / "made").exists()

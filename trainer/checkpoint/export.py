@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
@@ -32,6 +31,7 @@ from trainer.checkpoint.disk_tier.manifest import (
     read_manifest,
     verify_files,
 )
+from trainer.checkpoint.disk_tier.safe_reader import SafeReader
 from trainer.config.config import ModelConfig
 from trainer.model.llama_names import llama_config, to_llama
 
@@ -120,8 +120,8 @@ def export(folder: Path, out: Path, *, rename: Callable[[str], str] = str) -> Ex
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Whole parameters by their names in the model. Only after the hashes agree: torch unpickles here."""
-    reader = FileSystemReader(folder)
+    """Whole parameters by their names in the model. Raises CheckpointError for a description of anything else."""
+    reader = SafeReader(folder)
     whole = {
         name: torch.empty(found.size, dtype=found.properties.dtype)
         for name, found in reader.read_metadata().state_dict_metadata.items()
@@ -129,5 +129,5 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that there is no process group, and of its own deprecated calls
-        dcp_load(whole, storage_reader=FileSystemReader(folder), no_dist=True)
+        dcp_load(whole, storage_reader=SafeReader(folder), no_dist=True)
     return {name.removeprefix(_PREFIX): tensor for name, tensor in whole.items()}

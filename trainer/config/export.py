@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -10,7 +11,20 @@ from pydantic import Field, field_validator
 
 from trainer.config.section import Section
 
-__all__ = ["AlertsConfig", "MetricsConfig", "OtelConfig", "TrackersConfig"]
+__all__ = ["AlertsConfig", "MetricsConfig", "OtelConfig", "TrackersConfig", "without_secrets"]
+
+SECRET = ("alerts.webhook", "alerts.command")
+"""Settings that may hold a token: their values stand in the run's own `run.json` for `watch`, and nowhere else."""
+
+
+def without_secrets(arguments: Sequence[str]) -> list[str]:
+    """A command line with the values of secret settings replaced."""
+    found = []
+    for argument in arguments:
+        key, equals, _ = argument.removeprefix("--set=").partition("=")
+        is_secret = equals and key.strip() in SECRET
+        found.append(f"{argument[: argument.index(key)]}{key}=(redacted)" if is_secret else argument)
+    return found
 
 
 class MetricsConfig(Section):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from probes.tape.rundir import RunDir
 from trainer.config.config import Config
+from trainer.config.export import without_secrets
 from trainer.config.load import ConfigError, changed_config, load_config
 from trainer.faults.options import parse_fault
 from trainer.faults.possible import check_faults
@@ -68,7 +69,7 @@ def launch_run(options: Options, *, version: str, console: Console) -> int:
         config = resumed.config
     if config is not None:
         _check_trackers(config)
-    facts = {"rankscope_version": version, "command": sys.argv}
+    facts = {"rankscope_version": version, "command": without_secrets(sys.argv)}
     if node.max_nodes > 1:
         return _on_nodes(config, resumed, node, options, facts, console)
     assert config is not None

@@ -4,8 +4,9 @@
         hook.report(findings)                   # returns at once; a thread of its own delivers
 
 Each gets one JSON object per finding: the finding as in `analyze --format json`, the run and the link to its page.
-The command reads it on its standard input. Neither can delay watch: a failed delivery is reported as an event, and
-findings beyond `at_most_per_hour` are counted and dropped.
+The command reads it on its standard input. Neither can delay watch: a failed delivery is reported as an event, and so
+is each finding beyond `at_most_per_hour` and beyond the queue. No redirect is followed: findings go where the
+configuration says, and nowhere else.
 """
 
 from __future__ import annotations
@@ -34,6 +35,16 @@ DELIVERY_S = 10.0
 """Limit of one delivery."""
 _MAX_WAITING = 1000
 _SEVERITIES = ("info", "warning", "critical")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect is an answer like any other that is not a success: HTTPError."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 class FindingHook:
@@ -69,7 +80,7 @@ class FindingHook:
             if not is_over and not is_news:
                 continue
             if not self._may_deliver():
-                self._left_out += 1
+                self._lose(finding, f"more than {self._at_most} findings in an hour")
                 continue
             self._reported.add(key)
             body = {"run_id": self._run_id, "finding": finding.to_json(), "left_out": self._left_out,
@@ -78,7 +89,7 @@ class FindingHook:
                 self._waiting.put_nowait(body)
                 self._left_out = 0
             except queue.Full:
-                self._left_out += 1
+                self._lose(finding, "too many findings wait to be sent")
 
     def close(self, timeout_s: float = DELIVERY_S) -> None:
         """Deliver what is queued, for at most `timeout_s`."""
@@ -87,6 +98,11 @@ class FindingHook:
         except queue.Full:
             return
         self._thread.join(timeout_s)
+
+    def _lose(self, finding: Finding, reason: str) -> None:
+        self._left_out += 1
+        name = "webhook" if self._webhook else "command"
+        self._events.write(event_kinds.HOOK_FAILED, hook=name, reason=f"{finding.kind} was not sent: {reason}")
 
     def _may_deliver(self) -> bool:
         now = time.monotonic()
@@ -108,13 +124,13 @@ class FindingHook:
                     continue
                 try:
                     deliver(body)
-                except (OSError, ValueError, subprocess.SubprocessError) as error:
+                except Exception as error:  # whatever a receiver answers, the next finding is delivered
                     self._events.write(event_kinds.HOOK_FAILED, hook=name, reason=_one_line(error))
 
     def _post(self, body: bytes) -> None:
         request = urllib.request.Request(self._webhook, data=body, headers={"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=DELIVERY_S):
-            pass
+        with _OPENER.open(request, timeout=DELIVERY_S):
+            pass  # its status is all that counts: the body is not read
 
     def _run(self, body: bytes) -> None:
         done = subprocess.run(

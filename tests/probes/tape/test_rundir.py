@@ -16,3 +16,10 @@ def test_a_run_that_is_missing_is_looked_for_in_the_folder_it_was_named_in(tmp_p
         with pytest.raises(RunError) as told:
             RunDir.open(path)
         assert hint in str(told.value)
+
+
+def test_a_run_is_its_users_own(tmp_path: Path) -> None:
+    for run in (RunDir.create(tmp_path, name="a", manifest={}), RunDir.adopt(tmp_path / "b")[0]):
+        run.begin_manifest({})
+        assert run.path.stat().st_mode & 0o777 == 0o700
+        assert (run.path / "run.json").stat().st_mode & 0o777 == 0o600

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainer.config.config import Config
+from trainer.config.export import without_secrets
 from trainer.config.load import ConfigError, load_config
 from trainer.layout.plan import resolve
 
@@ -188,3 +189,24 @@ def test_a_list_can_be_typed_with_commas() -> None:
     assert load_config(None, ["trackers.to=tensorboard, wandb"]).trackers.to == ["tensorboard", "wandb"]
     with pytest.raises(ConfigError, match=r"trackers\.to\.1 = 'mlflow': must be 'tensorboard' or 'wandb'"):
         load_config(None, ["trackers.to=wandb,mlflow"])
+
+
+def test_a_command_line_is_recorded_without_its_secrets() -> None:
+    given = [
+        "train",
+        "--set",
+        "alerts.webhook=https://hooks/TOKEN",
+        "--set=alerts.command=page --key TOKEN",
+        "--set",
+        "optim.lr=1",
+    ]
+    found = without_secrets(given)
+    assert "TOKEN" not in " ".join(found)
+    assert found == [
+        "train",
+        "--set",
+        "alerts.webhook=(redacted)",
+        "--set=alerts.command=(redacted)",
+        "--set",
+        "optim.lr=1",
+    ]

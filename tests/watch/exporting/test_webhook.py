@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
 import time
@@ -137,3 +138,40 @@ def test_a_command_line_that_is_none_is_an_event_and_no_crash(tmp_path: Path) ->
     with finding_hook(manifest, run_id="demo", events=events) as hook:
         assert hook is None
     assert [event["kind"] for event in read_events(path)[0]] == ["hook_failed"]
+
+
+@pytest.mark.parametrize("answer", [b"", b"garbage\r\n\r\n", b"HTTP/1.1 302 Found\r\nLocation: {url}\r\n\r\n",
+    b"HTTP/1.1 999 \xff\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 500 + b"\r\n"])  # fmt: skip
+def test_no_answer_ends_the_deliveries_or_leads_elsewhere(answer: bytes, receiver: Receiver, tmp_path: Path) -> None:
+    path, served = tmp_path / "events.jsonl", threading.Event()
+    hostile = socket.create_server(("127.0.0.1", 0))
+
+    def answers() -> None:
+        for _ in range(2):
+            connection, _ = hostile.accept()
+            connection.recv(1 << 16)
+            connection.sendall(answer.replace(b"{url}", receiver.url.encode()))
+            connection.close()
+        served.set()
+
+    threading.Thread(target=answers, daemon=True).start()
+    events = EventWriter(path, attempt=0, rank=NODE_RANK)
+    hook = FindingHook(run_id="demo", events=events, webhook=f"http://127.0.0.1:{hostile.getsockname()[1]}/")
+    hook.report([finding(rank=1), finding(rank=2)])
+    assert served.wait(30), "the second finding is delivered too"
+    hook.close()
+    hostile.close()
+    assert receiver.heard == [], "no redirect is followed"
+    if b"200 OK" not in answer:
+        assert [event["kind"] for event in read_events(path)[0]] == ["hook_failed"] * 2
+
+
+def test_each_finding_that_is_not_sent_is_an_event(receiver: Receiver, tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events = EventWriter(path, attempt=0, rank=NODE_RANK)
+    hook = FindingHook(run_id="demo", events=events, webhook=receiver.url, at_most_per_hour=1)
+    hook.report([finding(rank=1), finding(rank=2), finding(rank=3)])
+    hook.close()
+    lost = [event for event in read_events(path)[0] if event["kind"] == "hook_failed"]
+    assert [event["reason"] for event in lost] == ["straggler was not sent: more than 1 findings in an hour"] * 2

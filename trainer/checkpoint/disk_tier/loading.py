@@ -17,11 +17,11 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from trainer.checkpoint.agreement import first_error
 from trainer.checkpoint.disk_tier.manifest import CheckpointError, StorageError, read_manifest, verify_files
+from trainer.checkpoint.disk_tier.safe_reader import SafeReader
 from trainer.checkpoint.disk_tier.saving import one_line
 from trainer.checkpoint.state import Values, allocate_optimizer_state, restore_rng, rng_state, training_tensors
 from trainer.training.rank_training import Training
@@ -67,8 +67,8 @@ def load_folder(folder: Path, training: Training) -> Loaded:
 
 
 def _read(folder: Path, training: Training) -> None:
-    """Only after `verify`: from here on torch unpickles."""
-    reader = FileSystemReader(folder)
+    """Only after `verify`."""
+    reader = SafeReader(folder)
     names = reader.read_metadata().state_dict_metadata
     training.discard()
     allocate_optimizer_state(training, names)

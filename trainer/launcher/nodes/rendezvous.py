@@ -12,11 +12,12 @@ at their next restart: choose a node that is not preempted. `--resume` with anot
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousHandler
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
@@ -25,6 +26,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from trainer.launcher.node import Node, NodeRendezvousError
 from trainer.launcher.nodes.host_address import gloo_interface, is_own, own_address
 from trainer.launcher.nodes.rendezvous_handler import ResponsiveHandler
+from trainer.launcher.nodes.safe_state import SafeStateBackend
 
 __all__ = ["NodeRendezvous"]
 
@@ -67,12 +69,12 @@ class NodeRendezvous:
             **here,
         )
         try:
-            backend, self._store = _connected(parameters, may_follow=not shared)
+            backend, self._store = _connected(parameters, may_follow=not shared) if many else _loopback(parameters)
         except (RendezvousError, ValueError) as error:
             raise NodeRendezvousError(
                 f"--rdzv-endpoint {node.endpoint}: {' '.join(str(error).split())[:200]}"
             ) from None
-        handler = create_handler(self._store, backend, parameters)
+        handler = create_handler(self._store, SafeStateBackend(backend), parameters)
         self.handler: RendezvousHandler = ResponsiveHandler(handler, node.endpoint) if many else handler
 
     def agree_on_run(self, make: Callable[[], Path]) -> Path:
@@ -92,6 +94,19 @@ class NodeRendezvous:
         if not path.is_dir():
             raise NodeRendezvousError(f"{path} is not on this node. The nodes of a run must share its folder.")
         return path
+
+
+def _loopback(parameters: RendezvousParameters) -> tuple[C10dRendezvousBackend, Store]:
+    """The store of a single node: only this machine can reach it, where torch's own listens on all interfaces."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(1024)
+        port = listening.getsockname()[1]
+        store = TCPStore(
+            "127.0.0.1", port, is_master=True, multi_tenant=True, wait_for_workers=False,
+            timeout=timedelta(seconds=60), master_listen_fd=listening.detach(), use_libuv=False,
+        )  # fmt: skip
+    return C10dRendezvousBackend(store, parameters.run_id), store
 
 
 def _connected(parameters: RendezvousParameters, *, may_follow: bool) -> tuple[C10dRendezvousBackend, Store]:

@@ -1,0 +1,62 @@
+"""torch's reader of checkpoints, whose `.metadata` may name the classes of a checkpoint's description only.
+
+    reader = SafeReader(folder)
+    reader.read_metadata()          # CheckpointError for a pickle that names anything else
+
+A checkpoint may have been handed over: its manifest and hashes say that it is whole, not that it is harmless. torch
+loads `.metadata` with the plain unpickler, which runs whatever the file says, and entries that are no tensors likewise.
+Tensors themselves are read with `weights_only=True`.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from probes.tape.safe_open import open_plain
+from trainer.checkpoint.disk_tier.manifest import CheckpointError
+
+__all__ = ["SafeReader"]
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_ALLOWED = frozenset({
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"), ("torch", "Size"), ("pathlib", "PosixPath"),
+    ("torch.serialization", "_get_layout"), ("collections", "OrderedDict"),
+    *((_METADATA, name) for name in (
+        "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    )),
+    *(("torch", name) for name in (
+        "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool",
+    )),
+})  # fmt: skip
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"names {module}.{name}")
+        return super().find_class(module, name)
+
+
+class SafeReader(FileSystemReader):
+    """Reads a checkpoint folder of ours."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The description of the checkpoint. Raises CheckpointError if it is anything but one of tensors, OSError."""
+        with open(open_plain(Path(self.path) / ".metadata"), "rb") as file:
+            try:
+                metadata = _MetadataUnpickler(file).load()
+            except OSError:
+                raise
+            except Exception as error:  # a hostile pickle may raise anything
+                raise CheckpointError(f"{self.path}: .metadata was refused: {error}") from None
+        if not isinstance(metadata, Metadata) or not all(
+            isinstance(entry, TensorStorageMetadata) for entry in metadata.state_dict_metadata.values()
+        ):
+            raise CheckpointError(f"{self.path}: .metadata was refused: it describes more than tensors")
+        return metadata

@@ -1,0 +1,68 @@
+"""torch's rendezvous state without the power of a pickle: what comes from the store may name its own classes only.
+
+    backend = SafeStateBackend(C10dRendezvousBackend(store, "rankscope"))
+
+torch keeps the state of the rendezvous as a pickle in the store, and loads whatever it finds there. Anybody who can
+reach the store could have a launcher run a program. Here each state is read once before torch sees it, by an unpickler
+that knows the state's classes and no other; another one is refused with an error.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+from torch.distributed.elastic.rendezvous.api import RendezvousStateError
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
+
+__all__ = ["SafeStateBackend", "check_state"]
+
+MAX_STATE_BYTES = 16 << 20
+_RENDEZVOUS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
+_ALLOWED = frozenset({
+    (_RENDEZVOUS, "_RendezvousState"), (_RENDEZVOUS, "_NodeDesc"), ("datetime", "datetime"), ("datetime", "timedelta"),
+    ("datetime", "timezone"), ("builtins", "set"),
+})  # fmt: skip
+
+
+class SafeStateBackend(RendezvousBackend):
+    """A backend whose states are checked before they are given out."""
+
+    def __init__(self, backend: RendezvousBackend) -> None:
+        self._backend = backend
+
+    @property
+    def name(self) -> str:
+        return self._backend.name
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        """As of `backend`. Raises RendezvousStateError for a state that names other classes."""
+        found = self._backend.get_state()
+        if found is not None:
+            check_state(found[0])
+        return found
+
+    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
+        """As of `backend`; the state that another node has set instead is checked."""
+        found = self._backend.set_state(state, token)
+        if found is not None:
+            check_state(found[0])
+        return found
+
+
+class _StateUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"names {module}.{name}")
+        return super().find_class(module, name)
+
+
+def check_state(state: bytes) -> None:
+    """Raises RendezvousStateError unless it is a pickle of a rendezvous state."""
+    try:
+        if len(state) > MAX_STATE_BYTES:
+            raise pickle.UnpicklingError(f"has {len(state)} bytes")
+        _StateUnpickler(io.BytesIO(state)).load()
+    except Exception as error:  # a damaged pickle may raise anything
+        raise RendezvousStateError(f"the rendezvous state in the store was refused: {error}") from None
