@@ -142,6 +142,7 @@ class Save:
         assert self._copy is not None
         self.scratch.mkdir(parents=True, exist_ok=True)
         rank = self._plan.rank
+        self._copy.wait()
         rng: dict[str, Tensor] = {f"rng.{rank}.{name}": value for name, value in self._copy.rng.items()}
         shard = self._plan.write_shard(self.scratch, self._copy.tensors | rng)
         note = shard.to_json() | {"signature": signature(self._copy.tensors, self._copy.rng)}

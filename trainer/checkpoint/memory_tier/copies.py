@@ -31,6 +31,7 @@ from torch import Tensor
 
 from probes.tape.shared_memory import PID_NAME
 from trainer.checkpoint import attempt_fence as fence
+from trainer.checkpoint.memory_tier.copy_stream import Copying, CopyStream
 from trainer.checkpoint.memory_tier.host_copy import HostCopy, private_memory
 from trainer.checkpoint.memory_tier.peers import PeerCopies, rank_folder
 from trainer.checkpoint.memory_tier.slots import Slot, remove_others
@@ -52,8 +53,14 @@ class MemoryCopies:
         interval: int,
         folder: Path | None = None,
         peers: PeerCopies | None = None,
+        stream: Copying | None = None,
     ) -> None:
         self.training = training
+        if stream is None and training.device.type == "cuda":
+            stream = CopyStream(training.device)
+        self._stream = stream
+        if stream is not None:
+            training.optimizer.register_step_pre_hook(lambda *_: stream.join())
         self.healthy_steps = healthy_steps
         self.problem = ""
         """Why the copies do not outlive the process, in one line."""
@@ -140,6 +147,8 @@ class MemoryCopies:
         if not candidates:
             return None
         copy = candidates[-1]
+        if self._stream is not None:
+            self._stream.join()  # the state is written
         self.forget_from(copy.step + 1)
         return copy.restore(self.training)
 
@@ -186,7 +195,7 @@ class MemoryCopies:
         if self._folder is not None and not self.problem:
             slot = Slot(self._folder / f"slot-{self._prefix}{self._num_slots}")
             self._num_slots += 1
-        copy = HostCopy(slot=slot)
+        copy = HostCopy(slot=slot, stream=self._stream)
         copy.allocate = lambda live: self._allocate(copy, live)
         return copy
 
@@ -207,6 +216,7 @@ class MemoryCopies:
         return private_memory(live)
 
     def _seal(self, copy: HostCopy, slot: Slot, content: Mapping[str, Any]) -> None:
+        copy.wait()
         slot.seal({**content, "values": copy.values.to_json(), "mesh": self.mesh()}, copy.rng)
         if copy.vetted:
             slot.vet()

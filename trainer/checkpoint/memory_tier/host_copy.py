@@ -15,6 +15,7 @@ from concurrent.futures import Future
 import torch
 from torch import Tensor
 
+from trainer.checkpoint.memory_tier.copy_stream import Arrival, Copying
 from trainer.checkpoint.memory_tier.slots import Slot
 from trainer.checkpoint.state import (
     Position,
@@ -41,7 +42,9 @@ def private_memory(live: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class HostCopy:
     """Buffers and their contents. `borrowers` counts background readers."""
 
-    def __init__(self, allocate: Allocate = private_memory, slot: Slot | None = None) -> None:
+    def __init__(
+        self, allocate: Allocate = private_memory, slot: Slot | None = None, stream: Copying | None = None
+    ) -> None:
         self.values = Values(position=Position())
         self.vetted = False
         self.tensors: dict[str, Tensor] = {}
@@ -54,6 +57,8 @@ class HostCopy:
         self.sending: Future[None] | None = None
         """Sends the slot to another node, after that."""
         self.allocate = allocate
+        self._stream = stream
+        self._arrival: Arrival | None = None
 
     @property
     def in_use(self) -> bool:
@@ -80,13 +85,25 @@ class HostCopy:
         live = local_tensors(training_tensors(training))
         if not _same_layout(self.tensors, live):
             self.tensors = self.allocate(live)
-        _copy(list(self.tensors.values()), list(live.values()))
+        targets, sources = list(self.tensors.values()), list(live.values())
+        if self._stream is not None:
+            self._arrival = self._stream.copy(targets, sources)
+            if training.compressions:
+                self._stream.join()  # what they keep is written by the next backward pass already
+        else:
+            _copy(targets, sources)
         self.rng = rng_state(training.device)
         self.values, self.vetted = values, vetted
+
+    def wait(self) -> None:
+        """Wait until the host may read the tensors: before it does, in the background as a rule."""
+        if self._arrival is not None:
+            self._arrival.synchronize()
 
     @torch.no_grad()
     def restore(self, training: Training) -> Values:
         """Put tensors and random generators back. Returns the other values, which are the caller's to set."""
+        self.wait()
         training.discard()
         if training_tensors(training).keys() != self.tensors.keys():
             allocate_optimizer_state(training, self.tensors)

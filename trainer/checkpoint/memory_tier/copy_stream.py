@@ -1,0 +1,56 @@
+"""Copies of a GPU's state to the host on a stream of their own, joined before the next optimizer step writes it.
+
+    stream = CopyStream(device)
+    arrived = stream.copy(host_tensors, parameters)     # queued after what was computed so far; nothing waits
+    stream.join()                                       # before the optimizer writes: the device waits, not the host
+    arrived.synchronize()                               # in the background, before the host reads them
+
+Meanwhile the device computes the next forward and backward pass, which only read the state.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["Arrival", "CopyStream", "Copying"]
+
+
+class Arrival(Protocol):
+    """When the copies are on the host: an event of CUDA."""
+
+    def synchronize(self) -> None: ...
+
+
+class Copying(Protocol):
+    """What queues copies: `CopyStream`."""
+
+    def copy(self, targets: list[Tensor], sources: list[Tensor]) -> Arrival: ...
+
+    def join(self) -> None: ...
+
+
+class CopyStream:
+    """The stream of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._newest: torch.cuda.Event | None = None
+
+    def copy(self, targets: list[Tensor], sources: list[Tensor]) -> Arrival:
+        """Queue the copies; returns when they will have arrived."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            torch._foreach_copy_(targets, sources, non_blocking=True)
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record()
+        self._newest = arrived
+        return arrived
+
+    def join(self) -> None:
+        """Let the current stream go on only when all copies have read their sources."""
+        if self._newest is not None:
+            torch.cuda.current_stream(self._stream.device).wait_event(self._newest)
+            self._newest = None
