@@ -90,11 +90,15 @@ class GradientProbe:
     def norm(self) -> tuple[Tensor | None, bool]:
         """L2 norm of what this rank holds, and whether that is all of it: not where a parameter is sharded.
 
-        None without gradients, or with some on several devices.
+        None without gradients, or with some on several devices. On a GPU only at the interval: it is a pass over all
+        gradients, which no loop has asked for.
         """
         if is_capturing():
             return None, False
         gradients = [gradient for group in self._groups().values() for _, gradient in group]
+        is_due = self._interval > 0 and self._recorder.step_number % self._interval == 0
+        if gradients and not gradients[0].is_cpu and not is_due:
+            return None, False
         if not gradients or len({gradient.device for gradient in gradients}) > 1:
             return None, False
         is_whole = not any(hasattr(parameter, "_local_tensor") for _, parameter in self._parameters)

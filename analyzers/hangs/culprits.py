@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from analyzers.hangs.mismatches import Mismatch, mismatched_collective, skipped_call, unequal_message
 from analyzers.hangs.wait_graph import WaitGraph, commonest_call, cycle_of, oldest_calls
 from analyzers.run.recorded_calls import Call
-from analyzers.run.snapshot import AttemptView
+from analyzers.run.snapshot import AttemptView, RankView
 
 __all__ = ["HangCause", "find_culprits"]
 
@@ -85,6 +85,9 @@ def find_culprits(view: AttemptView) -> HangCause:
     edges = {rank: graph.targets(calls) for rank, calls in heads.items() if calls}
     missed = {rank for targets in edges.values() for rank in targets}
     roots = tuple(sorted(rank for rank in missed if not edges.get(rank)))
+    for rank in roots:
+        if _loads_instead(alive.get(rank), heads.get(rank, [])):
+            heads[rank] = []
     if roots and all(heads.get(rank) for rank in roots):  # they came to a call that all known members entered
         if unequal := unequal_message(view):
             return _of_mismatch(unequal, waiting)
@@ -102,6 +105,17 @@ def find_culprits(view: AttemptView) -> HangCause:
         )
     asleep = tuple(sorted(rank for rank, state in alive.items() if state.holds_gil))
     return _cause("gil" if asleep else "busy", asleep or tuple(sorted(alive)), (), None)
+
+
+def _loads_instead(state: RankView | None, calls: list[Call]) -> bool:
+    """Return True if a rank loads data while calls are open that it made before: it is not in them.
+
+    A call whose handle is kept, and waited for later, stays open on the tape. While a rank loads it waits for nobody. A
+    call on a device is in flight whatever its host does.
+    """
+    if state is None or not calls or not state.phases or state.phases[-1] != "data":
+        return False
+    return all(not call.on_device and call.phase not in ("", "data") for call in calls)
 
 
 def _cause(

@@ -36,7 +36,7 @@ class CopyStream:
     """The stream of one device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch: no types
         self._newest: torch.cuda.Event | None = None
 
     def copy(self, targets: list[Tensor], sources: list[Tensor]) -> Arrival:
