@@ -25,6 +25,7 @@ from rankscope.commands import (
     drill,
     dumps,
     export,
+    fleet,
     mcp,
     plan,
     rebuild,
@@ -61,6 +62,7 @@ app.command(epilog=mcp.EPILOG)(mcp.mcp)
 app.command(epilog=report.EPILOG)(report.report)
 app.command(epilog=export.EPILOG)(export.export)
 app.command(epilog=compare.EPILOG)(compare.compare)
+app.command(epilog=fleet.EPILOG)(fleet.fleet)
 app.command(epilog=rebuild.EPILOG)(rebuild.rebuild)
 app.command(epilog=collect.EPILOG)(collect.collect)
 app.command(epilog=watch.EPILOG)(watch.watch)

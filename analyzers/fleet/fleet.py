@@ -1,0 +1,173 @@
+"""The fleet's memory: hosts and devices over many runs, ranked by how often runs had trouble on them.
+
+    found = fleet(histories)
+    found.hosts[0].name, found.hosts[0].is_suspicious     # "gpu-07", True
+    found.mtbf_h                                          # hours of a run between incidents that ended an attempt
+
+What counts is the number of *runs* in which a member had an incident: one bad hour does not condemn a machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from analyzers.fleet.history import Incident, RunHistory
+from analyzers.fleet.rates import Prior, Rate, fit, posterior, tail
+
+__all__ = ["Fleet", "FleetPolicy", "Member", "fleet"]
+
+
+MAX_ROUNDS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPolicy:
+    """When a host or device stands out."""
+
+    family_error_ratio: float = 0.05
+    """Probability that any member of a healthy fleet stands out (ratio). Source: convention; Bonferroni."""
+    trimmed_ratio: float = 0.1
+    """Share of the members, those with the highest rates, that the first estimate leaves out (ratio). Source:
+    convention for robust estimates; members that then prove to be ordinary are taken back in."""
+    least_runs: int = 2
+    """Runs with an incident below which nothing stands out. Source: one run may have had bad luck of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A host or device."""
+
+    name: str
+    host: str
+    runs: int
+    hours: float
+    bad_runs: int
+    """Runs in which it had an incident."""
+    kinds: Mapping[str, int]
+    """Incidents by kind."""
+    cost_s: float
+    rate: Rate
+    chance: float
+    """Probability that an ordinary member has as many."""
+    is_suspicious: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """All runs. Members with the highest rates stand first."""
+
+    num_runs: int
+    hours: float
+    restarts: int
+    hosts: tuple[Member, ...]
+    devices: tuple[Member, ...]
+
+    @property
+    def mtbf_h(self) -> float | None:
+        """Hours between restarts, over all runs; None where there was none."""
+        return self.hours / self.restarts if self.restarts else None
+
+
+@dataclass(slots=True)
+class _Tally:
+    host: str = ""
+    runs: int = 0
+    hours: float = 0.0
+    bad_runs: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    cost_s: float = 0.0
+
+
+def fleet(histories: Sequence[RunHistory], policy: FleetPolicy = FleetPolicy()) -> Fleet:
+    """Judge all members together. What a suspicious device explains is not held against its host."""
+    devices: dict[str, _Tally] = defaultdict(_Tally)
+    for history in histories:
+        of_device = [(incident.device, incident) for incident in history.incidents]
+        _add(devices, history.devices, history.host_of_device, of_device)
+    ranked = tuple(_without_bad_hosts(_ranked(devices, policy), policy))
+    explained = {member.name for member in ranked if member.is_suspicious}
+    hosts: dict[str, _Tally] = defaultdict(_Tally)
+    for history in histories:
+        of_host = [(incident.host, incident) for incident in history.incidents if incident.device not in explained]
+        _add(hosts, history.hosts, {host: host for host in history.hosts}, of_host)
+    return Fleet(
+        num_runs=len(histories),
+        hours=sum(history.hours for history in histories),
+        restarts=sum(history.restarts for history in histories),
+        hosts=_ranked(hosts, policy),
+        devices=ranked,
+    )
+
+
+def _add(
+    tallies: dict[str, _Tally],
+    hours: Mapping[str, float],
+    host_of: Mapping[str, str],
+    incidents: Sequence[tuple[str, Incident]],
+) -> None:
+    """Add one run; `incidents` with the member that each is counted for."""
+    bad: set[str] = set()
+    for name, incident in incidents:
+        if name in hours:
+            tallies[name].kinds[incident.kind] += 1
+            tallies[name].cost_s += incident.cost_s
+            bad.add(name)
+    for name, spent in hours.items():
+        tally = tallies[name]
+        tally.host = host_of.get(name, "")
+        tally.runs += 1
+        tally.hours += spent
+        tally.bad_runs += name in bad
+
+
+def _ranked(tallies: Mapping[str, _Tally], policy: FleetPolicy) -> tuple[Member, ...]:
+    """The prior comes from members that do not stand out, so that bad ones do not make each other ordinary."""
+    by_rate = sorted(tallies, key=lambda name: tallies[name].bad_runs / max(tallies[name].hours, 1e-9))
+    suspicious = set(by_rate[math.ceil(len(by_rate) * (1 - policy.trimmed_ratio)) :])
+    for _ in range(MAX_ROUNDS):
+        others = [tally for name, tally in tallies.items() if name not in suspicious]
+        prior = fit([tally.bad_runs for tally in others], [tally.hours for tally in others])
+        found = {name for name, tally in tallies.items() if _stands_out(tally, prior, len(tallies), policy)}
+        if found == suspicious:
+            break
+        suspicious = found
+    members = [
+        Member(
+            name=name, host=tally.host, runs=tally.runs, hours=tally.hours, bad_runs=tally.bad_runs,
+            kinds=dict(tally.kinds.most_common()), cost_s=tally.cost_s,
+            rate=posterior(prior, count=tally.bad_runs, hours=tally.hours),
+            chance=tail(prior, count=tally.bad_runs, hours=tally.hours), is_suspicious=name in suspicious,
+        )
+        for name, tally in tallies.items()
+    ]  # fmt: skip
+    return tuple(sorted(members, key=lambda one: (not one.is_suspicious, -one.rate.mean_per_h, one.name)))
+
+
+def _without_bad_hosts(devices: Sequence[Member], policy: FleetPolicy) -> list[Member]:
+    """A device stands out only if its host's incidents are its own: on a bad host all devices have their share."""
+    of_host: Counter[str] = Counter()
+    siblings: Counter[str] = Counter()
+    for device in devices:
+        of_host[device.host] += device.bad_runs
+        siblings[device.host] += 1
+    limit = policy.family_error_ratio / max(1, len(devices))
+
+    def stands_out(device: Member) -> bool:
+        total, num = of_host[device.host], siblings[device.host]
+        return device.is_suspicious and (num == 1 or _binomial_tail(device.bad_runs, total, 1 / num) < limit)
+
+    judged = [replace(device, is_suspicious=stands_out(device)) for device in devices]
+    return sorted(judged, key=lambda device: not device.is_suspicious)
+
+
+def _binomial_tail(count: int, total: int, share: float) -> float:
+    """Probability that at least `count` of `total` fall on a member with this share."""
+    return sum(math.comb(total, k) * share**k * (1 - share) ** (total - k) for k in range(count, total + 1))
+
+
+def _stands_out(tally: _Tally, prior: Prior, num_members: int, policy: FleetPolicy) -> bool:
+    limit = policy.family_error_ratio / max(1, num_members)
+    return tally.bad_runs >= policy.least_runs and tail(prior, count=tally.bad_runs, hours=tally.hours) < limit

@@ -1,0 +1,74 @@
+"""After how many runs does the fleet's memory name bad hosts and devices, and does it ever name a good one?
+
+    python -m benchmarks.fleet --runs 200 --hosts 64 --seeds 20
+
+Simulated histories: each run takes eight of the hosts for some hours. A good host has an incident in one run of fifty,
+a bad one in two of five, a bad device likewise. Incidents are of the kinds and shapes that `history_of` makes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+
+from analyzers.fleet.fleet import fleet
+from analyzers.fleet.history import Incident, RunHistory
+
+__all__ = ["BAD_DEVICE", "BAD_HOSTS", "histories"]
+
+BAD_HOSTS = ("host-03", "host-17", "host-42")
+BAD_DEVICE = "GPU-29-5"
+HOSTS_A_RUN = 8
+GPUS_A_HOST = 8
+GOOD, BAD = 0.02, 0.4
+_KINDS = ("rank_lost", "hang", "straggler", "xid", "non_finite")
+
+
+def histories(num_runs: int, *, num_hosts: int, seed: int) -> list[RunHistory]:
+    """Runs in the order of time."""
+    rng = random.Random(seed)
+    found = []
+    for number in range(num_runs):
+        taken = rng.sample(range(num_hosts), HOSTS_A_RUN)
+        hours = rng.uniform(2.0, 30.0)
+        hosts = {f"host-{host:02}": hours for host in taken}
+        devices = {f"GPU-{host:02}-{gpu}": f"host-{host:02}" for host in taken for gpu in range(GPUS_A_HOST)}
+        incidents = []
+        for name in hosts:
+            if rng.random() < (BAD if name in BAD_HOSTS else GOOD):
+                device = f"GPU-{name[-2:]}-{rng.randrange(GPUS_A_HOST)}"
+                incidents.append(Incident(kind=rng.choice(_KINDS), cause="", host=name, device=device))
+        if BAD_DEVICE in devices and rng.random() < BAD:
+            incidents.append(Incident(kind="xid", cause="replace", host=devices[BAD_DEVICE], device=BAD_DEVICE))
+        found.append(
+            RunHistory(
+                run_id=f"run-{number}", hours=hours, restarts=len(incidents), hosts=hosts,
+                devices=dict.fromkeys(devices, hours), host_of_device=devices, incidents=tuple(incidents),
+            )
+        )  # fmt: skip
+    return found
+
+
+def suspicious(known: Sequence[RunHistory]) -> set[str]:
+    """Names above the line."""
+    found = fleet(known)
+    return {member.name for member in (*found.hosts, *found.devices) if member.is_suspicious}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--hosts", type=int, default=64)
+    parser.add_argument("--seeds", type=int, default=20)
+    options = parser.parse_args()
+    bad = {*BAD_HOSTS, BAD_DEVICE}
+    print(f"{'runs':>5}  {'of four bad found':>18}  {'good ones named':>16}")
+    for num_runs in range(20, options.runs + 1, 20):
+        named = [suspicious(histories(num_runs, num_hosts=options.hosts, seed=seed)) for seed in range(options.seeds)]
+        hit = sum(len(one & bad) for one in named) / len(named)
+        print(f"{num_runs:>5}  {hit:>18.2f}  {sum(len(one - bad) for one in named):>16}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""`rankscope fleet`: hosts and devices over many runs, those with trouble more often than chance explains first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankscope.terminal import console, fail
+
+if TYPE_CHECKING:
+    from analyzers.fleet.fleet import Fleet, Member
+    from analyzers.fleet.history import RunHistory
+    from store.runs_folder import RunsFolder
+
+__all__ = ["EPILOG", "fleet"]
+
+EPILOG = (
+    "Examples:  rankscope fleet runs/   |   rankscope fleet /data/team-a /data/team-b --format json   |   "
+    "sbatch $(rankscope fleet runs/ --exclude slurm) job.sh"
+)
+MAX_SHOWN = 10
+
+
+def fleet(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="RUNS_DIR...")],
+    output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",
+    exclude: Annotated[
+        str,
+        typer.Option("--exclude", help="Print only the suspicious hosts, for a scheduler.", metavar="slurm|kubernetes"),
+    ] = "",
+) -> None:
+    """Rank hosts and devices over many runs: hours, incidents by kind, and which have more than chance explains.
+
+    A finished run is diagnosed once and remembered in RUNS_DIR/.fleet. Intervals are those of 90 %.
+    """
+    if output not in ("text", "json"):
+        fail(f"--format {output}: choose text or json")
+    if exclude not in ("", "slurm", "kubernetes"):
+        fail(f"--exclude {exclude}: choose slurm or kubernetes")
+    from analyzers.fleet.fleet import fleet as judge
+    from store.runs_folder import RunsFolder
+
+    histories: list[RunHistory] = []
+    for path in folders:
+        if not path.is_dir():
+            fail(f"no folder {path}: name the folder that holds the runs, e.g. rankscope fleet runs/")
+        histories += _histories(RunsFolder(path))
+    if not histories:
+        fail(f"{folders[0]} holds no run")
+    found = judge(histories)
+    if exclude:
+        _print_excluded([host.name for host in found.hosts if host.is_suspicious], exclude)
+    elif output == "json":
+        from dataclasses import asdict
+
+        typer.echo(json.dumps(asdict(found) | {"mtbf_h": found.mtbf_h}, indent=2))
+    else:
+        _print(found)
+
+
+def _histories(folder: RunsFolder) -> list[RunHistory]:
+    """One a run, from the memory where it has not changed since."""
+    found = []
+    for name in folder.run_ids():
+        try:
+            found.append(_history(folder, name))
+        except (ValueError, OSError) as error:  # a damaged run must not hide the others
+            typer.echo(f"rankscope: {name} is left out: {error}", err=True)
+    return found
+
+
+def _history(folder: RunsFolder, name: str) -> RunHistory:
+    from analyzers.account.long_run import MEMORY_BYTES
+    from analyzers.diagnose import diagnose
+    from analyzers.fleet.history import RunHistory, history_of
+    from store import Store, is_watched
+
+    run = folder.open(name)
+    memory = folder.path / ".fleet" / f"{name}.json"
+    with Store.open(run, memory_bytes=MEMORY_BYTES, spills=True) as store:
+        version = [[path.name, path.stat().st_size] for path in run.stores()]
+        try:
+            known = json.loads(memory.read_text(encoding="utf-8"))
+            if known["version"] == version:
+                return RunHistory.of_json(known["history"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        manifest = run.manifest() | {"run_id": name}
+        watched = is_watched(run.stores())
+        history = history_of(store, manifest, diagnose(store, manifest, stacks_dir=run.stacks))
+    if not watched:
+        try:
+            memory.parent.mkdir(exist_ok=True)
+            memory.write_text(json.dumps({"version": version, "history": history.to_json()}), encoding="utf-8")
+        except OSError:
+            pass  # a folder that cannot be written is diagnosed again next time
+    return history
+
+
+def _print_excluded(hosts: list[str], form: str) -> None:
+    if not hosts:
+        typer.echo("rankscope: no host stands out", err=True)
+    elif form == "slurm":
+        typer.echo(f"--exclude={','.join(sorted(hosts))}")
+    else:
+        expression = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": sorted(hosts)}
+        terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+        typer.echo(json.dumps({"affinity": {"nodeAffinity": required}}, indent=2))
+
+
+def _print(found: Fleet) -> None:
+    screen = console()
+    mtbf = f", one restart in {found.mtbf_h:,.1f} h" if found.mtbf_h else ", no restart"
+    screen.print(
+        f"{found.num_runs:,} runs, {found.hours:,.1f} h, {len(found.hosts)} hosts, {len(found.devices)} devices{mtbf}",
+        highlight=False,
+    )
+    for title, members in (("host", found.hosts), ("device", found.devices)):
+        if members:
+            _print_members(title, members)
+    suspicious = [member.name for member in (*found.hosts, *found.devices) if member.is_suspicious]
+    if suspicious:
+        screen.print(
+            f"More trouble than chance explains: {', '.join(suspicious)}. Test them before the next job.",
+            highlight=False, markup=False, soft_wrap=True,
+        )  # fmt: skip
+    else:
+        screen.print("No host or device has more trouble than chance explains.", highlight=False)
+
+
+def _print_members(title: str, members: tuple[Member, ...]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from analyzers.printable import visible
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in (title, "runs", "hours", "runs with trouble", "per 1,000 h (90 %)", "by kind", ""):
+        table.add_column(name, justify="left" if name in (title, "by kind", "") else "right", overflow="fold")
+    shown = [member for member in members if member.is_suspicious or member.bad_runs][:MAX_SHOWN] or members[:1]
+    for member in shown:
+        rate = member.rate
+        per_kh = f"{1e3 * rate.mean_per_h:,.3g} ({1e3 * rate.low_per_h:,.3g} to {1e3 * rate.high_per_h:,.3g})"
+        kinds = ", ".join(f"{kind.replace('_', ' ')} {count}" for kind, count in member.kinds.items())
+        name = member.name if title == "host" else f"{member.name} on {member.host}"
+        table.add_row(
+            visible(name), str(member.runs), f"{member.hours:,.1f}", str(member.bad_runs), per_kh, kinds,
+            "suspicious" if member.is_suspicious else "",
+        )  # fmt: skip
+    console().print(table, markup=False)
+    if len(members) > len(shown):
+        console().print(f"{len(members) - len(shown)} more {title}s", style="dim", highlight=False)
