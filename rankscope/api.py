@@ -25,6 +25,7 @@ from rankscope.own_names import FOLDER, PACKAGES, claim_names
 from rankscope.query_result import QueryResult
 
 if TYPE_CHECKING:
+    from analyzers.account.by_step import AccountByStep
     from analyzers.compare.two_runs import Comparison
     from analyzers.diagnose import Diagnosis
     from analyzers.finding import Finding
@@ -131,6 +132,14 @@ class Run(_Diagnosed):
             diagnosis = diagnose(store, self.manifest, now_ns=now_ns, stacks_dir=self._folder.stacks)
         self._known = (self._version(), diagnosis)
         return diagnosis
+
+    def account(self, *, first_step: int = 0, last_step: int | None = None) -> AccountByStep:
+        """Where the time of each rank went in each step: nanoseconds by class, NaN where it was not measured."""
+        from analyzers.account.by_step import account_by_step
+        from store import Store
+
+        with Store.open(self._folder) as store:
+            return account_by_step(store, first_step=first_step, last_step=last_step)
 
     def sql(self, statement: str, *, max_rows: int = 1_000_000, limit_s: float = 300.0) -> QueryResult:
         """Run one reading statement over the run's tables (docs/schema.md). Raises StoreError (a ValueError)."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rankscope
@@ -53,6 +54,17 @@ def test_records_as_tables(run: Run) -> None:
     with pytest.raises(ValueError, match="not allowed"):
         run.sql("DROP TABLE steps")
     assert "<td>" in result._repr_html_()
+
+
+def test_the_account_adds_up_to_the_step(run: Run) -> None:
+    account = run.account()
+    assert account.ns.shape == (4, 80, len(account.classes))
+    took = np.array(run.steps("duration_ns")["duration_ns"], dtype=float).reshape(4, 80)
+    assert np.nansum(account.ns, axis=2) == pytest.approx(took, rel=1e-6)
+    forward = np.nanmedian(account.of("forward"), axis=1)
+    assert forward[3] > 1.3 * forward[0]
+    assert run.account(first_step=11, last_step=20).ns.shape[1] == 10
+    assert "rank 3" in account._repr_html_()
 
 
 def test_two_runs_are_compared(run: Run, tmp_path: Path) -> None:

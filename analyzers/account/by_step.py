@@ -1,0 +1,80 @@
+"""Account of each step of each rank, as arrays: nanoseconds by class, for notebooks.
+
+account = account_by_step(source, first_step=100, last_step=200)
+account.ns.shape                      # (ranks, steps, classes)
+account.of("waiting")[3]              # of rank 3, by step
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from analyzers.account.time_classes import GAPS, NOT_MEASURED, PHASES, WAITED, own
+from analyzers.source import Floats, Ints, Source, floats, ints, lacking
+
+__all__ = ["CLASSES", "AccountByStep", "account_by_step"]
+
+CLASSES = (*PHASES, *GAPS, "waiting", "not_measured")
+"""Own work by phase and by gap between phases, waiting (transfers included), and what no column accounts for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountByStep:
+    """`ns[i, j, k]`: nanoseconds of class `classes[k]` in step `steps[j]` of rank `ranks[i]`; NaN: not measured."""
+
+    ranks: Ints
+    steps: Ints
+    classes: tuple[str, ...]
+    ns: npt.NDArray[np.float64]
+
+    def of(self, name: str) -> Floats:
+        """Nanoseconds of one class, (ranks, steps). Raises KeyError."""
+        if name not in self.classes:
+            raise KeyError(f"{name}: the classes are {', '.join(self.classes)}")
+        values: Floats = self.ns[:, :, self.classes.index(name)]
+        return values
+
+    def _repr_html_(self) -> str:
+        """Median milliseconds of a step by rank and class, for a notebook."""
+        rows = []
+        for place, rank in enumerate(self.ranks[:64]):
+            cells = (self.ns[place, :, k] for k in range(len(self.classes)))
+            medians = [np.nanmedian(cell) / 1e6 if np.isfinite(cell).any() else np.nan for cell in cells]
+            shown = "".join(f"<td>{'' if np.isnan(ms) else f'{ms:.2f}'}</td>" for ms in medians)
+            rows.append(f"<tr><th>rank {rank}</th>{shown}</tr>")
+        heads = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in self.classes)
+        caption = "<caption>median milliseconds of a step</caption>"
+        return f"<table>{caption}<thead><tr><th></th>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def account_by_step(source: Source, *, first_step: int = 0, last_step: int | None = None) -> AccountByStep:
+    """Read finished steps; of a step that ran more than once, the last time it ran."""
+    empty = AccountByStep(
+        ranks=np.empty(0, np.int64), steps=np.empty(0, np.int64), classes=CLASSES, ns=np.empty((0, 0, len(CLASSES)))
+    )
+    if lacking(source, steps=("duration_ns",)):
+        return empty
+    columns = [*(own(place) for place in (*PHASES, *GAPS)), WAITED, NOT_MEASURED]
+    named = ", ".join(f"({sql})::DOUBLE AS c{number}" for number, sql in enumerate(columns))
+    parameters: list[Any] = [first_step] + ([] if last_step is None else [last_step])
+    table = source.query(
+        f"""
+        SELECT rank, step, {named} FROM steps
+        WHERE rank >= 0 AND duration_ns IS NOT NULL AND step >= ? {"" if last_step is None else "AND step <= ?"}
+        QUALIFY row_number() OVER (PARTITION BY rank, step ORDER BY attempt DESC, start_ns DESC) = 1
+        """,
+        parameters,
+    )
+    rank, step = ints(table["rank"]), ints(table["step"])
+    if not len(rank):
+        return empty
+    ranks, row = np.unique(rank, return_inverse=True)
+    steps, column = np.unique(step, return_inverse=True)
+    ns = np.full((len(ranks), len(steps), len(CLASSES)), np.nan)
+    for number in range(len(CLASSES)):
+        ns[row, column, number] = floats(table[f"c{number}"])
+    return AccountByStep(ranks=ranks, steps=steps, classes=CLASSES, ns=ns)
