@@ -48,7 +48,9 @@ from ..tape.schema import TABLES
 from ..tape.stack_file import register
 from ..tape_recorder import TapeRecorder
 from . import mesh as mesh_of_loop
+from .announcement import VARIABLE as ANNOUNCED_IN
 from .identity import Identity
+from .last_line import last_line
 from .loop_hooks import LoopPhases
 from .open_recorder import open_recorder
 from .watch_process import digest_address, leave_watch
@@ -67,6 +69,8 @@ class Attached:
         self.recorder = recorder
         self.run_dir = run.path if run is not None else None
         """The run's folder; None if nothing is recorded."""
+        self.is_watched = False
+        """Whether this process left a `watch` beside the ranks."""
         self._values = StepScalars(recorder) if isinstance(recorder, TapeRecorder) else None
         self._phases = LoopPhases(recorder, self._values) if self._values is not None else None
         self._undo: list[Callable[[], object]] = []
@@ -194,6 +198,10 @@ class Attached:
                 self._phases.end_last()
                 self._phases = None
                 self._close()
+        # Under `rankscope run` the launcher prints the verdict.
+        if self.is_watched and self.run_dir is not None and ANNOUNCED_IN not in os.environ:
+            with failing_open("attach.last_line"):
+                sys.stderr.write(last_line(RunDir(self.run_dir), self._speaks_for) + "\n")
 
     def _close(self) -> None:
         """The records are whole: whoever speaks for the node says so, as a launcher of ours would."""
@@ -335,6 +343,7 @@ def _attach(
     attached._begin(identity, models, optimizers, run=run, gradient_interval=gradient_interval)
     if watch and identity.local_rank == 0:
         with failing_open("attach.watch"):
+            attached.is_watched = True
             num_nodes, digests = digest_address()
             leave_watch(run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
     if identity.rank == 0:

@@ -26,7 +26,7 @@ class InjectedFault:
 
     @property
     def text(self) -> str:
-        """As it is handed over."""
+        """The value of the environment variable."""
         return f"{self.name}@step={self.step},rank={self.rank},seconds={self.seconds:.4f},lasts={int(self.lasts)}"
 
     @classmethod

@@ -35,11 +35,14 @@ KEPT_BYTES = 4 << 20
 SAVE_S = 1.0
 
 
-def inject(text: str) -> None:
-    """Prepare this rank for the fault that `text` names."""
+def inject(text: str) -> Callable[[], None]:
+    """Prepare this rank for the fault that `text` names; returns what undoes it."""
     attached = current()
-    if attached is not None and attached.run_dir is not None:
-        _Injection(InjectedFault.parse(text), attached).arm()
+    if attached is None or attached.run_dir is None:
+        return lambda: None
+    injection = _Injection(InjectedFault.parse(text), attached)
+    injection.arm()
+    return injection.undo
 
 
 class _Injection:
@@ -52,19 +55,26 @@ class _Injection:
         self._model: nn.Module | None = None
         self._optimizer: Any = None
         self._kept: list[Tensor] = []
+        self._undo: list[Callable[[], object]] = []
+
+    def undo(self) -> None:
+        """Take away what the process shares; hooks of a model or an optimizer go with it."""
+        while self._undo:
+            self._undo.pop()()
 
     def arm(self) -> None:
         """Hook what the script will make."""
         if self._fault.rank != getattr(self._recorder, "rank", -1):
             return
         self._finder = register_module_forward_pre_hook(self._find_model)
+        self._undo.append(self._finder.remove)
         name = self._fault.name
         if name in ("slow_before_optimizer", "garbage"):
-            register_optimizer_step_pre_hook(lambda *unused: self._delay())
+            self._undo.append(register_optimizer_step_pre_hook(lambda *unused: self._delay()).remove)
         elif name == "slow_after_optimizer":
-            register_optimizer_step_post_hook(lambda *unused: self._delay())
+            self._undo.append(register_optimizer_step_post_hook(lambda *unused: self._delay()).remove)
         elif name == "slow_optimizer":
-            register_optimizer_step_pre_hook(self._find_optimizer)
+            self._undo.append(register_optimizer_step_pre_hook(self._find_optimizer).remove)
         elif name == "slow_data":
             self._slow_loader()
         elif name == "slow_disk":
@@ -73,7 +83,7 @@ class _Injection:
     # ---- when ----
 
     def _is_due(self) -> bool:
-        """Whether the fault acts now: from its step on, or once."""
+        """Return True if the fault acts now: from its step on, or once."""
         if self._struck or self._recorder.step_number < self._fault.step:
             return False
         self._struck = not self._fault.lasts
@@ -165,6 +175,7 @@ class _Injection:
             self._delay()
             return real(iterator)  # type: ignore[no-untyped-call]
 
+        self._undo.append(lambda: setattr(base, "_next_data", real))
         base._next_data = slow  # type: ignore[method-assign]
 
     def _slow_saves(self) -> None:
@@ -175,6 +186,7 @@ class _Injection:
                 time.sleep(SAVE_S)
             return real(*args, **kwargs)
 
+        self._undo.append(lambda: setattr(torch.serialization, "_save", real))
         torch.serialization._save = slow
 
 

@@ -1,0 +1,46 @@
+"""The line that local rank 0 of an attached loop prints when it ends: what `watch` reported, and where to read more.
+
+    print(last_line(run, node_rank=0), file=sys.stderr)
+
+It is made from the events of the node alone: no store and no analyzer is imported into a user's process.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ..tape import event_kinds
+from ..tape.events import read_events
+from ..tape.rundir import RunDir
+
+__all__ = ["last_line"]
+
+_ORDER = ("critical", "warning", "info")
+
+
+def last_line(run: RunDir, node_rank: int) -> str:
+    """One line: the most severe finding that is open, their number, and the command for the whole verdict."""
+    command = f"rankscope analyze {_short(run.path)}"
+    path = run.node_dir(node_rank) / "events.jsonl"
+    try:
+        events = read_events(path)[0]
+    except OSError:
+        events = []
+    newest: dict[str, dict[str, Any]] = {}
+    for event in events:
+        if event["kind"] == event_kinds.FINDING:
+            newest[str(event.get("id"))] = event
+    fired = [event for event in newest.values() if event.get("status") == "fired"]
+    if not fired:
+        return f"rankscope: nothing was reported while it ran. The verdict: {command}"
+    fired.sort(key=lambda event: _ORDER.index(event["severity"]) if event.get("severity") in _ORDER else len(_ORDER))
+    more = f" {len(fired) - 1} more." if len(fired) > 1 else ""
+    return f"rankscope: {fired[0].get('summary')}{more} The verdict: {command}"
+
+
+def _short(path: Path) -> str:
+    """The path from the working folder, where it is below it."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
