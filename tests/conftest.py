@@ -22,7 +22,7 @@ _LEAKING_NAMES = frozenset(
 )
 _E2E_TIMEOUT_S = 300
 _LONG_FIRST = (
-    "e2e/test_network.py", "e2e/test_nodes.py", "e2e/test_faults.py", "e2e", "trainer", "dashboard", "hostile",
+    "e2e/test_nodes.py", "e2e/test_alerting.py", "e2e/test_faults.py", "e2e", "trainer", "dashboard", "hostile",
 )  # fmt: skip
 
 hypothesis.settings.register_profile("rankscope", deadline=None)

@@ -96,6 +96,9 @@ class Cluster:
         return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in self.folder.glob("node-*.log"))
 
 
+pytestmark = pytest.mark.alone  # a node is silent after seconds without a word
+
+
 @pytest.fixture
 def num_nodes() -> int:
     return 2
