@@ -92,5 +92,5 @@ def test_a_command_that_needs_more_says_so_in_one_line(
 
 def test_the_wheel_brings_the_runbook_and_the_types(installed: Path) -> None:
     (package,) = (installed.parent.parent / "lib").glob("python*/site-packages/rankscope")
-    assert (package / "dashboard" / "drawing" / "runbook.md").is_file()
+    assert (package / "analyzers" / "report" / "runbook.md").is_file()
     assert not list(package.rglob("__pycache__/*.so")), "pure Python"

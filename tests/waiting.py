@@ -21,7 +21,7 @@ class Launched(Protocol):
     def logs(self) -> str: ...
 
 
-def wait_for(condition: Callable[[], Any], what: str, run: Launched | None = None, deadline_s: float = 60.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, run: Launched | None = None, deadline_s: float = 100.0) -> Any:
     """Wait until `condition` is true and return its value; AssertionError at the deadline or once `run` has ended."""
     deadline = time.monotonic() + deadline_s
     asked = time.monotonic()
