@@ -41,7 +41,7 @@ from benchmarks.played.traces import compare_traces
 from store import Store
 
 JOB = Job(layers=4, microbatches=4)
-STEPS = 40
+STEPS = 48
 CLEAN = "clean"
 ALARMS = ("hang", "straggler", "rank_lost", "xid", "gpu_memory_errors", "gpu_throttled", "link_errors", "throughput")
 """Kinds that say that something is broken."""

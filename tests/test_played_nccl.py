@@ -37,7 +37,7 @@ def played(place: tuple[Path, Path], layout: str, kind: str = "") -> Played:
     folder, library = place
     fault = draw(kind, LAYOUTS[layout], seed=0) if kind else None
     clock = PlayedClock(folder)
-    return play(layout, steps=30, seed=0, fault=fault, folder=folder, library=library, clock=clock, job=SMALL)
+    return play(layout, steps=40, seed=0, fault=fault, folder=folder, library=library, clock=clock, job=SMALL)
 
 
 def judged(run: Played) -> list[Finding]:

@@ -133,4 +133,4 @@ def draw(kind: str, layout: Layout, seed: int) -> Fault:
     if EXPECTED[kind].names == "link":
         rank, peer = dice.choice(layout.network_links())
     factor = {"slow_link": LINK_FACTOR, "slow_loader": 130.0}.get(kind, SLOW_FACTOR)
-    return Fault(kind=kind, rank=rank, peer=peer, step=dice.randrange(14, 20), channel=dice.randrange(2), factor=factor)
+    return Fault(kind=kind, rank=rank, peer=peer, step=dice.randrange(22, 28), channel=dice.randrange(2), factor=factor)

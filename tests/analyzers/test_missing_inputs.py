@@ -34,7 +34,7 @@ NOT_NEEDED = {
     "findings": "what was said live; nothing is judged by it",
     "log_events": "lines of text logs, which only `rankscope analyze` of files reads",
     **dict.fromkeys(
-        ("nccl_communicators", "nccl_calls", "nccl_channels", "nccl_links"),
+        ("nccl_communicators", "nccl_calls", "nccl_channels", "nccl_links", "nccl_groups"),
         "only where the NCCL plugin records; its complete calls are rows of collectives",
     ),
 }
