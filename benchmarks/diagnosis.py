@@ -314,7 +314,11 @@ def print_mistake(outcome: Outcome) -> None:
 
 def cases_of(options: argparse.Namespace) -> list[Case]:
     """The runs to be made."""
-    common = {"seed": options.seed, "ranks": options.ranks}
+    common: dict[str, Any] = {
+        "seed": options.seed,
+        "ranks": options.ranks,
+        "with_prefixes": not (options.whole or options.quick),
+    }
     if options.fault:
         indices = [options.index] if options.index is not None else range(options.runs)
         return [Case(fault=name, index=i, **common) for name in options.fault for i in indices]
@@ -323,7 +327,7 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
     if options.quick:
         chosen = [name for name in faulty if offered(EXPECTED[name])]
         common["ranks"] = common["ranks"] or 8
-        return [Case(fault=name, index=0, with_prefixes=False, **common) for name in (*chosen, *clean)]
+        return [Case(fault=name, index=0, **common) for name in (*chosen, *clean)]
     counts = {name: -(-options.faulty // len(faulty)) for name in faulty}
     counts |= {name: -(-options.clean // len(clean)) for name in clean}
     cases = [Case(fault=name, index=i, **common) for name, count in counts.items() for i in range(count)]
@@ -358,6 +362,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=10, help="runs of each --fault (10)")
     parser.add_argument("--index", type=int, help="only this run of each --fault")
     parser.add_argument("--ranks", type=int, default=0, help="ranks of every run; default: 8 to 1,024, drawn")
+    parser.add_argument("--whole", action="store_true", help="whole runs alone, without steps to detection")
     parser.add_argument("--seed", type=int, default=0, help="seed of everything (0)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long, with what there is; 0: never")

@@ -54,6 +54,9 @@ _WHERE = {
     "backward_to_optimizer": " between backward and the optimizer", "after_optimizer": " after the optimizer",
 }  # fmt: skip
 """Words for the phase or gap in which a rank is slow."""
+_NO_DATA_SPANS = " after the optimizer or in making the next batch"
+"""A step of an attached loop ends where the next forward pass begins, so a batch that the loop makes itself, without a
+loader that is seen, lies after the optimizer of the step before."""
 
 
 def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = None) -> list[Finding]:
@@ -186,7 +189,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
         kind="straggler",
         severity="critical" if cost.speedup >= policy.critical_slowdown_ratio else "warning",
         status="fired",
-        summary=_summary(suspect, place),
+        summary=_summary(suspect, place, has_data_spans=bool(np.nansum(timings.own["data"]) > 0)),
         ranks=suspect.ranks,
         first_step=suspect.first_step,
         last_step=suspect.last_step,
@@ -198,7 +201,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
     )
 
 
-def _summary(suspect: Suspect, place: str) -> str:
+def _summary(suspect: Suspect, place: str, *, has_data_spans: bool) -> str:
     worst, first, last = suspect.worst, suspect.first_step, suspect.last_step
     ranks = ranks_text(suspect.ranks)
     who = f"{suspect.node}, {ranks}," if suspect.node else ranks
@@ -217,6 +220,8 @@ def _summary(suspect: Suspect, place: str) -> str:
     measure = "" if worst.has_peers else " its former time"
     work = _WORK.get(suspect.cause, "compute")
     where = _WHERE.get(place, "")
+    if place == "after_optimizer" and not has_data_spans:
+        where = _NO_DATA_SPANS
     excess = f"{most}+{worst.excess_ms:.3g} ms of {work} per step{where} ({round(worst.factor, 3):.2f}x{measure})"
     return " ".join(part for part in (sentence(f"{who} {when}: {excess}"), suspect.why) if part)
 

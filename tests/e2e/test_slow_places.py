@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parent / "slow_ddp.py"
 STEPS = 70
 PLACES = {
     # A loop that makes its batches itself does not show where one step ends and the next begins.
-    "batch": ("after_optimizer", "after the optimizer"),
+    "batch": ("after_optimizer", "after the optimizer or in making the next batch"),
     "forward": ("forward", "in forward"),
     "after_forward": ("forward_to_backward", "between forward and backward"),
     "backward": ("backward", "in backward"),
