@@ -54,8 +54,10 @@ class StepScalars:
                 self._recorder.log(**{name: typed(name, value.item() if isinstance(value, Tensor) else value)})
         if on_device and len(self._in_flight) < MAX_IN_FLIGHT:
             copied, arrived = read_back(torch.stack(tuple(on_device.values())))
-            self._recorder.defer()
-            self._in_flight.append(_Reading(self._recorder.step_number, tuple(on_device), copied, arrived))
+            step = self._recorder.step_number
+            if not self._in_flight or self._in_flight[-1].step != step:
+                self._recorder.defer()  # once: all readings of a step come back together
+            self._in_flight.append(_Reading(step, tuple(on_device), copied, arrived))
 
     def flush(self) -> None:
         """Write what has come back; the last reading of a step completes its record."""

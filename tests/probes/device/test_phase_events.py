@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from probes import step_scalars
 from probes.device.phase_events import MAX_MARKS, PhaseEvents
 from probes.step_clock import GAPS
 from probes.tape.writer import COMPLETE, OPEN
@@ -134,3 +135,36 @@ def test_a_step_of_many_microbatches_is_left_out(stream: Stream) -> None:
     assert stream.made == MAX_MARKS
     events.close()
     assert written == []
+
+
+def test_values_and_phases_that_come_late_complete_a_step_together(
+    tmp_path: Path, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two readings of numbers and one of phases keep the record open; it is complete when all have come."""
+
+    def read_back(values: torch.Tensor) -> tuple[torch.Tensor, Event]:
+        arrived = stream.event()
+        arrived.record()
+        return torch.ones(values.shape), arrived
+
+    monkeypatch.setattr(step_scalars, "read_back", read_back)
+    on_device = torch.empty((), device="meta")
+    recorder = TapeRecorder(tmp_path, rank=0, attempt=0, device="cuda:0")
+    values = step_scalars.StepScalars(recorder)
+    for number in (1, 2):
+        with recorder.step(number):
+            values.put(loss=on_device)
+            with recorder.span("forward"):
+                stream.now_ms += 3.0
+            values.put(grad_norm=on_device)
+        values.flush()
+    stream.passed_ms = stream.now_ms
+    with recorder.step(3):
+        pass
+    assert [row["state"] for row in rows(tmp_path, "steps")] == [OPEN, OPEN, COMPLETE]  # phases are there
+    values.flush()
+    found = rows(tmp_path, "steps")[:2]
+    assert [(row["state"], row["forward_ns"], row["loss"], row["grad_norm"]) for row in found] == [
+        (COMPLETE, 3_000_000, 1.0, 1.0)
+    ] * 2
+    recorder.close()
