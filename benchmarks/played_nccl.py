@@ -122,8 +122,10 @@ def _compare(outcome: Outcome, findings: Sequence[Finding], fault: Fault | None)
 def _names(finding: Finding, fault: Fault) -> bool:
     match EXPECTED[fault.kind].names:
         case "link":
-            is_channel = finding.evidence.get("link_channel", fault.channel) == fault.channel or fault.peer < 0
-            return set(finding.ranks) == {fault.rank, fault.peer} and (is_channel or "pp" in str(finding.evidence))
+            of = finding.evidence
+            is_message = of.get("op") in ("send", "recv")  # a message has a channel of its own
+            is_channel = is_message or of.get("link_channel", fault.channel) == fault.channel
+            return set(finding.ranks) == {fault.rank, fault.peer} and is_channel
         case "side":
             return fault.rank in finding.ranks and len(finding.ranks) <= 2
         case _:
