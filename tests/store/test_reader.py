@@ -150,6 +150,8 @@ def test_a_folder_that_cannot_be_written_is_read_through_a_copy(has_store: bool)
             with Ingester(run) as ingester:
                 ingester.tick()
         make_run(folder, run=run, ranks=2, attempt=1, steps=5)
+        run.path.chmod(0o755)  # opened to other users, to read
+        (run.path / "run.json").chmod(0o644)
         before = sorted(path.name for path in run.path.iterdir())
         found = subprocess.run(
             [sys.executable, "-c", READ_AS_NOBODY, str(run.path), str(scratch)],
