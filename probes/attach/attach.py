@@ -6,7 +6,7 @@
     detach()                                     # optional; the end of the process does it too
 
 What it does: finds the run's folder and this rank's place in it (`joining`), opens the rank's tapes, records process
-groups made before and after (`collectives`, `existing_groups`), times phases and steps through hooks (`loop_phases`),
+groups made before and after (`collectives`, `existing_groups`), times phases and steps through hooks (`loop_hooks`),
 measures gradients, lets the node process take stacks (`stack_file`), and local rank 0 leaves a `watch` beside the
 ranks. No collective is added and no number of the training is changed; a probe that fails is logged and left out.
 

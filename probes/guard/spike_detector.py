@@ -49,7 +49,7 @@ class SpikePolicy:
     level_window: int = 9
     """Clean steps whose median is the level; short, so that it follows the steep first descent."""
     history: int = 128
-    """Clean residuals kept for the scale (steps); features.md: a clean, bounded history."""
+    """Clean residuals kept for the scale (steps). Source: convention; a clean, bounded history."""
     warm_up_steps: int = 16
     """Clean observations before the first verdict; fewer give no stable deviation."""
     strong_z: float = 8.0

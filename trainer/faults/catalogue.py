@@ -5,7 +5,7 @@
     kind.expected.kinds, kind.expected.rank   # ("non_finite",), "rank"
 
 The numbers F1 to F47 are those of the list of faults that the suite is built against. What carries a kind out stands in
-the modules beside this one; what stands here needs no torch, so that a command line can list it.
+`trainer/faults/injectors/`; what stands here needs no torch, so that a command line can list it.
 """
 
 from __future__ import annotations
