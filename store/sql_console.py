@@ -58,7 +58,7 @@ def run(connection: DuckDBPyConnection, sql: str, *, max_rows: int, limit_s: flo
         names = tuple(str(column[0]) for column in found.description or ())
         rows = found.fetchmany(max_rows + 1)
     except duckdb.InterruptException:
-        raise StoreError(f"it took longer than {limit_s:g} s and was ended; look at fewer steps or ranks") from None
+        raise StoreError(f"it took longer than {limit_s:g} s and was cancelled: query fewer steps or ranks") from None
     except duckdb.Error as error:
         raise StoreError(str(error)[:2000]) from None
     finally:

@@ -142,7 +142,7 @@ def _cost(source: Source, policy: CheckpointPolicy) -> Finding | None:
     is_late = num_disk and delayed >= max(policy.min_delayed, policy.delayed_ratio * num_disk)
     if share < policy.cost_ratio and not is_late:
         return None
-    late = f"{delayed} saves waited for the one before to be written, at most {took_s or 0:.3g} s."
+    late = f"{delayed} saves waited for the previous one to be written. The longest write took {took_s or 0:.3g} s."
     stall = f"Saves stall training for {100 * share:.1f} % of the time, {stall_ms or 0:.3g} ms each."
     return Finding.advise(
         "checkpoints",

@@ -75,7 +75,7 @@ def corrupted_gradient(source: Source, finding: Finding) -> Iterator[Drawing]:
         beside = against_others(source, attempt, finding.ranks, "local_grad_norm")
         if len(beside.x) > 1:
             figure = against.draw(beside, y="norm of the rank's own gradient", onset=finding.first_step, log=True)
-            yield Drawing(title=f"Gradient norm of {ranks_text(finding.ranks)} beside the others", figure=figure)
+            yield Drawing(title=f"Gradient norm of {ranks_text(finding.ranks)} against the others", figure=figure)
 
 
 FIGURES: Mapping[str, Sequence[Callable[[Source, Finding], Iterator[Drawing]]]] = {

@@ -114,11 +114,11 @@ def _hang(world: DumpedWorld) -> Finding | None:
     doubts = []
     if _skewed(world, found):
         evidence["dumps_apart_s"] = round(_apart_s(world), 1)
-        doubts.append("It was dumped before that call was made: dump all ranks at the same time.")
+        doubts.append("The dump of the named rank is older than that call: dump all ranks at the same time.")
     elif not certain and not world.clock_is_known:
         doubts.append("The duration is unknown: the files' times are not those of the dumps.")
     if found.cause == "all_entered" and found.evidence.get("process_group") in world.unlisted:
-        doubts.append("Or a rank without a dump never came: these dumps do not list the members of the group.")
+        doubts.append("A rank without a dump may be missing instead: these dumps do not list the members of the group.")
     status: Status = "suspect" if doubts else "fired"
     return replace(found, status=status, attempt=None, evidence=evidence, summary=" ".join([found.summary, *doubts]))
 
@@ -190,4 +190,4 @@ def _facts(name: str, dumps: Sequence[RankDump], world: DumpedWorld | None, foun
 
 
 def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("hang", "hang", f"Hangs were not judged with all ranks: {why}.")
+    return Finding.insufficient("hang", "hang", f"Hangs were not fully checked: {why}.")

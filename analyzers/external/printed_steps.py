@@ -52,8 +52,8 @@ def _nonfinite(source: Source) -> list[Finding]:
             first_step=step,
             last_step=step,
             cause="unknown",
-            summary=f"The {what} that rank {rank} printed is not finite from step {step} on. Where it came from is not "
-            "in the logs.",
+            summary=f"The {what} that rank {rank} printed is not finite from step {step} on. The logs do not show "
+            "where it started.",
             evidence={"basis": f"{count} printed steps have a NaN or Inf", "printed_steps": count},
             advice="non-finite-unknown",
         )

@@ -67,7 +67,9 @@ def with_calls_of_each(hang: Finding, world: DumpedWorld) -> Finding:
     for rank, call in sorted(awaited.items()):
         calls.setdefault(call, []).append(rank)
     each = ", ".join(f"rank{'s' * (len(ranks) > 1)} {listed(ranks)} in {call}" for call, ranks in _first(calls))
-    return replace(hang, summary=f"{hang.summary} Awaited are {each}.", evidence={**hang.evidence, "awaited": calls})
+    return replace(
+        hang, summary=f"{hang.summary} The others wait for {each}.", evidence={**hang.evidence, "awaited": calls}
+    )
 
 
 def _first(calls: dict[str, list[int]], number: int = 4) -> Sequence[tuple[str, list[int]]]:

@@ -27,7 +27,7 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
     who = ranks_text(found.culprits)
     call = found.call.text if found.call else "a collective"
     first = view.ranks.get(found.culprits[0]) if found.culprits else None
-    doing = first.doing if first is not None else "with no records of it here"
+    doing = first.doing if first is not None else "at an unknown place (no records of the rank)"
     at = "" if step is None else f" at step {step}"  # dumps of other runs know no steps
     where = f" at {frame}" if frame else ""
     sides = " against ".join(f"{what} on {ranks_text(ranks)}" for what, ranks in found.differs.items())

@@ -26,7 +26,7 @@ def rank_memory(source: Source, finding: Finding) -> Iterator[Drawing]:
     beside = against_others(source, attempt, who, "memory_bytes / 1048576.0")
     if len(beside.x) > 1:
         onset = finding.first_step if finding.kind == "memory_growth" else None
-        whom = f"{ranks_text(who)}{' beside the others' if who and np.isfinite(beside.middle).any() else ''}"
+        whom = f"{ranks_text(who)}{' against the others' if who and np.isfinite(beside.middle).any() else ''}"
         figure = focus.draw(beside, y="memory (MiB)", onset=onset, from_zero=finding.kind != "memory_growth")
         yield Drawing(title=f"Memory of {whom}", figure=figure)
 

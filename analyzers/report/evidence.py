@@ -1,7 +1,7 @@
 """The figures that prove a finding.
 
     for drawing in drawings(store, finding):
-        drawing.title, drawing.figure           # "Own work of rank 3 beside the others", a Plotly figure
+        drawing.title, drawing.figure           # "Own work of rank 3 against the others", a Plotly figure
 
 The HTML report and the dashboard show the same ones. Each package of `analyzers` draws its own kinds, in
 `figures.FIGURES`. A figure whose records are missing is left out.

@@ -33,7 +33,7 @@ def schema() -> dict[str, Any]:
                 "type": "object",
                 "properties": {
                     "run_id": _or_null("string", "name of the run's folder"),
-                    "ended": _or_null("string", "finished, interrupted, failed; null: without a word"),
+                    "ended": _or_null("string", "finished, interrupted, failed; null: no end was recorded"),
                     "attempts": _or_null("integer", "lives of the worker group"),
                     "num_ranks": _or_null("integer", "ranks that left a record"),
                     "num_nodes": _or_null("integer", "hosts"),
@@ -45,7 +45,7 @@ def schema() -> dict[str, Any]:
                     "last_loss": _or_null("number", "nat"),
                 },
             },
-            "verdict": {"type": "string", "description": "one sentence; the worst finding's, or that there is none"},
+            "verdict": {"type": "string", "description": "a few sentences: the worst finding's, or that there is none"},
             "findings": {
                 "description": "The most severe first; those that could not be judged last.",
                 "type": "array",
@@ -82,7 +82,7 @@ def _finding() -> dict[str, Any]:
         "first_step": _or_null("integer", "first step concerned"),
         "last_step": _or_null("integer", "last step concerned"),
         "cause": {"type": "string", "description": "why, within the kind; empty if there is one cause only"},
-        "summary": {"type": "string", "description": "one sentence"},
+        "summary": {"type": "string", "description": "at most three sentences"},
         "evidence": {"type": "object", "description": "named values; names end in their unit: _s, _ms, _ratio, _bytes"},
         "advice": {"type": "string", "description": "anchor in docs/runbook.md"},
         "attempt": _or_null("integer", "life of the worker group; null: the whole run"),

@@ -33,10 +33,10 @@ __all__ = ["PIECES", "Startup", "measure", "slow_startup"]
 MAX_ROWS = 4_000_000
 """Rows of steps that a usual step is taken from; of more, every k-th step's."""
 PIECES = {
-    "launch": "the launch until the ranks were started",
-    "imports": "processes and imports until the first record",
-    "setup": "model, data and process groups until the first step",
-    "first_step": "the first step beyond a usual one",
+    "launch": "launching the ranks",
+    "imports": "starting processes and importing modules",
+    "setup": "building the model, the data and the process groups",
+    "first_step": "the first step, on top of a usual step",
 }
 
 
@@ -128,7 +128,7 @@ def _finding(start: Startup, piece: str, policy: StartupPolicy) -> Finding:
     return Finding.advise(
         "startup",
         "slow_startup",
-        f"The start took {of[slowest]:.1f} s in {PIECES[piece]}{whom}.",
+        f"The start spent {of[slowest]:.1f} s on {PIECES[piece]}{whom}.",
         ranks=(slowest,) if alone else (),
         cause=piece,
         attempt=start.attempt,

@@ -90,7 +90,9 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
     if scope.is_live:
         return [one for one in findings if one.evidence.get("ongoing", True)]
     on_device = [at for at in attempts(source) if scope.attempt in (None, at) and has_uncompared_gaps(source, at)]
-    return findings + [_insufficient("between phases the host's clock says nothing of a GPU")] * bool(on_device)
+    return findings + [
+        _insufficient("time between phases is host time, which does not show whether a GPU was slow")
+    ] * bool(on_device)
 
 
 def _can_judge(timings: Timings, policy: StragglerPolicy) -> bool:

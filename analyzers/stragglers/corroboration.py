@@ -38,7 +38,7 @@ REASONS: dict[str, str] = {
     "gc": "Python's garbage collector runs.",
     "paging": "Its memory is read back from disk.",
     "blocked": "It is idle off-CPU: waiting on a lock, disk or sleep.",
-    "kept": "It does not compute more, so something keeps it from running.",
+    "kept": "Its CPU time did not rise, so it was kept off the CPU.",
 }
 """What the host does to the rank, one sentence each."""
 _COLUMNS = ("cpu_ns", "run_delay_ns", "gc_ns", "major_faults", "tokens")

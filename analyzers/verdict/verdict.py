@@ -60,7 +60,7 @@ def verdict(
         clean = f"Nothing was found{seen}, but no step is recorded."
     if facts.get("ended") == "failed":  # never a clean bill for a run that did not end by its own will
         when = "failed" if facts.get("steps") else "failed before its first step"
-        clean = f"The run {when}, and nothing that was recorded explains it: read the logs of its ranks."
+        clean = f"The run {when}, and its records do not show why. Read the logs of its ranks."
     advised = sum(finding.status == "advice" for finding in findings)
     advice = f"{advised} piece{'s' * (advised > 1)} of advice." if advised else ""
     return " ".join(part for part in (clean, gain, advice, _preempted(facts), missing) if part)
@@ -96,9 +96,12 @@ def _unjudged_time(facts: Mapping[str, Any], policy: VerdictPolicy) -> str:
     not_compared = facts.get("steps_not_compared_ratio") or 0.0
     if not_measured + not_compared <= policy.max_unjudged_ratio:
         return ""
-    parts = [(not_measured, "was not measured"), (not_compared, "was between phases on a GPU's host, not compared")]
+    parts = [
+        (not_measured, "was not measured"),
+        (not_compared, "was host time between phases on GPU ranks, which is not compared"),
+    ]
     shown = [f"{100 * ratio:.0f} % {what}" for ratio, what in parts if ratio >= 0.005]
-    return f"of the steps' time {' and '.join(shown)}"
+    return f"of the step time, {' and '.join(shown)}"
 
 
 def _unexplained_gain(wrong: Sequence[Finding], what_if: WhatIf | None, policy: VerdictPolicy) -> str:
@@ -107,4 +110,4 @@ def _unexplained_gain(wrong: Sequence[Finding], what_if: WhatIf | None, policy: 
         return ""
     if 1 - 1 / what_if.gain < policy.min_gain_ratio:
         return ""
-    return f"Balanced ranks would be {what_if.gain:.2f}x faster (what-if), which nothing recorded explains."
+    return f"Balanced ranks would be {what_if.gain:.2f}x faster, and no finding explains why."

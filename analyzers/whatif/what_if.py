@@ -190,7 +190,7 @@ def why_withheld(found: StepGraph, policy: WhatIfPolicy | None = None) -> str:
     """Why a graph says nothing of a step without a slowdown; empty if it does."""
     if found.launch_delay_ratio <= (policy or WhatIfPolicy()).max_delay_ratio:
         return ""
-    return f"in {100 * found.launch_delay_ratio:.0f} % of the time nothing that was recorded ran"
+    return f"no recorded work ran in {100 * found.launch_delay_ratio:.0f} % of the time"
 
 
 def without(

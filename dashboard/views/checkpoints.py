@@ -76,7 +76,7 @@ def checkpoints(view: View) -> None:
             "states, in order": [saved["states"][i] for i in rows],
             "size": [units.data_size(_number(saved["bytes"][i])) for i in rows],
             "duration (ms)": [_number(saved["duration_ms"][i]) for i in rows],
-            "training paused (ms)": [_number(saved["stall_ms"][i]) for i in rows],
+            "stall (ms)": [_number(saved["stall_ms"][i]) for i in rows],
             "reason": [saved["reason"][i] for i in rows],
         }, key="checkpoints-table",
     )  # fmt: skip
@@ -101,7 +101,8 @@ def _interval(view: View) -> None:
     if isinstance(interval, dict) and isinstance(interval.get("steps"), int):
         st.caption(
             markdown_text(
-                f"Suggested checkpoint interval: {interval['steps']:,} steps (Daly's formula). A save pauses training "
-                f"for {units.duration(interval.get('cost_s'))} here; the failure rate is that of the run, or assumed."
+                f"Suggested checkpoint interval: {interval['steps']:,} steps (Daly's formula). A save stalls training "
+                f"for {units.duration(interval.get('cost_s'))} here. The failure rate is the run's, or an assumed one "
+                "if nothing failed."
             )
         )

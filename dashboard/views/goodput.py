@@ -36,7 +36,7 @@ def goodput(view: View) -> None:
     if account.basis == "steps":
         st.caption("No collectives were recorded, so waits are attributed per step, which is less precise.")
     if len(account.by_rank) > 1:
-        st.subheader("Rank by rank", anchor=False)
+        st.subheader("By rank", anchor=False)
         chart(figures.by_rank, account, key="goodput-ranks", what="Seconds of each rank by category")
     with st.expander("As a table"):
         names = [name for name in CATEGORIES if account.seconds[name] > 0]

@@ -107,7 +107,7 @@ def _bubble(bubble: Bubble) -> None:
         selected=tuple(named),
     )  # fmt: skip
     st.caption(
-        f"{markdown_text(bubble.text[:1].upper() + bubble.text[1:], 600)}. Means over {bubble.num_steps} typical "
+        f"{markdown_text(bubble.text[:1].upper() + bubble.text[1:], 600)} Means over {bubble.num_steps} typical "
         "steps. Bubble: idle share from the first stage's data loading to the last backward."
     )
     if len(bubble.idle_ratio_by_step) > 1:

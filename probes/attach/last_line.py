@@ -34,7 +34,7 @@ def last_line(run: RunDir, node_rank: int) -> str:
             newest[str(event.get("id"))] = event
     fired = [event for event in newest.values() if event.get("status") == "fired"]
     if not fired:
-        return f"rankscope: nothing was reported while it ran. The verdict: {command}"
+        return f"rankscope: no problems were reported during the run. For the verdict: {command}"
     fired.sort(key=lambda event: _ORDER.index(event["severity"]) if event.get("severity") in _ORDER else len(_ORDER))
     more = f" {len(fired) - 1} more." if len(fired) > 1 else ""
     return f"rankscope: {fired[0].get('summary')}{more} The verdict: {command}"

@@ -105,7 +105,7 @@ def _weights(path: Path, out: str, step: int | None, *, as_llama: bool) -> None:
     what = f"{done.num_parameters:,} parameters in {done.num_tensors} tensors, {done.num_bytes / 1e6:.1f} MB"
     _print(f"{out}: step {done.step} of {done.folder}: {what}")
     if (proven := proven_step(folder)) is not None:
-        _print(f"No training followed this step. The newest that healthy steps followed: --step {proven}")
+        _print(f"No later steps confirm this checkpoint. The newest one that healthy steps followed: --step {proven}.")
 
 
 def _trace(run: RunDir, out: str, steps: str) -> None:

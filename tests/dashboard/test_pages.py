@@ -18,7 +18,7 @@ from tests.waiting import wait_for
 EXPECTED = {
     "overview": ("finished", "Non-finite", "step 12", "Step: 24", "Tokens/s", "Where the time went"),
     "findings": ("Non-finite", "step 12", "Severity"),
-    "goodput": ("Goodput: ", "Steps kept: 24", "Rank by rank"),
+    "goodput": ("Goodput: ", "Steps kept: 24", "By rank"),
     "ranks": ("Slowest first", "In the mesh", "Two ranks"),
     "timeline": ("Above: phases",),
     "collectives": ("Exposed: ", "Waiting", "Bandwidth"),
@@ -59,7 +59,7 @@ def test_a_link_opens_the_finding_with_its_evidence_response_and_runbook(runs: P
     for words in (
         "Inputs of collectives in step 12, before they were reduced",
         "NaN and Inf in the gradients of step 12, by parameter and the rank that holds it",
-        "Loss and gradient norm around it",
+        "Loss and gradient norm around the finding",
         "Runbook",
         "skipped batch 11",
         "Response",

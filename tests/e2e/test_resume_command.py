@@ -47,8 +47,8 @@ def test_a_run_that_lost_everything_goes_on_with_another_mesh_and_more_steps(tmp
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--set", "model.dim=64"], "model.dim = 64 (was 128): would make another model"),
-        (["--set", "train.global_batch_size=32"], "would give the batches other numbers"),
+        (["--set", "model.dim=64"], "model.dim = 64 (was 128): would change the model"),
+        (["--set", "train.global_batch_size=32"], "would change the numbering of the batches"),
         (["--set", "train.stepz=3"], "train.stepz"),
         (["--force", "--nproc-per-node", "3", "--set", "parallel.dp_shard=2"], "world size is 3"),
         (["other.toml"], "takes the run's own configuration"),

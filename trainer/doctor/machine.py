@@ -50,7 +50,7 @@ def disk_check(runs: Path) -> Check:
     free, kind = shutil.disk_usage(place).free, _file_system(place)
     found = f"{free / GIB:.1f} GiB free in {place} ({kind or 'unknown file system'})"
     if free < LEAST_DISK_BYTES:
-        remedy = "make room, or choose another disk with --set run.dir=FOLDER"
+        remedy = "free space on it, or choose another disk with --set run.dir=FOLDER"
         return Check(name="runs folder", status="warning", found=found, remedy=remedy)
     if kind in REMOTE:
         remedy = "tapes belong on a local disk; rankscope collect puts the nodes' folders together (docs/many-nodes.md)"
@@ -117,7 +117,7 @@ def _loopback() -> Check:
         with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 2.0):
             pass
     except OSError as error:
-        found = f"no connection to a port of our own on 127.0.0.1: {error.strerror or error}"
+        found = f"no connection to a local port on 127.0.0.1: {error.strerror or error}"
         return Check(name="ports", status="failed", found=found, remedy="ip link set lo up; check the firewall")
     return Check(name="ports", status="ok", found="can listen and connect on 127.0.0.1")
 

@@ -154,7 +154,7 @@ def _cannot(name: str, mesh: str, config: Config, num_ranks: int) -> str:
     sizes = [getattr(config.parallel, dim) for dim in MESH_DIMS]
     beside = "*" in mesh or mesh == "hsdp" or (mesh == "config" and sum(size != 1 for size in sizes) > 1)
     if any(kind.needs == "groups" for kind in kinds) and not beside:
-        return "one group alone has none beside it to be compared with (--mesh hsdp or fsdp*tp)"
+        return "needs a second group to compare with (--mesh hsdp or fsdp*tp)"
     if any(kind.needs == "ranks" for kind in kinds) and num_ranks < 2:
         return "needs more than one rank"
     alone = mesh in ("tp", "pp") or (

@@ -269,7 +269,7 @@ class Agent(SimpleElasticAgent):
         others = worker_group.workers[0].world_size - len(worker_group.workers)
         if not self.is_dispensable or not fitting_world(self.config, others):
             return
-        reason = f"{self._node_failures} failures, the last: a rank died of {_ending(code)}"
+        reason = f"{self._node_failures} failures, the last by {_ending(code)}"
         exclude_node(self.run_dir, self.node.rank, reason)
         self.events.write(
             event_kinds.EXCLUDED,

@@ -199,8 +199,12 @@ def _line(event: dict[str, Any]) -> str:
             f"{1e3 * float(event.get('duration_s') or 0):.0f} ms; skipped batches {skipped}."
         )
     if kind == event_kinds.REPLAY and event.get("state") == "same":
-        again = "it came back" if event.get("came_back") else "it did not come back: suspect the device, not the batch"
-        return escape(f"{where}Replayed the step: {again}.")
+        again = (
+            "A replay repeated it"
+            if event.get("came_back")
+            else "A replay was clean, so suspect the device, not the batch"
+        )
+        return escape(f"{where}{again}.")
     if kind == event_kinds.FAULT_INJECTED:
         return f"[dim]{where}Injected {escape(str(event.get('fault')))} on rank {event.get('rank')}.[/]"
     if kind == event_kinds.CULPRIT_KILLED:

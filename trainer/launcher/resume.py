@@ -29,10 +29,10 @@ from watch.processes import is_alive
 __all__ = ["ResumeError", "Resumed", "living", "prepare", "reset_guard"]
 
 UNCHANGEABLE = {
-    "model": "would make another model",
-    "data": "would give the batches another content",
-    "run": "belongs to the run that is there",
-    "train.global_batch_size": "would give the batches other numbers",
+    "model": "would change the model",
+    "data": "would change the content of the batches",
+    "run": "belongs to the existing run",
+    "train.global_batch_size": "would change the numbering of the batches",
 }
 CHANGEABLE = {"data.num_workers", "data.prefetch", "data.pin_memory", "data.cache_dir", "model.dropout"}
 
@@ -115,4 +115,4 @@ def _check_unchanged(before: dict[str, Any], config: Config) -> None:
 def _check_guard(run: RunDir, path: Path, *, force: bool) -> None:
     ledger, _ = Ledger.load(run.checkpoints / LEDGER_NAME)
     if ledger.stopped and not force:
-        raise ResumeError(f"{path} was stopped by the guard ({ledger.stopped}). To try again, use --force.")
+        raise ResumeError(f"{path} was stopped by the guard: {ledger.stopped}. To try again, use --force.")

@@ -67,7 +67,7 @@ def _contested(candidates: Sequence[Candidate]) -> Candidate:
         first,
         ranks=(),
         is_proven=False,
-        what=f"{who(ranks)} each raised an error of their own, and no time says whose came first. {first.what}",
+        what=f"{who(ranks)} each raised an error, and the logs do not show which came first. {first.what}",
         evidence={**first.evidence, "contested_by": [one.what for one in others[:8]]},
         collect=COLLECT["contested"],
     )
@@ -134,7 +134,7 @@ def _numerics(book: LogBook) -> list[Candidate]:
             kind="non_finite",
             rank_class="numerics",
             ranks=ranks,
-            what=f"{who(ranks, 'the training')} report{'s' * (len(ranks) < 2)} values that are not finite"
+            what=f"{who(ranks, 'the training')} report{'s' * (len(ranks) < 2)} NaN or Inf values"
             + (f" at step {step}" if step is not None else ""),
             why=f"{lines[0].place}: {lines[0].message[:160]}",
             lines=tuple(lines),
@@ -156,7 +156,11 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
         rank_class="victim",
         ranks=suspects,
         what=f"{who(victims, 'the ranks')} lost the connection to another rank"
-        + (f"; {who(suspects).lower()} printed nothing" if suspects else ", and no line says who went first"),
+        + (
+            f", and {who(suspects).lower()} printed nothing"
+            if suspects
+            else ", and the logs do not show which rank ended first"
+        ),
         why=f"{lines[0].place}: {lines[0].message[:160]}",
         lines=lines,
         is_proven=False,
@@ -168,7 +172,7 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
 def _finding(candidate: Candidate, ended: Ended) -> Finding:
     victims = sorted((set(ended.victims) | set(candidate.evidence.get("waiting_ranks", ()))) - set(candidate.ranks))
     are_apart = bool(candidate.ranks) or candidate.kind != "hang"  # in a hang of unknown cause any may be the culprit
-    suffered = f" {who(victims)} only suffered from it." if victims and are_apart else ""
+    suffered = f" {who(victims)} failed as a consequence." if victims and are_apart else ""
     doubt = "" if candidate.is_proven else " Suspected: the logs do not prove it."
     host = next((said.host for said in candidate.lines if said.host), None)
     evidence = {

@@ -34,7 +34,7 @@ def _stated(book: LogBook) -> Iterator[Candidate]:
             kind="hang",
             rank_class="mismatch",
             ranks=ranks,
-            what=f"{who(ranks)} never entered {call}",
+            what=f"{who(ranks)} did not reach {call}",
             why=f"{first.place}: {first.message[:160]}",
             lines=tuple(lines),
             evidence={"seq": first.number("seq")},
@@ -126,8 +126,8 @@ def _stuck(book: LogBook) -> Iterator[Candidate]:
             rank_class="hang",
             ranks=(),
             what=f"The watchdog thread of rank{'s' * (len(ranks) != 1)} {listed(ranks) or '?'} was blocked for "
-            f"{lines[0].number('stuck_s')} s in a call of CUDA or by Python's lock",
-            why=f"{lines[0].place}: no call's timeout was reported, so who waits for whom is not known",
+            f"{lines[0].number('stuck_s')} s in a CUDA call or waiting for Python's GIL",
+            why=f"{lines[0].place}: no timeout of a call was reported, so the rank that caused it is unknown",
             lines=tuple(lines),
             is_proven=False,
             evidence={"ranks_with_blocked_watchdog": list(ranks)},
@@ -149,7 +149,8 @@ def _timed_out(book: LogBook) -> Iterator[Candidate]:
         rank_class="hang",
         ranks=missing,
         what=f"{who(sorted(waiting), 'a rank')} waited {(lines[0].number('timeout_ms') or 0) / 1e3:.0f} s "
-        "for a message of gloo that did not come" + (f"; {who(missing).lower()} printed nothing" if missing else ""),
+        "for a message of gloo that did not come"
+        + (f", and {who(missing).lower()} printed nothing" if missing else ""),
         why=f"{lines[0].place}: {lines[0].message[:120]}",
         lines=tuple(lines),
         is_proven=False,

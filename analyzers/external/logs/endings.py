@@ -146,14 +146,14 @@ def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
     ranks = tuple(sorted(rank for rank in first if rank >= 0))
     code, said = next((code, said) for rank, code, said in silent if rank in first)
     are_timed = set(ranks) <= set(ended.times_s)
-    more = (" in the same second" if are_timed else ", no line says which first") if len(ranks) > 1 else ""
+    more = (" in the same second" if are_timed else " in an unknown order") if len(ranks) > 1 else ""
     is_first = (len(ranks) == 1 or are_timed) and not _is_one_node_of_several(book)
     yield Candidate(
         cause="exit",
         kind="rank_lost",
         rank_class="death",
         ranks=ranks if is_first else (),
-        what=f"{who(ranks)} ended with exit code {code}{more}, and no error of their own is in these files"
+        what=f"{who(ranks)} ended with exit code {code}{more}, and their errors are not in these files"
         if len(ranks) > 1
         else f"{who(ranks)} ended with exit code {code}, and its own error is not in these files",
         why=f"{said.place}: {said.message[:160]}",

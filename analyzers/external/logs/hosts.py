@@ -45,7 +45,7 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
         ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
         meaning = next((_XIDS[code] for code in codes if code in _XIDS), lines[0].text("text")[:80] or "an error")
         where = f"GPU {bus or '?'} of {host or 'a host'}"
-        said_codes = f"Xid {', '.join(map(str, codes))}" if codes else "an error"
+        said_codes = f"XID {', '.join(map(str, codes))}" if codes else "an error"
         yield Candidate(
             cause="device_error",
             kind="rank_lost",

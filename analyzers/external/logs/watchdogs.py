@@ -42,7 +42,7 @@ class Wait:
     @property
     def call(self) -> str:
         """`ALLREDUCE 1580 of 466 elements`"""
-        return f"{self.op} {self.seq}" + (f" of {self.num_elements:,} elements" if self.num_elements else "")
+        return f"{self.op} #{self.seq}" + (f" of {self.num_elements:,} elements" if self.num_elements else "")
 
 
 def _waits(book: LogBook) -> dict[int, Wait]:
@@ -111,7 +111,7 @@ def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, 
         ranks = tuple(sorted(behind))
         return _candidate(
             "not_entered", ranks, members, is_proven=True,
-            what=f"{who(ranks)} never entered {first.call}, in which rank{'s' * (len(members) > 1)} "
+            what=f"{who(ranks)} did not reach {first.call}, in which rank{'s' * (len(members) > 1)} "
             f"{listed(tuple(members))} wait{'s' * (len(members) == 1)}",
             why=f"by its own line it had enqueued {min(behind.values())} calls, the others {least}",
         )  # fmt: skip
@@ -121,7 +121,7 @@ def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, 
             "not_entered", missing, members, is_proven=False,
             what=f"{who(missing)} printed nothing while rank{'s' * (len(members) > 1)} {listed(tuple(members))} waited "
             f"in {first.call} for {first.ran_s:.0f} s",
-            why="a rank that waits in a call prints so itself; one that never came does not",
+            why="every rank that waits in the call reports a timeout, and these ranks reported none",
         )  # fmt: skip
     whole = book.world_size is not None and len(members) >= book.world_size
     everybody = f"All {len(members)} ranks" if whole else who(tuple(members))
@@ -144,7 +144,7 @@ def _apart(members: Mapping[int, Wait], least: int) -> Candidate:
             "device_stuck", low, members, is_proven=False,
             what=f"{who(low)} did not complete {first.call}, which rank{'s' * (len(high) > 1)} {listed(tuple(high))} "
             f"completed: {'their' if len(low) > 1 else 'its'} device stopped",
-            why=f"it had enqueued {first.enqueued} calls; the others completed {min(ahead)}",
+            why=f"it had enqueued {first.enqueued} calls, and the others completed {min(ahead)}",
         )  # fmt: skip
     fewer = low if len(low) < len(high) else tuple(sorted(high)) if len(high) < len(low) else ()
     return _candidate(

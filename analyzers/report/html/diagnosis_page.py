@@ -106,7 +106,7 @@ class _Page:
                 note += f" {what_if_line(diagnosis.what_if)}"
             figures = [self.figure(goodput.waterfall(account), what="Where the wall time went")]
             if len(account.by_rank) > 1:
-                figures.append(self.figure(goodput.by_rank(account), "Rank by rank"))
+                figures.append(self.figure(goodput.by_rank(account), "By rank"))
             yield Section(title="Where the time went", note=note, figures=figures)
         yield from self._ranks()
         yield from pipeline_sections(source, diagnosis.findings, self.figure)

@@ -134,7 +134,7 @@ def _saves(interval: Mapping[str, Any]) -> str:
     return (
         f"Suggested checkpoint interval: {interval['steps']:,} step{'s' * (interval['steps'] != 1)} "
         f"({_duration(interval['interval_s'])}), with {rate} (one in {_duration(interval['mtbf_s'])}). "
-        f"A save stops training for {1e3 * interval['cost_s']:.1f} ms ({interval['num_saves']} measured)."
+        f"A save stalls training for {1e3 * interval['cost_s']:.1f} ms ({interval['num_saves']} measured)."
     )
 
 
@@ -206,7 +206,8 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
             (
                 "Rollback",
                 f"step {rollback['from_step']} to {rollback['to_step']} from {rollback['tier'] or '?'}"
-                f" ({rollback['reason'] or '?'})" + (f", skipped batch {batches}" if batches else ""),
+                f": {rollback['reason'] or 'no reason was recorded'}"
+                + (f", skipped batch {batches}" if batches else ""),
             )
         )
     for label, key in (("Dropped", "dropped_records"), ("Probe errors", "probe_errors")):

@@ -44,9 +44,9 @@ def what_if_line(what_if: WhatIf) -> str:
     if what_if.slowdown < 1.01:
         return f"Balanced ranks would not be faster ({over})."
     if what_if.gain < 1.01 and exceeds_error(what_if.slowdown, what_if.error_ratio):
-        return f"No rank is lastingly slower: the slowest one changes from step to step ({over})."
+        return f"No rank is consistently slower: the slowest one changes from step to step ({over})."
     if not what_if.is_beyond_error:
-        return f"Balanced ranks would gain less than the prediction can tell ({over})."
+        return f"The gain from balanced ranks is below the prediction error ({over})."
     steps = f"mean step {what_if.step_ms / what_if.gain:.4g} ms instead of {what_if.step_ms:.4g}, {over}"
     gain = f"Balanced ranks would be {what_if.gain:.2f}x faster ({steps})."
     worst, last_stage = what_if.worst_ranks_ratio, what_if.last_stage_ratio

@@ -27,7 +27,7 @@ def report(run: RunDir, *findings: tuple[str, str, str, str]) -> None:
 
 def test_nothing_reported_is_no_verdict(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.path.parent)
-    line = f"rankscope: nothing was reported while it ran. The verdict: rankscope analyze {run.path.name}"
+    line = f"rankscope: no problems were reported during the run. For the verdict: rankscope analyze {run.path.name}"
     assert last_line(run, 0) == line
 
 
