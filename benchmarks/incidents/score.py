@@ -25,7 +25,7 @@ FIRST_SCORE = {
     "second": {"right": 24, "wrong culprit": 3, "other cause": 3, "no cause": 1},
     "third": {"right": 24, "wrong culprit": 2, "other cause": 1, "no cause": 3},
     "fourth": {"right": 21, "wrong culprit": 2, "other cause": 7, "no cause": 8},
-    "fifth": {"right": 13, "wrong culprit": 1},
+    "fifth": {"right": 10, "wrong culprit": 1},
 }
 """Outcomes at the first scoring, by the rules of that moment."""
 FIRST_MISSES = {

@@ -189,7 +189,8 @@ def test_a_file_of_ones_own_comes_before_a_preset(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("preset", sorted(preset_names()))
 def test_every_preset_can_be_planned(preset: str) -> None:
-    said = CliRunner().invoke(app, ["plan", preset, "--gpus", "8"])
+    num_gpus = "4" if preset == "gpt-demo" else "8"  # its mesh is fixed
+    said = CliRunner().invoke(app, ["plan", preset, "--gpus", num_gpus])
     assert said.exit_code == 0, said.output
     assert "most at one time" in said.output
 
