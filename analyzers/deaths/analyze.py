@@ -205,7 +205,7 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
     at = f" ({first.frame.text})" if first.frame is not None else ""
     what = {
         "signal": f"died of {first.signal}",
-        "exception": f"raised {': '.join(filter(None, (first.error_type, _short(first.message))))}{at}",
+        "exception": f"died of {': '.join(filter(None, (first.error_type, _short(first.message))))}{at}",
         "out_of_memory": f"ran out of memory: {_short(first.message)}{at}",
         "exit": f"ended with exit code {first.exit_code}",
         "vanished": "exited without an error message",

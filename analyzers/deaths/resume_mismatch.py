@@ -30,7 +30,7 @@ def _finding(attempt: int, events: list[Event]) -> Finding:
     ranks = tuple(sorted({event.rank for event in events}))
     step = events[0].step
     who = f"rank {ranks[0]}" if len(ranks) == 1 else counted(len(ranks), "rank")
-    what = " and ".join(parts) or "an unrecorded part"
+    what = " and ".join(parts) or "state"
     return Finding(
         analyzer="resume",
         kind="resume_differs",
@@ -40,7 +40,7 @@ def _finding(attempt: int, events: list[Event]) -> Finding:
         first_step=step,
         last_step=step,
         cause=parts[0] if len(parts) == 1 else "several",
-        summary=f"Attempt {attempt} resumed from step {step} with a state that differs from the checkpoint in {what} ({who}).",
+        summary=f"Attempt {attempt} resumed from step {step} with a {what} that differs from the checkpoint's ({who}).",
         evidence={"differing_parts": parts},
         advice="resume-differs",
         attempt=attempt,

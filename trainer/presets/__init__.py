@@ -14,15 +14,25 @@ from trainer.config.load import ConfigError
 __all__ = ["config_path", "preset_names"]
 
 
+_EXAMPLES = Path(__file__).parents[2] / "examples"
+"""In a checkout the demo's configuration is an example; in a wheel it lies here."""
+
+
 def preset_names() -> list[str]:
-    return sorted(path.stem for path in Path(__file__).parent.glob("*.toml"))
+    return sorted(_presets())
+
+
+def _presets() -> dict[str, Path]:
+    """The file of each preset."""
+    found = [*Path(__file__).parent.glob("*.toml"), _EXAMPLES / "gpt-demo.toml"]
+    return {path.stem: path for path in found if path.is_file()}
 
 
 def config_path(name: str | Path) -> Path:
     """Return the file of this name, else the preset. Raises ConfigError if there is neither."""
     path = Path(name)
-    if str(name) in preset_names() and not path.exists():
-        return Path(__file__).with_name(f"{name}.toml")
+    if str(name) in _presets() and not path.exists():
+        return _presets()[str(name)]
     if not path.exists() and not path.suffix:
         near = difflib.get_close_matches(str(name), preset_names(), n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""

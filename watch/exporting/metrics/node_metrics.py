@@ -10,9 +10,10 @@ measured every `SLOW_EVERY_S` only. Nothing is judged here: findings are those t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from analyzers.run.event_log import EventLog
+from analyzers.run.event_log import EventLog, parsed_detail
 from analyzers.run.policy import StallPolicy
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
 from analyzers.run.stall_limits import limit_s
@@ -34,6 +35,9 @@ __all__ = ["STATES", "NodeMetrics"]
 
 STATES = (*LIVE_WORDS, "finished", "preempted", "interrupted", "failed", "given up", "fenced", "died", "empty")
 SLOW_EVERY_S = 15.0
+STALLED_HOLD_S = 10.0
+"""How long a run counts as stalled after a hang was reported: recovery takes a second or two, and no scrape may miss
+it. Two scrapes of `grafana/prometheus/prometheus.yml`."""
 
 
 class NodeMetrics:
@@ -62,6 +66,8 @@ class NodeMetrics:
             ),
         )
         state = run_state(source, self._stall, now_ns=now_ns, is_watched=True)
+        if state.is_live and _hang_reported(source, now_ns):
+            state = replace(state, word="stalled")
         return [
             *self._run(source, log, state),
             *step_samples(source),
@@ -128,3 +134,15 @@ class NodeMetrics:
         if good_ns is not None:
             yield Sample("rankscope_checkpoint_good_timestamp_seconds", good_ns / 1e9)
         yield Sample("rankscope_checkpoint_failures_total", failed)
+
+
+def _hang_reported(source: Source, now_ns: int) -> bool:
+    """Return True if `watch` reported a hang in the last `STALLED_HOLD_S`."""
+    if not source.has("events"):
+        return False
+    rows = source.rows(
+        "SELECT detail FROM events WHERE kind = ? AND wall_ns BETWEEN ? AND ?",
+        [event_kinds.FINDING, now_ns - int(STALLED_HOLD_S * 1e9), now_ns],
+    )
+    found = (parsed_detail(detail) for (detail,) in rows)
+    return any(one.get("finding_kind") == "hang" and one.get("status") == "fired" for one in found)
