@@ -27,9 +27,7 @@ def test_what_differs_and_on_which_rank() -> None:
         "rng",
         2,
     )
-    assert (
-        first.summary == "Attempt 2 resumed from step 40 with a rng that differs from the checkpoint's (rank 1)."
-    )
+    assert first.summary == "Attempt 2 resumed from step 40 with a rng that differs from the checkpoint's (rank 1)."
     assert (second.ranks, second.cause) == ((0, 1), "several")
 
 

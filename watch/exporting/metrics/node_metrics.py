@@ -31,7 +31,7 @@ from watch.exporting.metrics.run_samples import (
     step_samples,
 )
 
-__all__ = ["STATES", "NodeMetrics"]
+__all__ = ["STALLED_HOLD_S", "STATES", "NodeMetrics"]
 
 STATES = (*LIVE_WORDS, "finished", "preempted", "interrupted", "failed", "given up", "fenced", "died", "empty")
 SLOW_EVERY_S = 15.0

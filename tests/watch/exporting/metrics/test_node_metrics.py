@@ -13,7 +13,7 @@ from probes.tape.rundir import NODE_RANK, RunDir
 from store import Store
 from tests.factories import empty_run, make_run
 from watch.exporting.metrics.catalogue import METRICS, Sample
-from watch.exporting.metrics.node_metrics import STATES, NodeMetrics
+from watch.exporting.metrics.node_metrics import STALLED_HOLD_S, STATES, NodeMetrics
 
 
 def measured(run: RunDir) -> list[Sample]:
@@ -101,3 +101,18 @@ def test_a_run_without_a_record_says_so(tmp_path: Path) -> None:
     samples = measured(run)
     assert value(samples, "run_state", state="starting") == 1
     assert not [sample for sample in samples if "step" in sample.name]
+
+
+def test_a_hang_counts_as_stalled_until_every_scrape_has_seen_it(tmp_path: Path) -> None:
+    """Its culprit is killed within a second or two: between two scrapes there may be no sign of it."""
+    run = empty_run(tmp_path)
+    run.node_dir(0).mkdir(parents=True)
+    node = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
+    node.write("watch_started", pid=1)
+    _finding(node, "hang", "fired")
+    now_ns = time.time_ns()
+    for later_s, is_stalled in ((0.0, 1), (STALLED_HOLD_S + 5.0, 0)):
+        with Store.open(run) as store:
+            metrics = NodeMetrics(run.manifest(), node_rank=0, stall=StallPolicy())
+            samples = metrics.measure(store, now_ns + int(later_s * 1e9))
+        assert value(samples, "run_state", state="stalled") == is_stalled
