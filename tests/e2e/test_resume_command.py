@@ -52,7 +52,7 @@ def test_a_run_that_lost_everything_goes_on_with_another_mesh_and_more_steps(tmp
         (["--set", "train.stepz=3"], "train.stepz"),
         (["--force", "--nproc-per-node", "3", "--set", "parallel.dp_shard=2"], "world size is 3"),
         (["other.toml"], "takes the run's own configuration"),
-        ([], "stopped by the guard (6 failures in a row). To try again, use --force."),
+        ([], "stopped by the guard: 6 failures in a row. To try again, use --force."),
     ],
 )
 def test_what_it_refuses_is_one_line(options: list[str], words: str, tmp_path: Path) -> None:
