@@ -254,4 +254,4 @@ def test_numbers_that_json_cannot_hold() -> None:
 def test_a_run_that_failed_without_a_finding_gets_no_clean_bill() -> None:
     verdict = conclude([], {"steps": 12, "num_ranks": 2, "ended": "failed"}).verdict
     assert "No problems found" not in verdict
-    assert verdict.startswith("The run failed, and nothing that was recorded explains it")
+    assert verdict.startswith("The run failed, and its records do not show why.")

@@ -82,7 +82,7 @@ def test_a_finding_keeps_what_it_cost(tmp_path: Path) -> None:
 def test_a_run_that_failed_without_a_finding_gets_no_clean_bill(tmp_path: Path, page: str) -> None:
     run = make_run(tmp_path, ranks=2, steps=12, end="failed")
     app = open_page(run.path.parent, page, run=run.run_id)
-    wait_for(lambda: "read the logs" in shown(app) or app.run() is None, "the verdict", deadline_s=60)
+    wait_for(lambda: "Read the logs" in shown(app) or app.run() is None, "the verdict", deadline_s=60)
     text = shown(app)
     assert "No problems" not in text
     assert "check_circle" not in text
