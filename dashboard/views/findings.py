@@ -135,9 +135,9 @@ def _one(view: View, known: CurrentFindings, advised: list[Finding], asked: str,
         st.rerun()
     finding = pick(known.findings + advised, asked)
     if finding is None:
-        if diagnosis is not None and not view.is_pending:
+        if diagnosis is not None:  # of a live run it is never the newest: an answer must not wait for that
             empty_state("This run has no such finding now.", "It may be over, or the link is for another run.")
-        else:
+        if diagnosis is None or view.is_pending:
             st.caption("The analyzers are reading the run…")
         return
     card(view.run_id, finding, 0, closed=known.closed.get(finding.id, ""), has_button=False)
