@@ -43,7 +43,7 @@ class ProgressView:
         self.console = console
         self.steps = steps
         self.plan = plan
-        self.findings = 0
+        self._finding_ids: set[str] = set()  # a finding is reported again each time its figures change
         self._reader = _StepReader(run)
         self._node_events = run.node_dir(node_rank) / "events.jsonl"
         self._event_bytes = _size(self._node_events)  # events of an earlier launch were shown then
@@ -110,7 +110,8 @@ class ProgressView:
 
     def _figures(self, latest: dict[str, float]) -> str:
         tokens = latest["tokens_per_s"] * self.plan.data_size  # ranks of one data rank read the same text
-        found = f"  [yellow]{self.findings} finding{'s' * (self.findings != 1)}[/]" if self.findings else ""
+        count = len(self._finding_ids)
+        found = f"  [yellow]{count} finding{'s' * (count != 1)}[/]" if count else ""
         return (
             f"loss {latest['loss']:.3f}  {_short(tokens)} tokens/s  {latest['step_ms']:.0f} ms/step  "
             f"{latest['memory_bytes'] / 2**20:.0f} MiB/rank{found}"
@@ -122,7 +123,7 @@ class ProgressView:
         for event in sorted([*events, *rank0], key=lambda e: e.get("wall_ns", 0)):
             line = _line(event)
             if event["kind"] == event_kinds.FINDING and event.get("status") == "fired":
-                self.findings += 1
+                self._finding_ids.add(str(event.get("id")))
             if line:
                 self.console.print(line, highlight=False, soft_wrap=True)
 
