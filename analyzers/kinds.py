@@ -40,21 +40,31 @@ class Kind:
     """Whether it is about the end of an attempt, whatever step the finding names."""
     drawn: bool = True
     """Whether it has figures."""
+    by_machine: bool = False
+    """Whether a broken machine can cause it; the fleet's memory counts those."""
+    user_causes: frozenset[str] = frozenset()
+    """Causes in the user's code or data, of a kind that a machine can cause too."""
 
 
 _DEVICE = ("cause", "evidence.node", "evidence.device")
 _KINDS = (
-    Kind(name="rank_lost", title="Rank lost", package="deaths", identity=("attempt", "ranks"), at_end=True),
-    Kind(name="hang", title="Hang", package="hangs", identity=("attempt",), may_last=True, at_end=True),
-    Kind(name="xid", title="GPU error (XID)", package="health", identity=(*_DEVICE, "evidence.xid")),
-    Kind(name="gpu_memory_errors", title="GPU memory errors", package="health", identity=_DEVICE),
-    Kind(name="replica_mismatch", title="Replica mismatch", package="corruption"),
-    Kind(name="fingerprint_chain_broken", title="State changed", package="corruption"),
-    Kind(name="gradient_corrupted", title="Gradient corrupted", package="corruption"),
-    Kind(name="excluded", title="Device or node excluded", package="deaths", at_end=True),
-    Kind(name="node_silent", title="Node silent", package="hangs", identity=("evidence.node_rank",), may_last=True),
+    Kind(name="rank_lost", title="Rank lost", package="deaths", identity=("attempt", "ranks"), at_end=True,
+         by_machine=True, user_causes=frozenset({"exception", "exit", "data_worker", "device_assert",
+                                                 "out_of_memory", "unused_parameters", "duplicate_gpu"})),
+    Kind(name="hang", title="Hang", package="hangs", identity=("attempt",), may_last=True, at_end=True,
+         by_machine=True, user_causes=frozenset({"data", "evaluate", "finished", "gil", "mismatch", "mismatch_dtype",
+                                                 "mismatch_operation", "mismatch_size", "model_differs",
+                                                 "not_entered", "order_inversion", "skipped"})),
+    Kind(name="xid", title="GPU error (XID)", package="health", identity=(*_DEVICE, "evidence.xid"), by_machine=True),
+    Kind(name="gpu_memory_errors", title="GPU memory errors", package="health", identity=_DEVICE, by_machine=True),
+    Kind(name="replica_mismatch", title="Replica mismatch", package="corruption", by_machine=True),
+    Kind(name="fingerprint_chain_broken", title="State changed", package="corruption", by_machine=True),
+    Kind(name="gradient_corrupted", title="Gradient corrupted", package="corruption", by_machine=True),
+    Kind(name="excluded", title="Device or node excluded", package="deaths", at_end=True, by_machine=True),
+    Kind(name="node_silent", title="Node silent", package="hangs", identity=("evidence.node_rank",), may_last=True,
+         by_machine=True),
     Kind(name="resume_differs", title="Resume differs", package="deaths"),
-    Kind(name="non_finite", title="Non-finite", package="numerics"),
+    Kind(name="non_finite", title="Non-finite", package="numerics", by_machine=True),
     Kind(name="loss_spike", title="Loss spike", package="numerics"),
     Kind(name="divergence", title="Divergence", package="numerics", identity=("attempt",), may_last=True),
     Kind(name="loss_scale_collapse", title="Loss scale collapse", package="numerics", identity=("attempt",),
@@ -62,13 +72,14 @@ _KINDS = (
     Kind(name="expert_imbalance", title="Expert imbalance", package="numerics"),
     Kind(name="exploding_gradients", title="Exploding gradients", package="numerics"),
     Kind(name="vanishing_gradients", title="Vanishing gradients", package="numerics"),
-    Kind(name="gpu_throttled", title="GPU throttled", package="health", identity=_DEVICE),
-    Kind(name="link_errors", title="Link errors", package="health", identity=_DEVICE),
-    Kind(name="straggler", title="Straggler", package="stragglers", identity=("attempt", "ranks"), may_last=True),
+    Kind(name="gpu_throttled", title="GPU throttled", package="health", identity=_DEVICE, by_machine=True),
+    Kind(name="link_errors", title="Link errors", package="health", identity=_DEVICE, by_machine=True),
+    Kind(name="straggler", title="Straggler", package="stragglers", identity=("attempt", "ranks"), may_last=True,
+         by_machine=True),
     Kind(name="checkpoint_failed", title="Checkpoint failed", package="checkpoints", identity=("attempt",)),
     Kind(name="memory_growth", title="Memory growth", package="memory", identity=("attempt",), may_last=True),
     Kind(name="memory_limit", title="Memory limit", package="memory", identity=("attempt",)),
-    Kind(name="host_pressure", title="Host pressure", package="health", identity=_DEVICE),
+    Kind(name="host_pressure", title="Host pressure", package="health", identity=_DEVICE, by_machine=True),
     Kind(name="data_bound", title="Data bound", package="data", identity=("attempt",), may_last=True),
     Kind(name="stage_imbalance", title="Stage imbalance", package="pipeline"),
     Kind(name="throughput", title="Throughput drop", package="stragglers"),

@@ -32,7 +32,7 @@ def histories(num_runs: int, *, num_hosts: int, seed: int) -> list[RunHistory]:
     for number in range(num_runs):
         taken = rng.sample(range(num_hosts), HOSTS_A_RUN)
         hours = rng.uniform(2.0, 30.0)
-        hosts = {f"host-{host:02}": hours for host in taken}
+        hosts = tuple(f"host-{host:02}" for host in taken)
         devices = {f"GPU-{host:02}-{gpu}": f"host-{host:02}" for host in taken for gpu in range(GPUS_A_HOST)}
         incidents = []
         for name in hosts:
@@ -44,7 +44,7 @@ def histories(num_runs: int, *, num_hosts: int, seed: int) -> list[RunHistory]:
         found.append(
             RunHistory(
                 run_id=f"run-{number}", hours=hours, restarts=len(incidents), hosts=hosts,
-                devices=dict.fromkeys(devices, hours), host_of_device=devices, incidents=tuple(incidents),
+                host_of_device=devices, incidents=tuple(incidents),
             )
         )  # fmt: skip
     return found

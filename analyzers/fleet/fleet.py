@@ -32,6 +32,9 @@ class FleetPolicy:
     trimmed_ratio: float = 0.1
     """Share of the members, those with the highest rates, that the first estimate leaves out (ratio). Source:
     convention for robust estimates; members that then prove to be ordinary are taken back in."""
+    least_hours: float = 0.1
+    """Hours that a run counts at least: a start is an exposure too, and a run that dies in it has next to none (hours).
+    Source: convention; start-up of a large job."""
     least_runs: int = 2
     """Runs with an incident below which nothing stands out. Source: one run may have had bad luck of its own."""
 
@@ -86,13 +89,13 @@ def fleet(histories: Sequence[RunHistory], policy: FleetPolicy = FleetPolicy()) 
     devices: dict[str, _Tally] = defaultdict(_Tally)
     for history in histories:
         of_device = [(incident.device, incident) for incident in history.incidents]
-        _add(devices, history.devices, history.host_of_device, of_device)
+        _add(devices, history, history.host_of_device, of_device, policy)
     ranked = tuple(_without_bad_hosts(_ranked(devices, policy), policy))
     explained = {member.name for member in ranked if member.is_suspicious}
     hosts: dict[str, _Tally] = defaultdict(_Tally)
     for history in histories:
         of_host = [(incident.host, incident) for incident in history.incidents if incident.device not in explained]
-        _add(hosts, history.hosts, {host: host for host in history.hosts}, of_host)
+        _add(hosts, history, {host: host for host in history.hosts}, of_host, policy)
     return Fleet(
         num_runs=len(histories),
         hours=sum(history.hours for history in histories),
@@ -104,22 +107,23 @@ def fleet(histories: Sequence[RunHistory], policy: FleetPolicy = FleetPolicy()) 
 
 def _add(
     tallies: dict[str, _Tally],
-    hours: Mapping[str, float],
+    history: RunHistory,
     host_of: Mapping[str, str],
     incidents: Sequence[tuple[str, Incident]],
+    policy: FleetPolicy,
 ) -> None:
-    """Add one run; `incidents` with the member that each is counted for."""
+    """Add one run with its members and their hosts; `incidents` with the member that each is counted for."""
     bad: set[str] = set()
     for name, incident in incidents:
-        if name in hours:
+        if name in host_of:
             tallies[name].kinds[incident.kind] += 1
             tallies[name].cost_s += incident.cost_s
             bad.add(name)
-    for name, spent in hours.items():
+    for name, host in host_of.items():
         tally = tallies[name]
-        tally.host = host_of.get(name, "")
+        tally.host = host
         tally.runs += 1
-        tally.hours += spent
+        tally.hours += max(history.hours, policy.least_hours)
         tally.bad_runs += name in bad
 
 

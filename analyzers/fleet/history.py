@@ -1,8 +1,8 @@
-"""What one run says of the hosts and devices that it ran on.
+"""History of one run: its hosts and devices, and the incidents on them.
 
 history = history_of(store, run.manifest(), diagnosis)
 history.incidents           # [Incident(kind="xid", host="gpu-07", device="GPU-1a2b", ...)]
-history.hosts["gpu-07"]     # hours that it took part
+history.hosts               # ("gpu-07", "gpu-08")
 """
 
 from __future__ import annotations
@@ -13,19 +13,11 @@ from typing import Any
 
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import Finding
+from analyzers.kinds import KINDS
 from analyzers.source import Source, lacking
 from probes.tape import event_kinds
 
 __all__ = ["Incident", "RunHistory", "history_of"]
-
-_HARDWARE = frozenset({
-    "rank_lost", "hang", "xid", "gpu_memory_errors", "replica_mismatch", "fingerprint_chain_broken",
-    "gradient_corrupted", "node_silent", "non_finite", "gpu_throttled", "link_errors", "straggler", "host_pressure",
-    "excluded",
-})  # fmt: skip
-"""Kinds that a machine can cause. Which of them a machine did cause, only many runs can tell."""
-_NOT_A_MACHINE = frozenset({"exception", "exit", "data", "not_entered", "mismatch"})
-"""Causes in the user's code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,21 +33,15 @@ class Incident:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHistory:
-    """One run. Hours count while the run was recorded."""
+    """One run. Hours count from its first record to its last."""
 
     run_id: str
-    started_ns: int = 0
     hours: float = 0.0
     restarts: int = 0
-    hosts: Mapping[str, float] = field(default_factory=dict)
-    """Host -> hours."""
-    devices: Mapping[str, float] = field(default_factory=dict)
-    """UUID -> hours."""
+    hosts: tuple[str, ...] = ()
     host_of_device: Mapping[str, str] = field(default_factory=dict)
+    """By UUID."""
     incidents: tuple[Incident, ...] = ()
-    step_ms: float | None = None
-    configuration: str = ""
-    """Name of the run and its size: runs that can be compared in speed."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as `of_json` reads them."""
@@ -65,35 +51,27 @@ class RunHistory:
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> RunHistory:
-        """Raises TypeError or KeyError for what is no history."""
+        """Read plain values. Raises TypeError or KeyError for what is no history."""
         incidents = tuple(Incident(**one) for one in values["incidents"])
-        return cls(**{**values, "incidents": incidents})
+        return cls(**{**values, "hosts": tuple(values["hosts"]), "incidents": incidents})
 
 
 def history_of(source: Source, manifest: Mapping[str, Any], diagnosis: Diagnosis) -> RunHistory:
     """Read one run. Hosts are those of its ranks; a run without that record has none."""
-    first_ns, last_ns, step_ms = _bounds(source)
-    hours = max(0.0, (last_ns - first_ns) / 3.6e12)
     places = _places(source)
     incidents = [
         incident
         for finding in diagnosis.fired
-        if finding.kind in _HARDWARE and finding.cause not in _NOT_A_MACHINE
+        if (kind := KINDS.get(finding.kind)) is not None and kind.by_machine and finding.cause not in kind.user_causes
         for incident in _incidents(finding, places)
     ]
-    hosts = {host: hours for host, _ in places.values() if host}
-    devices = {device: host for host, device in places.values() if device}
     return RunHistory(
         run_id=str(manifest.get("run_id") or diagnosis.run.get("run_id") or ""),
-        started_ns=first_ns,
-        hours=hours,
+        hours=_hours(source),
         restarts=_restarts(source),
-        hosts=hosts,
-        devices=dict.fromkeys(devices, hours),
-        host_of_device=devices,
+        hosts=tuple(sorted({host for host, _ in places.values() if host})),
+        host_of_device={device: host for host, device in places.values() if device},
         incidents=tuple(incidents),
-        step_ms=step_ms,
-        configuration=_configuration(manifest),
     )
 
 
@@ -128,13 +106,15 @@ def _places(source: Source) -> dict[int, tuple[str, str]]:
     return {rank: (host or "", device or "") for rank, host, device in rows}
 
 
-def _bounds(source: Source) -> tuple[int, int, float | None]:
-    if lacking(source, steps=("duration_ns",)):
-        return 0, 0, None
-    ((first_ns, last_ns, step_ns),) = source.rows(
-        "SELECT min(start_ns), max(start_ns + coalesce(duration_ns, 0)), median(duration_ns) FROM steps WHERE rank >= 0"
-    )
-    return int(first_ns or 0), int(last_ns or 0), step_ns and step_ns / 1e6
+def _hours(source: Source) -> float:
+    """From the first record to the last, of steps and of events: a run may die before its first step."""
+    times = []
+    if not lacking(source, steps=("start_ns",)):
+        times += source.rows("SELECT min(start_ns), max(start_ns + coalesce(duration_ns, 0)) FROM steps")
+    if not lacking(source, events=("wall_ns",)):
+        times += source.rows("SELECT min(wall_ns), max(wall_ns) FROM events")
+    firsts, lasts = [first for first, _ in times if first], [last for _, last in times if last]
+    return (max(lasts) - min(firsts)) / 3.6e12 if firsts and lasts else 0.0
 
 
 def _restarts(source: Source) -> int:
@@ -142,8 +122,3 @@ def _restarts(source: Source) -> int:
         return 0
     ((newest,),) = source.rows("SELECT max(attempt) FROM events WHERE kind = ?", [event_kinds.ATTEMPT_STARTED])
     return int(newest or 0)
-
-
-def _configuration(manifest: Mapping[str, Any]) -> str:
-    run_id = str(manifest.get("run_id") or "")
-    return f"{run_id.rsplit('-', 2)[0]} on {manifest.get('world_size', '?')} ranks"

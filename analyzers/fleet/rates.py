@@ -48,7 +48,7 @@ def fit(counts: Sequence[int], hours: Sequence[float]) -> Prior:
 
 
 def posterior(prior: Prior, *, count: int, hours: float) -> Rate:
-    """What is known of a member's rate after its own hours.
+    """Rate of a member after its own hours, with its interval.
 
     The prior weighs at most one incident: a member that is not like the others must be able to show it.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from analyzers.fleet.rates import fit, posterior, tail
 from benchmarks.fleet import BAD_DEVICE, BAD_HOSTS, histories, suspicious
 from rankscope.cli import app
 from store import Store
-from tests.factories import make_run
+from tests.factories import RankWriter, empty_run, make_run
 
 
 def test_bad_hosts_and_a_bad_device_are_named_and_no_good_one() -> None:
@@ -30,7 +31,7 @@ def test_a_healthy_fleet_has_nobody_above_the_line() -> None:
         RunHistory(
             run_id=str(number),
             hours=10.0,
-            hosts={f"host-{(number + k) % 40}": 10.0 for k in range(8)},
+            hosts=tuple(f"host-{(number + k) % 40}" for k in range(8)),
             incidents=(Incident(kind="hang", cause="", host=f"host-{number % 40}"),) if number % 3 == 0 else (),
         )
         for number in range(200)
@@ -40,7 +41,7 @@ def test_a_healthy_fleet_has_nobody_above_the_line() -> None:
 
 def test_one_bad_run_condemns_nobody() -> None:
     incident = Incident(kind="rank_lost", cause="signal", host="a")
-    runs = [RunHistory(run_id="1", hours=1.0, hosts={"a": 1.0, "b": 1.0}, incidents=(incident,) * 20)]
+    runs = [RunHistory(run_id="1", hours=1.0, hosts=("a", "b"), incidents=(incident,) * 20)]
     found = fleet(runs)
     assert found.hosts[0].name == "a"
     assert found.hosts[0].bad_runs == 1
@@ -63,10 +64,30 @@ def test_what_one_run_says(tmp_path: Path) -> None:
     with Store.open(run) as store:
         history = history_of(store, run.manifest() | {"run_id": run.run_id}, diagnose(store, run.manifest()))
     assert [(one.kind, one.host) for one in history.incidents] == [("rank_lost", "node-0")]
-    assert history.hosts == {"node-0": history.hours}
+    assert history.hosts == ("node-0",)
     assert history.hours > 0
-    assert history.configuration == "synthetic on 4 ranks" or history.configuration.startswith("synthetic")
     assert RunHistory.of_json(json.loads(json.dumps(history.to_json()))) == history
+
+
+def test_runs_that_die_before_their_first_step_count(tmp_path: Path) -> None:
+    run = empty_run(tmp_path, world_size=1)
+    RankWriter(run, rank=0).close(clean=False)
+    with Store.open(run) as store:
+        history = history_of(store, run.manifest(), diagnose(store, run.manifest()))
+    assert history.hosts == ("node-0",)
+    dead = RunHistory(run_id="1", hosts=("a",), incidents=(Incident(kind="rank_lost", cause="signal", host="a"),))
+    (host,) = fleet([dead]).hosts
+    assert host.hours > 0, "a start is an exposure"
+    assert host.chance > 0.01, "one death in a start is no proof"
+
+
+def test_what_the_users_code_did_is_no_incident(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=4, steps=30, kill={1: 30})
+    with Store.open(run) as store:
+        diagnosis = diagnose(store, run.manifest())
+        raised = [replace(finding, cause="exception") for finding in diagnosis.findings]
+        history = history_of(store, run.manifest(), replace(diagnosis, findings=tuple(raised)))
+    assert [one for one in history.incidents if one.kind == "rank_lost"] == []
 
 
 def test_the_command_remembers_finished_runs(tmp_path: Path) -> None:
