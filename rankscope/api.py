@@ -53,7 +53,7 @@ def open_run(path: str | PathLike[str], *more: str | PathLike[str]) -> Run | Evi
 
 
 class _Diagnosed:
-    """What a run and the files of a job have in common: a diagnosis."""
+    """Base of a run and of the files of a job: both have a diagnosis."""
 
     def diagnose(self) -> Diagnosis:
         """Judge what is recorded now. Takes about a second, longer for long runs."""
@@ -61,7 +61,7 @@ class _Diagnosed:
 
     @property
     def verdict(self) -> str:
-        """What went wrong, on which rank, in one to three sentences."""
+        """The diagnosis in one to three sentences: what went wrong, on which rank."""
         return self.diagnose().verdict
 
     @property
@@ -134,7 +134,7 @@ class Run(_Diagnosed):
         return diagnosis
 
     def account(self, *, first_step: int = 0, last_step: int | None = None) -> AccountByStep:
-        """Where the time of each rank went in each step: nanoseconds by class, NaN where it was not measured."""
+        """Account of each rank's time in each step: nanoseconds by class, NaN where it was not measured."""
         from analyzers.account.by_step import account_by_step
         from store import Store
 

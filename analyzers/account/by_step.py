@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analyzers.account.time_classes import GAPS, NOT_MEASURED, PHASES, WAITED, own
+from analyzers.account.time_classes import GAPS, PHASES, sums_sql
 from analyzers.source import Floats, Ints, Source, floats, ints, lacking
 
 __all__ = ["CLASSES", "AccountByStep", "account_by_step"]
@@ -58,23 +58,25 @@ def account_by_step(source: Source, *, first_step: int = 0, last_step: int | Non
     )
     if lacking(source, steps=("duration_ns",)):
         return empty
-    columns = [*(own(place) for place in (*PHASES, *GAPS)), WAITED, NOT_MEASURED]
-    named = ", ".join(f"({sql})::DOUBLE AS c{number}" for number, sql in enumerate(columns))
     parameters: list[Any] = [first_step] + ([] if last_step is None else [last_step])
-    table = source.query(
-        f"""
-        SELECT rank, step, {named} FROM steps
+    newest = f"""
+        SELECT * FROM steps
         WHERE rank >= 0 AND duration_ns IS NOT NULL AND step >= ? {"" if last_step is None else "AND step <= ?"}
         QUALIFY row_number() OVER (PARTITION BY rank, step ORDER BY attempt DESC, start_ns DESC) = 1
-        """,
-        parameters,
-    )
-    rank, step = ints(table["rank"]), ints(table["step"])
+        """
+    sums = sums_sql(newest, "rank, step", more=", count(collective_wait_ns)")
+    columns = list(source.query(sums, parameters).values())
+    ranks_read, steps_read, num_waits, _, took, waited_in_phases, waited_in_gaps, *spent = columns
+    # Where no wait was recorded (ranks on GPUs), waiting is not known: NaN, and its time counts as not measured.
+    waited = np.where(ints(num_waits) > 0, floats(waited_in_phases) + floats(waited_in_gaps), np.nan)
+    classes = [*map(floats, spent), waited]
+    classes.append(np.maximum(floats(took) - np.nansum(classes, axis=0), 0.0))
+    rank, step = ints(ranks_read), ints(steps_read)
     if not len(rank):
         return empty
     ranks, row = np.unique(rank, return_inverse=True)
     steps, column = np.unique(step, return_inverse=True)
     ns = np.full((len(ranks), len(steps), len(CLASSES)), np.nan)
     for number in range(len(CLASSES)):
-        ns[row, column, number] = floats(table[f"c{number}"])
+        ns[row, column, number] = classes[number]
     return AccountByStep(ranks=ranks, steps=steps, classes=CLASSES, ns=ns)

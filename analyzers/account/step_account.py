@@ -47,13 +47,13 @@ class StepAccount:
 
     @property
     def has_phases(self) -> bool:
-        """Whether the loop recorded what it spent in phases."""
+        """True if the loop recorded the time of its phases."""
         return any(self.own_ns.get(phase) for phase in ("forward", "backward", "optimizer"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """How much of the time of all steps can be judged."""
+    """Shares of the time of all steps that cannot be judged."""
 
     not_measured_ratio: float
     not_compared_ratio: float

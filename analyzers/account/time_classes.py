@@ -61,7 +61,7 @@ NOT_MEASURED = f"greatest(duration_ns - {total((*PHASES, *GAPS))} - {WAITED}, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSums:
-    """What the columns of some steps of a rank say, nanoseconds: no longer than the steps."""
+    """Sums of the columns over some steps of a rank, nanoseconds: never longer than the steps."""
 
     num_steps: int = 0
     duration_ns: int = 0

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import rankscope
+from analyzers.account.by_step import account_by_step
+from probes.tape.rundir import RunDir
 from rankscope.api import Evidence, Run
+from store import Store
 from tests.factories import make_run
 
 
@@ -65,6 +68,16 @@ def test_the_account_adds_up_to_the_step(run: Run) -> None:
     assert forward[3] > 1.3 * forward[0]
     assert run.account(first_step=11, last_step=20).ns.shape[1] == 10
     assert "rank 3" in account._repr_html_()
+
+
+def test_waits_that_were_not_recorded_are_not_zero(run: Run) -> None:
+    with (
+        Store.open(RunDir.open(run.path)) as store,
+        store.session(steps="SELECT * REPLACE (NULL::BIGINT AS collective_wait_ns) FROM steps") as of_a_gpu,
+    ):
+        account = account_by_step(of_a_gpu)
+    assert np.isnan(account.of("waiting")).all()
+    assert np.isfinite(account.of("forward")).all()
 
 
 def test_two_runs_are_compared(run: Run, tmp_path: Path) -> None:
