@@ -32,7 +32,7 @@ __all__ = [
     "StoreLockedError",
     "WriterLock",
     "connect_attached",
-    "connect_beside",
+    "connect_for_file",
     "connect_foreign",
     "connect_memory",
     "connect_writer",
@@ -218,8 +218,8 @@ def connect_memory(*, threads: int | None = None) -> DuckDBPyConnection:
     return duckdb.connect(":memory:", config={**_CLOSED, "pandas_analyze_sample": 0, **limits})
 
 
-def connect_beside(path: Path) -> DuckDBPyConnection:
-    """A database in memory that can read one file beside itself, and reaches nothing else."""
+def connect_for_file(path: Path) -> DuckDBPyConnection:
+    """A database in memory that can read one file, and reaches nothing else."""
     import duckdb
 
     connection = duckdb.connect(":memory:", config={**_NO_EXTENSIONS, "memory_limit": "2GB"})

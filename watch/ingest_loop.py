@@ -19,8 +19,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from analyzers.run.live_ranks import stale_ranks
 from analyzers.source import Source
@@ -29,6 +28,7 @@ from probes.tape.attempts import newest as newest_attempt
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from store import Ingester, Store, StoreError
+from watch.background_loop import background_loop
 from watch.culprit import kill_stale
 from watch.digests.exchange import JobWatch
 from watch.exporting.exports import Exports
@@ -41,8 +41,6 @@ __all__ = ["IngestLoop"]
 
 logger = logging.getLogger("rankscope.watch")
 TICK_S = 1.0
-STOP_S = 20.0
-"""How long the end of a watch waits for the tick that is under way."""
 
 
 class IngestLoop:
@@ -74,17 +72,9 @@ class IngestLoop:
         """Until when the store holds what was written. A reader of the store may delay the next ingest, and no rank
         counts as silent for that."""
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> AbstractContextManager[None]:
         """Tick in a thread while the block runs; then wait for the tick that is under way."""
-        stop = threading.Event()
-        thread = threading.Thread(target=self._run_until, args=(stop,), name="ingest", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join(STOP_S)
+        return background_loop(self._run_until, name="ingest")
 
     def tick(self) -> None:
         """One round. Raises StoreError if the store cannot be read or written at the moment."""

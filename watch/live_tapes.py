@@ -53,7 +53,7 @@ class RankProcess:
 
 @dataclass(slots=True)
 class _Attempt:
-    """What the ranks of this node reported of themselves in one attempt."""
+    """Processes and ends of this node's ranks in one attempt, as they reported them."""
 
     number: int = 0
     processes: dict[int, RankProcess] = field(default_factory=dict)

@@ -18,18 +18,18 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from probes.tape.rundir import RunDir
 from probes.tape.safe_open import open_plain
 from probes.tape.segment_index import INDEX_NAME, SegmentIndex
 from store.ingest.rank_folders import Folder, NodeFolders
+from watch.background_loop import background_loop
 
 __all__ = ["TapeSync"]
 
 logger = logging.getLogger("rankscope.watch")
 INDEX_EVERY_S = 30.0
-STOP_S = 20.0
 LIVE_SEGMENTS = 3
 """Of each table: a writer stores into its two newest only."""
 
@@ -54,17 +54,9 @@ class TapeSync:
         self._attempt = -1
         self._problem = ""
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> AbstractContextManager[None]:
         """Sync in a thread while the block runs."""
-        stop = threading.Event()
-        thread = threading.Thread(target=self._run_until, args=(stop,), name="tape-sync", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join(STOP_S)
+        return background_loop(self._run_until, name="tape-sync")
 
     def sync(self, *, last: bool = False) -> None:
         """One round: the files that may have changed; `last`: those of all attempts, with their checksums.

@@ -22,7 +22,7 @@ __all__ = ["NetworkLink", "network_links", "slowest_link", "stalled_link"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkLink:
-    """What one rank sent to another over one channel."""
+    """Transfers from one rank to another over one channel."""
 
     rank: int
     peer: int

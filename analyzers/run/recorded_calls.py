@@ -115,7 +115,7 @@ def recorded_calls(source: Source, attempt: int, since_step: int, cut_ns: int) -
 
 
 def _keep_started(source: Source, attempt: int, cut_ns: int, found: RecordedCalls) -> None:
-    """Of groups on devices, keep what the devices have started; what hosts have enqueued beyond is `queued`."""
+    """Keep the calls that devices have started, in groups on devices; those only enqueued become `queued`."""
     groups = device_groups(source, attempt)
     if not groups:
         return

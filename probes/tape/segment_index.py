@@ -190,7 +190,7 @@ def _rows(path: Path, header: Header, most: int) -> Any:
 
 
 def _text_state(path: Path, name: str, limit: _Entry | None) -> _Entry:
-    """Of whole lines: the last may be in the middle of being written."""
+    """Checksum the whole lines of a file: the last one may be in the middle of being written."""
     crc, size = 0, 0
     with open(open_plain(path), "rb") as file:
         if limit is None or limit.extent < 0:

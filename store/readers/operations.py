@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from store.database import connect_beside
+from store.database import connect_for_file
 from store.readers.external_files import SourceError
 
 __all__ = ["PARQUET", "Operations", "read_operations"]
@@ -63,7 +63,7 @@ def read_operations(path: Path) -> Operations:
         raise SourceError(f"has more than {MAX_FILE_BYTES:,} bytes")
     if any(mark in str(path) for mark in "*?[{"):
         raise SourceError("has a name with *, ?, [ or {: rename it")
-    connection = connect_beside(path)
+    connection = connect_for_file(path)
     try:
         names = {
             row[0].lower(): row[0]

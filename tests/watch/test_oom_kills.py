@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from watch.oom_kills import ROOT, _group_file
+from watch.health.oom_kills import ROOT, _group_file
 
 LIMIT_BYTES = 64 << 20
 # The launcher's part: it counts, a child of it asks for more than there is.
 PROGRAM = """
 import subprocess, sys
-from watch.oom_kills import OomCounter
+from watch.health.oom_kills import OomCounter
 counter = OomCounter()
 print(repr(counter.since()))
 child = subprocess.run([sys.executable, "-c", "held = bytearray(int(sys.argv[1]))".join(("import sys; ", "")), "%d"])

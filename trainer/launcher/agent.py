@@ -36,13 +36,13 @@ from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.disk_tier.manifest import StorageError
 from trainer.config.config import Config
 from trainer.exit_codes import EXIT_EXCLUDED, EXIT_FAILED, EXIT_PREEMPTED, EXIT_STORAGE, NOT_RESTARTED
-from trainer.launcher.blame import Death, find_culprit, log_tail, xids_by_rank
+from trainer.launcher.device_at_fault import Death, find_culprit, log_tail, xids_by_rank
 from trainer.launcher.node import Node
 from trainer.launcher.nodes.devices import Devices
 from trainer.launcher.nodes.node_exclusion import NODE_FAILURES, exclude_node
 from trainer.launcher.rank_processes import RankProcesses
 from trainer.layout.plan import fitting_world
-from watch.oom_kills import OomCounter
+from watch.health.oom_kills import OomCounter
 
 __all__ = ["Agent"]
 
@@ -166,7 +166,7 @@ class Agent(SimpleElasticAgent):
         )
         if not first:
             return RunResult(state=WorkerState.HEALTHY)
-        blamed = self._blamed(worker_group, {local_rank: codes[local_rank] or 0 for local_rank in first})
+        blamed = self._rank_at_fault(worker_group, {local_rank: codes[local_rank] or 0 for local_rank in first})
         failures = {
             local_rank: self._failed(worker_group, local_rank, codes[local_rank] or 0, is_blamed=local_rank == blamed)
             for local_rank in first
@@ -228,7 +228,7 @@ class Agent(SimpleElasticAgent):
         self.failure = self.failure or ended_by
         return failure
 
-    def _blamed(self, worker_group: WorkerGroup, codes: dict[int, int]) -> int | None:
+    def _rank_at_fault(self, worker_group: WorkerGroup, codes: dict[int, int]) -> int | None:
         """The local rank whose device and node these deaths count against; None if no device is to blame."""
         attempt, deaths = self.attempts[-1], {}
         ranks = {local_rank: int(worker_group.workers[local_rank].global_rank) for local_rank in codes}

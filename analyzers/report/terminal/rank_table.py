@@ -30,13 +30,12 @@ _OPEN_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
-    """The lines above the table. `age_s`: seconds since the newest record of a live run."""
+    """The lines above the table."""
 
     run: str
     state: str
     reason: str = ""
     planned_steps: int | None = None
-    age_s: float | None = None
     findings: Sequence[tuple[str, str]] = ()
     """(severity, sentence), the worst first."""
 

@@ -25,7 +25,7 @@ class Arrival(Protocol):
 
 
 class Copying(Protocol):
-    """What queues copies: `CopyStream`."""
+    """Protocol of a queue of copies: `CopyStream` and its stand-in."""
 
     def copy(self, targets: list[Tensor], sources: list[Tensor]) -> Arrival: ...
 

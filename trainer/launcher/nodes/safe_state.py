@@ -37,14 +37,14 @@ class SafeStateBackend(RendezvousBackend):
         return self._backend.name
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        """As of `backend`. Raises RendezvousStateError for a state that names other classes."""
+        """Read the state of `backend`. Raises RendezvousStateError for a state that names other classes."""
         found = self._backend.get_state()
         if found is not None:
             check_state(found[0])
         return found
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """As of `backend`; the state that another node has set instead is checked."""
+        """Set the state of `backend`, and check the one that another node has set instead."""
         found = self._backend.set_state(state, token)
         if found is not None:
             check_state(found[0])

@@ -27,7 +27,7 @@ from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import RunDir, RunError
 from store import StoreError
-from watch.oom_kills import OomCounter
+from watch.health.oom_kills import OomCounter
 from watch.verdicts.diagnosed_run import diagnosed_run
 
 __all__ = ["FollowedRun"]

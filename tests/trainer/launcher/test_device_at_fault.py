@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from probes.tape.rundir import RunDir
-from trainer.launcher.blame import Death, find_culprit, log_tail, xids_by_rank
+from trainer.launcher.device_at_fault import Death, find_culprit, log_tail, xids_by_rank
 
 WATCHDOG = (
     "[rank3]:[E1122 ProcessGroupNCCL.cpp:685] [Rank 3] Watchdog caught collective operation timeout: "

@@ -1,4 +1,4 @@
-"""Which device a rank's death counts against: its own, or none.
+"""Device that a rank's death counts against: its own, or none.
 
     find_culprit({2: Death(code=-6, text=log_tail)}, xids={})        # local rank 2, or None
 
@@ -42,7 +42,7 @@ _BROKEN_CLASSES = ("ecc", "bus", "hardware")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """How a rank ended: exit code (negative for a signal), what it left in its log and error file."""
+    """End of a rank: exit code (negative for a signal), and the text of its log and error file."""
 
     code: int
     text: str = ""
