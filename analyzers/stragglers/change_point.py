@@ -81,7 +81,7 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
         found.append(
             Segment(
                 row=segment.row, begin=begin, end=num_observations, effect=segment.effect, agreement=segment.agreement,
-                noise=segment.noise, peer_spread=segment.peer_spread, ongoing=True,
+                noise=segment.noise, peer_spread=segment.peer_spread, ongoing=True, num_required=length,
             )
         )  # fmt: skip
     return sorted(found, key=lambda segment: -segment.effect)
@@ -175,7 +175,7 @@ def _judge(
         return None
     noise = _uncertainty(per_window, onset, values.shape[1])
     return Segment(row=row, begin=onset, end=values.shape[1], effect=effect, agreement=agreement, noise=noise,
-                   peer_spread=spread, ongoing=True)  # fmt: skip
+                   peer_spread=spread, ongoing=True, num_required=policy.min_length)  # fmt: skip
 
 
 def _precedent(values: Floats, row: int, onset: int, length: int, policy: ChangePolicy) -> float:

@@ -28,6 +28,7 @@ from analyzers.stragglers.peer_comparison import (
     complete,
     is_significant,
     num_steps_of,
+    outlasts_bursts,
     places_of,
     without_side_effects,
 )
@@ -53,7 +54,8 @@ def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = N
             continue
         ratios: Matrix = values / usual
         for segment in find_changes(ratios - others_median(ratios), values, whole, change):
-            if segment.row in single[cause] and _is_its_own(ratios, segment, policy):
+            is_lasting = segment.row in single[cause] and outlasts_bursts(timings, segment, policy)
+            if is_lasting and _is_its_own(ratios, segment, policy):
                 straggler = _measure(timings, segment, cause, values, whole)
                 if is_significant(straggler, policy):
                     found.append(straggler)

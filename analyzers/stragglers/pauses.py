@@ -56,6 +56,7 @@ def find_pauses(excess: Matrix, policy: PausePolicy | None = None) -> list[Segme
         effect = float(excess[row, begin:end].mean())
         found.append(
             Segment(row=int(row), begin=begin, end=end, effect=effect, agreement=share, noise=noise,
-                    peer_spread=others / (end - begin), ongoing=ongoing)
+                    peer_spread=others / (end - begin), ongoing=ongoing,
+                    num_required=policy.min_pauses if ongoing else policy.min_length_ended)
         )  # fmt: skip
     return sorted(found, key=lambda segment: -segment.effect)

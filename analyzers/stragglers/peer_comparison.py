@@ -32,11 +32,12 @@ from analyzers.stragglers.persistence import Segment, find_segments
 from analyzers.stragglers.policy import StragglerPolicy
 
 __all__ = [
-    "Cause", "Straggler", "complete", "find_stragglers", "is_significant", "num_steps_of", "places_of",
-    "without_side_effects",
+    "Cause", "Straggler", "complete", "find_stragglers", "is_significant", "num_steps_of", "outlasts_bursts",
+    "places_of", "without_side_effects",
 ]  # fmt: skip
 
 Cause = Literal["compute", "data"]
+_BETWEEN_STEPS = ("before_forward", "after_optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,12 @@ class Straggler:
         of_cause = {p: v for p, v in self.phase_excess_ms.items() if (p == "data") == (self.cause == "data")}
         place = max(of_cause, key=lambda name: of_cause[name])
         # Not of `excess_ms`: medians of parts do not add up to the median of the whole.
-        return place if of_cause[place] >= min_ratio * sum(max(0.0, v) for v in of_cause.values()) else ""
+        least = min_ratio * sum(max(0.0, v) for v in of_cause.values())
+        if of_cause[place] >= least:
+            return place
+        # Time before the first forward pass of an attached loop belongs to the end of the step before it.
+        between = sum(of_cause.get(gap, 0.0) for gap in _BETWEEN_STEPS)
+        return "before_forward" if between >= least else ""
 
 
 def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> list[Straggler]:
@@ -94,7 +100,9 @@ def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> 
         all_load = any(len(rows) == len(peers) for cause, rows, _ in kinds if cause == "data")
         excess_ms = together - others_median(together) if all_load else compute - others_median(compute) + data_excess
         for segment in find_pauses(excess_ms / whole, policy.pauses):
-            if _is_explained(segment, excess_ms[segment.row], ranks.get(segment.row, []), policy):
+            if not outlasts_bursts(timings, segment, policy) or _is_explained(
+                segment, excess_ms[segment.row], ranks.get(segment.row, []), policy
+            ):
                 continue
             # A pause hits the rank in any phase: one finding, of the phase that it mostly hit.
             at = slice(segment.begin, segment.end)
@@ -123,9 +131,11 @@ def _steady(
     excess_ms = values - others_median(values)
     by_row: dict[int, list[Segment]] = {}
     for segment in find_segments(excess_ms / of_peers, policy.persistence):
-        by_row.setdefault(segment.row, []).append(segment)
+        if outlasts_bursts(timings, segment, policy):
+            by_row.setdefault(segment.row, []).append(segment)
     for segment in find_changes(excess_ms / of_peers, values, of_rank, policy.change):
-        by_row.setdefault(segment.row, [segment])
+        if outlasts_bursts(timings, segment, policy):
+            by_row.setdefault(segment.row, [segment])
     for row, segments in by_row.items():
         straggler = _measure(timings, (ranks, row), cause, segments, excess_ms)
         if is_significant(straggler, policy):
@@ -139,6 +149,13 @@ def _is_explained(pauses: Segment, excess_ms: Matrix, steady: list[Straggler], p
         slow[segment.begin : segment.end] = True
     lost = excess_ms[pauses.begin : pauses.end]
     return bool(lost[slow[pauses.begin : pauses.end]].sum() >= policy.pause_share_ratio * lost.sum())
+
+
+def outlasts_bursts(timings: Timings, segment: Segment, policy: StragglerPolicy) -> bool:
+    """Decide whether it lasted for longer than another job's burst, in seconds: steps may be short."""
+    at = slice(segment.begin, segment.end)
+    step_s = float(np.mean(np.nanmedian(complete(timings.duration[:, at]), axis=0))) / 1e3
+    return num_steps_of(timings.steps, segment) * step_s >= segment.num_required * policy.burst_step_s
 
 
 def is_significant(straggler: Straggler, policy: StragglerPolicy) -> bool:

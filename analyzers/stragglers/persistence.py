@@ -43,6 +43,8 @@ class Segment:
     noise: float
     peer_spread: float
     ongoing: bool
+    num_required: float
+    """Observations that it had to last for, in the noise that there was."""
 
 
 def find_segments(excess: Matrix, policy: PersistencePolicy | None = None) -> list[Segment]:
@@ -152,7 +154,8 @@ def _judge(
     ongoing = end >= num_observations - policy.block
     smallest = limits.smallest if ongoing else policy.ended_effect_ratio
     least = policy.min_length if ongoing else policy.min_length_ended
-    if end - begin < least * max(1.0, policy.quiet_ratio * limits.finest / max(effect, 1e-9)):
+    num_required = least * max(1.0, policy.quiet_ratio * limits.finest / max(effect, 1e-9))
+    if end - begin < num_required:
         return None
     slow = {seen.row for seen in found if seen.begin < end and begin < seen.end}
     others = [i for i in range(num_rows) if i != row and i not in slow]
@@ -162,7 +165,7 @@ def _judge(
     if effect < max(smallest, sigmas * uncertainty) or dominated or agreement < policy.agreement_ratio:
         return None
     return Segment(row=row, begin=begin, end=end, effect=effect, agreement=agreement, noise=limits.noise,
-                   peer_spread=spread, ongoing=ongoing)  # fmt: skip
+                   peer_spread=spread, ongoing=ongoing, num_required=num_required)  # fmt: skip
 
 
 def _spread(others: Matrix, effect: float, policy: PersistencePolicy) -> tuple[float, bool]:

@@ -196,6 +196,9 @@ class StragglerPolicy:
     slow_link: SlowLinkPolicy = field(default_factory=SlowLinkPolicy)
     warm_up_steps: int = 5
     """First observations of an attempt that are left out: compilation, allocators, caches, autotuning."""
+    burst_step_s: float = 0.05
+    """Length of the steps (s) for which the least numbers of observations were measured. A burst of another job lasts
+    for a time and not for a number of steps: where steps are shorter, a slowdown must last as long in seconds."""
     min_excess_ms: float = 0.3
     """Smallest excess per step (ms): below, the grain of the timer and the scheduler is measured."""
     min_step_share_ratio: float = 0.005

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,33 @@ def test_uneven_stages_are_not_stragglers() -> None:
 def test_one_step_of_jitter_is_nothing() -> None:
     faults = [Slow(rank=1, step=step, until=step, factor=20.0) for step in (30, 60, 90)]
     assert find_stragglers(simulate(7, faults=faults)) == []
+
+
+def scaled(timings: Timings, factor: float) -> Timings:
+    own = {place: values * np.float32(factor) for place, values in timings.own.items()}
+    scaled_wait, scaled_duration = timings.wait * np.float32(factor), timings.duration * np.float32(factor)
+    return replace(timings, own=own, wait=scaled_wait, duration=scaled_duration)
+
+
+def test_a_burst_of_short_steps_is_nothing_until_it_has_lasted() -> None:
+    """A neighbour's burst of a quarter of a second is 25 steps of 8 ms: it says nothing of the rank."""
+    fault = Slow(rank=1, step=130, factor=1.4)
+    for ranks in (2, 4):
+        short = scaled(simulate(11, ranks=ranks, steps=155, faults=[fault]), 1 / 6)
+        assert find_stragglers(short) == []
+        longer = scaled(simulate(11, ranks=ranks, steps=230, faults=[fault]), 1 / 6)
+        assert named(find_stragglers(longer)) == [(1, "compute")]
+
+
+def test_a_batch_made_by_hand_before_each_microbatch_has_a_place() -> None:
+    """Of two delays a step the first lies at the end of the step before, where the loop makes its batch."""
+    straggler = replace(
+        next(iter(find_stragglers(simulate(8, ranks=8, steps=120, faults=[Slow(rank=1, step=20, factor=1.5)])))),
+        phase_excess_ms={"forward": 0.1, "before_forward": 10.0, "after_optimizer": 10.2, "backward": 0.4, "data": 0.0},
+    )
+    assert straggler.place(0.75) == "before_forward"
+    spread = {"forward": 6.0, "before_forward": 5.0, "after_optimizer": 5.0, "backward": 5.0, "data": 0.0}
+    assert replace(straggler, phase_excess_ms=spread).place(0.75) == ""
 
 
 def test_the_step_time_without_it() -> None:

@@ -90,15 +90,15 @@ def _scored(
     row: ScriptRow, wanted: ScriptFault, fault: InjectedFault | None, done: Done, store: Store, found: Sequence[Finding]
 ) -> ScriptRow:
     struck = store.rows("SELECT wall_ns FROM events WHERE kind = ? ORDER BY 1", [event_kinds.FAULT_INJECTED])
-    alarms = [one for one in found if one.kind not in wanted.allowed and not _is_our_end(one, done)]
+    alarms = [one for one in found if one.kind not in wanted.allowed and not _is_our_end(one.kind, one.cause, done)]
     if not wanted.kinds or not struck:
-        summaries = tuple(one.summary for one in alarms)
+        summaries = (*(one.summary for one in alarms), *_taken_back(store, found, wanted, -1, done))
         return replace(row, is_injected=not wanted.kinds, false_alarms=summaries, steps_after=done.num_steps)
-    asked = [one for one in found if one.kind in wanted.kinds and not _is_our_end(one, done)]
+    asked = [one for one in found if one.kind in wanted.kinds and not _is_our_end(one.kind, one.cause, done)]
     best = min(asked, key=lambda one: (row.rank not in one.ranks, one.cause not in wanted.causes), default=None)
-    alarms = [one for one in alarms if one is not best]
+    false = (*(o.summary for o in alarms if o is not best), *_taken_back(store, found, wanted, row.rank, done))
     if best is None:
-        return replace(row, false_alarms=tuple(one.summary for one in alarms))
+        return replace(row, false_alarms=false)
     when_ns = _reported_ns(store, best.kind)
     place = best.evidence.get("place")
     return replace(
@@ -111,17 +111,32 @@ def _scored(
         steps_after=done.num_steps - (fault.step if fault else 0),
         summary=best.summary,
         line=str(best.evidence.get("line") or ""),
-        false_alarms=tuple(one.summary for one in alarms),
+        false_alarms=false,
     )
+
+
+def _taken_back(store: Store, found: Sequence[Finding], wanted: ScriptFault, rank: int, done: Done) -> list[str]:
+    """What was reported while the run lived, is not in its diagnosis, and is not the fault: false alarms, too."""
+    stands = {(one.kind, tuple(one.ranks)) for one in found}
+    rows = store.rows("SELECT finding_kind, finding_ranks, cause, summary FROM findings WHERE status = 'fired'")
+    texts = [
+        f"Reported live: {summary}"
+        for kind, ranks, cause, summary in rows
+        if (kind, tuple(ranks or ())) not in stands
+        and kind not in wanted.allowed
+        and not (kind in wanted.kinds and rank in (ranks or ()))
+        and not _is_our_end(kind, cause, done)
+    ]
+    return list(dict.fromkeys(texts))
 
 
 def _is_right_rank(wanted: ScriptFault, found: Finding, rank: int) -> bool:
     return tuple(found.ranks) == (rank,) or (wanted.is_among and rank in found.ranks)
 
 
-def _is_our_end(finding: Finding, done: Done) -> bool:
+def _is_our_end(kind: str, cause: str, done: Done) -> bool:
     """Return True for the end that the drill itself gave the run."""
-    return done.is_stopped and finding.kind == "rank_lost" and finding.cause in ("killed_all", "vanished")
+    return done.is_stopped and kind == "rank_lost" and cause in ("killed_all", "vanished")
 
 
 def _reported_ns(store: Store, kind: str) -> int | None:
