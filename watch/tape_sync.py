@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 from probes.tape.rundir import RunDir
-from probes.tape.safe_open import open_plain
+from probes.tape.safe_open import sync_file
 from probes.tape.segment_index import INDEX_NAME, SegmentIndex
 from store.ingest.rank_folders import Folder, NodeFolders
 from watch.background_loop import background_loop
@@ -74,7 +74,8 @@ class TapeSync:
             for name, is_live in self._files(folder)
         ]
         for name, _ in names:
-            self._sync_file(name)
+            with contextlib.suppress(FileNotFoundError):
+                sync_file(self._run.path / name)
         for folder in folders:
             _sync_folder(folder)
         if notes and names:
@@ -105,14 +106,6 @@ class TapeSync:
         for path in folder.path.glob("*.jsonl"):
             if path.name != INDEX_NAME:
                 yield f"{folder.name}/{path.name}", True
-
-    def _sync_file(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            fd = open_plain(self._run.path / name)
-            try:
-                os.fdatasync(fd)
-            finally:
-                os.close(fd)
 
     def _note(self, names: list[tuple[str, bool]], *, is_over: bool) -> None:
         """Write the checksums of these files into the node's index."""

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["LINK", "NOT_PLAIN", "NO_FOLDER", "file_problem", "folder_problem", "open_plain", "read_plain"]
+__all__ = ["LINK", "NOT_PLAIN", "NO_FOLDER", "file_problem", "folder_problem", "open_plain", "read_plain", "sync_file"]
 
 LINK = "is a link: not followed"
 NOT_PLAIN = "is no plain file: not opened"
@@ -44,6 +44,15 @@ def read_plain(path: Path, limit_bytes: int, start_byte: int = 0) -> bytes:
     with open(open_plain(path), "rb") as file:
         file.seek(start_byte)
         return file.read(limit_bytes)
+
+
+def sync_file(path: Path) -> None:
+    """Put on the disk what any process has written to a plain file. Raises OSError."""
+    fd = open_plain(path)
+    try:
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
 
 
 def file_problem(path: Path) -> str:

@@ -98,7 +98,7 @@ class Ingester:
         self._threads = threads
         self._wait_s = wait_s
         self._folders = NodeFolders(run, node_rank, given=folders)
-        self._tail = Tail(run, self._folders)
+        self._tail = Tail(run, self._folders, syncs_events=role == "watch" and store_path is None)
         self._state = ReadState()
         self._identity: tuple[int, ...] | None = None  # of the file as we left it
         self._ticks = -1

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from probes.tape.events import read_events
 from probes.tape.reader import MAX_SEGMENT_BYTES, Header, Segment, TapeError, read_header, read_segment
 from probes.tape.rundir import NO_MANIFEST, RunDir
-from probes.tape.safe_open import LINK, NO_FOLDER, NOT_PLAIN, open_plain
+from probes.tape.safe_open import LINK, NO_FOLDER, NOT_PLAIN, open_plain, sync_file
 from probes.tape.segment_index import BLANK, INDEX_NAME, check_index, index_signature, missing_numbers
 from probes.tape.writer import HEADER_BYTES, OPEN, segment_name
 from store.ingest.rank_folders import Folder, NodeFolders
@@ -86,6 +86,9 @@ class Tail:
 
     run: RunDir
     folders: NodeFolders
+    syncs_events: bool = False
+    """Put events on the disk before they are reported: a store that is ahead of its files would take what is appended
+    after a power cut for what it has read already."""
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _newest: tuple[int, int] = (0, 0)  # attempt, and the tick in which it was first there
 
@@ -226,6 +229,8 @@ class Tail:
             size = path.lstat().st_size
             if size == before.next_byte:
                 return None
+            if self.syncs_events:
+                sync_file(path)
             events, byte, skipped = read_events(path, before.next_byte)
         except OSError:
             return None
