@@ -32,6 +32,7 @@ from rankscope.commands import (
     replay,
     report,
     run,
+    share,
     sql,
     stacks,
     top,
@@ -60,6 +61,7 @@ app.command(epilog=top.EPILOG)(top.top)
 app.command(epilog=sql.EPILOG)(sql.sql)
 app.command(epilog=mcp.EPILOG)(mcp.mcp)
 app.command(epilog=report.EPILOG)(report.report)
+app.command(epilog=share.EPILOG)(share.share)
 app.command(epilog=export.EPILOG)(export.export)
 app.command(epilog=compare.EPILOG)(compare.compare)
 app.command(epilog=fleet.EPILOG)(fleet.fleet)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rankscope.terminal import console, fail
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from analyzers.diagnose import Diagnosis
     from analyzers.numerics.why_spike import WhySpike
+    from store import Store
 
 __all__ = ["EPILOG", "analyze", "judge_run"]
 
 EPILOG = (
     "Examples:  rankscope analyze runs/latest   |   rankscope analyze job.log   |   "
     "rankscope analyze logs/ dumps/ dmesg-gpu-01.txt   |   rankscope analyze evidence.tar.gz   |   "
+    "rankscope analyze run-7.rankscope.tar.gz   |   "
     "rankscope analyze runs   |   rankscope analyze runs/latest --why-spike worst   |   "
     "rankscope analyze logs/ --format json --fail-on warning"
 )
@@ -52,6 +55,8 @@ def analyze(
 
     Flight-recorder dumps and profiler traces:  rankscope analyze dumps/ traces/
 
+    A run that a colleague packed with `rankscope share`:  rankscope analyze run-7.rankscope.tar.gz
+
     Files are recognised by their content, also inside .gz, .zst, .tar and .zip. All of them give one verdict.
     """
     if output not in ("text", "json"):
@@ -82,9 +87,10 @@ def analyze(
 
 def _diagnosis(paths: Sequence[Path], why_spike: str) -> tuple[Diagnosis, WhySpike | None]:
     from probes.tape.rundir import RunDir
+    from watch.sharing.shared_run import is_shared
 
     paths = [_newest_run(path) if len(paths) == 1 else path for path in paths]
-    runs = [path for path in paths if not path.exists() or RunDir.is_run(path)]
+    runs = [path for path in paths if not path.exists() or RunDir.is_run(path) or is_shared(path)]
     files = [path for path in paths if path not in runs]
     if why_spike and (files or len(runs) != 1):
         fail(f"--why-spike {why_spike}: {files[0] if files else 'more than one path'} is no run of Rankscope")
@@ -128,12 +134,27 @@ def judge_run(run: Path) -> Diagnosis:
 def _of_run(run: Path, why_spike: str) -> tuple[Diagnosis, WhySpike | None]:
     from analyzers.account.long_run import MEMORY_BYTES
     from analyzers.numerics.why_spike import explain
-    from probes.tape.rundir import RunDir
-    from watch.verdicts.diagnosed_run import diagnosed_run
 
-    with diagnosed_run(RunDir.open(run), memory_bytes=MEMORY_BYTES, spills=True) as (store, diagnosis):
+    with _opened(run, memory_bytes=MEMORY_BYTES, spills=True) as (store, diagnosis):
         spike = explain(store, None if why_spike == "worst" else int(why_spike)) if why_spike else None
         return diagnosis, spike
+
+
+@contextmanager
+def _opened(run: Path, **options: Any) -> Iterator[tuple[Store, Diagnosis]]:
+    """The store and the diagnosis of a run's folder, or of a file that `rankscope share` wrote."""
+    from probes.tape.rundir import RunDir
+    from watch.sharing.shared_run import is_shared, shared_run
+    from watch.verdicts.diagnosed_run import diagnosed_run
+
+    if is_shared(run):
+        with shared_run(run, **options) as (store, diagnosis, note):
+            if note:
+                typer.echo(f"rankscope: {run}: {note}", err=True)
+            yield store, diagnosis
+    else:
+        with diagnosed_run(RunDir.open(run), **options) as opened:
+            yield opened
 
 
 def _print(diagnosis: Diagnosis, spike: WhySpike | None, output: str) -> None:

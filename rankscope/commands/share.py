@@ -1,0 +1,57 @@
+"""`rankscope share`: pack a run into one file for another engineer, without secrets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankscope import __version__
+from rankscope.terminal import RunArgument, console, fail
+
+__all__ = ["EPILOG", "share"]
+
+EPILOG = (
+    "Examples:  rankscope share runs/latest   |   rankscope share runs/latest --out /tmp/run-7.tar.gz   |   "
+    "rankscope share runs/latest --last-steps 500   |   rankscope analyze gpt-demo-20261122-091443.rankscope.tar.gz"
+)
+
+
+def share(
+    run: RunArgument,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="File to write. Default: ./RUN.rankscope.tar.gz."),
+    ] = None,
+    last_steps: Annotated[
+        int | None,
+        typer.Option("--last-steps", min=1, help="Take rows of the newest steps only; reports cover all steps."),
+    ] = None,
+) -> None:
+    """Pack a run into one file for another engineer: records, reports, stacks and logs, with secrets redacted.
+
+    `rankscope analyze FILE` gives the same verdict on any machine. Unpacked (tar -xzf FILE), the folder is a run for
+    every other command: dashboard, report, sql, compare. Checkpoints, data, tapes and environment variables are left
+    out. Read the file before you publish it: texts of errors, host names and paths stay as they are.
+    """
+    from analyzers.report.files import ReportError
+    from probes.tape.reader import TapeError
+    from probes.tape.rundir import RunDir, RunError
+    from store import StoreError
+    from watch.sharing.pack import pack
+
+    try:
+        folder = RunDir.open(run)
+        target = out or Path(f"{folder.run_id}.rankscope.tar.gz")
+        if target.is_dir():
+            fail(f"--out {target}: is a folder; name a file")
+        packed = pack(folder, target, version=__version__, last_steps=last_steps)
+    except (RunError, StoreError, TapeError, ReportError) as error:
+        fail(str(error))
+    for name in packed.left_out:
+        typer.echo(f"rankscope: skipped {name}", err=True)
+    screen = console()
+    screen.print(packed.diagnosis.verdict, markup=False, highlight=False)
+    size = f"{packed.num_bytes / 1e6:.1f} MB, with {packed.num_texts} files of stacks and logs"
+    screen.print(f"{target}  {size}. Next: rankscope analyze {target}", markup=False, highlight=False, soft_wrap=True)

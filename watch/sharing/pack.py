@@ -1,0 +1,178 @@
+"""Pack a run into one file for another engineer: its store, reports, stacks and logs, without secrets.
+
+    packed = pack(RunDir.open(path), Path("demo.rankscope.tar.gz"), version="0.1.0")
+    packed.verdict, packed.num_bytes
+
+1. The store of each node is brought up to date from the tapes and copied with its texts redacted (`redacted_store`).
+2. `run.json`, stacks and the ends of logs are copied, redacted too. Checkpoints, data and tapes stay where they are.
+3. The copy is diagnosed, and the reports are written from that diagnosis: the reader gets the same verdict.
+
+The file is a tar.gz with one folder, which every command opens as a run once it is unpacked; `rankscope analyze` and
+`shared_run` read it as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from analyzers.diagnose import Diagnosis
+from analyzers.report.files import ReportError, write_reports
+from probes.tape.rundir import RunDir
+from probes.tape.safe_open import file_problem, open_plain
+from store import StoreError, is_watched
+from store.catch_up import stores_up_to_date
+from watch.sharing.redacted_store import copy_store
+from watch.sharing.secrets import Redactor
+from watch.sharing.shared_run import MARK, diagnosed_folder
+from watch.verdicts.run_phase import settled_phase
+
+__all__ = ["Packed", "pack"]
+
+WAIT_S = 10.0
+TEXT_FOLDERS = ("stacks", "logs")
+TAIL_BYTES = 8 << 20
+"""Of each stack or log file: its last part."""
+MAX_TEXTS = 5_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """The file, and what is in it."""
+
+    path: Path
+    num_bytes: int
+    diagnosis: Diagnosis
+    num_texts: int
+    """Files of stacks and logs."""
+    left_out: tuple[str, ...] = ()
+
+
+def pack(run: RunDir, target: Path, *, version: str, last_steps: int | None = None) -> Packed:
+    """Write the file. `last_steps`: only rows of the newest steps, though the reports still cover all of them.
+
+    Raises StoreError where the run cannot be read, ReportError where the file cannot be written.
+    """
+    phase = settled_phase(run)
+    is_live = phase.word in ("running", "ending") or (phase.word == "unknown" and is_watched(run.stores()))
+    manifest = run.manifest()
+    redactor = Redactor.of(manifest)
+    with _errors_of(target), TemporaryDirectory(prefix="rankscope-") as scratch:
+        folder = RunDir(Path(scratch) / run.run_id)
+        folder.reports.mkdir(parents=True)
+        facts: dict[str, Any] = {
+            "rankscope_version": version, "packed_wall_ns": time.time_ns(), "is_live": is_live, "first_step": None,
+        }  # fmt: skip
+        _copy_stores(run, folder, redactor)
+        if manifest:
+            folder.write_manifest(redactor.within(manifest))
+        texts, left_out = _copy_texts(run, folder, redactor)
+        (folder.path / MARK).write_text(json.dumps(facts, indent=2))
+        with diagnosed_folder(folder) as (store, diagnosis):
+            _write_reports(store, diagnosis, folder, version)
+        if last_steps is not None and (newest := diagnosis.run.get("steps")) is not None:
+            facts["first_step"] = max(0, int(newest) - last_steps + 1)
+            _cut(folder, facts["first_step"])
+            (folder.path / MARK).write_text(json.dumps(facts, indent=2))
+        num_bytes = _archive(folder.path, target)
+    return Packed(
+        path=target, num_bytes=num_bytes, diagnosis=diagnosis, num_texts=texts, left_out=tuple(left_out)
+    )  # fmt: skip
+
+
+def _copy_stores(run: RunDir, folder: RunDir, redactor: Redactor) -> None:
+    with ExitStack() as opened:
+        paths = stores_up_to_date(run, opened, WAIT_S, reads_on=True)
+        if not paths:
+            raise StoreError(f"{run.path} has no records yet: there is nothing to share")
+        for path in paths:
+            copy_store(path, folder.path / path.name, redactor)
+
+
+def _cut(folder: RunDir, first_step: int) -> None:
+    """Replace the stores by copies without earlier steps; their texts are redacted already."""
+    for path in folder.stores():
+        whole = path.with_name(f"whole-{path.name}")
+        path.replace(whole)
+        copy_store(whole, path, lambda text: text, first_step=first_step)
+        whole.unlink()
+
+
+def _copy_texts(run: RunDir, folder: RunDir, redactor: Redactor) -> tuple[int, list[str]]:
+    """Copy stacks and logs; returns how many, and what was left out."""
+    num, left_out = 0, []
+    for path in _texts(run):
+        name = path.relative_to(run.path)
+        if problem := file_problem(path):
+            left_out.append(f"{name} {problem}")
+            continue
+        if num >= MAX_TEXTS:
+            left_out.append(f"more than {MAX_TEXTS:,} files of stacks and logs")
+            break
+        with open(open_plain(path), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            text = file.read(TAIL_BYTES).decode("utf-8", "replace")
+        if text:
+            copy = folder.path / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(redactor(text), encoding="utf-8")
+            num += 1
+    return num, left_out
+
+
+def _texts(run: RunDir) -> Iterator[Path]:
+    for name in TEXT_FOLDERS:
+        for place, folders, files in os.walk(run.path / name, followlinks=False):
+            folders.sort()
+            yield from (Path(place, file) for file in sorted(files))
+
+
+def _write_reports(store: Any, diagnosis: Diagnosis, folder: RunDir, version: str) -> None:
+    from analyzers.report.json import to_json
+
+    reports = folder.reports
+    write_reports(
+        store, diagnosis, folder.manifest(), html=reports / "report.html", markdown=reports / "report.md",
+        version=version,
+    )  # fmt: skip
+    (reports / "report.json").write_text(json.dumps(to_json(diagnosis), indent=2), encoding="utf-8")
+
+
+def _archive(folder: Path, target: Path) -> int:
+    """Write the tar.gz with the mark first; readable for its owner only."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    paths.sort(key=lambda path: (path.name != MARK, path))
+    fresh = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as into:
+            for path in paths:
+                into.add(path, f"{folder.name}/{path.relative_to(folder).as_posix()}", filter=_nameless)
+        fresh.replace(target)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return target.stat().st_size
+
+
+def _nameless(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """A member without the names of this machine's user and group."""
+    member.uname = member.gname = ""
+    member.uid = member.gid = 0
+    return member
+
+
+@contextlib.contextmanager
+def _errors_of(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ReportError(f"{target}: cannot be written ({error.strerror or error}): choose another place") from error

@@ -1,0 +1,98 @@
+"""Read a run that `rankscope share` packed into one file.
+
+    if is_shared(path):
+        with shared_run(path) as (store, diagnosis, note):
+            diagnosis.verdict
+
+A run that was alive when it was packed is judged as of that moment. The file may come from a stranger: it is unpacked
+as any archive is, and its store is read as a run's store is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tarfile
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from analyzers.diagnose import Diagnosis, diagnose
+from probes.tape.rundir import RunDir, RunError
+from probes.tape.safe_open import open_plain, read_plain
+from store import Store
+from store.readers.archives import expand
+from store.readers.external_files import SourceError
+
+__all__ = ["MARK", "diagnosed_folder", "is_shared", "shared_run"]
+
+MARK = "shared.json"
+"""The first file of a packed run."""
+MAX_MARK_BYTES = 1 << 20
+_GZIP = b"\x1f\x8b"
+
+
+def is_shared(path: Path) -> bool:
+    """Return True for a file that `rankscope share` wrote, whatever its name is."""
+    try:
+        if not path.is_file():
+            return False
+        with open(open_plain(path), "rb") as file:
+            if file.read(2) != _GZIP:
+                return False
+            file.seek(0)
+            with tarfile.open(fileobj=file, mode="r|gz") as archive:
+                first = archive.next()
+    except (OSError, EOFError, ValueError, tarfile.TarError):
+        return False
+    return first is not None and first.isreg() and Path(first.name).name == MARK and first.name.count("/") == 1
+
+
+@contextlib.contextmanager
+def shared_run(path: Path, **options: Any) -> Iterator[tuple[Store, Diagnosis, str]]:
+    """The store, the diagnosis, and a note on what the file does not hold; `options` are those of `Store.open`.
+
+    Raises RunError, StoreError.
+    """
+    with TemporaryDirectory(prefix="rankscope-") as scratch:
+        try:
+            expand(path, Path(scratch))
+        except SourceError as error:
+            raise RunError(f"{path} {error}") from None
+        folders = [found.parent for found in Path(scratch).glob(f"*/{MARK}")]
+        if len(folders) != 1:
+            raise RunError(f"{path} holds no run: it was not made by `rankscope share`")
+        run = RunDir.open(folders[0])
+        with diagnosed_folder(run, **options) as (store, diagnosis):
+            yield store, diagnosis, _note(_facts(run))
+
+
+@contextlib.contextmanager
+def diagnosed_folder(run: RunDir, **options: Any) -> Iterator[tuple[Store, Diagnosis]]:
+    """The store and the diagnosis of an unpacked run."""
+    facts = _facts(run)
+    packed_ns = facts.get("packed_wall_ns")
+    now_ns = packed_ns if facts.get("is_live") is True and isinstance(packed_ns, int) else None
+    with Store.open(run, **options) as store:
+        yield store, diagnose(store, run.manifest(), now_ns=now_ns, stacks_dir=run.stacks)
+
+
+def _note(facts: dict[str, Any]) -> str:
+    """One sentence on what the reader should know of the file; empty if it is the whole run at its end."""
+    packed_ns, first_step = facts.get("packed_wall_ns"), facts.get("first_step")
+    parts = []
+    if facts.get("is_live") is True and isinstance(packed_ns, int):
+        parts.append(f"the run was alive when it was shared ({datetime.fromtimestamp(packed_ns / 1e9):%Y-%m-%d %H:%M})")
+    if isinstance(first_step, int):
+        parts.append(f"rows begin at step {first_step}, and reports/report.html in the file covers the whole run")
+    return "; ".join(parts)
+
+
+def _facts(run: RunDir) -> dict[str, Any]:
+    try:
+        found = json.loads(read_plain(run.path / MARK, MAX_MARK_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
