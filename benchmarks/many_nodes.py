@@ -4,8 +4,8 @@
 
 One process keeps the store (as the launcher does) and sends every node's digest once a second; this one is the leader:
 its link gathers them, and once a second the views are joined and judged, as `watch` does. After two thirds of the time
-one rank of the last node no longer enters its collective; all others wait for it. Clocks of the simulated nodes are not
-asked. Times are of this machine with whatever else runs on it.
+one rank of the last node no longer enters its collective; all others wait for it. Digests are signed. Clocks of the
+simulated nodes are not asked. Times are of this machine with whatever else runs on it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from analyzers.run.event_log import EventLog
 from analyzers.run.policy import StallPolicy
 from analyzers.run.recorded_calls import Call
 from analyzers.run.snapshot import AttemptView, RankView
-from watch.digests.link import DigestLink
+from watch.digests.link import ALL, LEADER, LEADER_KEY, DigestLink, digest_key
+from watch.digests.signed_messages import Signer
 
 SECOND = 1_000_000_000
 STEP_NS = SECOND // 2
+SECRET = b"of this benchmark"
 
 
 def view_of(node: int, ranks_per_node: int, num_nodes: int, *, now_ns: int, stuck_since_ns: int) -> AttemptView:
@@ -63,13 +65,16 @@ def send(num_nodes: int, ranks_per_node: int, seconds: float, stuck_after_s: flo
     sys.stdin.readline()  # until the leader is there
     begin = time.time_ns()
     stuck_ns = begin + int(stuck_after_s * SECOND)
+    signers = {node: Signer(SECRET, node=node) for node in range(num_nodes)}
+    leader = signers[LEADER].open("leader", bytes(store.get(LEADER_KEY)), sender=LEADER, to=ALL).session
     sizes = []
     while (now_ns := time.time_ns()) < begin + seconds * SECOND:
         for node in range(1, num_nodes):
             view = view_of(node, ranks_per_node, num_nodes, now_ns=now_ns, stuck_since_ns=stuck_ns)
-            data = encode(Digest(node=node, sent_ns=time.time_ns(), view=view))
+            body = encode(Digest(node=node, sent_ns=time.time_ns(), view=view))
+            data = signers[node].seal("digest", body, to=LEADER, echo=leader)
             sizes.append(len(data))
-            store.set(f"rankscope/digest/{node}", data)
+            store.set(digest_key(node), data)
         time.sleep(max(0.0, 1 - (time.time_ns() - now_ns) / SECOND))
     print(json.dumps({"bytes": statistics.mean(sizes), "stuck_ns": stuck_ns}), flush=True)
 
@@ -84,7 +89,7 @@ def lead(num_nodes: int, ranks_per_node: int, seconds: float) -> None:
         assert sender.stdout is not None
         port = int(sender.stdout.readline())
         ticks, named_ns, found = [], 0, None
-        with DigestLink(f"127.0.0.1:{port}", node=0, num_nodes=num_nodes) as link:
+        with DigestLink(f"127.0.0.1:{port}", node=0, num_nodes=num_nodes, secret=SECRET) as link:
             while not link.is_connected:
                 time.sleep(0.01)
             sender.stdin.write("go\n")

@@ -29,6 +29,7 @@ from probes.tape.rundir import NODE_RANK, RunDir, RunError
 from probes.tape.shared_memory import remove_shared
 from store import Ingester, StoreError, StoreLockedError
 from watch.digests.exchange import JobWatch
+from watch.digests.job_secret import job_secret
 from watch.digests.link import DigestLink
 from watch.exporting.exports import exports
 from watch.exporting.prometheus.endpoint import listen_address
@@ -118,7 +119,10 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> N
                 tapes = LiveTapes(run, node_rank)
                 if options.digests and options.num_nodes > 1:
                     nodes = options.num_nodes
-                    link = DigestLink(options.digests, node=node_rank, num_nodes=nodes, clock=tapes.now_ns)
+                    secret = job_secret(run)
+                    link = DigestLink(
+                        options.digests, node=node_rank, num_nodes=nodes, secret=secret, clock=tapes.now_ns
+                    )
                     serving.enter_context(link)
                     job = JobWatch(link, node_rank=node_rank, events=events, clock=tapes.now_ns)
                 judge = LiveJudge(run.manifest(), events, exporting)

@@ -303,6 +303,15 @@ VERDICT_REFUSED = _kind(
     "verdict_refused", _ranks("ranks", "that the verdict blames"), _float("quiet_s", "since the last record", unit="s"),
     by="watch of another node than 0", meaning="Node 0 reported a hang while the ranks of this node record.",
 )
+MESSAGE_REFUSED = _kind(
+    "message_refused", _int("node_rank", "node that it claims to come from"),
+    _text("purpose", "digest, verdict, leader, clock"), _REASON, _int("num_messages", "since the last such event"),
+    by="watch, each reason once a minute", meaning="Messages between the nodes' watches were forged or replayed.",
+)
+DIGESTS_UNSIGNED = _kind(
+    "digests_unsigned", _NODE_RANK,
+    by="watch, with several nodes", meaning="The job has no secret: digests and verdicts are not signed.",
+)
 WATCH_REPLACED = _kind(
     "watch_replaced", _PID, _REASON,
     by="launcher", meaning="`watch` had stopped answering or ended, and was started again.",

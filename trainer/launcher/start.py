@@ -26,6 +26,7 @@ from trainer.launcher.nodes.node_exclusion import count_failures, exclusion_path
 from trainer.launcher.resume import Resumed, prepare, reset_guard
 from trainer.launcher.supervise import supervise
 from trainer.layout.plan import MESH_DIMS, Plan, fitting_world, resolve
+from watch.digests.job_secret import create_job_secret
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -173,11 +174,14 @@ def _run(config: Config, plan: Plan, resumed: Resumed | None, options: Options, 
     }
     if resumed is None:
         manifest = newest | {"faults": options.faults, "cwd": os.getcwd()}
-        return RunDir.create(Path(config.run.dir), name=config.run.name, manifest=manifest)
+        run = RunDir.create(Path(config.run.dir), name=config.run.name, manifest=manifest)
+        create_job_secret(run)
+        return run
     if options.force:
         reset_guard(resumed.run)
     reset_failure_counts(resumed.run, readmit=options.force)
     resumed.run.write_manifest(resumed.run.manifest() | newest)
+    create_job_secret(resumed.run)
     return resumed.run
 
 

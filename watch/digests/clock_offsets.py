@@ -1,15 +1,17 @@
 """Clock offsets of the nodes from the leader's clock, by round trips through the store that the nodes share.
 
-    ClockServer(store, node=1).run(stopped)               # on each node, in a thread of its own: answers at once
-    clocks = ClockClient(store, nodes=[1, 2]); clocks.poll_some()    # on the leader, a few a second
+    ClockServer(store, signer).run(stopped)               # on each node, in a thread of its own: answers at once
+    clocks = ClockClient(store, [1, 2], signer); clocks.poll_some()    # on the leader, a few a second
     clocks.offsets_ns[1], clocks.errors_ns[1]
 
 The leader sets a key that the node waits for; the node wakes, and sets its time. The node's clock is taken to have been
-read in the middle of the round trip, so the error is at most half of it. Of the newest few the shortest counts.
+read in the middle of the round trip, so the error is at most half of it. Of the newest few the shortest counts. The key
+holds a random number that the signed answer repeats: no answer can be made beforehand, or given twice.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,6 +20,8 @@ from datetime import timedelta
 from threading import Event
 from typing import Any
 
+from watch.digests.signed_messages import SESSION_BYTES, MessageRefused, Signer
+
 __all__ = ["ClockClient", "ClockServer", "RoundTrip", "best"]
 
 KEPT_TRIPS = 16
@@ -25,6 +29,7 @@ POLLED_AT_ONCE = 8
 ANSWER_S = 0.25
 """A node that does not answer in this time is polled again when its turn comes."""
 WAIT_S = 1.0
+_LEADER = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +60,10 @@ def best(trips: Sequence[RoundTrip]) -> tuple[int, int]:
 class ClockServer:
     """A node's end. `store` is a connection of its own: it blocks in it."""
 
-    def __init__(self, store: Any, node: int, clock: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, store: Any, signer: Signer, clock: Callable[[], int] = time.time_ns) -> None:
         self._store = store
-        self._node = node
+        self._signer = signer
+        self._node = signer.node
         self._clock = clock
 
     def run(self, stopped: Event) -> None:
@@ -67,15 +73,27 @@ class ClockServer:
             if not _arrives(self._store, _request(self._node, number), WAIT_S):
                 number = self._store.add(_counter(self._node), 0)  # the leader may have started again
                 continue
-            self._store.set(_answer(self._node, number), str(self._clock()))
+            nonce = bytes(self._store.get(_request(self._node, number)))[:SESSION_BYTES].ljust(SESSION_BYTES, b"\0")
+            body = str(self._clock()).encode()
+            self._store.set(_answer(self._node, number), self._signer.seal("clock", body, to=_LEADER, echo=nonce))
             number += 1
 
 
 class ClockClient:
     """The leader's end."""
 
-    def __init__(self, store: Any, nodes: Sequence[int], clock: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self,
+        store: Any,
+        nodes: Sequence[int],
+        signer: Signer,
+        clock: Callable[[], int] = time.time_ns,
+        refuse: Callable[[int, str, str], None] = lambda node, purpose, reason: None,
+    ) -> None:
+        """`refuse` is called with the node, "clock" and the reason for each answer that is not signed as it must be."""
         self._store = store
+        self._signer = signer
+        self._refuse = refuse
         self._clock = clock
         self._turns = deque(nodes)
         self._outstanding: set[int] = set()
@@ -106,14 +124,21 @@ class ClockClient:
                 self._outstanding.discard(node)
                 self._next(node, request, answer)
             return
+        nonce = os.urandom(SESSION_BYTES)
         sent_ns = self._clock()
-        self._store.set(request, "")
+        self._store.set(request, nonce)
         if not _arrives(self._store, answer, ANSWER_S):
             self._outstanding.add(node)
             return
         received_ns = self._clock()
-        answered_ns = int(self._store.get(answer))
-        self._trips[node].append(RoundTrip(sent_ns=sent_ns, answered_ns=answered_ns, received_ns=received_ns))
+        try:
+            message = self._signer.open("clock", bytes(self._store.get(answer)), sender=node, to=_LEADER)
+            if message.echo != nonce:
+                raise MessageRefused("it answers another request (replayed)")
+            answered_ns = int(message.body)
+            self._trips[node].append(RoundTrip(sent_ns=sent_ns, answered_ns=answered_ns, received_ns=received_ns))
+        except ValueError as error:
+            self._refuse(node, "clock", str(error))
         self._next(node, request, answer)
 
     def _next(self, node: int, request: str, answer: str) -> None:

@@ -8,11 +8,13 @@
     job.verdict(attempt)                                 # the one that a node received
 
 Events: `node_silent` and `node_heard` when a node's digests stop and return, `clock_offset` when a node's clock is
-measured for the first time and when it has moved.
+measured for the first time and when it has moved, `message_refused` for what was forged or replayed (each kind once a
+minute), `digests_unsigned` where the job has no secret.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence, Set
 
@@ -23,7 +25,7 @@ from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
 from analyzers.source import Source
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
-from watch.digests.link import LEADER, DigestLink, Verdict
+from watch.digests.link import LEADER, DigestLink, Refusal, Verdict
 
 __all__ = ["SILENT_S", "JobWatch"]
 
@@ -31,6 +33,8 @@ SILENT_S = 8.0
 """A watch that was killed is started again within 2 s and imports torch before its first digest."""
 MOVED_NS = 5_000_000
 """A clock offset that has changed by this much is reported again."""
+REFUSED_EVERY_S = 60.0
+"""Between two events of messages that are refused for the same reason."""
 OVER = Verdict(attempt=-1, ranks=(), summary="over")
 """Of no attempt: withdraws the verdict before."""
 _SUBJECTS = ("exit_rank", "state_rank", "killed_rank")
@@ -52,6 +56,9 @@ class JobWatch:
         self._offsets_ns: dict[int, int] = {}
         self._last: Digest | None = None
         self._has_published = False
+        self._refused: dict[Refusal, tuple[float, int]] = {}  # when it was reported (monotonic), messages since
+        if not link.is_signed:
+            events.write(event_kinds.DIGESTS_UNSIGNED, node_rank=node_rank)
 
     @property
     def leads(self) -> bool:
@@ -70,6 +77,7 @@ class JobWatch:
 
     def exchange(self, source: Source, attempt: int, own: Set[int]) -> None:
         """Send the digest of this node's ranks; the leader takes those of the other nodes."""
+        self._report_refusals()
         if self.leads:
             self.digests = self.link.received()
             self._report_silence()
@@ -104,6 +112,18 @@ class JobWatch:
             self.link.publish(
                 Digest(node=last.node, sent_ns=self.clock(), view=last.view, events=last.events, closing=True)
             )
+
+    def _report_refusals(self) -> None:
+        for refusal, count in self.link.take_refusals().items():
+            before_s, pending = self._refused.get(refusal, (-math.inf, 0))
+            if (now_s := time.monotonic()) - before_s < REFUSED_EVERY_S:
+                self._refused[refusal] = before_s, pending + count
+                continue
+            self._refused[refusal] = now_s, 0
+            self.events.write(
+                event_kinds.MESSAGE_REFUSED,
+                node_rank=refusal.node, purpose=refusal.purpose, reason=refusal.reason, num_messages=pending + count,
+            )  # fmt: skip
 
     def _report_silence(self) -> None:
         now_ns = self.clock()

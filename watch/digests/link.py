@@ -1,9 +1,12 @@
 """Digests between the nodes' watches, through the store of the rendezvous.
 
-    with DigestLink("node-0:29500", node=1, num_nodes=4) as link:
+    with DigestLink("node-0:29500", node=1, num_nodes=4, secret=job_secret(run)) as link:
         link.publish(digest)                     # returns at once; the newest is sent
         link.received(), link.offsets_ns         # the leader (node 0): the others' newest, and their clocks
         link.publish_verdict(Verdict(...)); link.verdict     # the leader's finding, for the node of the blamed rank
+
+Each message is signed (`watch.digests.signed_messages`); one that is forged or replayed changes nothing and is listed
+by `take_refusals`.
 
 All communication happens in threads of this object: a lost node, or a store that is lost with the leader's machine,
 delays no tick. What cannot be sent is counted and dropped; the records are in the node's own store.
@@ -21,21 +24,24 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from analyzers.run.digest import Digest, DigestError, decode, encode
 from watch.digests.clock_offsets import ClockClient, ClockServer
+from watch.digests.signed_messages import NO_SESSION, Inbox, MessageRefused, Signer
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
-__all__ = ["LEADER", "DigestLink", "Traffic", "Verdict"]
+__all__ = ["ALL", "LEADER", "LEADER_KEY", "DigestLink", "Refusal", "Traffic", "Verdict", "digest_key", "verdict_key"]
 
 logger = logging.getLogger("rankscope.watch")
 LEADER = 0
+ALL = -1
+"""Receiver of what is for all nodes."""
 PERIOD_S = 0.5
 """Between two polls; a new digest is sent at once."""
 STORE_S = 5.0
@@ -43,8 +49,11 @@ RECONNECT_S = 2.0
 CLOSE_S = 3.0
 ANSWERS_S = 3.0
 """Without an answer of the store for so long the connection counts as lost: it is polled twice a second."""
-MAX_VERDICT_BYTES = 16 << 10
-_VERDICT = "rankscope/verdict"
+MAX_SUMMARY = 4000
+MAX_REFUSALS = 1000
+"""Of different ones that are kept until they are taken."""
+LEADER_KEY = "rankscope/leader"
+"""What node 0 writes for all: a message without a body, which carries its session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +74,29 @@ class Traffic:
     sent: int = 0
     received: int = 0
     failures: int = 0
-    refused: dict[int, str] = field(default_factory=dict)
-    """Nodes whose digests could not be read, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Messages of one purpose that had no effect; `node`: the one that they claim to come from."""
+
+    node: int
+    purpose: str
+    reason: str
 
 
 class DigestLink:
     """One node's end."""
 
-    def __init__(self, endpoint: str, *, node: int, num_nodes: int, clock: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        node: int,
+        num_nodes: int,
+        secret: bytes = b"",
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
         host, _, port = endpoint.rpartition(":")
         self.endpoint = endpoint
         self.node = node
@@ -87,8 +111,15 @@ class DigestLink:
         self._others = [other for other in range(num_nodes) if other != node]
         self._known: set[int] = set()
         self._received: dict[int, Digest] = {}
+        self._refusals: dict[Refusal, int] = {}
+        self._signer = Signer(secret, node=node)
+        self._inboxes = {other: Inbox(self._signer, "digest", sender=other) for other in self._others}
+        self._verdicts = Inbox(self._signer, "verdict", sender=LEADER)
+        self._leader = NO_SESSION
         self._outgoing: bytes | None = None
-        self._outgoing_verdict: bytes | None = None
+        self._sent = b"", NO_SESSION
+        self._own_verdict: Verdict | None = None
+        self._sent_verdicts: dict[int, tuple[bytes, Verdict]] = {}
         self._stopped = threading.Event()
         self._wake = threading.Event()
         self._threads = [threading.Thread(target=self._serve, args=(self._exchange,), name="digests", daemon=True)]
@@ -116,7 +147,7 @@ class DigestLink:
 
     def publish_verdict(self, verdict: Verdict) -> None:
         """Send the leader's verdict to all nodes."""
-        self._outgoing_verdict = json.dumps(asdict(verdict)).encode()[:MAX_VERDICT_BYTES]
+        self._own_verdict = replace(verdict, summary=verdict.summary[:MAX_SUMMARY])
         self._wake.set()
 
     @property
@@ -127,6 +158,21 @@ class DigestLink:
     def received(self) -> list[Digest]:
         """The newest digest of each other node, `received_ns` by our clock."""
         return list(self._received.values())
+
+    @property
+    def is_signed(self) -> bool:
+        """True if the messages are signed with a secret."""
+        return self._signer.is_signed
+
+    def take_refusals(self) -> dict[Refusal, int]:
+        """What had no effect since the last call, with the number of messages."""
+        found, self._refusals = self._refusals, {}
+        return found
+
+    def _refuse(self, node: int, purpose: str, reason: str) -> None:
+        refusal = Refusal(node=node, purpose=purpose, reason=reason)
+        if refusal in self._refusals or len(self._refusals) < MAX_REFUSALS:
+            self._refusals[refusal] = self._refusals.get(refusal, 0) + 1
 
     def _serve(self, work: Callable[[TCPStore], None]) -> None:
         """Run `work` on a connection, on a new one when the store was lost, until the end."""
@@ -153,19 +199,26 @@ class DigestLink:
         return store
 
     def _answer_clock(self, store: TCPStore) -> None:
-        ClockServer(store, self.node, self._clock).run(self._stopped)
+        ClockServer(store, self._signer, self._clock).run(self._stopped)
 
-    def _exchange(self, store: TCPStore) -> None:
-        clocks = ClockClient(store, self._others, self._clock) if self.node == LEADER else None
+    def _exchange(self, store: Any) -> None:  # torch's stub of `set` lacks bytes
+        clocks = None
+        if self.node == LEADER:
+            clocks = ClockClient(store, self._others, self._signer, self._clock, self._refuse)
+        self._sent, self._sent_verdicts = (b"", NO_SESSION), {}  # the store may be a new one
         self.is_connected = True
         while True:
             is_last = self._stopped.is_set()
-            self._send(store)
             if clocks is None:
-                self._read_verdict(store)
-            elif not is_last:
-                self._gather(store)
-                clocks.poll_some()
+                self._read_leader(store)
+                self._send(store)
+            else:
+                store.set(LEADER_KEY, self._signer.seal("leader", b"", to=ALL, echo=NO_SESSION))
+                if not is_last:
+                    self._gather(store)
+                self._send_verdict(store)
+                if not is_last:
+                    clocks.poll_some()
                 self.offsets_ns, self.errors_ns = clocks.offsets_ns, clocks.errors_ns
             self._answered_s = time.monotonic()
             if is_last:
@@ -173,44 +226,78 @@ class DigestLink:
             self._wake.wait(PERIOD_S)
             self._wake.clear()
 
-    def _send(self, store: Any) -> None:  # torch's stub of `set` lacks bytes
-        outgoing, self._outgoing = self._outgoing, None
-        if outgoing is not None and self.node != LEADER:
-            store.set(_key(self.node), outgoing)
-            self.traffic.sent += 1
-            self.traffic.sent_bytes += len(outgoing)
-        verdict, self._outgoing_verdict = self._outgoing_verdict, None
-        if verdict is not None:
-            store.set(_VERDICT, verdict)
+    def _send(self, store: Any) -> None:
+        """Send a new digest, or the newest again where the leader's watch has started since."""
+        outgoing = self._outgoing
+        if outgoing is None or self._leader == NO_SESSION or self._sent == (outgoing, self._leader):
+            return
+        self._sent = outgoing, self._leader
+        data = self._signer.seal("digest", outgoing, to=LEADER, echo=self._leader)
+        store.set(digest_key(self.node), data)
+        self.traffic.sent += 1
+        self.traffic.sent_bytes += len(data)
 
     def _gather(self, store: TCPStore) -> None:
         """Read all known nodes in one request; a node that has not been seen yet costs one more."""
-        self._known |= {node for node in self._others if node not in self._known and store.check([_key(node)])}
+        self._known |= {node for node in self._others if node not in self._known and store.check([digest_key(node)])}
         known = sorted(self._known)
-        for node, data in zip(known, store.multi_get([_key(node) for node in known]) if known else [], strict=True):
+        for node, data in zip(
+            known, store.multi_get([digest_key(node) for node in known]) if known else [], strict=True
+        ):
             self.traffic.received_bytes += len(data)
             try:
-                digest = decode(bytes(data))
+                message = self._inboxes[node].open(bytes(data))
+                if message is None:
+                    continue
+                digest = decode(message.body)
                 if digest.node != node:
                     raise DigestError(f"it names node {digest.node} as its sender")
-            except DigestError as error:
-                self.traffic.refused[node] = str(error)
+            except (MessageRefused, DigestError) as error:
+                self._refuse(node, "digest", str(error))
                 continue
-            before = self._received.get(node)
-            if before is None or digest.sent_ns != before.sent_ns:
-                self.traffic.received += 1
-                self._received[node] = replace(digest, received_ns=self._clock())
+            self.traffic.received += 1
+            self._received[node] = replace(digest, received_ns=self._clock())
 
-    def _read_verdict(self, store: TCPStore) -> None:
-        if not store.check([_VERDICT]):
+    def _send_verdict(self, store: Any) -> None:
+        """Send the verdict to each node that has not got it, also to one whose watch was started again."""
+        verdict = self._own_verdict
+        if verdict is None:
+            return
+        body = json.dumps(asdict(verdict)).encode()
+        for node in self._known:
+            session = self._inboxes[node].session
+            if session != NO_SESSION and self._sent_verdicts.get(node) != (session, verdict):
+                store.set(verdict_key(node), self._signer.seal("verdict", body, to=node, echo=session))
+                self._sent_verdicts[node] = session, verdict
+
+    def _read_leader(self, store: TCPStore) -> None:
+        """Read the leader's session and its verdict for this node."""
+        try:
+            if store.check([LEADER_KEY]):
+                data = bytes(store.get(LEADER_KEY))
+                self._leader = self._signer.open("leader", data, sender=LEADER, to=ALL).session
+        except MessageRefused as error:
+            self._refuse(LEADER, "leader", str(error))
+        if not store.check([verdict_key(self.node)]):
             return
         try:
-            found = json.loads(bytes(store.get(_VERDICT)))
+            message = self._verdicts.open(bytes(store.get(verdict_key(self.node))))
+            if message is None:
+                return
+            found = json.loads(message.body)
             ranks = tuple(int(rank) for rank in found["ranks"])
             self.verdict = Verdict(attempt=int(found["attempt"]), ranks=ranks, summary=str(found["summary"]))
-        except (ValueError, KeyError, TypeError):
-            return
+        except MessageRefused as error:
+            self._refuse(LEADER, "verdict", str(error))
+        except (ValueError, KeyError, TypeError) as error:
+            self._refuse(LEADER, "verdict", f"it cannot be read: {type(error).__name__}")
 
 
-def _key(node: int) -> str:
+def digest_key(node: int) -> str:
+    """Where the store keeps a node's newest digest."""
     return f"rankscope/digest/{node}"
+
+
+def verdict_key(node: int) -> str:
+    """Where the store keeps the leader's verdict for a node."""
+    return f"rankscope/verdict/{node}"

@@ -29,6 +29,7 @@ from watch.digests.exchange import JobWatch
 from watch.digests.link import DigestLink, Verdict
 
 SECOND = 1_000_000_000
+SECRET = b"of this job"
 AHEAD_NS = 600 * SECOND
 
 
@@ -50,9 +51,9 @@ def digest(node: int, step: int = 1) -> Digest:
 
 def test_digests_clocks_and_verdicts_go_over_the_store(endpoint: str, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
-        leader = stack.enter_context(DigestLink(endpoint, node=0, num_nodes=3))
-        one = stack.enter_context(DigestLink(endpoint, node=1, num_nodes=3, clock=ahead))
-        two = stack.enter_context(DigestLink(endpoint, node=2, num_nodes=3))
+        leader = stack.enter_context(DigestLink(endpoint, node=0, num_nodes=3, secret=SECRET))
+        one = stack.enter_context(DigestLink(endpoint, node=1, num_nodes=3, secret=SECRET, clock=ahead))
+        two = stack.enter_context(DigestLink(endpoint, node=2, num_nodes=3, secret=SECRET))
         for step in (1, 2):
             one.publish(digest(1, step))
             two.publish(digest(2, step))

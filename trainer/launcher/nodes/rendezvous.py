@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -93,7 +94,21 @@ class NodeRendezvous:
         path = Path(self._store.get(_RUN).decode())
         if not path.is_dir():
             raise NodeRendezvousError(f"{path} is not on this node. The nodes of a run must share its folder.")
+        check_owner(path)
         return path
+
+
+def check_owner(run_path: Path) -> None:
+    """Raises NodeRendezvousError unless the folder is this user's alone to write.
+
+    Its path came over the network, and its configuration names programs that are run.
+    """
+    found = run_path.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise NodeRendezvousError(
+            f"{run_path}: the rendezvous names this folder, and other users can write it (owner {found.st_uid}, "
+            f"mode {stat.S_IMODE(found.st_mode):o}). A run's folder must belong to the user of all nodes, mode 0700."
+        )
 
 
 def _loopback(parameters: RendezvousParameters) -> tuple[C10dRendezvousBackend, Store]:

@@ -11,8 +11,8 @@ import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import Token, _NodeDesc, _RendezvousState
 
-from trainer.launcher.node import Node
-from trainer.launcher.nodes.rendezvous import NodeRendezvous
+from trainer.launcher.node import Node, NodeRendezvousError
+from trainer.launcher.nodes.rendezvous import NodeRendezvous, check_owner
 from trainer.launcher.nodes.safe_state import SafeStateBackend, check_state
 
 
@@ -59,6 +59,16 @@ def test_the_state_that_torch_writes_is_read() -> None:
     state.wait_list = {node}
     state.last_heartbeats[node] = state.deadline = datetime.now(UTC)
     check_state(pickle.dumps(state))
+
+
+def test_a_run_folder_that_others_can_write_is_not_joined(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    check_owner(tmp_path)
+    for mode in (0o770, 0o707, 0o1777):
+        tmp_path.chmod(mode)
+        with pytest.raises(NodeRendezvousError, match="other users can write it"):
+            check_owner(tmp_path)
+    tmp_path.chmod(0o700)
 
 
 def test_the_store_of_one_node_listens_on_loopback_only() -> None:

@@ -1,0 +1,42 @@
+"""Secret of one launch, with which the watches of its nodes sign what they send each other.
+
+    create_job_secret(run)          # node 0's launcher, before the other nodes open the run's folder
+    job_secret(run)                 # every node's watch; b"" where there is none
+
+`rankscope train` writes it to `job.secret` (mode 0600) in the run's folder, which its nodes share; a resumed run gets a
+new one. Where nodes have folders of their own (torchrun without a shared disk), RANKSCOPE_JOB_SECRET holds it, the same
+on all of them; it goes before the file.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+
+from probes.tape.rundir import RunDir
+from probes.tape.safe_open import read_plain
+
+__all__ = ["FILE", "VARIABLE", "create_job_secret", "job_secret"]
+
+FILE = "job.secret"
+VARIABLE = "RANKSCOPE_JOB_SECRET"
+_MAX_BYTES = 4096
+
+
+def create_job_secret(run: RunDir) -> None:
+    """Write a new secret. Raises OSError."""
+    fresh = run.path / f".{FILE}.{os.getpid()}"
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(secrets.token_hex(32) + "\n")
+    fresh.replace(run.path / FILE)
+
+
+def job_secret(run: RunDir, environment: Mapping[str, str] = os.environ) -> bytes:
+    """The secret of the launch, from the environment or the run's folder; empty if there is none."""
+    if given := environment.get(VARIABLE, "").strip():
+        return given.encode()
+    try:
+        return read_plain(run.path / FILE, _MAX_BYTES).strip()
+    except OSError:
+        return b""
