@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from analyzers.account.time_classes import TRAINING, WAITED
 from analyzers.source import Floats, Ints, Source, every_kth, floats, ints
 
 __all__ = ["SIZE_OF_CALL", "Exposure", "exposed_calls", "measure"]
@@ -33,6 +34,8 @@ SIZE_OF_CALL = (
 )
 """SQL, over the members of a call. Tokens on their way to experts have another size in each call: rounded to powers of
 two they are one class and not thousands."""
+_COUNTED = f"CASE WHEN collective_wait_ns IS NOT NULL THEN {WAITED} END"
+"""SQL of what the step waited by its account: no communication is exposed for longer than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +83,8 @@ def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
                    sum(waited) AS waited, sum(least(waited, transfer)) AS transfer
             FROM calls GROUP BY rank, step),
         once AS (
-            SELECT rank, step, max(duration_ns - coalesce(checkpoint_ns, 0) - coalesce(evaluate_ns, 0)) AS took,
-                   max(collective_wait_ns) AS counted
+            SELECT rank, step, max({TRAINING}) AS took,
+                   max({_COUNTED}) AS counted
             FROM steps WHERE attempt = ? AND {_steps_with_calls(source, attempt)} AND step % ? = 0 AND rank >= 0
               AND duration_ns IS NOT NULL
             GROUP BY rank, step HAVING count(*) = 1)
@@ -115,8 +118,8 @@ def exposed_calls(source: Source, attempt: int, *, limit: int = 200) -> dict[str
               AND coalesce(phase, '') NOT IN ('checkpoint', 'evaluate')),
         sizes AS (SELECT process_group, seq, op, {SIZE_OF_CALL} AS bytes FROM calls GROUP BY process_group, seq, op),
         once AS (
-            SELECT rank, step, max(duration_ns - coalesce(checkpoint_ns, 0) - coalesce(evaluate_ns, 0)) AS took,
-                   max(collective_wait_ns) AS counted
+            SELECT rank, step, max({TRAINING}) AS took,
+                   max({_COUNTED}) AS counted
             FROM steps WHERE attempt = ? AND {_steps_with_calls(source, attempt)} AND step % ? = 0 AND rank >= 0
               AND duration_ns IS NOT NULL
             GROUP BY rank, step HAVING count(*) = 1),

@@ -6,8 +6,9 @@
 All ranks of a step share a trace: its id is a hash of run, attempt and step, which every node computes by itself. Its
 root is the span of the step, sent by the first node.
 
-* Groups: `default` has a span a step and rank; `per_step` its phases besides; `all` also the recorded spans
-  (microbatches, stages) and collectives.
+* Groups: `default` has a span a step and rank, with its account (own work, waiting, not measured, in seconds);
+  `per_step` its phases and the gaps between them besides; `all` also the recorded spans (microbatches, stages) and
+  collectives.
 * Ranks: `single_rank` (the smallest), `first_rank_per_node`, `sampled` (eight, evenly spaced), `all_ranks`.
 """
 
@@ -18,13 +19,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from analyzers.account.time_classes import NOT_MEASURED, OWN_WORK, WAITED
 from analyzers.figures.spaced_sample import spaced_sample
 
 __all__ = ["GROUPS", "RANKS", "SpanRow", "StepSpans"]
 
 GROUPS = ("default", "per_step", "all")
 RANKS = ("single_rank", "first_rank_per_node", "sampled", "all_ranks")
-_PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "evaluate")
+_PLACES = (
+    "data", "before_forward", "forward", "forward_to_backward", "backward", "backward_to_optimizer", "optimizer",
+    "after_optimizer", "checkpoint", "evaluate",
+)  # fmt: skip
+_ACCOUNT = {
+    "own_work": OWN_WORK,
+    "waiting": f"CASE WHEN collective_wait_ns IS NOT NULL THEN {WAITED} END",
+    "not_measured": NOT_MEASURED,
+}
 SAMPLED_RANKS = 8
 MAX_STEPS = 200
 """Steps per call; the next call returns more."""
@@ -111,10 +121,11 @@ class StepSpans:
     def _rank_spans(
         self, source: Rows, attempt: int, ranks: Sequence[int], steps: Sequence[int], since_ns: int
     ) -> Iterator[SpanRow]:
-        values = "loss, grad_norm, tokens, committed, collective_wait_ns"
-        columns = ", ".join((values, *(f"{phase}_ns" for phase in _PHASES)))
+        values = "loss, grad_norm, tokens, committed"
+        account = (f"{sql} AS {name}" for name, sql in _ACCOUNT.items())
+        columns = ", ".join((values, *account, *(f"{place}_ns" for place in _PLACES)))
         marks = ", ".join("?" * len(ranks))
-        for rank, step, start_ns, took_ns, loss, norm, tokens, committed, wait_ns, *phases in source.rows(
+        for rank, step, start_ns, took_ns, loss, norm, tokens, committed, *spent in source.rows(
             f"SELECT rank, step, start_ns, duration_ns, {columns} "
             f"FROM steps WHERE attempt = ? AND rank IN ({marks}) AND start_ns >= ? AND step BETWEEN ? AND ? "
             "AND duration_ns IS NOT NULL ORDER BY start_ns, rank",
@@ -123,21 +134,22 @@ class StepSpans:
             attributes: dict[str, str | int | float | bool] = {"rankscope.rank": rank, "rankscope.step": step}
             given = {"loss": loss, "grad_norm": norm, "tokens": tokens, "committed": committed}
             attributes |= {f"rankscope.{name}": value for name, value in given.items() if value is not None}
-            if wait_ns is not None:
-                attributes["rankscope.collective_wait"] = wait_ns / 1e9
+            classes, places = spent[: len(_ACCOUNT)], spent[len(_ACCOUNT) :]
+            known = ((name, ns) for name, ns in zip(_ACCOUNT, classes, strict=True) if ns is not None)
+            attributes |= {f"rankscope.{name}": ns / 1e9 for name, ns in known}
             trace, own = self._trace(attempt, step), self._id("rank", attempt, step, rank, start_ns)
             yield SpanRow(name=f"rank {rank}", trace_id=trace, span_id=own, parent_id=self._root(attempt, step),
                           start_ns=start_ns, end_ns=start_ns + took_ns, attributes=attributes,
                           is_error=committed is False)  # fmt: skip
             if self._group == "default":
                 continue
-            at_ns = start_ns  # phases follow one another; where exactly each began is in the recorded spans
-            for phase, phase_ns in zip(_PHASES, phases, strict=True):
-                if phase_ns:
-                    yield SpanRow(name=phase, trace_id=trace, span_id=self._id(phase, own), parent_id=own,
-                                  start_ns=at_ns, end_ns=at_ns + phase_ns,
+            at_ns = start_ns  # places follow one another; where exactly each began is in the recorded spans
+            for place, place_ns in zip(_PLACES, places, strict=True):
+                if place_ns:
+                    yield SpanRow(name=place, trace_id=trace, span_id=self._id(place, own), parent_id=own,
+                                  start_ns=at_ns, end_ns=at_ns + place_ns,
                                   attributes={"rankscope.rank": rank})  # fmt: skip
-                    at_ns += phase_ns
+                    at_ns += place_ns
 
     def _inner_spans(
         self, source: Rows, attempt: int, ranks: Sequence[int], steps: Sequence[int], since_ns: int, until_ns: int

@@ -70,6 +70,17 @@ def test_groups_add_detail(run: RunDir) -> None:
     assert names["per_step"].keys() < names["all"].keys()
 
 
+def test_a_span_of_a_rank_has_the_account_of_its_step(run: RunDir) -> None:
+    spans = taken(run, "per_step", "single_rank")
+    ranks = [span for span in spans if span.name == "rank 0"]
+    parts = {"rankscope.own_work", "rankscope.waiting", "rankscope.not_measured"}
+    for span in ranks:
+        took_s = (span.end_ns - span.start_ns) / 1e9
+        assert sum(float(span.attributes[name]) for name in parts) == pytest.approx(took_s)
+        inside = [child for child in spans if child.parent_id == span.span_id]
+        assert all(span.start_ns <= child.start_ns <= child.end_ns <= span.end_ns for child in inside)
+
+
 def test_each_step_is_taken_once(tmp_path: Path) -> None:
     run = make_run(tmp_path, ranks=2, steps=10, end="")
     spans = StepSpans(run_id="demo", group="default", ranks="all_ranks")
