@@ -6,9 +6,11 @@ assert not app.exception
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
+from streamlit.components.v2.component_manager import BidiComponentManager
 from streamlit.testing.v1 import AppTest
 from streamlit.util import calc_hash
 
@@ -24,6 +26,7 @@ def open_page(runs: Path, page: str = "overview", *, run: str = "", **address: s
     """The page after its first run, with `?run=...` and other parts of the address."""
     os.environ["RANKSCOPE_DASHBOARD_RUNS"] = str(runs)  # conftest takes it away again
     app = AppTest.from_file(APP, default_timeout=60)
+    app._bidi_component_manager = _components()
     if PAGES[page]:
         app._page_hash = calc_hash(PAGES[page])
     if run:
@@ -31,6 +34,14 @@ def open_page(runs: Path, page: str = "overview", *, run: str = "", **address: s
     for name, value in address.items():
         app.query_params[name] = value
     return app.run()
+
+
+@functools.cache
+def _components() -> BidiComponentManager:
+    """Components of the installed packages: each page would search all of them again, which takes most of its time."""
+    manager = BidiComponentManager()
+    manager.discover_and_register_components(start_file_watching=False)
+    return manager
 
 
 def shown(app: AppTest) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from dashboard.data import run_access
 from probes.tape.rundir import RunDir
 from tests.dashboard.opened import PAGES, open_page, shown
 from tests.factories import make_run
@@ -58,7 +59,10 @@ READ_ANYHOW = {
 }  # fmt: skip
 
 
-def test_a_store_that_somebody_holds_is_told_and_read_when_it_is_free(tmp_path: Path) -> None:
+def test_a_store_that_somebody_holds_is_told_and_read_when_it_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_access, "WAIT_S", 0.1)  # each of the pages' queries waits so long for the holder
     run = make_run(tmp_path, ranks=2, steps=12)
     assert "Step: 12" in shown(open_page(run.path.parent))  # the store is made
     held = json.dumps(str(run.store()))
@@ -76,7 +80,8 @@ def test_a_store_that_somebody_holds_is_told_and_read_when_it_is_free(tmp_path: 
             told = ("held open by another process", READ_ANYHOW[page])
 
             def is_told(app: AppTest = app, told: tuple[str, ...] = told) -> bool:
-                return any(words in shown(app.run()) for words in told)
+                text = shown(app.run())
+                return any(words in text for words in told)
 
             wait_for(is_told, f"the complaint, or the copy, on {page}", deadline_s=30)
             assert not app.exception, page
