@@ -26,6 +26,7 @@ FIRST_SCORE = {
     "third": {"right": 24, "wrong culprit": 2, "other cause": 1, "no cause": 3},
     "fourth": {"right": 21, "wrong culprit": 2, "other cause": 7, "no cause": 8},
     "fifth": {"right": 10, "wrong culprit": 1},
+    "sixth": {"right": 17, "wrong culprit": 2, "other cause": 6, "no cause": 5},
 }
 """Outcomes at the first scoring, by the rules of that moment."""
 FIRST_MISSES = {
@@ -47,6 +48,13 @@ FIRST_MISSES = {
         ("exit", "exception, of ranks that only waited"): 1,
     },
     "fifth": {("nccl_error", "signal, suspected of a rank that only reported it"): 1},
+    "sixth": {
+        ("rendezvous", "none"): 1, ("out_of_memory", "none"): 1, ("infiniband", "none"): 2,
+        ("all_entered", "none: the analysis itself failed"): 1, ("rendezvous", "exception"): 2,
+        ("out_of_memory", "exception"): 1, ("device_setup", "exception"): 2, ("device_assert", "all_entered"): 1,
+        ("nccl_error", "device_error, of a rank that only reported it"): 1,
+        ("not_entered", "not_entered, of the rank that reported it"): 1,
+    },
 }  # fmt: skip
 """(accepted cause, what the verdict said instead) at the first scoring."""
 FOLDER = Path(__file__).parent

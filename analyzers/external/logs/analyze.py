@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from analyzers.external.logs.book import LogBook, LogLine
 from analyzers.external.logs.calls import call_candidates
 from analyzers.external.logs.candidate import Candidate, who
 from analyzers.external.logs.endings import Ended, death_candidates, endings
+from analyzers.external.logs.exceptions import standing
 from analyzers.external.logs.hosts import host_candidates
 from analyzers.external.logs.processes import process_candidates
 from analyzers.external.logs.wording import ANALYZER, COLLECT
@@ -26,6 +28,8 @@ from analyzers.source import Source
 
 __all__ = ["analyze"]
 
+_FAILED = re.compile(r"fail|error|unable|mismatch|abort|invalid|time[ -]?out|timed out", re.IGNORECASE)
+"""Warnings of NCCL about a call, in contrast to advice: a missing library, a kernel's option."""
 MAX_ALSO = 3
 """Findings beside the first: more of them are consequences."""
 
@@ -39,8 +43,9 @@ def analyze(source: Source) -> list[Finding]:
     candidates = [*host_candidates(book), *process_candidates(book), *death_candidates(book, ended)]
     candidates += [*call_candidates(book), *_numerics(book)]
     candidates = sorted(_merged(candidates), key=lambda candidate: candidate.order(book))
-    if not candidates and ended.num_victim_lines:
+    if not candidates and ended.victim_lines:
         candidates = [_connections(book, ended)]
+    candidates = candidates or _nccls(book)
     if not candidates:
         return []
     first = _contested(candidates)
@@ -143,13 +148,38 @@ def _numerics(book: LogBook) -> list[Candidate]:
     ]
 
 
+def _nccls(book: LogBook) -> list[Candidate]:
+    """Nothing else is there than what NCCL reports: an error or a warning of a call that failed, without a cause."""
+    failed = [said for said, _ in book.of_role("nccl")]
+    lines = failed or [said for said in book.of("nccl_warning") if _FAILED.search(said.text("text"))]
+    lines = [said for said in lines if standing(said, book) != "survived"]
+    if not lines:
+        return []
+    text = lines[0].text("text") or lines[0].message
+    return [
+        Candidate(
+            cause="nccl_error",
+            kind="rank_lost",
+            rank_class="victim",
+            ranks=(),
+            what=f"NCCL reports an error that does not name its cause: {text[:160].rstrip('.')}",
+            why=f"{lines[0].place}: {lines[0].message[:160]}",
+            lines=tuple(lines[:20]),
+            is_proven=False,
+            severity="critical" if failed else "warning",
+            evidence={"reported_by_ranks": sorted({said.rank for said in lines if said.rank is not None})[:64]},
+            collect=COLLECT["nccl_error"],
+        )
+    ]
+
+
 def _connections(book: LogBook, ended: Ended) -> Candidate:
     """Everybody lost somebody: who is missing among those who say so is suspected, if it is known who there was."""
     victims = tuple(sorted(ended.victims))
     size = book.world_size
     missing = tuple(rank for rank in range(min(size or 0, 4096)) if rank not in ended.victims)
     suspects = missing if victims and 0 < len(missing) < len(victims) else ()
-    lines = tuple(said for said, _ in book.of_role("victim"))[:20] or tuple(ended.victims.values())
+    lines = tuple(sorted(ended.victim_lines, key=book.position)[:20])
     return Candidate(
         cause="connection_lost",
         kind="rank_lost",

@@ -18,7 +18,14 @@ __all__ = ["call_candidates"]
 
 def call_candidates(book: LogBook) -> list[Candidate]:
     """Every cause that lines about calls name."""
-    found = [*_stated(book), *_first_calls(book), *watchdog_candidates(book), *_stuck(book), *_timed_out(book)]
+    found = [
+        *_stated(book),
+        *_stalled(book),
+        *_first_calls(book),
+        *watchdog_candidates(book),
+        *_stuck(book),
+        *_timed_out(book),
+    ]
     return found or list(_ras(book))  # a count while the job runs says less than a call that was given up
 
 
@@ -38,6 +45,24 @@ def _stated(book: LogBook) -> Iterator[Candidate]:
             why=f"{first.place}: {first.message[:160]}",
             lines=tuple(lines),
             evidence={"seq": first.number("seq")},
+            collect=COLLECT["hang"],
+        )
+
+
+def _stalled(book: LogBook) -> Iterator[Candidate]:
+    """Horovod lists the ranks that have not submitted a tensor, again and again: the last list is how it ended."""
+    lines = [said for said in book.of("stalled_ranks") if said.ranks()]
+    if lines:
+        ranks = tuple(sorted(set(lines[-1].ranks())))
+        yield Candidate(
+            cause="not_entered",
+            kind="hang",
+            rank_class="hang",
+            ranks=ranks,
+            what=f"{who(ranks)} did not submit a tensor that the other ranks wait for",
+            why=f"{lines[-1].place}: Horovod's stall inspector lists the ranks that are missing",
+            lines=tuple(lines),
+            is_proven=False,  # it warns after a minute: a rank may only have been slow
             collect=COLLECT["hang"],
         )
 

@@ -16,7 +16,15 @@ from analyzers.external.logs.wording import COLLECT
 __all__ = ["Ended", "death_candidates", "endings"]
 
 _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
-_SLURM_HOW = {"Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6, "Terminated": 15}
+_HOW = {
+    "Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Segfault": 11, "Bus error": 7, "Aborted": 6,
+    "Terminated": 15, "Floating point exception": 8, "Illegal instruction": 4,
+}  # fmt: skip
+"""Signals by the words of srun, bash and torch."""
+_ENDS = (
+    "worker_failed", "root_failure", "process_terminated", "slurm_task", "signal_received", "shell_killed",
+    "signal_caught",
+)  # fmt: skip
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[_T ](\d\d:\d\d:\d\d(?:\.\d{1,6})?)")
 
 
@@ -30,23 +38,27 @@ class Ended:
     exits: dict[int, tuple[int, LogLine]] = field(default_factory=dict)
     times_s: dict[int, float] = field(default_factory=dict)
     """When a launcher saw a rank's end, as its table says."""
-    num_victim_lines: int = 0
+    victim_lines: list[LogLine] = field(default_factory=list)
 
 
 def endings(book: LogBook) -> Ended:
     """Victims, signals and exit codes by rank."""
     ended = Ended()
     for said, _ in book.of_role("victim"):
-        ended.num_victim_lines += 1
+        ended.victim_lines.append(said)
         if said.rank is not None:
             ended.victims.setdefault(said.rank, said)
     for said in book.of("exception"):
         if is_victims(said):
-            ended.num_victim_lines += 1
+            ended.victim_lines.append(said)
             if said.rank is not None:
                 ended.victims.setdefault(said.rank, said)
-    for said in book.of("worker_failed", "root_failure", "process_terminated", "slurm_task", "signal_received"):
+    for said in book.of(*_ENDS):
         _take_ending(said, ended)
+    for said in book.of("fatal_python"):
+        number = _HOW.get(said.text("error"))
+        if number not in (None, 6):  # by itself Python aborts for many reasons, none of them another rank's
+            ended.signals.setdefault(said.rank if said.rank is not None else -1, (_SIGNALS[number], said))
     for said in book.of("other_failures"):
         _take_others(said, ended)
     return ended
@@ -56,7 +68,7 @@ def _take_ending(said: LogLine, ended: Ended) -> None:
     code = said.number("exitcode")
     ranks = said.ranks() or ((said.rank,) if said.rank is not None else (-1,))
     how = said.text("how")
-    number = _SLURM_HOW.get(how) or said.number("number")
+    number = _HOW.get(how) or said.number("number")
     signal = said.text("signal") or (_SIGNALS.get(number, f"signal {number}") if number else "")
     if how.startswith("Exited with exit code"):
         code = int(how.split()[-1])
@@ -108,9 +120,7 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
     abort_text = next(iter(book.of("heap_damaged", "fatal_python", "assert_text", "device_error")), None)
     groups: dict[str, list[tuple[int, LogLine]]] = {}
     for rank, (signal, said) in ended.signals.items():
-        if signal == "SIGTERM" or (
-            signal == "SIGABRT" and (gave_up or ended.num_victim_lines or rank in ended.victims)
-        ):
+        if signal == "SIGTERM" or (signal == "SIGABRT" and (gave_up or ended.victim_lines or rank in ended.victims)):
             continue
         groups.setdefault(signal, []).append((rank, said))
     for signal, group in groups.items():
@@ -182,15 +192,16 @@ def _earliest(ranks: Sequence[int], ended: Ended, policy: LogPolicy | None = Non
 
 
 def _lost_actors(book: LogBook) -> Iterator[Candidate]:
-    lines = list(book.of("ray_actor_died"))
+    lines = list(book.of("ray_actor_died", "worker_proc_died"))
+    ranks = tuple(sorted({said.rank for said in lines if said.kind == "worker_proc_died" and said.rank is not None}))
     hung = any(book.of("watchdog_timeout", "watchdog_stuck", "gloo_timeout"))
     if lines and not hung:
         yield Candidate(
             cause="exit",
             kind="rank_lost",
             rank_class="death",
-            ranks=(),
-            what="A Ray worker died, and its own error is not in these files",
+            ranks=ranks,
+            what=f"{who(ranks, 'a Ray worker')} died, and its own error is not in these files",
             why=f"{lines[0].place}: {lines[0].message[:160]}",
             lines=tuple(lines),
             is_proven=False,

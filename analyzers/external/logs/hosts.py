@@ -131,7 +131,13 @@ def limited_by(said: LogLine) -> str:
     if said.kind == "launch_failed":
         return "launch_failed"
     reason = said.text("reason").upper()
-    for word, cause in (("TIME", "time_limit"), ("NODE", "node_failed"), ("PREEMPT", "preempted")):
+    for word, cause in (
+        ("TIME", "time_limit"),
+        ("RUNLIMIT", "time_limit"),
+        ("DEADLINE", "time_limit"),
+        ("NODE", "node_failed"),
+        ("PREEMPT", "preempted"),
+    ):
         if word in reason:
             return cause
     return ""

@@ -57,7 +57,7 @@ def process_candidates(book: LogBook) -> list[Candidate]:
         if gave_up is not None and gave_up < book.position(said):
             continue  # its watchdog had ended it already
         rule = cause_of(text_of(said))
-        if (rule is not None and rule.role == "numerics") or _UNIQUE_ID in text_of(said):
+        if (rule is not None and (rule.role == "numerics" or rule.kind in _NAMES_RANKS)) or _UNIQUE_ID in text_of(said):
             continue  # the line itself is judged
         cause = _cause(said, rule)
         key = _NUMBERS.sub("#", f"{type_of(said)}: {said.text('message')[:120]}") if cause == "exception" else ""
@@ -86,7 +86,9 @@ def _is_last_line_of(said: LogLine, tracebacks: list[LogLine]) -> bool:
     )
 
 
-_NOT_LINES = ("ray_memory", "collective_mismatch", "desync_not_joined", "monitored_barrier")
+_NAMES_RANKS = ("collective_mismatch", "desync_not_joined", "monitored_barrier")
+"""Texts that name the ranks to blame, which are others than the one that raises them: judged in `calls`."""
+_NOT_LINES = ("ray_memory", *_NAMES_RANKS)
 
 
 def _cause(said: LogLine, rule: Rule | None) -> str:

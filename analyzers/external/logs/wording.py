@@ -21,6 +21,9 @@ WHAT: Mapping[str, str] = {
     "shared_memory": "{who} ran out of shared memory (/dev/shm){at}",
     "disk_full": "{who} could not write: no space is left{at}",
     "too_many_files": "{who} ran out of file descriptors{at}",
+    "too_many_processes": "{who} could not start a thread or process{at}: {error}",
+    "file_system": "{who} got an error of a file system{at}: {error}",
+    "download": "{who} could not download{at}: {error}",
     "checkpoint_damaged": "{who} could not read a checkpoint: the file is damaged or incomplete{at}",
     "duplicate_gpu": "Two ranks use the same GPU: {error}",
     "version_mismatch": "Incompatible versions on {who}: {error}",
@@ -50,6 +53,11 @@ DO: Mapping[str, str] = {
     "shared_memory": "Enlarge /dev/shm (docker run --ipc=host or --shm-size, an emptyDir with medium: Memory).",
     "disk_full": "Free space on the file system, or write somewhere else.",
     "too_many_files": "Raise `ulimit -n`, or torch.multiprocessing.set_sharing_strategy('file_system').",
+    "too_many_processes": "Raise the limit of processes (`ulimit -u`, the cgroup's pids.max), or start fewer threads "
+    "(OMP_NUM_THREADS).",
+    "file_system": "Check that mount on that host (`mount`, `dmesg -T`) and its server, then start again from a "
+    "checkpoint.",
+    "download": "Give every node access to that address, or download before and set HF_HUB_OFFLINE=1.",
     "checkpoint_damaged": "Go back to the checkpoint before, and write checkpoints to a temporary name first.",
     "duplicate_gpu": "Start one process per GPU and call torch.cuda.set_device(LOCAL_RANK) before the process group.",
     "version_mismatch": "Install the same versions of driver, CUDA and NCCL on all nodes.",

@@ -21,6 +21,8 @@ __all__ = [
     "read_norms",
     "read_others",
     "read_ras",
+    "read_stalled",
+    "read_terminate",
     "read_traceback",
 ]
 
@@ -39,7 +41,12 @@ _NEW = re.compile(
 )
 _LAUNCHED = re.compile(r"launched up to operation (\d{1,18})")
 _RAS_RANK = re.compile(r"^\s*Rank (\d{1,6}) -- ")
+_RAS_PROCESS = re.compile(r"^\s*Process (\d{1,10}) on node \S+ managing GPU")
 _NORM = re.compile(r"^\s*rank\s+(\d{1,6}) = (\S+)$")
+_STALLED = re.compile(r"^(\d{1,6})!?: \[")
+_STALLED_OPERATION = re.compile(r"\[missing ranks: ([\d, ]+)\]")
+_THROWN = re.compile(r"throwing an instance of '([\w:<>, *&]{1,200})'")
+_WHAT = re.compile(r"^\s*what\(\): +(.*)$")
 _KEY = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)$")
 
 
@@ -130,11 +137,17 @@ def read_others(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
 
 
 def read_ras(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
-    """The ranks below a warning of NCCL's RAS: missing ones, or those that have launched the fewest operations."""
+    """The ranks below a warning of NCCL's RAS: missing ones, or those that have launched the fewest operations.
+
+    A process that RAS lists without a rank is given by its number (`pid`), where it is the only one.
+    """
     counts: list[tuple[int, list[int]]] = []
     ranks: list[int] = []
+    pids: list[int] = []
     for _, text in lines:
-        if launched := _LAUNCHED.search(text):
+        if process := _RAS_PROCESS.search(text):
+            pids.append(int(process[1]))
+        elif launched := _LAUNCHED.search(text):
             counts.append((int(launched[1]), []))
         elif rank := _RAS_RANK.search(text):
             (counts[-1][1] if counts else ranks).append(int(rank[1]))
@@ -146,7 +159,7 @@ def read_ras(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
     found: dict[str, Any] = {"ranks": ", ".join(map(str, ranks[:512]))}
     if counts:
         found |= {"launched": least, "most_launched": max(number for number, _ in counts)}
-    return found
+    return found | ({"pid": pids[0]} if len(pids) == 1 else {})
 
 
 def read_norms(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
@@ -154,6 +167,34 @@ def read_norms(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
     norms = [(int(match[1]), match[2]) for _, text in lines if (match := _NORM.match(text))]
     bad = [rank for rank, norm in norms if norm.lower().lstrip("-") in ("nan", "inf")]
     return {"listed": len(norms), "ranks": ", ".join(map(str, bad[:512])), "nonfinite": len(bad)}
+
+
+def read_stalled(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
+    """The ranks that Horovod's stall inspector lists as missing: `3: [allreduce.x]`, or `[missing ranks: 3]`."""
+    found: list[str] = []
+    for place, (prefix, text) in enumerate(lines):
+        if prefix.task is not None and text.startswith("["):  # a number at a line's begin was read as a task's
+            found.append(str(prefix.task))
+        elif rank := _STALLED.match(text.strip()):
+            found.append(rank[1])
+        elif operation := _STALLED_OPERATION.search(text):
+            found += operation[1].replace(" ", "").split(",")
+        elif found or place > 2:
+            break
+    return {"ranks": ", ".join(dict.fromkeys(found[:512]))}
+
+
+def read_terminate(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
+    """A C++ exception that ended the process: its type, and the text of `what()` on one of the next lines."""
+    thrown = _THROWN.search(text)
+    if thrown is None:
+        return None
+    for place, (prefix, line) in enumerate(lines):
+        if prefix.stream == own.stream and (what := _WHAT.match(line)):
+            return {"type": thrown[1].split("::")[-1], "message": what[1][:MAX_MESSAGE], "traceback": ""}
+        if place >= 8:
+            break
+    return None
 
 
 def read_error_file(text: str) -> dict[str, Any] | None:

@@ -62,7 +62,7 @@ def _rank(log: ReadLog, event: LogEvent, host: str | None, pid: int | None, know
     own += [known.of_pid(host, pid), known.of_bus(host, said.get("bus") if event.role == "kernel" else None)]
     if event.role not in ("kernel", "outside"):
         own += [known.of_local(prefix.local_rank)]
-        own += [known.of_local(said.get("local_rank")) if event.kind == "worker_failed" else None]
+        own += [known.of_local(said.get("local_rank")) if event.kind in ("worker_failed", "worker_proc_died") else None]
     return next((rank for rank in own if isinstance(rank, int) and 0 <= rank < _NUM_RANKS), None)
 
 

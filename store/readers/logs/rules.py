@@ -23,7 +23,7 @@ Role = Literal[
 ]
 """root: names its own cause. victim: died of another rank. hang: a call did not end. death: how a process ended.
 kernel: the host's kernel or its scheduler says so. outside: ended from outside. hint, context: explains others."""
-Block = Literal["", "traceback", "elastic", "error_file", "raised", "ras", "norms", "others"]
+Block = Literal["", "traceback", "elastic", "error_file", "raised", "ras", "norms", "others", "terminate", "stalled"]
 FOLDER = Path(__file__).with_name("rules")
 
 
@@ -101,7 +101,8 @@ _RAISED = Rule(
 def cause_of(text: str) -> Rule | None:
     """The rule with a cause of its own that a text (the message of an exception) falls under, the most specific one."""
     blob = text.encode()
-    found = [(weight, rule) for rule in _with_causes() if (weight := specificity(rule, blob)) != (False, 0)]
+    rules = (rule for rule in _with_causes() if rule.requires in text)
+    found = [(weight, rule) for rule in rules if (weight := specificity(rule, blob)) != (False, 0)]
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 

@@ -27,6 +27,8 @@ from store.readers.logs.blocks import (
     read_norms,
     read_others,
     read_ras,
+    read_stalled,
+    read_terminate,
     read_traceback,
 )
 from store.readers.logs.file_names import rank_of_log
@@ -234,6 +236,10 @@ class _Scan:
             return read_norms(self._following(window, line_end))
         if rule.block == "others":
             return read_others(self._following(window, line_end))
+        if rule.block == "stalled":
+            return read_stalled(self._following(window, line_end))
+        if rule.block == "terminate":
+            return read_terminate(text, self._following(window, line_end), prefix)
         if rule.block == "raised":
             return read_last_line(text[prefix.length :])
         if rule.block == "error_file":

@@ -1,0 +1,129 @@
+"""Wordings of the producers (torch, NCCL, CUDA, HIP, XLA, launchers, schedulers), by family: cause and rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzers.external.evidence import diagnose_files
+from store.readers.logs.rules import cause_of
+
+CAUSES = {
+    "rendezvous": (
+        "ValueError: host not found: Name or service not known",
+        "[W socket.cpp:601] [c10d] The IPv6 network addresses of (a, 1) cannot be retrieved (gai error: -3 - Temporary "
+        "failure in name resolution).",
+        "DistStoreError: Timed out after 601 seconds waiting for clients. 3/4 clients joined.",
+        "ssh: Could not resolve hostname gpu-7: Name or service not known",
+    ),
+    "out_of_memory": (
+        "RESOURCE_EXHAUSTED: Error allocating device buffer: Attempting to allocate 128.00M. That was not possible.",
+        "RuntimeError: XPU out of memory. Tried to allocate 2 GiB",
+        "CUDA_ERROR_OUT_OF_MEMORY",
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
+        "ResourceExhaustedError: OOM when allocating tensor with shape[64,512]",
+    ),
+    "device_setup": (
+        "RuntimeError: synStatus=20 [Device already acquired] Device acquire failed.",
+        "ABORTED: The TPU is already in use by process with pid 71.",
+        "NeuronCore(s) not available - Requested:32 Available:0",
+        "Failed to initialize NVML: Driver/library version mismatch",
+        "RuntimeError: Found no NVIDIA driver on your system.",
+    ),
+    "device_error": (
+        "CUDA_ERROR_ILLEGAL_ADDRESS",
+        "HSA_STATUS_ERROR_EXCEPTION: An HSAIL operation resulted in a hardware exception. code: 0x1016",
+        "HW Exception by GPU node-2 (Agent handle: 0x55) reason :GPU Hang",
+        "level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)",
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+    ),
+    "version_mismatch": (
+        "RuntimeError: HIP error: invalid device function",
+        "hipErrorNoBinaryForGpu: Unable to find code object for all current devices!",
+        "ImportError: libtorch_cuda.so: undefined symbol: ncclCommRegister",
+        "The NVIDIA driver on your system is too old (found version 11040).",
+    ),
+    "file_system": (
+        "OSError: [Errno 116] Stale file handle: '/nfs/data/shard-7'",
+        "OSError: [Errno 5] Input/output error",
+        "OSError: [Errno 30] Read-only file system: '/ckpt/step-9'",
+        "OSError: [Errno 107] Transport endpoint is not connected: '/gcs/data'",
+    ),
+    "too_many_processes": (
+        "RuntimeError: can't start new thread",
+        "OpenBLAS blas_thread_init: pthread_create failed for thread 5 of 64: Resource temporarily unavailable",
+    ),
+    "download": (
+        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries "
+        "exceeded with url: /a (Caused by NameResolutionError: Temporary failure in name resolution)",
+        "OSError: We couldn't connect to 'https://huggingface.co' to load this file",
+    ),
+    "device_assert": (
+        "IndexKernel.cu:92: operator(): block: [1,0,0], thread: [7,0,0] Assertion `index < n` failed.",
+        "RuntimeError: CUDA error: device-side assert triggered",
+    ),
+    "infiniband": (
+        "NCCL WARN NET/OFI Only EFA provider is supported",
+        "mlx5: gpu-7: got completion with error:",
+        "NCCL WARN NET/IB : Got completion from peer 10.0.0.3<41> with status=12",
+    ),
+    "port_in_use": ("RuntimeError: Address already in use", "errno: 98 - EADDRINUSE"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("cause", "text"), [(cause, text) for cause, texts in CAUSES.items() for text in texts])
+def test_a_wording_has_its_cause(cause: str, text: str) -> None:
+    rule = cause_of(text)
+    assert rule is not None and rule.cause == cause
+
+
+@pytest.mark.parametrize("text", [
+    "RuntimeError: CUDA error: invalid argument", "RuntimeError: HIP error: invalid argument",
+    "KeyError: 'label'", "train: lib.cc:7: int f(): Assertion `n > 0' failed.", "ValueError: Stale configuration",
+])  # fmt: skip
+def test_a_text_without_a_cause_of_its_own_has_none(text: str) -> None:
+    assert cause_of(text) is None
+
+
+RANKED = {
+    "[rank0]: RuntimeError: [Rank 0]: Ranks 6 failed to pass monitoredBarrier in 1800000 ms\n": ("not_entered", (6,)),
+    "Exception in device=TPU:4: RESOURCE_EXHAUSTED: Attempting to reserve 5.9G at the bottom of memory.\n":
+        ("out_of_memory", (4,)),
+    "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting for "
+    "remainder of ranks for more than 60 seconds. This may indicate a deadlock.\nMissing ranks:\n1: [grad.a, grad.b]\n":
+        ("not_entered", (1,)),
+    "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   RANK 3 PID 771 RUNNING AT gpu-02\n"
+    "=   KILLED BY SIGNAL: 11 (Segmentation fault)\n": ("signal", (3,)),
+    "[rank2]: terminate called after throwing an instance of 'c10::Error'\n"
+    "[rank2]:   what():  CUDA error: an illegal memory access was encountered\n": ("device_error", (2,)),
+    "[rank1]: Fatal Python error: Segmentation fault\n[rank1]: \n"
+    "[rank1]: Current thread 0x1 (most recent call first):\n": ("signal", (1,)),
+    "(VllmWorker rank=5 pid=77) ERROR 07-23 19:34:51 [w.py:487] Traceback (most recent call last):\n"
+    "(VllmWorker rank=5 pid=77) ERROR 07-23 19:34:51 [w.py:487]   File \"/job/a.py\", line 1, in f\n"
+    "(VllmWorker rank=5 pid=77) ERROR 07-23 19:34:51 [w.py:487] KeyError: 'x'\n": ("exception", (5,)),
+    "./run.sh: line 7:  4711 Killed                  python train.py\n": ("signal", ()),
+    "slurmstepd: error: Exceeded job memory limit at some point.\n": ("host_out_of_memory", ()),
+    "=>> PBS: job killed: walltime 3610 exceeded limit 3600\n": ("time_limit", ()),
+    "slurmstepd: error: execve(): /tmp/slurmd/job89/slurm_script: No such file or directory\n": ("launch_failed", ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", RANKED, ids=lambda text: text.split("\n")[0][:50])
+def test_a_line_names_its_rank_or_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.log").write_text(text)
+    first = diagnose_files([tmp_path]).fired[0]
+    assert (first.cause, first.ranks) == RANKED[text]
+
+
+def test_lost_connections_without_any_rank_are_a_verdict(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(
+        "(train pid=9) RuntimeError: npuSynchronizeDevice:a.ts:479 NPU function error: time out, error code is 507048\n"
+        "(train pid=9) EI0002: The wait execution of the Notify register times out in HcclAllreduce\n"
+    )
+    assert diagnose_files([tmp_path]).fired[0].ranks == ()
+
+
+def test_advice_of_nccl_is_no_cause(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text('a:1:2 [0] misc/ibvwrap.cc:63 NCCL WARN Missing "iommu=pt" from kernel cmd\n')
+    assert diagnose_files([tmp_path]).fired == ()
