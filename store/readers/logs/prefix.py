@@ -32,7 +32,8 @@ _PARTS = (
     r"\[\d+,(?P<rank>\d{1,6})\]<std\w{3}>:?",
     r"\[pod/(?P<host>[\w.-]{1,128})/[\w.-]{1,64}\]",
     r"\[ *\d{1,9}\.\d{6}\]",
-    r"\((?:(?P<actor>[\w.]{1,64}) )?(?:rank=(?P<rank>\d{1,6}) )?pid=(?P<pid>\d{1,10})(?:, ip=(?P<host>[\w.:-]{1,64}))?\)",
+    r"\((?:(?P<actor>[\w.]{1,64}) )?(?:rank=(?P<rank>\d{1,6}) )?pid=(?P<pid>\d{1,10})"
+    r"(?:, ip=(?P<host>[\w.:-]{1,64}))?\)",
     r"Exception in device=[A-Z]{2,4}:(?P<local>\d{1,4}): (?=\S)",
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?=\[|\d\d-\d\d )",
     r"[0-9a-f]{8} (?=\[rank)",

@@ -75,7 +75,8 @@ CAUSES = {
 @pytest.mark.parametrize(("cause", "text"), [(cause, text) for cause, texts in CAUSES.items() for text in texts])
 def test_a_wording_has_its_cause(cause: str, text: str) -> None:
     rule = cause_of(text)
-    assert rule is not None and rule.cause == cause
+    assert rule is not None
+    assert rule.cause == cause
 
 
 @pytest.mark.parametrize("text", [
