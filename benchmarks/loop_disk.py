@@ -32,7 +32,8 @@ class LoopDisk:
     """A mounted image; raises OSError or CalledProcessError where none can be made."""
 
     def __init__(self, folder: Path, *, size_bytes: int = 400 << 20) -> None:
-        self._image, self.path = folder / "disk.img", folder / "disk"
+        self.path = folder.resolve() / "disk"
+        self._image = self.path.with_suffix(".img")
         self.path.mkdir(parents=True)
         with self._image.open("wb") as file:
             file.truncate(size_bytes)
@@ -68,11 +69,16 @@ class LoopDisk:
     def _unmount(self) -> None:
         """Wait until the processes that have files of it open are gone."""
         deadline = time.monotonic() + UNMOUNT_S
-        while os.path.ismount(self.path):
+        while self._is_mounted():
             done = subprocess.run(["umount", self.path], capture_output=True, text=True, check=False)
             if done.returncode and time.monotonic() > deadline:
                 raise OSError(done.stderr.strip())
             time.sleep(0.05 if done.returncode else 0.0)
+
+    def _is_mounted(self) -> bool:
+        """As the kernel lists it: a file system without power answers no question about its root."""
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+        return str(self.path) in (line.split()[1] for line in mounts)
 
 
 def has_loop_disks(folder: Path) -> bool:

@@ -6,8 +6,8 @@
 
 A killed process loses nothing that it wrote to a tape; a power cut loses what the kernel has not written yet. Syncing a
 file writes what any process has stored to it through a mapping, so the ranks neither wait for the disk nor know of it:
-at most `every_s` seconds of records, and the time that the sync takes, are lost. What is lost or altered all the same
-can be named by the index of checksums (`probes.tape.segment_index`).
+at most `every_s` seconds of records are lost (or a quarter of it and the time of a sync, if that takes longer). What is
+lost or altered all the same can be named by the index of checksums (`probes.tape.segment_index`).
 """
 
 from __future__ import annotations
@@ -82,8 +82,11 @@ class TapeSync:
             self._note(names, is_over=last and not self._is_running())
 
     def _run_until(self, stop: threading.Event) -> None:
-        while not stop.wait(self._every_s or 3600.0):
+        took_s = 0.0
+        while not stop.wait(max(self._every_s - took_s, self._every_s / 4) if self._every_s else 3600.0):
+            start = time.monotonic()
             self._guarded(last=False)
+            took_s = time.monotonic() - start
         self._guarded(last=True)
 
     def _guarded(self, *, last: bool) -> None:

@@ -49,6 +49,8 @@ class NewRecords:
     complete: npt.NDArray[Any]
     open_records: npt.NDArray[Any]
     problem: str
+    keeps_open: bool = False
+    """The tape lost its end, so what the store knows of open records counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,7 @@ class _Seen:
 
     header: Header | None = None
     failed_tick: int = -1
+    lost_end: bool = False
 
 
 @dataclass(slots=True)
@@ -176,23 +179,32 @@ class Tail:
     def _poll(self, folder: Folder, before: SegmentPosition, num_newer: int, thorough: bool) -> NewRecords:
         seen = self._seen.setdefault(before.path, _Seen())
         final = num_newer >= FINAL_SEGMENTS
+        last = before.next_place - 1
+        checks_end = last >= 0 and (thorough or seen.header is None)
         segment = read_segment(
             self.run.path / before.path,
             before.next_place,
-            np.array(before.pending, dtype=np.int64),
+            np.array([*before.pending, last] if checks_end else before.pending, dtype=np.int64),
             header=seen.header,
             window_bytes=None if thorough or num_newer else WINDOW_BYTES,
         )
         _check_place(segment.header, folder, before)
         seen.header, seen.failed_tick = segment.header, -1
-        is_open = segment.records["state"] == OPEN
-        open_records = segment.records[is_open]
-        full = num_newer > 0 and segment.end >= segment.header.capacity and not len(segment.pending)
+        records, places = segment.records, segment.indices
+        if checks_end:
+            seen.lost_end = last not in places.tolist() and not segment.damaged
+            is_known = (places == last) if last not in before.pending else np.zeros(len(places), dtype=bool)
+            records, places = records[~is_known], places[~is_known]
+        pending = segment.pending if last in before.pending else segment.pending[segment.pending != last]
+        is_open = records["state"] == OPEN
+        open_records = records[is_open]
+        keeps_open = seen.lost_end and not (places[~is_open] < before.next_place).any()
+        full = num_newer > 0 and segment.end >= segment.header.capacity and not len(pending)
         position = replace(
             before,
             next_place=segment.end,
-            pending=tuple(segment.pending.tolist()),
-            open_digest=_digest(open_records),
+            pending=tuple(pending.tolist()),
+            open_digest=before.open_digest if keeps_open else _digest(open_records),
             dropped=segment.header.dropped,
             done=final or full,
         )
@@ -200,9 +212,10 @@ class Tail:
             folder=folder,
             header=segment.header,
             position=position,
-            complete=segment.records[~is_open],
+            complete=records[~is_open],
             open_records=open_records,
-            problem=_problem(segment),
+            problem=_problem(segment, num_blank=len(pending) - len(open_records) if thorough else 0, seen=seen),
+            keeps_open=keeps_open,
         )
 
     def _failed(
@@ -267,12 +280,16 @@ def _check_place(header: Header, folder: Folder, position: SegmentPosition) -> N
         )
 
 
-def _problem(segment: Segment) -> str:
+def _problem(segment: Segment, *, num_blank: int, seen: _Seen) -> str:
     problems = []
     if segment.truncated:
         problems.append("the file is shorter than its header says; what is there was read")
+    elif seen.lost_end:
+        problems.append("its last records were lost; the store has them")
     if segment.damaged:
         problems.append(f"{segment.damaged} records have a damaged state")
+    elif num_blank:
+        problems.append(f"{num_blank} records before its last one were lost: their places are blank")
     return "; ".join(problems)
 
 

@@ -62,9 +62,10 @@ class Transfer:
         self.changes.segments[path] = look.position
         self.bytes_read += look.complete.nbytes
         before = self._state.segments.get(path)
-        if before is not None and before.pending and look.header.table.can_be_open:
+        takes_open = look.header.table.can_be_open and not look.keeps_open
+        if before is not None and before.pending and takes_open:
             self._once_open.setdefault(table, []).append(path)
-        still_open = look.open_records if look.header.table.can_be_open else look.open_records[:0]
+        still_open = look.open_records if takes_open else look.open_records[:0]
         for records, parts in ((look.complete, self._complete), (still_open, self._open)):
             if len(records):
                 part = Part(

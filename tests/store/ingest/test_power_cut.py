@@ -21,7 +21,7 @@ from pathlib import Path
 from store import Ingester
 from probes.tape.rundir import RunDir
 from tests.factories import RankWriter, empty_run
-from probes.tape.writer import COMPLETE
+from probes.tape.writer import COMPLETE, OPEN
 from watch.tape_sync import TapeSync
 
 run = empty_run(Path(sys.argv[1]))
@@ -31,6 +31,8 @@ for step in range(3000):
 TapeSync(run).sync()
 for step in range(3000, 3100):
     writer.append("steps", COMPLETE, step=step, start_ns=writer.now_ns)
+for seq in range(3):
+    writer.append("collectives", OPEN, step=3100, seq=seq, op="all_reduce", issue_ns=writer.now_ns)
 for step in range(50):
     writer.events.write_any("note", step=step, text="before")
 with Ingester(run) as ingester:  # as watch: the store has all that was written
@@ -68,6 +70,9 @@ def test_a_power_cut_costs_what_was_not_synced_and_no_row_of_the_store(disk: Loo
         assert store.rows("SELECT count(*) FROM steps") == [(3100,)], "the store was committed to the disk"
         notes = store.rows("SELECT detail->>'text', count(*) FROM events WHERE kind = 'note' GROUP BY ALL ORDER BY 1")
         assert notes == [("after", 20), ("before", 50)], "none twice, and none of the new ones skipped"
+        assert store.rows("SELECT count(*) FROM collectives WHERE end_ns IS NULL") == [(3,)], "what was in flight"
+        problems = {path.rpartition("/")[2]: text for path, text in store.rows("SELECT * FROM ingest_problems")}
+        assert problems["steps.00003.tape"] == "its last records were lost; the store has them"
     with pytest.raises(StoreError, match="rows that the tapes no longer have"):
         rebuild(run)
     result = rebuild(run, force=True)
