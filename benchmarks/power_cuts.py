@@ -7,7 +7,7 @@ A run of two ranks lies on a disk of its own (`benchmarks.loop_disk`), which los
 each cut:
 
 1. every record that had been finished for longer than the stated window (`probes.sync_s` and the time of a sync) is on
-   the tapes or in the store, and so is every such event;
+   the tapes, and so is every such event, where `watch` has run for that long;
 2. a place of a tape or a file that lost something before its end is named by `analyze`, and a rank that ended with the
    power is reported as lost;
 3. every event and step that the files have is in the store that a reader gets;
@@ -56,6 +56,8 @@ SETTINGS = (
 CUTS_A_RUN = 5
 STEPS_BEFORE = 15
 LONGEST_S = 8.0
+LAUNCH_NS = 10 * 10**9
+"""Between the start of a launch's `watch` and its attempt, at most."""
 DEADLINE_S = 120.0
 Record = tuple[str, int]
 """Segment and place, or events file and number of the line."""
@@ -67,6 +69,8 @@ class Written:
 
     finished_ns: dict[Record, int]
     now_ns: int
+    watched_s: float
+    """How long the present `watch` has run."""
 
 
 @dataclass(slots=True)
@@ -76,6 +80,7 @@ class Outcome:
     written: int = 0
     lost: int = 0
     oldest_lost_s: float = 0.0
+    watched_s: float = 0.0
     stored: int = 0
     refused: bool = False
     problems: list[str] = field(default_factory=list)
@@ -93,7 +98,16 @@ def written(run: RunDir) -> Written:
         offset = time.time_ns() - time.monotonic_ns()
         for number, event in enumerate(read_events(folder / "events.jsonl")[0]):
             found[name, number] = int(event.get("mono_ns", event["wall_ns"] - offset))
-    return Written(finished_ns=found, now_ns=now_ns)
+    started_ns = [event["mono_ns"] for _, folder in run.node_dirs() for event in _started(folder)]
+    watched_s = (now_ns - max(started_ns)) / 1e9 if started_ns else 0.0
+    return Written(finished_ns=found, now_ns=now_ns, watched_s=watched_s)
+
+
+def _started(node: Path) -> list[dict[str, Any]]:
+    """Of the last launch, a `watch` that has started."""
+    events = read_events(node / "events.jsonl")[0]
+    launched_ns = max((event["mono_ns"] for event in events if event["kind"] == "attempt_started"), default=0)
+    return [e for e in events if e["kind"] == "watch_started" and e["mono_ns"] > launched_ns - LAUNCH_NS]
 
 
 def _records(path: Path, name: str, step_ends_ns: dict[int, int]) -> dict[Record, int]:
@@ -210,9 +224,10 @@ def _check(run: RunDir, before: Written, outcome: Outcome, server: PreforkServer
     """Fill in what was lost and what is wrong with it."""
     after = written(run)
     lost = {record: ns for record, ns in before.finished_ns.items() if record not in after.finished_ns}
+    outcome.watched_s = before.watched_s
     outcome.written, outcome.lost = len(before.finished_ns), len(lost)
     outcome.oldest_lost_s = max([(before.now_ns - ns) / 1e9 for ns in lost.values()], default=0.0)
-    if outcome.oldest_lost_s > SYNC_S + SYNC_TAKES_S:
+    if outcome.oldest_lost_s > SYNC_S + SYNC_TAKES_S < before.watched_s:
         oldest = min(lost, key=lost.__getitem__)
         outcome.problems.append(f"{oldest} was {outcome.oldest_lost_s:.1f} s old and is lost")
     had = stored_rows(run.store())
@@ -287,7 +302,7 @@ def main() -> None:
                 outcomes.append(outcome)
                 print(
                     f"cut {len(outcomes)}: {outcome.lost} of {outcome.written} records lost, the oldest "
-                    f"{outcome.oldest_lost_s:.2f} s old; store {outcome.stored} rows"
+                    f"{outcome.oldest_lost_s:.2f} s old; watched {outcome.watched_s:.0f} s, store {outcome.stored} rows"
                     + (", rebuild refused" if outcome.refused else ""),
                     *(f"\n    {problem}" for problem in outcome.problems),
                     flush=True,

@@ -82,11 +82,15 @@ class TapeSync:
             self._note(names, is_over=last and not self._is_running())
 
     def _run_until(self, stop: threading.Event) -> None:
-        took_s = 0.0
-        while not stop.wait(max(self._every_s - took_s, self._every_s / 4) if self._every_s else 3600.0):
+        rest_s = (
+            0.0 if self._every_s else 3600.0
+        )  # at once: the ranks may have recorded for seconds before this process
+        while not stop.wait(rest_s):
             start = time.monotonic()
             self._guarded(last=False)
             took_s = time.monotonic() - start
+            if self._every_s:
+                rest_s = max(self._every_s - took_s, self._every_s / 4)
         self._guarded(last=True)
 
     def _guarded(self, *, last: bool) -> None:
