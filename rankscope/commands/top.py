@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rankscope.terminal import RunArgument, console, fail
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from rich.console import Console, RenderableType
@@ -34,8 +35,9 @@ def top(
 ) -> None:
     """Show every rank of a run, those in trouble first: state, step, own work, waiting, and what it is doing now.
 
-    Own work and waiting are medians of the last 20 steps. "for" is the time since the rank's newest record. Ranks that
-    do not fit on the screen are folded into one row. Ctrl-C ends it.
+    Own work and waiting are medians of the last 20 steps. "for" is the time since the rank's newest record. Where the
+    ranks do not fit on the screen, those in trouble keep their rows and the others are folded by what they do. Of a run
+    that has ended, the findings are those of `rankscope analyze`. Ctrl-C ends it.
     """
     from probes.tape.rundir import RunDir, RunError
     from store import StoreError
@@ -88,7 +90,7 @@ def _screen(folder: RunDir, screen: Console, name: Path) -> tuple[RenderableType
     with Store.open(folder) as store:
         now_ns = time.time_ns()
         state = run_state(store, stall_policy(manifest), now_ns=now_ns, is_watched=watched)
-        findings = _findings(store, state.attempt)
+        findings = _findings(store, state.attempt) if state.is_live else _diagnosed(store, folder, manifest)
         found = rank_rows(store, findings, now_ns=now_ns if state.is_live else (state.last_ns or now_ns))
     steps = number(manifest, "train.steps")
     sentences: list[tuple[str, str]] = [(finding.severity, finding.summary) for finding in findings[:MAX_FINDINGS]]
@@ -114,6 +116,13 @@ def _findings(store: Store, attempt: int | None) -> list[Finding]:
     reports = newest_reports(reported_findings(store))
     found = [one for one in reports if one.status in ("fired", "suspect") and not why_closed(one, attempt)]
     return sorted(found, key=lambda one: (SEVERITIES.index(one.severity), one.status == "suspect"))
+
+
+def _diagnosed(store: Store, folder: RunDir, manifest: Mapping[str, Any]) -> list[Finding]:
+    """Findings of a run that has ended, as `rankscope analyze` names them."""
+    from analyzers.diagnose import diagnose
+
+    return list(diagnose(store, manifest, stacks_dir=folder.stacks).fired)
 
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from analyzers.finding import Finding
-from analyzers.report.rank_rows import RankRows, rank_rows
-from analyzers.report.terminal.rank_table import Heading, rank_table
+from analyzers.report.rank_rows import RankRow, RankRows, rank_rows
+from analyzers.report.terminal.rank_table import Heading, fold, rank_table
 from rankscope.cli import app
 from store import Store
 from tests.factories import make_run
@@ -57,6 +57,57 @@ def test_ranks_that_do_not_fit_are_folded(tmp_path: Path) -> None:
     assert "12 more" in text
     assert "ranks 4-15" in text, text
     assert len([line for line in text.splitlines() if re.match(r" *\d+ +(running|ended)", line)]) == 4
+
+
+def test_of_many_ranks_those_in_trouble_keep_their_rows_and_the_others_are_folded_by_activity() -> None:
+    rows = [RankRow(rank=7, state="running", step=9, doing="forward", doing_s=9.0, finding="hang", severity="critical")]
+    rows += [RankRow(rank=rank, state="running", step=9, doing=f"recv #{rank} from rank {rank + 1}", doing_s=8.0)
+             for rank in range(100, 300)]  # fmt: skip
+    rows += [RankRow(rank=rank, state="running", step=9, doing="all_reduce #4 of world", doing_s=8.0)
+             for rank in range(300, 500)]  # fmt: skip
+    text = drawn(RankRows(attempt=0, step=9, step_ms=5.0, rows=tuple(rows)), max_rows=12)
+    lines = [line.strip() for line in text.splitlines() if "running" in line]
+    assert [line.split()[0] for line in lines] == ["7", "200", "200"]
+    assert "ranks 100-299" in lines[1], lines
+    assert "recv … from rank …  ranks" in lines[1], lines
+    assert "all_reduce #4 of world  ranks" in lines[2], lines
+    assert "ranks 300-499" in lines[2]
+    assert "hang" in lines[0].lower()
+
+
+def test_ranks_that_do_the_same_are_folded_by_host() -> None:
+    rows = tuple(RankRow(rank=rank, state="ended", step=9, host=f"node-{rank // 8}") for rank in range(64))
+    text = drawn(RankRows(attempt=0, step=9, step_ms=5.0, rows=rows), max_rows=10)
+    assert "node-7  ranks 56-63" in text, text
+    assert len([line for line in text.splitlines() if "8 ranks" in line]) == 8
+
+
+def test_a_finding_that_many_ranks_share_is_one_row() -> None:
+    rows = [RankRow(rank=0, state="ended", step=9, finding="straggler", severity="warning")]
+    rows += [RankRow(rank=rank, state="ended", step=9, finding="stage_imbalance") for rank in range(1, 33)]
+    rows += [RankRow(rank=rank, state="ended", step=9) for rank in range(33, 65)]
+    text = drawn(RankRows(attempt=0, step=9, step_ms=5.0, rows=tuple(rows)), max_rows=20)
+    lines = [" ".join(line.split()) for line in text.splitlines() if "ended" in line]
+    assert lines == [
+        "0 ended 9 straggler", "32 ranks ended 9 ranks 1-32 stage imbalance", "32 ranks ended 9 ranks 33-64",
+    ]  # fmt: skip
+
+
+def test_more_ranks_in_trouble_than_rows_are_folded_too() -> None:
+    rows = [RankRow(rank=rank, state="dead", step=9) for rank in range(40)]
+    rows += [RankRow(rank=40 + rank, state="running", step=9, doing=f"phase {'ab'[rank % 2]}") for rank in range(40)]
+    shown, groups = fold(RankRows(attempt=0, step=9, step_ms=5.0, rows=tuple(rows)), 10)
+    assert len(shown) + len(groups) <= 10
+    assert sum(map(len, groups)) + len(shown) == 80
+
+
+def test_a_run_that_has_ended_shows_the_findings_of_its_diagnosis(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=4, steps=60, slow={3: 1.6}, phase="forward")
+    done = CliRunner().invoke(app, ["top", str(run.path)])
+    assert done.exit_code == 0, done.output
+    assert "Rank 3 has been slow" in done.output
+    table = done.output[done.output.index("own work") :]
+    assert re.search(r"^ *3 +ended.*straggler", table, flags=re.MULTILINE), table
 
 
 def test_it_prints_once_into_a_pipe(tmp_path: Path) -> None:

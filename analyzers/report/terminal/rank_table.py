@@ -1,10 +1,15 @@
 """Table of ranks for a terminal, as `rankscope top` shows it: a row a rank, healthy ranks folded where they don't fit.
 
-console.print(rank_table(rows, title="runs/latest", state=state, now_ns=now_ns, max_rows=40))
+    console.print(rank_table(rank_rows(store, findings, now_ns=now_ns), heading, max_rows=40))
+
+Ranks in trouble keep a row of their own. The others are folded by what they are doing, or by host where all of them do
+the same; with one group left, as many of its ranks as fit are shown.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -19,10 +24,15 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-__all__ = ["Heading", "rank_table"]
+__all__ = ["Heading", "fold", "rank_table"]
 
 _COLOURS = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 _STATES = {"dead": "bold red", "stopped": "bold red", "ended": "dim"}
+MAX_NAMED = 8
+"""Ranks that share a finding are folded if there are more of them: a slow stage is one row, a slow rank is one too."""
+_TROUBLED = ("dead", "stopped")
+_NUMBERS = re.compile(r"#?\d[\d/,.:-]*")
+"""Sequence numbers and ranks, in which the same activity differs from rank to rank."""
 MAX_RANGES = 6
 _OPEN_S = 1.0
 """Shorter than this, an activity is shown without its duration: it changes many times a second."""
@@ -41,7 +51,7 @@ class Heading:
 
 
 def rank_table(found: RankRows, heading: Heading, *, max_rows: int) -> RenderableType:
-    """Draw the heading and at most `max_rows` rows; the rest are folded into one, with their range of values."""
+    """Draw the heading and at most `max_rows` rows; the rest are folded, with their range of values."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -54,15 +64,56 @@ def rank_table(found: RankRows, heading: Heading, *, max_rows: int) -> Renderabl
         if name != "GPU" or any(row.load_ratio is not None for row in found.rows):
             table.add_column(name, justify=justify, no_wrap=name != "doing", overflow="ellipsis")  # type: ignore[arg-type]
     has_gpu = len(table.columns) == 10
-    fits = len(found.rows) <= max_rows
-    shown = found.rows if fits else found.rows[: max(1, max_rows - 1)]
+    shown, groups = fold(found, max_rows)
     for row in shown:
         table.add_row(*_cells(row, has_gpu=has_gpu))
-    if not fits:
-        table.add_row(*_folded(found.rows[len(shown) :], has_gpu=has_gpu), style="dim")
+    for group in groups:
+        table.add_row(*_folded(group, is_rest=len(groups) == 1, has_gpu=has_gpu), style="dim")
     lines: list[RenderableType] = [_head(found, heading)]
     lines += [_text(visible(sentence), _COLOURS.get(severity, "")) for severity, sentence in heading.findings]
     return Group(*lines, table) if found.rows else Group(*lines, _text("No rank has written a record yet.", "dim"))
+
+
+def fold(found: RankRows, max_rows: int) -> tuple[Sequence[RankRow], list[list[RankRow]]]:
+    """The ranks that keep a row of their own, and groups of the others, `max_rows` rows together."""
+    rows = found.rows
+    if len(rows) <= max_rows:
+        return rows, []
+    newest = found.step or 0
+    shared = Counter(row.finding for row in rows)
+    trouble = [
+        row
+        for row in rows
+        if (0 < shared[row.finding] <= MAX_NAMED and row.finding)
+        or row.state in _TROUBLED
+        or newest - (row.step or 0) > 1
+    ]
+    room = max(2, max_rows - len(trouble))
+    named = {row.rank for row in trouble}
+    groups = _groups([row for row in rows if row.rank not in named], room)
+    if len(groups) < 2:
+        few = rows[: max(1, max_rows - 1)]
+        return few, [list(rows[len(few) :])]
+    kept = trouble[: max(1, max_rows - len(groups))]
+    if left := trouble[len(kept) :]:
+        kept, left = kept[:-1], [kept[-1], *left]
+        groups.insert(0, left)
+    return kept, groups
+
+
+def _groups(rows: Sequence[RankRow], room: int) -> list[list[RankRow]]:
+    """Ranks by finding, state and activity, else by host; beyond `room` groups the smallest become one."""
+    groups: dict[tuple[str, ...], list[RankRow]] = {}
+    for row in rows:
+        groups.setdefault((row.finding, row.state, _NUMBERS.sub("…", row.doing)), []).append(row)
+    if len(groups) == 1:
+        hosts: dict[tuple[str, ...], list[RankRow]] = {}
+        for row in rows:
+            hosts.setdefault((row.host,), []).append(row)
+        groups = hosts if 1 < len(hosts) <= room else groups
+    found = sorted(groups.values(), key=len, reverse=True)
+    few, rest = found[: max(1, room - 1)], found[max(1, room - 1) :]
+    return few + ([[row for group in rest for row in group]] if rest else [])
 
 
 def _head(found: RankRows, heading: Heading) -> Text:
@@ -83,8 +134,6 @@ def _cells(row: RankRow, *, has_gpu: bool) -> list[Text | str]:
     from rich.text import Text
 
     doing_s = "" if row.doing_s is None or row.doing_s < _OPEN_S else _seconds(row.doing_s)
-    kind = KINDS.get(row.finding)
-    finding = (kind.title if kind is not None else row.finding) if row.finding else ""
     return [
         str(row.rank),
         Text(row.state, style=_STATES.get(row.state, "")),
@@ -95,30 +144,51 @@ def _cells(row: RankRow, *, has_gpu: bool) -> list[Text | str]:
         *([_percent(row.load_ratio)] if has_gpu else []),
         doing_s,
         visible(row.doing),
-        Text(finding.lower(), style=_COLOURS.get(row.severity, "")),
+        _finding(row.finding, row.severity),
     ]
 
 
-def _folded(rows: Sequence[RankRow], *, has_gpu: bool) -> list[Text | str]:
+def _finding(kind: str, severity: str) -> Text:
+    known = KINDS.get(kind)
+    return _text((known.title if known is not None else kind).lower(), _COLOURS.get(severity, ""))
+
+
+def _folded(rows: Sequence[RankRow], *, is_rest: bool, has_gpu: bool) -> list[Text | str]:
     """One row for many ranks: their numbers, the range of their steps and the medians of their times."""
     steps = [row.step for row in rows if row.step is not None]
     span = "" if not steps else f"{min(steps):,}" if min(steps) == max(steps) else f"{min(steps):,}-{max(steps):,}"
     states = {row.state for row in rows}
     memory = [row.memory_bytes for row in rows if row.memory_bytes is not None]
     loads = [row.load_ratio for row in rows if row.load_ratio is not None]
+    silent = [row.doing_s for row in rows if row.doing_s is not None and row.doing_s >= _OPEN_S]
+    findings = {row.finding: row.severity for row in rows}
     named = sum(bool(row.finding) for row in rows)
+    finding: Text | str = f"{named} with a finding" if named else ""
+    if named and len(findings) == 1:
+        finding = _finding(*findings.popitem())
     return [
-        f"{len(rows)} more",
+        f"{len(rows)} more" if is_rest else f"{len(rows)} rank{'s' * (len(rows) > 1)}",
         states.pop() if len(states) == 1 else "mixed",
         span,
         _ms(_median([row.own_ms for row in rows])),
         _ms(_median([row.waiting_ms for row in rows])),
         size_text(median(memory)) if memory else "",
         *([_percent(median(loads)) if loads else ""] if has_gpu else []),
-        "",
-        _ranges(sorted(row.rank for row in rows)),
-        f"{named} with a finding" if named else "",
+        _seconds(median(silent)) if silent else "",
+        "  ".join(part for part in (_common_activity(rows), _ranges(sorted(row.rank for row in rows))) if part),
+        finding,
     ]
+
+
+def _common_activity(rows: Sequence[RankRow]) -> str:
+    """What all of them are doing, their own numbers left out; their host where they do nothing."""
+    doing = {row.doing for row in rows}
+    doing = doing if len(doing) == 1 else {_NUMBERS.sub("…", text) for text in doing}
+    if len(doing) > 1:
+        return ""
+    activity = doing.pop()
+    hosts = {row.host for row in rows}
+    return visible(activity) if activity else visible(hosts.pop()) if len(hosts) == 1 else ""
 
 
 def _ranges(ranks: Sequence[int]) -> str:
