@@ -18,7 +18,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format docs-check clean
+.PHONY: help demo test lint format docs-check docs clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -43,7 +43,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 # What only the checks need: linters, trackers, and the frameworks whose examples the tests run.
 $(VENV)/.checks: $(VENV)/.installed
 	@echo "Installing what the checks need"
-	@$(PIP_INSTALL) --editable '.[dev,train,dashboard,otel,trackers,lake,stacks,mcp,hf,lightning]'
+	@$(PIP_INSTALL) --editable '.[dev,train,dashboard,otel,trackers,lake,stacks,mcp,hf,lightning,docs]'
 	@touch $@
 
 demo: $(VENV)/.installed ## Train a small GPT on four ranks with two faults, then say what went wrong
@@ -71,6 +71,10 @@ format: $(VENV)/.checks ## Rewrite the code in the project's format and fix what
 
 docs-check: $(VENV)/.checks ## Check links, anchors and commands in the documents
 	$(BIN)/pytest tests/test_docs.py
+
+docs: $(VENV)/.checks ## Build the documents as a site in build/site, warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --site-dir build/site
+	@echo "build/site/index.html"
 
 clean: ## Remove caches and build products; keeps .venv and runs
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
