@@ -3,7 +3,7 @@
     make_server(Path("runs")).run("stdio")
 
 Runs are opened by their names in the folder, so no call leads out of it. SQL goes through the console that is locked
-down: one reading statement, no files, no network, with limits.
+down: one reading statement, no files, no network, in a process with limits of memory and time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope import __version__
 from rankscope.api import Run
-from rankscope.query_result import QueryResult
 from store.runs_folder import RunsFolder
 
 if TYPE_CHECKING:
@@ -111,10 +110,11 @@ class _Tools:
 
         At most 200 rows come back. DESCRIBE and SHOW TABLES work.
         """
-        result: QueryResult = self._run(run).sql(statement, max_rows=MAX_ROWS, limit_s=LIMIT_S)
         from analyzers.report.json import plain
+        from store.sql.process import ask
 
-        return {"columns": list(result.columns), "rows": plain([list(row) for row in result])}
+        answer = ask(self._folder.open(run), statement, max_rows=MAX_ROWS, limit_s=LIMIT_S)
+        return {"columns": list(answer.names), "rows": plain([list(row) for row in answer.rows])}
 
     def stacks(self, run: str = "latest") -> dict[str, str]:
         """Return the Python stacks that were taken when the run hung, by file; empty where none were."""

@@ -25,8 +25,8 @@ from probes.tape.rundir import RunDir
 from store.catch_up import stores_up_to_date
 from store.database import StoreError, connect_attached, connect_foreign, lock_down, translated
 from store.ddl import quoted
-from store.sql_console import ConsoleAnswer
-from store.sql_console import run as run_console
+from store.sql.console import ConsoleAnswer
+from store.sql.console import run as run_console
 from store.views import make_views
 
 if TYPE_CHECKING:

@@ -26,6 +26,8 @@ from dashboard.data.background_answers import OFTEN_REST_FACTOR, REST_FACTOR, An
 from dashboard.data.diagnosis_process import diagnose_in_process
 from probes.tape.rundir import RunDir
 from store import Store, is_watched
+from store.sql import process as sql_process
+from store.sql.console import ConsoleAnswer
 
 __all__ = ["FIRST_S", "LARGE_BYTES", "RunAccess"]
 
@@ -75,16 +77,24 @@ class RunAccess:
             parts.append(int(time.monotonic() / CATCH_UP_S))
         return tuple(parts)
 
-    def open(self, *, memory_bytes: int | None = None) -> Store:
+    def open(self) -> Store:
         """Open a reader, to be closed soon. Raises StoreError."""
-        watched = self.is_watched
         with self._lock:
-            due = not watched and time.monotonic() - self._caught_up_at >= CATCH_UP_S
-            if due or not self.run.stores():
-                store = Store.open(self.run, catch_up=True, wait_s=WAIT_S, memory_bytes=memory_bytes)
+            if self._is_due():
+                store = Store.open(self.run, catch_up=True, wait_s=WAIT_S)
                 self._caught_up_at = time.monotonic()
                 return store
-        return Store.open(self.run, catch_up=False, wait_s=WAIT_S, memory_bytes=memory_bytes)
+        return Store.open(self.run, catch_up=False, wait_s=WAIT_S)
+
+    def ask_sql(self, statement: str, *, max_rows: int, limit_s: float) -> ConsoleAnswer:
+        """Run one reading statement in a process with limits of memory and time. Raises StoreError."""
+        catch_up = self._is_due()
+        return sql_process.ask(self.run, statement, max_rows=max_rows, limit_s=limit_s, catch_up=catch_up)
+
+    def _is_due(self) -> bool:
+        """Return True if the tapes are to be ingested before the next answer."""
+        is_old = time.monotonic() - self._caught_up_at >= CATCH_UP_S
+        return (is_old and not self.is_watched) or not self.run.stores()
 
     def size_bytes(self) -> int:
         """Size of its stores."""

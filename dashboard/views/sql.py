@@ -14,12 +14,12 @@ from dashboard.drawing.elements import table, unique_names
 from dashboard.frame import View, framed
 from probes.tape.schema import TABLES
 from store import StoreError
+from store.sql import process as sql_process
 
 __all__ = ["sql"]
 
 MAX_ROWS = 1_000
 LIMIT_S = 20.0
-MEMORY_BYTES = 1 << 30
 EXACT = 1 << 53
 """Integers up to here are numbers in a browser; larger ones are shown as text."""
 EXAMPLES = {
@@ -51,6 +51,7 @@ def _use_example() -> None:
 def sql(view: View) -> None:
     """Draw the query, its result, and the tables."""
     view.is_pending = False
+    sql_process.warm_up()
     left, right = st.columns([3, 2], gap="large")
     with left:
         st.session_state.setdefault("sql-text", next(iter(EXAMPLES.values())))
@@ -69,8 +70,7 @@ def sql(view: View) -> None:
 
 def _answer(view: View, text: str) -> dict[str, Any]:
     try:
-        with view.access.open(memory_bytes=MEMORY_BYTES) as store:
-            found = store.typed(text, max_rows=MAX_ROWS, limit_s=LIMIT_S)
+        found = view.access.ask_sql(text, max_rows=MAX_ROWS, limit_s=LIMIT_S)
         columns = list(zip(*found.rows, strict=True)) or [()] * len(found.names)
         names = unique_names(found.names)
         frame = pd.DataFrame({name: _column(values) for name, values in zip(names, columns, strict=True)})

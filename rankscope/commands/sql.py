@@ -16,7 +16,6 @@ EPILOG = (
     "rankscope sql runs/latest 'SELECT rank, median(loss) FROM steps GROUP BY rank' --format csv   |   "
     "rankscope sql runs/latest --tables"
 )
-MEMORY_BYTES = 1 << 30
 
 
 def sql(
@@ -31,6 +30,7 @@ def sql(
 ) -> None:
     """Query a run's records with SQL, also while it trains. It only reads, and reaches no other file.
 
+    The statement runs in a process of its own, with 1 GiB of memory; it is ended at the time limit.
     Tables and columns: docs/schema.md. Exit code 2: the statement failed; stderr says why.
     """
     if output not in ("text", "csv", "json"):
@@ -39,10 +39,15 @@ def sql(
         fail("give a statement, e.g. 'FROM steps LIMIT 5', or --tables")
     from probes.tape.rundir import RunDir, RunError
     from store import Store, StoreError
+    from store.sql.process import ask
 
     try:
-        with Store.open(RunDir.open(Path(run)), memory_bytes=MEMORY_BYTES) as store:
-            answer = store.typed(statement or _counts(store), max_rows=max_rows, limit_s=limit_s)
+        opened = RunDir.open(Path(run))
+        if tables:
+            with Store.open(opened) as store:
+                answer = store.typed(_counts(store), max_rows=max_rows, limit_s=limit_s)
+        else:
+            answer = ask(opened, statement, max_rows=max_rows, limit_s=limit_s)
     except (RunError, StoreError) as error:
         fail(str(error))
     _print(answer.names, answer.rows, output)

@@ -53,6 +53,13 @@ def test_it_reaches_nothing_else(run_path: Path, statement: str, tmp_path: Path)
     assert "root:" not in done.output
 
 
+def test_a_greedy_statement_is_one_line_and_not_this_process(run_path: Path) -> None:
+    done = sql(run_path, "SELECT range(2000000000)")
+    assert (done.exit_code, "Out of Memory" in done.stderr) == (2, True)
+    done = sql(run_path, "SELECT count(*) FROM range(1000000) a, range(1000000) b", "--limit-s", "0.2")
+    assert (done.exit_code, "longer than 0.2 s" in done.stderr) == (2, True)
+
+
 def test_control_characters_and_markup_have_no_effect(run_path: Path) -> None:
     done = sql(run_path, "SELECT chr(27) || '[31m' AS a, '[bold]x[/bold]' AS b")
     assert "\x1b" not in done.output
