@@ -56,9 +56,8 @@ demo: $(VENV)/.installed ## Train a small GPT on four ranks with two faults, the
 	@touch $@
 
 test: lint .programs/.fetched ## Everything that must pass: lint, format, types, all tests
-	$(BIN)/pytest -m 'not e2e' -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
-	$(BIN)/pytest -m 'e2e and not alone' -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
-	$(BIN)/pytest -m 'e2e and alone'
+	$(BIN)/pytest -m 'not alone' -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m alone
 
 lint: $(VENV)/.checks ## Lint, format and types only
 	$(BIN)/ruff check .

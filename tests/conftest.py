@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -22,16 +23,24 @@ _LEAKING_NAMES = frozenset(
 )
 _E2E_TIMEOUT_S = 300
 _LONG_FIRST = (
-    "e2e/test_nodes.py", "e2e/test_alerting.py", "e2e/test_faults.py", "e2e", "trainer", "dashboard", "hostile",
+    "e2e/test_nodes.py", "e2e/test_faults.py", "e2e/test_script_drill.py", "e2e/test_soak.py", "e2e/test_alerting.py",
+    "e2e", "trainer", "dashboard", "hostile",
 )  # fmt: skip
+_MAX_WORKERS = 8
 
 hypothesis.settings.register_profile("rankscope", deadline=None)
 hypothesis.settings.load_profile("rankscope")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Several workers take a file at a time: the long ones first, or one worker ends with them alone.
+    # Several workers take a file at a time: the long ones first, or one worker ends with them alone; and those of
+    # tests/e2e, which wait much, in turn with others, which compute.
     items.sort(key=_place)
+    files = list(dict.fromkeys(item.path for item in items))
+    waiting = [path for path in files if path.parent.name == "e2e"]
+    others = [path for path in files if path.parent.name != "e2e"]
+    turns = {path: turn for turn, path in enumerate(itertools.chain(*itertools.zip_longest(waiting, others)))}
+    items.sort(key=lambda item: turns[item.path])
     for item in items:
         if _folder(item) == "e2e":
             item.add_marker(pytest.mark.e2e)
@@ -42,6 +51,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if gpu_items and not _has_cuda():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Two a core: tests wait half of their time, for processes that start and for limits that pass."""
+    return min(_MAX_WORKERS, 2 * len(os.sched_getaffinity(0)))
 
 
 def _place(item: pytest.Item) -> int:
