@@ -45,7 +45,7 @@ def analyze(source: Source) -> list[Finding]:
     candidates = sorted(_merged(candidates), key=lambda candidate: candidate.order(book))
     if not candidates and ended.victim_lines:
         candidates = [_connections(book, ended)]
-    candidates = candidates or _nccls(book)
+    candidates = candidates or _barriers(book) or _nccls(book)
     if not candidates:
         return []
     first = _contested(candidates)
@@ -144,6 +144,31 @@ def _numerics(book: LogBook) -> list[Candidate]:
             why=f"{lines[0].place}: {lines[0].message[:160]}",
             lines=tuple(lines),
             evidence={"step": step},
+        )
+    ]
+
+
+def _barriers(book: LogBook) -> list[Candidate]:
+    """The last that the log holds is that ranks wait for others to join: how many are missing, and not who."""
+    lines = [said for said in book.of("store_barrier") if standing(said, book) != "survived"]
+    size = book.world_size
+    arrived = max((said.number("arrived") or 0 for said in lines), default=0)
+    if size is None or not lines or arrived >= size:
+        return []
+    return [
+        Candidate(
+            cause="rendezvous",
+            kind="rank_lost",
+            rank_class="victim",
+            ranks=(),
+            what=f"{arrived} of {size} ranks joined the process group, and the others did not come",
+            why=f"{lines[-1].place}: {lines[-1].message[:160]}",
+            lines=tuple(lines[-20:]),
+            is_proven=False,
+            evidence={
+                "waiting_ranks": sorted({rank for said in lines if (rank := said.number("waiting")) is not None})
+            },
+            collect=COLLECT["rendezvous"],
         )
     ]
 

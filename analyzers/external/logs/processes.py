@@ -29,6 +29,7 @@ from store.readers.logs.rules import Rule, cause_of
 __all__ = ["process_candidates"]
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
+_RANKS = re.compile(r"\b[Rr]ank[ :=_]?(\d{1,6})\b")
 _UNIQUE_ID = "ing ncclUniqueId from ["
 _NETWORK = ("unreachable", "no_interface", "infiniband", "rendezvous", "port_in_use", "nccl_error", "locked_memory")
 _NO_RANKS = (
@@ -38,7 +39,7 @@ _NO_RANKS = (
     "rendezvous",
     "port_in_use",
     "duplicate_gpu",
-    "version_mismatch", "nccl_error", "locked_memory",
+    "version_mismatch", "nccl_error", "locked_memory", "mismatch",
 )  # fmt: skip
 """Causes that lie between ranks or in the job's settings: who reports one is not to blame."""
 _UNPROVEN = ("nccl_error", "infiniband", "rendezvous", "mismatch")
@@ -114,8 +115,8 @@ def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool)
     everybody = bool(ranks) and book.world_size == len(ranks) > 1
     subject = f"All {len(ranks)} ranks" if everybody else who(ranks)
     what = WHAT.get(cause, "{who} raised {error}").format(who=subject, error=name, at=f" ({at})" if at else "")
-    reported_by = ranks if cause in _NO_RANKS else ()
-    ranks = () if cause in _NO_RANKS else ranks
+    reported_by = ranks if cause in _NO_RANKS or _compares(text) else ()
+    ranks = () if cause in _NO_RANKS or _compares(text) else ranks
     evidence: dict[str, Any] = {
         "reported_by_ranks": list(reported_by),
         "error_type": type_of(first) or None,
@@ -142,6 +143,11 @@ def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool)
         evidence=evidence,
         collect=COLLECT.get(cause, ()),
     )
+
+
+def _compares(text: str) -> bool:
+    """Return True if a message speaks of two ranks: which of them is to blame, or whether a third, it does not say."""
+    return len(set(_RANKS.findall(text))) > 1
 
 
 def _one_line(text: object) -> str:
