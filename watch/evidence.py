@@ -37,6 +37,7 @@ COMMANDS = {
     "dmesg.txt": (("dmesg", "--ctime"), ("journalctl", "--dmesg", "--no-pager", "--since", "-2 days")),
     "nvidia-smi.txt": (("nvidia-smi", "-q"),),
     "ras.txt": (("ncclras", "-v"),),
+    "ras.json": (("ncclras", "-f", "json"),),
     "addresses.txt": (("ip", "-br", "addr"),),
     "infiniband.txt": (("ibstat",),),
     "memory.txt": (("free", "-m"),),

@@ -31,11 +31,13 @@ from analyzers.finding import Finding
 from analyzers.printable import visible
 from analyzers.whatif.what_if import WhatIf
 from store.readers.archives import expand
+from store.readers.debug_server import dumps_of_page
 from store.readers.external_files import SourceError, Survey, survey
 from store.readers.formats import FORMATS, Format, format_of
 from store.readers.logs.rows import log_rows
 from store.readers.logs.scan import ReadLog, read_log
 from store.readers.memory_store import MemoryStore
+from store.readers.ras import read_ras
 
 __all__ = ["Progress", "SourceError", "diagnose_files"]
 
@@ -94,7 +96,7 @@ def _take(path: Path, name: str, files: _Files, scratch: ExitStack | None) -> No
         return
     if found is None:
         files.other += 1
-    elif found != "archive":
+    elif found not in ("archive", "page"):
         files.by_format[found].append(path)
         files.names[path] = visible(name)
     elif scratch is None:
@@ -102,8 +104,9 @@ def _take(path: Path, name: str, files: _Files, scratch: ExitStack | None) -> No
     else:
         into = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-")))
         try:
-            for member, problem in expand(path, into)[:20]:
-                files.problems.add_problem(Path(visible(member)), problem)
+            problems = list(dumps_of_page(path, into).items()) if found == "page" else expand(path, into)
+            for member, problem in problems[:20]:
+                files.problems.add_problem(Path(visible(member)), visible(problem))
         except SourceError as error:
             files.problems.add_problem(path, str(error))
         inside = survey(into)
@@ -117,10 +120,10 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
     findings: dict[str, list[Finding]] = {}
     facts: dict[str, Any] = {"run_id": name}
     inputs: list[Format] = [one for one in FORMATS if files.by_format[one]]
-    if files.by_format["log"]:
+    if files.by_format["log"] or files.by_format["ras"]:
         findings["log"], of_logs = _judge_logs(files, progress)
         facts |= of_logs
-        if not findings["log"] and len(inputs) == 1:
+        if not findings["log"] and len(inputs) == 1 and files.by_format["log"]:
             findings["log"] = [_silent_logs(of_logs)]
     if files.by_format["flight_recorder"]:
         found = Survey(paths=files.by_format["flight_recorder"])
@@ -159,8 +162,10 @@ def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[
         )
         done += path.stat().st_size
         logs.append(log)
+    logs += [read_ras(path) for path in files.by_format["ras"]]
+    for log in logs:
         for problem in ([log.problem] if log.problem else []) + log.given_up:
-            files.problems.add_problem(path, problem)
+            files.problems.add_problem(log.path, problem)
     events, steps = log_rows(logs, files.names)
     with MemoryStore() as store:
         store.add("log_events", events)
@@ -173,7 +178,7 @@ def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[
             "steps": len({row["step"] for row in steps}) or None,
             "ended": "not in the logs",
             "logs": {
-                "files": len(logs),
+                "files": len(paths),
                 "lines": sum(log.num_lines for log in logs),
                 "bytes": sum(log.num_bytes for log in logs),
                 "known_lines": len(events),

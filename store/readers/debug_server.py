@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +20,33 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-__all__ = ["DebugServerError", "Fetched", "fetch_dumps"]
+from store.readers.external_files import modified_ns, read_whole
+
+__all__ = ["DebugServerError", "Fetched", "dumps_of_page", "fetch_dumps", "is_page"]
 
 PAGES = ("fr_trace_nccl_json", "fr_trace_json")
 """NCCL's recorder, and that of all other backends."""
 MAX_PAGE_BYTES = 512 * 2**20
 _RANK = re.compile(r"<h2>Rank (\d+): [^<]*</h2>(.*?)(?=<h2>Rank \d+: |</section>|\Z)", re.DOTALL)
 _TEXT = re.compile(r"<pre>(.*)</pre>", re.DOTALL)
+
+
+def is_page(first: bytes) -> bool:
+    """Return True for a page of the recorder that was saved from a browser: JSON of all ranks inside HTML."""
+    return b"<h2>Rank " in first and (b"fr_trace" in first or b"nccl_trace" in first) and b"<pre>{" in first
+
+
+def dumps_of_page(path: Path, into: Path) -> dict[str, str]:
+    """Write one dump a rank of a saved page; returns the ranks without one, and why. Raises SourceError, OSError."""
+    missing: dict[str, str] = {}
+    for rank, found in _ranks(read_whole(path, MAX_PAGE_BYTES)[0].decode("utf-8", "replace")).items():
+        if isinstance(found, str):
+            missing[f"rank {rank} of {path.name}"] = f"has no dump: {found}"
+            continue
+        file = into / f"rank_{rank}.json"
+        file.write_text(json.dumps(found), encoding="utf-8")
+        os.utime(file, ns=(modified_ns(path), modified_ns(path)))  # when it was dumped
+    return missing
 
 
 class DebugServerError(Exception):

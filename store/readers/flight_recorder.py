@@ -37,6 +37,7 @@ from store.readers.recorded_call import (
     whole_number,
 )
 from store.readers.safe_pickle import loads
+from store.readers.torchcomms import as_torch
 
 __all__ = ["KEPT_CALLS", "RankDump", "read_dump"]
 
@@ -132,7 +133,8 @@ def _status(status: Any, dump: RankDump) -> None:
             dump.enqueued[own] = last
 
 
-def _reduce(entries: list[Any], dump: RankDump, *, is_whole: bool) -> None:
+def _reduce(recorded: list[Any], dump: RankDump, *, is_whole: bool) -> None:
+    entries = as_torch(recorded)
     batches: dict[GroupKey, list[tuple[int, int, Recorded]]] = {}
     first_id: int | None = None
     if entries and isinstance(entries[0], dict):

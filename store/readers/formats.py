@@ -12,16 +12,19 @@ from typing import Literal
 
 from store.readers.archives import is_archive
 from store.readers.ascend_steps import is_ascend_steps
+from store.readers.debug_server import is_page
 from store.readers.external_files import head
 from store.readers.nsys import SQLITE
 from store.readers.operations import PARQUET
+from store.readers.ras import is_ras
 
 __all__ = ["FORMATS", "Format", "format_of"]
 
-Format = Literal["log", "flight_recorder", "kineto", "operations", "archive"]
+Format = Literal["log", "ras", "flight_recorder", "kineto", "operations", "archive", "page"]
 FORMATS: dict[Format, str] = {
-    "log": "text log", "flight_recorder": "flight-recorder dump", "kineto": "profiler trace",
-    "operations": "per-operation table", "archive": "archive",
+    "log": "text log", "ras": "answer of NCCL's RAS", "flight_recorder": "flight-recorder dump",
+    "kineto": "profiler trace", "operations": "per-operation table", "archive": "archive",
+    "page": "page of torch's debug server",
 }  # fmt: skip
 HEAD_BYTES = 64 << 10
 METADATA_BYTES = 24 << 20
@@ -44,8 +47,12 @@ def format_of(path: Path) -> Format | None:
         return "flight_recorder" if any(key in first for key in _DUMP_KEYS) else None
     if first.startswith(SQLITE):
         return "kineto"  # of Nsight Systems, or named as what it is not when it is read
+    if is_page(first):
+        return "page"
     start = first.lstrip(b"\xef\xbb\xbf \t\r\n")
     if start[:1] == b"{":
+        if is_ras(first):
+            return "ras"
         if any(b'"' + key + b'"' in first for key in _DUMP_KEYS) and b'"traceEvents"' not in first:
             return "flight_recorder"
         if any(key in first for key in _TRACE_KEYS) or _has_late_events(path, start):

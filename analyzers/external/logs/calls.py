@@ -70,6 +70,8 @@ def _stalled(book: LogBook) -> Iterator[Candidate]:
 def _ras(book: LogBook) -> Iterator[Candidate]:
     """NCCL's RAS counts operations while the job runs: who is behind may be on its way, so it is a suspicion."""
     lines = [said for said in book.of("ras_state") if said.ranks()]
+    largest = max((said.number("members") or 0 for said in lines), default=0)
+    lines = [said for said in lines if (said.number("members") or 0) == largest]  # the rest follows from it
     ranks = tuple(sorted({rank for said in lines for rank in said.ranks()}))
     if not ranks:
         return

@@ -10,6 +10,7 @@ import pytest
 from analyzers.external.evidence import diagnose_files
 from tests.analyzers.external.test_logs import state, watchdog
 from tests.store.readers.dump_files import Job
+from tests.store.readers.test_ras import ras_answer
 from tests.store.readers.trace_files import trace, write
 
 RANKS, HUNG = 8, 3
@@ -80,6 +81,17 @@ def test_without_a_part_it_is_right_or_honestly_less(job: Path, gone: list[str],
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     first = diagnose_files([job]).fired[0]
     assert (first.status, first.ranks, first.cause) == (status, (HUNG,), cause)
+
+
+def test_ras_as_json_says_the_same(job: Path) -> None:
+    (job / "ras.txt").unlink()
+    counts = {rank: 6 if rank == HUNG else 7 for rank in range(RANKS)}
+    (job / "ras.json").write_text(ras_answer({"0x27a0": counts}))
+    assert diagnose_files([job]).fired[0].cause == "device_error"
+    shutil.rmtree(job / "logs")
+    shutil.rmtree(job / "dumps")
+    first = diagnose_files([job]).fired[0]
+    assert (first.status, first.ranks, first.cause) == ("suspect", (HUNG,), "not_entered")
 
 
 def test_traces_alone_show_no_hang(job: Path) -> None:

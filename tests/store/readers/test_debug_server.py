@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -15,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from analyzers.external.evidence import diagnose_files
 from store.readers import debug_server
 from store.readers.debug_server import DebugServerError, fetch_dumps
 from tests.e2e.launched import rankscope
 from tests.ports import free_port
+from tests.store.readers.dump_files import START_NS, Job
 from tests.waiting import wait_for
 
 HANGS = """
@@ -147,3 +150,22 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert said in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_saved_page_is_read_as_the_dumps_of_its_ranks(tmp_path: Path) -> None:
+    job = Job(3)
+    job.steps(4)
+    job.collective("all_reduce", ranks=[0, 2])
+    ranks = "".join(
+        f"<h2>Rank {rank}: http://a:1/handler/fr_trace_json?</h2> <pre>{json.dumps(job.dump(rank))}</pre>"
+        for rank in range(3)
+    )
+    page = tmp_path / "saved page.html"
+    page.write_text(f'<section class="content"><h1>FlightRecorder</h1>{ranks}<h2>Rank 3: http://a:1/h</h2></section>')
+    os.utime(page, (START_NS / 1e9 + 600, START_NS / 1e9 + 600))
+    diagnosis = diagnose_files([page])
+    assert (diagnosis.fired[0].ranks, diagnosis.fired[0].cause) == ((1,), "not_entered")
+    assert diagnosis.run["files_read"] == {"flight-recorder dump": 3}
+    assert diagnosis.run["file_problems"] == [
+        {"path": "rank 3 of saved page.html", "problem": "has no dump: an empty answer"}
+    ]

@@ -1,0 +1,110 @@
+"""NCCL's RAS as JSON (`ncclras -f json`, NCCL 2.28 and later): states of all communicators, as lines of a log.
+
+    log = read_ras(Path("ras.json"))
+    log.events[0].kind, log.events[0].fields      # "ras_state", {"ranks": "3", "launched": 6, "most_launched": 7}
+
+The same events as of its text form. RAS numbers the ranks of each communicator: the largest one's are those of the job,
+and of the others host, process and device tell which they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from store.readers.external_files import SourceError, unpacked
+from store.readers.json_stream import members
+from store.readers.logs.prefix import Prefix
+from store.readers.logs.scan import LogEvent, ReadLog
+from store.readers.recorded_call import short_text, whole_number
+
+__all__ = ["is_ras", "read_ras"]
+
+MAX_COMMUNICATORS = 20_000
+MAX_RANKS = 200_000
+MAX_LISTED = 512
+_FUNCTIONS = 64
+_ERRORS = {1: "unhandled CUDA error", 2: "system error", 3: "internal error", 4: "invalid argument", 5: "invalid usage"}
+"""ncclResult_t, without those that another rank causes (6) and a call under way (7)."""
+
+
+def is_ras(first: bytes) -> bool:
+    """Return True if a file begins as RAS's JSON does."""
+    return b'"nccl_version"' in first and b'"communicators"' in first and b'"cuda_driver_version"' in first
+
+
+def read_ras(path: Path) -> ReadLog:
+    """Read one answer of RAS. What is wrong with the file is in `problem`."""
+    log = ReadLog(path=path, rank=None)
+    communicators: list[Mapping[str, Any]] = []
+    try:
+        for key, value, is_item in members(unpacked(path), {"communicators"}):
+            if key == "communicators" and is_item and isinstance(value, dict):
+                communicators.append(value)
+                if len(communicators) > MAX_COMMUNICATORS:
+                    raise SourceError(f"holds more than {MAX_COMMUNICATORS:,} communicators: the rest was not read")
+    except SourceError as error:
+        log.problem = str(error)
+    ranks_of = _ranks_by_process(communicators)
+    for place, about in enumerate(communicators):
+        log.events += _events(about, place + 1, ranks_of)
+    return log
+
+
+def _ranks_by_process(communicators: list[Mapping[str, Any]]) -> dict[tuple[str, int, int], int]:
+    largest: Mapping[str, Any] = max(communicators, key=lambda about: whole_number(about.get("size")) or 0, default={})
+    numbered = ((_process(rank), whole_number(rank.get("rank"))) for rank in _listed(largest))
+    return {process: number for process, number in numbered if number is not None}
+
+
+def _process(rank: Mapping[str, Any]) -> tuple[str, int, int]:
+    pid, device = whole_number(rank.get("pid"), default=0), whole_number(rank.get("cuda_dev"), default=0)
+    return short_text(rank.get("host"), 200), pid or 0, device or 0
+
+
+def _listed(about: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for name in ("ranks", "missing_ranks"):
+        found = about.get(name)
+        yield from (rank for rank in (found if isinstance(found, list) else [])[:MAX_RANKS] if isinstance(rank, dict))
+
+
+def _events(about: Mapping[str, Any], line: int, ranks_of: Mapping[tuple[str, int, int], int]) -> Iterator[LogEvent]:
+    size = whole_number(about.get("size"))
+    name = f"communicator {short_text(about.get('hash'), 40)} of {size} ranks"
+    launched: dict[int, int] = {}
+    failed: dict[int, str] = {}
+    missing: list[int] = []
+    for rank in _listed(about):
+        number = ranks_of.get(_process(rank))
+        if number is None:
+            continue
+        status = rank.get("status") if isinstance(rank.get("status"), dict) else {}
+        counts = rank.get("collective_counts")
+        if not isinstance(counts, dict):
+            missing.append(number)
+            continue
+        launched[number] = sum(whole_number(count) or 0 for count in list(counts.values())[:_FUNCTIONS])
+        error = whole_number(status.get("async_error"))
+        if error in _ERRORS:
+            failed[number] = _ERRORS[error]
+    least, most = min(launched.values(), default=0), max(launched.values(), default=0)
+    common: dict[str, Any] = {"world_size": size} if size == len(ranks_of) else {}
+    common["members"] = size
+    if missing:
+        yield _event(line, f"{name}: ranks that did not answer", missing, common)
+    if least < most:
+        behind = [rank for rank, count in sorted(launched.items()) if count == least]
+        text = f"{name}: collective operation counts differ, {least} to {most}"
+        yield _event(line, text, behind, {**common, "launched": least, "most_launched": most})
+    if failed:
+        text = f"{name}: " + ", ".join(f"rank {rank}: {error}" for rank, error in sorted(failed.items())[:8])
+        yield _event(line, text, [], {**common, "failed": ", ".join(map(str, sorted(failed)[:MAX_LISTED]))})
+
+
+def _event(line: int, message: str, ranks: list[int], fields: dict[str, Any]) -> LogEvent:
+    listed = ", ".join(map(str, sorted(ranks)[:MAX_LISTED]))
+    return LogEvent(
+        kind="ras_state", role="hang", cause="", line=line, prefix=Prefix(), message=message,
+        fields={"ranks": listed, **fields} if listed else fields,
+    )  # fmt: skip
