@@ -79,13 +79,13 @@ def _events(about: Mapping[str, Any], line: int, ranks_of: Mapping[tuple[str, in
         number = ranks_of.get(_process(rank))
         if number is None:
             continue
-        status = rank.get("status") if isinstance(rank.get("status"), dict) else {}
+        status = rank.get("status")
         counts = rank.get("collective_counts")
         if not isinstance(counts, dict):
             missing.append(number)
             continue
         launched[number] = sum(whole_number(count) or 0 for count in list(counts.values())[:_FUNCTIONS])
-        error = whole_number(status.get("async_error"))
+        error = whole_number(status.get("async_error")) if isinstance(status, dict) else None
         if error in _ERRORS:
             failed[number] = _ERRORS[error]
     least, most = min(launched.values(), default=0), max(launched.values(), default=0)
