@@ -6,24 +6,50 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.launched import train
+from tests.e2e.launched import LaunchedRun, train
 
 LAYOUTS = ("ddp", "fsdp")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_nan_gradient_is_named_refused_and_skipped(tmp_path: Path, layout: str) -> None:
-    run = train(tmp_path, layout, faults=["nan_grad@step=12,rank=2"], settings=["train.steps=25"])
-    (finding,) = run.findings()
-    assert finding["kind"] == "non_finite"
+@pytest.fixture(scope="module", params=LAYOUTS)
+def broken_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LaunchedRun:
+    """A NaN that is rolled back, then a hang and a death, each with a restart."""
+    faults = ["nan_grad@step=12,rank=2", "hang@step=22,rank=1", "kill@step=32,rank=2"]
+    return train(tmp_path_factory.mktemp("broken"), request.param, faults=faults, settings=["train.steps=40"])
+
+
+def test_each_fault_of_a_run_is_one_finding(broken_run: LaunchedRun) -> None:
+    assert sorted(finding["kind"] for finding in broken_run.findings()) == ["hang", "non_finite", "rank_lost"]
+
+
+def test_nan_gradient_is_named_refused_and_skipped(broken_run: LaunchedRun) -> None:
+    (finding,) = broken_run.findings("non_finite")
     assert finding["ranks"] == [2]
     assert finding["first_step"] == 12
     assert "blocks." in finding["summary"]
-    (rollback,) = run.events("rollback", rank=0)
+    (rollback,) = broken_run.events("rollback", rank=0)
     assert rollback["from_step"] == 12
     assert rollback["to_step"] < 12
-    assert len(run.events("batch_skipped", rank=0)) == 1
-    assert "rank 2" in run.output
+    assert len(broken_run.events("batch_skipped", rank=0)) == 1
+    assert "rank 2" in broken_run.output
+
+
+def test_a_hung_rank_is_named_killed_and_the_run_resumes(broken_run: LaunchedRun) -> None:
+    (hang,) = broken_run.findings("hang")
+    assert hang["ranks"] == [1]
+    assert set(hang["evidence"]["waiting_ranks"]) == {0, 2, 3}
+    assert broken_run.events("stacks")
+    assert [event["killed_rank"] for event in broken_run.events("culprit_killed")] == [1]
+    assert broken_run.events("checkpoint", rank=0)
+    assert "restart" in broken_run.output
+
+
+def test_a_killed_rank_is_named_and_the_run_resumes(broken_run: LaunchedRun) -> None:
+    (lost,) = broken_run.findings("rank_lost")
+    assert lost["ranks"] == [2]
+    assert "SIGKILL" in lost["summary"]
+    loaded = [event["attempt"] for event in broken_run.events("checkpoint", rank=0) if event["state"] == "loaded"]
+    assert loaded == [1, 2], "each attempt after the first starts from a checkpoint"
 
 
 @pytest.mark.alone
@@ -41,29 +67,6 @@ def test_a_slow_rank_is_named_with_its_phase(tmp_path: Path, layout: str, fault:
     assert stragglers[0]["cause"] == cause
     assert 20 <= stragglers[0]["first_step"] <= 45
     assert run.findings() == stragglers
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_hung_rank_is_named_killed_and_the_run_resumes(tmp_path: Path, layout: str) -> None:
-    run = train(tmp_path, layout, faults=["hang@step=15,rank=1"], settings=["train.steps=25"])
-    (hang,) = run.findings("hang")
-    assert hang["ranks"] == [1]
-    assert set(hang["evidence"]["waiting_ranks"]) == {0, 2, 3}
-    assert run.events("stacks")
-    assert [event["killed_rank"] for event in run.events("culprit_killed")] == [1]
-    assert run.events("checkpoint", rank=0)
-    assert "restart" in run.output
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_killed_rank_is_named_and_the_run_resumes(tmp_path: Path, layout: str) -> None:
-    run = train(tmp_path, layout, faults=["kill@step=15,rank=2"], settings=["train.steps=25"])
-    (lost,) = run.findings("rank_lost")
-    assert lost["ranks"] == [2]
-    assert "SIGKILL" in lost["summary"]
-    assert run.findings() == [lost]
-    resumed = [event["step"] for event in run.events("checkpoint", rank=0) if event["state"] == "loaded"]
-    assert resumed, "the second attempt starts from a checkpoint"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
