@@ -11,6 +11,8 @@ __all__ = ["Launched", "wait_for"]
 
 LEAST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
+PAUSE_RATIO = 3.0
+"""Pause in units of what asking took: at most a quarter of a core goes to a condition."""
 
 
 class Launched(Protocol):
@@ -24,11 +26,12 @@ class Launched(Protocol):
 def wait_for(condition: Callable[[], Any], what: str, run: Launched | None = None, deadline_s: float = 100.0) -> Any:
     """Wait until `condition` is true and return its value; AssertionError at the deadline or once `run` has ended."""
     deadline = time.monotonic() + deadline_s
-    asked = time.monotonic()
+    began = time.monotonic()
     while not (value := condition()):
+        took_s = time.monotonic() - began
         assert run is None or not run.has_ended(), f"the run ended while waiting for {what}\n{run.logs()}"
         assert time.monotonic() < deadline, f"no {what} in {deadline_s} s" + (f"\n{run.logs()}" if run else "")
         # What takes long to ask is asked less often: the run that is waited for needs the core, too.
-        time.sleep(min(max(LEAST_PAUSE_S, time.monotonic() - asked), LONGEST_PAUSE_S))
-        asked = time.monotonic()
+        time.sleep(min(max(LEAST_PAUSE_S, PAUSE_RATIO * took_s), LONGEST_PAUSE_S))
+        began = time.monotonic()
     return value
