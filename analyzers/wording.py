@@ -32,8 +32,10 @@ def is_number(value: Any) -> bool:
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """A number in so many significant digits; "?" for anything else."""
-    return f"{value:.{digits}g}" if is_number(value) else "?"
+    """A number in so many significant digits, a large one in whole units; "?" for anything else."""
+    if not is_number(value):
+        return "?"
+    return f"{value:,.0f}" if 10**digits <= abs(value) < 1e9 else f"{value:.{digits}g}"
 
 
 def percent(ratio: Any) -> str:

@@ -33,14 +33,14 @@ def saved_checkpoints(source: Source, scope: Scope, policy: CheckpointPolicy | N
     policy = policy or CheckpointPolicy()
     interval = setting(scope.manifest, "checkpoint.interval")
     if absent := lacking(source, steps=("duration_ns",)):
-        return [_insufficient(f"no values in {', '.join(absent)}")]
+        return [_insufficient(f"no values were recorded in {', '.join(absent)}")]
     ((newest_step,),) = source.rows("SELECT max(step) FROM steps WHERE duration_ns IS NOT NULL")
     if absent := lacking(source, checkpoints=("tier", "state", "step")):
         if interval == 0 and newest_step:
             return []  # advice on the configuration
         if isinstance(interval, int) and (newest_step or 0) < interval:
             return []  # none was due
-        return [_insufficient(f"no values in {', '.join(absent)}")]
+        return [_insufficient(f"no values were recorded in {', '.join(absent)}")]
     found = [one for one in (_failed(source), _age(source, newest_step or 0, interval, policy)) if one]
     if lacking(source, checkpoints=("stall_ns",)):
         return [*found, _insufficient("the stall of saves is not recorded (checkpoints.stall_ns)")]

@@ -45,7 +45,7 @@ def mismatched_collective(heads: Mapping[int, list[Call]]) -> Mismatch | None:
     checks: list[tuple[str, Callable[[Call], str]]] = [
         ("mismatch_operation", lambda call: call.op),
         ("mismatch_dtype", lambda call: call.dtype),
-        ("mismatch_size", lambda call: f"{call.op} of {call.shape or call.num_bytes} ({call.num_bytes} bytes)"),
+        ("mismatch_size", _size),
     ]
     for calls in together.values():
         for cause, kind_of in checks:
@@ -119,4 +119,4 @@ def _unequal(sends: Mapping[int, Call], recvs: Mapping[int, Call]) -> Mismatch |
 
 def _size(call: Call) -> str:
     shape = f"{call.shape} " if call.shape else ""
-    return f"{call.op} of {shape}({call.num_bytes} bytes)"
+    return f"{call.op} of {shape}({call.num_bytes:,} bytes)"

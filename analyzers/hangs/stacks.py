@@ -215,7 +215,7 @@ def _doing(state: RankView) -> str:
     if call is None:
         return state.doing
     phase = call.phase or (state.phases[-1] if state.phases else "")
-    return f"in {phase}, {call.op}" if phase else f"in {call.op}"
+    return f"in {phase}, {call.op}" if phase not in ("", call.op) else f"in {call.op}"
 
 
 def _few(counts: Mapping[int, int]) -> str:

@@ -23,7 +23,7 @@ _NAMES_CALL = (
 
 def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s: float, frame: str) -> str:
     """Two sentences. `frame`: innermost frame of the culprit's stack, or empty."""
-    many, seconds = len(found.culprits) > 1, f"{round(silent_s, 1):g}"
+    many, seconds = len(found.culprits) > 1, f"{round(silent_s, 1 if silent_s < 100 else None):g}"
     who = ranks_text(found.culprits)
     call = found.call.text if found.call else "a collective"
     first = view.ranks.get(found.culprits[0]) if found.culprits else None
@@ -45,7 +45,7 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
         f" {'are' if many else 'is'} stuck{at}: {_stuck_call(view, found, call)}",
         "gil": f"{who} {'do' if many else 'does'} not respond{at}: asleep in native code that holds Python's lock "
         f"(GIL), {doing}{where}",
-        "p2p_unmatched": f"{who} did not answer {call}{stuck}",
+        "p2p_unmatched": f"{who} did not answer {_unanswered(found, call)}{stuck}",
         "mismatch_operation": f"different collectives at the same place{at}: {sides}",
         "skipped": f"{who} skipped {call}{at} and {'are' if many else 'is'} ahead of the others"
         + (f": {sides}" if sides else ""),
@@ -63,6 +63,13 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
         return f"{sentence(text)} No records for {seconds} s."
     where_waiting = "" if found.cause in _NAMES_CALL else f" in {call}"
     return f"{sentence(text)} {sentence(ranks_text(found.waiting))[:-1]} waited{where_waiting} for {seconds} s."
+
+
+def _unanswered(found: HangCause, call: str) -> str:
+    """The call; without its peer where the culprit is that: "rank 0 did not answer recv #234"."""
+    if found.call is not None and found.call.is_p2p and found.call.peer in found.culprits:
+        return f"{found.call.op} #{found.call.seq}"
+    return call
 
 
 def _stuck_call(view: AttemptView, found: HangCause, call: str) -> str:

@@ -52,7 +52,7 @@ def device_health(source: Source, scope: Scope, policy: HealthPolicy | None = No
     if absent := lacking(source, health=("device", "sample_ns")):
         return [
             *found,
-            _insufficient(f"GPU and host health was not checked: no values in {', '.join(absent)}."),
+            _insufficient(f"GPU and host health was not checked: no values were recorded in {', '.join(absent)}."),
         ]
     found += _memory_errors(source, ranks, policy)
     found += _throttled(source, ranks, policy)

@@ -47,7 +47,7 @@ def memory_use(source: Source, scope: Scope, policy: MemoryPolicy | None = None)
     policy = policy or MemoryPolicy()
     found = limits(source, policy)
     if absent := lacking(source, steps=("memory_bytes", "duration_ns")):
-        return [*found, _insufficient(f"no values in {', '.join(absent)}")]
+        return [*found, _insufficient(f"no values were recorded in {', '.join(absent)}")]
     lives = attempts(source)
     samples = _samples(source, lives[-1]) if lives else {}
     growing = {rank: one for rank, (step, memory) in samples.items() if (one := growth(step, memory, policy))}

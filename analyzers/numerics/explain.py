@@ -82,6 +82,8 @@ def _expert_imbalance(finding: Finding) -> str:
 def _after_non_finite(finding: Finding) -> str:
     ranks, batch = ranks_text(finding.ranks), finding.evidence.get("batch_index")
     fine = "" if batch is None else f" Batch {batch} was probably fine."
+    if finding.cause == "reduction" and not finding.evidence.get("judgement"):
+        return "Reduce gradients in fp32, lower the loss scale or clip: each rank's gradient was finite."
     return {
         "transient": f"If {ranks} {'does' if len(finding.ranks) == 1 else 'do'} this again, test the device.{fine}",
         "batch": "Inspect the samples named, or those with the highest loss.",

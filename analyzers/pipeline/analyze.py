@@ -121,7 +121,7 @@ def _imbalance(attempt: int, heavy: int, ranks: Sequence[int], measured: Sequenc
         last_step=measured[0].steps[-1].step,
         cause="imbalance",
         summary=(
-            f"Pipeline coordinate {heavy} ({who}) has {by_coordinate[heavy] / others:.2f}x the work of the others. "
+            f"Pipeline stage {heavy} ({who}) has {by_coordinate[heavy] / others:.2f}x the work of the others. "
             f"Moving {100 * (1 - mean / by_coordinate[heavy]):.0f} % of its layers away would balance it."
         ),
         evidence={

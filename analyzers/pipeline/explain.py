@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from analyzers.finding import Finding
-from analyzers.wording import number, percent
+from analyzers.wording import listed, number, percent
 
 __all__ = ["NEXT", "WHY"]
 
@@ -19,8 +19,8 @@ def _bubble(finding: Finding) -> str:
 
 
 def _imbalance(finding: Finding) -> str:
-    work = ", ".join(number(value) for value in finding.evidence.get("work_ms_by_coordinate") or [])
-    return f"Work per step by pipeline coordinate: {work} ms."
+    work = [f"{number(value)} ms" for value in finding.evidence.get("work_ms_by_coordinate") or []]
+    return f"Work per step of the pipeline stages: {listed(work)}."
 
 
 WHY: Mapping[str, Callable[[Finding], str]] = {"bubble": _bubble, "stage_imbalance": _imbalance}

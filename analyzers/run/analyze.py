@@ -48,7 +48,7 @@ def record_coverage(source: Source, scope: Scope) -> list[Finding]:
         if recorded and silent:
             findings.append(_silent(attempt, silent, world_size))
     findings += [
-        _insufficient(f"{consequence}: no values in {', '.join(absent)}.")
+        _insufficient(f"{consequence}: no values were recorded in {', '.join(absent)}.")
         for table, (columns, consequence) in _READ_COLUMNS.items()
         if not missing_tables(source, table) and (absent := lacking(source, **{table: columns}))
     ]
@@ -61,7 +61,8 @@ def _silent(attempt: int, ranks: list[int], world_size: int) -> Finding:
     shown = ", ".join(map(str, ranks[:_SHOWN_RANKS])) + (", ..." if len(ranks) > _SHOWN_RANKS else "")
     which = f"Rank {shown} has" if len(ranks) == 1 else f"Ranks {shown} have"
     return _insufficient(
-        f"{which} no step in attempt {attempt} ({len(ranks)} of {world_size} ranks), so nothing is known about them.",
+        f"{which} no step in attempt {attempt} ({len(ranks)} of {world_size} ranks): nothing is known about "
+        f"{'it' if len(ranks) == 1 else 'them'}.",
         ranks=tuple(ranks),
         attempt=attempt,
     )

@@ -44,7 +44,7 @@ def configuration(source: Source, scope: Scope, policy: ConfigurationPolicy | No
     if not isinstance(manifest.get("config"), Mapping):
         return [_insufficient("run.json contains no configuration, which an attached loop can pass to `attach`")]
     if absent := lacking(source, steps=("duration_ns",)):
-        return [_insufficient(f"no values in {', '.join(absent)}")]
+        return [_insufficient(f"no values were recorded in {', '.join(absent)}")]
     run = _Run(source=source, manifest=manifest, policy=policy or ConfigurationPolicy())
     found = []
     for cause, rule in RULES.items():

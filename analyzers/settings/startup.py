@@ -57,7 +57,7 @@ def slow_startup(source: Source, scope: Scope, policy: StartupPolicy | None = No
     policy = policy or StartupPolicy()
     needed = {"steps": ("start_ns", "duration_ns"), "ranks": ("wall_ns",), "events": ("wall_ns",)}
     if absent := lacking(source, **needed):
-        return [_insufficient(f"no values in {', '.join(absent)}")]
+        return [_insufficient(f"no values were recorded in {', '.join(absent)}")]
     starts = measure(source, policy)
     if not any(start.by_rank for start in starts):
         return [_insufficient("neither a launch nor a first record of a rank is recorded")]

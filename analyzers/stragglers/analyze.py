@@ -90,9 +90,10 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
     if scope.is_live:
         return [one for one in findings if one.evidence.get("ongoing", True)]
     on_device = [at for at in attempts(source) if scope.attempt in (None, at) and has_uncompared_gaps(source, at)]
-    return findings + [
-        _insufficient("time between phases is host time, which does not show whether a GPU was slow")
-    ] * bool(on_device)
+    return findings + [Finding.insufficient("straggler", "straggler", _GAPS_OF_GPUS)] * bool(on_device)
+
+
+_GAPS_OF_GPUS = "Ranks were not compared between phases: that is host time, which does not show whether a GPU was slow."
 
 
 def _can_judge(timings: Timings, policy: StragglerPolicy) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from analyzers.finding import Finding
+from analyzers.stragglers.corroboration import REASONS
 from analyzers.wording import is_number, number, percent, ranks_text
 
 __all__ = ["NEXT", "WHY"]
@@ -59,13 +60,21 @@ def _throughput(finding: Finding) -> str:
     return f"Changes per step: {rises}."
 
 
+_HOST_NEXT = {
+    "": "Check what else runs on the host of {rank} (top, numactl, cgroup limits), and swapping.",
+    REASONS["gc"]: "Call `gc.freeze()` after start-up, or collect on all ranks in the same step.",
+    REASONS["paging"]: "Check the memory of the host of {rank}: its pages were reclaimed (cgroup limit, swap).",
+    REASONS["blocked"]: "Look at what {rank} waits for: its stacks (`rankscope stacks`), locks and disk.",
+}
+
+
 def _straggler_next(finding: Finding) -> str:
     rank = ranks_text(finding.ranks)
     return {
         "compute": f"Check clocks, temperature and other jobs on the device and host of {rank}.",
         "gpu_clock": f"Check cooling, power and locked clocks of the GPU of {rank} (nvidia-smi -q -d CLOCK).",
         "data": f"Check the data loader and the disk on the host of {rank}.",
-        "host": f"Check what else runs on the host of {rank} (top, numactl, cgroup limits), and swapping.",
+        "host": _HOST_NEXT.get(str(finding.evidence.get("reason")), _HOST_NEXT[""]).format(rank=rank),
         "sequence_length": "Balance the tokens per rank (pack or sort sequences by length).",
         "communication": f"Check network card and cable of {rank}.",
     }.get(finding.cause, f"Check {rank}.")

@@ -8,12 +8,13 @@ free of problems, and a gain that the what-if promises and no finding explains i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.verdict.policy import VerdictPolicy
 from analyzers.whatif.what_if import WhatIf
+from analyzers.wording import ranks_text
 
 __all__ = ["LISTED_BELOW", "verdict"]
 
@@ -47,7 +48,7 @@ def verdict(
         if isinstance(count, int) and count
     ]
     seen = f" ({', '.join(extent)})" if extent else ""
-    unjudged_time = _unjudged_time(facts, policy)
+    unjudged_time = _unjudged_time(facts, policy) or _not_recorded(findings, unjudged, facts)
     dumps = facts.get("dumps")
     if isinstance(dumps, Mapping) and not dumps.get("entries"):  # unreadable or empty: not judged is not healthy
         return " ".join(part for part in ("Nothing was judged: the dumps hold no readable call.", missing) if part)
@@ -102,6 +103,15 @@ def _unjudged_time(facts: Mapping[str, Any], policy: VerdictPolicy) -> str:
     ]
     shown = [f"{100 * ratio:.0f} % {what}" for ratio, what in parts if ratio >= 0.005]
     return f"of the step time, {' and '.join(shown)}"
+
+
+def _not_recorded(findings: Sequence[Finding], unjudged: Collection[str], facts: Mapping[str, Any]) -> str:
+    """Records that any run of several ranks has, and this one lacks; else empty."""
+    silent = sorted({rank for found in findings if found.kind == "records" for rank in found.ranks})
+    if silent:
+        return f"{ranks_text(silent)} left no records of steps"
+    has_peers = (facts.get("num_ranks") or 0) > 1 and facts.get("steps")
+    return "no collective is recorded" if has_peers and "hang" in unjudged else ""
 
 
 def _unexplained_gain(wrong: Sequence[Finding], what_if: WhatIf | None, policy: VerdictPolicy) -> str:

@@ -107,7 +107,7 @@ _LABELS = {
     "place": "part of the step",
     "cycle": "waiting for each other",
     "turn": "execution of the step",
-    "work_ms_by_coordinate": "work (ms) by coordinate",
+    "work_ms_by_coordinate": "work (ms) by stage",
     "tokens_excess_ratio": "more tokens",
     "total_bytes": "capacity",
     "used_ratio": "used",

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from analyzers.diagnose import diagnose
+from analyzers.finding import Finding
 from analyzers.verdict.verdict import verdict
 from analyzers.whatif.what_if import WhatIf
 from store import Store
@@ -31,6 +32,16 @@ def test_what_is_missing_is_said_instead() -> None:
     assert_plain(said)
     said = verdict((), FACTS | {"steps_not_measured_ratio": 0.06, "steps_not_compared_ratio": 0.3})
     assert "6 % was not measured and 30 % was host time between phases on GPU ranks" in said
+
+
+def test_ranks_and_calls_that_left_no_records_are_named() -> None:
+    silent = Finding.insufficient("coverage", "records", "Rank 5 has no step.", ranks=(5,))
+    said = verdict((silent,), {"steps": 60, "num_ranks": 7})
+    assert said.startswith("Nothing was found (60 steps, 7 ranks), but rank 5 left no records of steps.")
+    no_calls = Finding.insufficient("hang", "hang", "Hangs were not checked: no records in collectives.")
+    said = verdict((no_calls,), {"steps": 60, "num_ranks": 8})
+    assert said.startswith("Nothing was found (60 steps, 8 ranks), but no collective is recorded.")
+    assert verdict((no_calls,), {"steps": 60, "num_ranks": 1}).startswith("No problems found")
 
 
 def test_a_gain_that_nothing_explains_is_said() -> None:
