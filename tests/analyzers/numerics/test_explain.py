@@ -26,7 +26,7 @@ from tests.analyzers.explained import assert_explains
             "norm is 1e-09 against 0.1",
             "residual branches",
         ),
-        ("exploding_gradients", "whole", {"rise_factor_ratio": 4000.0}, "4e+03 times", "Lower the rate"),
+        ("exploding_gradients", "whole", {"rise_factor_ratio": 4000.0}, "4,000 times", "Lower the rate"),
         (
             "non_finite",
             "backward",
@@ -61,7 +61,7 @@ from tests.analyzers.explained import assert_explains
             "gradient_noise",
             "larger_batch",
             {"samples": 40, "low_tokens": 1e6, "high_tokens": 2e6, "batch_tokens": 4096.0},
-            "1e+06 to 2e+06 tokens, against 4.1e+03 in a batch",
+            "1,000,000 to 2,000,000 tokens, against 4,096 in a batch",
             "loss by tokens",
         ),
     ],
