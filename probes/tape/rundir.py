@@ -17,12 +17,15 @@ from typing import Any
 
 from .safe_open import file_problem, folder_problem, read_plain
 from .schema import SCHEMA_VERSION
+from .secrets import with_secrets, without_secrets
 
 __all__ = ["NODE_RANK", "RunDir", "RunError"]
 
 NODE_RANK = -1
 """The `rank` of what a node process (watch, launcher) writes."""
 MAX_MANIFEST_BYTES = 16 << 20
+SECRETS = "secrets.json"
+"""Settings that `run.json` has redacted. Not part of what is collected, shared or exported."""
 NO_MANIFEST = "is damaged: what was configured is not known"
 
 
@@ -209,17 +212,36 @@ class RunDir:
             return {}
         return loaded if isinstance(loaded, dict) else {}
 
+    def private_manifest(self) -> dict[str, Any]:
+        """`run.json` with the settings that are secrets: to act on, never to show."""
+        return with_secrets(self.manifest(), self._secrets())
+
+    def _secrets(self) -> dict[str, Any]:
+        try:
+            loaded = json.loads(read_plain(self.path / SECRETS, MAX_MANIFEST_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return loaded if isinstance(loaded, dict) else {}
+
     def begin_manifest(self, manifest: dict[str, Any]) -> None:
         """Write `run.json` of a new run: `manifest`, with what every run says of itself."""
         own = {"run_id": self.run_id, "schema_version": SCHEMA_VERSION, "created_wall_ns": time.time_ns()}
         self.write_manifest(own | manifest)
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
-        """Replace `run.json` in one step."""
-        fresh = self.path / f".run.json.{os.getpid()}"
+        """Replace `run.json` in one step. Settings that are secrets go into a file of their own."""
+        before = self._secrets()
+        public, secrets = without_secrets(manifest, before)
+        if secrets != before:
+            self._write_json(SECRETS, secrets)
+        self._write_json("run.json", public)
+
+    def _write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Replace a file of the run, which its owner alone can read."""
+        fresh = self.path / f".{name}.{os.getpid()}"
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-            file.write(json.dumps(manifest, indent=2, default=str) + "\n")
-        fresh.replace(self.path / "run.json")
+            file.write(json.dumps(content, indent=2, default=str) + "\n")
+        fresh.replace(self.path / name)
 
 
 def _suggestion(missing: Path) -> str:

@@ -95,7 +95,7 @@ def _weights(path: Path, out: str, step: int | None, *, as_llama: bool) -> None:
         folder = find_checkpoint(path, step=step)
         if as_llama:
             run = RunDir.open(folder.parent.parent)
-            done = export_llama(folder, Path(out), changed_config(run.manifest()["config"], []).model)
+            done = export_llama(folder, Path(out), changed_config(run.private_manifest()["config"], []).model)
         else:
             done = export_weights(folder, Path(out))
     except (CheckpointError, StorageError, ConfigError, RunError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -11,20 +10,7 @@ from pydantic import Field, field_validator
 
 from trainer.config.section import Section
 
-__all__ = ["AlertsConfig", "MetricsConfig", "OtelConfig", "TrackersConfig", "without_secrets"]
-
-SECRET = ("alerts.webhook", "alerts.command")
-"""Settings that may hold a token: their values stand in the run's own `run.json` for `watch`, and nowhere else."""
-
-
-def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """A command line with the values of secret settings replaced."""
-    found = []
-    for argument in arguments:
-        key, equals, _ = argument.removeprefix("--set=").partition("=")
-        is_secret = equals and key.strip() in SECRET
-        found.append(f"{argument[: argument.index(key)]}{key}=(redacted)" if is_secret else argument)
-    return found
+__all__ = ["AlertsConfig", "MetricsConfig", "OtelConfig", "TrackersConfig"]
 
 
 class MetricsConfig(Section):
@@ -60,7 +46,7 @@ class AlertsConfig(Section):
         except ValueError:
             usable = False
         if not usable or any(letter.isspace() or not letter.isprintable() for letter in value):
-            raise ValueError(f"alerts.webhook = {value!r}: must be a URL with a host, for example https://host/path")
+            raise ValueError("alerts.webhook = (redacted): must be a URL with a host, for example https://host/path")
         return value
 
     @field_validator("command")
@@ -69,9 +55,9 @@ class AlertsConfig(Section):
         try:
             usable = not value or (bool(shlex.split(value)) and "\0" not in value)
         except ValueError as error:
-            raise ValueError(f"alerts.command = {value!r}: is not a command line ({error})") from None
+            raise ValueError(f"alerts.command = (redacted): is not a command line ({error})") from None
         if not usable:
-            raise ValueError(f"alerts.command = {value!r}: must name a program, or be empty")
+            raise ValueError("alerts.command = (redacted): must name a program, or be empty")
         return value
 
 

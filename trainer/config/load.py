@@ -15,6 +15,7 @@ from typing import Any, Literal, get_origin
 
 from pydantic import ValidationError
 
+from probes.tape.secrets import REDACTED, SECRET_SETTINGS, redacted_command
 from trainer.config.config import Config
 
 __all__ = ["ConfigError", "changed_config", "load_config"]
@@ -48,7 +49,21 @@ def changed_config(values: dict[str, Any], overrides: list[str]) -> Config:
     copied = {key: dict(section) if isinstance(section, dict) else section for key, section in values.items()}
     for override in overrides:
         _apply_override(copied, override)
+    _refuse_redacted(copied)
     return _checked(copied)
+
+
+def _refuse_redacted(values: dict[str, Any]) -> None:
+    """Leave out redacted alerts of a run without its `secrets.json`. Raises ConfigError for any other such setting."""
+    for section, settings in values.items():
+        for name, value in list(settings.items()) if isinstance(settings, dict) else []:
+            if REDACTED not in str(value):
+                continue
+            if (section, name) not in SECRET_SETTINGS:
+                raise ConfigError(
+                    f"{section}.{name} was redacted, and secrets.json is missing: add --set {section}.{name}="
+                )
+            del settings[name]
 
 
 def _checked(values: dict[str, Any]) -> Config:
@@ -62,7 +77,9 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     section, dot, name = key.strip().partition(".")
     if not equals or not dot or not section or not name or "." in name:
-        raise ConfigError(f"--set {override}: must look like section.key=value, for example train.steps=100")
+        raise ConfigError(
+            f"--set {redacted_command([override])[0]}: must look like section.key=value, for example train.steps=100"
+        )
     table = values.setdefault(section, {})
     if not isinstance(table, dict):
         raise ConfigError(f"{section} = {table!r}: is a section, not a value")
@@ -90,10 +107,11 @@ def _describe(error: ValidationError) -> str:
     more = f" (and {len(others)} more)" if others else ""
     if first["type"] == "value_error":  # our own validators name the key themselves
         return _one_line(str(first["ctx"]["error"])) + more
+    shown = REDACTED if first["loc"] in SECRET_SETTINGS else _shown(first["input"])
     if first["type"] == "extra_forbidden":
-        return f"{key} = {_shown(first['input'])}: unknown key; {_allowed_names(first['loc'])}{more}"
+        return f"{key} = {shown}: unknown key; {_allowed_names(first['loc'])}{more}"
     reason = first["msg"].replace("Input should be", "must be").replace("String should", "must")
-    return f"{key} = {_shown(first['input'])}: {_one_line(reason)}{more}"
+    return f"{key} = {shown}: {_one_line(reason)}{more}"
 
 
 def _allowed_names(loc: tuple[int | str, ...]) -> str:

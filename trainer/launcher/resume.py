@@ -57,7 +57,7 @@ def prepare(path: Path, overrides: list[str], *, force: bool) -> Resumed:
     the guard gave up; call `reset_guard` before the launch. Nothing is changed here.
     """
     run = RunDir.open(path)
-    manifest = run.manifest()
+    manifest = run.private_manifest()
     before = manifest.get("config")
     if not isinstance(before, dict):
         raise ResumeError(f"{path} cannot be resumed: its run.json has no configuration.")

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from probes.tape.rundir import RunDir
 from trainer.config.config import Config
-from trainer.config.export import without_secrets
 from trainer.config.load import ConfigError, changed_config, load_config
 from trainer.faults.options import parse_fault
 from trainer.faults.possible import check_faults
@@ -70,7 +69,7 @@ def launch_run(options: Options, *, version: str, console: Console) -> int:
         config = resumed.config
     if config is not None:
         _check_trackers(config)
-    facts = {"rankscope_version": version, "command": without_secrets(sys.argv)}
+    facts = {"rankscope_version": version, "command": sys.argv}
     if node.max_nodes > 1:
         return _on_nodes(config, resumed, node, options, facts, console)
     assert config is not None
@@ -152,7 +151,7 @@ def _on_nodes(
             f"Node {node.rank} is excluded from {run.path} ({reason}). Once it is repaired, delete {path}."
         )
     node = replace(node, failures=count_failures(run, node.rank))
-    config = changed_config(run.manifest()["config"], [])
+    config = changed_config(run.private_manifest()["config"], [])
     node = replace(node, nproc=node.nproc or max(1, ranks_needed(config) // node.max_nodes))
     plan = _largest_plan(config, node.nproc * node.max_nodes)
     return _train(run, config, plan, node, options, console, rendezvous)

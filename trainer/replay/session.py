@@ -78,7 +78,7 @@ def replay_step(path: Path, step: int, *, device: str = "auto", report: Callable
     """Raises ReplayError, RunError, ConfigError, CheckpointError or StoreError, one line each."""
     start = time.monotonic()
     run = RunDir.open(path)
-    manifest = run.manifest()
+    manifest = run.private_manifest()
     before, world_size = manifest.get("config"), manifest.get("world_size")
     if not isinstance(before, dict) or not isinstance(world_size, int):
         raise ReplayError(f"{path} cannot be replayed: its run.json has no configuration of this trainer.")

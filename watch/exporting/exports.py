@@ -83,6 +83,6 @@ def exports(
     with ExitStack() as stack:
         tracking = stack.enter_context(trackers(run, node_rank, events))
         metrics = stack.enter_context(metrics_endpoint(run, node_rank, stall=stall, events=events, listen=listen))
-        hook = stack.enter_context(finding_hook(run.manifest(), run_id=run.run_id, events=events))
+        hook = stack.enter_context(finding_hook(run.private_manifest(), run_id=run.run_id, events=events))
         otel = stack.enter_context(otel_export(run, node_rank, events))
         yield Exports(metrics, tracking, hook, otel)

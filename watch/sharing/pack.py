@@ -29,10 +29,10 @@ from analyzers.diagnose import Diagnosis
 from analyzers.report.files import ReportError, write_reports
 from probes.tape.rundir import RunDir
 from probes.tape.safe_open import file_problem, open_plain
+from probes.tape.secrets import Redactor
 from store import StoreError, is_watched
 from store.catch_up import stores_up_to_date
 from watch.sharing.redacted_store import copy_store
-from watch.sharing.secrets import Redactor
 from watch.sharing.shared_run import MARK, diagnosed_folder
 from watch.verdicts.run_phase import settled_phase
 
@@ -65,7 +65,7 @@ def pack(run: RunDir, target: Path, *, version: str, last_steps: int | None = No
     phase = settled_phase(run)
     is_live = phase.word in ("running", "ending") or (phase.word == "unknown" and is_watched(run.stores()))
     manifest = run.manifest()
-    redactor = Redactor.of(manifest)
+    redactor = Redactor.of(run.private_manifest())
     with _errors_of(target), TemporaryDirectory(prefix="rankscope-") as scratch:
         folder = RunDir(Path(scratch) / run.run_id)
         folder.reports.mkdir(parents=True)

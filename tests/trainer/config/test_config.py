@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from probes.tape.secrets import redacted_command
 from trainer.config.config import Config
-from trainer.config.export import without_secrets
 from trainer.config.load import ConfigError, load_config
 from trainer.layout.plan import resolve
 
@@ -50,10 +50,10 @@ def test_file_then_overrides(tmp_path: Path) -> None:
         ("run.name=../up", ["run.name = '../up'"]),
         ("parallel.dp_shard=0", ["parallel.dp_shard = 0", "-1 to fill up"]),
         ("parallel.dp_replicate=-1", ["parallel.dp_replicate = -1", "only one"]),
-        ("alerts.command=mail 'ops team", ['alerts.command = "mail \'ops team"', "not a command line", "quotation"]),
-        ("alerts.webhook=ftp://x", ["alerts.webhook"]),
+        ("alerts.command=mail 'ops team", ["alerts.command = (redacted)", "not a command line", "quotation"]),
+        ("alerts.webhook=ftp://x", ["alerts.webhook = (redacted)"]),
         ("alerts.webhook=https://", ["alerts.webhook"]),
-        ("alerts.webhook=https:///path", ["alerts.webhook = 'https:///path'", "a URL with a host"]),
+        ("alerts.webhook=https:///path", ["alerts.webhook = (redacted)", "a URL with a host"]),
         ("alerts.webhook=https://host:99999/", ["alerts.webhook", "a URL with a host"]),
         ("train.steps", ["--set train.steps", "section.key=value"]),
         ("steps=3", ["--set steps=3", "section.key=value"]),
@@ -200,7 +200,7 @@ def test_a_command_line_is_recorded_without_its_secrets() -> None:
         "--set",
         "optim.lr=1",
     ]
-    found = without_secrets(given)
+    found = redacted_command(given)
     assert "TOKEN" not in " ".join(found)
     assert found == [
         "train",

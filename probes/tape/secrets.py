@@ -1,0 +1,181 @@
+"""Redact secrets in the manifest of a run, and in its texts before the run leaves its owner's hands.
+
+    redactor = Redactor.of(manifest)
+    redactor("curl -H 'Authorization: Bearer abc123...'")      # "curl -H 'Authorization: (redacted)'"
+    public, secrets = without_secrets(manifest)                # secrets: {"alerts.webhook": "https://..."}
+    with_secrets(public, secrets)                              # the manifest again
+
+Redacted are the values of secret settings wherever they occur, values whose name says that they are secret, passwords
+in URLs, and tokens of well-known forms. No pattern finds a secret that looks like any other word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["REDACTED", "SECRET_SETTINGS", "Redactor", "redacted_command", "with_secrets", "without_secrets"]
+
+REDACTED = "(redacted)"
+SECRET_SETTINGS = (("alerts", "webhook"), ("alerts", "command"))
+"""Settings whose values may hold a token."""
+MIN_VALUE_CHARS = 4
+MIN_LITERAL_CHARS = 8
+"""A shorter value of a secret setting (`mail`) is no secret, and may stand anywhere."""
+_NAMES = (
+    r"[\w.-]{0,60}(?:pass(?:word|wd|phrase)|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credentials?"
+    r"|auth(?:orization)?)(?:_file)?"
+)
+_SECRET_OPTION = re.compile(rf"(?i)--?{_NAMES}")
+_VALUE = r"[^\s\"'\\,;&<>()\[\]{}]"
+_PATTERNS = (
+    # NAME=value, "name": "value", name: value, --name value; numbers are settings, not secrets
+    (
+        re.compile(
+            rf"(?i)(?<![\w-])(?P<keep>(?:--)?{_NAMES}(?![\w-])\\?[\"']?\s*[=:]\s*\\?[\"']?|--{_NAMES}\s+)"
+            rf"(?:(?:bearer|basic|token)\s+)?(?!\d+(?:\.\d+)?(?:[^\w.]|$)|none\b|null\b|true\b|false\b|\(redacted\))"
+            rf"{_VALUE}{{{MIN_VALUE_CHARS},}}"
+        ),
+        rf"\g<keep>{REDACTED}",
+    ),
+    (re.compile(rf"(?i)\b(?P<keep>(?:bearer|basic)\s+){_VALUE}{{12,}}"), rf"\g<keep>{REDACTED}"),
+    (re.compile(r"(?P<keep>[a-z][a-z0-9+.-]{0,20}://[^\s/:@]{0,200}:)[^\s/@]{1,500}(?=@)"), rf"\g<keep>{REDACTED}"),
+    (re.compile(r"(?P<keep>https://hooks\.slack\.com/services/)[\w/-]+"), rf"\g<keep>{REDACTED}"),
+    (
+        re.compile(
+            r"\b(?P<keep>)(?:AKIA[0-9A-Z]{16}|gh[pousr]_\w{20,}|github_pat_\w{20,}|hf_[A-Za-z0-9]{20,}|xox[abp]-[\w-]{10,}"
+            r"|sk-[\w-]{20,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,})"
+        ),
+        rf"\g<keep>{REDACTED}",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Redactor:
+    """Replaces secrets in texts; `values` are literal secrets of the run's configuration."""
+
+    values: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> Redactor:
+        """A redactor that knows the secret settings of a run."""
+        config = manifest.get("config")
+        found = set()
+        for section, key in SECRET_SETTINGS:
+            settings = config.get(section) if isinstance(config, Mapping) else None
+            value = settings.get(key) if isinstance(settings, Mapping) else None
+            if isinstance(value, str) and len(value) >= MIN_LITERAL_CHARS:
+                found.add(value)
+        return cls(tuple(sorted(found, key=len, reverse=True)))
+
+    def __call__(self, text: str) -> str:
+        """The text without its secrets."""
+        for value in self.values:
+            text = text.replace(value, REDACTED)
+        for pattern, replacement in _PATTERNS:
+            text = pattern.sub(replacement, text)
+        return text
+
+    def within(self, value: Any) -> Any:
+        """The same for every text within lists and mappings, by its name too."""
+        if isinstance(value, str):
+            return self(value)
+        if isinstance(value, Mapping):
+            return {str(key): self._named(str(key), item) for key, item in value.items()}
+        return [self.within(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+    def _named(self, name: str, value: Any) -> Any:
+        """A value with its name: `{"token": "abcd"}` is secret by the name alone."""
+        if isinstance(value, str) and value and self(f"{name}={value}") == f"{name}={REDACTED}":
+            return REDACTED
+        return self.within(value)
+
+
+def without_secrets(
+    manifest: Mapping[str, Any], known: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The manifest with its secrets redacted, and the settings that were: {dotted key: value}.
+
+    `known`: those of an earlier call; one whose value is redacted already is kept.
+    """
+    redactor = Redactor.of(manifest)
+    secrets: dict[str, Any] = {}
+
+    def split(values: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in values.items():
+            place = (*path, str(name))
+            if isinstance(value, Mapping):
+                found[name] = split(value, place)
+                continue
+            found[name] = _public(redactor, place, value)
+            if value == found[name] and _is_redacted(value):
+                if (key := ".".join(place)) in (known or {}):
+                    secrets[key] = known[key]  # type: ignore[index]
+            elif value != found[name]:
+                secrets[".".join(place)] = value
+        return found
+
+    public = {key: redactor.within(value) for key, value in manifest.items() if key not in ("config", "command")}
+    config, command = manifest.get("config"), manifest.get("command")
+    if "config" in manifest:
+        public["config"] = split(config, ()) if isinstance(config, Mapping) else config
+    if "command" in manifest:
+        whole = isinstance(command, (list, tuple))
+        public["command"] = redacted_command(list(command or ()), redactor) if whole else redactor.within(command)
+    return {key: public[key] for key in manifest}, secrets
+
+
+def with_secrets(manifest: Mapping[str, Any], secrets: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest with the settings that `without_secrets` took out of it."""
+    found = dict(manifest)
+    if not isinstance(config := manifest.get("config"), Mapping):
+        return found
+
+    def joined(values: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+        return {
+            name: joined(value, (*path, str(name)))
+            if isinstance(value, Mapping)
+            else secrets.get(".".join((*path, str(name))), value)
+            for name, value in values.items()
+        }
+
+    found["config"] = joined(config, ())
+    return found
+
+
+def redacted_command(arguments: Sequence[Any], redactor: Redactor | None = None) -> list[Any]:
+    """A command line without its secrets: `--api-key X`, `--api-key=X`, `--set alerts.webhook=X`, `TOKEN=X`."""
+    redactor = redactor or Redactor()
+    found: list[Any] = []
+    is_value_of_secret = False
+    for argument in arguments:
+        if not isinstance(argument, str):
+            found.append(argument)
+            continue
+        is_option = argument.startswith("-")
+        key, equals, _ = argument.removeprefix("--set=").partition("=")
+        if is_value_of_secret and not is_option:
+            found.append(REDACTED)
+        elif equals and tuple(key.strip().split(".")) in SECRET_SETTINGS:
+            found.append(f"{argument[: argument.index(key)]}{key}={REDACTED}")
+        else:
+            found.append(redactor(argument))
+        is_value_of_secret = is_option and not equals and bool(_SECRET_OPTION.fullmatch(argument))
+    return found
+
+
+def _public(redactor: Redactor, place: tuple[str, ...], value: Any) -> Any:
+    """A setting as it may be shown."""
+    if place in SECRET_SETTINGS:
+        return REDACTED if value else value
+    if place[-1].endswith("_file"):
+        return value  # a path
+    return redactor.within({place[-1]: value})[place[-1]]
+
+
+def _is_redacted(value: Any) -> bool:
+    return isinstance(value, (str, list, tuple)) and REDACTED in str(value)

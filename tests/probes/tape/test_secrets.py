@@ -1,0 +1,138 @@
+"""Secrets are redacted, and nothing that a diagnosis needs."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from probes.tape.rundir import SECRETS, RunDir
+from probes.tape.secrets import Redactor, redacted_command, with_secrets, without_secrets
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("WANDB_API_KEY=0123abcd4567ef89", "0123abcd4567ef89"),
+        ("export HF_TOKEN='hf_abcdefghijklmnopqrstuvwx'", "hf_abcdefghijklmnopqrstuvwx"),
+        ('{"password": "hunter22"}', "hunter22"),
+        ("{'db_password': 'hunter22'}", "hunter22"),
+        ('{"detail": "{\\"secret\\": \\"hunter22\\"}"}', "hunter22"),
+        ("train.py --api-key hunter22 --lr 3", "hunter22"),
+        ("Authorization: Bearer abcdef0123456789abcdef", "abcdef0123456789abcdef"),
+        ("got 401 with bearer abcdef0123456789abcdef", "abcdef0123456789abcdef"),
+        ("s3 at https://me:hunter22@store/bucket", "hunter22"),
+        ("posting to https://hooks.slack.com/services/T0/B0/abcdefgh", "abcdefgh"),
+        ("key AKIAABCDEFGHIJKLMNOP used", "AKIAABCDEFGHIJKLMNOP"),
+        ("ghp_0123456789abcdefghijklmnopqrst", "ghp_0123456789abcdefghijklmnopqrst"),
+    ],
+)
+def test_secrets_go(text: str, secret: str) -> None:
+    found = Redactor()(text)
+    assert secret not in found
+    assert "(redacted)" in found
+    assert Redactor()(found) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step 40: tokens/s 1024.5, num_tokens=4096, token: 50256, token_count: 12",
+        "tokenizer=gpt2 tokenizer: byte-level",
+        "KeyError: 'blocks.3.mlp.up.weight' at train.py:12",
+        "https://pytorch.org:443/docs and tcp://10.0.0.1:29500",
+        "RuntimeError: author=someone, secret=None, password: (redacted)",
+        "The secret of a fast loader is prefetch",
+    ],
+)
+def test_plain_text_stays(text: str) -> None:
+    assert Redactor()(text) == text
+
+
+def test_settings_and_named_values_go_and_json_stays_json() -> None:
+    manifest = {
+        "config": {"alerts": {"webhook": "https://example.org/h/xyz123", "command": ""}, "optim": {"lr": 0.1}},
+        "command": ["rankscope", "train", "--set", "alerts.webhook=https://example.org/h/xyz123"],
+        "versions": {"my_token": "plain-word", "tokens": "4096 per step"},
+    }
+    redactor = Redactor.of(manifest)
+    found = json.dumps(redactor.within(manifest))
+    assert "xyz123" not in found
+    assert "plain-word" not in found
+    assert "4096 per step" in found
+    assert json.loads(redactor(json.dumps(manifest)))["config"]["optim"] == {"lr": 0.1}
+
+
+MANIFEST = {
+    "config": {
+        "alerts": {"webhook": "https://example.org/h/xyz123", "command": "", "at_most_per_hour": 60},
+        "data": {"path": ["a.txt", "s3://me:hunter22@store/x"]},
+        "metrics": {"token_file": "/etc/token"},
+        "logger": {"api_key": "hunter22"},
+    },
+    "command": [
+        "train.py",
+        "--api-key",
+        "hunter22",
+        "--lr",
+        "3",
+        "--auth-token=hunter22",
+        "https://example.org/h/xyz123",
+    ],
+    "cwd": "/home/me",
+}
+
+
+def test_a_manifest_is_split_and_put_together_again() -> None:
+    public, secrets = without_secrets(MANIFEST)
+    text = json.dumps(public)
+    assert "xyz123" not in text
+    assert "hunter22" not in text
+    assert public["config"]["metrics"] == MANIFEST["config"]["metrics"]  # type: ignore[index]
+    assert with_secrets(public, secrets)["config"] == MANIFEST["config"]
+    again, kept = without_secrets(public, secrets)
+    assert (again, kept) == (public, secrets), "redacted once is redacted, and nothing is lost"
+    assert without_secrets(public, {})[1] == {}
+
+
+def test_a_run_keeps_its_secrets_in_a_file_of_its_own(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, name="x", manifest=dict(MANIFEST))
+    assert "hunter22" not in (run.path / "run.json").read_text()
+    assert (run.path / SECRETS).stat().st_mode & 0o777 == 0o600
+    run.write_manifest(run.manifest() | {"versions": {}})
+    assert run.private_manifest()["config"] == MANIFEST["config"]
+    cleared = run.private_manifest()
+    cleared["config"]["alerts"]["webhook"] = ""
+    run.write_manifest(cleared)
+    assert "xyz123" not in (run.path / SECRETS).read_text()
+
+
+def test_a_run_without_secrets_has_no_such_file(tmp_path: Path) -> None:
+    run = RunDir.create(
+        tmp_path, name="x", manifest={"config": {"optim": {"lr": 0.1}}, "command": ["train", "--lr", "3"]}
+    )
+    assert not (run.path / SECRETS).exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (["x.py", "--api-key", "abc", "y"], ["x.py", "--api-key", "(redacted)", "y"]),
+        (["x.py", "-api_key", "abc"], ["x.py", "-api_key", "(redacted)"]),
+        (["x.py", "--use-token", "--lr", "3"], ["x.py", "--use-token", "--lr", "3"]),
+        (["x.py", "--tokenizer", "gpt2", "--num-tokens", "12"], ["x.py", "--tokenizer", "gpt2", "--num-tokens", "12"]),
+        (["HF_TOKEN=abcdef", "x.py"], ["HF_TOKEN=(redacted)", "x.py"]),
+        (["--set=alerts.command=mail me"], ["--set=alerts.command=(redacted)"]),
+    ],
+)
+def test_command_lines(given: list[str], shown: list[str]) -> None:
+    assert redacted_command(given) == shown
+
+
+def test_a_long_line_takes_linear_time() -> None:
+    begin = time.process_time()
+    for text in ("x" * 300_000, "a." * 150_000, "://" * 100_000, "token " * 50_000, "https://" * 40_000):
+        Redactor()(text)
+    assert time.process_time() - begin < 20
