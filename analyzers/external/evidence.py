@@ -20,6 +20,7 @@ from typing import Any
 
 from analyzers.diagnose import Diagnosis, conclude
 from analyzers.external.dump_diagnosis import judge_dumps
+from analyzers.external.inspector_diagnosis import judge_inspector
 from analyzers.external.joining import join
 from analyzers.external.logs.analyze import analyze as judge_logs
 from analyzers.external.logs.book import LogBook
@@ -139,6 +140,11 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
         found = Survey(paths=files.by_format["operations"])
         findings["operations"], what_if, of_jobs = judge_jobs(found, name=name)
         facts = {**of_jobs, **facts}
+        files.problems.problems += found.problems
+    if files.by_format["inspector"]:
+        found = Survey(paths=files.by_format["inspector"])
+        findings["inspector"], of_calls = judge_inspector(found, name=name)
+        facts = {**of_calls, **{key: value for key, value in facts.items() if value is not None}}
         files.problems.problems += found.problems
     facts["input"] = inputs[0] if len(inputs) == 1 else "several"
     facts["files_read"] = {FORMATS[one]: len(files.by_format[one]) for one in inputs}

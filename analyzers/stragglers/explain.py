@@ -38,6 +38,8 @@ def _straggler(finding: Finding) -> str:
     share = ""
     if is_number(caused) and round(caused, 2):
         share = f", causing {percent(caused)} of the waiting in collectives"
+    if not phases:  # known from arrivals alone
+        return f"It came last into {percent(of.get('arrives_last_ratio'))} of the collectives{share}."
     return f"Against {others}: {phases}{share}.{_line(of)}"
 
 

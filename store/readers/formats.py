@@ -14,17 +14,18 @@ from store.readers.archives import is_archive
 from store.readers.ascend_steps import is_ascend_steps
 from store.readers.debug_server import is_page
 from store.readers.external_files import head
+from store.readers.inspector import is_inspector
 from store.readers.nsys import SQLITE
 from store.readers.operations import PARQUET
 from store.readers.ras import is_ras
 
 __all__ = ["FORMATS", "Format", "format_of"]
 
-Format = Literal["log", "ras", "flight_recorder", "kineto", "operations", "archive", "page"]
+Format = Literal["log", "ras", "flight_recorder", "kineto", "operations", "inspector", "archive", "page"]
 FORMATS: dict[Format, str] = {
     "log": "text log", "ras": "answer of NCCL's RAS", "flight_recorder": "flight-recorder dump",
     "kineto": "profiler trace", "operations": "per-operation table", "archive": "archive",
-    "page": "page of torch's debug server",
+    "inspector": "log of NCCL's inspector", "page": "page of torch's debug server",
 }  # fmt: skip
 HEAD_BYTES = 64 << 10
 METADATA_BYTES = 24 << 20
@@ -53,6 +54,8 @@ def format_of(path: Path) -> Format | None:
     if start[:1] == b"{":
         if is_ras(first):
             return "ras"
+        if is_inspector(first):
+            return "inspector"
         if any(b'"' + key + b'"' in first for key in _DUMP_KEYS) and b'"traceEvents"' not in first:
             return "flight_recorder"
         if any(key in first for key in _TRACE_KEYS) or _has_late_events(path, start):

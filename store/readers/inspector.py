@@ -1,0 +1,114 @@
+"""NCCL's inspector (`ext-profiler/inspector`): completed collectives of one process, one JSON object a line.
+
+    read = read_inspector(Path("nccl-inspector-771/gpu-01-pid-71.log"))
+    read.calls["0x7f8c", 3].seq, read.calls["0x7f8c", 3].exec_us      # by communicator and rank in it
+
+Only collectives that ended are in it: what a rank hangs in is not. Times are lengths; clocks of ranks are not compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from store.arrays import Floats, Ints
+from store.readers.external_files import SourceError, unpacked
+from store.readers.recorded_call import short_text, whole_number
+
+__all__ = ["InspectedCalls", "InspectorLog", "is_inspector", "read_inspector"]
+
+MAX_CALLS = 5_000_000
+MAX_LINE_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class InspectedCalls:
+    """One rank's completed collectives of one communicator, in the order in which they ended."""
+
+    num_ranks: int
+    process: tuple[str, int]
+    """Host and process number: the same in all communicators of a rank."""
+    _seq: list[int] = field(default_factory=list)
+    _exec_us: list[float] = field(default_factory=list)
+    ops: dict[str, int] = field(default_factory=dict)
+
+    def add(self, seq: int, exec_us: int, op: str) -> None:
+        self._seq.append(seq)
+        self._exec_us.append(float(exec_us))
+        self.ops[op] = self.ops.get(op, 0) + 1
+
+    @property
+    def seq(self) -> Ints:
+        """Sequence numbers."""
+        return np.array(self._seq, dtype=np.int64)
+
+    @property
+    def exec_us(self) -> Floats:
+        """Microseconds from the start of a collective on this rank to its end."""
+        return np.array(self._exec_us, dtype=np.float64)
+
+
+@dataclass(slots=True)
+class InspectorLog:
+    """One process's file. `problem` is why it was not read to its end."""
+
+    path: Path
+    calls: dict[tuple[str, int], InspectedCalls] = field(default_factory=dict)
+    num_calls: int = 0
+    damaged_lines: int = 0
+    problem: str = ""
+
+
+def is_inspector(first: bytes) -> bool:
+    """Return True if a file begins with a line of the inspector."""
+    return b'"inspector_output_format_version"' in first and b'"coll_perf"' in first
+
+
+def read_inspector(path: Path) -> InspectorLog:
+    """Read one file; what is wrong with it is in `problem` and `damaged_lines`."""
+    log = InspectorLog(path=path)
+    try:
+        for line in _lines(path):
+            try:
+                about: Any = json.loads(line)
+            except (ValueError, RecursionError):
+                log.damaged_lines += bool(line.strip())
+                continue
+            _take(about, log)
+            if log.num_calls >= MAX_CALLS:
+                raise SourceError(f"holds more than {MAX_CALLS:,} collectives: the rest was not read")
+    except SourceError as error:
+        log.problem = str(error)
+    return log
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    rest = b""
+    for chunk in unpacked(path):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+        if len(rest) > MAX_LINE_BYTES:
+            raise SourceError("has a line that is longer than any of the inspector's")
+    yield rest
+
+
+def _take(about: Any, log: InspectorLog) -> None:
+    parts = [about.get(name) if isinstance(about, dict) else None for name in ("header", "metadata", "coll_perf")]
+    header, metadata, call = (part if isinstance(part, dict) else {} for part in parts)
+    name, rank = short_text(header.get("id"), 40), whole_number(header.get("rank"), 1_000_000)
+    seq, exec_us = whole_number(call.get("coll_sn")), whole_number(call.get("coll_exec_time_us"))
+    if not name or rank is None or seq is None or exec_us is None:
+        log.damaged_lines += 1
+        return
+    found = log.calls.get((name, rank))
+    if found is None:
+        process = (short_text(metadata.get("hostname"), 200), whole_number(metadata.get("pid"), default=0) or 0)
+        found = InspectedCalls(num_ranks=whole_number(header.get("n_ranks"), default=0) or 0, process=process)
+        log.calls[name, rank] = found
+    found.add(seq, exec_us, short_text(call.get("coll"), 40))
+    log.num_calls += 1
