@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from analyzers.diagnose import Diagnosis, conclude
+from analyzers.external.call_order import judge_execution_traces
 from analyzers.external.dump_diagnosis import judge_dumps
 from analyzers.external.inspector_diagnosis import judge_inspector
 from analyzers.external.joining import join
@@ -141,11 +142,15 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
         findings["operations"], what_if, of_jobs = judge_jobs(found, name=name)
         facts = {**of_jobs, **facts}
         files.problems.problems += found.problems
-    if files.by_format["inspector"]:
-        found = Survey(paths=files.by_format["inspector"])
-        findings["inspector"], of_calls = judge_inspector(found, name=name)
-        facts = {**of_calls, **{key: value for key, value in facts.items() if value is not None}}
-        files.problems.problems += found.problems
+    others: dict[Format, Callable[..., tuple[list[Finding], dict[str, Any]]]] = {
+        "inspector": judge_inspector, "execution_trace": judge_execution_traces,
+    }  # fmt: skip
+    for one, judge in others.items():
+        if files.by_format[one]:
+            found = Survey(paths=files.by_format[one])
+            findings[one], of_calls = judge(found, name=name)
+            facts = {**of_calls, **{key: value for key, value in facts.items() if value is not None}}
+            files.problems.problems += found.problems
     facts["input"] = inputs[0] if len(inputs) == 1 else "several"
     facts["files_read"] = {FORMATS[one]: len(files.by_format[one]) for one in inputs}
     facts["ended"] = facts.get("ended") if len(inputs) == 1 else "not recorded"

@@ -13,6 +13,7 @@ from typing import Literal
 from store.readers.archives import is_archive
 from store.readers.ascend_steps import is_ascend_steps
 from store.readers.debug_server import is_page
+from store.readers.execution_trace import is_execution_trace
 from store.readers.external_files import head
 from store.readers.inspector import is_inspector
 from store.readers.nsys import SQLITE
@@ -21,11 +22,14 @@ from store.readers.ras import is_ras
 
 __all__ = ["FORMATS", "Format", "format_of"]
 
-Format = Literal["log", "ras", "flight_recorder", "kineto", "operations", "inspector", "archive", "page"]
+Format = Literal[
+    "log", "ras", "flight_recorder", "kineto", "operations", "inspector", "execution_trace", "archive", "page"
+]
 FORMATS: dict[Format, str] = {
     "log": "text log", "ras": "answer of NCCL's RAS", "flight_recorder": "flight-recorder dump",
     "kineto": "profiler trace", "operations": "per-operation table", "archive": "archive",
-    "inspector": "log of NCCL's inspector", "page": "page of torch's debug server",
+    "inspector": "log of NCCL's inspector", "execution_trace": "execution trace",
+    "page": "page of torch's debug server",
 }  # fmt: skip
 HEAD_BYTES = 64 << 10
 METADATA_BYTES = 24 << 20
@@ -54,6 +58,8 @@ def format_of(path: Path) -> Format | None:
     if start[:1] == b"{":
         if is_ras(first):
             return "ras"
+        if is_execution_trace(first):
+            return "execution_trace"
         if is_inspector(first):
             return "inspector"
         if any(b'"' + key + b'"' in first for key in _DUMP_KEYS) and b'"traceEvents"' not in first:

@@ -1,0 +1,130 @@
+"""Execution traces of PyTorch (`ExecutionTraceObserver`, the input of Chakra): which collectives a rank made, in order.
+
+    trace = read_execution_trace(Path("et_rank3.json"))
+    trace.calls["0"][17].op, trace.calls["0"][17].shape      # by group and number
+
+They have no times. With NCCL each call is a node `record_param_comms` with its number and group. Other backends leave
+the operation alone (`gloo:all_reduce`): it is counted, which says something only where the job has one group.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from store.readers.external_files import SourceError, rank_of_name, unpacked
+from store.readers.json_stream import members
+from store.readers.recorded_call import whole_number
+
+__all__ = ["ExecutionTrace", "TracedCall", "is_execution_trace", "read_execution_trace"]
+
+MAX_CALLS = 2_000_000
+_BACKEND_CALL = re.compile(r"(?:gloo|nccl|ucc|mpi|xccl|hccl|rccl):([a-z_]{2,40})")
+_NO_CALLS = ("wait", "init", "send", "recv", "pointtopoint", "monitored_barrier")
+_INIT = "## process_group:init ##"
+
+
+@dataclass(frozen=True, slots=True)
+class TracedCall:
+    """One collective: its operation, and shape and type of what went in."""
+
+    op: str
+    shape: str
+    dtype: str
+
+
+@dataclass(slots=True)
+class ExecutionTrace:
+    """One rank's file. `is_counted`: numbers are places in it, not those of the process group."""
+
+    rank: int
+    path: Path
+    calls: dict[str, dict[int, TracedCall]] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Number of ranks of each group."""
+    is_counted: bool = False
+    problem: str = ""
+    """Why it was not read to its end: an observer that was not stopped leaves half a file."""
+
+
+def is_execution_trace(first: bytes) -> bool:
+    """Return True if a file begins as an execution trace does."""
+    return b'"schema"' in first and b'"start_ts"' in first and b'"nodes"' in first
+
+
+def read_execution_trace(path: Path, *, is_only: bool = False) -> ExecutionTrace:
+    """Read one file. Raises SourceError if nothing of it can be used."""
+    numbered: dict[str, dict[int, TracedCall]] = {}
+    counted: dict[int, TracedCall] = {}
+    sizes: dict[str, int] = {}
+    problem = ""
+    num_calls = 0
+    try:
+        for key, value, is_item in members(unpacked(path), {"nodes"}):
+            if key != "nodes" or not is_item or not isinstance(value, dict):
+                continue
+            name = value.get("name")
+            if name == "record_param_comms":
+                num_calls += _numbered(value, numbered)
+            elif name == _INIT:
+                sizes |= _sizes(value)
+            elif isinstance(name, str) and (match := _BACKEND_CALL.fullmatch(name)) and match[1] not in _NO_CALLS:
+                counted[len(counted)] = TracedCall(match[1], *_shape(value))
+                num_calls += 1
+            if num_calls > MAX_CALLS:
+                raise SourceError(f"holds more than {MAX_CALLS:,} collectives: the rest was not read")
+    except SourceError as error:
+        problem = str(error)
+    if not numbered and not counted:
+        raise SourceError(problem or "is an execution trace without a collective")
+    rank = rank_of_name(path) if "rank" in path.name.lower() or not is_only else 0
+    if rank is None:
+        raise SourceError("has no rank in its name (et_rank3.json)")
+    calls = numbered or {next(iter(sizes), "") if len(sizes) < 2 else "": counted}
+    return ExecutionTrace(rank=rank, path=path, calls=calls, sizes=sizes, is_counted=not numbered, problem=problem)
+
+
+def _numbered(node: dict[str, Any], found: dict[str, dict[int, TracedCall]]) -> int:
+    """Take a node's call: [tensors,] [number, is p2p], [group, description], rank, operation, ..."""
+    inputs = node.get("inputs")
+    values = inputs.get("values") if isinstance(inputs, dict) else None
+    for place, value in enumerate(values[:3] if isinstance(values, list) else ()):
+        if not (isinstance(value, list) and len(value) == 2 and isinstance(value[1], bool)):
+            continue
+        seq, is_p2p = whole_number(value[0]), value[1]
+        group, op = (values[place + n] if len(values) > place + n else None for n in (1, 3))
+        name = group[0] if isinstance(group, list) and group else group
+        if seq is None or is_p2p or not isinstance(name, str) or not isinstance(op, str) or op.lower() in _NO_CALLS:
+            return 0
+        found.setdefault(name[:200], {}).setdefault(
+            seq, TracedCall(op.lower()[:40], *_shape(node, has_tensors=place > 0))
+        )
+        return 1
+    return 0
+
+
+def _shape(node: dict[str, Any], *, has_tensors: bool = True) -> tuple[str, str]:
+    inputs = node.get("inputs")
+    if not has_tensors or not isinstance(inputs, dict):
+        return "", ""
+    shapes, types = inputs.get("shapes"), inputs.get("types")
+    shape = json.dumps(shapes[0])[:200] if isinstance(shapes, list) and shapes else ""
+    dtype = str(types[0])[:80] if isinstance(types, list) and types else ""
+    return shape, dtype.removeprefix("GenericList[").removesuffix("]")
+
+
+def _sizes(node: dict[str, Any]) -> dict[str, int]:
+    inputs = node.get("inputs")
+    values = inputs.get("values") if isinstance(inputs, dict) else None
+    try:
+        groups = json.loads(values[0]) if isinstance(values, list) and values else []
+    except (ValueError, TypeError, RecursionError):
+        return {}
+    return {
+        str(group.get("pg_name"))[:200]: whole_number(group.get("group_size"), default=0) or 0
+        for group in (groups if isinstance(groups, list) else [])[:100_000]
+        if isinstance(group, dict)
+    }
