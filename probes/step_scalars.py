@@ -4,13 +4,14 @@
     values.put(loss=loss.detach())           # a float, or a tensor of one element
     values.flush()                           # once a step: what has come back
 
-A tensor on a GPU is copied to pinned memory and read when the copy has arrived: nothing waits for the device.
+A tensor on a GPU is copied to pinned memory, by itself and as it is: no kernel is launched, one event a step follows
+the copies, and nothing waits for the device.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any, NamedTuple
+from collections import defaultdict, deque
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,11 +27,16 @@ MAX_IN_FLIGHT = 64
 _REAL = {column.name for column in TABLES["steps"].columns if column.type.startswith("f")}
 
 
-class _Reading(NamedTuple):
-    step: int
-    names: tuple[str, ...]
-    values: Tensor
-    arrived: Any
+class _Reading:
+    """Values of a step on their way from the device; `arrived` is the event after all of them."""
+
+    __slots__ = ("arrived", "step", "values")
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.values: list[tuple[tuple[str, ...], Tensor]] = []
+        """Columns that a value is for, and where it arrives."""
+        self.arrived: Any = None
 
 
 class StepScalars:
@@ -39,46 +45,74 @@ class StepScalars:
     def __init__(self, recorder: TapeRecorder) -> None:
         self._recorder = recorder
         self._in_flight: deque[_Reading] = deque()
+        self._pinned: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
         recorder.at_close.append(self._last)
 
     def put(self, **values: float | Tensor) -> None:
         """Set columns of the current step."""
-        on_device = {}
+        on_device: dict[int, tuple[Tensor, list[str]]] = {}
         captures = is_capturing()
         for name, value in values.items():
             if isinstance(value, Tensor) and not value.is_cpu:
                 if captures:
                     continue  # what we did to it would become a part of the graph
-                on_device[name] = value.detach().double().reshape(())
+                on_device.setdefault(id(value), (value, []))[1].append(name)
             else:
                 self._recorder.log(**{name: typed(name, value.item() if isinstance(value, Tensor) else value)})
-        if on_device and len(self._in_flight) < MAX_IN_FLIGHT:
-            copied, arrived = read_back(torch.stack(tuple(on_device.values())))
-            step = self._recorder.step_number
-            if not self._in_flight or self._in_flight[-1].step != step:
-                self._recorder.defer()  # once: all readings of a step come back together
-            self._in_flight.append(_Reading(step, tuple(on_device), copied, arrived))
+        if not on_device:
+            return
+        reading = self._reading()
+        if reading is not None:
+            for value, names in on_device.values():
+                reading.values.append((tuple(names), self._copied(value)))
+
+    def _reading(self) -> _Reading | None:
+        """The current step's reading; None if too many are on their way."""
+        step, last = self._recorder.step_number, self._in_flight[-1] if self._in_flight else None
+        if last is not None and last.step == step and last.arrived is None:
+            return last
+        if len(self._in_flight) >= MAX_IN_FLIGHT:
+            return None
+        if last is None or last.step != step:
+            self._recorder.defer()  # once: all readings of a step come back together
+        self._seal()
+        self._in_flight.append(_Reading(step))
+        return self._in_flight[-1]
+
+    def _copied(self, value: Tensor) -> Tensor:
+        free = self._pinned[value.dtype]
+        pinned = free.pop() if free else torch.empty((), dtype=value.dtype, pin_memory=True)
+        return pinned.copy_(value.detach().reshape(()), non_blocking=True)
+
+    def _seal(self) -> None:
+        """Record the event after the newest copies."""
+        if self._in_flight and self._in_flight[-1].arrived is None:
+            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            self._in_flight[-1].arrived = event
 
     def flush(self) -> None:
         """Write what has come back; the last reading of a step completes its record."""
-        if self._in_flight and is_capturing():
-            return  # a query would end the capture
-        while self._in_flight and self._in_flight[0].arrived.query():
-            step = self._in_flight[0].step
-            if step == self._recorder.step_number:
-                return  # its record is not written yet
+        if not self._in_flight or is_capturing():
+            return  # in a capture an event would become a part of the graph, and a query would end it
+        self._seal()
+        while self._in_flight and (step := self._in_flight[0].step) != self._recorder.step_number:
+            readings = [reading for reading in self._in_flight if reading.step == step]
+            if not readings[-1].arrived.query():
+                return
             found: dict[str, float] = {}
-            while self._in_flight and self._in_flight[0].step == step:
-                reading = self._in_flight[0]
-                reading.arrived.synchronize()  # of one step: they come within moments of each other
-                numbers = zip(reading.names, reading.values.tolist(), strict=True)
-                found |= {name: typed(name, number) for name, number in numbers}
+            for reading in readings:
                 self._in_flight.popleft()
+                for names, pinned in reading.values:
+                    number = pinned.item()
+                    found |= {name: typed(name, number) for name in names}
+                    self._pinned[pinned.dtype].append(pinned)
             self._recorder.log_late(step, **found)
 
     def _last(self) -> None:
         with failing_open("late_values"):
-            if self._in_flight:
+            if self._in_flight and not is_capturing():
+                self._seal()
                 self._in_flight[-1].arrived.synchronize()
             self.flush()
 

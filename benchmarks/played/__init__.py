@@ -4,5 +4,7 @@
 `streams`         hosts that run ahead, streams, kernels and collectives on a virtual clock
 `programs`        steps of DDP, FSDP2, tensor and pipeline parallel training as operations of hosts and streams
 `faults`          what goes wrong, and what a diagnosis has to say of it
+`device`          a played CUDA device for torch: tensors without memory, streams and events that count
+`step_budget`     what attaching adds to a step on it, over a fake process group of up to 512 ranks
 `recording`       a played run on disk: tapes written by the real recorder and the real plugin
 """

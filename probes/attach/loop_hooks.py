@@ -294,7 +294,7 @@ class LoopPhases:
 
     def _total_norm(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         norm = real(*args, **kwargs)
-        if type(norm) is Tensor:  # of shards it is a part of the whole, which only a collective would tell
+        if isinstance(norm, Tensor) and not hasattr(norm, "_local_tensor"):  # of shards it is a part of the whole
             self._norm = norm.detach()
         return norm
 

@@ -45,13 +45,15 @@ def test_nothing_of_ours_is_captured(recorder: TapeRecorder, monkeypatch: pytest
     model = nn.Linear(2, 2)
     probe = GradientProbe(recorder, model.named_parameters(), interval=1)
     values = StepScalars(recorder)
-    values._in_flight.append(step_scalars._Reading(0, ("loss",), torch.zeros(1), NotYet()))
+    reading = step_scalars._Reading(0)
+    reading.values, reading.arrived = [(("loss",), torch.zeros(()))], NotYet()
+    values._in_flight.append(reading)
     probe._in_flight.append(gradients._Reading(0, [0], torch.zeros(2, 1), NotYet()))
     model(torch.ones(1, 2)).sum().backward()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    for place in (step_scalars, gradients):
-        monkeypatch.setattr(place, "read_back", _no_device_work)
+    monkeypatch.setattr(StepScalars, "_copied", _no_device_work)
+    monkeypatch.setattr(gradients, "read_back", _no_device_work)
     monkeypatch.setattr(gradients, "_norms", _no_device_work)
     with recorder.step(1):
         values.put(loss=loss, tokens=7)

@@ -1,0 +1,44 @@
+"""What attaching adds to a step on many GPUs: counted on a played device, over a fake group of up to 512 ranks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.played.step_budget import LAYOUTS, SINGLE
+
+ROOT = Path(__file__).resolve().parents[1]
+RANKS = 512
+MAX_EVENTS = 10
+VALUES = {"ddp": 2, "fsdp": 1, "fsdp_tp": 1, "1f1b": 0, SINGLE: 2}
+"""What is read back: the loss, and the norm where clipping computes the whole one. Stage 0 of 1F1B has none."""
+
+
+@pytest.fixture(scope="module")
+def added(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    if not shutil.which("c++"):
+        pytest.skip("the played device needs a C++ compiler")
+    file = tmp_path_factory.mktemp("budget") / "budget.json"
+    words = [sys.executable, "-m", "benchmarks.played.step_budget", "--ranks", str(RANKS), "--json", str(file)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {row["layout"]: row for row in json.loads(file.read_text())}
+
+
+@pytest.mark.timeout(660)
+@pytest.mark.parametrize("layout", [SINGLE, *LAYOUTS])
+def test_a_step_stays_within_its_budget(added: dict[str, dict[str, Any]], layout: str) -> None:
+    """Copying the loss took two kernels for its type, one to stack, and a wait for a second event."""
+    row = added[layout]
+    assert (row["kernels"], row["operators"]) == (0, {})
+    assert row["copies"] == VALUES[layout]
+    assert row["syncs"] == 0
+    assert row["collectives"] == 0
+    assert (row["copies"] > 0) <= row["events"] <= MAX_EVENTS
+    assert row["events"] > 2 or layout != SINGLE  # phases of one rank are timed by events
