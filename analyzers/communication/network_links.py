@@ -1,7 +1,7 @@
 """Links between nodes, from what the proxy threads of NCCL did: how long a sender waits for its network.
 
     for link in network_links(source, attempt=0):
-        link.rank, link.peer, link.channel, link.wait_ns_per_byte
+        link.rank, link.peer, link.channel, link.factor
 
 A slow link slows its whole ring, so all members of a group see the same slow call. Its sender alone waits for the
 network; the others wait for data or for credit. Recorded where the plugin was asked for `steps` (docs/gpu.md).
@@ -27,10 +27,8 @@ class NetworkLink:
     rank: int
     peer: int
     channel: int
-    wait_ns_per_byte: float
-    """Time for which the sender waited for its network."""
     factor: float = 1.0
-    """That over the median of all other links."""
+    """Time a byte for which the sender waited for its network, over the median of all other links."""
 
     @property
     def text(self) -> str:
@@ -60,7 +58,7 @@ def network_links(source: Source, attempt: int, policy: NetworkLinkPolicy | None
     waits = np.array([wait for *_, wait in rows])
     return [
         NetworkLink(
-            rank=rank, peer=int(peer), channel=channel, wait_ns_per_byte=wait,
+            rank=rank, peer=int(peer), channel=channel,
             factor=float(wait / max(np.median(np.delete(waits, i)), 1e-9)) if len(waits) > 1 else 1.0,
         )
         for i, (rank, peer, channel, wait) in enumerate(rows)
@@ -105,4 +103,4 @@ def stalled_link(source: Source, attempt: int, group: str, seq: int) -> NetworkL
     if len(pairs) != 1:
         return None
     sender, receiver, channel, _ = rows[0]
-    return NetworkLink(rank=int(sender), peer=int(receiver), channel=channel, wait_ns_per_byte=float("nan"))
+    return NetworkLink(rank=int(sender), peer=int(receiver), channel=channel)

@@ -45,7 +45,6 @@ __all__ = ["Progress", "SourceError", "diagnose_files"]
 
 Progress = Callable[[str, int, int], None]
 """Called with what is read, how many bytes of it are done, and how many there are."""
-MAX_ARCHIVES = 2000
 
 
 @dataclass(slots=True)

@@ -24,7 +24,6 @@ from watch.live_tapes import LiveTapes
 from watch.standstill_loop import StandstillLoop
 
 HOUR_NS = 3600 * 10**9
-FLOOR_S = 5.0
 
 
 @pytest.fixture

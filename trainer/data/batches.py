@@ -92,10 +92,6 @@ class BatchStream:
                 f"fewer than one sequence of {seq_len + 1}"
             )
 
-    @property
-    def batches_per_epoch(self) -> float:
-        return self.num_sequences / self.global_batch_size
-
     def sample_ids(self, batch_index: int, data_rank: int = 0, data_size: int = 1) -> tuple[int, ...]:
         """Sequences of the rank's rows of a batch; by default all rows of the global batch."""
         rows = self.global_batch_size // data_size

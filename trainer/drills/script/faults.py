@@ -27,7 +27,6 @@ class ScriptFault:
     """The rank among others is right, too: of two sizes in a group of two, neither is the wrong one."""
     lasts: bool = False
     """From its step to the end of the script; else it strikes once."""
-    ends_run: bool = False
     hangs: bool = False
     """The run stands still until the drill ends it."""
     allowed: tuple[str, ...] = ()
@@ -43,7 +42,7 @@ def _slow(what: str, *places: str) -> ScriptFault:
 
 
 def _ends(what: str, *causes: str) -> ScriptFault:
-    return ScriptFault(what=what, kinds=("rank_lost",), causes=causes, ends_run=True)
+    return ScriptFault(what=what, kinds=("rank_lost",), causes=causes)
 
 
 def _stuck(what: str, *causes: str) -> ScriptFault:
