@@ -16,7 +16,7 @@ import pytest
 
 from dashboard.launch import DashboardServer
 from dashboard.screenshots import PAGES, SETTLED, browser_path
-from tests.e2e.launched import LaunchedRun, kill, start
+from tests.e2e.launched import LaunchedRun, kill, start, unhurried
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ class Visit:
 @pytest.fixture(scope="module")
 def visit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
     run = start(
-        tmp_path_factory.mktemp("live"), "two", settings=["train.steps=100000", "checkpoint.interval=100"]
+        tmp_path_factory.mktemp("live"), "two", faults=unhurried(2),
+        settings=["train.steps=100000", "checkpoint.interval=100"],
     )  # fmt: skip
     try:
         wait_for(lambda: run.run.stores(), "the store", run)

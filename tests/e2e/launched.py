@@ -128,6 +128,11 @@ class LaunchedRun:
         return "\n".join(f"--- {file.name} {file.parent.name}\n{file.read_text()[-3000:]}" for file in files)
 
 
+def unhurried(num_ranks: int) -> list[str]:
+    """Faults with which each step waits for its data: a run that is only looked at leaves the cores to who looks."""
+    return [f"slow_data@step=1,rank={rank},seconds=0.1" for rank in range(num_ranks)]
+
+
 def start(
     tmp_path: Path,
     layout: str,
