@@ -21,7 +21,7 @@ if str(_HERE.parent) not in sys.path:
     sys.path.append(str(_HERE.parent))
 
 from analyzers.printable import visible  # noqa: E402
-from dashboard import frame, navigation  # noqa: E402
+from dashboard import frame, login, navigation  # noqa: E402
 from dashboard.data import prefetch  # noqa: E402
 from dashboard.drawing import live_chart  # noqa: E402
 from dashboard.drawing.elements import style  # noqa: E402
@@ -33,6 +33,7 @@ def main() -> None:
     """One run of the script."""
     st.set_page_config(page_title="Rankscope", page_icon=str(_HERE / "icon.png"), layout="wide")
     style()
+    login.require()
     live_chart.prepare()
     prefetch.use(navigation.FIRST_QUERIES)
     folder = RunsFolder(Path(os.environ.get("RANKSCOPE_DASHBOARD_RUNS", "runs")))

@@ -27,6 +27,7 @@ from probes.tape.rundir import RunDir
 __all__ = ["DashboardError", "DashboardServer"]
 
 READY_S = 60.0
+TOKEN_VARIABLE = "RANKSCOPE_DASHBOARD_TOKEN_FILE"
 LOOPBACK = "127.0.0.1"
 
 
@@ -37,15 +38,17 @@ class DashboardError(ValueError):
 class DashboardServer:
     """The server process. Raises DashboardError."""
 
-    def __init__(self, runs: Path, *, port: int, address: str = LOOPBACK) -> None:
+    def __init__(self, runs: Path, *, port: int, address: str = LOOPBACK, token_file: Path | None = None) -> None:
         folder, run_id = _folder_and_run(runs)
         if importlib.util.find_spec("streamlit") is None:
             raise DashboardError("streamlit is not installed: pip install 'rankscope[dashboard]'")
+        token = _token_variable(token_file)
         port = _free_port(address, port)
         self.url = f"http://{address}:{port}"
         command, environment = own_process("dashboard.serve")
         command += ["--server.address", address, "--server.port", str(port), "--server.headless", "true"]
         environment |= {"RANKSCOPE_DASHBOARD_RUNS": str(folder), "RANKSCOPE_DASHBOARD_RUN": run_id}
+        environment = {name: value for name, value in environment.items() if name != TOKEN_VARIABLE} | token
         environment["RANKSCOPE_DASHBOARD_PARENT"] = str(os.getpid())
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
@@ -93,6 +96,19 @@ class DashboardServer:
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
         raise DashboardError(f"the server did not answer at {self.url} within {READY_S:.0f} s: try again")
+
+
+def _token_variable(token_file: Path | None) -> dict[str, str]:
+    """What tells the server where the token stands. Raises DashboardError for a file that is not safe."""
+    if token_file is None:
+        return {}
+    from dashboard.login import read_token
+
+    try:
+        read_token(token_file)
+    except ValueError as error:
+        raise DashboardError(str(error)) from None
+    return {TOKEN_VARIABLE: str(token_file.resolve())}
 
 
 def _folder_and_run(runs: Path) -> tuple[Path, str]:

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
+from analyzers.printable import visible
 from rankscope.commands import (
     analyze,
     collect,
@@ -85,7 +86,7 @@ def main() -> None:
         code = app(standalone_mode=False)
     except TyperException as error:
         if message := error.format_message():
-            sys.stderr.write(f"rankscope: {_sentence(message)} See {_help_of(error)}\n")
+            sys.stderr.write(f"rankscope: {visible(_sentence(message))} See {_help_of(error)}\n")
         code = error.exit_code
     except typer.Abort:
         code = 1

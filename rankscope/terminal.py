@@ -10,20 +10,27 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["RunArgument", "console", "fail"]
+__all__ = ["RunArgument", "console", "echo", "fail"]
 
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/latest.", metavar="RUN")]
 
 
 def fail(message: str) -> NoReturn:
     """Exit with code 2 and one line on stderr: what is wrong, where, and what to do."""
-    typer.echo(f"rankscope: {message}", err=True)
+    echo(f"rankscope: {message}", err=True)
     raise typer.Exit(2)
+
+
+def echo(text: object = "", *, err: bool = False) -> None:
+    """Print a text without control characters, to standard output or to stderr."""
+    from analyzers.printable import visible_lines
+
+    typer.echo(visible_lines(str(text)), err=err)
 
 
 def console() -> Console:
     """Return a console: colours and width of the terminal, or plain text of a fixed width into a pipe or a file."""
-    from rich.console import Console
+    from analyzers.report.terminal.safe_console import SafeConsole
 
-    terminal = Console()
-    return terminal if terminal.is_terminal else Console(width=110, no_color=True)
+    terminal = SafeConsole()
+    return terminal if terminal.is_terminal else SafeConsole(width=110, no_color=True)

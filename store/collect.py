@@ -13,13 +13,12 @@ from __future__ import annotations
 import contextlib
 import filecmp
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from probes.tape.rundir import RunDir, RunError
-from probes.tape.safe_open import file_problem, folder_problem
+from probes.tape.safe_open import file_problem, folder_problem, open_plain
 
 __all__ = ["Collected", "collect"]
 
@@ -114,7 +113,9 @@ def _files(run: RunDir, folders: Sequence[str], left_out: list[str]) -> Iterator
             for found in sorted((*files, *linked)):
                 path = Path(place, found)
                 relative = path.relative_to(run.path).as_posix()
-                if file_problem(path):
+                if not relative.isprintable():
+                    left_out.append(f"{run.path / relative} has control characters in its name")
+                elif file_problem(path):
                     left_out.append(f"{run.path / relative} {file_problem(path)}")
                 else:
                     yield relative
@@ -139,7 +140,28 @@ def _copy(source: Path, target: Path) -> int:
             return found.st_size
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f".{target.name}.collect-{os.getpid()}")
-    shutil.copyfile(source, fresh, follow_symlinks=False)
+    _copy_data(source, fresh)
     os.utime(fresh, ns=(found.st_atime_ns, found.st_mtime_ns))
     fresh.replace(target)
     return found.st_size
+
+
+def _copy_data(source: Path, target: Path) -> None:
+    """Copy the parts of a plain file that hold data: holes stay holes, however large the file claims to be."""
+    target.unlink(missing_ok=True)
+    with open(open_plain(source), "rb") as reading:
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as writing:
+            end = os.fstat(reading.fileno()).st_size
+            os.ftruncate(writing.fileno(), end)
+            at = 0
+            while at < end:
+                try:
+                    at = os.lseek(reading.fileno(), at, os.SEEK_DATA)
+                except OSError:  # ENXIO: nothing but a hole follows
+                    break
+                stop = min(end, os.lseek(reading.fileno(), at, os.SEEK_HOLE))
+                while at < stop and (data := os.pread(reading.fileno(), min(stop - at, 1 << 20), at)):
+                    at += os.pwrite(writing.fileno(), data, at)
+                if at < stop:
+                    break  # it was cut short meanwhile

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from analyzers.printable import visible
 from analyzers.run.policy import stall_policy
 from analyzers.run.setting import number
 from probes.tape import event_kinds
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             listen.check()
         _watch(run, options, listen)
     except (RunError, ListenError, StoreLockedError) as error:
-        sys.stderr.write(f"rankscope watch: {error}\n")
+        sys.stderr.write(f"rankscope watch: {visible(str(error))}\n")
         return 2
     return 0
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankscope.terminal import console, fail
+from rankscope.terminal import console, echo, fail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -120,7 +120,7 @@ def _newest_run(path: Path) -> Path:
         return path
     others = f"; others: {', '.join(names[1 : 1 + MAX_LISTED_RUNS])}" if len(names) > 1 else ""
     more = f" and {len(names) - 1 - MAX_LISTED_RUNS} more" if len(names) > 1 + MAX_LISTED_RUNS else ""
-    typer.echo(
+    echo(
         f"rankscope: {path} holds {len(names)} run{'s' * (len(names) > 1)}; newest: {names[0]}{others}{more}", err=True
     )
     return path / names[0]
@@ -150,7 +150,7 @@ def _opened(run: Path, **options: Any) -> Iterator[tuple[Store, Diagnosis]]:
     if is_shared(run):
         with shared_run(run, **options) as (store, diagnosis, note):
             if note:
-                typer.echo(f"rankscope: {run}: {note}", err=True)
+                echo(f"rankscope: {run}: {note}", err=True)
             yield store, diagnosis
     else:
         with diagnosed_run(RunDir.open(run), **options) as opened:
@@ -164,7 +164,7 @@ def _print(diagnosis: Diagnosis, spike: WhySpike | None, output: str) -> None:
         from analyzers.report.json import plain, to_json
 
         more = {} if spike is None else {"why_spike": plain(spike.to_json())}
-        typer.echo(json.dumps(to_json(diagnosis) | more, indent=2))
+        echo(json.dumps(to_json(diagnosis) | more, indent=2))
     elif spike is not None:
         from analyzers.report.terminal.why_spike_text import render as render_spike
 
@@ -178,5 +178,7 @@ def _print(diagnosis: Diagnosis, spike: WhySpike | None, output: str) -> None:
 def _progress(name: str, done: int, total: int) -> None:
     """One line on a terminal while large input is read."""
     if total >= SHOW_PROGRESS_BYTES and sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[Kreading {name[-60:]}: {100 * done // total} % of {total / 1e9:.1f} GB")
+        from analyzers.printable import visible
+
+        sys.stderr.write(f"\r\x1b[Kreading {visible(name[-60:])}: {100 * done // total} % of {total / 1e9:.1f} GB")
         sys.stderr.flush()

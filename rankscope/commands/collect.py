@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import console, fail
+from rankscope.terminal import console, echo, fail
 
 __all__ = ["EPILOG", "collect"]
 
@@ -36,6 +36,6 @@ def collect(
     except RunError as error:
         fail(str(error))
     for path in done.left_out:
-        typer.echo(f"rankscope: skipped {path}", err=True)
+        echo(f"rankscope: skipped {path}", err=True)
     what = f"{len(done.ranks)} ranks of {len(done.nodes)} nodes, {done.num_files} files, {done.num_bytes / 1e6:.1f} MB"
     console().print(f"{into}: {what}. Now: rankscope analyze {into}", highlight=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import console, fail
+from rankscope.terminal import console, echo, fail
 
 __all__ = ["EPILOG", "collect_evidence"]
 
@@ -40,5 +40,5 @@ def collect_evidence(
     except OSError as error:
         fail(f"{into}: {error.strerror}")
     for name, why in collected.missing.items():
-        typer.echo(f"rankscope: no {name}: {why}", err=True)
+        echo(f"rankscope: no {name}: {why}", err=True)
     console().print(f"{collected.archive}. Now: rankscope analyze {into}", highlight=False, soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.terminal import console, fail
+from rankscope.terminal import console, echo, fail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,7 @@ def compare(
         fail(str(error))
     _print(comparison, scaling, output)
     if html is not None and output == "text":
-        typer.echo(f"\n{html}  {num_bytes / 1e6:.1f} MB")
+        echo(f"\n{html}  {num_bytes / 1e6:.1f} MB")
     if fail_on and comparison is not None and reaches(comparison.findings, "warning"):
         raise typer.Exit(1)
 
@@ -110,7 +110,7 @@ def _print(comparison: Comparison | None, scaling: Scaling | None, output: str) 
 
         values = comparison.to_json() if comparison is not None else {}
         values |= {"scaling": scaling.to_json()} if scaling is not None else {}
-        typer.echo(json.dumps(plain(values), indent=2, allow_nan=False))
+        echo(json.dumps(plain(values), indent=2, allow_nan=False))
         return
     if comparison is not None:
         from analyzers.report.terminal.compare_text import render
@@ -120,5 +120,5 @@ def _print(comparison: Comparison | None, scaling: Scaling | None, output: str) 
         from analyzers.report.terminal.scaling_text import render as render_scaling
 
         if comparison is not None:
-            typer.echo()
+            echo()
         render_scaling(scaling, console())

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import fail
+from rankscope.terminal import echo, fail
 
 __all__ = ["EPILOG", "dashboard"]
 
@@ -20,10 +20,14 @@ EPILOG = (
 def dashboard(
     runs: Annotated[Path, typer.Argument(help="Folder of runs, or one run.", metavar="[RUNS_DIR]")] = Path("runs"),
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes any free one.")] = 8501,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="FILE", help="Ask visitors for the token in this file.")
+    ] = None,
 ) -> None:
     """Show runs in the browser, while they train and after they ended.
 
     It listens on 127.0.0.1 only and opens on the newest run. From another machine: ssh -L 8501:127.0.0.1:8501 HOST.
+    On a machine with other users: --token-file (mode 0600).
     """
     import signal
 
@@ -31,8 +35,8 @@ def dashboard(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it as Ctrl-C does
     try:
-        with DashboardServer(runs, port=port) as server:
-            typer.echo(f"Dashboard of {runs}: {server.url}   (Ctrl-C ends it)")
+        with DashboardServer(runs, port=port, token_file=token_file) as server:
+            echo(f"Dashboard of {runs}: {server.url}   (Ctrl-C ends it)")
             code = server.wait()
     except DashboardError as error:
         fail(str(error))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rankscope import __version__
-from rankscope.terminal import console, fail
+from rankscope.terminal import console, echo, fail
 
 __all__ = ["EPILOG", "FAULTS", "demo"]
 
@@ -62,19 +62,17 @@ def _show_pages(runs_dir: Path, *, serve: bool) -> None:
     import importlib.util
 
     if importlib.util.find_spec("streamlit") is None:
-        typer.echo(
-            "\nPages in the browser: pip install 'rankscope[dashboard]', then rankscope dashboard " + str(runs_dir)
-        )
+        echo("\nPages in the browser: pip install 'rankscope[dashboard]', then rankscope dashboard " + str(runs_dir))
     elif serve:
         from dashboard.launch import DashboardError, DashboardServer
 
         try:
             with DashboardServer(runs_dir, port=0) as server:
-                typer.echo(f"\nPages of this run: {server.url}   (Ctrl-C ends it)")
+                echo(f"\nPages of this run: {server.url}   (Ctrl-C ends it)")
                 server.wait()
         except DashboardError as error:
             fail(str(error))
         except KeyboardInterrupt:
             return
     else:
-        typer.echo(f"\nPages in the browser: rankscope dashboard {runs_dir}")
+        echo(f"\nPages in the browser: rankscope dashboard {runs_dir}")

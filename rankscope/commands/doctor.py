@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import fail
+from rankscope.terminal import echo, fail
 
 __all__ = ["EPILOG", "doctor"]
 
@@ -42,11 +42,11 @@ def doctor(
     if output == "json":
         import json
 
-        typer.echo(json.dumps(to_json(checks), indent=2))
+        echo(json.dumps(to_json(checks), indent=2))
     else:
         width = max(len(check.name) for check in checks)
         for check in checks:
-            typer.echo(f"{check.status:<7}  {check.name:<{width}}  {check.found}")
+            echo(f"{check.status:<7}  {check.name:<{width}}  {check.found}")
             if check.remedy:
-                typer.echo(f"{'':<7}  {'':<{width}}  -> {check.remedy}")
+                echo(f"{'':<7}  {'':<{width}}  -> {check.remedy}")
     raise typer.Exit(worst(checks) == "failed")

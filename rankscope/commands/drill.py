@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import console, fail
+from rankscope.terminal import console, echo, fail
 from trainer.faults.catalogue import MESHES
 
 __all__ = ["EPILOG", "drill"]
@@ -93,8 +93,7 @@ def _drill_script(
     import shlex
     import time
 
-    from rich.console import Console
-
+    from analyzers.report.terminal.safe_console import SafeConsole
     from trainer.drills.script.drill import print_rows, script_drill, to_json
     from trainer.drills.script.execute import Plan
     from trainer.drills.script.faults import SCRIPT_FAULTS, chosen_faults
@@ -102,7 +101,7 @@ def _drill_script(
     if lists:
         for name, fault in SCRIPT_FAULTS.items():
             expected = " or ".join(fault.kinds) or "nothing"
-            typer.echo(f"{name:22} {fault.what}: {expected}")
+            echo(f"{name:22} {fault.what}: {expected}")
         return 0
     try:
         names, words = chosen_faults(faults), shlex.split(script)
@@ -112,7 +111,7 @@ def _drill_script(
         fail(f"--script {script}: no such file")
     plan = Plan(words=tuple(words), num_ranks=num_ranks or 2, limit_s=limit_s)
     folder = (Path("runs") / time.strftime("drill-%Y%m%d-%H%M%S")).resolve()
-    shown, rows = Console(stderr=output == "json"), []
+    shown, rows = SafeConsole(stderr=output == "json"), []
     try:
         for row in script_drill(plan, names, folder=folder, keep=keep):
             rows.append(row)
@@ -123,5 +122,5 @@ def _drill_script(
         return 130
     print_rows(rows, shown)
     if output == "json":
-        typer.echo(json.dumps(to_json(rows), indent=2))
+        echo(json.dumps(to_json(rows), indent=2))
     return 0 if rows and all(row.is_right for row in rows) else 1

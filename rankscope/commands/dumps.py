@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import console, fail
+from rankscope.terminal import console, echo, fail
 
 __all__ = ["EPILOG", "dumps"]
 
@@ -36,7 +36,7 @@ def dumps(
     except (DebugServerError, OSError) as error:
         fail(str(error))
     for rank, why in sorted(fetched.silent.items()):
-        typer.echo(f"rankscope: rank {rank} did not answer: {why}", err=True)
+        echo(f"rankscope: rank {rank} did not answer: {why}", err=True)
     what = f"{len(fetched.ranks)} rank{'s' * (len(fetched.ranks) != 1)}"
     console().print(f"{into}: dumps of {what}. Now: rankscope analyze {into}", highlight=False, soft_wrap=True)
     raise typer.Exit(1 if fetched.silent else 0)

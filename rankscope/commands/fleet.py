@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.terminal import console, fail
+from rankscope.terminal import console, echo, fail
 
 if TYPE_CHECKING:
     from analyzers.fleet.fleet import Fleet, Member
@@ -56,7 +56,7 @@ def fleet(
     elif output == "json":
         from dataclasses import asdict
 
-        typer.echo(json.dumps(asdict(found) | {"mtbf_h": found.mtbf_h}, indent=2))
+        echo(json.dumps(asdict(found) | {"mtbf_h": found.mtbf_h}, indent=2))
     else:
         _print(found)
 
@@ -68,7 +68,7 @@ def _histories(folder: RunsFolder) -> list[RunHistory]:
         try:
             found.append(_history(folder, name))
         except (ValueError, OSError) as error:  # a damaged run must not hide the others
-            typer.echo(f"rankscope: {name} is left out: {error}", err=True)
+            echo(f"rankscope: {name} is left out: {error}", err=True)
     return found
 
 
@@ -102,14 +102,14 @@ def _history(folder: RunsFolder, name: str) -> RunHistory:
 
 def _print_excluded(hosts: list[str], form: str) -> None:
     if not hosts:
-        typer.echo("rankscope: no host stands out", err=True)
+        echo("rankscope: no host stands out", err=True)
     elif form == "slurm":
-        typer.echo(f"--exclude={','.join(sorted(hosts))}")
+        echo(f"--exclude={','.join(sorted(hosts))}")
     else:
         expression = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": sorted(hosts)}
         terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
         required = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
-        typer.echo(json.dumps({"affinity": {"nodeAffinity": required}}, indent=2))
+        echo(json.dumps({"affinity": {"nodeAffinity": required}}, indent=2))
 
 
 def _print(found: Fleet) -> None:

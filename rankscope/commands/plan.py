@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import console, fail
+from rankscope.terminal import console, echo, fail
 
 __all__ = ["EPILOG", "plan"]
 
@@ -64,7 +64,7 @@ def plan(
 
         from trainer.plan.json import as_json
 
-        typer.echo(json.dumps(as_json(expected, hardware, warnings, found), indent=2, allow_nan=False))
+        echo(json.dumps(as_json(expected, hardware, warnings, found), indent=2, allow_nan=False))
         return
     from trainer.plan.text import render
 

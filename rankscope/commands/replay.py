@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.terminal import RunArgument, console, fail
+from rankscope.terminal import RunArgument, console, echo, fail
 
 if TYPE_CHECKING:
     from trainer.replay.session import ReplayReport
@@ -48,7 +48,7 @@ def replay(
     from trainer.replay.target import ReplayError
 
     def report(line: str) -> None:
-        typer.echo(line, err=True)
+        echo(line, err=True)
 
     try:
         again = replay_step(run, step, device=device, report=report)
@@ -57,7 +57,7 @@ def replay(
     if output == "json":
         from analyzers.report.json import plain
 
-        typer.echo(json.dumps(plain(again.to_json()), indent=2))
+        echo(json.dumps(plain(again.to_json()), indent=2))
         return
     from analyzers.report.terminal.replay_text import render
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rankscope import __version__
-from rankscope.terminal import RunArgument, fail
+from rankscope.terminal import RunArgument, echo, fail
 
 __all__ = ["EPILOG", "report"]
 
@@ -54,4 +54,4 @@ def report(
     except (RunError, StoreError, TapeError, ReportError) as error:
         fail(str(error))
     for path, num_bytes in written:
-        typer.echo(f"{path}  {num_bytes / 1e6:.1f} MB")
+        echo(f"{path}  {num_bytes / 1e6:.1f} MB")

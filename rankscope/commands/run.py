@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.terminal import fail
+from rankscope.terminal import echo, fail
 
 if TYPE_CHECKING:
     import argparse
@@ -40,12 +40,12 @@ def run(
     --no-python it starts a program in any language and records its NCCL calls. In addition, --run-dir DIR sets the
     folder of the run and --run-name NAME its name. On one machine no rendezvous options are needed.
     """
-    from rich.console import Console
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser
     from torch.distributed.run import run as torchrun
 
+    from analyzers.report.terminal.safe_console import SafeConsole
     from trainer.launcher.script.followed_run import FollowedRun
     from trainer.launcher.script.recorded_agent import recorded
 
@@ -67,13 +67,13 @@ def run(
     _start_attached(options)
     sys.argv = [sys.argv[0], *words]
     launch: Callable[[argparse.Namespace], None] = torchrun  # torch does not annotate it
-    followed = FollowedRun(Console(stderr=True))
+    followed = FollowedRun(SafeConsole(stderr=True))
     try:
         with followed, recorded(followed):
             launch(options)
     except ChildFailedError as error:
         if not followed.conclude(exit_code=1, reason="failed"):
-            typer.echo(f"rankscope: {_first_failure(error)}", err=True)
+            echo(f"rankscope: {_first_failure(error)}", err=True)
         raise typer.Exit(1) from None
     except SignalException as error:
         followed.conclude(exit_code=128 + int(error.sigval), reason="interrupted")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rankscope import __version__
-from rankscope.terminal import RunArgument, console, fail
+from rankscope.terminal import RunArgument, console, echo, fail
 
 __all__ = ["EPILOG", "share"]
 
@@ -39,18 +39,18 @@ def share(
     from probes.tape.reader import TapeError
     from probes.tape.rundir import RunDir, RunError
     from store import StoreError
-    from watch.sharing.pack import pack
+    from watch.sharing.pack import pack, printable_name
 
     try:
         folder = RunDir.open(run)
-        target = out or Path(f"{folder.run_id}.rankscope.tar.gz")
+        target = out or Path(f"{printable_name(folder)}.rankscope.tar.gz")
         if target.is_dir():
             fail(f"--out {target}: is a folder; name a file")
         packed = pack(folder, target, version=__version__, last_steps=last_steps)
     except (RunError, StoreError, TapeError, ReportError) as error:
         fail(str(error))
     for name in packed.left_out:
-        typer.echo(f"rankscope: skipped {name}", err=True)
+        echo(f"rankscope: skipped {name}", err=True)
     screen = console()
     screen.print(packed.diagnosis.verdict, markup=False, highlight=False)
     size = f"{packed.num_bytes / 1e6:.1f} MB, with {packed.num_texts} files of stacks and logs"

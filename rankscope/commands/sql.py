@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rankscope.terminal import RunArgument, console, fail
+from rankscope.terminal import RunArgument, console, echo, fail
 
 __all__ = ["EPILOG", "sql"]
 
@@ -52,7 +52,7 @@ def sql(
         fail(str(error))
     _print(answer.names, answer.rows, output)
     if answer.is_cut:
-        typer.echo(f"rankscope: only the first {max_rows} rows are shown; --max-rows changes that", err=True)
+        echo(f"rankscope: only the first {max_rows} rows are shown; --max-rows changes that", err=True)
 
 
 def _counts(store: Any) -> str:
@@ -67,12 +67,15 @@ def _print(names: tuple[str, ...], rows: list[tuple[Any, ...]], output: str) -> 
     if output == "json":
         import json
 
-        typer.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str))
+        echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str))
     elif output == "csv":
         import csv
         import sys
 
-        csv.writer(sys.stdout).writerows([names, *rows])
+        from analyzers.printable import visible
+
+        shown = ([visible(value) if isinstance(value, str) else value for value in row] for row in (names, *rows))
+        csv.writer(sys.stdout).writerows(shown)
     else:
         from rich import box
         from rich.table import Table

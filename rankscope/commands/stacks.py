@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import fail
+from rankscope.terminal import echo, fail
 
 __all__ = ["EPILOG", "stacks"]
 
@@ -48,15 +48,15 @@ def stacks(
             stack.name if stack.rank is None else f"{stack.name} (pid {stack.pid})" for stack in found.members
         )
         state = "  stopped" if first.is_stopped else ""
-        typer.echo(f"{who}{state}{'  <- odd one out' if first in odd else ''}")
+        echo(f"{who}{state}{'  <- odd one out' if first in odd else ''}")
         for frame in found.frames[:SHOWN_FRAMES]:
-            typer.echo(f"    {frame}")
+            echo(f"    {frame}")
         if len(found.frames) > SHOWN_FRAMES:
-            typer.echo(f"    ... and {len(found.frames) - SHOWN_FRAMES} more")
+            echo(f"    ... and {len(found.frames) - SHOWN_FRAMES} more")
         if first.problem:
-            typer.echo(f"    {first.problem}")
-        typer.echo("")
-    typer.echo(_verdict(len(taken), [stack.name for stack in odd], any(stack.is_stopped for stack in odd)))
+            echo(f"    {first.problem}")
+        echo("")
+    echo(_verdict(len(taken), [stack.name for stack in odd], any(stack.is_stopped for stack in odd)))
 
 
 def _verdict(num: int, odd: list[str], are_stopped: bool) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rankscope import __version__
-from rankscope.terminal import console, fail
+from rankscope.terminal import console, echo, fail
 from trainer.faults.catalogue import CATALOGUE
 
 __all__ = ["EPILOG", "train"]
@@ -92,6 +92,6 @@ def train(
         if error.errno not in STORAGE_ERRNOS:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        typer.echo(f"rankscope: {where}{error.strerror}. Free or repair the disk, then try again.", err=True)
+        echo(f"rankscope: {where}{error.strerror}. Free or repair the disk, then try again.", err=True)
         raise typer.Exit(EXIT_STORAGE) from None
     raise typer.Exit(code)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import typer
-
 from rankscope import __version__
+from rankscope.terminal import echo
 
 __all__ = ["version"]
 
 
 def version() -> None:
     """Print the version."""
-    typer.echo(f"rankscope {__version__}")
+    echo(f"rankscope {__version__}")

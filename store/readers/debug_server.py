@@ -15,19 +15,21 @@ import json
 import os
 import re
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import Request
 
 from store.readers.external_files import modified_ns, read_whole
+from store.readers.http_deadline import HttpDeadline, plain_reason
 
 __all__ = ["DebugServerError", "Fetched", "dumps_of_page", "fetch_dumps", "is_page"]
 
 PAGES = ("fr_trace_nccl_json", "fr_trace_json")
 """NCCL's recorder, and that of all other backends."""
 MAX_PAGE_BYTES = 512 * 2**20
-_RANK = re.compile(r"<h2>Rank (\d+): [^<]*</h2>(.*?)(?=<h2>Rank \d+: |</section>|\Z)", re.DOTALL)
+_RANK = re.compile(r"<h2>Rank (\d{1,9}): [^<]*</h2>(.*?)(?=<h2>Rank \d+: |</section>|\Z)", re.DOTALL)
 _TEXT = re.compile(r"<pre>(.*)</pre>", re.DOTALL)
 
 
@@ -61,11 +63,6 @@ class Fetched:
     silent: dict[int, str] = field(default_factory=dict)
 
 
-class _NoRedirects(HTTPRedirectHandler):
-    def redirect_request(self, *arguments: object) -> None:
-        return None
-
-
 def fetch_dumps(address: str, folder: Path, *, timeout_s: float = 90.0) -> Fetched:
     """Ask the server at `address` (http://HOST:PORT) and write one dump a rank. Raises DebugServerError, OSError."""
     parts = urlsplit(address if "//" in address else f"http://{address}")
@@ -94,7 +91,7 @@ def fetch_dumps(address: str, folder: Path, *, timeout_s: float = 90.0) -> Fetch
         raise DebugServerError(f"{address}: {why}")
     folder.mkdir(parents=True, exist_ok=True)
     for rank, dump in sorted(dumps.items()):
-        (folder / f"rank_{rank}.json").write_text(json.dumps(dump), encoding="utf-8")
+        _write_new(folder / f"rank_{rank}.json", json.dumps(dump))
         fetched.ranks.append(rank)
         fetched.silent.pop(rank, None)
     return fetched
@@ -102,20 +99,28 @@ def fetch_dumps(address: str, folder: Path, *, timeout_s: float = 90.0) -> Fetch
 
 def _get(url: str, timeout_s: float) -> str:
     try:
-        with build_opener(_NoRedirects).open(Request(url), timeout=timeout_s) as answer:
+        with HttpDeadline(timeout_s) as opener, opener.open(Request(url), timeout=timeout_s) as answer:
             body: bytes = answer.read(MAX_PAGE_BYTES + 1)
     except HTTPError as error:
         raise DebugServerError(
             f"/{url.rpartition('/')[2]} answered {error.code}: is it torch's debug server?"
         ) from None
-    except (URLError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise DebugServerError(f"no answer ({' '.join(str(reason).split())[:120]})") from None
+    except (URLError, OSError, ValueError, HTTPException) as error:
+        raise DebugServerError(f"no answer ({' '.join(plain_reason(error).split())[:120]})") from None
     if len(body) > MAX_PAGE_BYTES:
         raise DebugServerError(
             f"its page is larger than {MAX_PAGE_BYTES // 2**20} MiB: let the ranks write files (docs/other-runs.md)"
         )
     return body.decode("utf-8", "replace")
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a file in one step; a link that lies in its place is replaced, not followed."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(text)
+    fresh.replace(path)
 
 
 def _ranks(page: str) -> dict[int, dict[str, object] | str]:

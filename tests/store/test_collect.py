@@ -72,3 +72,27 @@ def test_links_lead_nowhere(nodes: list[Path], tmp_path: Path) -> None:
     done = collect(nodes, tmp_path / "into")
     assert len(done.left_out) == 2
     assert not [path for path in (tmp_path / "into").rglob("*") if path.name in ("more", "key")]
+
+
+def test_holes_stay_holes_and_odd_names_stay_behind(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", steps=3)
+    logs = run.path / "logs"
+    logs.mkdir(exist_ok=True)
+    with (logs / "sparse.log").open("wb") as file:
+        file.write(b"begin")
+        file.seek(1 << 40)
+        file.write(b"end")
+    (logs / "\x1b[2J.log").write_text("x")
+    (logs / "empty.log").touch()
+    collected = collect([run.path], into=tmp_path / "all")
+    copy = collected.run.path / "logs" / "sparse.log"
+    assert copy.stat().st_size == (1 << 40) + 3
+    assert copy.stat().st_blocks * 512 < 1 << 20
+    with copy.open("rb") as file:
+        assert file.read(5) == b"begin"
+        file.seek(1 << 40)
+        assert file.read() == b"end"
+    assert (collected.run.path / "logs" / "empty.log").read_bytes() == b""
+    assert ["control characters" in name for name in collected.left_out] == [True]
+    copy.unlink()
+    (logs / "sparse.log").unlink()

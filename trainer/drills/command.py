@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from analyzers.report.terminal.safe_console import SafeConsole
 from trainer.drills.drill import Drill
 from trainer.drills.execute import Base
 from trainer.drills.page import drill_page
@@ -56,5 +57,5 @@ def run_drill(
 
 
 def _console(*, to_stderr: bool) -> Console:
-    console = Console(stderr=to_stderr)
-    return console if console.is_terminal else Console(width=_PLAIN_WIDTH, no_color=True, stderr=to_stderr)
+    console = SafeConsole(stderr=to_stderr)
+    return console if console.is_terminal else SafeConsole(width=_PLAIN_WIDTH, no_color=True, stderr=to_stderr)

@@ -12,18 +12,16 @@ configuration says, and nowhere else.
 from __future__ import annotations
 
 import collections
-import http.client
 import json
 import queue
 import shlex
-import socket
 import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -33,6 +31,7 @@ from analyzers.report.wording.links import finding_link
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.secrets import MIN_LITERAL_CHARS, Redactor
+from store.readers.http_deadline import HttpDeadline, plain_reason
 
 __all__ = ["FindingHook", "finding_hook"]
 
@@ -40,57 +39,6 @@ DELIVERY_S = 10.0
 """Limit of one delivery."""
 _MAX_WAITING = 1000
 _SEVERITIES = ("info", "warning", "critical")
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect is an answer like any other that is not a success: HTTPError."""
-
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-
-class _Deadline:
-    """Ends a request as a whole at its limit: a receiver that sends a byte now and then never reaches a timeout."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._ends_s = time.monotonic() + limit_s
-        self._opened: list[socket.socket] = []
-        self._timer = threading.Timer(limit_s, self._end)
-        self._timer.daemon = True
-
-    def __enter__(self) -> urllib.request.OpenerDirector:
-        deadline = self
-
-        class Http(urllib.request.HTTPHandler):
-            def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-                return self.do_open(deadline._watched(http.client.HTTPConnection), request)  # type: ignore[arg-type]
-
-        class Https(urllib.request.HTTPSHandler):
-            def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-                return self.do_open(deadline._watched(http.client.HTTPSConnection), request)  # type: ignore[arg-type]
-
-        self._timer.start()
-        return urllib.request.build_opener(_NoRedirect, Http, Https)
-
-    def __exit__(self, *raised: object) -> None:
-        self._timer.cancel()
-        if time.monotonic() >= self._ends_s:
-            raise TimeoutError("the receiver did not answer in time")
-
-    def _watched(self, kind: type[http.client.HTTPConnection]) -> type[http.client.HTTPConnection]:
-        opened = self._opened
-
-        class Watched(kind):  # type: ignore[valid-type,misc]
-            def connect(self) -> None:
-                super().connect()
-                opened.append(self.sock)
-
-        return Watched
-
-    def _end(self) -> None:
-        for opened in self._opened:
-            with suppress(OSError):
-                opened.shutdown(socket.SHUT_RDWR)
 
 
 class FindingHook:
@@ -181,7 +129,7 @@ class FindingHook:
 
     def _post(self, body: bytes) -> None:
         request = urllib.request.Request(self._webhook, data=body, headers={"Content-Type": "application/json"})
-        with _Deadline(DELIVERY_S) as opener, opener.open(request, timeout=DELIVERY_S):
+        with HttpDeadline(DELIVERY_S) as opener, opener.open(request, timeout=DELIVERY_S):
             pass  # its status is all that counts: the body is not read
 
     def _run(self, body: bytes) -> None:
@@ -219,10 +167,4 @@ def finding_hook(manifest: Mapping[str, Any], *, run_id: str, events: EventWrite
 
 
 def _one_line(error: Exception) -> str:
-    """The reason, without any text of the receiver's: that may be anything, also our own address."""
-    if isinstance(error, urllib.error.HTTPError):
-        return http.client.responses.get(error.code, f"HTTP status {error.code}")
-    if isinstance(error, http.client.HTTPException):
-        return f"the answer is not HTTP ({type(error).__name__})"
-    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-    return visible(" ".join(str(reason).split()))[:2000]
+    return visible(" ".join(plain_reason(error).split()))[:2000]

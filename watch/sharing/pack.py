@@ -36,7 +36,7 @@ from watch.sharing.redacted_store import copy_store
 from watch.sharing.shared_run import MARK, diagnosed_folder
 from watch.verdicts.run_phase import settled_phase
 
-__all__ = ["Packed", "pack"]
+__all__ = ["Packed", "pack", "printable_name"]
 
 WAIT_S = 10.0
 TEXT_FOLDERS = ("stacks", "logs")
@@ -67,7 +67,7 @@ def pack(run: RunDir, target: Path, *, version: str, last_steps: int | None = No
     manifest = run.manifest()
     redactor = Redactor.of(run.private_manifest())
     with _errors_of(target), TemporaryDirectory(prefix="rankscope-") as scratch:
-        folder = RunDir(Path(scratch) / run.run_id)
+        folder = RunDir(Path(scratch) / printable_name(run))
         folder.reports.mkdir(parents=True)
         facts: dict[str, Any] = {
             "rankscope_version": version, "packed_wall_ns": time.time_ns(), "is_live": is_live, "first_step": None,
@@ -87,6 +87,11 @@ def pack(run: RunDir, target: Path, *, version: str, last_steps: int | None = No
     return Packed(
         path=target, num_bytes=num_bytes, diagnosis=diagnosis, num_texts=texts, left_out=tuple(left_out)
     )  # fmt: skip
+
+
+def printable_name(run: RunDir) -> str:
+    """The run's name, without characters that a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "-" for letter in run.run_id)
 
 
 def _copy_stores(run: RunDir, folder: RunDir, redactor: Redactor) -> None:
@@ -112,6 +117,9 @@ def _copy_texts(run: RunDir, folder: RunDir, redactor: Redactor) -> tuple[int, l
     num, left_out = 0, []
     for path in _texts(run):
         name = path.relative_to(run.path)
+        if not str(name).isprintable():
+            left_out.append(f"{name} has control characters in its name")
+            continue
         if problem := file_problem(path):
             left_out.append(f"{name} {problem}")
             continue

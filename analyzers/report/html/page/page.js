@@ -11,7 +11,10 @@
   const layoutOf = (figure) => ({
     ...figure.layout, autosize: true, template: templates[darkness.matches && !printing ? "dark" : "light"],
   });
-  const options = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
+  const options = {
+    displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d"],
+    showLink: false, showSendToCloud: false, plotlyServerURL: "",
+  };
   const draw = (place) => {
     if (place.hidden) return Promise.resolve();
     const figure = read(place.dataset.figure);

@@ -1,0 +1,30 @@
+"""A rich console that passes no control character of what it prints to the terminal.
+
+    SafeConsole(stderr=True).print(f"{run.path}: {error}")
+
+Names and texts of a run, a log or a trace may hold escape sequences. All that a console prints goes through one method;
+here it makes them visible. What rich itself sends (colours, the cursor of a progress bar) is not affected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.segment import Segment
+
+from analyzers.printable import visible_lines
+
+__all__ = ["SafeConsole"]
+
+
+class SafeConsole(Console):
+    """Console of all commands."""
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        return super()._render_buffer(
+            segment
+            if segment.control or segment.text == "\r"  # alone: the next line takes its place
+            else Segment(visible_lines(segment.text), segment.style)
+            for segment in buffer
+        )

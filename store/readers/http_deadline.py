@@ -1,0 +1,80 @@
+"""An HTTP request that ends as a whole at its deadline and follows no redirect; its errors show no text of the server.
+
+    with HttpDeadline(10.0) as opener, opener.open(request, timeout=10.0) as answer:
+        body = answer.read(limit)
+
+A timeout of a socket counts anew with each byte: a server that sends one now and then would hold a caller for hours.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from typing import Any
+
+__all__ = ["HttpDeadline", "plain_reason"]
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect is an answer like any other that is not a success: HTTPError."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+class HttpDeadline:
+    """Shuts the connections of its opener at the deadline. Raises TimeoutError where that came first."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._ends_s = time.monotonic() + limit_s
+        self._opened: list[socket.socket] = []
+        self._timer = threading.Timer(limit_s, self._end)
+        self._timer.daemon = True
+
+    def __enter__(self) -> urllib.request.OpenerDirector:
+        deadline = self
+
+        class Http(urllib.request.HTTPHandler):
+            def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+                return self.do_open(deadline._watched(http.client.HTTPConnection), request)
+
+        class Https(urllib.request.HTTPSHandler):
+            def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+                return self.do_open(deadline._watched(http.client.HTTPSConnection), request)
+
+        self._timer.start()
+        return urllib.request.build_opener(_NoRedirect, Http, Https)
+
+    def __exit__(self, *raised: object) -> None:
+        self._timer.cancel()
+        if time.monotonic() >= self._ends_s:
+            raise TimeoutError("no whole answer in time")
+
+    def _watched(self, kind: type[http.client.HTTPConnection]) -> type[http.client.HTTPConnection]:
+        opened = self._opened
+
+        class Watched(kind):  # type: ignore[valid-type,misc]
+            def connect(self) -> None:
+                super().connect()
+                opened.append(self.sock)
+
+        return Watched
+
+    def _end(self) -> None:
+        for opened in self._opened:
+            with suppress(OSError):
+                opened.shutdown(socket.SHUT_RDWR)
+
+
+def plain_reason(error: Exception) -> str:
+    """The reason in our words: the text of an answer may be anything, also our own address with its token."""
+    if isinstance(error, urllib.error.HTTPError):
+        return http.client.responses.get(error.code, f"HTTP status {error.code}")
+    if isinstance(error, http.client.HTTPException):
+        return f"the answer is not HTTP ({type(error).__name__})"
+    return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
