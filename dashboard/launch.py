@@ -21,13 +21,13 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 
+from dashboard import token_file as token_files
 from probes.attach.own_process import own_process
 from probes.tape.rundir import RunDir
 
 __all__ = ["DashboardError", "DashboardServer"]
 
 READY_S = 60.0
-TOKEN_VARIABLE = "RANKSCOPE_DASHBOARD_TOKEN_FILE"
 LOOPBACK = "127.0.0.1"
 
 
@@ -48,7 +48,7 @@ class DashboardServer:
         command, environment = own_process("dashboard.serve")
         command += ["--server.address", address, "--server.port", str(port), "--server.headless", "true"]
         environment |= {"RANKSCOPE_DASHBOARD_RUNS": str(folder), "RANKSCOPE_DASHBOARD_RUN": run_id}
-        environment = {name: value for name, value in environment.items() if name != TOKEN_VARIABLE} | token
+        environment = {name: value for name, value in environment.items() if name != token_files.VARIABLE} | token
         environment["RANKSCOPE_DASHBOARD_PARENT"] = str(os.getpid())
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
@@ -102,13 +102,11 @@ def _token_variable(token_file: Path | None) -> dict[str, str]:
     """What tells the server where the token stands. Raises DashboardError for a file that is not safe."""
     if token_file is None:
         return {}
-    from dashboard.login import read_token
-
     try:
-        read_token(token_file)
+        token_files.read_token(token_file)
     except ValueError as error:
         raise DashboardError(str(error)) from None
-    return {TOKEN_VARIABLE: str(token_file.resolve())}
+    return {token_files.VARIABLE: str(token_file.resolve())}
 
 
 def _folder_and_run(runs: Path) -> tuple[Path, str]:

@@ -10,37 +10,18 @@ from __future__ import annotations
 
 import hmac
 import os
-import stat
 import threading
 import time
 from pathlib import Path
 
 import streamlit as st
 
-from dashboard.launch import TOKEN_VARIABLE
-from probes.tape.safe_open import read_plain
+from dashboard.token_file import VARIABLE, read_token
 
-__all__ = ["MIN_CHARS", "VARIABLE", "read_token", "require"]
+__all__ = ["require"]
 
-VARIABLE = TOKEN_VARIABLE
-MIN_CHARS = 16
-MAX_BYTES = 4096
 WRONG_S = 1.0
 _checking = threading.Lock()
-
-
-def read_token(path: Path) -> str:
-    """The token of a file. Raises ValueError for one that others may read, or that is too short to be safe."""
-    try:
-        token = read_plain(path, MAX_BYTES).decode("utf-8", "replace").strip()
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ValueError(f"{path}: other users can read it; chmod 600 {path}")
-    if len(token) < MIN_CHARS:
-        raise ValueError(f"{path}: holds {len(token)} characters; a token needs {MIN_CHARS}, e.g. openssl rand -hex 16")
-    return token
 
 
 def require() -> None:

@@ -6,6 +6,9 @@
 Asked are programs and files that are there: stacks (py-spy), the flight recorder through torch's pipe, NCCL's RAS, the
 kernel's log, nvidia-smi, tails of logs. What is not there is listed with the reason; nothing waits for longer than
 `LIMIT_S`. The job is not changed: a dump through the pipe is what the watchdog would write, too.
+
+Texts are redacted by pattern (`probes.tape.secrets`), and the archive is its owner's alone to read. What another user's
+process says of its files is not trusted: no link is followed, and only a pipe is written into.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import tarfile
 import time
@@ -23,7 +27,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from analyzers.printable import visible
 from probes.tape.safe_open import open_plain
+from probes.tape.secrets import Redactor
 from watch.stacks.pyspy import StacksError, ranks_here, take
 
 __all__ = ["Collected", "collect"]
@@ -68,23 +74,28 @@ def collect(archive: Path, *, logs: Sequence[Path] = (), pids: Sequence[int] = (
     host = socket.gethostname() or "host"
     collected = Collected(archive)
     chosen = list(pids) or ranks_here()
-    with tarfile.open(archive, "w:gz", compresslevel=3) as into:
+    fd = os.open(archive, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=3) as into:
         _add(into, collected, host, "stacks.txt", *_stacks(chosen))
         for name, blob, why in _dumps(chosen):
-            _add(into, collected, host, name, blob, why)
+            _add(into, collected, host, name, blob, why, is_text=False)
         for name, commands in COMMANDS.items():
             _add(into, collected, host, name, *_output(commands))
         for path in logs:
-            _add(into, collected, host, f"logs/{path.name}", *_tail(path))
+            _add(into, collected, host, f"logs/{visible(path.name)}", *_tail(path))
         about = json.dumps({"host": host, "collected_ns": time.time_ns(), "missing": collected.missing}, indent=2)
         _add(into, collected, host, "collected.txt", about.encode(), "")
     return collected
 
 
-def _add(into: tarfile.TarFile, collected: Collected, host: str, name: str, blob: bytes, why: str) -> None:
+def _add(
+    into: tarfile.TarFile, collected: Collected, host: str, name: str, blob: bytes, why: str, *, is_text: bool = True
+) -> None:
     collected.items[name] = why
     if why:
         return
+    if is_text:
+        blob = Redactor()(blob.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
     member = tarfile.TarInfo(f"{host}/{name}")
     member.size, member.mtime = len(blob), int(time.time())
     into.addfile(member, io.BytesIO(blob))
@@ -144,10 +155,13 @@ def _dumps(pids: Sequence[int]) -> Iterator[tuple[str, bytes, str]]:
 def _poke(pipe: str) -> str:
     """Write into a rank's pipe; returns why it did not work."""
     try:
-        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # fails at once if nobody reads it
+        # Without a reader it fails at once. The name is from another process: it may lead to any file.
+        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
         return f"{pipe}: {error.strerror}"
     try:
+        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            return f"{pipe}: is no pipe"
         os.write(fd, b"1\n")
     except OSError as error:
         return f"{pipe}: {error.strerror}"

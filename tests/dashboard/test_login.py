@@ -9,6 +9,7 @@ import pytest
 
 from dashboard import login
 from dashboard.launch import DashboardError, DashboardServer
+from dashboard.token_file import VARIABLE
 from tests.dashboard.opened import open_page, shown
 
 TOKEN = "0123456789abcdef-right"
@@ -19,7 +20,7 @@ def token_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "token"
     path.touch(mode=0o600)
     path.write_text(TOKEN + "\n")
-    monkeypatch.setenv(login.VARIABLE, str(path))
+    monkeypatch.setenv(VARIABLE, str(path))
     monkeypatch.setattr(login, "WRONG_S", 0.01)
     return path
 

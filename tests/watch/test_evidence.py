@@ -52,3 +52,31 @@ def test_a_rank_is_asked_for_its_dump_through_its_pipe(tmp_path: Path, monkeypat
         threading.Event().wait(0.02)
     thread.join()
     assert found == [("nccl_trace_rank_3", b"the dump", "")]
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_only_a_pipe_is_written_into(tmp_path: Path, kind: str) -> None:
+    victim, pipe = tmp_path / "victim", tmp_path / "x3.pipe"
+    victim.write_text("mine")
+    pipe.symlink_to(victim) if kind == "link" else pipe.write_text("mine")
+    assert evidence._poke(str(pipe))
+    assert (victim.read_text(), pipe.read_text()) == ("mine", "mine")
+
+
+def test_the_archive_is_private_and_its_texts_redacted(tmp_path: Path) -> None:
+    log = tmp_path / "\x1b[2Jjob.log"
+    log.write_bytes(b"WANDB_API_KEY=0123abcd4567ef89\nValueError: bad \xff sample\n")
+    collected = evidence.collect(tmp_path / "e.tar.gz", logs=[log])
+    assert collected.archive.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(collected.archive) as archive:
+        assert all(name.isprintable() for name in archive.getnames())
+        (name,) = [name for name in archive.getnames() if "/logs/" in name]
+        file = archive.extractfile(name)
+        assert file is not None
+        assert file.read() == b"WANDB_API_KEY=(redacted)\nValueError: bad \xff sample\n"
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "link.tar.gz").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic"):
+        evidence.collect(tmp_path / "link.tar.gz")
+    assert victim.read_text() == "mine"
