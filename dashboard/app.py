@@ -3,7 +3,7 @@
     rankscope dashboard runs/
 
 Streamlit runs this file from top to bottom for each visitor and each click. The folder of runs is in the variable
-RANKSCOPE_DASHBOARD_RUNS; the run and the finding are in the address: `?run=<id>&finding=<id>`.
+RANKSCOPE_DASHBOARD_RUNS; what is shown is in the address: `?run=<id>&finding=<id>`, and on each page its own choices.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from analyzers.printable import visible  # noqa: E402
 from dashboard import frame, login, navigation  # noqa: E402
 from dashboard.data import prefetch  # noqa: E402
 from dashboard.drawing import live_chart  # noqa: E402
-from dashboard.drawing.elements import style  # noqa: E402
-from dashboard.finding_link import open_finding  # noqa: E402
+from dashboard.drawing.elements import markdown_text, style  # noqa: E402
+from dashboard.views import findings, overview  # noqa: E402
 from store.runs_folder import RunsFolder  # noqa: E402
 
 
@@ -42,9 +42,16 @@ def main() -> None:
     if not names:
         _no_runs(folder)
         return
+    page = st.navigation(navigation.pages(), expanded=True)
+    # Started on one run, the first address without anything in it is that run's; later the reader asks for the table.
+    starts_on_run = bool(os.environ.get("RANKSCOPE_DASHBOARD_RUN")) and "run_id" not in st.session_state
+    is_home = page.url_path == "" and not {"run", "finding"} & set(st.query_params)
+    if is_home and ("filter" in st.query_params or not starts_on_run):
+        st.set_page_config(page_title="Runs · Rankscope")
+        page.run()
+        return
     if st.session_state.get("run_choice") not in names:
         st.session_state["run_choice"] = _run_of_address(folder) or names[0]
-    page = st.navigation(navigation.pages(), expanded=True)
     with st.sidebar:
         chosen = st.selectbox("Run", names, key="run_choice", format_func=visible, help="The newest run is on top.")
     shown = st.session_state.get("run_id")
@@ -53,23 +60,27 @@ def main() -> None:
             del st.query_params["finding"]
         st.session_state["run_id"] = chosen
         st.session_state["polls"] = True
-    finding = st.query_params.get("finding")
-    if page.url_path == "" and finding:  # the short form of a finding's link
-        open_finding(chosen, finding)
     if st.query_params.get("run") != chosen:
         st.query_params["run"] = chosen
-    page.run()
+    if page.url_path:
+        st.set_page_config(page_title=markdown_text(f"{page.title} · {chosen}", 120))
+        page.run()
+    elif "finding" in st.query_params:  # the short form of a link: shown here, since Back would lead into a redirect
+        findings.findings()
+    else:
+        overview.overview()
 
 
 def _run_of_address(folder: RunsFolder) -> str | None:
-    """The run named in the address, else the one that the dashboard was started with, else the newest."""
+    """The run of the address, else the one shown last or at the start, else the newest."""
     in_address = st.query_params.get("run")
     if in_address is not None:
         found = folder.resolved(in_address)
         if found is not None:
             return found
         st.toast("The address names a run that does not exist. The newest run is shown.", icon=":material/info:")
-    return folder.resolved(os.environ.get("RANKSCOPE_DASHBOARD_RUN", "")) or folder.newest()
+    shown = st.session_state.get("run_id") or os.environ.get("RANKSCOPE_DASHBOARD_RUN", "")
+    return folder.resolved(shown) or folder.newest()
 
 
 def _no_runs(folder: RunsFolder) -> None:

@@ -33,7 +33,7 @@ from probes.tape.rundir import RunDir, RunError
 from store import StoreBusyError, StoreError
 from store.runs_folder import RunsFolder
 
-__all__ = ["POLL_S", "View", "access_to", "current_run", "framed", "runs_folder"]
+__all__ = ["IDLE_S", "POLL_S", "View", "access_to", "current_run", "framed", "runs_folder"]
 
 PATIENCE_S = 0.6
 """Seconds that a page waits for first answers before it is drawn without them."""
@@ -58,7 +58,7 @@ def _answers() -> Answers:
     return Answers()
 
 
-@st.cache_resource(show_spinner=False, max_entries=64)
+@st.cache_resource(show_spinner=False, max_entries=256)
 def _access(path: str) -> RunAccess:
     from pathlib import Path
 
@@ -220,7 +220,8 @@ def _head(title: str, access: RunAccess, view: View | None) -> None:
             colour, icon = _STATE_COLOURS.get(state.word, "gray"), _STATE_ICONS.get(state.word)
             st.badge(markdown_text(state.word, 30), color=colour, icon=icon, help="State")
             st.markdown(f"**{markdown_text(access.run.run_id, 60)}**", width="content")
-            st.markdown(_since(state), width="content")
+            if since := _since(state):
+                st.markdown(since, width="content")
     reason = st.empty()
     if state.reason and state.word != "finished":
         reason.caption(markdown_text(state.reason, 300))
@@ -229,6 +230,8 @@ def _head(title: str, access: RunAccess, view: View | None) -> None:
 def _since(state: RunState) -> str:
     if state.last_ns is None:
         return ":gray[no record yet]"
+    if state.word == "stalled":  # its ranks are silent, as the reason says; `watch` goes on to write
+        return ""
     old_s = max(0.0, time.time() - state.last_ns / 1e9)
     text = f"last record {units.age(old_s)} ago"
     return f":orange[{text}]" if state.is_live and old_s > OLD_S else f":gray[{text}]"

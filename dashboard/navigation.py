@@ -9,7 +9,7 @@ import streamlit as st
 
 from dashboard.data import queries
 from dashboard.data.prefetch import Query
-from dashboard.finding_link import FINDINGS_PAGE
+from dashboard.finding_link import FINDINGS_PAGE, PAGES_BY_TITLE
 from dashboard.views import (
     checkpoints,
     collectives,
@@ -17,6 +17,7 @@ from dashboard.views import (
     findings,
     goodput,
     health,
+    home,
     memory,
     numerics,
     overview,
@@ -30,14 +31,14 @@ __all__ = ["FIRST_QUERIES", "pages"]
 
 FIRST_QUERIES: tuple[Query, ...] = (
     (overview.load_lines, ()),
-    (ranks.load_matrix, ("own work",)),
+    (ranks.load_matrix, ("own work", True)),
     (ranks.load_ranks, ()),
     (memory.load_memory, ()),
     (numerics.load_numerics, ()),
     (queries.extent, ()),
     (collectives.load_calls, ()),
     (pipeline.load_pipelines, ()),
-    (ranks.load_matrix, ("step time",)),
+    (ranks.load_matrix, ("step time", True)),
 )
 """The first queries of the pages, prefetched for a large run."""
 
@@ -47,6 +48,7 @@ def pages() -> dict[str, list[Any]]:
     first, *others = [
         [_page(place) for place in places]
         for places in (
+            [(home.home, "Runs", "list")],
             [(overview.overview, "Overview", "monitor_heart"), (findings.findings, "Findings", "report"),
              (goodput.goodput, "Goodput", "donut_small")],
             [(ranks.ranks, "Ranks", "grid_on"), (timeline.timeline, "Timeline", "view_timeline"),
@@ -56,8 +58,9 @@ def pages() -> dict[str, list[Any]]:
             [(compare.compare, "Compare runs", "compare_arrows"), (sql.sql, "SQL", "terminal")],
         )
     ]  # fmt: skip
-    sections = dict(zip(("Run", "Ranks and time", "State", "Query"), (first, *others), strict=True))
+    sections = dict(zip(("All runs", "Run", "Ranks and time", "State", "Query"), (first, *others), strict=True))
     st.session_state[FINDINGS_PAGE] = sections["Run"][1]
+    st.session_state[PAGES_BY_TITLE] = {page.title: page for pages in sections.values() for page in pages}
     return sections
 
 
@@ -65,5 +68,5 @@ def _page(place: tuple[Callable[[], None], str, str]) -> Any:
     body, title, icon = place
     return st.Page(
         body, title=title, icon=f":material/{icon}:", url_path=title.lower().replace(" ", "-"),
-        default=title == "Overview",
+        default=title == "Runs",
     )  # fmt: skip

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["PAGES", "PENDING", "SETTLED", "browser_path", "main"]
 
 PAGES = {
-    "overview": "", "findings": "findings", "goodput": "goodput", "ranks": "ranks", "timeline": "timeline",
+    "home": "", "overview": "overview", "findings": "findings", "goodput": "goodput", "ranks": "ranks",
+    "timeline": "timeline",
     "collectives": "collectives", "pipeline": "pipeline", "numerics": "numerics", "memory": "memory",
     "health": "health", "recovery": "recovery", "compare": "compare-runs", "sql": "sql",
 }  # fmt: skip
@@ -60,7 +61,7 @@ def take(url: str, out: Path, *, pages: list[str], themes: list[str], widths: li
                 )
                 page = context.new_page()
                 for name in pages:
-                    page.goto(f"{url}/{PAGES[name]}?{urlencode({'run': run})}")
+                    page.goto(f"{url}/{PAGES[name]}?{urlencode({'filter': ''} if name == 'home' else {'run': run})}")
                     path = out / f"{name}-{theme}-{width}.png"
                     path.write_bytes(small(_picture(page, WIDTHS[width])))
                     yield path

@@ -1,6 +1,7 @@
 """Rank x step: a phase's time, or any other measure of steps, as colours.
 
-figure = draw(rank_step.rank_step(store, "own work"))
+    figure = draw(rank_step.rank_step(store, "own work"))
+    figure = draw(excess_over_peers(matrix, stages), is_excess=True, marks=[Mark(rank=3, first_step=60, ...)])
 
 One value a cell; of a big run a cell is the largest value of several ranks and steps (the median over ranks would hide
 the slow one). The colours span the 2nd to the 98th percentile: one garbage collection must not make the rest uniform.
@@ -8,33 +9,60 @@ the slow one). The colours span the 2nd to the 98th percentile: one garbage coll
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import plotly.graph_objects as go
 
 from analyzers.figures.rank_step import Matrix
 from analyzers.figures.theme import HEAT, label, new_figure
 
-__all__ = ["draw"]
+__all__ = ["Mark", "draw"]
+
+MAX_MARKS = 12
+MARK = "#e8590c"
 
 
-def draw(matrix: Matrix) -> go.Figure:
-    """Ranks from top to bottom, steps from left to right."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Steps of a rank that a finding is about."""
+
+    rank: int
+    first_step: int
+    last_step: int
+    text: str
+
+
+def draw(matrix: Matrix, *, is_excess: bool = False, marks: Sequence[Mark] = ()) -> go.Figure:
+    """Ranks from top to bottom, steps from left to right. Of an excess over peers colours begin at 0."""
     rows = len(matrix.ranks)
     figure = new_figure(height=int(min(560, max(190, 110 + 26 * rows))), x="step", y="rank")
     finite = matrix.values[np.isfinite(matrix.values)]
     low, high = np.percentile(finite, (2, 98)) if len(finite) else (0.0, 1.0)
+    low, unit = (0.0, f"{matrix.unit} over peers") if is_excess else (low, matrix.unit)
     of_cell = (
         f"largest of {matrix.ranks_per_cell} x {matrix.steps_per_cell} ranks and steps: " if matrix.is_reduced else ""
     )
     figure.add_heatmap(
         x=matrix.steps, y=matrix.ranks, z=np.round(matrix.values, 3).astype(np.float32), colorscale=HEAT,
         zmin=float(low), zmax=float(max(high, low + 1e-6)),
-        colorbar={"title": {"text": matrix.unit, "side": "right"}, "thickness": 12, "outlinewidth": 0},
-        hovertemplate="rank %{y}, step %{x}<br>" + of_cell + "%{z:.4g} " + label(matrix.unit) + "<extra></extra>",
+        colorbar={"title": {"text": unit, "side": "right"}, "thickness": 12, "outlinewidth": 0},
+        hovertemplate="rank %{y}, step %{x}<br>" + of_cell + "%{z:.4g} " + label(unit) + "<extra></extra>",
         hoverongaps=False,
     )  # fmt: skip
     figure.update_yaxes(autorange="reversed", showgrid=False)
     if rows <= 32:
         figure.update_yaxes(tickmode="array", tickvals=[int(rank) for rank in matrix.ranks])
     figure.update_xaxes(showgrid=False)
+    half = matrix.ranks_per_cell / 2
+    for mark in marks[:MAX_MARKS]:
+        figure.add_shape(
+            type="rect", x0=mark.first_step - 0.5, x1=mark.last_step + 0.5, y0=mark.rank - half, y1=mark.rank + half,
+            line={"color": MARK, "width": 2},
+        )  # fmt: skip
+        figure.add_annotation(
+            x=mark.first_step - 0.5, y=mark.rank - half, text=label(mark.text, 24), showarrow=False, xanchor="left",
+            yanchor="middle", font={"size": 11, "color": "#ffffff"}, bgcolor=MARK, borderpad=1,
+        )  # fmt: skip
     return figure

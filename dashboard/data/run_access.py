@@ -24,6 +24,7 @@ from analyzers.run.policy import stall_policy
 from analyzers.run.state import RunState, run_state
 from dashboard.data.background_answers import OFTEN_REST_FACTOR, REST_FACTOR, Answer, Answers
 from dashboard.data.diagnosis_process import diagnose_in_process
+from dashboard.data.run_summary import run_summary
 from probes.tape.rundir import RunDir
 from store import Store, is_watched
 from store.sql import process as sql_process
@@ -135,6 +136,19 @@ class RunAccess:
         return self._answers.get(
             ("state", str(self.run.path)), version, compute, patience_s=STATE_S, again_s=2 * AGAIN_S,
             rest_factor=OFTEN_REST_FACTOR,
+        )  # fmt: skip
+
+    def summary(self) -> Answer:
+        """The line of this run in the table of runs (`run_summary`); nobody waits for it."""
+        policy, watched = stall_policy(self.manifest()), self.is_watched
+
+        def compute() -> dict[str, Any]:
+            with self.open() as store:
+                self._last_state = run_state(store, policy, now_ns=time.time_ns(), is_watched=watched)
+                return run_summary(store, self._last_state)
+
+        return self._answers.get(
+            ("summary", str(self.run.path)), (self.version(), watched), compute, patience_s=0.0, again_s=0.0
         )  # fmt: skip
 
     def diagnosis(self, *, first_s: float = FIRST_S) -> Answer:

@@ -59,6 +59,7 @@ h1 { padding: 0.4rem 0 0.4rem 0 !important; }
 @media (max-width: 640px) { [data-testid="stMainBlockContainer"] { padding: 2.6rem 0.9rem 2rem 0.9rem; } }
 [class*="st-key-tiles-"] { flex-wrap: wrap; gap: 0.6rem; }
 [class*="st-key-tiles-"] > div { flex: 1 1 7.6rem !important; width: auto !important; min-width: 0; max-width: 13rem; }
+.st-key-rank-columns [data-testid="stColumn"] { min-width: min(100%, 24rem); }
 [data-testid="stSidebarHeader"] { padding-bottom: 0; }
 [data-testid="stStatusWidget"] { visibility: hidden; }
 </style>
@@ -81,16 +82,18 @@ def chart(
     key: str,
     what: str,
     selected: tuple[Hashable, ...] = (),
+    clickable: bool = False,
     **options: Any,
-) -> None:
+) -> dict[str, Any] | None:
     """Draw the figure `draw(*shown, **options)`, built again only if one of `shown` has changed.
 
     With the same `key` and the same `selected` (steps, ranks: what the user chose, not what grows by itself) zoom and
-    hidden lines stay at every refresh; `what` is the text for screen readers.
+    hidden lines stay at every refresh; `what` is the text for screen readers. Returns the mark that was clicked just
+    now, if `clickable`.
     """
     name = (st.session_state.get("run_id"), key)
     figure = cached_figure(name, draw, shown, options, dark=is_dark_theme(), selected=selected)
-    show_in_place(figure, key=key, config=_CHART, what=what)
+    return show_in_place(figure, key=key, config=_CHART, what=what, clickable=clickable)
 
 
 def tiles(shown: Sequence[tuple[str, str, str | None, str | None]], *, key: str) -> None:

@@ -12,6 +12,7 @@ package. If it does not load, the chart shows an error, and loading is tried aga
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,9 @@ function library(url) {
   return window.rankscopePlotly;
 }
 
-export default function ({ data, parentElement }) {
+export default function ({ data, parentElement, setTriggerValue }) {
   const host = parentElement.querySelector(".rankscope-chart");
-  const { figure, config, alt, url } = JSON.parse(new TextDecoder().decode(data));
+  const { figure, config, alt, url, clickable } = JSON.parse(new TextDecoder().decode(data));
   host.setAttribute("aria-label", alt);
   // On a narrow screen the legend takes more rows: the picture grows by them, and its plot stays.
   const named = figure.data.filter((trace) => trace.name && trace.showlegend !== false).length;
@@ -48,11 +49,16 @@ export default function ({ data, parentElement }) {
     figure.layout.height += 14 * (named - 3);
   host.style.height = figure.layout.height + "px";
   host.newest = figure;
+  host.click = (point) => setTriggerValue("point", point);
   const draw = () => library(url).then(() => {
     if (host.newest !== figure || !host.isConnected) return;
     if (host.failed) host.replaceChildren();
     host.failed = false;
     window.Plotly.react(host, figure.data, figure.layout, config);
+    if (clickable && !host.clicked) {
+      host.on("plotly_click", ({ points }) => host.click({ x: points[0].x, y: points[0].y }));
+      host.clicked = true;
+    }
     if (!host.sized) {
       host.sized = new ResizeObserver(() => host.isConnected && window.Plotly.Plots.resize(host));
       host.sized.observe(host);
@@ -86,7 +92,22 @@ def prepare() -> None:
     v1.declare_component("plotly", path=str(_PACKAGE_DATA))
 
 
-def show_in_place(figure_json: str, *, key: str, config: dict[str, Any], what: str) -> None:
-    """Draw a figure (Plotly's JSON, with its height); `what` is the text for screen readers."""
-    rest = json.dumps({"config": config, "alt": what, "url": f"component/{__name__}.plotly/plotly.min.js"})
-    _chart(key=key, data=f'{{"figure": {figure_json}, {rest[1:]}'.encode())
+def show_in_place(
+    figure_json: str, *, key: str, config: dict[str, Any], what: str, clickable: bool = False
+) -> dict[str, Any] | None:
+    """Draw a figure (Plotly's JSON, with its height); `what` is the text for screen readers.
+
+    Returns {"x", "y"} of the mark that was clicked just now, if `clickable`.
+    """
+    url = f"component/{__name__}.plotly/plotly.min.js"
+    rest = json.dumps({"config": config, "alt": what, "url": url, "clickable": clickable})
+    data = f'{{"figure": {figure_json}, {rest[1:]}'.encode()
+    if not clickable:
+        _chart(key=key, data=data)
+        return None
+    point = _chart(key=key, data=data, on_point_change=_nothing).point
+    return dict(point) if isinstance(point, Mapping) else None
+
+
+def _nothing() -> None:
+    """A click is handled where the chart is drawn."""

@@ -19,6 +19,9 @@ from probes.tape import event_kinds
 
 __all__ = ["checkpoints"]
 
+MIN_FAILURES = 3
+"""Fewer failures than these give no failure rate."""
+
 
 def load_timeline(source: Source, now_s: int | None) -> dict[str, Any]:
     """Phases, events, checkpoints, skipped batches."""
@@ -94,6 +97,15 @@ def _number(value: Any) -> float | None:
     return round(number, 3) if number == number else None
 
 
+def _failure_rate(failures: Any) -> str:
+    """Where the failure rate comes from, and how little one failure says."""
+    if not isinstance(failures, int) or failures <= 0:
+        return "Nothing failed in this run: the failure rate is assumed."
+    times = "failure" if failures == 1 else "failures"
+    few = ", too few for a rate: take it as a lower bound" if failures < MIN_FAILURES else ""
+    return f"The failure rate is that of {failures} {times} in this run{few}."
+
+
 def _interval(view: View) -> None:
     """Draw the suggested checkpoint interval of `analyze`."""
     diagnosis = view.diagnosis()
@@ -102,7 +114,6 @@ def _interval(view: View) -> None:
         st.caption(
             markdown_text(
                 f"Suggested checkpoint interval: {interval['steps']:,} steps (Daly's formula). A save stalls training "
-                f"for {units.duration(interval.get('cost_s'))} here. The failure rate is the run's, or an assumed one "
-                "if nothing failed."
+                f"for {units.duration(interval.get('cost_s'))} here. {_failure_rate(interval.get('num_failures'))}"
             )
         )

@@ -23,11 +23,16 @@ __all__ = ["compare"]
 @framed("Compare runs")
 def compare(view: View) -> None:
     """Compare the selected run with another one of the folder."""
-    others = [name for name in runs_folder().run_ids() if name != view.run_id]
+    names = runs_folder().run_ids()
+    others = [name for name in names if name != view.run_id]
     if not others:
         empty_state("There is only one run in this folder.", "Train another run to compare it with this one.")
         return
-    name = st.selectbox("Compared with", others, key="compare-with", format_func=visible, width=420)
+    place = names.index(view.run_id) if view.run_id in names else -1
+    former = min(max(place, 0), len(others) - 1)  # the run before this one
+    name = st.selectbox(
+        "Baseline", others, index=former, key="baseline", format_func=visible, width=420, bind="query-params"
+    )
     try:
         other = access_to(runs_folder().open(name))
     except RunError as error:

@@ -20,7 +20,7 @@ from analyzers.source import Source
 from analyzers.verdict.verdict import LISTED_BELOW
 from dashboard.data.current_findings import CurrentFindings, current_findings, pick
 from dashboard.drawing.elements import SEVERITY_COLOURS, chart, empty_state, location, markdown_text, table
-from dashboard.finding_link import open_finding
+from dashboard.finding_link import open_finding, open_page
 from dashboard.frame import View, current_run, framed
 
 __all__ = ["card", "findings", "verdict_text"]
@@ -28,15 +28,21 @@ __all__ = ["card", "findings", "verdict_text"]
 MAX_LISTED = 60
 
 
-def card(run_id: str, finding: Finding, number: int, *, closed: str = "", has_button: bool = True) -> None:
-    """Draw one finding in three lines, with a button to its evidence; `closed` is why it is not open."""
+def card(
+    run_id: str, finding: Finding, number: int, *, closed: str = "", has_button: bool = True, is_numbered: bool = False
+) -> None:
+    """Draw one finding in three lines, with a button to its evidence; `closed` is why it is not open.
+
+    `is_numbered`: with the number that its steps have in the chart of the loss.
+    """
     with st.container(border=True, key=f"card-{number}"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             word = "advice" if finding.status == "advice" else finding.severity
             st.badge(word, color="gray" if closed else SEVERITY_COLOURS[finding.severity])
             if finding.status == "suspect":
                 st.badge("suspected", color="gray")
-            st.markdown(f"**{markdown_text(title(finding).capitalize(), 80)}**", width="content")
+            heading = f"{number}  {title(finding).capitalize()}" if is_numbered else title(finding).capitalize()
+            st.markdown(f"**{markdown_text(heading, 80)}**", width="content")
             passed = f" · {closed}" if closed else ""
             st.markdown(f":gray[{markdown_text(location(finding) + passed, 200)}]", width="stretch")
             if has_button and st.button(
@@ -131,8 +137,7 @@ def _filter_of_link(kinds: list[str]) -> None:
 
 def _one(view: View, known: CurrentFindings, advised: list[Finding], asked: str, diagnosis: Diagnosis | None) -> None:
     if st.button("All findings", icon=":material/arrow_back:", type="tertiary", key="all-findings"):
-        del st.query_params["finding"]
-        st.rerun()
+        open_page("Findings", run=view.run_id)
     finding = pick(known.findings + advised, asked)
     if finding is None:
         if diagnosis is not None:  # of a live run it is never the newest: an answer must not wait for that

@@ -25,6 +25,7 @@ from dashboard.views.findings import card, verdict_text
 __all__ = ["overview"]
 
 MAX_CARDS = 4
+_UNWELL = ("stalled", "recovering", "died", "failed", "given up", "fenced")
 
 
 def load_lines(source: Source) -> dict[str, Any]:
@@ -42,16 +43,17 @@ def overview(view: View) -> None:
     diagnosis = view.diagnosis()
     known = current_findings(diagnosis, words, newest_attempt=view.state.attempt)
     _pulse(view, pulse, diagnosis)
+    account = diagnosis.goodput if diagnosis is not None else None
+    with st.container(key="overview-account"):
+        if account is not None and account.wall_s > 0:
+            st.subheader("Where the time went", anchor=False)
+            chart(goodput.strip, account, key="overview-goodput", what="Shares of the wall time by category")
     with st.container(key="overview-findings"):  # of its own, so that the elements beneath keep their identity
         _findings(view, known, diagnosis)
     with st.container(key="overview-lines"):
         lines = view.ask(load_lines)
         if lines is not None:
             _lines(lines, known.findings)
-    account = diagnosis.goodput if diagnosis is not None else None
-    if account is not None and account.wall_s > 0:
-        st.subheader("Where the time went", anchor=False)
-        chart(goodput.strip, account, key="overview-goodput", what="Shares of the wall time by category")
 
 
 def _lines(lines: dict[str, Any], found: list[Finding]) -> None:
@@ -130,17 +132,24 @@ def _planned_steps(manifest: dict[str, Any]) -> int | None:
     return steps if isinstance(steps, int) and not isinstance(steps, bool) and steps > 0 else None
 
 
+def _mark(view: View, diagnosis: Diagnosis) -> str:
+    """Colour and icon of a verdict without findings: green only for steps that were judged in a run that goes well."""
+    if not diagnosis.run.get("steps") or view.state.word in ("starting", "empty"):
+        return "gray[:material/hourglass_top:"
+    if diagnosis.run.get("ended") == "failed" or view.state.word in _UNWELL:
+        return "orange[:material/warning:"
+    return "green[:material/check_circle:"
+
+
 def _findings(view: View, known: CurrentFindings, diagnosis: Diagnosis | None) -> None:
     if not known.findings:
         if diagnosis is None:
             st.caption("The analyzers are reading the run…")
         else:
-            is_failed = diagnosis.run.get("ended") == "failed"
-            mark = "orange[:material/warning:" if is_failed else "green[:material/check_circle:"
-            st.markdown(f":{mark} {verdict_text(diagnosis)}]")
+            st.markdown(f":{_mark(view, diagnosis)} {verdict_text(diagnosis)}]")
         return
     for number, finding in enumerate(known.findings[:MAX_CARDS], 1):
-        card(view.run_id, finding, number, closed=known.closed.get(finding.id, ""))
+        card(view.run_id, finding, number, closed=known.closed.get(finding.id, ""), is_numbered=True)
     left = known.findings[MAX_CARDS:]
     if left:
         still_open = sum(finding.id not in known.closed for finding in left)

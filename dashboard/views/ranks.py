@@ -9,29 +9,42 @@ import streamlit as st
 from plotly.graph_objects import Figure
 
 from analyzers.figures import heatmap, mesh, numbers, rank_step, straggler
+from analyzers.figures.excess import excess_over_peers
+from analyzers.report.terminal.diagnosis_text import title
 from analyzers.source import Source, floats, ints
 from dashboard.data import queries
 from dashboard.data.run_access import LARGE_BYTES
 from dashboard.drawing.elements import chart, empty_state, table
 from dashboard.frame import View, framed
+from dashboard.views.rank_and_step import rank_and_step
 
 __all__ = ["ranks"]
 
 GLANCE_ROWS = 5_000_000
+EXCESS = "over peers"
+MAX_MARKED_RANKS = 4
+"""A finding of more ranks is no mark on the heatmap."""
 _COLUMNS = {
     "rank": "rank", "own_ms": "own work (ms)", "step_ms": "step time (ms)", "waiting_ms": "waiting (ms)",
     "memory_mib": "memory, largest (MiB)",
 }  # fmt: skip
 
 
-def load_matrix(source: Source, measure: str) -> Any:
-    """Rank x step."""
-    return rank_step.rank_step(source, measure)
+def load_matrix(source: Source, measure: str, is_excess: bool) -> Any:
+    """Rank x step, as recorded or over the median of the peers."""
+    return _over_peers(source, rank_step.rank_step(source, measure), is_excess)
 
 
-def load_glance(source: Source, measure: str) -> Any:
+def load_glance(source: Source, measure: str, is_excess: bool) -> Any:
     """The same from a few million rows, for the time until all have been looked at."""
-    return rank_step.rank_step(source, measure, max_rows=GLANCE_ROWS)
+    return _over_peers(source, rank_step.rank_step(source, measure, max_rows=GLANCE_ROWS), is_excess)
+
+
+def _over_peers(source: Source, matrix: rank_step.Matrix, is_excess: bool) -> rank_step.Matrix:
+    if not is_excess:
+        return matrix
+    places = queries.places(source)
+    return excess_over_peers(matrix, dict(zip(ints(places["rank"]).tolist(), ints(places["pp"]).tolist(), strict=True)))
 
 
 def load_ranks(source: Source) -> dict[str, Any]:
@@ -50,18 +63,18 @@ def load_pair(source: Source, a: int, b: int, measure: str) -> Any:
 
 @framed("Ranks")
 def ranks(view: View) -> None:
-    """Four looks at the same question."""
-    measure = st.segmented_control(
-        "Measure", list(rank_step.MEASURES), default="own work", key="measure", required=True,
-        help="Own work is what a rank computes and loads without waiting for others: a slow rank stands out there. "
-        "Step time is about the same on all ranks, because they wait for one another.",
-    )  # fmt: skip
-    measure = measure or "own work"
-    matrix = _matrix(view, measure)
+    """The heatmap with a chosen rank and step, then the ranking, the mesh and two ranks."""
+    measure, is_excess = _measure()
+    matrix = _matrix(view, measure, is_excess)
     if matrix is None:
         return
     if matrix.values.size and np.isfinite(matrix.values).any():
-        chart(heatmap.draw, matrix, key=f"ranks-heatmap-{measure}", what=f"{measure} by rank and step")
+        clicked = chart(
+            heatmap.draw, matrix, key=f"ranks-heatmap-{measure}-{is_excess}", what=f"{measure} by rank and step",
+            is_excess=is_excess, marks=_marks(view), clickable=True,
+        )  # fmt: skip
+        if clicked is not None:
+            st.query_params["rank"], st.query_params["step"] = str(int(clicked["y"])), str(int(clicked["x"]))
         if matrix.is_reduced:
             every = matrix.every_steps
             of_some = f" So far 1 step in {every} has been read." if every > 1 else ""
@@ -69,8 +82,11 @@ def ranks(view: View) -> None:
                 f"A cell is the largest value of {matrix.ranks_per_cell} ranks and {matrix.steps_per_cell} steps."
                 + of_some
             )
+    elif is_excess and matrix.values.size:
+        empty_state(f"No rank has a peer to compare its {measure} with.", "Choose `as recorded`.")
     else:
         empty_state(f"Nothing was recorded of {measure} in this run.")
+    rank_and_step(view)
     data = view.ask(load_ranks)
     if data is None:
         return
@@ -92,16 +108,45 @@ def ranks(view: View) -> None:
         )  # fmt: skip
 
 
-def _matrix(view: View, measure: str) -> Any:
+def _measure() -> tuple[str, bool]:
+    """The measure that the user chose, and whether it is shown as excess over peers."""
+    with st.container(horizontal=True, gap="medium"):
+        measure = st.segmented_control(
+            "Measure", list(rank_step.MEASURES), default="own work", key="measure", required=True, bind="query-params",
+            help="Own work is what a rank computes and loads without waiting for others: a slow rank stands out there. "
+            "Step time is about the same on all ranks, because they wait for one another.",
+        )  # fmt: skip
+        scale = st.segmented_control(
+            "Shown", [EXCESS, "as recorded"], default=EXCESS, key="scale", required=True, bind="query-params",
+            help="Over peers: less the median of the ranks in the same pipeline stage and step. It shows who differs.",
+        )  # fmt: skip
+    return measure or "own work", scale != "as recorded"
+
+
+def _marks(view: View) -> tuple[heatmap.Mark, ...]:
+    """Findings that name a few ranks and steps."""
+    diagnosis = view.diagnosis()
+    return tuple(
+        heatmap.Mark(
+            rank=rank, first_step=found.first_step,
+            last_step=found.first_step if found.last_step is None else found.last_step, text=title(found).lower(),
+        )
+        for found in (diagnosis.fired if diagnosis is not None else ())
+        if found.first_step is not None and len(found.ranks) <= MAX_MARKED_RANKS
+        for rank in found.ranks
+    )  # fmt: skip
+
+
+def _matrix(view: View, measure: str, is_excess: bool) -> Any:
     """The matrix; of a large run one of some steps until the whole one is computed."""
     if view.access.size_bytes() < LARGE_BYTES:
-        return view.ask(load_matrix, measure)
-    whole = view.access.ask(load_matrix, measure, first_s=0.0)
+        return view.ask(load_matrix, measure, is_excess)
+    whole = view.access.ask(load_matrix, measure, is_excess, first_s=0.0)
     if whole.value is not None:
         view.is_pending |= not whole.is_fresh
         return whole.value
     view.expect(whole)
-    return view.ask(load_glance, measure)
+    return view.ask(load_glance, measure, is_excess)
 
 
 def _straggler_ranks(view: View) -> list[int]:

@@ -94,7 +94,7 @@ def _show(answer: dict[str, Any] | None) -> None:
     if answer is None:
         return
     if "error" in answer:
-        st.code(visible(answer["error"]), language=None, wrap_lines=True)
+        st.code("\n".join(map(visible, answer["error"].splitlines())), language=None, wrap_lines=True)
         return
     frame = answer["frame"]
     st.dataframe(frame, hide_index=True, key="sql-table", height="content" if len(frame) <= 14 else 500)

@@ -70,8 +70,8 @@ def timeline(view: View) -> None:
             selected=(attempt, first if is_chosen else "newest", last - first, *sorted(ranks)),
         )  # fmt: skip
         flows = "Lines follow microbatches from stage to stage. " if any(p.stage is not None for p in pieces) else ""
-        hatched = "Hatched: never ended. " if any(p.end_ms is None for p in pieces) else ""
-        st.caption(f"Above: phases. Below: collectives and transfers. {hatched}{flows}Drag to zoom.")
+        hatched = "Hatched aslant: never ended. " if any(p.end_ms is None for p in pieces) else ""
+        st.caption(f"Above: phases. Below, striped: collectives and transfers. {hatched}{flows}Drag to zoom.")
         if len(pieces) >= activity.MAX_PIECES:
             st.caption(f"Only the first {activity.MAX_PIECES:,} entries are shown: choose fewer steps or ranks.")
     else:
@@ -89,10 +89,12 @@ def _chosen(extent: dict[str, Any]) -> tuple[int, int, int, list[int], bool]:
             attempt = st.selectbox("Attempt", attempts, key="timeline-attempt", width=110)
         newest = extent["last"][attempt]
         asked = st.number_input(
-            "Last step", min_value=0, value=None, step=1, key="timeline-last", width=190,
+            "Last step", min_value=0, value=None, step=1, key="timeline-last", width=190, bind="query-params",
             placeholder=f"newest ({newest})",
         )  # fmt: skip
-        num = st.number_input("Steps", min_value=1, max_value=50, value=3, step=1, key="timeline-num", width=120)
+        num = st.number_input(
+            "Steps", min_value=1, max_value=50, value=3, step=1, key="timeline-num", width=120, bind="query-params"
+        )
         ranks = st.multiselect(
             "Ranks", extent["ranks"], default=extent["ranks"][:8], key="timeline-ranks", max_selections=MAX_RANKS
         )

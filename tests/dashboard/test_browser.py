@@ -27,9 +27,10 @@ pytestmark = [
     pytest.mark.skipif(browser_path() is None, reason="no Chromium: apt-get install chromium"),
     pytest.mark.timeout(240),
 ]
-RANGE = "document.querySelector('.js-plotly-plot')._fullLayout.xaxis.range.map(Number)"
+LOSS = "document.querySelector('.st-key-overview-lines .js-plotly-plot')"
+RANGE = f"{LOSS}._fullLayout.xaxis.range.map(Number)"
 LAST_DRAWN = (  # -Infinity while the chart is being replaced
-    "Math.max(...(document.querySelector('.js-plotly-plot')?._fullData?.find(trace => trace.name === 'loss')?.x ?? []))"
+    f"Math.max(...({LOSS}?._fullData?.find(trace => trace.name === 'loss')?.x ?? []))"
 )
 FAILED = "[data-testid=stException], :text('This page could not be computed'), :text('This chart could not be drawn')"
 COMPUTED = ":text('Computing from the records')"
@@ -98,8 +99,8 @@ def test_the_steps_move_and_the_zoom_stays(visit: Visit) -> None:
     visit.open("overview")
     first: int = wait_for(lambda: visit.step() if visit.step() > 0 else 0, "a step on the tile")
     visit.page.get_by_text(re.compile(r"\btraining$")).first.wait_for(timeout=10_000)  # behind its icon
-    visit.page.wait_for_selector(".js-plotly-plot .nsewdrag")
-    box: Any = visit.page.locator(".js-plotly-plot .nsewdrag").first.bounding_box()
+    visit.page.wait_for_selector(".st-key-overview-lines .nsewdrag", timeout=LONGEST_MS)
+    box: Any = visit.page.locator(".st-key-overview-lines .nsewdrag").first.bounding_box()
     visit.page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 0.5 * box["height"])
     visit.page.mouse.down()
     visit.page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 0.5 * box["height"], steps=8)
@@ -125,6 +126,27 @@ def test_no_page_of_a_live_run_complains(visit: Visit, name: str) -> None:
         raise AssertionError(f"nothing on it: {visit.page.inner_text('body')[-1500:]}") from None
     assert visit.page.locator(FAILED).count() == 0
     assert visit.page.locator(something).count() > 0
+    assert not visit.complaints
+
+
+def test_a_click_on_a_cell_is_an_address_that_shows_the_same_elsewhere_and_back_leads_back(visit: Visit) -> None:
+    visit.open("overview")
+    visit.open("ranks")
+    visit.page.wait_for_selector(".js-plotly-plot .nsewdrag", timeout=LONGEST_MS)
+    box: Any = visit.page.locator(".js-plotly-plot .nsewdrag").first.bounding_box()
+    visit.page.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 0.25 * box["height"])
+    visit.page.wait_for_selector("text=/Rank 0 in step/", timeout=LONGEST_MS)
+    assert re.search(r"rank=0&step=\d+", visit.page.url), visit.page.url
+    context = visit.page.context.browser.new_context(viewport={"width": 800, "height": 1000})  # type: ignore[union-attr]
+    page = context.new_page()
+    page.goto(visit.page.url)
+    page.wait_for_selector("text=/Rank 0 in step/", timeout=LONGEST_MS)
+    context.close()
+    assert "Ranks" in visit.page.title()
+    visit.page.locator(".st-key-to-timeline button").click()
+    visit.page.wait_for_url("**/timeline?**", timeout=LONGEST_MS)
+    visit.page.go_back()
+    visit.page.wait_for_selector("text=/Rank 0 in step/", timeout=LONGEST_MS)
     assert not visit.complaints
 
 

@@ -16,6 +16,7 @@ from tests.waiting import wait_for
 
 # page -> words that stand on it for a run of two ranks with a NaN that was rolled back
 EXPECTED = {
+    "home": ("Runs", "Select one run to open it"),
     "overview": ("finished", "Non-finite", "step 12", "Step: 24", "Tokens/s", "Where the time went"),
     "findings": ("Non-finite", "step 12", "Severity"),
     "goodput": ("Goodput: ", "Steps kept: 24", "By rank"),
@@ -71,8 +72,41 @@ def test_a_link_opens_the_finding_with_its_evidence_response_and_runbook(runs: P
 
 def test_the_short_link_leads_to_the_same_finding(runs: Path, finished_run: LaunchedRun) -> None:
     (finding,) = finished_run.findings("non_finite")
-    app = open_page(runs, run=finished_run.run.run_id, finding=finding["id"])
+    app = open_page(runs, "home", run=finished_run.run.run_id, finding=finding["id"])
     assert app.title[0].value == "Findings"
+    assert "finding" in app.query_params, "no redirect: Back leads to the page before"
+    assert open_page(runs, "home", run=finished_run.run.run_id).title[0].value == "Overview"
+
+
+def test_the_table_of_runs_has_state_finding_and_loss_of_each(runs: Path, finished_run: LaunchedRun) -> None:
+    app = open_page(runs, "home")
+    wait_for(lambda: (app.dataframe[0].value["state"] != "").all() or (app.run() and False), "the summaries")
+    line = app.dataframe[0].value.set_index("run").loc[finished_run.run.run_id]
+    assert (line["state"], line["severity"], line["finding"], line["step"]) == ("finished", "warning", "Non-finite", 24)
+    assert len(line["losses"]) == 24
+    assert line["loss"] == f"{float(line['loss']):.4f}"
+    app.text_input(key="filter").set_value("no-such").run()
+    assert "No run matches the filter." in shown(app)
+    app.text_input(key="filter").set_value("non-finite FINISHED").run()
+    assert len(app.dataframe) == 1
+    assert app.button(key="open-run").disabled
+
+
+def test_the_address_names_a_rank_and_a_step(runs: Path) -> None:
+    app = open_page(runs, "ranks", rank="1", step="12")
+    wait_for(
+        lambda: ("Rank 1 in step 12" in shown(app) and len(app.dataframe) >= 3) or (app.run() and False), "the panel"
+    )
+    assert not app.exception
+    account = app.dataframe[0].value.set_index("account")
+    parts = account.drop("step")["this rank"].sum()
+    assert parts == pytest.approx(account.loc["step", "this rank"], rel=0.01), "the classes add up to the step"
+    calls = app.dataframe[1].value
+    assert {"all_gather", "reduce_scatter"} & set(calls["operation"]) or set(calls["operation"]) == {"all_reduce"}
+    assert "non_finite" in str(app.dataframe[2].value.to_dict())
+    for step in ("999", "-1", "x" * 30):
+        assert not open_page(runs, "ranks", rank="1", step=step).exception
+    assert "This rank has no such step." in shown(open_page(runs, "ranks", rank="7", step="3"))
 
 
 def test_findings_are_filtered_by_kind_and_rank(runs: Path) -> None:

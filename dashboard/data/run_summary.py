@@ -1,0 +1,52 @@
+"""One run in the table of runs: state, worst finding, speed, loss.
+
+    summary = run_summary(store, state)
+    summary["finding"], summary["losses"]         # "Straggler", forty values of the loss over the run
+
+Of a run's records only the newest steps, the findings that `watch` reported and a few losses are read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from analyzers.finding import SEVERITIES
+from analyzers.kinds import KINDS
+from analyzers.run.open_findings import newest_reports, reported_findings, why_closed
+from analyzers.run.state import RunState
+from analyzers.source import Source
+from dashboard.data import queries
+
+__all__ = ["run_summary"]
+
+NUM_LOSSES = 40
+
+
+def run_summary(source: Source, state: RunState) -> dict[str, Any]:
+    """Plain values by name; None or empty where nothing was recorded."""
+    pulse = queries.pulse(source)
+    reports = [one for one in newest_reports(reported_findings(source)) if one.status in ("fired", "suspect")]
+    reports.sort(key=lambda one: (bool(why_closed(one, state.attempt)), SEVERITIES.index(one.severity)))
+    worst = reports[0] if reports else None
+    kind = KINDS.get(worst.kind) if worst is not None else None
+    return {
+        "state": state.word, "is_live": state.is_live, "step": pulse["step"] or state.step, "last_ns": state.last_ns,
+        "tokens_per_s": pulse["tokens_per_s"], "step_ms": pulse["step_ms"], "loss": pulse["loss"],
+        "finding": "" if worst is None else kind.title if kind is not None else worst.kind,
+        "severity": "" if worst is None else worst.severity, "num_findings": len(reports), "losses": _losses(source),
+    }  # fmt: skip
+
+
+def _losses(source: Source) -> list[float]:
+    """Medians of the loss over equal parts of the steps."""
+    if queries.step_range(source) is None:
+        return []
+    rows = source.rows(
+        f"""
+        SELECT median(loss) FROM (
+            SELECT step, arg_max(loss, start_ns) AS loss, ntile({NUM_LOSSES}) OVER (ORDER BY step) AS part
+            FROM steps WHERE loss IS NOT NULL AND isfinite(loss) GROUP BY step)
+        GROUP BY part ORDER BY part
+        """
+    )
+    return [round(float(loss), 4) for (loss,) in rows]

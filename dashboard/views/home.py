@@ -1,0 +1,113 @@
+"""First page: the table of all runs, to open one or to compare two."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from analyzers.printable import visible
+from dashboard.drawing import units
+from dashboard.drawing.elements import empty_state, markdown_text
+from dashboard.finding_link import open_page
+from dashboard.frame import IDLE_S, POLL_S, access_to, runs_folder
+from probes.tape.rundir import RunDir, RunError
+
+__all__ = ["home"]
+
+MAX_SUMMARIES = 100
+"""Runs whose records are read, the newest that match the filter; older ones are listed by name."""
+MAX_PROBLEMS = 3
+
+
+def home() -> None:
+    """Draw the table, and read the runs again while it is open."""
+    st.title("Runs", anchor=False)
+    polls = st.session_state.get("home_polls", True)
+
+    def part() -> None:
+        wanted = _table()
+        if wanted != polls:
+            st.session_state["home_polls"] = wanted
+            st.rerun()
+
+    st.fragment(part, run_every=POLL_S if polls else IDLE_S, key="home")()
+
+
+def _table() -> bool:
+    """Draw filter, buttons and table; returns whether there is more to come soon."""
+    names = runs_folder().run_ids()
+    with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
+        text = st.text_input(
+            "Filter", key="filter", placeholder="part of a name, state or finding", bind="query-params"
+        )
+        buttons = st.container(horizontal=True, gap="small", width="content")
+    words = text.lower().split()
+    rows: list[dict[str, Any]] = []
+    is_pending = False
+    for name in names:
+        row = _row(name, is_read=len(rows) < MAX_SUMMARIES)
+        is_pending |= row["pending"] or row["is_live"]
+        if all(word in f"{row['run']} {row['state']} {row['finding']}".lower() for word in words):
+            rows.append(row)
+    if not rows:
+        empty_state("No run matches the filter.")
+        return is_pending
+    frame = pd.DataFrame(rows).drop(columns=["name", "problem", "pending", "is_live"])
+    chosen = st.dataframe(
+        frame, hide_index=True, key="runs-table", height=min(800, 38 + 35 * len(rows)), on_select="rerun",
+        selection_mode="multi-row",
+        column_config={
+            "losses": st.column_config.LineChartColumn("loss over the steps", width="medium"),
+            "run": st.column_config.TextColumn("run", width="medium", pinned=True),
+            "finding": st.column_config.TextColumn("worst finding", width="medium"),
+            "age": st.column_config.TextColumn("last record"),
+        },
+    )  # fmt: skip
+    _actions(buttons, [rows[place]["name"] for place in chosen["selection"]["rows"] if place < len(rows)])
+    for row in [row for row in rows if row["problem"]][:MAX_PROBLEMS]:
+        st.caption(markdown_text(f"{row['run']}: {row['problem']}", 400))
+    st.caption("Select one run to open it, two to compare them. Findings are those that watch reported.")
+    return is_pending
+
+
+def _actions(place: Any, selected: list[str]) -> None:
+    with place:
+        one, two = len(selected) == 1, len(selected) == 2
+        if st.button("Open", key="open-run", icon=":material/open_in_new:", disabled=not one, type="primary"):
+            open_page("Overview", run=selected[0])
+        if st.button("Compare", key="compare-runs", icon=":material/compare_arrows:", disabled=not two):
+            newer, older = sorted(selected, key=runs_folder().run_ids().index)
+            open_page("Compare runs", run=newer, baseline=older)
+
+
+def _row(name: str, *, is_read: bool) -> dict[str, Any]:
+    """A run's cells; those that are not known yet are empty."""
+    found: dict[str, Any] = {}
+    pending, problem = False, ""
+    if is_read:
+        try:
+            answer = access_to(RunDir.open(runs_folder().path / name)).summary()
+            found, problem = answer.value or {}, "" if answer.error is None else str(answer.error)
+            pending = not found and not problem
+        except RunError as error:
+            problem = str(error)
+    if problem and not found:
+        found = {"state": "cannot be read"}
+    last_ns, loss = found.get("last_ns"), found.get("loss")
+    more = f" +{found['num_findings'] - 1}" if found.get("num_findings", 0) > 1 else ""
+    step_ms = found.get("step_ms")
+    return {
+        "name": name, "run": visible(name), "state": found.get("state", ""),
+        "severity": found.get("severity", ""), "finding": f"{found['finding']}{more}" if found.get("finding") else "",
+        "step": found.get("step"),
+        "step time": units.duration(step_ms / 1e3) if step_ms is not None else "",
+        "tokens/s": units.amount(found["tokens_per_s"]) if found.get("tokens_per_s") else "",
+        "loss": "" if loss is None else f"{loss:.4f}" if math.isfinite(loss) else "not finite",
+        "losses": found.get("losses") or [],
+        "age": f"{units.age(time.time() - last_ns / 1e9)} ago" if last_ns else "",
+        "problem": problem, "pending": pending, "is_live": bool(found.get("is_live")),
+    }  # fmt: skip
