@@ -53,6 +53,7 @@ from .identity import Identity
 from .last_line import last_line
 from .loop_hooks import LoopPhases
 from .open_recorder import open_recorder
+from .tokens import flops_per_token
 from .watch_process import digest_address, leave_watch
 
 __all__ = ["Attached", "attach", "current", "describe", "detach", "log"]
@@ -79,6 +80,7 @@ class Attached:
         self._died = False
         self._end = ("finished", 0)
         self._speaks_for = -1
+        self._models: list[nn.Module] = []
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._gradient_interval = 50
         self._is_described = False
@@ -167,7 +169,7 @@ class Attached:
         if multiprocessing.parent_process() is not None:  # such a process may end without what `atexit` knows
             self._undo.append(Finalize(None, self._at_exit, exitpriority=0).cancel)
         self._phases.patch()
-        self._phases.at_first_update.append(self.derive_mesh)
+        self._phases.at_first_update += [self.derive_mesh, self._count_operations]
         self.watch(models, optimizers, gradient_interval=gradient_interval)
 
     def _at_exceptions(self) -> Callable[[], None]:
@@ -223,6 +225,7 @@ class Attached:
             return
         with failing_open("attach.watch"):
             models = list(models)
+            self._models += models
             for model in models:
                 self._phases.watch_model(model)
             for optimizer in optimizers:
@@ -250,6 +253,16 @@ class Attached:
         if isinstance(self.recorder, TapeRecorder) and not self._is_described:
             with failing_open("attach.derive"):
                 mesh_of_loop.derive(self.recorder)
+
+    def _count_operations(self) -> None:
+        """Keep the operations of a token in run.json, by rank 0 and where the model is one language model."""
+        if self.run_dir is None or getattr(self.recorder, "rank", -1) != 0 or len(self._models) != 1:
+            return
+        with failing_open("attach.flops"):
+            counted = flops_per_token(self._models[0])
+            run = RunDir(self.run_dir)
+            if counted is not None and "flops_per_token" not in run.manifest():
+                run.write_manifest(run.manifest() | {"flops_per_token": counted})
 
     def refused(self) -> None:
         """The current step is not taken: it ends without an update, and the next thing done begins another."""

@@ -26,7 +26,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import get_ident
 from typing import Any
 
@@ -41,12 +41,16 @@ from ..gradients import GradientProbe
 from ..recorder import Recorder
 from ..step_scalars import StepScalars
 from .saves import Saves
+from .tokens import looks_up_tokens, num_tokens
 
 __all__ = ["LoopPhases"]
 
 MAX_EXAMINED = 3
 """Steps in a row whose gradients are looked at one by one because they are not finite: more would say the same."""
 _monotonic_ns = time.monotonic_ns
+_LOGGED = -1
+"""Tokens of a step that the loop has logged itself."""
+_NOTHING: Mapping[str, Any] = {}
 
 
 class LoopPhases:
@@ -64,6 +68,8 @@ class LoopPhases:
         self.leader: Any = None
         """The optimizer whose step ends the loop's."""
         self._watched: dict[int, object] = {}
+        self._language_models: set[int] = set()
+        self._tokens = 0
         self._open: dict[str, Any] = {}  # kind -> span
         self._depth = 0  # of calls of a model from within a model
         self._number = 0
@@ -85,7 +91,10 @@ class LoopPhases:
         self._compilation.hook()
         if self._is_known(model):
             return
-        self._undo.append(model.register_forward_pre_hook(self.before_forward, prepend=True).remove)
+        if looks_up_tokens(model):
+            self._language_models.add(id(model))
+        before = model.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True)
+        self._undo.append(before.remove)
         self._undo.append(model.register_forward_hook(self._after_forward, always_call=True).remove)
 
     def watch_optimizer(self, optimizer: Any, *, leads: bool = True) -> None:
@@ -180,6 +189,7 @@ class LoopPhases:
         """A step has begun, by us or by the loop itself."""
         self._compilation.hook()
         self._in_step, self._taken_ns, self._microbatch, self._logged, self._norm = True, 0, 0, False, None
+        self._tokens = 0
         self._losses.clear()
 
     def end(self, end_ns: int = 0) -> None:
@@ -197,7 +207,9 @@ class LoopPhases:
             self.end(self._taken_ns)
 
     def settle(self) -> None:
-        """Write the loss of the step if nobody has logged one."""
+        """Write the loss and the tokens of the step, unless the loop has logged its own."""
+        if self._tokens > 0:
+            self.values.put(tokens=self._tokens)
         if self._losses and not self._logged:
             own = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).sum()
             self.values.put(loss=own, local_loss=own)
@@ -208,6 +220,8 @@ class LoopPhases:
         if "loss" in values:
             self._logged = True
             values.setdefault("local_loss", values["loss"])
+        if "tokens" in values:
+            self._tokens = _LOGGED
         self.values.put(**values)
 
     # ---- hooks ----
@@ -228,7 +242,7 @@ class LoopPhases:
         if span is not None:
             span.__exit__(None, None, None)
 
-    def before_forward(self, module: nn.Module, args: Any = ()) -> None:
+    def before_forward(self, module: nn.Module, args: Any = (), kwargs: Mapping[str, Any] = _NOTHING) -> None:
         """A model is called."""
         if torch.compiler.is_compiling() or get_ident() != self._thread:
             return
@@ -238,6 +252,8 @@ class LoopPhases:
                 return
             if torch.is_grad_enabled() and module.training:
                 self.begin()
+                if self._tokens >= 0 and id(module) in self._language_models:
+                    self._tokens += num_tokens(args, kwargs)
                 self.enter("forward", self._microbatch)
             else:
                 self.enter("evaluate")

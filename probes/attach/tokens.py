@@ -1,0 +1,61 @@
+"""Tokens of a batch and operations of a token, from the shapes of a language model of the user's own.
+
+    num_tokens(args, kwargs)         # 4096: the token ids that a call of the model is given
+    flops_per_token(model)           # 6 x the weights that multiply each token; None where they are not all here
+
+A model that looks up embeddings and is called with integers of two dimensions or more is taken for a language model.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["flops_per_token", "looks_up_tokens", "num_tokens"]
+
+_STAGES = "torch.distributed.pipelining.stage"
+_INTEGERS = (torch.int64, torch.int32)
+
+
+def looks_up_tokens(model: nn.Module) -> bool:
+    """Return True if it has an embedding."""
+    return any(isinstance(part, nn.Embedding) for part in model.modules())
+
+
+def num_tokens(args: Any, kwargs: Mapping[str, Any]) -> int:
+    """Count the ids of the first integer tensor with a dimension beside the batch; 0 without one."""
+    for value in _inputs(args, kwargs):
+        if isinstance(value, Tensor) and value.dtype in _INTEGERS and value.dim() >= 2:
+            return value.numel()
+    return 0
+
+
+def _inputs(args: Any, kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    yield kwargs.get("input_ids")
+    for value in (*(args if isinstance(args, tuple) else (args,)), *kwargs.values()):
+        if isinstance(value, Mapping):
+            yield value.get("input_ids")
+            yield from value.values()
+        else:
+            yield value
+
+
+def flops_per_token(model: nn.Module) -> int | None:
+    """Operations of forward and backward in the weights; the products of attention itself are not counted.
+
+    None for a stage of a pipeline, which has a part of the weights only, and where no matrix is seen (flattened).
+    """
+    if _STAGES in sys.modules or not looks_up_tokens(model):
+        return None
+    looked_up = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    multiplied = {id(part.weight) for part in model.modules() if isinstance(part, nn.Linear)}
+    weights = sum(
+        parameter.numel()
+        for parameter in model.parameters()
+        if parameter.dim() >= 2 and (id(parameter) not in looked_up or id(parameter) in multiplied)
+    )
+    return 6 * weights or None

@@ -1,0 +1,63 @@
+"""Tokens and operations from the shapes of an attached language model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from probes.attach.attach import attach, detach, log
+from probes.attach.tokens import flops_per_token, num_tokens
+from probes.tape.rundir import RunDir
+from store import Store
+
+VOCABULARY, DIM = 16, 8
+
+
+class Language(nn.Module):
+    def __init__(self, *, tied: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, DIM)
+        self.layer = nn.Linear(DIM, DIM)
+        self.head = nn.Linear(DIM, VOCABULARY, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, labels: Tensor | None = None, *, input_ids: Tensor) -> Tensor:
+        return self.head(self.layer(self.embedding(input_ids)))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_operations_are_six_a_weight_that_multiplies_each_token(tied: bool) -> None:
+    assert flops_per_token(Language(tied=tied)) == 6 * (DIM * DIM + DIM * VOCABULARY)
+    assert flops_per_token(nn.Linear(4, 4)) is None  # no language model
+
+
+def test_tokens_are_the_ids_and_no_other_tensor() -> None:
+    ids, images = torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, 3, 4, 4)
+    assert num_tokens((ids,), {}) == num_tokens((), {"input_ids": ids}) == num_tokens(({"input_ids": ids},), {}) == 10
+    assert num_tokens((images, torch.zeros(2, dtype=torch.int64)), {}) == 0  # labels of classes are no tokens
+    assert num_tokens((torch.zeros(2, 3, dtype=torch.int64),), {"input_ids": ids}) == 10
+
+
+def test_steps_hold_the_tokens_of_all_microbatches_unless_the_loop_logs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "RANKSCOPE_RUN_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    model = Language()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer, run_dir=tmp_path / "run", watch=False)
+    for step in range(3):
+        for length in (4, 6):
+            model(input_ids=torch.zeros(2, length, dtype=torch.int64)).sum().backward()
+        optimizer.step()
+        if step == 2:
+            log(tokens=7)
+    detach()
+    run = RunDir(tmp_path / "run")
+    with Store.open(run) as store:
+        assert store.rows("SELECT tokens FROM steps ORDER BY step") == [(20,), (20,), (7,)]
+    assert run.manifest()["flops_per_token"] == flops_per_token(model)
