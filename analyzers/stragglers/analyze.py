@@ -44,7 +44,7 @@ from analyzers.stragglers.throughput import throughput_drops
 from analyzers.wording import ranks_text, sentence
 from probes.tape import event_kinds
 
-__all__ = ["ANALYSES", "stragglers"]
+__all__ = ["ANALYSES", "slow_ranks", "stragglers"]
 
 _WORK = {"data": "data loading", "host": "host delay", "sequence_length": "compute for longer sequences"}
 """Words for a cause; all others are compute."""
@@ -76,10 +76,8 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
         if timings is None or len(timings.ranks) < 2 or not len(timings.steps):
             continue
         judged |= _can_judge(timings, policy)
-        slow = [*find_stragglers(timings, policy), *find_slower_than_before(timings, policy)]
-        found = _suspects(source, timings, without_side_effects(slow, policy), policy)
-        findings += [_finding(source, timings, suspect, policy) for suspect in found]
-        findings += slow_link_findings(source, timings, policy, found)
+        slow, suspected = slow_ranks(source, timings, policy)
+        findings += [*slow, *slow_link_findings(source, timings, policy, suspected)]
     if not judged and not findings:
         ((world_size,),) = source.rows("SELECT count(DISTINCT rank) FROM steps")
         if world_size > 1:
@@ -94,6 +92,13 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
 
 
 _GAPS_OF_GPUS = "Ranks were not compared between phases: that is host time, which does not show whether a GPU was slow."
+
+
+def slow_ranks(source: Source, timings: Timings, policy: StragglerPolicy) -> tuple[list[Finding], list[Suspect]]:
+    """Report slow ranks in the steps of `timings`, which may be a part of an attempt; with the suspects behind them."""
+    slow = [*find_stragglers(timings, policy), *find_slower_than_before(timings, policy)]
+    found = _suspects(source, timings, without_side_effects(slow, policy), policy)
+    return [_finding(source, timings, suspect, policy) for suspect in found], found
 
 
 def _can_judge(timings: Timings, policy: StragglerPolicy) -> bool:

@@ -12,22 +12,25 @@ from dataclasses import dataclass
 __all__ = ["VARIABLE", "InjectedFault"]
 
 VARIABLE = "RANKSCOPE_DRILL"
+_FOREVER = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InjectedFault:
-    """A fault with its step, rank and size. `lasts`: from its step on; else it strikes once."""
+    """A fault with its step, rank and size. `lasts`: from its step on, to step `until`; else it strikes once."""
 
     name: str
     step: int
     rank: int
     seconds: float = 0.02
     lasts: bool = False
+    until: int = _FOREVER
 
     @property
     def text(self) -> str:
         """The value of the environment variable."""
-        return f"{self.name}@step={self.step},rank={self.rank},seconds={self.seconds:.4f},lasts={int(self.lasts)}"
+        lasts = f"lasts={int(self.lasts)},until={self.until}"
+        return f"{self.name}@step={self.step},rank={self.rank},seconds={self.seconds:.4f},{lasts}"
 
     @classmethod
     def parse(cls, text: str) -> InjectedFault:
@@ -38,6 +41,7 @@ class InjectedFault:
             return cls(
                 name=name, step=int(values["step"]), rank=int(values["rank"]),
                 seconds=float(values.get("seconds", 0.02)), lasts=values.get("lasts", "0") == "1",
+                until=int(values.get("until", _FOREVER)),
             )  # fmt: skip
         except KeyError as error:
             raise ValueError(f"{text}: {error} is missing") from None

@@ -36,13 +36,19 @@ SAVE_S = 1.0
 
 
 def inject(text: str) -> Callable[[], None]:
-    """Prepare this rank for the fault that `text` names; returns what undoes it."""
+    """Prepare this rank for the faults that `text` names, with `;` between them; returns what undoes it."""
     attached = current()
     if attached is None or attached.run_dir is None:
         return lambda: None
-    injection = _Injection(InjectedFault.parse(text), attached)
-    injection.arm()
-    return injection.undo
+    injections = [_Injection(InjectedFault.parse(part), attached) for part in text.split(";")]
+    for injection in injections:
+        injection.arm()
+
+    def undo() -> None:
+        for injection in injections:
+            injection.undo()
+
+    return undo
 
 
 class _Injection:
@@ -84,7 +90,7 @@ class _Injection:
 
     def _is_due(self) -> bool:
         """Return True if the fault acts now: from its step on, or once."""
-        if self._struck or self._recorder.step_number < self._fault.step:
+        if self._struck or not self._fault.step <= self._recorder.step_number <= self._fault.until:
             return False
         self._struck = not self._fault.lasts
         if not self._is_recorded:

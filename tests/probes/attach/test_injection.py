@@ -31,12 +31,13 @@ def undo(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], None]]]:
     detach()
 
 
-def train(folder: Path, fault: InjectedFault, undo: list[Callable[[], None]]) -> Store:
+def train(folder: Path, fault: InjectedFault | tuple[InjectedFault, ...], undo: list[Callable[[], None]]) -> Store:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     attach(model, optimizer, run_dir=folder / "run", watch=False)
-    undo.append(inject(fault.text))
+    faults = fault if isinstance(fault, tuple) else (fault,)
+    undo.append(inject(";".join(one.text for one in faults)))
     loader = DataLoader(TensorDataset(torch.randn(4 * STEPS, 4), torch.randn(4 * STEPS, 1)), batch_size=4)
     for x, y in loader:
         loss = (model(x) - y).square().mean()
@@ -69,6 +70,14 @@ def test_a_delay_lies_in_its_place(tmp_path: Path, undo: list[Callable[[], None]
         ((seconds,),) = store.rows(f"SELECT {place}_ns / 1e9 FROM steps WHERE step = 3")
         assert seconds >= 0.9 * DELAY_S
         assert store.rows("SELECT step FROM events WHERE kind = 'fault_injected'") in ([(2,)], [(1,)])
+
+
+def test_several_faults_take_turns(tmp_path: Path, undo: list[Callable[[], None]]) -> None:
+    first = InjectedFault(name="slow_forward", step=2, rank=0, seconds=DELAY_S, lasts=True, until=2)
+    second = InjectedFault(name="slow_optimizer", step=3, rank=0, seconds=DELAY_S, lasts=True)
+    with train(tmp_path, (first, second), undo) as store:
+        slow = f"SELECT step, forward_ns >= {DELAY_S} * 9e8, optimizer_ns >= {DELAY_S} * 9e8 FROM steps WHERE step > 1"
+        assert store.rows(slow + " ORDER BY step") == [(2, True, False), (3, False, True), (4, False, True)]
 
 
 def test_a_save_is_delayed_inside_the_phase_checkpoint(tmp_path: Path, undo: list[Callable[[], None]]) -> None:

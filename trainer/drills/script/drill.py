@@ -34,7 +34,7 @@ def script_drill(
     plan: Plan, faults: Sequence[str], *, folder: Path, keep: bool, slow_ratio: float = 0.3, rank: int = 1
 ) -> Iterator[ScriptRow]:
     """Each run as it is scored; `rank` is struck. Runs without a problem are deleted unless `keep` is set."""
-    done = execute(plan, None, folder / "none")
+    done = execute(plan, (), folder / "none")
     clean = score(None, done)
     yield clean
     step_s = None if clean.problem else median_step_s(done)
@@ -46,7 +46,7 @@ def script_drill(
             name=name, step=plan.step, rank=min(rank, plan.num_ranks - 1),
             seconds=max(MIN_DELAY_S, slow_ratio * step_s), lasts=SCRIPT_FAULTS[name].lasts,
         )  # fmt: skip
-        row = score(fault, execute(plan, fault, folder / name))
+        row = score(fault, execute(plan, [fault], folder / name))
         _forget(folder / name, row, keep)
         yield row
 

@@ -1,6 +1,6 @@
 """Runs a script of the user's own once, with one fault injected or none, and ends it when enough was recorded.
 
-done = execute(Plan(words=("train.py",), num_ranks=4), fault, folder)
+done = execute(Plan(words=("train.py",), num_ranks=4), [fault], folder)
 done.run, done.problem
 """
 
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,20 +54,20 @@ class Done:
     problem: str = ""
 
 
-def execute(plan: Plan, fault: InjectedFault | None, folder: Path) -> Done:
-    """Launch the script under `rankscope run`; returns once it has ended."""
+def execute(plan: Plan, faults: Sequence[InjectedFault], folder: Path) -> Done:
+    """Launch the script under `rankscope run`; returns once it has ended. Several faults take turns."""
     folder.mkdir(parents=True, exist_ok=True)
     run = RunDir(folder / "run")
     command = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run.path)]
     command += ["--nproc-per-node", str(plan.num_ranks), *plan.words]
-    environment = dict(os.environ) | ({VARIABLE: fault.text} if fault is not None else {})
+    environment = dict(os.environ) | ({VARIABLE: ";".join(fault.text for fault in faults)} if faults else {})
     begin = time.monotonic()
     with (folder / "output.log").open("w") as log:
         launcher = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
         )
     is_stopped, problem = False, ""
-    hangs = fault is not None and SCRIPT_FAULTS[fault.name].hangs
+    hangs = any(SCRIPT_FAULTS[fault.name].hangs for fault in faults)
     try:
         while launcher.poll() is None:
             time.sleep(POLL_S)
