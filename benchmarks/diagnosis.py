@@ -126,7 +126,7 @@ def contradiction(diagnosis: Diagnosis) -> str:
         return ""
     is_explained = any(finding.kind in EXPLAINS_GAIN for finding in diagnosis.fired)
     clean = diagnosis.verdict.startswith("No problems found")
-    silent = not is_explained and "what-if" not in diagnosis.verdict
+    silent = not is_explained and "Balanced ranks" not in diagnosis.verdict and diagnosis.fired[:1] == ()
     return f"{gain.gain:.3f}x (error {gain.error_ratio:.3f}): {diagnosis.verdict}" if clean or silent else ""
 
 

@@ -14,5 +14,5 @@ class VerdictPolicy:
     max_unjudged_ratio: float = 0.10
     """Share of the steps' time that may be unmeasured, or measured and not compared."""
     min_gain_ratio: float = 0.01
-    """Gain of balanced ranks, part of a step, from which it must be explained by a finding, if it is beyond the error
-    of the replay."""
+    """Gain of balanced ranks, part of a balanced step, from which a finding must explain it, if it exceeds the error of
+    the replay."""

@@ -118,6 +118,6 @@ def _unexplained_gain(wrong: Sequence[Finding], what_if: WhatIf | None, policy: 
     """A gain of the what-if that no finding explains."""
     if what_if is None or not what_if.is_beyond_error or any(found.kind in EXPLAINS_GAIN for found in wrong):
         return ""
-    if 1 - 1 / what_if.gain < policy.min_gain_ratio:
+    if what_if.gain < 1 + policy.min_gain_ratio:
         return ""
     return f"Balanced ranks would be {what_if.gain:.2f}x faster, and no finding explains why."

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
 from analyzers.diagnose import diagnose
 from analyzers.finding import Finding
+from analyzers.report.wording.account_lines import what_if_line
 from analyzers.verdict.verdict import verdict
 from analyzers.whatif.what_if import WhatIf
 from store import Store
@@ -55,6 +57,20 @@ def test_a_gain_that_nothing_explains_is_said() -> None:
     assert verdict((), FACTS, replace(GAIN, lasting_slowdown=1.0)) == verdict((), FACTS)
     assert "1.12x" in verdict((), FACTS, replace(GAIN, lasting_slowdown=1.12))
     assert verdict((), FACTS, replace(GAIN, withheld="no recorded work ran in 34 % of the time")) == verdict((), FACTS)
+
+
+def test_no_gain_is_claimed_beside_a_run_without_problems() -> None:
+    """Whatever the what-if comes to, the line about it and the verdict of a run without findings agree."""
+    draw = random.Random(0)
+    for _ in range(2000):
+        slowdown = 1 + draw.choice((0.0, 0.005, 0.01, 0.0101, 0.02, 0.3)) * draw.uniform(0.9, 1.1)
+        lasting = draw.choice((None, 1.0, 1 + (slowdown - 1) * draw.random()))
+        what = replace(
+            GAIN, slowdown=slowdown, lasting_slowdown=lasting, error_ratio=draw.choice((0.0, 0.004, 0.02, 0.2)),
+            launch_delay_ratio=draw.choice((0.0, 0.05)), withheld=draw.choice(("", "no work ran in 40 % of the time")),
+        )  # fmt: skip
+        claims = "faster" in (line := what_if_line(what)) and "not be faster" not in line
+        assert claims != verdict((), FACTS, what).startswith("No problems found"), line
 
 
 def test_a_straggler_explains_the_gain_and_unmeasured_time_is_a_fact_of_the_run(tmp_path: Path) -> None:
