@@ -67,17 +67,15 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
     scores, onsets = _scan(clipped, per_window, policy)
     found = []
     crowding = _crowding(whole_ms[:, -policy.newest :])
-    noisy = (size for size, noise in per_window if noise >= policy.lasting_noise * sigma)
-    lasting = next((size for size in noisy if size >= policy.lasting_window), 0)
-    crowded_length = policy.min_length * max(1.0, crowding / policy.calm_noise_ratio)
-    length = max(crowded_length, policy.lasting_factor * lasting)
+    noisy = [(size, noise) for size, noise in per_window if noise >= policy.lasting_noise * sigma]
     for row in suspected[scores[suspected] >= limit]:
-        if num_observations - (offset + onsets[row] * group) < length:
-            continue
         segment = _judge(values, clipped, int(row), int(onsets[row]), per_window, policy)
         if segment is None or not _grew(own_ms, segment, offset + segment.begin * group, policy):
             continue
         begin = offset + segment.begin * group
+        length = _num_required(segment.effect, crowding, noisy, policy)
+        if num_observations - begin < length:
+            continue
         found.append(
             Segment(
                 row=segment.row, begin=begin, end=num_observations, effect=segment.effect, agreement=segment.agreement,
@@ -85,6 +83,14 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
             )
         )  # fmt: skip
     return sorted(found, key=lambda segment: -segment.effect)
+
+
+def _num_required(effect: float, crowding: float, noisy: list[tuple[int, float]], policy: ChangePolicy) -> float:
+    """Return the observations after the onset that noise asks for; noise that the change dwarfs asks for none."""
+    crowded = min(crowding / policy.calm_noise_ratio, policy.clear_ratio * crowding / effect)
+    disturbing = (size for size, noise in noisy if policy.clear_ratio * noise / math.sqrt(size) > effect)
+    lasting = next((size for size in disturbing if size >= policy.lasting_window), 0)
+    return max(policy.min_length * max(1.0, crowded), policy.lasting_factor * lasting)
 
 
 def _crowding(whole_ms: Matrix) -> float:

@@ -57,6 +57,6 @@ def find_pauses(excess: Matrix, policy: PausePolicy | None = None) -> list[Segme
         found.append(
             Segment(row=int(row), begin=begin, end=end, effect=effect, agreement=share, noise=noise,
                     peer_spread=others / (end - begin), ongoing=ongoing,
-                    num_required=policy.min_pauses if ongoing else policy.min_length_ended)
+                    num_required=policy.min_length_ended)
         )  # fmt: skip
     return sorted(found, key=lambda segment: -segment.effect)

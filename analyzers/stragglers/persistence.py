@@ -150,7 +150,7 @@ def _judge(
         return None
     own = excess[row, begin:end]
     effect = float(np.median(own))
-    agreement = float(np.mean(own > effect / 2))
+    agreement = float(np.mean(own > min(effect / 2, policy.clear_excess_ratio)))
     ongoing = end >= num_observations - policy.block
     smallest = limits.smallest if ongoing else policy.ended_effect_ratio
     least = policy.min_length if ongoing else policy.min_length_ended

@@ -49,6 +49,9 @@ class PersistencePolicy:
     """Peers from which their spread is a robust estimate and no longer their largest deviation."""
     agreement_ratio: float = 0.7
     """Share of single observations above half the effect."""
+    clear_excess_ratio: float = 1.0
+    """Excess from which a single observation counts as one of these, however large the effect: the peers' own work,
+    over which it is taken, varies several-fold on a busy machine."""
     min_length: int = 10
     """Observations of a slowdown that is still there at the end, where the noise allows."""
     quiet_ratio: float = 9.0
@@ -77,6 +80,9 @@ class ChangePolicy:
     calm_noise_ratio: float = 0.025
     """Noise of one observation of all own work up to which `min_length` is enough; in more noise, proportionally more
     observations are needed: another job on a crowded machine stays for 10 to 20 steps."""
+    clear_ratio: float = 10.0
+    """Change / noise from which that noise asks for no further observations. Bursts of another job are 3 to 6 times the
+    noise."""
     newest: int = 500
     """Newest observations from which that noise is measured."""
     lasting_noise: float = 1.8
