@@ -66,6 +66,12 @@ class Counters:
     """True if the rank computes on the host's CPU, so that its CPU time is its work."""
     num_steps: int = 0
 
+    def has_own_core(self, policy: CorroborationPolicy) -> bool:
+        """Return True if it waits for a core for much longer than its peers, as far as that is known."""
+        if self.run_delay_ms is None or self.own_run_delay_ms is None:
+            return True
+        return self.run_delay_ms >= policy.own_core_ratio * self.own_run_delay_ms
+
     def evidence(self) -> dict[str, Any]:
         """Known values for a finding's evidence."""
         known = {

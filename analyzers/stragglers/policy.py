@@ -156,6 +156,9 @@ class CorroborationPolicy:
 
     explained_ratio: float = 0.5
     """Excess in waiting for a core, in the collector or in tokens from which it is the cause."""
+    own_core_ratio: float = 1 / 3
+    """Excess in waiting for a core / the whole wait from which a rank pauses because its core is taken. Below, its
+    peers wait for nearly as long: the machine is crowded, and pauses that all have are nobody's."""
     worked_ratio: float = 0.5
     """Excess in CPU time from which the rank does more work. Another job on half of the core also takes a part of the
     caches, so CPU time grows as well, by less."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from analyzers.stragglers.corroboration import Counters
 from analyzers.stragglers.peer_comparison import find_stragglers
 from analyzers.stragglers.suspects import Suspect, suspects
 from tests.analyzers.rank_timings import Slow, simulate
@@ -27,6 +29,18 @@ def test_how_slowness_lies_in_time() -> None:
     assert (over.pattern, over.ongoing) == ("transient", False)
     (again,) = found([Slow(rank=1, step=step, until=step + 29, factor=1.3) for step in (20, 80, 140)])
     assert (again.pattern, len(again.worst.segments)) == ("intermittent", 3)
+
+
+def test_a_rank_that_pauses_for_a_core_as_its_peers_do_is_no_suspect() -> None:
+    timings = simulate(0, steps=200, faults=[Slow(rank=1, step=20, pause_ms=200.0, share=0.4)])
+    slow = find_stragglers(timings)
+    assert slow[0].paused_ratio > 0
+    excess_ms = slow[0].excess_ms
+    taken = Counters(cpu_ms=0.0, run_delay_ms=excess_ms, own_run_delay_ms=1.2 * excess_ms, on_cpu=True)
+    (suspect,) = suspects(slow, {(1, "compute"): taken}, {}, 6)
+    assert (suspect.cause, suspect.reason) == ("host", "core")
+    crowded = replace(taken, own_run_delay_ms=5 * excess_ms)  # its peers wait for four fifths of that
+    assert suspects(slow, {(1, "compute"): crowded}, {}, 6) == []
 
 
 def test_a_slowness_that_goes_round_names_nobody_alone() -> None:
