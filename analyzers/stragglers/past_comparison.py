@@ -26,10 +26,12 @@ from analyzers.stragglers.peer_comparison import (
     Cause,
     Straggler,
     complete,
+    is_large,
     is_significant,
     num_steps_of,
     outlasts_bursts,
     places_of,
+    with_median_rest,
     without_side_effects,
 )
 from analyzers.stragglers.persistence import Segment
@@ -49,15 +51,22 @@ def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = N
     usual = np.maximum(np.quantile(whole, 0.25, axis=1, keepdims=True), 1e-3).astype(np.float32)
     change = replace(policy.change, min_effect_ratio=policy.past_effect_ratio)
     found: list[Straggler] = []
-    for cause, values in own.items():
+    compared = [(cause, "", values, whole) for cause, values in own.items()]
+    for place in timings.places("compute"):  # noise of other places is not in it
+        values = complete(timings.own[place])
+        if is_large(values, whole, policy):
+            continue
+        compared.append(("compute", place, values, with_median_rest(values, whole)))
+    for cause, place, values, noisy in compared:
         if not len(single[cause]):
             continue
         ratios: Matrix = values / usual
-        for segment in find_changes(ratios - others_median(ratios), values, whole, change):
+        for segment in find_changes(ratios - others_median(ratios), values, noisy, change):
             is_lasting = segment.row in single[cause] and outlasts_bursts(timings, segment, policy)
             if is_lasting and _is_its_own(ratios, segment, policy):
-                straggler = _measure(timings, segment, cause, values, whole)
-                if is_significant(straggler, policy):
+                straggler = replace(_measure(timings, segment, cause, values, whole), found_in=place)
+                is_known = any(one.rank == straggler.rank and one.cause == cause for one in found)
+                if not is_known and is_significant(straggler, policy):
                     found.append(straggler)
     return sorted(without_side_effects(found, policy), key=lambda straggler: -straggler.excess_ms)
 

@@ -11,6 +11,7 @@
    context-parallel groups, of which often the first alone loads. For each observation the excess of a rank is its own
    time minus the median of its peers' (itself excluded), over the peers' whole own time; for compute (forward,
    backward, optimizer and the gaps) and for data. `past_comparison` judges ranks without peers.
+   Where the noise of all work hides a rank, each small phase and gap is compared by itself.
 3. `persistence` finds ranks that stand out, from which step to which, against the noise of this run; `change_point`
    ranks that became slower than they were, by less; `pauses` ranks that stop again and again and are as fast as the
    others in between.
@@ -19,7 +20,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -32,8 +33,17 @@ from analyzers.stragglers.persistence import Segment, find_segments
 from analyzers.stragglers.policy import StragglerPolicy
 
 __all__ = [
-    "Cause", "Straggler", "complete", "find_stragglers", "is_significant", "num_steps_of", "outlasts_bursts",
-    "places_of", "without_side_effects",
+    "Cause",
+    "Straggler",
+    "complete",
+    "find_stragglers",
+    "is_large",
+    "is_significant",
+    "num_steps_of",
+    "outlasts_bursts",
+    "places_of",
+    "with_median_rest",
+    "without_side_effects",
 ]  # fmt: skip
 
 Cause = Literal["compute", "data"]
@@ -63,9 +73,13 @@ class Straggler:
     """Share of the steps in which it pauses, as fast as the others in between; 0: it is slow in most of them."""
     has_peers: bool = True
     """Whether it was compared with peers; else with its own past, since no rank has the same work."""
+    found_in: str = ""
+    """Phase or gap that shows it alone; empty where all of its work does."""
 
     def place(self, min_ratio: float) -> str:
         """Phase or gap that holds so much of the excess; empty if none does (a rank that is slow everywhere)."""
+        if self.found_in:
+            return self.found_in
         of_cause = {p: v for p, v in self.phase_excess_ms.items() if (p == "data") == (self.cause == "data")}
         place = max(of_cause, key=lambda name: of_cause[name])
         # Not of `excess_ms`: medians of parts do not add up to the median of the whole.
@@ -97,6 +111,11 @@ def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> 
         for cause, rows, values in kinds:
             for row, straggler in _steady(timings, peers[rows], cause, values, (whole[rows], together[rows]), policy):
                 ranks.setdefault(int(rows[row]), []).append(straggler)
+        for row, straggler in _in_one_place(timings, peers, (whole, together), policy):
+            if row not in ranks:
+                ranks[row] = [straggler]
+            else:
+                ranks[row] = [_placed(known, straggler, policy) for known in ranks[row]]
         all_load = any(len(rows) == len(peers) for cause, rows, _ in kinds if cause == "data")
         excess_ms = together - others_median(together) if all_load else compute - others_median(compute) + data_excess
         for segment in find_pauses(excess_ms / whole, policy.pauses):
@@ -140,6 +159,63 @@ def _steady(
         straggler = _measure(timings, (ranks, row), cause, segments, excess_ms)
         if is_significant(straggler, policy):
             yield row, straggler
+
+
+def _in_one_place(
+    timings: Timings, peers: Ints, own: tuple[Matrix, Matrix], policy: StragglerPolicy
+) -> Iterator[tuple[int, Straggler]]:
+    """(row, straggler) of ranks that are slow in one small phase or gap, above whose noise it shows.
+
+    The rank must be slower in all its work by a part of that: work that only moved from one place to another costs
+    nothing.
+    """
+    whole, together = own
+    total_excess_ms = together - others_median(together)
+    clear = replace(policy.change, min_effect_ratio=policy.place_effect_ratio)
+    best: dict[int, tuple[float, Straggler]] = {}
+    for place in timings.places("compute"):
+        values = complete(timings.own[place][peers])
+        if is_large(values, together, policy):
+            continue
+        excess_ms = values - others_median(values)
+        with_rest = with_median_rest(values, together)
+        found = find_segments(excess_ms / whole, policy.persistence)
+        found += find_changes(excess_ms / whole, values, with_rest, clear)
+        for segment in found:
+            row, at = segment.row, slice(segment.begin, segment.end)
+            least_ms = policy.place_total_ratio * float(np.median(excess_ms[row, at]))
+            is_slower = float(np.median(total_excess_ms[row, at])) >= least_ms
+            if (
+                not is_slower
+                or not outlasts_bursts(timings, segment, policy)
+                or segment.effect <= best.get(row, (0.0,))[0]
+            ):
+                continue
+            straggler = replace(_measure(timings, (peers, row), "compute", [segment], excess_ms), found_in=place)
+            if is_significant(straggler, policy):
+                best[row] = (segment.effect, straggler)
+    yield from ((row, straggler) for row, (_, straggler) in best.items())
+
+
+def _placed(known: Straggler, in_place: Straggler, policy: StragglerPolicy) -> Straggler:
+    """Name the place of a slow rank whose other phases are too noisy to tell, if it holds most of the excess."""
+    if known.cause == "data" or known.place(policy.place_ratio):
+        return known
+    holds_most = in_place.excess_ms >= policy.place_ratio * known.excess_ms
+    return replace(known, found_in=in_place.found_in) if holds_most else known
+
+
+def is_large(values: Matrix, together: Matrix, policy: StragglerPolicy) -> bool:
+    """Decide whether a place holds so much of a typical rank's work that its noise is that of all work."""
+    usual = np.quantile(values, 0.25, axis=1) / np.maximum(np.quantile(together, 0.25, axis=1), 1e-3)
+    return bool(np.median(usual) > policy.small_place_ratio)
+
+
+def with_median_rest(values: Matrix, together: Matrix) -> Matrix:
+    """Work in one place with all other work at its median: what its noise is in all of the work."""
+    rest = np.median(together, axis=1, keepdims=True) - np.median(values, axis=1, keepdims=True)
+    with_rest: Matrix = values + np.maximum(rest, 0.0)
+    return with_rest
 
 
 def _is_explained(pauses: Segment, excess_ms: Matrix, steady: list[Straggler], policy: StragglerPolicy) -> bool:

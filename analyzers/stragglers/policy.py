@@ -217,6 +217,13 @@ class StragglerPolicy:
     side effect: a rank short of CPU is slow in everything."""
     pause_share_ratio: float = 0.7
     """Share of what a rank loses by pauses from which it lost it waiting for data, or while it was slow anyway."""
+    place_effect_ratio: float = 0.035
+    """Smallest growth, part of the peers' whole work, of a rank that is slow in one phase or gap only."""
+    small_place_ratio: float = 0.15
+    """Usual part of all work up to which a phase or gap is compared by itself. Other jobs slow a rank in proportion to
+    its work, so a larger place has as much noise as the whole."""
+    place_total_ratio: float = 0.5
+    """Excess of all its work / that in the place: else the work has only moved there."""
     place_ratio: float = 0.75
     """Part of a rank's excess that one phase or gap must hold to be named: a rank that is slow in all its computing has
     some 60 % of it in backward."""

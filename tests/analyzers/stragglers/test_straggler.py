@@ -113,6 +113,32 @@ def test_one_step_of_jitter_is_nothing() -> None:
     assert find_stragglers(simulate(7, faults=faults)) == []
 
 
+def with_gap(timings: Timings, *, moved: bool = False, step: int = 61) -> Timings:
+    """A gap of half a millisecond, of 12 ms in rank 1 from `step` on; `moved`: its forward is so much shorter."""
+    slow = (timings.steps >= step).astype(np.float32)
+    gap = np.full_like(timings.wait, 0.5)
+    gap[1] += 12 * slow
+    forward = timings.own["forward"].copy()
+    if moved:
+        forward[1] = np.maximum(forward[1] - 12 * slow, 0.1)
+    own = timings.own | {"forward": forward, "forward_to_backward": gap}
+    return replace(timings, own=own, duration=timings.duration + gap.max(axis=0))
+
+
+def test_a_gap_shows_a_rank_that_the_noise_of_its_phases_hides() -> None:
+    places = []
+    for seed in range(10):
+        found = find_stragglers(with_gap(simulate(seed, ranks=2, steps=90, machine="crowded")))
+        assert [one.rank for one in found] in ([], [1]), seed
+        places += [one.place(0.75) for one in found]
+    assert set(places) <= {"forward_to_backward", ""}  # a neighbour may slow its phases as well
+    assert places.count("forward_to_backward") >= 8
+
+
+def test_work_that_moved_to_another_place_is_no_slowness() -> None:
+    assert find_stragglers(with_gap(simulate(3, ranks=2, steps=120), moved=True)) == []
+
+
 def scaled(timings: Timings, factor: float) -> Timings:
     own = {place: values * np.float32(factor) for place, values in timings.own.items()}
     scaled_wait, scaled_duration = timings.wait * np.float32(factor), timings.duration * np.float32(factor)
