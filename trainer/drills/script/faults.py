@@ -65,7 +65,7 @@ SCRIPT_FAULTS: dict[str, ScriptFault] = {
     "kill": _ends("a rank is killed (SIGKILL)", "signal"),
     "exit": _ends("a rank leaves with exit code 0", "exit"),
     "exception": _ends("a rank raises ValueError", "exception"),
-    "hang": _stuck("a rank sleeps forever", "not_entered", "busy", "data"),
+    "hang": _stuck("a rank sleeps forever", "not_entered", "busy", "data", "p2p_unmatched"),
     "stop": _stuck("a rank is stopped (SIGSTOP)", "stopped"),
     "gil": _stuck("a rank hangs in C and holds Python's lock", "gil", "not_entered", "busy"),
     "wrong_size": ScriptFault(
