@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,6 +13,9 @@ from dashboard import screenshots
 from dashboard.launch import DashboardServer
 from dashboard.screenshots import COLOURS, PAGES, PENDING, SETTLED, WIDTHS, browser_path, main
 from tests.factories import make_run
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
 pytestmark = [
@@ -49,17 +54,25 @@ def test_a_picture_of_a_page_in_one_theme(run: Path, tmp_path: Path, capsys: pyt
     assert max(ground) < 60, f"the dark theme has a dark ground, not {ground}"
 
 
-@pytest.mark.parametrize("width", [1440, 420])
-def test_no_tile_is_cut(run: Path, width: int) -> None:
+@pytest.fixture(scope="module")
+def opened(run: Path) -> Iterator[tuple[str, Browser]]:
+    """Address of a server of the run, and a browser."""
     with DashboardServer(run, port=0) as server, playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": width, "height": 1000})
-        for name in ("overview", "collectives", "goodput"):
-            page.goto(f"{server.url}/{PAGES[name]}?run={run.name}")
-            page.wait_for_selector("[data-testid=stMetric]", timeout=60_000)
-            page.wait_for_selector(SETTLED, timeout=30_000)
-            page.wait_for_selector(PENDING, state="detached", timeout=60_000)
-            assert page.evaluate(CUT) == [], name
-            boxes = [tile.bounding_box() for tile in page.locator("[data-testid=stMetric]").all()]
-            assert all(box is not None and box["x"] + box["width"] <= width for box in boxes), "within the window"
+        yield server.url, browser
         browser.close()
+
+
+@pytest.mark.parametrize("width", [1440, 420])
+def test_no_tile_is_cut(run: Path, opened: tuple[str, Browser], width: int) -> None:
+    url, browser = opened
+    page = browser.new_page(viewport={"width": width, "height": 1000})
+    for name in ("overview", "collectives", "goodput"):
+        page.goto(f"{url}/{PAGES[name]}?run={run.name}")
+        page.wait_for_selector("[data-testid=stMetric]", timeout=60_000)
+        page.wait_for_selector(SETTLED, timeout=30_000)
+        page.wait_for_selector(PENDING, state="detached", timeout=60_000)
+        assert page.evaluate(CUT) == [], name
+        boxes = [tile.bounding_box() for tile in page.locator("[data-testid=stMetric]").all()]
+        assert all(box is not None and box["x"] + box["width"] <= width for box in boxes), "within the window"
+    page.close()
