@@ -25,7 +25,7 @@ def two_runs_with_a_dead_rank(tmp_path: Path) -> tuple[RunDir, RunDir]:
 def test_a_finding_in_the_address_is_dropped_with_the_run_it_is_of(tmp_path: Path) -> None:
     first, _ = two_runs_with_a_dead_rank(tmp_path)
     app = open_page(first.path.parent, "findings", run="first", finding="rank_lost-0-r1")
-    wait_for(lambda: "All findings" in [b.label for b in app.button] or app.run() is None, "the finding", deadline_s=30)
+    wait_for(lambda: "All findings" in [b.label for b in app.button] or app.run() is None, "the finding", deadline_s=60)
     app.selectbox(key="run_choice").set_value("second").run()
     assert not app.exception
     assert "finding" not in app.query_params
@@ -35,9 +35,9 @@ def test_a_finding_in_the_address_is_dropped_with_the_run_it_is_of(tmp_path: Pat
 def test_a_link_to_a_finding_that_the_run_does_not_have_is_answered(tmp_path: Path) -> None:
     run, _ = two_runs_with_a_dead_rank(tmp_path)
     app = open_page(run.path.parent, "findings", run="first", finding="rank_lost-0-12-r1")  # of an older version
-    wait_for(lambda: "Runbook" in shown(app) or app.run() is None, "the finding", deadline_s=30)
+    wait_for(lambda: "Runbook" in shown(app) or app.run() is None, "the finding", deadline_s=60)
     app = open_page(run.path.parent, "findings", run="first", finding="hang-0-99-r0")
-    wait_for(lambda: "no such finding" in shown(app) or app.run() is None, "the answer", deadline_s=30)
+    wait_for(lambda: "no such finding" in shown(app) or app.run() is None, "the answer", deadline_s=60)
 
 
 def test_the_overview_puts_a_death_that_the_run_survived_beneath_what_is_open(tmp_path: Path) -> None:

@@ -36,12 +36,12 @@ def test_the_page_of_ranks_offers_every_phase(tmp_path: Path) -> None:
         app.segmented_control(key="measure").set_value(measure).run()
         assert not app.exception
         assert f"Nothing was recorded of {measure}" not in shown(app)
-    wait_for(lambda: "Slowest first" in shown(app) or app.run() is None, "the ranking", deadline_s=30)
+    wait_for(lambda: "Slowest first" in shown(app) or app.run() is None, "the ranking", deadline_s=60)
 
 
 def test_the_page_of_collectives_tells_the_exposed_time_of_each_operation_size_and_group(tmp_path: Path) -> None:
     app = open_page(make_run(tmp_path, ranks=2, steps=12).path.parent, "collectives")
-    wait_for(lambda: "Means over all ranks" in shown(app) or app.run() is None, "the table", deadline_s=30)
+    wait_for(lambda: "Means over all ranks" in shown(app) or app.run() is None, "the table", deadline_s=60)
     assert not app.exception
     table = next(frame.value for frame in app.dataframe if "exposed (ms a step)" in frame.value.columns)
     assert table["operation"].tolist() == ["all_reduce"]

@@ -43,7 +43,7 @@ def test_a_page_shows_a_real_run(runs: Path, page: str) -> None:
         return [words for words in EXPECTED[page] if words not in text]
 
     # What takes long comes at a later look, as on a page that polls.
-    wait_for(lambda: not missing() or (app.run() and False), f"{missing()} on {page}", deadline_s=30)
+    wait_for(lambda: not missing() or (app.run() and False), f"{missing()} on {page}", deadline_s=60)
 
 
 def test_the_overview_tells_the_state_and_the_age_of_the_last_record(runs: Path) -> None:

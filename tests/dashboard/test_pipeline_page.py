@@ -45,7 +45,7 @@ def text_of(app: AppTest, *words: str) -> str:
         assert not app.exception, [error.value for error in app.exception]
         return [word for word in words if word not in shown(app)]
 
-    wait_for(lambda: not missing() or (app.run() and False), f"{missing()}", deadline_s=30)
+    wait_for(lambda: not missing() or (app.run() and False), f"{missing()}", deadline_s=60)
     return shown(app)
 
 

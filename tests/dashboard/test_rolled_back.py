@@ -46,6 +46,6 @@ def test_what_was_in_flight_when_a_former_attempt_ended_is_not_in_flight_now(tmp
     make_run(tmp_path, run=run, attempt=1, ranks=2, steps=400, step_ms=1.0, first_step=5, end="")
     app = open_page(run.path.parent, "timeline")
     app.selectbox(key="timeline-attempt").set_value(0).run()
-    wait_for(lambda: "In flight" in shown(app) or app.run() is None, "the calls", deadline_s=30)
+    wait_for(lambda: "In flight" in shown(app) or app.run() is None, "the calls", deadline_s=60)
     assert not app.exception
     assert "In flight when the records end" in shown(app)

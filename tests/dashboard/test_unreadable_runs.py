@@ -84,10 +84,10 @@ def test_a_store_that_somebody_holds_is_told_and_read_when_it_is_free(
                 text = shown(app.run())
                 return any(words in text for words in told)
 
-            wait_for(is_told, f"the complaint, or the copy, on {page}", deadline_s=30)
+            wait_for(is_told, f"the complaint, or the copy, on {page}", deadline_s=60)
             assert not app.exception, page
             assert "could not be computed" not in shown(app), page
         holder.stdin.close()
         holder.wait(10)
     for page, app in apps.items():
-        wait_for(lambda app=app: "held open" not in shown(app.run()), f"{page} without the complaint", deadline_s=20)  # type: ignore[misc]
+        wait_for(lambda app=app: "held open" not in shown(app.run()), f"{page} without the complaint", deadline_s=60)  # type: ignore[misc]
