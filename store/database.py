@@ -31,6 +31,7 @@ __all__ = [
     "StoreError",
     "StoreLockedError",
     "WriterLock",
+    "attach_for_writing",
     "connect_attached",
     "connect_for_file",
     "connect_foreign",
@@ -187,6 +188,13 @@ def connect_attached(paths: Mapping[str, Path], *, wait_s: float) -> DuckDBPyCon
         connection.close()
         raise
     return connection
+
+
+def attach_for_writing(connection: DuckDBPyConnection, name: str, path: Path) -> None:
+    """Attach one store more, to write to it."""
+    _refuse_odd(path)
+    literal = str(path).replace("'", "''")
+    connection.execute(f"ATTACH '{literal}' AS {name}")
 
 
 def lock_down(connection: DuckDBPyConnection, *, memory_bytes: int | None = None, spill_to: Path | None = None) -> None:

@@ -6,6 +6,7 @@ result.rows["steps"]
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from probes.tape.rundir import RunDir
+from probes.tape.segment_index import INDEX_NAME, retired_segments
 from store.database import StoreError, WriterLock, connect_attached, log_of, quarantine, translated
 from store.ddl import quoted
+from store.ingest.carry_over import carry_over
 from store.ingest.ingest import Ingester
 from store.ingest.rank_folders import folders_by_node
 
@@ -38,9 +41,9 @@ class RebuildResult:
 def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None, *, force: bool = False) -> RebuildResult:
     """Make every node's store anew; `progress(bytes done, bytes of all tapes)` is called now and then.
 
-    The old store stays in use until the new one is whole. One that has rows which the tapes no longer have is kept as
-    it is, unless `force`: then it is set aside. Raises StoreLockedError while a watch writes, StoreError if the folder
-    cannot be written or rows would be lost.
+    Where tapes are retired, the rows of the old store come first. The old store stays in use until the new one is
+    whole. One that has rows which the tapes no longer have is kept as it is, unless `force`: then it is set aside.
+    Raises StoreLockedError while a watch writes, StoreError if the folder cannot be written or rows would be lost.
     """
     rows: Counter[str] = Counter()
     kept: list[Path] = []
@@ -57,6 +60,10 @@ def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None, *, 
             fresh = store.with_name(f".{store.name}.rebuild-{os.getpid()}")
             try:
                 threads = max(1, min(4, os.cpu_count() or 1))
+                if store.exists() and retired_segments(run.node_dir(node) / INDEX_NAME):
+                    with contextlib.suppress(StoreError):  # what it cannot give is named as a problem of the tapes
+                        carry_over(store, fresh)
+                        rows.update(_counts(fresh))
                 with Ingester(run, node, threads=threads, store_path=fresh, folders=folders) as ingester:
                     lag = True
                     while lag:

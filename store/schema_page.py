@@ -85,6 +85,13 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "GROUP BY ALL\n"
         "ORDER BY num_calls DESC",
     ),
+    "collective_totals": (
+        "How much did the ranks wait for each operation, in steps whose single calls are retired?",
+        "SELECT step // 1000 * 1000 AS from_step, op, sum(calls) AS calls, sum(wait_ns) / 1e6 AS wait_ms\n"
+        "FROM collective_totals\n"
+        "GROUP BY ALL\n"
+        "ORDER BY from_step, wait_ms DESC",
+    ),
     "nccl_channels": (
         "Which channel of a communicator is slower than the others?",
         "SELECT rank, communicator, channel, median(gpu_end_ns - gpu_start_ns) / 1e6 AS channel_ms\n"

@@ -35,6 +35,7 @@ from watch.exporting.exports import Exports
 from watch.exporting.prometheus.endpoint import TickFacts
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
+from watch.retention import Retention
 from watch.stacks.line_sampling import LineSampler
 
 __all__ = ["IngestLoop"]
@@ -60,6 +61,8 @@ class IngestLoop:
     ) -> None:
         manifest = run.manifest()
         self.failed_ticks = 0
+        self.retention: Retention | None = None
+        """Takes out what is older than the configured window, if anything."""
         self._run, self._ingester, self._tapes, self._judge = run, ingester, tapes, judge
         self._exports, self._events = exports, events
         self._node_rank, self._job = node_rank, job
@@ -91,6 +94,8 @@ class IngestLoop:
             if finding.attempt == self._tapes.attempt:
                 self._lines.sample(finding, self._tapes.pids)
         self._exports.poll()
+        if self.retention is not None:
+            self.retention.poll()
         self._tick_s = time.monotonic() - start
 
     def close(self) -> None:

@@ -40,6 +40,7 @@ from watch.heartbeat import Heartbeat
 from watch.ingest_loop import IngestLoop
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
+from watch.retention import Retention
 from watch.standstill_loop import StandstillLoop
 from watch.tape_sync import TapeSync
 
@@ -132,6 +133,7 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> N
                 ingest = IngestLoop(run, ingester, tapes, judge, exporting, events, node_rank=node_rank, job=job)
                 events.write(event_kinds.WATCH_STARTED, pid=os.getpid())
                 syncing = TapeSync(run, node_rank, every_s=_sync_s(run), is_running=lambda: tapes.is_running)
+                ingest.retention = Retention.of(run, ingester, syncing, events)
                 with syncing.running():
                     _run_until_needed(loop, ingest, Heartbeat(options.heartbeat_fd))
                 _close(ingest, run, Heartbeat(options.heartbeat_fd))

@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
 from probes.tape.rundir import RunDir
@@ -53,6 +53,7 @@ class TapeSync:
         self._indexed_s = time.monotonic()
         self._attempt = -1
         self._problem = ""
+        self._lock = threading.Lock()
 
     def running(self) -> AbstractContextManager[None]:
         """Sync in a thread while the block runs."""
@@ -63,6 +64,21 @@ class TapeSync:
 
         Records that a rank left open are covered by a checksum once no rank runs any more.
         """
+        with self._lock:
+            self._sync(last=last)
+
+    def retire(self, segments: Mapping[str, int]) -> None:
+        """Remove segments that are in the store, {path: places}, once the index says so on the disk. Raises OSError."""
+        if not segments:
+            return
+        with self._lock, self._index() as index:
+            for name, num_places in segments.items():
+                index.retire(name, num_places)
+            index.sync()
+            for name in segments:
+                (self._run.path / name).unlink(missing_ok=True)
+
+    def _sync(self, *, last: bool) -> None:
         folders = self._folders.all()
         newest = max((folder.attempt for folder in folders if not folder.is_node), default=0)
         ended, self._attempt = self._attempt not in (-1, newest), newest
@@ -117,16 +133,21 @@ class TapeSync:
     def _note(self, names: list[tuple[str, bool]], *, is_over: bool) -> None:
         """Write the checksums of these files into the node's index."""
         self._indexed_s = time.monotonic()
+        with self._index() as index:
+            for name, _ in names:
+                index.add(self._run.path, name, is_over=is_over)
+            index.sync()
+        self._done |= {name for name, is_live in names if not is_live}
+
+    @contextlib.contextmanager
+    def _index(self) -> Iterator[SegmentIndex]:
         folder = self._run.node_dir(self._node_rank)
         folder.mkdir(parents=True, exist_ok=True)
         index = SegmentIndex(folder / INDEX_NAME)
         try:
-            for name, _ in names:
-                index.add(self._run.path, name, is_over=is_over)
-            index.sync()
+            yield index
         finally:
             index.close()
-        self._done |= {name for name, is_live in names if not is_live}
 
 
 def _sync_folder(folder: Folder) -> None:

@@ -316,6 +316,19 @@ WATCH_REPLACED = _kind(
     "watch_replaced", _PID, _REASON,
     by="launcher", meaning="`watch` had stopped answering or ended, and was started again.",
 )
+RECORDS_RETIRED = _kind(
+    "records_retired",
+    _float("window_s", "what is kept", unit="s"), _int("segments", "of tapes, removed so far"),
+    _int("used_bytes", "tapes and store of the node", unit="By"),
+    _int("budget_bytes", "by now; null: none is set", unit="By"),
+    by="watch, first and when the window changes",
+    meaning="Ingested tapes and raw calls beyond the window were retired.",
+)
+BUDGET_EXCEEDED = _kind(
+    "budget_exceeded",
+    _int("used_bytes", "tapes and store of the node", unit="By"), _int("budget_bytes", "by now", unit="By"),
+    by="watch, once", meaning="Records need more than their budget although no window is left to shorten.",
+)
 STALE_KILLED = _kind(
     "stale_killed", _int("killed_rank"), _PID, _int("killed_attempt"),
     by="watch", meaning="A rank of an older attempt was killed.",

@@ -319,7 +319,32 @@ _NCCL_GROUPS = Table(
     ),
 )
 
-_ALL_TABLES = (*_TAPE_TABLES, *NCCL_TABLES, _NCCL_GROUPS, _HEALTH, *_EVENT_TABLES, _EVENTS, _LOG_EVENTS)
+_COLLECTIVE_TOTALS = Table(
+    "collective_totals",
+    "Sums of the calls of one rank, step, group and operation that retention has taken out of `collectives`.",
+    "derived",
+    (
+        _STEP,
+        _text("process_group", "label of the process group, as in collectives"),
+        _text("op", "operation, as in collectives"),
+        _text("phase", "kind of the span in which the calls were made"),
+        _i64("calls", "1", "number of calls"),
+        _i64("bytes", "By", "sum of their sizes"),
+        _i64("duration_ns", "ns", "sum of their times from issue to end"),
+        _i64("wait_ns", "ns", "sum of the times for which the caller's thread was blocked"),
+    ),
+)
+
+_ALL_TABLES = (
+    *_TAPE_TABLES,
+    _COLLECTIVE_TOTALS,
+    *NCCL_TABLES,
+    _NCCL_GROUPS,
+    _HEALTH,
+    *_EVENT_TABLES,
+    _EVENTS,
+    _LOG_EVENTS,
+)
 TABLES: dict[str, Table] = {table.name: table for table in _ALL_TABLES}
 """Every table by name. In the store each also has `attempt` (life of the worker group, from 0) and `rank` (-1: none),
 tables from events also `wall_ns` and `step`."""

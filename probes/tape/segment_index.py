@@ -8,7 +8,8 @@
 A line per file and state: of a tape the number of places in use, those that are not finished, and a CRC-32 over the
 fixed part of its header and all finished records, which no writer changes any more; of events and names the number of
 bytes and their CRC-32. Of several lines of a file the last counts. Each line has the digest of the line before, so a
-line that is altered or taken out breaks the chain; the file is synced after each round.
+line that is altered or taken out breaks the chain; the file is synced after each round. A segment that retention
+removes is noted as retired first, with the number of places that it had.
 
 The checksums are computed by the process that reads the tapes anyway: a record costs its writer nothing.
 """
@@ -31,7 +32,15 @@ from .reader import Header, TapeError, read_header
 from .safe_open import open_plain, read_plain
 from .writer import COMPLETE, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET
 
-__all__ = ["BLANK", "INDEX_NAME", "SegmentIndex", "check_index", "index_signature", "missing_numbers"]
+__all__ = [
+    "BLANK",
+    "INDEX_NAME",
+    "SegmentIndex",
+    "check_index",
+    "index_signature",
+    "missing_numbers",
+    "retired_segments",
+]
 
 INDEX_NAME = "segments.jsonl"
 BLANK = "is blank: its records were lost, or it was reserved and never written"
@@ -49,6 +58,7 @@ class _Entry:
     extent: int
     crc: int
     open_places: tuple[int, ...] = ()
+    is_retired: bool = False
 
 
 class SegmentIndex:
@@ -68,13 +78,12 @@ class SegmentIndex:
             return False
         if entry is None or self._known.get(name) == entry:
             return False
-        line = json.dumps(
-            {"path": name, "extent": entry.extent, "crc": entry.crc, "open": entry.open_places, "prev": self._last},
-            separators=(",", ":"),
-        )
-        os.write(self._fd, line.encode() + b"\n")
-        self._known[name], self._last, self._is_dirty = entry, _digest(line), True
+        self._append(entry)
         return True
+
+    def retire(self, name: str, num_places: int) -> None:
+        """Note that a segment is removed because all of it is in the store; `sync` before removing it."""
+        self._append(_Entry(path=name, extent=num_places, crc=0, is_retired=True))
 
     def sync(self) -> None:
         """Put what was added on the disk."""
@@ -86,6 +95,13 @@ class SegmentIndex:
         """Close the file."""
         os.close(self._fd)
 
+    def _append(self, entry: _Entry) -> None:
+        fields: dict[str, Any] = {"path": entry.path, "extent": entry.extent, "crc": entry.crc}
+        fields |= {"open": entry.open_places, "prev": self._last} | ({"retired": True} if entry.is_retired else {})
+        line = json.dumps(fields, separators=(",", ":"))
+        os.write(self._fd, line.encode() + b"\n")
+        self._known[entry.path], self._last, self._is_dirty = entry, _digest(line), True
+
 
 def check_index(root: Path, index: Path) -> Iterator[tuple[str, str]]:
     """(path below `root`, what is wrong) of every file that is not as the index says, and of the index itself."""
@@ -93,9 +109,14 @@ def check_index(root: Path, index: Path) -> Iterator[tuple[str, str]]:
     if problem:
         yield index.relative_to(root).as_posix(), problem
     for name, entry in known.items():
-        problem = _problem(root, entry)
+        problem = "" if entry.is_retired else _problem(root, entry)
         if problem:
             yield name, problem
+
+
+def retired_segments(index: Path) -> dict[str, int]:
+    """{path below the run: places} of the segments that retention has removed: their records are in the store alone."""
+    return {name: entry.extent for name, entry in _read(index)[0].items() if entry.is_retired}
 
 
 def missing_numbers(names: list[str]) -> Iterator[tuple[str, int]]:
@@ -228,7 +249,7 @@ def _read(path: Path) -> tuple[dict[str, _Entry], str, str]:
             found = json.loads(line)
             entry = _Entry(
                 path=str(found["path"]), extent=int(found["extent"]), crc=int(found["crc"]),
-                open_places=tuple(int(place) for place in found["open"]),
+                open_places=tuple(int(place) for place in found["open"]), is_retired=found.get("retired") is True,
             )  # fmt: skip
             if ".." in Path(entry.path).parts or entry.path.startswith("/") or entry.extent < 0:
                 raise ValueError(entry.path)

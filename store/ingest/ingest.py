@@ -26,17 +26,21 @@ from pathlib import Path
 from types import TracebackType
 
 from probes.tape.rundir import RunDir
+from probes.tape.segment_index import INDEX_NAME, retired_segments
 from store.database import (
     StoreBusyError,
     StoreCorruptError,
+    StoreError,
     WriterLock,
     connect_writer,
     quarantine,
     translated,
 )
+from store.ingest.carry_over import carry_over
 from store.ingest.name_codes import Dictionary, NameBook
 from store.ingest.rank_folders import Folder, NodeFolders
 from store.ingest.read_positions import ReadState, load, save
+from store.ingest.retention import fold_calls, retirable
 from store.ingest.store_file import create, identity_of, known_store, load_read_only
 from store.ingest.tail import NewEvents, NewRecords, Problem, Tail, anchor_of
 from store.ingest.transaction import Transfer
@@ -97,8 +101,8 @@ class Ingester:
         self._lock = None if store_path else WriterLock(self.path, role=role)
         self._threads = threads
         self._wait_s = wait_s
-        self._folders = NodeFolders(run, node_rank, given=folders)
-        self._tail = Tail(run, self._folders, syncs_events=role == "watch" and store_path is None)
+        self.folders = NodeFolders(run, node_rank, given=folders)
+        self._tail = Tail(run, self.folders, syncs_events=role == "watch" and store_path is None)
         self._state = ReadState()
         self._identity: tuple[int, ...] | None = None  # of the file as we left it
         self._ticks = -1
@@ -134,6 +138,7 @@ class Ingester:
             except StoreCorruptError as error:
                 quarantined = quarantine(self.path)
                 logger.warning("%s (set aside: %s)", error, quarantined)
+                self._carry_over(quarantined)
                 transfer = self._write(thorough)
         except StoreBusyError:
             return replace(self._result(start), busy=True, lag=True)
@@ -149,6 +154,31 @@ class Ingester:
                 raise StoreBusyError(f"{self.path} is in use by another process")
             if not result.lag:
                 return dict(rows)
+
+    def retire(self, before_ns: int) -> dict[str, int]:
+        """Turn older calls into totals; returns the segments that may be removed: {path: places}. Raises StoreError."""
+        import duckdb
+
+        connection = connect_writer(self.path, wait_s=self._wait_s, threads=self._threads)
+        try:
+            if known_store(connection, self.path) != (self._state.store_id, self._state.generation):
+                return {}  # another process wrote it: the next tick reads its positions
+            fold_calls(connection, before_ns)
+        except duckdb.Error as error:
+            raise translated(error, self.path) from error
+        finally:
+            connection.close()
+        self._identity = identity_of(self.path)
+        return dict(retirable(self.run, self.folders, self._state, before_ns))
+
+    def _carry_over(self, former: Path | None) -> None:
+        """Where tapes are retired, their rows are in the former store alone."""
+        if former is None or not retired_segments(self.run.node_dir(self.folders.node_rank) / INDEX_NAME):
+            return
+        try:
+            carry_over(former, self.path)
+        except StoreError as error:
+            logger.warning("Rows of retired tapes are lost: %s", error)
 
     def _is_idle(self, thorough: bool) -> bool:
         """Return True if the store is unchanged and the files hold nothing new."""
@@ -211,7 +241,7 @@ class Ingester:
             return new.header.wall_minus_mono_ns
         known = self._state.anchors.get(name, transfer.changes.anchors.get(name))
         if known is None:
-            known = anchor_of(self.run, self._folders.segments(new.folder))
+            known = anchor_of(self.run, self.folders.segments(new.folder))
             known = new.header.wall_minus_mono_ns if known is None else known
             transfer.changes.anchors[name] = known
         return known

@@ -24,7 +24,7 @@ from probes.tape.events import read_events
 from probes.tape.reader import MAX_SEGMENT_BYTES, Header, Segment, TapeError, read_header, read_segment
 from probes.tape.rundir import NO_MANIFEST, RunDir
 from probes.tape.safe_open import LINK, NO_FOLDER, NOT_PLAIN, open_plain, sync_file
-from probes.tape.segment_index import BLANK, INDEX_NAME, check_index, index_signature, missing_numbers
+from probes.tape.segment_index import BLANK, INDEX_NAME, check_index, index_signature, missing_numbers, retired_segments
 from probes.tape.writer import HEADER_BYTES, OPEN, segment_name
 from store.ingest.rank_folders import Folder, NodeFolders
 from store.ingest.read_positions import EventPosition, ReadState, SegmentPosition
@@ -140,6 +140,9 @@ class Tail:
         if checked is not None and checked.next_byte == signature:
             return
         found = {f"{path}{CHECKSUM}": problem for path, problem in check_index(self.run.path, index)}
+        for path, places in retired_segments(index).items():
+            if path not in state.segments:
+                found[f"{path}{CHECKSUM}"] = f"was retired, and the store that had its {places} records is gone"
         for folder in folders:
             names = [path.rpartition("/")[2] for _, _, path in self.folders.segments(folder)]
             for table, number in missing_numbers(names):

@@ -133,10 +133,24 @@ class ProbesConfig(Section):
     sync_s: float = Field(default=5.0, ge=0)
     """Seconds between two syncs of the records to the disk, by `watch`: what a power cut may lose; 0 = left to the
     kernel."""
+    retain: Literal["all", "window"] = "all"
+    """Keep all records, or tapes and single calls of the last `retain_s` seconds only: then older calls are totals a
+    step and group but for every 64th step, and older tapes are in the store alone."""
+    retain_s: float = Field(default=3600.0, ge=60)
+    """The window of `retain = "window"`."""
+    budget_mb: float = Field(default=0.0, ge=0)
+    """MB of records a rank and hour, tapes and store, that `watch` holds by a shorter window; needs
+    `retain = "window"`; 0 = none."""
     health: bool = True
     """Read host and GPUs once a second, in `watch`."""
     dcgm_url: str = ""
     """`/metrics` of a dcgm-exporter to read the GPUs from, instead of NVML."""
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> ProbesConfig:
+        if self.budget_mb and self.retain != "window":
+            raise ValueError('probes.budget_mb needs probes.retain = "window": without it nothing is removed')
+        return self
 
 
 class CheckpointConfig(Section):

@@ -198,4 +198,10 @@ def _train(
     mesh = " x ".join(f"{name} {size}" for name, size in plan.sizes.items() if size > 1) or "one rank"
     ranks = f"{plan.world_size} ranks ({mesh})"
     console.print(f"{where}{how}run [bold]{run.path}[/]  {ranks}  {config.train.steps} steps", highlight=False)
+    if config.probes.retain == "window":
+        probes = config.probes
+        budget = f", at most {probes.budget_mb:g} MB a rank and hour" if probes.budget_mb else ""
+        console.print(
+            f"{where}records: tapes and single calls of the last {probes.retain_s:g} s{budget}", highlight=False
+        )
     return supervise(run, config, plan=plan, node=node, faults=options.faults, console=console, rendezvous=rendezvous)

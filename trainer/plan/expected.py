@@ -20,6 +20,7 @@ from trainer.model.size import flops_per_token, num_parameters
 from trainer.plan.activations import Device, compute_bytes
 from trainer.plan.hardware import Hardware
 from trainer.plan.memory import RankMemory, worst_rank_memory
+from trainer.plan.records import RecordVolume, expected_records
 from trainer.plan.traffic import CollectiveCall, rank_traffic
 
 __all__ = ["EFFICIENCY", "HEADROOM", "LINK_EFFICIENCY", "Expected", "GroupTime", "expect"]
@@ -64,6 +65,7 @@ class Expected:
     """Arithmetic intensity of the matrix products: operations for each byte that they move."""
     ridge_flops_per_byte: float
     """Below this intensity the device's memory is the limit, not its arithmetic."""
+    records: RecordVolume
 
     @property
     def exposed_s(self) -> float:
@@ -109,6 +111,9 @@ def expect(config: Config, plan: Plan, hardware: Hardware, device: Device = "cud
         mfu=tokens * per_token / plan.world_size / step_s / peak,
         flops_per_memory_byte=_intensity(config, plan),
         ridge_flops_per_byte=peak / hardware.memory_bytes_per_s,
+        records=expected_records(
+            config, plan, calls_per_step=sum(group.call.calls for group in groups), on_device=device == "cuda"
+        ),
     )
 
 

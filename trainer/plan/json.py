@@ -58,6 +58,11 @@ def expected_json(expected: Expected) -> dict[str, Any]:
         "mfu_ratio": expected.mfu,
         "communication_ratio": expected.communication_share,
         "bubble_ratio": expected.bubble_share,
+        "tape_bytes_per_step": expected.records.tape_bytes,
+        "store_bytes_per_step": expected.records.store_bytes,
+        "record_bytes_per_hour": expected.records.per_hour(
+            expected.step_s, on_tapes=expected.config.probes.retain == "all"
+        ),
         "flops_per_memory_byte": expected.flops_per_memory_byte,
         "ridge_flops_per_byte": expected.ridge_flops_per_byte,
         "collectives": [

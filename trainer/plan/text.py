@@ -98,6 +98,18 @@ def _time(expected: Expected, hardware: Hardware, console: Console) -> None:
                 "the bus" if call.dimension == "host" else hardware.between if group.beyond_node else hardware.inside,
             )  # fmt: skip
         console.print(table)
+    records, step_s, probes = expected.records, expected.step_s, expected.config.probes
+    if records.tape_bytes:
+        window = " and of the window's tapes" if probes.retain == "window" else ""
+        kept = records.per_hour(step_s, on_tapes=probes.retain == "all")
+        budget = f", held to {probes.budget_mb:g} MB (probes.budget_mb)" if probes.budget_mb else ""
+        console.print(
+            f"[bold]Records[/] {amount(records.tape_bytes)}B a step and rank on tapes, {amount(records.store_bytes)}B "
+            f"in the store: {amount(kept)}B a rank and hour{window}{budget}; {amount(kept * step_s / 3600)}B a step, "
+            f"{amount(kept * step_s / 3600 * expected.config.train.steps * expected.plan.world_size)}B for all ranks "
+            f"and {expected.config.train.steps:,} steps",
+            highlight=False,
+        )
     console.print()
 
 

@@ -1,0 +1,75 @@
+"""Take out of a store and its tapes what is older than a window: raw calls become totals, ingested segments go.
+
+    cutoff_ns = time.time_ns() - 3600 * 10**9
+    retired = ingester.retire(cutoff_ns)         # segments that may be removed now: {path: places}
+
+1. Calls of steps that ended before the cutoff become one row a step, group and operation in `collective_totals`. Every
+   `KEPT_STEPS`-th step keeps its calls, so that what analyses learn from calls covers the whole run.
+2. A segment may be removed once all of it is in the store and the one behind it was begun before the cutoff.
+
+The calls of the newest steps and everything that is open stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from probes.tape.reader import TapeError, read_header
+from probes.tape.rundir import RunDir
+from store.ingest.rank_folders import NodeFolders
+from store.ingest.read_positions import ReadState
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+__all__ = ["KEPT_STEPS", "fold_calls", "retirable"]
+
+KEPT_STEPS = 64
+_FOLDED = """
+    FROM collectives_done c JOIN (
+        SELECT attempt, coalesce(min(step) FILTER (issue_ns >= $1), max(step) + 1) AS first_kept
+        FROM collectives_done GROUP BY attempt) USING (attempt)
+    WHERE c.step < first_kept AND c.step % $2 <> 0 AND c.issue_ns < $1
+"""
+
+
+def fold_calls(connection: DuckDBPyConnection, before_ns: int) -> int:
+    """Replace the calls of older steps by totals, in a transaction of its own; returns the number of calls."""
+    values = [before_ns, KEPT_STEPS]
+    connection.execute("BEGIN")
+    connection.execute(
+        "CREATE TEMP TABLE folded AS SELECT c.rowid AS place, c.attempt, rank, step, process_group, op, phase, bytes, "
+        f"end_ns - issue_ns AS duration_ns, wait_ns {_FOLDED}",
+        values,
+    )
+    connection.execute(
+        "INSERT INTO collective_totals (attempt, rank, step, process_group, op, phase, calls, bytes, duration_ns, "
+        "wait_ns) SELECT attempt, rank, step, process_group, op, phase, count(*), sum(bytes), sum(duration_ns), "
+        "sum(wait_ns) FROM folded GROUP BY ALL"
+    )
+    connection.execute("DELETE FROM collectives_done WHERE rowid IN (SELECT place FROM folded)")
+    ((number,),) = connection.execute("SELECT count(*) FROM folded").fetchall()
+    connection.execute("DROP TABLE folded")
+    connection.execute("COMMIT")
+    if number:
+        connection.execute("CHECKPOINT")  # frees the blocks of the rows that are gone
+    return int(number)
+
+
+def retirable(run: RunDir, folders: NodeFolders, state: ReadState, before_ns: int) -> Iterator[tuple[str, int]]:
+    """(path, places) of the segments of which all is in the store and that ended before a time (epoch)."""
+    for folder in folders.all():
+        files = folders.segments(folder)
+        following = {(table, number): path for table, number, path in files}
+        for table, number, path in files:
+            position = state.segments.get(path)
+            behind = following.get((table, number + 1))
+            if position is None or not position.done or position.pending or behind is None:
+                continue
+            try:
+                header = read_header(run.path / behind)
+            except (TapeError, OSError):
+                continue
+            if header.mono_ns + header.wall_minus_mono_ns < before_ns:
+                yield path, position.next_place

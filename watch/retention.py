@@ -1,0 +1,122 @@
+"""Hold the records of a run to a window of time, and to a budget in bytes a rank and hour.
+
+    retention = Retention.of(run, ingester, syncing, events)     # None where everything is kept
+    retention.poll()                                             # in the thread that ingests; works once a minute
+
+1. What tapes and store of the node use is compared with the budget for the hours so far (the first hour's at once).
+   Above it the window is halved, down to a minute; well below it the window grows back.
+2. Calls beyond the window become totals in the store; segments beyond it that are ingested are noted as retired and
+   removed (`store.ingest.retention`).
+
+Where even a minute is too much, that is reported once (`budget_exceeded`): steps and spans are never given up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from analyzers.run.setting import number
+from probes.tape import event_kinds
+from probes.tape.events import EventWriter
+from probes.tape.rundir import RunDir
+from store import Ingester
+from store.database import log_of
+from watch.tape_sync import TapeSync
+
+__all__ = ["Retention", "RetentionPolicy"]
+
+MIN_WINDOW_S = 60.0
+GROW_BELOW = 0.7
+"""Of the budget: the window grows again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionPolicy:
+    """What is kept."""
+
+    window_s: float = 3600.0
+    budget_bytes: float = 0.0
+    """A rank and hour; 0: no budget."""
+    every_s: float = 60.0
+
+
+class Retention:
+    """The retention of one node's records."""
+
+    def __init__(
+        self, run: RunDir, ingester: Ingester, syncing: TapeSync, events: EventWriter, policy: RetentionPolicy
+    ) -> None:
+        self.window_s = policy.window_s
+        self._run, self._ingester, self._syncing, self._events, self._policy = run, ingester, syncing, events, policy
+        self._polled_s = time.monotonic()
+        self._num_segments = 0
+        self._reported_s = 0.0  # window of the last event
+        self._is_exceeded = False
+
+    @classmethod
+    def of(cls, run: RunDir, ingester: Ingester, syncing: TapeSync, events: EventWriter) -> Retention | None:
+        """As the run's configuration has it."""
+        manifest = run.manifest()
+        probes = manifest.get("config", {}).get("probes", {})
+        if not isinstance(probes, dict) or probes.get("retain") != "window":
+            return None
+        window_s, budget = number(manifest, "probes.retain_s"), number(manifest, "probes.budget_mb")
+        policy = RetentionPolicy(window_s=max(MIN_WINDOW_S, window_s or 3600.0), budget_bytes=(budget or 0.0) * 1e6)
+        return cls(run, ingester, syncing, events, policy)
+
+    def poll(self) -> None:
+        """Retire what is due, once a minute. Raises StoreError, OSError."""
+        if time.monotonic() - self._polled_s < self._policy.every_s:
+            return
+        self._polled_s = time.monotonic()
+        self.retire()
+
+    def retire(self) -> None:
+        """Retire what is due now. Raises StoreError, OSError."""
+        used_bytes, num_ranks = self._used()
+        budget_bytes = self._budget_bytes(num_ranks)
+        if budget_bytes:
+            self._adapt(used_bytes, budget_bytes)
+        segments = self._ingester.retire(time.time_ns() - int(self.window_s * 1e9))
+        self._syncing.retire(segments)
+        self._num_segments += len(segments)
+        if segments and self._reported_s != self.window_s:
+            self._reported_s = self.window_s
+            self._events.write(
+                event_kinds.RECORDS_RETIRED, window_s=self.window_s, segments=self._num_segments,
+                used_bytes=used_bytes, budget_bytes=int(budget_bytes) or None,
+            )  # fmt: skip
+
+    def _adapt(self, used_bytes: int, budget_bytes: float) -> None:
+        if used_bytes > budget_bytes:
+            if self.window_s <= MIN_WINDOW_S and not self._is_exceeded:
+                self._is_exceeded = True
+                self._events.write(event_kinds.BUDGET_EXCEEDED, used_bytes=used_bytes, budget_bytes=int(budget_bytes))
+            self.window_s = max(MIN_WINDOW_S, self.window_s / 2)
+        elif used_bytes < GROW_BELOW * budget_bytes:
+            self.window_s = min(self._policy.window_s, self.window_s * 2)
+
+    def _budget_bytes(self, num_ranks: int) -> float:
+        """For all ranks of the node and the time so far; 0 without a budget."""
+        created_ns = self._run.manifest().get("created_wall_ns")
+        elapsed_h = (time.time_ns() - created_ns) / 3.6e12 if isinstance(created_ns, int) else 0.0
+        return self._policy.budget_bytes * max(1, num_ranks) * max(1.0, elapsed_h)
+
+    def _used(self) -> tuple[int, int]:
+        """Bytes that the node's tapes and store take on the disk, and its ranks."""
+        store = self._ingester.path
+        used, ranks = sum(_sizes([store, log_of(store)])), set()
+        for folder in self._ingester.folders.all():
+            used += sum(_sizes(folder.path.iterdir()))
+            ranks |= set() if folder.is_node else {folder.rank}
+        return used, len(ranks)
+
+
+def _sizes(paths: Iterator[Path] | list[Path]) -> Iterator[int]:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            yield path.lstat().st_blocks * 512
