@@ -52,6 +52,7 @@ SETTINGS = (
     "recovery.hang_floor_s=8", "recovery.max_failures_per_device=0",
 )  # fmt: skip
 STEPS_BEFORE = 20
+TWENTY = "twenty steps and a checkpoint"
 QUIET_S = 6.0
 LIMIT_S = 120.0
 """From the fault to the next step, a launch included: generous, since the machine may be busy."""
@@ -95,6 +96,11 @@ class Stage:
         """Events of a kind, of the node and of all ranks."""
         folders = [path for _, path in self.run.node_dirs()] + [path for _, _, path in self.run.rank_dirs()]
         return [e for path in folders for e in read_events(path / "events.jsonl")[0] if e["kind"] == kind]
+
+    def output(self) -> str:
+        """What the launcher that has ended printed."""
+        assert self.process is not None
+        return self.process.communicate(20)[0].strip()
 
     def attempt(self) -> int:
         """The newest attempt that has a rank."""
@@ -171,7 +177,7 @@ ENVIRONMENTS = {
     "reader_open": Environment(apply=_keep_open),
     "watch_stopped": Environment(apply=_stop_watch),
     "hook_kills_watch": Environment(
-        apply=lambda stage: None, settings=("alerts.command=sh -c 'kill -9 $PPID'",)
+        apply=lambda stage: None, settings=("alerts.command=sh {built}/hook.sh",)
     ),
     "disk_full": Environment(apply=_fill, needs_disk=True, may_end=True),
     "disk_read_only": _error(errno.EROFS, WRITE | MAKE, ""),
@@ -193,14 +199,18 @@ class Cell:
 def torture(stage: Stage, environment: Environment, fault: signal.Signals) -> Cell:
     """Run one cell. Raises Failed."""
     cell = Cell()
-    settings = (*SETTINGS, *environment.settings, f"run.dir={stage.runs}")
+    own = [text.replace("{built}", str(stage.control.parent)) for text in environment.settings]
+    settings = (*SETTINGS, *own, f"run.dir={stage.runs}")
     stage.launch(*(part for text in settings for part in ("--set", text)))
-    _wait(stage, lambda: len(stage.steps(0)) > STEPS_BEFORE and _is_saved(stage), "twenty steps and a checkpoint")
+    _wait(stage, lambda: len(stage.steps(0)) > STEPS_BEFORE and _is_saved(stage), TWENTY)
     environment.apply(stage)
     quiet_until = time.monotonic() + QUIET_S
     _wait(stage, lambda: time.monotonic() > quiet_until, "a quiet moment", goes_on=True)
     begin = time.monotonic()
     os.kill(stage.pid(VICTIM), fault)
+    if environment.needs_disk:  # ranks train on with nothing recorded; that they do shows once there is space
+        _wait(stage, lambda: stage.attempt() > 0 or _has_ended(stage), "next attempt")
+        _relieve(stage)
     if not _goes_on(stage, 0, may_end=environment.may_end):
         cell.how = "exit 75, then --resume"
         _relieve(stage)
@@ -221,9 +231,9 @@ def torture(stage: Stage, environment: Environment, fault: signal.Signals) -> Ce
 def _check_end(stage: Stage) -> None:
     """The launcher that has ended must have said why, in one line and without a traceback."""
     assert stage.process is not None
-    text = stage.process.communicate(20)[0]
+    text = stage.output()
     if stage.process.returncode != EXIT_STORAGE or "Traceback" in text:
-        raise Failed(f"exit code {stage.process.returncode}: {' | '.join(text.strip().splitlines()[-4:])}")
+        raise Failed(f"exit code {stage.process.returncode}: {' | '.join(text.splitlines()[-4:])}")
 
 
 def _problems(stage: Stage, fault: signal.Signals) -> list[str]:
@@ -251,6 +261,10 @@ def _problems(stage: Stage, fault: signal.Signals) -> list[str]:
     return found
 
 
+def _has_ended(stage: Stage) -> bool:
+    return stage.process is not None and stage.process.poll() is not None
+
+
 def _goes_on(stage: Stage, attempt: int, *, may_end: bool) -> bool:
     """Wait for steps of a later attempt; False where the launcher ended instead."""
     ended = False
@@ -263,8 +277,7 @@ def _goes_on(stage: Stage, attempt: int, *, may_end: bool) -> bool:
 
     _wait(stage, done, "steps of the next attempt")
     if ended and not may_end:
-        assert stage.process is not None
-        raise Failed(f"the launcher ended: {' | '.join(stage.process.communicate(20)[0].strip().splitlines()[-3:])}")
+        raise Failed(f"the launcher ended: {' | '.join(stage.output().splitlines()[-3:])}")
     return not ended
 
 
@@ -280,6 +293,8 @@ def _wait(stage: Stage, done: Callable[[], bool], what: str, *, goes_on: bool = 
                 return
         if goes_on and (stage.attempt() > 0 or (stage.process and stage.process.poll() is not None)):
             raise Failed("the environment alone ended the ranks")
+        if what == TWENTY and _has_ended(stage):
+            raise Failed(f"the run did not begin: {' | '.join(stage.output().splitlines()[-3:])}")
         if time.monotonic() > deadline:
             raise Failed(f"no {what} within {LIMIT_S:.0f} s")
         time.sleep(0.1)
@@ -300,11 +315,10 @@ def _end(stage: Stage) -> None:
     _relieve(stage)
     if stage.process is not None:
         stage.process.kill()
-    with contextlib.suppress(OSError, RunError):
-        for event in [*stage.events("rank"), *stage.events("watch_started")]:
-            with contextlib.suppress(ProcessLookupError):
-                if str(stage.folder) in Path(f"/proc/{event['pid']}/cmdline").read_text() or event["kind"] == "rank":
-                    os.kill(event["pid"], signal.SIGKILL)
+    for process in Path("/proc").glob("[0-9]*"):  # all of them were started in this folder
+        with contextlib.suppress(OSError):
+            if (process / "cwd").readlink() == stage.folder:
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def main() -> None:
@@ -320,6 +334,7 @@ def main() -> None:
         source = Path(__file__).with_name("torture_shim.c")
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
         control.write_bytes(bytes(256))
+        (Path(built) / "hook.sh").write_text("kill -9 $PPID\n")  # the process that runs the hook: watch
         os.environ |= {"LD_PRELOAD": str(library), "RS_TORTURE": str(control)}
         server = PreforkServer()
         for variable in ("LD_PRELOAD", "RS_TORTURE"):
@@ -338,7 +353,8 @@ def main() -> None:
 
 
 def _cell(environment: Environment, fault: signal.Signals, control: Path, server: PreforkServer) -> Cell:
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder = os.path.realpath(name)
         disk = stack.enter_context(LoopDisk(Path(folder), size_bytes=200 << 20)) if environment.needs_disk else None
         stage = Stage(folder=Path(folder), control=control, server=server, disk=disk)
         try:

@@ -35,7 +35,7 @@ from watch.exporting.exports import Exports
 from watch.exporting.prometheus.endpoint import TickFacts
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
-from watch.retention import Retention
+from watch.records.retention import Retention
 from watch.stacks.line_sampling import LineSampler
 
 __all__ = ["IngestLoop"]

@@ -40,9 +40,9 @@ from watch.heartbeat import Heartbeat
 from watch.ingest_loop import IngestLoop
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
-from watch.retention import Retention
+from watch.records.retention import Retention
+from watch.records.tape_sync import TapeSync
 from watch.standstill_loop import StandstillLoop
-from watch.tape_sync import TapeSync
 
 __all__ = ["main"]
 

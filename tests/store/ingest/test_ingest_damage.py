@@ -13,7 +13,7 @@ from probes.tape.segment_index import BLANK, check_index
 from probes.tape.writer import COMPLETE, HEADER_BYTES, JSON_OFFSET, OPEN
 from store import Ingester, Store, StoreError, rebuild
 from tests.factories import RankWriter, empty_run, make_run
-from watch.tape_sync import TapeSync
+from watch.records.tape_sync import TapeSync
 
 
 def problems(run: RunDir) -> dict[str, str]:

@@ -22,7 +22,7 @@ from store import Ingester
 from probes.tape.rundir import RunDir
 from tests.factories import RankWriter, empty_run
 from probes.tape.writer import COMPLETE, OPEN
-from watch.tape_sync import TapeSync
+from watch.records.tape_sync import TapeSync
 
 run = empty_run(Path(sys.argv[1]))
 writer = RankWriter(run, 0)

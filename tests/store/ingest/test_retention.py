@@ -16,8 +16,8 @@ from store import Ingester, Store, rebuild
 from store.ingest import store_file
 from store.ingest.retention import KEPT_STEPS
 from tests.factories import RankWriter, empty_run
-from watch.retention import Retention, RetentionPolicy
-from watch.tape_sync import TapeSync
+from watch.records.retention import Retention, RetentionPolicy
+from watch.records.tape_sync import TapeSync
 
 STEPS, CALLS = 500, 3
 SECOND = 10**9

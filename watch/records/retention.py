@@ -25,7 +25,7 @@ from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from store import Ingester
 from store.database import log_of
-from watch.tape_sync import TapeSync
+from watch.records.tape_sync import TapeSync
 
 __all__ = ["Retention", "RetentionPolicy"]
 
