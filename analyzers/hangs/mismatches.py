@@ -51,17 +51,23 @@ def mismatched_collective(heads: Mapping[int, list[Call]]) -> Mismatch | None:
         for cause, kind_of in checks:
             if cause == "mismatch_size" and calls[0].op not in _SIZED:
                 continue
+            # A size or type that was not recorded differs from nothing.
+            known = [call for call in calls if _is_known(cause, call)]
             kinds: dict[str, list[int]] = {}
-            for call in calls:
+            for call in known:
                 kinds.setdefault(kind_of(call), []).append(call.rank)
             if len(kinds) > 1:
                 most = max(len(ranks) for ranks in kinds.values())
                 fewer = [rank for ranks in kinds.values() if len(ranks) < most for rank in ranks]
                 named = fewer or [rank for ranks in kinds.values() for rank in ranks]
                 differs = {kind: tuple(sorted(ranks)) for kind, ranks in kinds.items()}
-                call = next(c for c in calls if not fewer or c.rank not in named)
+                call = next(c for c in known if not fewer or c.rank not in named)
                 return Mismatch(cause=cause, ranks=tuple(sorted(named)), differs=differs, call=call)
     return None
+
+
+def _is_known(cause: str, call: Call) -> bool:
+    return {"mismatch_dtype": bool(call.dtype), "mismatch_size": call.num_bytes is not None}.get(cause, True)
 
 
 def skipped_call(view: AttemptView, calls: list[Call]) -> tuple[tuple[int, ...], Call] | None:

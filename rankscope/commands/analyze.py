@@ -53,7 +53,7 @@ def analyze(
 
     Text logs of any launcher (torchrun, Slurm, Kubernetes, Ray), dmesg:  rankscope analyze logs/ dmesg.txt
 
-    Flight-recorder dumps and profiler traces:  rankscope analyze dumps/ traces/
+    Flight-recorder dumps, profiler traces, NCCL's RAS and inspector:  rankscope analyze dumps/ traces/ ras.json
 
     A run that a colleague packed with `rankscope share`:  rankscope analyze run-7.rankscope.tar.gz
 

@@ -91,7 +91,9 @@ def _numbered(node: dict[str, Any], found: dict[str, dict[int, TracedCall]]) -> 
     """Take a node's call: [tensors,] [number, is p2p], [group, description], rank, operation, ..."""
     inputs = node.get("inputs")
     values = inputs.get("values") if isinstance(inputs, dict) else None
-    for place, value in enumerate(values[:3] if isinstance(values, list) else ()):
+    if not isinstance(values, list):
+        return 0
+    for place, value in enumerate(values[:3]):
         if not (isinstance(value, list) and len(value) == 2 and isinstance(value[1], bool)):
             continue
         seq, is_p2p = whole_number(value[0]), value[1]

@@ -3,7 +3,7 @@
     log = read_log(path)
     log.events[0].kind, log.events[0].rank, log.events[0].fields
 
-1. Chunks of 4 MiB are searched for the rules' literals; only lines with one are decoded and matched.
+1. Chunks of 4 MiB are searched for the rules' literals, all at once; only lines with one are decoded and matched.
 2. A line longer than 16 KiB is cut there; a chunk that holds no line end is no reason to hold more.
 3. A literal that occurs too often in a file is given up there and reported: no log of any size takes more memory.
 """
@@ -32,6 +32,7 @@ from store.readers.logs.blocks import (
     read_traceback,
 )
 from store.readers.logs.file_names import rank_of_log
+from store.readers.logs.line_filter import LineFilter
 from store.readers.logs.prefix import Prefix, clean, read_prefix
 from store.readers.logs.rules import Rule, load_rules, specificity
 from store.readers.logs.step_lines import LITERALS, StepLine, read_step
@@ -44,12 +45,6 @@ LINE_BYTES = 16 << 10
 BLOCK_BYTES = 256 << 10
 """What follows a line is at hand up to here: a traceback among those of a thousand ranks."""
 MAX_UNPACKED_BYTES = 64 << 30
-GATES = (
-    b"torch", b"NET/", b"launch", b"ibv_", b"worker", b"process", b"NCCL", b"node",
-    b"rror", b"ailed", b"memory", b"onnect", b"device", b"etected", b"illed", b"aN ", b"nan", b"collective", b"ersion",
-    b"imed out", b"exit", b"ailure", b"oom", b"ocket", b"interface", b"ink ", b"GPU", b"loss",
-)  # fmt: skip
-"""Pieces that many literals share: where a window holds none of a piece, its literals need not be looked for."""
 MAX_HITS = 20_000
 """Of one literal in one file."""
 MAX_STEP_LINES = 200_000
@@ -143,7 +138,8 @@ class _Scan:
         self._last: dict[tuple[Any, ...], deque[LogEvent]] = {}
         self._step_lines: list[int] = []
         """Lines on which a step is reported that the step line before it did not report."""
-        self._by_literal = [(literal, rule, _gate(literal)) for rule in load_rules() for literal in rule.literals]
+        self._by_literal = [(literal, rule) for rule in load_rules() for literal in rule.literals]
+        self._filter = LineFilter([literal for literal, _ in self._by_literal])
 
     def take(self, window: bytes, end: int) -> None:
         """Read the lines that begin before `end`."""
@@ -158,24 +154,33 @@ class _Scan:
     def _lines(self, window: bytes, end: int) -> dict[int, list[Rule | None]]:
         """Offsets of lines with a literal, and the rules that ask for it; None stands for a step's line."""
         found: dict[int, list[Rule | None]] = {}
-        is_there: dict[bytes, bool] = {}
-        for literal, rule, gate in [*self._by_literal, *((literal, None, b"") for literal in LITERALS)]:
-            if gate and not _holds(window, gate, is_there):
-                continue
-            limit = MAX_HITS if rule is not None else MAX_STEP_LINES
-            place = window.find(literal, 0, end) if self._hits[literal] < limit else -1
-            while place >= 0:
-                begin = _line_begin(window, place)
-                rules = found.setdefault(begin, [])
-                if rule not in rules:
-                    rules.append(rule)
-                self._hits[literal] += 1
-                if self._hits[literal] == limit:
-                    said = f"more than {limit:,} lines with {literal.decode()!r}: the rest of them were not read"
-                    self.log.given_up.append(said)
-                    break
-                place = window.find(literal, _line_end(window, place), end)
+        for first, last in self._filter.lines(window, end):
+            for literal, rule in self._by_literal:
+                self._find(window, first, last, literal, rule, found)
+        for literal in LITERALS:
+            self._find(window, 0, end, literal, None, found)
         return found
+
+    def _find(
+        self, window: bytes, first: int, last: int, literal: bytes, rule: Rule | None,
+        found: dict[int, list[Rule | None]],
+    ) -> None:  # fmt: skip
+        """Add the lines between two offsets that hold a literal."""
+        place = window.find(literal, first, last)
+        if place < 0:
+            return
+        limit = MAX_HITS if rule is not None else MAX_STEP_LINES
+        while place >= 0 and self._hits[literal] < limit:
+            begin = _line_begin(window, place)
+            rules = found.setdefault(begin, [])
+            if rule not in rules:
+                rules.append(rule)
+            self._hits[literal] += 1
+            if self._hits[literal] == limit:
+                said = f"more than {limit:,} lines with {literal.decode()!r}: the rest of them were not read"
+                self.log.given_up.append(said)
+                self._filter.drop(literal)
+            place = window.find(literal, _line_end(window, place), last)
 
     def _line(self, window: bytes, begin: int, number: int, rules: list[Rule | None]) -> None:
         line_end = _line_end(window, begin)
@@ -273,16 +278,6 @@ def _most_specific(rules: list[Rule | None], line: bytes) -> list[Rule | None]:
         return rules
     best = max(roots, key=lambda rule: specificity(rule, line))
     return [rule for rule in rules if rule is None or rule.role != "root" or rule is best]
-
-
-def _gate(literal: bytes) -> bytes:
-    return next((gate for gate in GATES if gate in literal), b"")
-
-
-def _holds(window: bytes, gate: bytes, known: dict[bytes, bool]) -> bool:
-    if gate not in known:
-        known[gate] = gate in window
-    return known[gate]
 
 
 def _line_begin(window: bytes, place: int) -> int:

@@ -1,0 +1,39 @@
+"""Lines with a literal, against looking for each literal in each line."""
+
+from __future__ import annotations
+
+import random
+
+from store.readers.logs.line_filter import LineFilter
+from store.readers.logs.rules import load_rules
+
+LITERALS = sorted({literal for rule in load_rules() for literal in rule.literals})
+
+
+def naive(window: bytes, end: int, literals: list[bytes]) -> list[bytes]:
+    return [line for line in window[:end].split(b"\n") if any(literal in line for literal in literals)]
+
+
+def test_the_same_lines_as_by_looking_for_each() -> None:
+    chooser = random.Random(4)
+    parts = [*LITERALS, b"step 7", b"", b"\xff\x00\xfe", b"\r", "Größe".encode(), b"failed to find", b"NCCL INFO"]
+    lines = [b" ".join(chooser.choices(parts, [1] * len(LITERALS) + [400] * 7, k=5)) for _ in range(3000)]
+    window = b"\n".join(lines)
+    end = len(window) - 100
+    found = [window[begin:last].rstrip(b"\n") for begin, last in LineFilter(LITERALS).lines(window, end)]
+    assert found == naive(window, end, LITERALS)
+    assert 500 < len(found) < 2500
+
+
+def test_a_literal_that_was_dropped_is_not_found() -> None:
+    wanted = LineFilter([b"aaaa", b"[x] (y)"])
+    window = b"aaaa\nnothing\n[x] (y)\n"
+    assert [window[begin:last] for begin, last in wanted.lines(window, len(window))] == [b"aaaa\n", b"[x] (y)\n"]
+    wanted.drop(b"aaaa")
+    assert [window[begin:last] for begin, last in wanted.lines(window, len(window))] == [b"[x] (y)\n"]
+    wanted.drop(b"[x] (y)")
+    assert list(wanted.lines(window, len(window))) == []
+
+
+def test_a_window_without_a_line_end() -> None:
+    assert list(LineFilter([b"aaaa"]).lines(b"xx aaaa", 7)) == [(0, 7)]
