@@ -105,6 +105,9 @@ RANKED = {
     "(VllmWorker rank=5 pid=77) ERROR 07-23 19:34:51 [w.py:487] KeyError: 'x'\n": ("exception", (5,)),
     "./run.sh: line 7:  4711 Killed                  python train.py\n": ("signal", ()),
     "slurmstepd: error: Exceeded job memory limit at some point.\n": ("host_out_of_memory", ()),
+    "FloatingPointError: Loss became infinite or NaN at iteration=41!\n": ("unknown", ()),
+    "submitit WARNING (2026-07-12 04:18:45,881) - Caught signal SIGHUP on n0293: this job is preempted.\n":
+        ("preempted", ()),
     "=>> PBS: job killed: walltime 3610 exceeded limit 3600\n": ("time_limit", ()),
     "slurmstepd: error: execve(): /tmp/slurmd/job89/slurm_script: No such file or directory\n": ("launch_failed", ()),
 }  # fmt: skip
