@@ -19,13 +19,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from analyzers.account.timings import Matrix, Timings, others_median
+from analyzers.robust import sigma
 from analyzers.source import Ints
 from analyzers.stragglers.change_point import find_changes
 from analyzers.stragglers.pauses import find_pauses
@@ -47,6 +50,7 @@ __all__ = [
 ]  # fmt: skip
 
 Cause = Literal["compute", "data"]
+Vector = npt.NDArray[np.float32]
 _BETWEEN_STEPS = ("before_forward", "after_optimizer")
 
 
@@ -166,8 +170,7 @@ def _in_one_place(
 ) -> Iterator[tuple[int, Straggler]]:
     """(row, straggler) of ranks that are slow in one small phase or gap, above whose noise it shows.
 
-    The rank must be slower in all its work by a part of that: work that only moved from one place to another costs
-    nothing.
+    Work that only moved there from another place costs nothing.
     """
     whole, together = own
     total_excess_ms = together - others_median(together)
@@ -183,10 +186,8 @@ def _in_one_place(
         found += find_changes(excess_ms / whole, values, with_rest, clear)
         for segment in found:
             row, at = segment.row, slice(segment.begin, segment.end)
-            least_ms = policy.place_total_ratio * float(np.median(excess_ms[row, at]))
-            is_slower = float(np.median(total_excess_ms[row, at])) >= least_ms
             if (
-                not is_slower
+                _has_moved(excess_ms[row, at], total_excess_ms[row, at], policy)
                 or not outlasts_bursts(timings, segment, policy)
                 or segment.effect <= best.get(row, (0.0,))[0]
             ):
@@ -195,6 +196,14 @@ def _in_one_place(
             if is_significant(straggler, policy):
                 best[row] = (segment.effect, straggler)
     yield from ((row, straggler) for row, (_, straggler) in best.items())
+
+
+def _has_moved(in_place_ms: Vector, in_all_ms: Vector, policy: StragglerPolicy) -> bool:
+    """Decide whether the rank's other work is shorter for sure by a good part of what this place takes longer."""
+    others_ms = in_all_ms - in_place_ms
+    error_ms = sigma(others_ms) / math.sqrt(max(len(others_ms), 1))
+    most_ms = float(np.median(others_ms)) + policy.moved_sigmas * error_ms
+    return most_ms < -policy.place_total_ratio * float(np.median(in_place_ms))
 
 
 def _placed(known: Straggler, in_place: Straggler, policy: StragglerPolicy) -> Straggler:

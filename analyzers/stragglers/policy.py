@@ -223,7 +223,9 @@ class StragglerPolicy:
     """Usual part of all work up to which a phase or gap is compared by itself. Other jobs slow a rank in proportion to
     its work, so a larger place has as much noise as the whole."""
     place_total_ratio: float = 0.5
-    """Excess of all its work / that in the place: else the work has only moved there."""
+    """What its other work takes less / excess in the place from which the work has only moved there."""
+    moved_sigmas: float = 2.0
+    """Standard errors by which its other work must take less than that. Source: convention, 95 %."""
     place_ratio: float = 0.75
     """Part of a rank's excess that one phase or gap must hold to be named: a rank that is slow in all its computing has
     some 60 % of it in backward."""

@@ -166,6 +166,8 @@ class _Injection:
         return replace(lambda value: spoiled if value is floating else value, (args, kwargs))
 
     def _act(self, module: nn.Module, args: Any) -> None:
+        if self._fault.name == "skip_collective" and not getattr(module, "require_backward_grad_sync", True):
+            return  # a microbatch that reduces nothing: there is nothing to leave out
         if self._fault.name == "memory":
             if self._is_due():
                 self._kept.append(torch.ones(KEPT_BYTES, dtype=torch.uint8))
