@@ -2,6 +2,7 @@
 
     python -m benchmarks.diagnosis --quick                       # one run a fault, under a minute
     python -m benchmarks.diagnosis --faulty 500 --clean 500 --keep outcomes.jsonl --json diagnosis.json
+    python -m benchmarks.diagnosis --device cuda --faulty 400 --clean 100
     python -m benchmarks.diagnosis --fault slow_compute_5 --runs 20 --ranks 64 --seed 7 --verbose
 
 Each run is simulated (`benchmarks.simulator`), written as tapes, ingested into a store and diagnosed as any run on
@@ -87,6 +88,7 @@ class Outcome:
     diagnose_s: float = 0.0
     findings: list[dict[str, Any]] = field(default_factory=list)
     error: str = ""
+    device: str = "cpu"
 
 
 def judge(case: Case) -> Outcome:
@@ -97,7 +99,7 @@ def judge(case: Case) -> Outcome:
     scenario, truth = make(case)
     onset = scenario.fault.step if scenario.fault else 0
     outcome = Outcome(
-        fault=case.fault, seed=case.seed, index=case.index, layout=scenario.layout.name,
+        fault=case.fault, seed=case.seed, index=case.index, device=case.device, layout=scenario.layout.name,
         num_ranks=scenario.layout.num_ranks, truth_ranks=truth, onset=onset,
         ending=scenario.fault.ending if scenario.fault and not EXPECTED[case.fault].steps else "",
     )  # fmt: skip
@@ -300,7 +302,7 @@ def print_mistake(outcome: Outcome) -> None:
     good = named and not (o.wrong or o.error or o.contradiction) and (not expected.told or o.insufficient)
     if good or not offered(expected):
         return
-    again = f"--fault {o.fault} --index {o.index} --seed {o.seed} --ranks {o.num_ranks}"
+    again = f"--device {o.device} --fault {o.fault} --index {o.index} --seed {o.seed} --ranks {o.num_ranks}"
     print(f"\n{o.fault} on {o.layout}, ranks {o.truth_ranks[:8]} from step {o.onset} {o.ending}: {again}")
     if o.contradiction:
         print(f"    contradiction: {o.contradiction}")
@@ -318,6 +320,7 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
         "seed": options.seed,
         "ranks": options.ranks,
         "with_prefixes": not (options.whole or options.quick),
+        "device": options.device,
     }
     if options.fault:
         indices = [options.index] if options.index is not None else range(options.runs)
@@ -339,8 +342,8 @@ def resumed(path: Path | None, cases: Sequence[Case]) -> list[Outcome]:
     if path is None or not path.exists():
         return []
     found = [Outcome(**json.loads(line)) for line in path.read_text().splitlines()]
-    wanted = {(case.fault, case.seed, case.index, case.ranks or None) for case in cases}
-    return [o for o in found if {(o.fault, o.seed, o.index, ranks) for ranks in (None, o.num_ranks)} & wanted]
+    wanted = {(case.device, case.fault, case.seed, case.index, case.ranks or None) for case in cases}
+    return [o for o in found if {(o.device, o.fault, o.seed, o.index, r) for r in (None, o.num_ranks)} & wanted]
 
 
 def judged(cases: Sequence[Case], jobs: int) -> Iterable[Outcome]:
@@ -362,6 +365,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=10, help="runs of each --fault (10)")
     parser.add_argument("--index", type=int, help="only this run of each --fault")
     parser.add_argument("--ranks", type=int, default=0, help="ranks of every run; default: 8 to 1,024, drawn")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="what the probes record of the runs (cpu)"
+    )
     parser.add_argument("--whole", action="store_true", help="whole runs alone, without steps to detection")
     parser.add_argument("--seed", type=int, default=0, help="seed of everything (0)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")

@@ -147,6 +147,8 @@ class Case:
     index: int
     ranks: int = 0
     with_prefixes: bool = True
+    device: str = "cpu"
+    """`cuda`: the same run as ranks on GPUs record it."""
 
 
 def make(case: Case) -> tuple[Scenario, list[int]]:
@@ -171,7 +173,10 @@ def make(case: Case) -> tuple[Scenario, list[int]]:
         backend="nccl" if quiet else "gloo", recovers=bool(rng.random() < 0.5),
         clock=Clock(skew_s=tuple(rng.normal(0.0, 0.005, 256))),
     )  # fmt: skip
-    return _with_fault(case.fault, scenario, rng)
+    scenario, ranks = _with_fault(case.fault, scenario, rng)
+    if case.device == "cuda":
+        scenario = replace(scenario, on_devices=True, backend="nccl")
+    return scenario, ranks
 
 
 def _layout(kind: str, num_ranks: int, rng: np.random.Generator) -> Layout:

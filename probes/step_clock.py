@@ -33,7 +33,15 @@ from .tape.writer import COMPLETE, OPEN, TapeWriter
 if TYPE_CHECKING:
     from .device.phase_events import PhaseEvents
 
-__all__ = ["GAPS", "NO_PHASE", "PHASES", "PHASE_COLUMNS", "PhaseColumns", "StepClock"]
+__all__ = [
+    "GAPS",
+    "NO_PHASE",
+    "PHASES",
+    "PHASE_COLUMNS",
+    "PhaseColumns",
+    "StepClock",
+    "not_measured_on_devices",
+]
 
 PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "evaluate")
 GAPS = ("before_forward", "forward_to_backward", "backward_to_optimizer", "after_optimizer")
@@ -93,6 +101,11 @@ _RUN_DELAY, _FAULTS = _COLUMNS["run_delay_ns"], _COLUMNS["major_faults"]
 _MEMORY = _COLUMNS["memory_bytes"]
 _GAP_COLUMNS = tuple(_COLUMNS[f"{gap}{suffix}"] for gap in GAPS for suffix in ("_ns", "_wait_ns"))
 _LAST_GAP, _LAST_GAP_WAIT = _COLUMNS["after_optimizer_ns"], _COLUMNS["after_optimizer_wait_ns"]
+
+
+def not_measured_on_devices() -> list[str]:
+    """Columns of `steps` that stay UNSET on a GPU that is one of several."""
+    return sorted(_NAMES[column] for column in ON_DEVICE | _WAITS)
 
 
 def _phase_events(write: Callable[[int, dict[int, int]], None]) -> PhaseEvents:

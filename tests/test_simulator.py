@@ -29,6 +29,7 @@ from benchmarks.simulator import (
 from benchmarks.simulator.faults import CONTROL
 from benchmarks.simulator.scale import Size, write_big
 from benchmarks.simulator.tapes import record_dtype, write_segments
+from probes.step_clock import not_measured_on_devices
 from probes.tape.reader import read_header, read_segment
 from probes.tape.rundir import RunDir
 from probes.tape.schema import TABLES
@@ -72,6 +73,31 @@ def test_a_written_run_is_read_back_whole(layout: Layout, tmp_path: Path) -> Non
         assert store.rows(f"SELECT count(*) FROM steps WHERE {parts} > duration_ns") == [(0,)]
         # A span of the waits lies within the span.
         assert store.rows("SELECT count(*) FROM spans WHERE wait_ns > end_ns - start_ns OR wait_ns < 0") == [(0,)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[2:], ids=lambda layout: layout.name)
+def test_a_run_on_devices_has_the_columns_of_probes_there(layout: Layout, tmp_path: Path) -> None:
+    """It had phases, waits, shapes and callers, which no probe of a GPU among several knows."""
+    recording = recorded(layout, on_devices=True)
+    calls = columns(recording)
+    run = write(recording, tmp_path / "run")
+    with Store.open(run) as store:
+        assert store.rows("SELECT count(*) FROM ingest_problems") == [(0,)]
+        unset = ", ".join(f"count({name})" for name in not_measured_on_devices())
+        assert set(store.rows(f"SELECT {unset} FROM steps")[0]) == {0}
+        assert store.rows("SELECT count(data_ns) FROM steps") == [(12 * layout.num_ranks,)]
+        assert store.rows("SELECT count(wait_ns) FROM spans") == [(0,)]
+        assert store.rows("SELECT count(wait_ns), count(shape), count(caller), count(nonfinite) FROM collectives") == [
+            (0, 0, 0, 0)
+        ]
+        found = store.rows("SELECT process_group, op, count(*), sum(bytes) FROM collectives GROUP BY ALL ORDER BY ALL")
+        queued = store.rows("SELECT count(*) FROM nccl_calls WHERE kernel_start_ns < enqueue_ns")
+    assert queued == [(0,)]
+    expected: dict[tuple[str, str], list[int]] = {}
+    for group, op, size in zip(calls["process_group"], calls["op"], calls["bytes"], strict=True):
+        count = expected.setdefault((group, op), [0, 0])
+        count[0], count[1] = count[0] + 1, count[1] + int(size)
+    assert {(group, op): [count, int(size)] for group, op, count, size in found} == expected
 
 
 def test_a_scenario_is_the_same_again_and_a_shorter_one_its_beginning() -> None:

@@ -68,6 +68,8 @@ CATEGORIES = {
     "other": "other",
 }
 """Names as people say them, in the order in which they are shown."""
+NEED_PHASES = ("training", "gaps", "communication", "straggler", "bubble")
+"""Categories that are told apart by phases and waits of steps."""
 _NEEDED = ("step", "start_ns")
 
 
@@ -89,6 +91,12 @@ class Account:
         if not self.wall_s or (self.seconds["unmeasured"] and not self.seconds["training"]):
             return None
         return self.seconds["training"] / self.wall_s
+
+    @property
+    def known_seconds(self) -> dict[str, float]:
+        """Seconds by category, without those that take phases and waits where none was recorded."""
+        left_out = NEED_PHASES if self.goodput_ratio is None else ()
+        return {name: value for name, value in self.seconds.items() if name not in left_out}
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; categories with nothing in them are there too."""

@@ -21,6 +21,7 @@ the formats of real runs. It knows nothing of the analyzers: it was written from
     aftermath  what is written when it does not go on
     records    the tables' columns
     tapes      the files
+    on_devices what ranks on GPUs record of it
     scale      runs of thousands of ranks, in closed form
     schedules  pipelines played out in time, whose idle share is known
 """

@@ -6,6 +6,7 @@ events = introduction(scenario)
 from __future__ import annotations
 
 from .layout import WORLD
+from .on_devices import communicators_of
 from .recording import Event, Scenario
 
 __all__ = ["introduction"]
@@ -33,7 +34,9 @@ def introduction(scenario: Scenario) -> list[Event]:
             **{dim: int(at[dim][rank]) for dim in at},
         }  # fmt: skip
         events.append(Event(rank, -1.0e9, "rank", 0, identity))
-        for dim in members:
+        for dim in communicators_of(layout) if scenario.on_devices else members:
             detail = {"process_group": labels[dim][rank], "description": layout.description(dim)}
+            if scenario.on_devices:
+                detail["recorded_by"] = "nccl_plugin"
             events.append(Event(rank, -0.9e9, "process_group", 0, detail | {"members": group_of[dim][rank]}))
     return events

@@ -43,6 +43,8 @@ class Scenario:
     fault: Fault | None = None
     clock: Clock = field(default_factory=Clock)
     backend: str = "nccl"
+    on_devices: bool = False
+    """Record what probes of ranks on GPUs can: see `on_devices`."""
     recovers: bool = True
     missing_tables: tuple[str, ...] = ()
     missing_ranks: tuple[int, ...] = ()

@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from probes.tape.nccl_tables import NAMES_FILE
 from probes.tape.rundir import NODE_RANK, RunDir
 from probes.tape.schema import SCHEMA_VERSION, TABLES, Table
 from probes.tape.writer import COMPLETE, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET, MAGIC, record_layout, segment_name
 
+from .on_devices import nccl_columns, span_columns, step_columns
 from .recording import Event, Recording, Scenario
-from .records import Columns
+from .records import Columns, Floats, Log
 
 __all__ = ["EPOCH_NS", "Run", "record_dtype", "segment_header", "write", "write_segments"]
 
@@ -43,6 +45,8 @@ def write(recording: Recording, path: Path, *, until_step: int | None = None) ->
     run = Run(scenario, path)
     until = np.minimum(recording.until, cut_ns)
     columns = {table: log.columns(table, until) for table in _TAPES if table not in scenario.missing_tables}
+    if scenario.on_devices:
+        columns = _on_devices(log, columns, until, is_closed=recording.closed or until_step is not None)
     for table, of_table in columns.items():  # all names are known by now: a rank's numbers go round them
         run.write_tape(table, of_table, len(log.names.texts))
     run.write_names(log.names.texts)
@@ -51,6 +55,17 @@ def write(recording: Recording, path: Path, *, until_step: int | None = None) ->
         if until_step is None:
             (run.run.stacks / f"attempt-0-rank-{rank:05d}.txt").write_text(text)
     return run.run
+
+
+def _on_devices(log: Log, columns: dict[str, Columns], until: Floats, *, is_closed: bool) -> dict[str, Columns]:
+    """The tables that ranks on GPUs write instead."""
+    found = dict(columns)
+    for table, change in (("steps", step_columns), ("spans", span_columns)):
+        if found.get(table):
+            found[table] = change(found[table])
+    if calls := found.pop("collectives", {}):
+        found["nccl_calls"], found["nccl_communicators"] = nccl_columns(log, calls, until, is_closed=is_closed)
+    return found
 
 
 def _cut(events: Sequence[Event], cut_ns: float, ranks: Sequence[int], step: int) -> list[Event]:
@@ -114,7 +129,8 @@ class Run:
             lines = [json.dumps({"id": 1, "name": "(too many names)"})]
             own = _own_number(np.arange(1, len(texts) + 1), 0 if in_order else rank, len(texts))
             lines += [json.dumps({"id": int(number), "name": text}) for number, text in zip(own, texts, strict=True)]
-            (self.folders[rank] / "names.jsonl").write_text("\n".join(lines) + "\n")
+            for file in ("names.jsonl", NAMES_FILE) if self.scenario.on_devices else ("names.jsonl",):
+                (self.folders[rank] / file).write_text("\n".join(lines) + "\n")
 
     def write_events(self, events: Sequence[Event]) -> None:
         """Everybody's `events.jsonl`."""

@@ -26,10 +26,11 @@ def wall_s(account: Account | None, facts: Mapping[str, Any]) -> float | None:
 
 
 def goodput_line(account: Account) -> str:
-    """Shares of the wall time, training first and then the largest; together 100 %."""
+    """Shares of the wall time, training first (unless it was not measured) and then the largest; together 100 %."""
     shares = {name: value / account.wall_s for name, value in account.seconds.items()} if account.wall_s else {}
     ordered = sorted(shares, key=lambda name: (name != "training", -shares[name]))
-    shown = [name for name in ordered if name == "training" or shares[name] >= 0.005]
+    always = "training" if account.goodput_ratio is not None else ""
+    shown = [name for name in ordered if name == always or shares[name] >= 0.005]
     parts = [f"{100 * shares[name]:.0f} % {CATEGORIES[name]}" for name in shown]
     return f"{', '.join(parts)} of {account.wall_s:.1f} s."
 
