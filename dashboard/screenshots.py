@@ -61,7 +61,10 @@ def take(url: str, out: Path, *, pages: list[str], themes: list[str], widths: li
                 )
                 page = context.new_page()
                 for name in pages:
-                    page.goto(f"{url}/{PAGES[name]}?{urlencode({'filter': ''} if name == 'home' else {'run': run})}")
+                    address = PAGES[name] if name != "home" else PAGES["overview"]
+                    page.goto(f"{url}/{address}?{urlencode({'run': run})}")
+                    if name == "home":  # the server may have been started on one run, which its bare address shows
+                        page.get_by_role("link", name="Runs", exact=True).click()
                     path = out / f"{name}-{theme}-{width}.png"
                     path.write_bytes(small(_picture(page, WIDTHS[width])))
                     yield path

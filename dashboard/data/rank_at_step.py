@@ -85,7 +85,7 @@ def _calls(source: Source, attempt: int, rank: int, step: int, start_ns: int) ->
 
 
 def _events(source: Source, attempt: int, rank: int, step: int) -> list[dict[str, Any]]:
-    """What the rank, or a node, wrote to `events.jsonl` about the step."""
+    """Events of the rank, and of the nodes, in the step."""
     if lacking(source, events=("detail",)):
         return []
     rows = source.rows(

@@ -98,7 +98,7 @@ def _number(value: Any) -> float | None:
 
 
 def _failure_rate(failures: Any) -> str:
-    """Where the failure rate comes from, and how little one failure says."""
+    """Source of the failure rate; a note where it rests on too few failures."""
     if not isinstance(failures, int) or failures <= 0:
         return "Nothing failed in this run: the failure rate is assumed."
     times = "failure" if failures == 1 else "failures"

@@ -45,8 +45,10 @@ def overview(view: View) -> None:
     _pulse(view, pulse, diagnosis)
     account = diagnosis.goodput if diagnosis is not None else None
     with st.container(key="overview-account"):
-        if account is not None and account.wall_s > 0:
-            st.subheader("Where the time went", anchor=False)
+        st.subheader("Where the time went", anchor=False)
+        if account is None or account.wall_s <= 0:  # never empty: what is drawn beneath keeps its place and its zoom
+            st.caption("Computing the account…" if diagnosis is None else "No step was recorded yet.")
+        else:
             chart(goodput.strip, account, key="overview-goodput", what="Shares of the wall time by category")
     with st.container(key="overview-findings"):  # of its own, so that the elements beneath keep their identity
         _findings(view, known, diagnosis)

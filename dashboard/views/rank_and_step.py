@@ -14,6 +14,9 @@ from dashboard.frame import View
 
 __all__ = ["rank_and_step"]
 
+CHOSEN = "rank_and_step"
+"""Key of the choice in the session: (run, rank, step)."""
+
 
 def load_rank_at_step(source: Source, rank: int, step: int) -> dict[str, Any]:
     """Account, calls and events."""
@@ -23,6 +26,11 @@ def load_rank_at_step(source: Source, rank: int, step: int) -> dict[str, Any]:
 def rank_and_step(view: View) -> None:
     """Draw the account of one rank in one step, its calls and its events; without an address, how to choose one."""
     rank, step = _number("rank"), _number("step")
+    if rank is not None and step is not None:
+        st.session_state[CHOSEN] = (view.run_id, rank, step)
+    elif st.session_state.get(CHOSEN, ("",))[0] == view.run_id:  # Back to this page comes without the address
+        _, rank, step = st.session_state[CHOSEN]
+        st.query_params["rank"], st.query_params["step"] = str(rank), str(step)
     if rank is None or step is None:
         st.caption("Click a cell to see that rank in that step: its account, its calls, its events.")
         return
@@ -40,6 +48,7 @@ def _buttons(view: View, step: int) -> None:
     if st.button("Timeline", key="to-timeline", icon=":material/view_timeline:", type="tertiary"):
         open_page("Timeline", **{"run": view.run_id, "timeline-last": str(step), "timeline-num": "1"})
     if st.button("Close", key="close-rank-and-step", icon=":material/close:", type="tertiary"):
+        st.session_state.pop(CHOSEN, None)
         del st.query_params["rank"], st.query_params["step"]
         st.rerun()
 

@@ -181,7 +181,7 @@ def _folded(rows: Sequence[RankRow], *, is_rest: bool, has_gpu: bool) -> list[Te
 
 
 def _common_activity(rows: Sequence[RankRow]) -> str:
-    """What all of them are doing, their own numbers left out; their host where they do nothing."""
+    """Activity that all of them share, without their own numbers; their host where they do nothing."""
     doing = {row.doing for row in rows}
     doing = doing if len(doing) == 1 else {_NUMBERS.sub("…", text) for text in doing}
     if len(doing) > 1:
