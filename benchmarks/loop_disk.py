@@ -13,7 +13,9 @@ the device stays, as if the device had no volatile cache of its own. Needs root 
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import functools
 import os
 import struct
 import subprocess
@@ -21,17 +23,19 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["LoopDisk", "has_loop_disks"]
+__all__ = ["LoopDisk", "has_loop_disks", "own_mounts"]
 
 SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN: _IOR('X', 125, __u32)
 NO_LOG_FLUSH = 2
 UNMOUNT_S = 20.0
+CLONE_NEWNS = 0x00020000
 
 
 class LoopDisk:
     """A mounted image; raises OSError or CalledProcessError where none can be made."""
 
     def __init__(self, folder: Path, *, size_bytes: int = 400 << 20) -> None:
+        own_mounts()
         self.path = folder.resolve() / "disk"
         self._image = self.path.with_suffix(".img")
         self.path.mkdir(parents=True)
@@ -79,6 +83,15 @@ class LoopDisk:
         """As the kernel lists it: a file system without power answers no question about its root."""
         mounts = Path("/proc/self/mounts").read_text().splitlines()
         return str(self.path) in (line.split()[1] for line in mounts)
+
+
+@functools.cache
+def own_mounts() -> None:
+    """Take mounts from now on out of everybody else's sight: a copy of one in another namespace keeps the dead file
+    system in use after its unmount. Processes that are to see the disk must be started later. Raises OSError."""
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):
+        raise OSError(ctypes.get_errno(), "no mount namespace")
+    _run("mount", "--make-rprivate", "/")
 
 
 def has_loop_disks(folder: Path) -> bool:

@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.loop_disk import LoopDisk
+from benchmarks.loop_disk import LoopDisk, own_mounts
 from probes.tape.events import read_events
 from probes.tape.reader import TapeError, read_segment
 from probes.tape.rundir import RunDir
@@ -294,6 +294,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    own_mounts()
     dice, server = random.Random(options.seed), PreforkServer()
     outcomes: list[Outcome] = []
     while len(outcomes) < options.cuts:

@@ -35,7 +35,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.loop_disk import LoopDisk
+from benchmarks.loop_disk import LoopDisk, own_mounts
 from probes.tape.events import read_events
 from probes.tape.reader import TapeError, read_segment
 from probes.tape.rundir import RunDir, RunError
@@ -250,7 +250,7 @@ def _problems(stage: Stage, fault: signal.Signals) -> list[str]:
     if first and first[0] <= 1:
         found.append("training began at step 1 again")
     kind = "rank_lost" if fault is signal.SIGKILL else "hang"
-    fired = [event for event in stage.events("finding") if event["status"] == "fired"]
+    fired = [e for e in stage.events("finding") if e["status"] == "fired" and e["attempt"] == 0]  # later ones: the disk
     wrong = {tuple(e["finding_ranks"]) for e in fired if e["finding_kind"] in ("hang", "rank_lost")} - {(VICTIM,)}
     if wrong:
         found.append(f"blamed ranks {sorted(wrong)}")
@@ -336,6 +336,7 @@ def main() -> None:
         control.write_bytes(bytes(256))
         (Path(built) / "hook.sh").write_text("kill -9 $PPID\n")  # the process that runs the hook: watch
         os.environ |= {"LD_PRELOAD": str(library), "RS_TORTURE": str(control)}
+        own_mounts()
         server = PreforkServer()
         for variable in ("LD_PRELOAD", "RS_TORTURE"):
             del os.environ[variable]

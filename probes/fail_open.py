@@ -10,6 +10,7 @@ the test instead of being swallowed by it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 from collections import Counter
@@ -19,6 +20,7 @@ __all__ = ["error_counts", "failing_open", "probes_disabled", "record_error"]
 
 logger = logging.getLogger("rankscope.probes")
 
+DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 error_counts: Counter[str] = Counter()
 """Number of swallowed errors by place; the recorder writes it into the rank's last event."""
 
@@ -29,12 +31,17 @@ def probes_disabled() -> bool:
 
 
 def record_error(place: str, error: BaseException) -> None:
-    """Count `error` under `place`; log it with its traceback the first time. Raises it under RANKSCOPE_FAIL_LOUD."""
+    """Count `error` under `place`; log it the first time, with its traceback unless a disk refused.
+
+    Raises it under RANKSCOPE_FAIL_LOUD.
+    """
     error_counts[place] += 1
     if os.environ.get("RANKSCOPE_FAIL_LOUD", "") not in ("", "0"):
         raise error
     if error_counts[place] == 1:
-        logger.warning("probe %s failed and is counted from here on: %s", place, error, exc_info=error)
+        is_disk = isinstance(error, OSError) and error.errno in DISK_ERRNOS  # the message says it all
+        shown = None if is_disk else error
+        logger.warning("probe %s failed and is counted from here on: %s", place, error, exc_info=shown)
 
 
 @contextlib.contextmanager

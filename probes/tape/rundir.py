@@ -7,11 +7,12 @@ run.rank_dir(attempt=0, rank=3)          # tapes/attempt-0/rank-00003
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ MAX_MANIFEST_BYTES = 16 << 20
 SECRETS = "secrets.json"
 """Settings that `run.json` has redacted. Not part of what is collected, shared or exported."""
 NO_MANIFEST = "is damaged: what was configured is not known"
+ALTERED = "was altered: its digest is another"
+_DIGEST = "digest"
+"""Key of `run.json`, of all else that it holds."""
 
 
 class RunError(ValueError):
@@ -189,8 +193,10 @@ class RunDir:
     def problems(self) -> dict[str, str]:
         """Return the files of the run that are not opened because they are unsafe: {path in the run: reason}."""
         found = {"run.json": file_problem(self.path / "run.json"), "tapes": folder_problem(self.tapes)}
-        if not found["run.json"] and (self.path / "run.json").exists() and not self.manifest():
-            found["run.json"] = NO_MANIFEST
+        if not found["run.json"] and (self.path / "run.json").exists():
+            public = self._read("run.json")
+            is_whole = public.get(_DIGEST) in (None, _digest(public))
+            found["run.json"] = NO_MANIFEST if not public else "" if is_whole else ALTERED
         places = [self.tapes, *self._folders("attempt-*")] if not found["tapes"] else []
         for place in places:
             for path in place.glob("*-*"):
@@ -206,19 +212,19 @@ class RunDir:
 
     def manifest(self) -> dict[str, Any]:
         """`run.json`, or an empty dict where it is missing or damaged: a dead run must still be readable."""
-        try:
-            loaded = json.loads(read_plain(self.path / "run.json", MAX_MANIFEST_BYTES))
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return loaded if isinstance(loaded, dict) else {}
+        return {key: value for key, value in self._read("run.json").items() if key != _DIGEST}
 
     def private_manifest(self) -> dict[str, Any]:
         """`run.json` with the settings that are secrets: to act on, never to show."""
         return with_secrets(self.manifest(), self._secrets())
 
     def _secrets(self) -> dict[str, Any]:
+        return self._read(SECRETS)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        """A file of the run as JSON; empty where it is missing, damaged or no object."""
         try:
-            loaded = json.loads(read_plain(self.path / SECRETS, MAX_MANIFEST_BYTES))
+            loaded = json.loads(read_plain(self.path / name, MAX_MANIFEST_BYTES))
         except (OSError, ValueError, RecursionError):
             return {}
         return loaded if isinstance(loaded, dict) else {}
@@ -234,7 +240,8 @@ class RunDir:
         public, secrets = without_secrets(manifest, before)
         if secrets != before:
             self._write_json(SECRETS, secrets)
-        self._write_json("run.json", public)
+        public = json.loads(json.dumps(public, default=str))  # as it is read back
+        self._write_json("run.json", public | {_DIGEST: _digest(public)})
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
         """Replace a file of the run, which its owner alone can read."""
@@ -242,6 +249,12 @@ class RunDir:
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
             file.write(json.dumps(content, indent=2, default=str) + "\n")
         fresh.replace(self.path / name)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """Of everything but the digest itself."""
+    rest = {key: value for key, value in content.items() if key != _DIGEST}
+    return hashlib.blake2b(json.dumps(rest, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _suggestion(missing: Path) -> str:
