@@ -61,9 +61,9 @@ def _table() -> bool:
         frame, hide_index=True, key="runs-table", height=min(800, 38 + 35 * len(rows)), on_select="rerun",
         selection_mode="multi-row",
         column_config={
-            "losses": st.column_config.LineChartColumn("loss over the steps", width="medium"),
+            "losses": st.column_config.LineChartColumn("loss over the steps", width="small"),
             "run": st.column_config.TextColumn("run", width="medium", pinned=True),
-            "finding": st.column_config.TextColumn("worst finding", width="medium"),
+            "finding": st.column_config.TextColumn("worst finding"),
             "age": st.column_config.TextColumn("last record"),
         },
     )  # fmt: skip
