@@ -163,6 +163,8 @@ def _judged(found: Samples, attempt: int, policy: GradientNoisePolicy) -> Findin
     noise = noise_scale(
         found.local_square[newest], found.global_square[newest], found.rank_tokens, batch, policy.sigmas
     )
+    if noise.square + policy.sigmas * noise.square_error <= 0:
+        return _insufficient("local and global norms give a mean gradient with a negative square", attempt)
     advice = "larger" if policy.far_ratio * batch <= noise.low_tokens else ""
     advice = "smaller" if batch >= policy.far_ratio * noise.high_tokens else advice
     return Finding(

@@ -143,6 +143,9 @@ def test_what_cannot_be_measured_is_said() -> None:
     assert "one data rank" in alone.summary
     (few,) = judged(stored(local[:5], whole[:5]))
     assert (few.status, "5 steps have" in few.summary) == ("insufficient_data", True)
+    even = np.full((STEPS, RANKS), 1.0) + 1e-4 * np.random.default_rng(0).standard_normal((STEPS, RANKS))
+    (negative,) = judged(stored(even, np.full(STEPS, math.sqrt(1 / (1.02 * RANKS)))))
+    assert (negative.status, "negative square" in negative.summary) == ("insufficient_data", True)
     store = stored(local, whole)
     store.connection.execute("UPDATE steps SET local_grad_norm = local_grad_norm / 4")
     (scaled,) = judged(store)
