@@ -35,11 +35,20 @@ def _gradient(finding: Finding) -> str:
 
 
 def _test_device(finding: Finding) -> str:
-    return f"Test the device of {ranks_text(finding.ranks)}, and replace it if this happens twice on the same device."
+    return f"{_go_back(finding)}Test the device of {ranks_text(finding.ranks)}, and replace it if this happens twice."
 
 
 def _test_memory(finding: Finding) -> str:
-    return f"Test the memory of the device of {ranks_text(finding.ranks)}, and replace it if this happens twice there."
+    device = f"the memory of the device of {ranks_text(finding.ranks)}"
+    return f"{_go_back(finding)}Test {device}, and replace it if this happens twice."
+
+
+def _go_back(finding: Finding) -> str:
+    """What to do about the weights that were trained on; nothing where the run went back by itself."""
+    since = finding.evidence.get("last_healthy_step")
+    if since is None or finding.evidence.get("restored_step") is not None:
+        return ""
+    return f"Resume from a checkpoint of step {since} or before. "
 
 
 def _watch_device(finding: Finding) -> str:

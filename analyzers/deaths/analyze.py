@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -206,7 +207,7 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
     what = {
         "signal": f"died of {first.signal}",
         "exception": f"died of {': '.join(filter(None, (first.error_type, _short(first.message))))}{at}",
-        "out_of_memory": f"ran out of memory: {_short(first.message)}{at}",
+        "out_of_memory": f"ran out of memory{_asked_for(first.message)}{at}",
         "exit": f"ended with exit code {first.exit_code}",
         "vanished": "exited without an error message",
     }[first.cause]
@@ -277,6 +278,14 @@ def _with_memory(source: Source, finding: Finding) -> Finding:
 
 def _where(step: int | None) -> str:
     return "before the first step" if step is None else f"at step {step}"
+
+
+def _asked_for(message: str) -> str:
+    """`: it asked for 2.00 GiB` from an allocator's message, else the message, unless it says nothing more."""
+    asked = re.search(r"[Tt]ried to allocate ([\d.]+ ?[KMGT]i?B)", message)
+    if asked:
+        return f": it asked for {asked[1]}"
+    return f": {_short(message)}" if message and "out of memory" not in message.lower() else ""
 
 
 def _short(message: str) -> str:

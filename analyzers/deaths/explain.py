@@ -35,7 +35,10 @@ def _next_lost(finding: Finding) -> str:
         "killed_all": "Check the scheduler's record of the job, and who or what stopped it.",
         "connection_lost": "Check the network between the hosts at that time, and the end of every rank's log.",
         "store_lost": "Check the host of the rendezvous store, and the launcher or process that held it.",
-    }.get(finding.cause, f"Check the log of {rank} and its host (out of memory, XID).")
+    }.get(finding.cause) or {
+        "SIGKILL": f"Check `dmesg -T` of the host of {rank} for the out-of-memory killer, and who else could kill it.",
+        "SIGSEGV": f"Find the native stack of {rank}: a core dump, or its log with `PYTHONFAULTHANDLER=1`.",
+    }.get(str(finding.evidence.get("signal")), f"Check the log of {rank} and its host (out of memory, XID).")
 
 
 def _why_excluded(finding: Finding) -> str:

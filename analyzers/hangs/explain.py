@@ -34,9 +34,18 @@ def _next_hang(finding: Finding) -> str:
         "mismatch_size": f"Compare the shapes of both sides{caller}: an uneven batch, or a branch on the rank.",
         "mismatch_dtype": f"Compare the element types of both sides{caller}: autocast, or an unconverted part.",
         "order_inversion": "Make all ranks enter the groups in one order, or wait for each call before the next.",
+        "finished": f"Find out why {rank} ended its loop before the others: fewer batches, or another number of steps.",
         "device_stuck": f"Look for an XID and ECC errors on the host of {rank} (`dmesg -T`, `nvidia-smi -q`).",
         "all_entered": "Check the links and the backend (NCCL_DEBUG=INFO, firewall, interface): no rank is missing.",
-    }.get(finding.cause, f"Inspect the stack of {rank} and the code around the call{caller}.")
+    }.get(finding.cause, f"Inspect the stack of {rank}{_stuck_line(finding)} and the code around the call{caller}.")
+
+
+def _stuck_line(finding: Finding) -> str:
+    """Innermost line of the stack of the only culprit: " (in train.py:77 wait_for_licence)"; empty if unknown."""
+    for group in finding.evidence.get("stack_groups") or []:
+        if list(group.get("ranks") or []) == list(finding.ranks) and group.get("frames"):
+            return f" (in {str(group['frames'][0])[:MAX_NAME]})"
+    return ""
 
 
 def _why_node_silent(finding: Finding) -> str:

@@ -83,7 +83,7 @@ def _after_non_finite(finding: Finding) -> str:
     ranks, batch = ranks_text(finding.ranks), finding.evidence.get("batch_index")
     fine = "" if batch is None else f" Batch {batch} was probably fine."
     if finding.cause == "reduction" and not finding.evidence.get("judgement"):
-        return "Reduce gradients in fp32, lower the loss scale or clip: each rank's gradient was finite."
+        return "Reduce gradients in fp32, or lower the loss scale in fp16: each rank's gradient was finite."
     return {
         "transient": f"If {ranks} {'does' if len(finding.ranks) == 1 else 'do'} this again, test the device.{fine}",
         "batch": "Inspect the samples named, or those with the highest loss.",
@@ -99,6 +99,7 @@ def _after_spike(finding: Finding) -> str:
     return {
         "transient": "Test the devices and search for nondeterminism: the same step gave two results.",
         "weights": "Lower the learning rate or clip harder: the update before it was too large.",
+        "learning_rate": "Check the learning rate's schedule at that step: the samples are probably fine.",
     }.get(
         finding.cause,
         f"Run `rankscope analyze RUN --why-spike {finding.first_step}` for its ranks, samples and layers.",

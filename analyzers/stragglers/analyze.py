@@ -91,7 +91,7 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
     return findings + [Finding.insufficient("straggler", "straggler", _GAPS_OF_GPUS)] * bool(on_device)
 
 
-_GAPS_OF_GPUS = "Ranks were not compared between phases: that is host time, which does not show whether a GPU was slow."
+_GAPS_OF_GPUS = "The time between phases was not compared over ranks: on a GPU it is time of the host only."
 
 
 def slow_ranks(source: Source, timings: Timings, policy: StragglerPolicy) -> tuple[list[Finding], list[Suspect]]:

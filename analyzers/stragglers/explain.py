@@ -15,6 +15,10 @@ _GAPS = {
     "before_forward": "before forward", "forward_to_backward": "forward to backward",
     "backward_to_optimizer": "backward to optimizer", "after_optimizer": "after optimizer",
 }  # fmt: skip
+_GAP_TEXTS = {
+    "before_forward": "before forward", "forward_to_backward": "between forward and backward",
+    "backward_to_optimizer": "between backward and the optimizer", "after_optimizer": "after the optimizer",
+}  # fmt: skip
 _SHOWN_SHARE = 0.1  # of the excess, from which a gap is listed
 
 
@@ -72,13 +76,16 @@ _HOST_NEXT = {
 
 def _straggler_next(finding: Finding) -> str:
     rank = ranks_text(finding.ranks)
+    place = str(finding.evidence.get("place"))
     return {
-        "compute": f"Check clocks, temperature and other jobs on the device and host of {rank}.",
+        "compute": f"Look at what {rank} computes {_GAP_TEXTS[place]}: only that part is slower, so it is code."
+        if place in _GAP_TEXTS
+        else f"Check clocks, temperature and other jobs on the device and host of {rank}.",
         "gpu_clock": f"Check cooling, power and locked clocks of the GPU of {rank} (nvidia-smi -q -d CLOCK).",
         "data": f"Check the data loader and the disk on the host of {rank}.",
         "host": _HOST_NEXT.get(str(finding.evidence.get("reason")), _HOST_NEXT[""]).format(rank=rank),
         "sequence_length": "Balance the tokens per rank (pack or sort sequences by length).",
-        "communication": f"Check network card and cable of {rank}.",
+        "communication": f"Check the network card and the cable of {rank}.",
     }.get(finding.cause, f"Check {rank}.")
 
 

@@ -46,7 +46,7 @@ def test_the_overview_puts_a_death_that_the_run_survived_beneath_what_is_open(tm
     app = open_page(run.path.parent)
     wait_for(lambda: "Straggler" in shown(app) or app.run() is None, "the finding", deadline_s=60)
     text = shown(app)
-    assert text.index("**Straggler**") < text.index("**Rank lost**")
+    assert text.index("Straggler**") < text.index("Rank lost**")
     assert "the run continued as attempt 1" in text
 
 

@@ -6,7 +6,6 @@ step that is shown is the last step that is recorded.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import deque
@@ -194,10 +193,11 @@ def _line(event: dict[str, Any]) -> str:
         title = str(event.get("finding_kind")).upper().replace("_", "-")
         return f"[{colour}]{escape(title)}[/]  {escape(str(event.get('summary')))}"
     if kind == event_kinds.ROLLBACK:
-        skipped = json.dumps(event.get("skipped_batches"))
+        skipped = ", ".join(map(str, event.get("skipped_batches") or []))
         return escape(
             f"{where}Rolled back to step {event.get('to_step')} from {event.get('tier')} in "
-            f"{1e3 * float(event.get('duration_s') or 0):.0f} ms; skipped batches {skipped}."
+            f"{1e3 * float(event.get('duration_s') or 0):.0f} ms"
+            f"{f', skipped batch {skipped}' if skipped else ''}."
         )
     if kind == event_kinds.REPLAY and event.get("state") == "same":
         again = (

@@ -153,9 +153,7 @@ def _against_plan(plan: Sequence[Mapping[str, Any]]) -> str:
     ]
     fits = [each["what"] for each in plan if each["as_planned"]]
     off = f"Not as planned: {', '.join(differs)}." if differs else ""
-    within = (
-        sentence(f"{', '.join(fits)} within {100 * PlanPolicy().tolerance_ratio:.0f} % of the plan") if fits else ""
-    )
+    within = f"Within {100 * PlanPolicy().tolerance_ratio:.0f} % of the plan: {', '.join(fits)}." if fits else ""
     return " ".join(part for part in (off, within) if part)
 
 
@@ -233,7 +231,7 @@ def _loss(facts: Mapping[str, Any]) -> str:
     if drop is None or ratio is None:
         return text
     verb = "fell" if drop > 0 else "rose"
-    return f"{text}: {verb} by {abs(drop):.2f} (first to last tenth), {abs(ratio):.0f} x its noise"
+    return f"{text}. Between the first and the last tenth it {verb} by {abs(drop):.2f}, {abs(ratio):.0f} x its noise."
 
 
 def _text(text: str, style: str) -> Text:

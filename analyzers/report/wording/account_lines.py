@@ -32,7 +32,7 @@ def goodput_line(account: Account) -> str:
     always = "training" if account.goodput_ratio is not None else ""
     shown = [name for name in ordered if name == always or shares[name] >= 0.005]
     parts = [f"{100 * shares[name]:.0f} % {CATEGORIES[name]}" for name in shown]
-    return f"{', '.join(parts)} of {account.wall_s:.1f} s."
+    return f"Of {account.wall_s:.1f} s: {', '.join(parts)}."
 
 
 def what_if_line(what_if: WhatIf) -> str:

@@ -66,7 +66,14 @@ def _gain(finding: Finding) -> str:
     if isinstance(withheld, str) and withheld:
         return f"The time without it is not predicted: {withheld}."
     if error is None or not is_number(error):  # nothing was replayed
-        return f"The run would be {gain:.2f}x faster without it."
+        return f"{_steps(finding)} would be {gain:.2f}x faster without it."
     if not exceeds_error(gain, error):
         return ""
-    return f"The run would be {gain:.2f}x faster without it (error {100 * error:.1f} %)."
+    return f"{_steps(finding)} would be {gain:.2f}x faster without it (error {100 * error:.1f} %)."
+
+
+def _steps(finding: Finding) -> str:
+    """The steps that the prediction is of: those in which the rank was slow, not the whole run."""
+    if finding.first_step is None or finding.last_step is None:
+        return "The run"
+    return f"Steps {finding.first_step} to {finding.last_step}"
