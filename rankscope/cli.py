@@ -14,7 +14,6 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from analyzers.printable import visible
 from rankscope.commands import (
     analyze,
     collect,
@@ -86,6 +85,8 @@ def main() -> None:
         code = app(standalone_mode=False)
     except TyperException as error:
         if message := error.format_message():
+            from analyzers.printable import visible  # after `rankscope.commands` has claimed the names
+
             sys.stderr.write(f"rankscope: {visible(_sentence(message))} See {_help_of(error)}\n")
         code = error.exit_code
     except typer.Abort:

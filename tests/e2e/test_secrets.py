@@ -73,7 +73,11 @@ def hits(folder: Path) -> list[str]:
     """Files below a folder that hold the secret, in archives too."""
     found = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
-        if SECRET.encode() in path.read_bytes():
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:  # the log of a store that was closed meanwhile
+            continue
+        if SECRET.encode() in content:
             found.append(str(path.relative_to(folder)))
         elif path.name.endswith(".tar.gz"):
             with tarfile.open(path) as archive:
