@@ -46,7 +46,7 @@ def test_text(diagnosis: Diagnosis) -> None:
     text = output.getvalue()
     assert "No problems found" not in text
     assert re.search(r"Nothing was found .* of the step time, \d+ % was not measured", text)
-    assert re.search(r"Goodput +\d+ % not measured", text)
+    assert re.search(r"Goodput +Of [\d.]+ s: \d+ % not measured", text)
     assert "The cost of communication was not measured" in text
     assert not ZERO_SHARE.search(text), text
 
@@ -56,6 +56,8 @@ def test_json(diagnosis: Diagnosis) -> None:
     assert found["run"]["steps_not_measured_ratio"] > 0.9
     assert found["goodput"]["goodput_ratio"] is None
     assert found["goodput"]["seconds"]["unmeasured"] > 0
+    assert found["goodput"]["seconds"]["training"] is None
+    assert {of_rank["communication"] for of_rank in found["goodput"]["by_rank"].values()} == {None}
     assert "was not measured" in found["verdict"]
 
 

@@ -68,7 +68,7 @@ def _findings(traces: Mapping[int, ExecutionTrace]) -> list[Finding]:
 
 
 def _difference(made: Mapping[int, TracedCall]) -> dict[int, str]:
-    """What differs between the ranks' calls, by rank; empty where they fit."""
+    """Describe the difference between the ranks' calls, by rank; empty where they fit."""
     ops = {rank: call.op for rank, call in made.items()}
     if len(set(ops.values())) > 1:
         return ops

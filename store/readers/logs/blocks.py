@@ -122,7 +122,7 @@ def read_failure(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
 
 
 def read_others(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
-    """The other failures of torchrun's table: `rank@time`, each."""
+    """The other failures of torchrun's table: `rank@time`, each; without those that the launcher ended by SIGTERM."""
     found: list[str] = []
     time = ""
     for _, text in lines:
@@ -133,6 +133,8 @@ def read_others(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
             time = match[2].strip()
         elif match and match[1] == "rank" and (number := re.match(r"\d{1,6}", match[2].strip())):
             found.append(f"{number[0]}@{time}")
+        elif match and match[1] == "exitcode" and match[2].strip().startswith("-15 ") and found:
+            found.pop()
     return {"others": ", ".join(found[:64])}
 
 

@@ -171,3 +171,17 @@ def test_a_process_that_the_kernel_killed_for_another_job_is_not_the_cause(tmp_p
     killed = "[9.5] Out of memory: Killed process 77 (chrome) anon-rss:4096kB\n"
     first = diagnose(tmp_path, job="[rank1]: ValueError: bad\n", dmesg=killed).fired[0]
     assert (first.ranks, first.cause) == ((1,), "exception")
+
+
+def test_ranks_that_the_launcher_ended_are_not_named(tmp_path: Path) -> None:
+    """Under load the victims are stopped before they print an error; all ends have the same second in the table."""
+    entry = "[{i}]:\n  time      : 2026-11-22_14:36:26\n  host      : n\n  rank      : {r} (local_rank: {r})\n"
+    entry += "  exitcode  : {code}\n  error_file: <N/A>\n  traceback : Signal {signal} received by PID 1218{r}\n"
+    table = "ChildFailedError: \n====\njob.py FAILED\n----\nFailures:\n"
+    for index, rank in enumerate((0, 2), 1):
+        table += entry.format(i=index, r=rank, code=f"-15 (pid: 1218{rank})  (SIGTERM)", signal="15 (SIGTERM)")
+    table += "----\nRoot Cause (first observed failure):\n"
+    table += entry.format(i=0, r=1, code="-11 (pid: 12181)  (SIGSEGV)", signal="11 (SIGSEGV)") + "====\n"
+    (finding,) = diagnose(tmp_path, job=table.replace("====", "=" * 55).replace("----", "-" * 55)).fired
+    assert (finding.status, finding.ranks, finding.cause) == ("fired", (1,), "signal")
+    assert finding.evidence["signal"] == "SIGSEGV"
