@@ -99,7 +99,7 @@ class DashboardServer:
 
 
 def _token_variable(token_file: Path | None) -> dict[str, str]:
-    """What tells the server where the token stands. Raises DashboardError for a file that is not safe."""
+    """Environment variable with the path of the token file. Raises DashboardError for a file that is not safe."""
     if token_file is None:
         return {}
     try:

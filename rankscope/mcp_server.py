@@ -100,7 +100,7 @@ class _Tools:
         diagnosis = self._run(run).diagnose()
         goodput, what_if = diagnosis.goodput, diagnosis.what_if
         return {
-            "seconds": None if goodput is None else plain(dict(goodput.seconds)),
+            "seconds": None if goodput is None else plain(goodput.known_seconds),
             "wall_s": None if goodput is None else goodput.wall_s,
             "what_if": None if what_if is None else plain(what_if.to_json()),
         }

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.diagnosis import judge, offered, wilson
+from benchmarks.diagnosis import judge
+from benchmarks.diagnosis_summary import offered, wilson
 from benchmarks.labelled import EXPECTED, Case, make
 from benchmarks.simulator import (
     QUIET,

@@ -99,13 +99,14 @@ class Account:
         return {name: value for name, value in self.seconds.items() if name not in left_out}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; categories with nothing in them are there too."""
+        """Plain values; categories with nothing in them are there too, and None is one that was not measured."""
+        known = self.known_seconds
         return {
             "wall_s": round(self.wall_s, 3),
             "goodput_ratio": None if self.goodput_ratio is None else round(self.goodput_ratio, 4),
-            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            "seconds": {name: round(value, 3) if name in known else None for name, value in self.seconds.items()},
             "by_rank": {
-                str(rank): {name: round(value, 3) for name, value in of_rank.items()}
+                str(rank): {name: round(value, 3) if name in known else None for name, value in of_rank.items()}
                 for rank, of_rank in self.by_rank.items()
             },
             "steps_kept": self.num_kept,

@@ -97,13 +97,13 @@ def _goodput() -> dict[str, Any]:
         "required": list(CATEGORIES),
         "additionalProperties": False,
         "properties": {
-            name: {"type": "number", "minimum": 0, "description": text} for name, text in CATEGORIES.items()
+            name: {"type": ["number", "null"], "minimum": 0, "description": text} for name, text in CATEGORIES.items()
         },
     }
     properties: dict[str, Any] = {
         "wall_s": {"type": "number", "description": "seconds from the run's begin to its end"},
         "goodput_ratio": _or_null("number", "share of training, 0 to 1; null where no phase was recorded"),
-        "seconds": seconds | {"description": "mean over the ranks; adds up to wall_s"},
+        "seconds": seconds | {"description": "mean over the ranks, adds up to wall_s; null: not measured"},
         "by_rank": {"type": "object", "additionalProperties": seconds, "description": "each adds up to wall_s"},
         "steps_kept": {"type": "integer"},
         "steps_discarded": {"type": "integer", "description": "executions that were refused or rolled back"},

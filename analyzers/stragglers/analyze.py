@@ -36,6 +36,7 @@ from analyzers.stragglers.cost import cost_of
 from analyzers.stragglers.device_comparison import load_device
 from analyzers.stragglers.past_comparison import find_slower_than_before
 from analyzers.stragglers.peer_comparison import Straggler, find_stragglers, without_side_effects
+from analyzers.stragglers.place_texts import PLACE_TEXTS
 from analyzers.stragglers.policy import StragglerPolicy
 from analyzers.stragglers.slow_line import slow_line
 from analyzers.stragglers.slow_link_findings import slow_link_findings
@@ -48,12 +49,7 @@ __all__ = ["ANALYSES", "slow_ranks", "stragglers"]
 
 _WORK = {"data": "data loading", "host": "host delay", "sequence_length": "compute for longer sequences"}
 """Words for a cause; all others are compute."""
-_WHERE = {
-    "forward": " in forward", "backward": " in backward", "optimizer": " in the optimizer",
-    "before_forward": " before the forward pass", "forward_to_backward": " between forward and backward",
-    "backward_to_optimizer": " between backward and the optimizer", "after_optimizer": " after the optimizer",
-}  # fmt: skip
-"""Words for the phase or gap in which a rank is slow."""
+_GAPS_OF_GPUS = "The time between phases was not compared over ranks: on a GPU it is time of the host only."
 _NO_DATA_SPANS = " after the optimizer or in making the next batch"
 """A step of an attached loop ends where the next forward pass begins, so a batch that the loop makes itself, without a
 loader that is seen, lies after the optimizer of the step before."""
@@ -89,9 +85,6 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
         return [one for one in findings if one.evidence.get("ongoing", True)]
     on_device = [at for at in attempts(source) if scope.attempt in (None, at) and has_uncompared_gaps(source, at)]
     return findings + [Finding.insufficient("straggler", "straggler", _GAPS_OF_GPUS)] * bool(on_device)
-
-
-_GAPS_OF_GPUS = "The time between phases was not compared over ranks: on a GPU it is time of the host only."
 
 
 def slow_ranks(source: Source, timings: Timings, policy: StragglerPolicy) -> tuple[list[Finding], list[Suspect]]:
@@ -227,7 +220,7 @@ def _summary(suspect: Suspect, place: str, *, has_data_spans: bool) -> str:
     most = "at least " if place == DEVICE else "up to " if len(suspect.members) > 1 else ""
     measure = "" if worst.has_peers else " its former time"
     work = _WORK.get(suspect.cause, "compute")
-    where = _WHERE.get(place, "")
+    where = PLACE_TEXTS.get(place, "")
     if place == "after_optimizer" and not has_data_spans:
         where = _NO_DATA_SPANS
     excess = f"{most}+{worst.excess_ms:.3g} ms of {work} per step{where} ({round(worst.factor, 3):.2f}x{measure})"

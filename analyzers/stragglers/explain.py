@@ -7,6 +7,7 @@ from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.stragglers.corroboration import REASONS
+from analyzers.stragglers.place_texts import PLACE_TEXTS
 from analyzers.wording import is_number, number, percent, ranks_text
 
 __all__ = ["NEXT", "WHY"]
@@ -14,10 +15,6 @@ __all__ = ["NEXT", "WHY"]
 _GAPS = {
     "before_forward": "before forward", "forward_to_backward": "forward to backward",
     "backward_to_optimizer": "backward to optimizer", "after_optimizer": "after optimizer",
-}  # fmt: skip
-_GAP_TEXTS = {
-    "before_forward": "before forward", "forward_to_backward": "between forward and backward",
-    "backward_to_optimizer": "between backward and the optimizer", "after_optimizer": "after the optimizer",
 }  # fmt: skip
 _SHOWN_SHARE = 0.1  # of the excess, from which a gap is listed
 
@@ -78,8 +75,8 @@ def _straggler_next(finding: Finding) -> str:
     rank = ranks_text(finding.ranks)
     place = str(finding.evidence.get("place"))
     return {
-        "compute": f"Look at what {rank} computes {_GAP_TEXTS[place]}: only that part is slower, so it is code."
-        if place in _GAP_TEXTS
+        "compute": f"Look at what {rank} computes{PLACE_TEXTS[place]}: most of what it loses is there."
+        if place in _GAPS
         else f"Check clocks, temperature and other jobs on the device and host of {rank}.",
         "gpu_clock": f"Check cooling, power and locked clocks of the GPU of {rank} (nvidia-smi -q -d CLOCK).",
         "data": f"Check the data loader and the disk on the host of {rank}.",

@@ -106,12 +106,12 @@ def _unjudged_time(facts: Mapping[str, Any], policy: VerdictPolicy) -> str:
 
 
 def _not_recorded(findings: Sequence[Finding], unjudged: Collection[str], facts: Mapping[str, Any]) -> str:
-    """Records that any run of several ranks has, and this one lacks; else empty."""
+    """Ranks without records, or the check for hangs that lacked its input; else empty."""
     silent = sorted({rank for found in findings if found.kind == "records" for rank in found.ranks})
     if silent:
         return f"{ranks_text(silent)} left no records of steps"
     has_peers = (facts.get("num_ranks") or 0) > 1 and facts.get("steps")
-    return "no collective is recorded" if has_peers and "hang" in unjudged else ""
+    return "hangs could not be checked" if has_peers and "hang" in unjudged else ""
 
 
 def _unexplained_gain(wrong: Sequence[Finding], what_if: WhatIf | None, policy: VerdictPolicy) -> str:

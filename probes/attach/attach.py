@@ -259,6 +259,8 @@ class Attached:
         if self.run_dir is None or getattr(self.recorder, "rank", -1) != 0 or len(self._models) != 1:
             return
         with failing_open("attach.flops"):
+            if mesh_of_loop.pipeline_stages():  # the model is a part of the whole one
+                return
             counted = flops_per_token(self._models[0])
             run = RunDir(self.run_dir)
             if counted is not None and "flops_per_token" not in run.manifest():

@@ -91,10 +91,15 @@ def _of_groups(rank: int) -> dict[str, int]:
 
 
 def _of_stages() -> dict[str, int]:
-    """The stage of `torch.distributed.pipelining` that this process computes; one of several is the first."""
+    """The stage that this process computes; one of several is the first."""
+    stages = pipeline_stages()
+    return {"pp": int(stages[0].group_rank)} if stages else {}
+
+
+def pipeline_stages() -> list[Any]:
+    """Stages of `torch.distributed.pipelining` that live in this process, of pipelines of several ranks."""
     module = sys.modules.get(_STAGES)
     if module is None:
-        return {}
+        return []
     base = module._PipelineStageBase
-    stages = [found for found in gc.get_objects() if issubclass(type(found), base) and found.group_size > 1]
-    return {"pp": int(stages[0].group_rank)} if stages else {}
+    return [found for found in gc.get_objects() if issubclass(type(found), base) and found.group_size > 1]

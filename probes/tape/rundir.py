@@ -252,7 +252,7 @@ class RunDir:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """Of everything but the digest itself."""
+    """Digest of everything but the digest itself."""
     rest = {key: value for key, value in content.items() if key != _DIGEST}
     return hashlib.blake2b(json.dumps(rest, sort_keys=True).encode(), digest_size=16).hexdigest()
 

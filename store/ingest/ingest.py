@@ -172,7 +172,7 @@ class Ingester:
         return dict(retirable(self.run, self.folders, self._state, before_ns))
 
     def _carry_over(self, former: Path | None) -> None:
-        """Where tapes are retired, their rows are in the former store alone."""
+        """Keep the rows of retired tapes, which are in the former store alone."""
         if former is None or not retired_segments(self.run.node_dir(self.folders.node_rank) / INDEX_NAME):
             return
         try:

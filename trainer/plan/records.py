@@ -4,8 +4,8 @@
     volume.tape_bytes, volume.store_bytes            # a step of one rank
     volume.per_hour(step_s=0.4)                      # bytes a rank
 
-Records on tapes have fixed sizes (`probes.tape.writer`). What DuckDB makes of a row was measured on a run of this
-trainer; it depends on the values.
+Records on tapes have fixed sizes (`probes.tape.writer`). The bytes of a row in DuckDB are rough estimates and not
+measured: they depend on the values and on how full its blocks are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainer.layout.plan import Plan
 __all__ = ["RecordVolume", "expected_records"]
 
 STORE_BYTES = {"steps": 150.0, "spans": 26.0, "collectives": 30.0, "gradients": 24.0, "nccl_calls": 60.0}
-"""Of a row in the store."""
+"""Of a row in the store, estimated."""
 SPANS_A_STEP = 6
 """Of a step with one microbatch: data, forward, backward, optimizer and pieces of them."""
 SPANS_A_MICROBATCH = 2
@@ -43,7 +43,7 @@ class RecordVolume:
 
 
 def expected_records(config: Config, plan: Plan, *, calls_per_step: int, on_device: bool) -> RecordVolume:
-    """As the configuration records; `on_device`: NCCL's plugin records calls, and the store has them twice."""
+    """Estimate for a configuration; `on_device`: NCCL's plugin records calls, and the store has them twice."""
     probes = config.probes
     if not probes.enabled:
         return RecordVolume(tape_bytes=0.0, store_bytes=0.0)

@@ -105,7 +105,8 @@ def _time(expected: Expected, hardware: Hardware, console: Console) -> None:
         budget = f", held to {probes.budget_mb:g} MB (probes.budget_mb)" if probes.budget_mb else ""
         console.print(
             f"[bold]Records[/] {amount(records.tape_bytes)}B a step and rank on tapes, {amount(records.store_bytes)}B "
-            f"in the store: {amount(kept)}B a rank and hour{window}{budget}; {amount(kept * step_s / 3600)}B a step, "
+            f"in the store (estimated): {amount(kept)}B a rank and hour{window}{budget}; "
+            f"{amount(kept * step_s / 3600)}B a step, "
             f"{amount(kept * step_s / 3600 * expected.config.train.steps * expected.plan.world_size)}B for all ranks "
             f"and {expected.config.train.steps:,} steps",
             highlight=False,

@@ -165,7 +165,7 @@ class DigestLink:
         return self._signer.is_signed
 
     def take_refusals(self) -> dict[Refusal, int]:
-        """What had no effect since the last call, with the number of messages."""
+        """Messages that had no effect since the last call, counted by reason."""
         found, self._refusals = self._refusals, {}
         return found
 
@@ -294,10 +294,10 @@ class DigestLink:
 
 
 def digest_key(node: int) -> str:
-    """Where the store keeps a node's newest digest."""
+    """Key of a node's newest digest in the store."""
     return f"rankscope/digest/{node}"
 
 
 def verdict_key(node: int) -> str:
-    """Where the store keeps the leader's verdict for a node."""
+    """Key of the leader's verdict for a node in the store."""
     return f"rankscope/verdict/{node}"

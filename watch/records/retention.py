@@ -36,7 +36,7 @@ GROW_BELOW = 0.7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """What is kept."""
+    """Window and budget of the records that are kept."""
 
     window_s: float = 3600.0
     budget_bytes: float = 0.0
@@ -59,7 +59,7 @@ class Retention:
 
     @classmethod
     def of(cls, run: RunDir, ingester: Ingester, syncing: TapeSync, events: EventWriter) -> Retention | None:
-        """As the run's configuration has it."""
+        """Read the run's configuration; None where everything is kept."""
         manifest = run.manifest()
         probes = manifest.get("config", {}).get("probes", {})
         if not isinstance(probes, dict) or probes.get("retain") != "window":

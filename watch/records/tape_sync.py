@@ -98,9 +98,8 @@ class TapeSync:
             self._note(names, is_over=last and not self._is_running())
 
     def _run_until(self, stop: threading.Event) -> None:
-        rest_s = (
-            0.0 if self._every_s else 3600.0
-        )  # at once: the ranks may have recorded for seconds before this process
+        # At once: the ranks may have recorded for seconds before this process.
+        rest_s = 0.0 if self._every_s else 3600.0
         while not stop.wait(rest_s):
             start = time.monotonic()
             self._guarded(last=False)

@@ -1,6 +1,6 @@
 """Copy a store into a new file with secrets redacted in all of its texts.
 
-    copy_store(Path("runs/demo/telemetry.duckdb"), Path("/tmp/x/telemetry.duckdb"), redact, last_steps=None)
+    copy_store(Path("runs/demo/telemetry.duckdb"), Path("/tmp/x/telemetry.duckdb"), redact, first_step=None)
 
 The copy is written row by row: a redacted text stands nowhere in the file, also not in its free space.
 """

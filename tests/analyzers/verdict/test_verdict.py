@@ -42,7 +42,7 @@ def test_ranks_and_calls_that_left_no_records_are_named() -> None:
     assert said.startswith("Nothing was found (60 steps, 7 ranks), but rank 5 left no records of steps.")
     no_calls = Finding.insufficient("hang", "hang", "Hangs were not checked: no records in collectives.")
     said = verdict((no_calls,), {"steps": 60, "num_ranks": 8})
-    assert said.startswith("Nothing was found (60 steps, 8 ranks), but no collective is recorded.")
+    assert said.startswith("Nothing was found (60 steps, 8 ranks), but hangs could not be checked.")
     assert verdict((no_calls,), {"steps": 60, "num_ranks": 1}).startswith("No problems found")
 
 

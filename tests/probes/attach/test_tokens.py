@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,12 +27,6 @@ class Language(nn.Module):
 
     def forward(self, labels: Tensor | None = None, *, input_ids: Tensor) -> Tensor:
         return self.head(self.layer(self.embedding(input_ids)))
-
-
-@pytest.fixture(autouse=True)
-def no_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another test of this process may have imported the pipeline's stages, whose presence means a part of a model."""
-    monkeypatch.delitem(sys.modules, "torch.distributed.pipelining.stage", raising=False)
 
 
 @pytest.mark.parametrize("tied", [False, True])

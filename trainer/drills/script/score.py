@@ -116,7 +116,7 @@ def _scored(
 
 
 def _taken_back(store: Store, found: Sequence[Finding], wanted: ScriptFault, rank: int, done: Done) -> list[str]:
-    """What was reported while the run lived, is not in its diagnosis, and is not the fault: false alarms, too."""
+    """Findings reported live that the diagnosis does not have and that are not the fault: false alarms, too."""
     stands = {(one.kind, tuple(one.ranks)) for one in found}
     rows = store.rows("SELECT finding_kind, finding_ranks, cause, summary FROM findings WHERE status = 'fired'")
     texts = [
