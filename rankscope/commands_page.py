@@ -64,7 +64,7 @@ def _command(name: str, command: Any) -> Iterator[str]:
             yield f"| {_option(one)} | {_cell(one.help or '')} |"
     if command.epilog:
         yield ""
-        for example in command.epilog.removeprefix("Examples:").split("   |   "):
+        for example in command.epilog.splitlines()[2:]:
             yield f"    {example.strip()}"
 
 

@@ -28,7 +28,7 @@ A verdict that names a rank which is not to blame is a wrong culprit, also where
 
 def main() -> int:
     """Exit 1 if a verdict names a wrong culprit."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--round", choices=ROUNDS, help="only this round")
     parser.add_argument("--verdicts", action="store_true", help="print each incident's verdict")
     options = parser.parse_args()

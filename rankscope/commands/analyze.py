@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["EPILOG", "analyze", "judge_run"]
 
 EPILOG = (
-    "Examples:  rankscope analyze runs/latest   |   rankscope analyze job.log   |   "
-    "rankscope analyze logs/ dumps/ dmesg-gpu-01.txt   |   rankscope analyze evidence.tar.gz   |   "
-    "rankscope analyze run-7.rankscope.tar.gz   |   "
-    "rankscope analyze runs   |   rankscope analyze runs/latest --why-spike worst   |   "
+    "\b\nExamples:\nrankscope analyze runs/latest\nrankscope analyze job.log\n"
+    "rankscope analyze logs/ dumps/ dmesg-gpu-01.txt\nrankscope analyze evidence.tar.gz\n"
+    "rankscope analyze run-7.rankscope.tar.gz\n"
+    "rankscope analyze runs\nrankscope analyze runs/latest --why-spike worst\n"
     "rankscope analyze logs/ --format json --fail-on warning"
 )
 SHOW_PROGRESS_BYTES = 256 << 20

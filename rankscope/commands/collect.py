@@ -12,7 +12,7 @@ from rankscope.terminal import console, echo, fail
 __all__ = ["EPILOG", "collect"]
 
 EPILOG = (
-    "Examples:  rankscope collect node-0/runs/demo node-1/runs/demo --into runs/demo   |   "
+    "\b\nExamples:\nrankscope collect node-0/runs/demo node-1/runs/demo --into runs/demo\n"
     "rankscope collect /mnt/*/runs/demo --into runs/demo"
 )
 

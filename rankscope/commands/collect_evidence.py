@@ -13,8 +13,8 @@ from rankscope.terminal import console, echo, fail
 __all__ = ["EPILOG", "collect_evidence"]
 
 EPILOG = (
-    "Examples:  rankscope collect-evidence --log job.log   |   "
-    "srun --overlap --ntasks-per-node 1 rankscope collect-evidence --into /shared/evidence   |   "
+    "\b\nExamples:\nrankscope collect-evidence --log job.log\n"
+    "srun --overlap --ntasks-per-node 1 rankscope collect-evidence --into /shared/evidence\n"
     "rankscope analyze /shared/evidence"
 )
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["EPILOG", "compare"]
 
 EPILOG = (
-    "Examples:  rankscope compare runs/before runs/after   |   "
-    "rankscope compare runs/before runs/after --format json --fail-on warning   |   "
-    "rankscope compare runs/before runs/after --html compared.html   |   "
+    "\b\nExamples:\nrankscope compare runs/before runs/after\n"
+    "rankscope compare runs/before runs/after --format json --fail-on warning\n"
+    "rankscope compare runs/before runs/after --html compared.html\n"
     "rankscope compare runs/on-1 runs/on-8 runs/on-64"
 )
 

@@ -12,8 +12,8 @@ from rankscope.terminal import echo, fail
 __all__ = ["EPILOG", "dashboard"]
 
 EPILOG = (
-    "Examples:  rankscope dashboard   |   rankscope dashboard runs/   |   "
-    "rankscope dashboard runs/latest --port 8600   |   rankscope dashboard --port 0"
+    "\b\nExamples:\nrankscope dashboard\nrankscope dashboard runs/\n"
+    "rankscope dashboard runs/latest --port 8600\nrankscope dashboard --port 0"
 )
 
 

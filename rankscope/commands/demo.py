@@ -13,7 +13,7 @@ from rankscope.terminal import console, echo, fail
 
 __all__ = ["EPILOG", "FAULTS", "demo"]
 
-EPILOG = "Examples:  rankscope demo   |   rankscope demo --no-dashboard   |   rankscope demo --runs-dir /tmp/runs"
+EPILOG = "\b\nExamples:\nrankscope demo\nrankscope demo --no-dashboard\nrankscope demo --runs-dir /tmp/runs"
 FAULTS = ("nan_grad@step=40,rank=2", "slow_compute@step=60,rank=3,factor=1.5")
 
 

@@ -12,7 +12,7 @@ from rankscope.terminal import echo, fail
 __all__ = ["EPILOG", "doctor"]
 
 EPILOG = (
-    "Examples:  rankscope doctor   |   rankscope doctor --runs /data/runs   |   "
+    "\b\nExamples:\nrankscope doctor\nrankscope doctor --runs /data/runs\n"
     "srun --ntasks-per-node 1 rankscope doctor --format json"
 )
 

@@ -13,10 +13,10 @@ from trainer.faults.catalogue import MESHES
 __all__ = ["EPILOG", "drill"]
 
 EPILOG = (
-    "Examples:  rankscope drill examples/gpt-demo.toml   |   "
-    "rankscope drill my.toml --faults F2,F22,kill+nan_grad   |   "
-    "rankscope drill my.toml --mesh ddp,fsdp,fsdp*tp --seeds 5 --format json --html drill.html   |   "
-    "rankscope drill --script train.py --nproc-per-node 4 --faults slow,kill,hang   |   "
+    "\b\nExamples:\nrankscope drill examples/gpt-demo.toml\n"
+    "rankscope drill my.toml --faults F2,F22,kill+nan_grad\n"
+    "rankscope drill my.toml --mesh ddp,fsdp,fsdp*tp --seeds 5 --format json --html drill.html\n"
+    "rankscope drill --script train.py --nproc-per-node 4 --faults slow,kill,hang\n"
     "rankscope drill --script 'train.py --lr 1e-3' --nproc-per-node 2 --faults all --format json"
 )
 

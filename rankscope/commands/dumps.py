@@ -12,7 +12,7 @@ from rankscope.terminal import console, echo, fail
 __all__ = ["EPILOG", "dumps"]
 
 EPILOG = (
-    "Examples:  rankscope dumps http://head-node:25999 --into dumps   |   "
+    "\b\nExamples:\nrankscope dumps http://head-node:25999 --into dumps\n"
     "rankscope dumps localhost:25999 --into dumps && rankscope analyze dumps"
 )
 

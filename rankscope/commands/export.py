@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 __all__ = ["EPILOG", "export"]
 
 EPILOG = (
-    "Examples:  rankscope export runs/latest --out model.safetensors   |   "
-    "rankscope export runs/latest --to llama --out llama/   |   "
-    "rankscope export runs/latest --to tensorboard   |   "
-    "rankscope export runs/latest --to wandb --project llm   |   "
-    "rankscope export runs/latest --to parquet --out s3://lake/rankscope   |   "
+    "\b\nExamples:\nrankscope export runs/latest --out model.safetensors\n"
+    "rankscope export runs/latest --to llama --out llama/\n"
+    "rankscope export runs/latest --to tensorboard\n"
+    "rankscope export runs/latest --to wandb --project llm\n"
+    "rankscope export runs/latest --to parquet --out s3://lake/rankscope\n"
     "rankscope export runs/latest --to chrome-trace --out trace.json.gz --steps 38:42"
 )
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["EPILOG", "fleet"]
 
 EPILOG = (
-    "Examples:  rankscope fleet runs/   |   rankscope fleet /data/team-a /data/team-b --format json   |   "
+    "\b\nExamples:\nrankscope fleet runs/\nrankscope fleet /data/team-a /data/team-b --format json\n"
     "sbatch $(rankscope fleet runs/ --exclude slurm) job.sh"
 )
 MAX_SHOWN = 10

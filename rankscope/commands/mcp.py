@@ -11,7 +11,7 @@ from rankscope.terminal import fail
 
 __all__ = ["EPILOG", "mcp"]
 
-EPILOG = "Examples:  rankscope mcp runs/   |   rankscope mcp runs/ --port 8765"
+EPILOG = "\b\nExamples:\nrankscope mcp runs/\nrankscope mcp runs/ --port 8765"
 
 
 def mcp(

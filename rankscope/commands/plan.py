@@ -11,8 +11,8 @@ from rankscope.terminal import console, echo, fail
 __all__ = ["EPILOG", "plan"]
 
 EPILOG = (
-    "Examples:  rankscope plan llama-8b --gpus 64   |   "
-    "rankscope plan my.toml --gpus 16 --gpu a100 --gpu-memory 40GB --interconnect nvlink3,ib200   |   "
+    "\b\nExamples:\nrankscope plan llama-8b --gpus 64\n"
+    "rankscope plan my.toml --gpus 16 --gpu a100 --gpu-memory 40GB --interconnect nvlink3,ib200\n"
     "rankscope plan my.toml --gpus 8 --set parallel.tp=2 --no-ladder --format json"
 )
 

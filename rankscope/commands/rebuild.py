@@ -10,7 +10,7 @@ from rankscope.terminal import RunArgument, console, fail
 
 __all__ = ["EPILOG", "rebuild"]
 
-EPILOG = "Example:  rankscope rebuild runs/latest"
+EPILOG = "\b\nExample:\nrankscope rebuild runs/latest"
 
 
 def rebuild(

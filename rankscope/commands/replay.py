@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["EPILOG", "replay"]
 
 EPILOG = (
-    "Examples:  rankscope replay runs/latest --step 40   |   rankscope replay runs/latest --step 40 --device cpu   |   "
+    "\b\nExamples:\nrankscope replay runs/latest --step 40\nrankscope replay runs/latest --step 40 --device cpu\n"
     "rankscope replay runs/latest --step 40 --format json"
 )
 DRIFT_RATIO = 1e-3

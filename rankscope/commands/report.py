@@ -13,8 +13,8 @@ from rankscope.terminal import RunArgument, echo, fail
 __all__ = ["EPILOG", "report"]
 
 EPILOG = (
-    "Examples:  rankscope report runs/latest   |   "
-    "rankscope report runs/latest --markdown ticket.md   |   "
+    "\b\nExamples:\nrankscope report runs/latest\n"
+    "rankscope report runs/latest --markdown ticket.md\n"
     "rankscope report runs/latest --chrome-trace trace.json.gz --steps 38:42"
 )
 

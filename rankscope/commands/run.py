@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["CONTEXT", "EPILOG", "run"]
 
 EPILOG = (
-    "Examples:  rankscope run --nproc-per-node 4 train.py --lr 1e-3   |   "
-    "rankscope run --nproc-per-node 8 -m my.package.train   |   "
-    "rankscope run --run-dir runs/try-7 --nproc-per-node gpu --max-restarts 3 train.py   |   "
+    "\b\nExamples:\nrankscope run --nproc-per-node 4 train.py --lr 1e-3\n"
+    "rankscope run --nproc-per-node 8 -m my.package.train\n"
+    "rankscope run --run-dir runs/try-7 --nproc-per-node gpu --max-restarts 3 train.py\n"
     "rankscope run --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint host:29500 train.py"
 )
 CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": ["--help"]}

@@ -13,8 +13,8 @@ from rankscope.terminal import RunArgument, console, echo, fail
 __all__ = ["EPILOG", "share"]
 
 EPILOG = (
-    "Examples:  rankscope share runs/latest   |   rankscope share runs/latest --out /tmp/run-7.tar.gz   |   "
-    "rankscope share runs/latest --last-steps 500   |   rankscope analyze gpt-demo-20261122-091443.rankscope.tar.gz"
+    "\b\nExamples:\nrankscope share runs/latest\nrankscope share runs/latest --out /tmp/run-7.tar.gz\n"
+    "rankscope share runs/latest --last-steps 500\nrankscope analyze gpt-demo-20261122-091443.rankscope.tar.gz"
 )
 
 

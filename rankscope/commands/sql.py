@@ -12,8 +12,8 @@ from rankscope.terminal import RunArgument, console, echo, fail
 __all__ = ["EPILOG", "sql"]
 
 EPILOG = (
-    "Examples:  rankscope sql runs/latest 'FROM steps LIMIT 5'   |   "
-    "rankscope sql runs/latest 'SELECT rank, median(loss) FROM steps GROUP BY rank' --format csv   |   "
+    "\b\nExamples:\nrankscope sql runs/latest 'FROM steps LIMIT 5'\n"
+    "rankscope sql runs/latest 'SELECT rank, median(loss) FROM steps GROUP BY rank' --format csv\n"
     "rankscope sql runs/latest --tables"
 )
 

@@ -11,7 +11,7 @@ from rankscope.terminal import echo, fail
 __all__ = ["EPILOG", "stacks"]
 
 EPILOG = (
-    "Examples:  rankscope stacks   |   rankscope stacks 4711 4712 4713 4714   |   "
+    "\b\nExamples:\nrankscope stacks\nrankscope stacks 4711 4712 4713 4714\n"
     "srun --overlap --ntasks-per-node 1 rankscope stacks"
 )
 SHOWN_FRAMES = 12

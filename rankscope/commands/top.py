@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["EPILOG", "top"]
 
 EPILOG = (
-    "Examples:  rankscope top runs/latest   |   rankscope top runs/latest --once   |   "
+    "\b\nExamples:\nrankscope top runs/latest\nrankscope top runs/latest --once\n"
     "ssh -t node-1 rankscope top /data/runs/latest"
 )
 MAX_FINDINGS = 4

@@ -14,9 +14,9 @@ from trainer.faults.catalogue import CATALOGUE
 __all__ = ["EPILOG", "train"]
 
 EPILOG = (
-    "Examples:  rankscope train examples/gpt-demo.toml   |   "
-    "rankscope train my.toml --nproc-per-node 4 --set optim.lr=1e-3   |   "
-    "rankscope train --resume runs/latest --set train.steps=400   |   "
+    "\b\nExamples:\nrankscope train examples/gpt-demo.toml\n"
+    "rankscope train my.toml --nproc-per-node 4 --set optim.lr=1e-3\n"
+    "rankscope train --resume runs/latest --set train.steps=400\n"
     "rankscope train my.toml --fault nan_grad@step=40,rank=2"
 )
 

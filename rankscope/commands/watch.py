@@ -11,7 +11,7 @@ from rankscope.terminal import RunArgument
 __all__ = ["EPILOG", "watch"]
 
 EPILOG = (
-    "Examples:  rankscope watch runs/latest   |   rankscope watch runs/latest --listen 127.0.0.1:9400   |   "
+    "\b\nExamples:\nrankscope watch runs/latest\nrankscope watch runs/latest --listen 127.0.0.1:9400\n"
     "rankscope watch runs/latest --listen 0.0.0.0:9400 --tls-cert node.pem --tls-key node.key --token-file token"
 )
 

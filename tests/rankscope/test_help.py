@@ -1,0 +1,42 @@
+"""Help of the commands: every example is a line of its own, also of the benchmarks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from rankscope.cli import app
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = {name: one for name, one in typer.main.get_command(app).commands.items() if one.epilog}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["analyze", "run", "rebuild"])
+def test_each_example_is_a_line_of_its_own(name: str) -> None:
+    printed = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "160", "NO_COLOR": "1"}).stdout
+    lines = [line.strip() for line in printed.splitlines()]
+    for example in COMMANDS[name].epilog.splitlines()[1:]:
+        assert example in lines
+
+
+def test_examples_begin_with_a_heading_and_are_commands() -> None:
+    assert len(COMMANDS) > 20
+    for name, command in COMMANDS.items():
+        mark, heading, *examples = command.epilog.splitlines()
+        assert (mark, heading) in (("\b", "Examples:"), ("\b", "Example:")), name
+        assert examples, name
+        assert all("rankscope " in one for one in examples), name
+
+
+def test_a_parser_that_shows_a_docstring_keeps_its_lines() -> None:
+    joined = [
+        str(path.relative_to(ROOT))
+        for folder in ("benchmarks", "watch", "trainer", "dashboard")
+        for path in (ROOT / folder).rglob("*.py")
+        if re.search(r"ArgumentParser\([^)]*description=__doc__(?![ .]|[^)]*formatter_class)", path.read_text())
+    ]
+    assert joined == []
