@@ -3,19 +3,35 @@
 listed([1, 2, 3])            # "1, 2, 3"; "1, 2 and 9 more" where they are too many
 ranks_text((3, 5))           # "ranks 3 and 5"
 counted(2, "rank")           # "2 ranks"; nothing for none
+group_text("pp:1-7/2")       # "pp:1,3,5,7"
 number(3.14159), percent(0.314)      # "3.14", "31 %"; "?" for a value that was not measured
 sentence("forward is slow")  # "Forward is slow."
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["counted", "is_number", "listed", "number", "percent", "ranks_text", "sentence", "size_text"]
+__all__ = [
+    "counted",
+    "group_text",
+    "is_number",
+    "listed",
+    "number",
+    "number_ranges",
+    "percent",
+    "ranks_text",
+    "sentence",
+    "size_text",
+]
 
 MAX_RANKS = 8
 MIN_RANGE = 4
+_EVERY_NTH = re.compile(r"\b(\d{1,9})-(\d{1,9})/(\d{1,9})\b")
+"""As in the name of a process group: from the first rank to the last, every so many."""
+_ORDINALS = {2: "nd", 3: "rd"}
 
 
 def listed(values: Sequence[Any], most: int = 12) -> str:
@@ -35,33 +51,54 @@ def number(value: Any, digits: int = 3) -> str:
     """A number in so many significant digits, a large one in whole units; "?" for anything else."""
     if not is_number(value):
         return "?"
-    return f"{value:,.0f}" if 10**digits <= abs(value) < 1e9 else f"{value:.{digits}g}"
+    return f"{value:,.0f}" if 10 ** min(digits, 3) <= abs(value) < 1e9 else f"{value:.{digits}g}"
 
 
 def percent(ratio: Any) -> str:
-    """A ratio in percent; "?" for anything else."""
-    return f"{100 * ratio:.0f} %" if is_number(ratio) else "?"
+    """A ratio in percent, "less than 0.1 %" for a tiny one; "?" for anything else."""
+    if not is_number(ratio):
+        return "?"
+    if 0 < abs(ratio) < 0.001:
+        return "less than 0.1 %"
+    return f"{100 * ratio:.0f} %" if abs(ratio) >= 0.0995 else f"{100 * ratio:.2g} %"
+
+
+def group_text(name: str) -> str:
+    """The name of a process group with its ranks spelled out: `pp:1-7/2` is "pp:1,3,5,7"."""
+    return _EVERY_NTH.sub(_spelled_out, name)
+
+
+def _spelled_out(found: re.Match[str]) -> str:
+    first, last, every = (int(part) for part in found.groups())
+    members = range(first, last + 1, max(1, every))
+    if len(members) <= MAX_RANKS:
+        return ",".join(map(str, members))
+    return f"{first}-{last}, every {every}{_ORDINALS.get(every, 'th')} rank"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """`rank 3`, `ranks 3 and 5`, `ranks 0-6, 9 and 12`, `ranks 3, 5, 7 and 9 more`; `the ranks` for none."""
     if not ranks:
         return "the ranks"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {number_ranges(ranks)}"
+
+
+def number_ranges(numbers: Sequence[int]) -> str:
+    """`3`, `3 and 5`, `0-6, 9 and 12`, `3, 5, 7 and 9 more`."""
     runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
+    for one in numbers:
+        if runs and one == runs[-1][-1] + 1:
+            runs[-1].append(one)
         else:
-            runs.append([rank])
+            runs.append([one])
     parts: dict[str, int] = {}
     for run in runs:
         is_range = len(run) >= MIN_RANGE  # as in the names of process groups
         parts |= {f"{run[0]}-{run[-1]}": len(run)} if is_range else dict.fromkeys(map(str, run), 1)
     shown = list(parts)[:MAX_RANKS]
     if len(parts) > MAX_RANKS:
-        return f"ranks {', '.join(shown)} and {sum(list(parts.values())[MAX_RANKS:])} more"
-    noun = "rank" if len(ranks) == 1 else "ranks"
-    return f"{noun} {shown[0]}" if len(shown) == 1 else f"{noun} {', '.join(shown[:-1])} and {shown[-1]}"
+        return f"{', '.join(shown)} and {sum(list(parts.values())[MAX_RANKS:])} more"
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def sentence(text: str) -> str:

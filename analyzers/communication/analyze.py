@@ -27,6 +27,7 @@ from analyzers.finding import Finding
 from analyzers.run.snapshot import attempts
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
+from analyzers.wording import group_text
 
 __all__ = ["ANALYSES", "communication"]
 
@@ -183,7 +184,8 @@ def _small_buckets(
             Finding.advise(
                 "communication",
                 "small_buckets",
-                f"{calls:.0f} {op} calls per step in {group} are mostly latency ({mean_bytes / 2**10:,.0f} KiB each). "
+                f"{calls:.0f} {op} calls per step in {group_text(group)} are mostly latency "
+                f"({mean_bytes / 2**10:,.0f} KiB each). "
                 f"Larger buckets would save up to {gain_ms:.3g} of {step_ms:.3g} ms per step.",
                 attempt=attempt,
                 cause=op,

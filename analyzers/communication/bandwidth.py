@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from analyzers.account.exposure import SIZE_OF_CALL
 from analyzers.source import Source, every_kth
+from analyzers.wording import group_text
 
 __all__ = ["CallClass", "call_classes", "call_columns", "latency_ms"]
 
@@ -67,7 +68,7 @@ class CallClass:
         amount = (
             f"{size / 2**20:.3g} MiB" if size >= 2**20 else f"{size / 2**10:.3g} KiB" if size >= 2**10 else f"{size} B"
         )
-        return f"{self.op} of {amount} in {self.process_group}"
+        return f"{self.op} of {amount} in {group_text(self.process_group)}"
 
 
 def call_classes(source: Source, attempt: int, *, phases: Sequence[str] = (), limit: int = 1_000) -> list[CallClass]:

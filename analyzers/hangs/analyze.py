@@ -25,6 +25,7 @@ from analyzers.hangs.device_evidence import with_devices, with_link
 from analyzers.hangs.silent_node import silent_nodes
 from analyzers.hangs.stacks import StacksAtHang, read_stack, roles_of
 from analyzers.hangs.summary import hang_summary
+from analyzers.hangs.waiting_calls import evidence_of, waiting_calls
 from analyzers.run.endings import find_deaths
 from analyzers.run.event_log import EventLog
 from analyzers.run.policy import StallPolicy, stall_policy
@@ -127,6 +128,8 @@ def _finding(
         evidence["last_seq_of_culprits"] = {
             str(rank): view.last_seq.get((found.call.group, rank)) for rank in found.culprits[:16]
         }
+    if calls := evidence_of(waiting_calls(view, found)):
+        evidence["waiting_calls"] = calls
     if found.cycle:
         evidence["cycle"] = list(found.cycle)
     if found.differs:

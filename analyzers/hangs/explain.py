@@ -6,19 +6,47 @@ from collections.abc import Callable, Mapping
 
 from analyzers.finding import Finding
 from analyzers.run.recorded_calls import MAX_NAME
-from analyzers.wording import number, ranks_text, sentence
+from analyzers.wording import counted, group_text, number, ranks_text, sentence
 
 __all__ = ["NEXT", "WHY"]
 
 
 def _why_hang(finding: Finding) -> str:
     of = finding.evidence
-    waiting = of.get("waiting_ranks") or []
-    call = f" in {of['op']} #{of['seq']} (group {str(of['process_group'])[:MAX_NAME]})" if "op" in of else ""
+    waiting, silent = of.get("waiting_ranks") or [], f"for {number(of.get('silent_s'), 4)} s"
+    call = f" in {of['op']} #{of['seq']} (group {_cut(group_text(str(of['process_group'])))})" if "op" in of else ""
     caller = f" at {of['caller']}" if of.get("caller") else ""
-    who = f"{len(waiting)} rank{'s' * (len(waiting) != 1)} waited" if waiting else "no rank made progress"
-    silent, limit = (number(of.get(name), 4) for name in ("silent_s", "limit_s"))
-    return sentence(f"{who}{call}{caller} for {silent} s, limit {limit} s")
+    if not waiting:
+        return f"{sentence(f'no rank made progress{call}{caller} {silent}')} {_limit(finding)}".strip()
+    calls = of.get("waiting_calls") or {}
+    text = next(iter(calls), "")
+    num_here, elsewhere = len(waiting), ""
+    if text:  # more than the first ranks of a call are not listed: the others are those of other calls
+        num_elsewhere = sum(len(ranks) for other, ranks in calls.items() if other != text)
+        num_here, call = len(waiting) - num_elsewhere, f" in {text}"
+        caller = caller if text.startswith(f"{of.get('op')} #{of.get('seq')} ") else ""
+        elsewhere = f", {counted(num_elsewhere, 'rank')} in other calls" if num_elsewhere else ""
+    who = f"{counted(num_here, 'rank')} waited{call}{caller} {silent}{elsewhere}"
+    return f"{sentence(who)} {_limit(finding)}".strip()
+
+
+def _limit(finding: Finding) -> str:
+    """The silence that this run takes for a hang; why a shorter one is a hang, too."""
+    silent_s, limit_s = finding.evidence.get("silent_s"), finding.evidence.get("limit_s")
+    if not isinstance(limit_s, (int, float)):
+        return ""
+    limit = f"{number(limit_s, 4)} s"
+    if isinstance(silent_s, (int, float)) and silent_s > limit_s:
+        return f"More than {limit} of silence is a hang in this run."
+    if finding.cause == "skipped" or finding.cause.startswith("mismatch"):
+        return f"Calls that differ are proof without the {limit} of silence that are a hang otherwise."
+    if finding.cause == "stopped":
+        return f"A stopped process is proof without the {limit} of silence that are a hang otherwise."
+    return f"The ranks were ended before the {limit} of silence that are a hang in this run."
+
+
+def _cut(name: str) -> str:
+    return name[:MAX_NAME]
 
 
 def _next_hang(finding: Finding) -> str:

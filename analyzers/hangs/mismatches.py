@@ -124,5 +124,8 @@ def _unequal(sends: Mapping[int, Call], recvs: Mapping[int, Call]) -> Mismatch |
 
 
 def _size(call: Call) -> str:
-    shape = f"{call.shape} " if call.shape else ""
-    return f"{call.op} of {shape}({call.num_bytes:,} bytes)"
+    """Operation and size, in elements where the shape is known: "all_reduce of 2,048 elements (8,192 bytes)"."""
+    if not call.shape:
+        return f"{call.op} of {call.num_bytes:,} bytes"
+    shape = f"{int(call.shape):,} elements" if call.shape.isdigit() else f"shape {call.shape}"
+    return f"{call.op} of {shape} ({call.num_bytes:,} bytes)"

@@ -22,9 +22,21 @@ from typing import Any
 
 from analyzers.run.snapshot import AttemptView, RankView
 from analyzers.source import Source, missing_tables
+from analyzers.wording import number_ranges
 from probes.tape.safe_open import folder_problem, open_plain
 
-__all__ = ["Role", "Stack", "StackGroup", "StacksAtHang", "group", "odd_ones", "parse_stack", "read_stack", "roles_of"]
+__all__ = [
+    "Role",
+    "Stack",
+    "StackGroup",
+    "StacksAtHang",
+    "group",
+    "is_library",
+    "odd_ones",
+    "parse_stack",
+    "read_stack",
+    "roles_of",
+]
 
 MAX_BYTES = 256 << 10
 MAX_FRAMES = 6
@@ -35,7 +47,12 @@ MAX_READ = 8192
 """Stack files that are read."""
 _FRAME = re.compile(r'^\s*File "([^"]{1,500})", line (\d{1,9}) in (.{1,200})$')
 _BLOCK = re.compile(r"^(Current thread|Thread) ", re.MULTILINE)
-_LIBRARY = re.compile(r"/(site|dist)-packages/torch/|/threading\.py$|/selectors\.py$")
+_LIBRARY = re.compile(
+    r"/(site|dist)-packages/torch/|(^|/)torch/(_|autograd|cuda|distributed|nn|optim|utils)|/threading\.py$|/selectors\.py$"
+)
+"""Files of torch, installed or built from source, and of Python's own waits."""
+_SHORTENED = re.compile(r"^(distributed/distributed_c10d|autograd/graph|[\w.]+/(threading|selectors))\.py:")
+"""The same once only the last folder is left: innermost frames of torch and Python in which ranks wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +112,11 @@ def parse_stack(text: str) -> list[str]:
     frames = [match for line in block.splitlines() if (match := _FRAME.match(line))]
     own = [frame for frame in frames if not _LIBRARY.search(frame[1])] or frames
     return [f"{'/'.join(frame[1].split('/')[-2:])}:{frame[2]} {frame[3]}" for frame in own[:MAX_FRAMES]]
+
+
+def is_library(frame: str) -> bool:
+    """Return True if a frame of `parse_stack` is no code of the user's: torch or Python waits there."""
+    return bool(_SHORTENED.match(frame))
 
 
 def group(stacks: Sequence[Stack]) -> list[StackGroup]:
@@ -204,7 +226,7 @@ class StacksAtHang:
         stages = Counter(role.stage for role in roles if role.stage >= 0)
         places = Counter(role.tp for role in roles if role.tp >= 0)
         texts = [f"stage{'s' * (len(stages) > 1)} {_few(stages)}"] if stages else []
-        return ", ".join([*texts, *([f"tp {_few(places)}"] if places else [])])
+        return ", ".join([*texts, *([f"tp rank{'s' * (len(places) > 1)} {_few(places)}"] if places else [])])
 
 
 def _doing(state: RankView) -> str:
@@ -219,8 +241,7 @@ def _doing(state: RankView) -> str:
 
 
 def _few(counts: Mapping[int, int]) -> str:
-    values = sorted(counts)
-    return ", ".join(map(str, values[:6])) + (", ..." if len(values) > 6 else "")
+    return number_ranges(sorted(counts))
 
 
 def _rank(stack: Stack) -> int:

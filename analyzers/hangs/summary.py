@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from analyzers.hangs.culprits import HangCause
-from analyzers.run.snapshot import AttemptView
+from analyzers.hangs.stacks import is_library
+from analyzers.hangs.wait_graph import oldest_calls
+from analyzers.hangs.waiting_calls import waiting_calls
+from analyzers.run.snapshot import AttemptView, RankView
 from analyzers.wording import ranks_text, sentence
 
 __all__ = ["hang_summary"]
 
+MAX_CYCLE = 3
+"""Ranks of a cycle whose calls are named."""
 _NAMES_CALL = (
     "finished",
     "not_entered",
@@ -27,7 +32,7 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
     who = ranks_text(found.culprits)
     call = found.call.text if found.call else "a collective"
     first = view.ranks.get(found.culprits[0]) if found.culprits else None
-    doing = first.doing if first is not None else "at an unknown place (no records of the rank)"
+    doing = _activity(first, frame) if first is not None else "at an unknown place (no records of the rank)"
     at = "" if step is None else f" at step {step}"  # dumps of other runs know no steps
     where = f" at {frame}" if frame else ""
     sides = " against ".join(f"{what} on {ranks_text(ranks)}" for what, ranks in found.differs.items())
@@ -45,7 +50,9 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
         f" {'are' if many else 'is'} stuck{at}: {_stuck_call(view, found, call)}",
         "gil": f"{who} {'do' if many else 'does'} not respond{at}: asleep in native code that holds Python's lock "
         f"(GIL), {doing}{where}",
-        "p2p_unmatched": f"{who} did not answer {_unanswered(found, call)}{stuck}",
+        "p2p_unmatched": f"{who} wait for each other{at}: {_cycle(view, found)}"
+        if found.cycle
+        else f"{who} did not answer {_unanswered(found, call)}{stuck}",
         "mismatch_operation": f"different collectives at the same place{at}: {sides}",
         "skipped": f"{who} skipped {call}{at} and {'are' if many else 'is'} ahead of the others"
         + (f": {sides}" if sides else ""),
@@ -61,8 +68,45 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
     }.get(found.cause, f"{who}: {found.cause}{at}")
     if not found.waiting:
         return f"{sentence(text)} No records for {seconds} s."
-    where_waiting = "" if found.cause in _NAMES_CALL else f" in {call}"
-    return f"{sentence(text)} {sentence(ranks_text(found.waiting))[:-1]} waited{where_waiting} for {seconds} s."
+    return f"{sentence(text)} {_waits(view, found, seconds)}"
+
+
+def _waits(view: AttemptView, found: HangCause, seconds: str) -> str:
+    """The ranks that waited, and in which call: those in the call of the first sentence, then the others."""
+    calls = waiting_calls(view, found)
+    named = found.call.text if found.call else ""
+    others = {text: ranks for text, ranks in calls.items() if text != named}
+    elsewhere = sorted(rank for ranks in others.values() for rank in ranks)
+    here = [rank for rank in found.waiting if rank not in set(elsewhere)]
+    other = next(iter(others)) if len(others) == 1 else "other calls"
+    if not here:
+        return sentence(f"{ranks_text(elsewhere)} waited in {other} for {seconds} s")
+    where = f" in {named or 'a collective'}"
+    if found.cause in _NAMES_CALL and not found.cycle:
+        where = " in that call" if elsewhere else ""
+    rest = f", and {ranks_text(elsewhere)} in {other}" if elsewhere else ""
+    return sentence(f"{ranks_text(here)} waited{where} for {seconds} s{rest}")
+
+
+def _cycle(view: AttemptView, found: HangCause) -> str:
+    """The calls of ranks that wait for each other: "rank 0 in send #5 to rank 1, rank 1 in send #5 to rank 0"."""
+    shown = found.cycle[:MAX_CYCLE]
+    parts = []
+    for rank, awaited in zip(shown, (*found.cycle[1:], found.cycle[0]), strict=False):
+        own = oldest_calls(view.ranks[rank].calls) if rank in view.ranks else []
+        to_it = [call for call in own if call.is_p2p and call.peer == awaited] or own
+        parts.append(f"rank {rank} in {to_it[0].text}" if to_it else f"rank {rank}")
+    rest = len(found.cycle) - len(shown)
+    return ", ".join(parts) + (f" and {rest} more" if rest else "")
+
+
+def _activity(state: RankView, frame: str) -> str:
+    """Phase of a rank; without one, the call that it is in. User code only where no call and no library is on top."""
+    if state.phases:
+        return state.doing
+    if state.calls:
+        return f"in {state.calls[0].text}"
+    return "in a library call" if is_library(frame) else state.doing
 
 
 def _unanswered(found: HangCause, call: str) -> str:

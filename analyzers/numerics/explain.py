@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from analyzers.finding import Finding
-from analyzers.wording import is_number, listed, number, percent, ranks_text
+from analyzers.wording import group_text, is_number, listed, number, percent, ranks_text
 
 __all__ = ["NEXT", "WHY"]
 
@@ -19,7 +19,7 @@ def _non_finite(finding: Finding) -> str:
         operation = f" ({of['origin_operation']})" if of.get("origin_operation") else ""
         origin = f"the replay found the first bad output in {of['origin_module']}{operation}"
     if of.get("num_flagged_inputs"):
-        first = f", first in {of['op']} #{of['seq']} of {of['process_group']}" if "op" in of else ""
+        first = f", first in {of['op']} #{of['seq']} of {group_text(str(of['process_group']))}" if "op" in of else ""
         inputs = f"{of['num_flagged_inputs']} of {of.get('num_checked_inputs', '?')} inputs of collectives"
         return f"{inputs} held NaN or Inf before their reduction{first}{f', and {origin}' if origin else ''}."
     if origin:

@@ -19,7 +19,7 @@ from analyzers.report.terminal.diagnosis_text import evidence_rows, title
 from analyzers.report.wording.account_lines import goodput_line, pipeline_line, wall_s, what_if_line
 from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.stack_texts import stack_texts
-from analyzers.wording import is_number, sentence
+from analyzers.wording import is_number, number_ranges, sentence
 
 __all__ = ["escaped", "to_markdown"]
 
@@ -64,7 +64,7 @@ def _finding(number: int, finding: Finding) -> Iterator[str]:
     yield from ("", f"## {number}. {escaped(title(finding).capitalize())} ({finding.severity}{suspected})", "")
     yield escaped(finding.summary)
     yield ""
-    rows = [("ranks", ", ".join(map(str, finding.ranks[:32])))] if finding.ranks else []
+    rows = [("ranks", number_ranges(finding.ranks))] if finding.ranks else []
     if finding.first_step is not None:
         last = finding.last_step if finding.last_step is not None else finding.first_step
         steps = f"{finding.first_step}" if last == finding.first_step else f"{finding.first_step} to {last}"

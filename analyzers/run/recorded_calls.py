@@ -15,6 +15,7 @@ from typing import Any
 
 from analyzers.run.device_calls import device_groups, queued_calls
 from analyzers.source import Source
+from analyzers.wording import group_text
 
 __all__ = ["MAX_NAME", "Call", "CallsInFlight", "RecordedCalls", "call_order", "recorded_calls"]
 
@@ -54,8 +55,11 @@ class Call:
         """The call for a sentence: `all_gather #608 (group world:0-3)`."""
         if self.is_p2p:
             return f"{self.op} #{self.seq} {'to' if self.op == 'send' else 'from'} rank {self.peer}"
-        group = self.group if len(self.group) <= MAX_NAME else f"{self.group[: MAX_NAME - 3]}..."
-        return f"{self.op} #{self.seq} (group {group})"
+        return f"{self.op} #{self.seq} (group {_cut(group_text(self.group))})"
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 3]}..."
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from analyzers.source import Source, missing_tables
 from analyzers.stragglers.cost import cost_of_link
 from analyzers.stragglers.policy import StragglerPolicy
 from analyzers.stragglers.suspects import Suspect
-from analyzers.wording import sentence
+from analyzers.wording import group_text, sentence
 
 __all__ = ["slow_link_findings"]
 
@@ -104,7 +104,7 @@ def _summary(link: SlowLink) -> str:
     when = f"has been slow in communication since step {link.first_step}"
     if not link.is_ongoing:
         when = f"was slow in communication from step {link.first_step} to {link.last_step}"
-    what = f"{link.op} in {', '.join(link.groups)}"
+    what = f"{link.op} in {' and '.join(map(group_text, link.groups))}"
     if link.is_pair:
         what = f"a message of {link.num_bytes / 2**10:,.0f} KiB"
     name = link.name if link.route is None else f"the link from {link.route.text},"

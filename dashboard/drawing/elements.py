@@ -21,6 +21,7 @@ import streamlit as st
 from analyzers.finding import Finding
 from analyzers.printable import visible
 from analyzers.report.markdown import escaped
+from analyzers.wording import ranks_text
 from dashboard.drawing.chart_cache import cached_figure
 from dashboard.drawing.live_chart import show_in_place
 
@@ -147,9 +148,6 @@ def location(finding: Finding) -> str:
     """Steps, ranks and attempt of a finding, in short."""
     first, last = finding.first_step, finding.last_step
     steps = "" if first is None else f"step {first:,}" if last in (None, first) else f"steps {first:,} to {last:,}"
-    ranks = ", ".join(map(str, finding.ranks[:8])) + (
-        f" and {len(finding.ranks) - 8} more" if finding.ranks[8:] else ""
-    )
-    who = f"rank{'s' * (len(finding.ranks) > 1)} {ranks}" if finding.ranks else ""
+    who = ranks_text(finding.ranks) if finding.ranks else ""
     attempt = f"attempt {finding.attempt}" if finding.attempt else ""
     return " · ".join(part for part in (steps, who, attempt) if part)

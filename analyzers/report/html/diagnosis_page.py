@@ -27,7 +27,7 @@ from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.source import Source, floats
-from analyzers.wording import sentence
+from analyzers.wording import ranks_text, sentence
 from probes.tape import event_kinds
 
 __all__ = ["render"]
@@ -178,8 +178,7 @@ class _Page:
 def _where(finding: Finding) -> str:
     first, last = finding.first_step, finding.last_step
     steps = "" if first is None else f"step {first}" if last in (None, first) else f"steps {first} to {last}"
-    ranks = ", ".join(map(str, finding.ranks[:12])) + (", …" if len(finding.ranks) > 12 else "")
-    who = f"rank{'s' * (len(finding.ranks) > 1)} {ranks}" if finding.ranks else ""
+    who = ranks_text(finding.ranks) if finding.ranks else ""
     attempt = f"attempt {finding.attempt}" if finding.attempt else ""
     return ", ".join(part for part in (steps, who, attempt) if part)
 

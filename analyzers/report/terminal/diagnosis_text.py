@@ -22,7 +22,7 @@ from analyzers.report.wording.labels import label_of, shown
 from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.settings.policy import PlanPolicy
-from analyzers.wording import counted, is_number, listed, ranks_text, sentence
+from analyzers.wording import counted, is_number, ranks_text, sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,6 +45,7 @@ _NOT_SHOWN = {
     "named_by",
     "episodes",
     "whatif_basis",
+    "classes",
     "action",
     "first_wall_ns",
 }
@@ -94,7 +95,7 @@ def _finding(finding: Finding, console: Console, *, shown_above: bool) -> None:
     where = f"step {finding.first_step}" if finding.first_step is not None else "run"
     if finding.last_step is not None and finding.last_step != finding.first_step:
         where = f"steps {finding.first_step} to {finding.last_step}"
-    ranks = f"  rank{'s' * (len(finding.ranks) > 1)} {listed(finding.ranks)}" if finding.ranks else ""
+    ranks = f"  {ranks_text(finding.ranks)}" if finding.ranks else ""
     attempt = f"  attempt {finding.attempt}" if finding.attempt else ""
     suspect = "  suspected" if finding.status == "suspect" else ""
     head = _text(title(finding), _COLOURS[finding.severity])

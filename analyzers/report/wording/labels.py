@@ -1,6 +1,6 @@
 """Labels and units of evidence.
 
-    label_of("cpu_time_excess_ms")          # "more processor time"
+    label_of("cpu_time_excess_ms")          # "extra CPU time per step"
     shown("left_bytes", 12_884_901_888)     # "12 GiB"
 
 A name without an entry is read as it is written: without its unit and `num_`, with spaces.
@@ -8,59 +8,74 @@ A name without an entry is read as it is written: without its unit and `num_`, w
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analyzers.wording import is_number, listed, size_text
+from analyzers.wording import group_text, is_number, listed, number, percent, ranks_text, size_text
 
 __all__ = ["label_of", "shown"]
+
+DIGITS = 4
+"""Significant digits of a number: two runs differ by more than the fifth."""
 
 _LABELS = {
     "age_steps": "age of the checkpoint",
     "agreeing_steps_ratio": "steps that agree",
-    "arrives_last_ratio": "arrives last",
+    "arrives_last_ratio": "last into collectives",
+    "at_best_ms": "at the best bandwidth",
     "batch_index": "batch",
     "batch_indices": "batches",
-    "caused_wait_ratio": "its share of waiting",
+    "best_gb_per_s": "best bandwidth seen",
+    "best_process_group": "fastest group",
+    "bus_gb_per_s": "bandwidth",
+    "bytes": "bytes of the call",
+    "caller": "called at",
+    "caused_wait_ratio": "waiting that it caused",
     "certain_at_step": "certain at step",
-    "chain_broken_ranks": "ranks that changed alone",
+    "chain_broken_ranks": "changed on",
     "comes_back": "repeated by a replay",
     "comes_back_when_restored": "from an older state too",
-    "core_wait_excess_ms": "more waiting for a core",
-    "count": "times",
+    "core_wait_excess_ms": "extra wait for a core",
+    "count": "number of times",
     "count_on_device": "times on this device",
-    "cpu_time_excess_ms": "more processor time",
+    "cpu_time_excess_ms": "extra CPU time per step",
+    "cycle": "waiting for each other",
     "data_highest_ms": "longest wait for data",
     "data_ms": "wait for data per step",
     "data_ratio": "waiting for data",
     "disk_free_bytes": "free on its disk",
     "disk_free_lowest_bytes": "least free so far",
-    "dropped_ratio": "dropped choices",
+    "dropped_ratio": "expert choices dropped",
     "every_steps": "waits every",
-    "excess_ms": "slower by",
-    "factor_ratio": "factor",
-    "gc_excess_ms": "more garbage collection",
+    "excess_ms": "slower per step by",
+    "factor_ratio": "slowdown factor",
+    "first_to_report_rank": "first to report it",
+    "gc_excess_ms": "extra garbage collection",
     "grad_norm": "gradient norm",
     "grad_norm_rise_ratio": "rise of gradient norm",
-    "grad_norm_z": "gradient norm deviation",
+    "grad_norm_z": "gradient norm, deviation",
+    "growing_ranks": "memory grows on",
     "growth_a_step_bytes": "growth per step",
     "highest_bytes": "most in use",
     "highest_of_peers_bytes": "most of its peers",
-    "host_load_per_cpu": "load of its host per CPU",
-    "interval_steps": "due every",
+    "host_load_per_cpu": "host load per CPU",
+    "interval_steps": "steps between saves",
     "judgement": "judgement of the replay",
+    "last_completed": "last finished call",
     "left_bytes": "left until full",
-    "load_median": "runnable (median)",
+    "limit_s": "silence allowed",
+    "load_median": "runnable processes",
     "load_ratio": "load over an even share",
-    "lost_s": "lost by a failure",
+    "lost_s": "lost by one failure",
     "lr": "learning rate",
-    "major_faults_excess": "more pages from disk",
-    "memory_first_bytes": "memory at first",
+    "major_faults_excess": "extra page faults (disk)",
+    "memory_first_bytes": "memory at the start",
     "memory_last_bytes": "memory at the end",
     "newest_bytes": "in use at the end",
     "node_rank": "node",
-    "noise_ratio": "noise of a step",
-    "norm_of_others": "norm of the others",
-    "norm_of_start": "largest norm at first",
+    "noise_ratio": "step-to-step noise",
+    "norm_of_others": "gradient norm elsewhere",
+    "norm_of_start": "largest norm at start",
     "num_blocks": "blocks concerned",
     "num_blocks_of_model": "blocks of the model",
     "num_checked_inputs": "inputs checked",
@@ -73,45 +88,54 @@ _LABELS = {
     "num_retries": "retries",
     "num_seconds_with_retries": "seconds with retries",
     "num_steps": "steps concerned",
-    "num_tensors": "tensors concerned",
+    "num_tensors": "tensors that differ",
+    "ongoing": "still so at the end",
     "op": "collective",
     "origin_module": "first bad output of",
     "origin_operation": "in operation",
-    "peak": "largest element",
+    "origin_ranks": "began on",
+    "peak": "largest gradient value",
     "peak_again": "the same, recomputed",
-    "peers_wait_more_ms": "its peers wait more by",
+    "peers_wait_more_ms": "peers wait longer by",
     "per_block_factor_ratio": "factor per block",
-    "ranks_with_nonfinite_local_loss": "ranks with a bad loss",
-    "ratio": "share of the expected",
+    "place": "where in the step",
+    "ranks_with_nonfinite_local_loss": "loss not finite on",
+    "ranks_without_dump": "no dump from",
+    "ratio": "value / expected value",
     "readings": "readings under load",
     "reason_bit": "bit of NVML's reasons",
-    "replay_error_ratio": "error of the what-if",
+    "replay_error_ratio": "error of the prediction",
+    "reported_by_ranks": "reported by",
     "rise_factor_ratio": "rise over the start",
     "run_s": "time of all steps",
-    "run_without_it_s": "all steps without it",
-    "seq": "sequence number",
-    "sigmas": "robust deviations",
+    "run_without_it_s": "all steps, without it",
+    "seq": "number of the call",
+    "sigmas": "distance from peers",
     "silent_s": "silent for",
-    "speedup_without_it_ratio": "speed-up without it",
-    "stall_ms": "stall per save",
-    "stall_ratio": "stalled in saves",
+    "speedup_without_it_ratio": "faster without it by",
+    "stall_ms": "training stalled by save",
+    "stall_ratio": "time stalled in saves",
     "starved_steps": "steps that waited",
     "step_ms": "step time in these steps",
-    "step_without_it_ms": "the same without it",
+    "step_without_it_ms": "step time without it",
     "steps": "steps judged",
     "steps_slow": "slow steps",
     "steps_to_out_of_memory": "steps until it is full",
-    "throttled_ratio": "slowed down",
+    "terminated_ranks": "ended by the launcher",
+    "throttled_ratio": "time throttled",
     "time_to_out_of_memory_s": "time until then",
     "time_until_full_s": "full in",
-    "place": "part of the step",
-    "cycle": "waiting for each other",
-    "turn": "execution of the step",
-    "work_ms_by_coordinate": "work (ms) by stage",
-    "tokens_excess_ratio": "more tokens",
+    "timed_out_ranks": "timed out",
+    "tokens_excess_ratio": "more tokens than peers",
     "total_bytes": "capacity",
-    "used_ratio": "used",
-    "waiting_ratio": "time with a queue",
+    "turn": "run of the step",
+    "used_ratio": "share in use",
+    "victims": "ended because of it",
+    "waiting_for_late_ratio": "waiting for late ranks",
+    "waiting_calls": "calls they are in",
+    "waiting_ranks": "waited",
+    "waiting_ratio": "time with CPU queue",
+    "work_ms_by_coordinate": "work by stage",
     "xid": "XID",
 }
 _VALUES = {
@@ -124,6 +148,12 @@ _VALUES = {
         "rotating": "rotating over ranks",
     },
     "judgement": {"data_or_numerics": "data or numerics"},
+    "place": {
+        "before_forward": "before the forward pass",
+        "forward_to_backward": "forward to backward",
+        "backward_to_optimizer": "backward to optimizer",
+        "after_optimizer": "after the optimizer",
+    },
 }
 _UNITS = {
     "_gb_per_s": " GB/s",
@@ -135,6 +165,9 @@ _UNITS = {
     "_steps": " steps",
 }
 _WITHOUT_UNIT = ("starved_steps", "open_steps", "num_steps")  # counts, whose label says of what
+
+
+_ONE_RANK = ("first_to_report_rank", "link_rank", "readings_of_rank")
 
 
 def label_of(name: str) -> str:
@@ -149,23 +182,49 @@ def label_of(name: str) -> str:
 
 
 def shown(name: str, value: Any) -> str:
-    """The value with its unit; long lists are cut."""
+    """The value with its unit and as many digits as people compare; long lists are cut."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
-        return listed(value)
+        return _list(name, value)
+    if isinstance(value, Mapping):
+        return _mapping(name, value)
     if not is_number(value):
-        return _VALUES.get(name, {}).get(str(value), str(value))
-    if name.endswith("_ratio"):
-        return f"{value:.2f}x" if "factor" in name or "speedup" in name or name == "load_ratio" else _percent(value)
+        text = _VALUES.get(name, {}).get(str(value), str(value))
+        return group_text(text) if name.endswith("process_group") else text
+    if name in _ONE_RANK:
+        return f"rank {value}"
+    name = name.partition("_by_")[0]  # of a rank, a stage or a step
+    if name == "ratio" or name.endswith("_ratio"):
+        return f"{value:.2f}x" if _is_factor(name) else percent(value)
     if name.endswith("bytes"):
         return size_text(value)
     if name.endswith("_hertz"):
         return f"{value / 1e6:,.0f} MHz"
     unit = next((unit for suffix, unit in _UNITS.items() if name.endswith(suffix)), "")
     unit = "" if name in _WITHOUT_UNIT else unit
-    return f"{value:.5g}{unit}" if isinstance(value, float) else f"{value}{unit}"
+    if isinstance(value, float):
+        return f"{number(value, DIGITS)}{unit}"
+    return f"{value:,}{unit}" if unit or name.startswith("num_") else f"{value}{unit}"
 
 
-def _percent(ratio: float) -> str:
-    return f"{100 * ratio:.0f} %" if abs(ratio) >= 0.1 else f"{100 * ratio:.2g} %"
+def _mapping(name: str, values: Mapping[Any, Any]) -> str:
+    """Each key with its value: of `..._calls` and the like, ranks."""
+    parts = [
+        f"{key}: {ranks_text(each)}" if isinstance(each, (list, tuple)) else f"{key} {shown(name, each)}"
+        for key, each in values.items()
+    ]
+    return ", ".join(parts)
+
+
+def _list(name: str, values: Sequence[Any]) -> str:
+    """Ranks as ranks, so that they are not read as a count; numbers as single ones."""
+    if (name == "cycle" or "ranks" in name.split("_")) and all(type(value) is int for value in values):
+        return ranks_text(values)
+    if name == "process_groups":
+        return listed([group_text(str(value)) for value in values])
+    return listed([shown(name, value) if is_number(value) else str(value) for value in values])
+
+
+def _is_factor(name: str) -> bool:
+    return "factor" in name or "speedup" in name or name in ("load_ratio", "ratio")

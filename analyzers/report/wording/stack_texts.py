@@ -1,7 +1,7 @@
 """The stacks and the traceback that a finding carries, as headings and lines: the same in every report.
 
     for heading, frames in stack_texts(finding.evidence):
-        ...                      # "odd one out: rank 3, stage 1, in data, innermost first", ["loader.py:41 read", ...]
+        ...                      # "odd one out: rank 3 (stage 1), in data, innermost first", ["loader.py:41 read", ...]
 
 The evidence may come from an untrusted file: what does not fit is left out, and sizes are bounded. The caller escapes
 the lines.
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from analyzers.wording import listed
+from analyzers.wording import ranks_text
 
 __all__ = ["stack_texts"]
 
@@ -44,19 +44,20 @@ def _all(evidence: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any]]]:
 
 
 def _heading(group: Mapping[str, Any]) -> str:
-    ranks = _sequence(group.get("ranks"))
+    ranks = [rank for rank in _sequence(group.get("ranks")) if type(rank) is int]
     number = group.get("num_ranks")
     number = number if isinstance(number, int) else len(ranks)
     if group.get("is_rest"):
         return f"and {number} ranks with other stacks"
-    who = f"rank{'s' * (number > 1)} {listed(ranks)}"
+    who = ranks_text(ranks) if ranks else "unknown ranks"
     if number > 1:
-        shown = listed(ranks) if number <= len(ranks) else f"{listed(ranks[:12])}, ..."
-        who = f"{number} ranks with the same stack: {shown}"
-    parts = [who, *(str(group[name]) for name in ("role", "doing") if group.get(name))]
+        who = f"{number} ranks have the same stack: {who.removeprefix('ranks ')}"
+        who += f" and {number - len(ranks)} more" * (number > len(ranks) > 0)
+    place = f" ({group['role']})" if group.get("role") else ""
+    doing = f", {group['doing']}" if group.get("doing") else ""
     odd = "odd one out: " if group.get("is_odd") else ""
     end = "innermost first" if _sequence(group.get("frames")) else "no stack"
-    return f"{odd}{', '.join(parts)}, {end}"
+    return f"{odd}{who}{place}{doing}, {end}"
 
 
 def _sequence(value: Any) -> Sequence[Any]:

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from analyzers.finding import Finding
 from analyzers.hangs.stacks import parse_stack, read_stack
+from analyzers.report.wording.explained import why
 from analyzers.run.policy import StallPolicy
 from tests.analyzers.judged import judged_hangs, judged_losses
 from tests.analyzers.standstill import SECOND, STEP_NS, World
+from tests.sentences import assert_plain
 
 POLICY = StallPolicy()
 SILENT_S = 6.0
@@ -110,6 +113,43 @@ def test_victims_of_victims_over_groups() -> None:
     finding = hang_of(world)
     assert (finding.cause, finding.ranks) == ("not_entered", (3,))
     assert finding.evidence["waiting_ranks"] == [0, 1, 2]
+    assert finding.evidence["waiting_calls"] == {
+        "all_reduce #30 (group dp[1,3])": [1],
+        "all_reduce #30 (group dp[0,2])": [0],
+        "all_reduce #30 (group tp[2,3])": [2],
+    }
+    assert finding.summary.endswith("Rank 1 waited in that call for 6 s, and ranks 0 and 2 in other calls.")
+    assert why(finding).startswith(
+        "1 rank waited in all_reduce #30 (group dp[1,3]) at train.py:10 step for 6 s, 2 ranks in other calls."
+    )
+    assert_plain(why(finding))
+
+
+def test_a_silence_within_the_limit_says_why_it_is_a_hang() -> None:
+    """A run that stood still for less than its limit is a hang by another proof, and never "6 s, limit 12.1 s"."""
+    silent = hang_of(World())
+    for cause, words in {
+        "mismatch_size": "Calls that differ are proof without the 12.1 s of silence",
+        "stopped": "A stopped process is proof without the 12.1 s of silence",
+        "not_entered": "The ranks were ended before the 12.1 s of silence",
+    }.items():
+        short = replace(silent, cause=cause, evidence={**silent.evidence, "silent_s": 6.0, "limit_s": 12.1})
+        assert words in why(short)
+    assert "More than 5 s of silence is a hang in this run." in why(silent)
+
+
+def test_ranks_that_wait_for_each_other_are_in_calls_and_not_in_user_code() -> None:
+    group = "pp[0, 1, 2, 3]"
+    world = World(groups={group: (0, 1, 2, 3)})
+    world.enter(0, group, 30, op="send", peer=1)
+    world.enter(1, group, 30, op="send", peer=0)
+    world.enter(2, group, 30, op="recv", peer=1)
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("p2p_unmatched", (0, 1))
+    assert finding.summary == (
+        "Ranks 0 and 1 wait for each other at step 16: rank 0 in send #30 to rank 1, rank 1 in send #30 to rank 0. "
+        "Rank 2 waited in recv #30 from rank 1 for 6 s."
+    )
 
 
 def test_everybody_entered_and_nobody_left() -> None:

@@ -44,8 +44,8 @@ def test_a_send_and_its_receive_of_unequal_sizes_are_named_with_both_sizes(
     finding = found(world)
     assert (finding.cause, finding.ranks) == ("mismatch_size", (0, 1))
     assert finding.evidence["differs"] == {
-        "send of {} ({:,} bytes)".format(send["shape"], send["bytes"]): [0],
-        "recv of {} ({:,} bytes)".format(recv["shape"], recv["bytes"]): [1],
+        "send of {:,} elements ({:,} bytes)".format(int(send["shape"]), send["bytes"]): [0],
+        "recv of {:,} elements ({:,} bytes)".format(int(recv["shape"]), recv["bytes"]): [1],
     }
     assert "Different sizes in send #30 to rank 1 at step 16: send of" in finding.summary
 

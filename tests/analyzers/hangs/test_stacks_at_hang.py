@@ -50,8 +50,11 @@ def test_stages_may_differ_and_only_who_differs_from_its_own_stage_is_odd(tmp_pa
         world.enter(rank)
     groups = found(world, tmp_path).evidence["stack_groups"]
     odd = [group for group in groups if group["is_odd"]]
-    assert [(group["ranks"], group["role"]) for group in odd] == [([6], "stage 1, tp 0")]
-    assert sorted(group["role"] for group in groups if not group["is_odd"]) == ["stage 0, tp 0, 1", "stage 1, tp 0, 1"]
+    assert [(group["ranks"], group["role"]) for group in odd] == [([6], "stage 1, tp rank 0")]
+    assert sorted(group["role"] for group in groups if not group["is_odd"]) == [
+        "stage 0, tp ranks 0 and 1",
+        "stage 1, tp ranks 0 and 1",
+    ]
 
 
 def test_ranks_that_did_not_answer_are_a_group_and_without_any_stack_there_is_none(tmp_path: Path) -> None:
@@ -77,7 +80,7 @@ def test_thousands_of_ranks_with_stacks_of_their_own_stay_small(tmp_path: Path) 
     assert (told[0]["ranks"], told[1]["num_ranks"], len(told[1]["ranks"])) == ([0], 100, 64)
     assert rest == {"num_ranks": 93, "is_rest": True}
     assert len(json.dumps(evidence["stack_groups"])) < 8_000
-    assert "100 ranks with the same stack: 100, 101" in stack_texts(evidence)[1][0]
+    assert "100 ranks have the same stack: 100-163 and 36 more" in stack_texts(evidence)[1][0]
     assert stack_texts(evidence)[-1] == ("and 93 ranks with other stacks", [])
 
 
@@ -92,10 +95,10 @@ def test_every_report_shows_the_groups_and_the_line_that_raised(tmp_path: Path) 
     render(diagnosis, console)
     text = console.export_text()
     assert "odd one out: rank 2, between steps" in text or "odd one out: rank 2, in user code" in text
-    assert "3 ranks with the same stack: 0, 1, 3, in all_reduce, innermost first" in text
+    assert "3 ranks have the same stack: 0, 1 and 3, in all_reduce, innermost first" in text
     assert "\x1b[31mloader" not in text
     page = render_page(world.store, diagnosis, {}).decode()
-    assert "3 ranks with the same stack: 0, 1, 3" in page
+    assert "3 ranks have the same stack: 0, 1 and 3" in page
     assert "<b>\x1b" not in page
 
     world = World()
@@ -111,5 +114,5 @@ def test_every_report_shows_the_groups_and_the_line_that_raised(tmp_path: Path) 
 
 def test_evidence_of_any_shape_is_shown_or_left_out() -> None:
     strange = {"stack_groups": ["x", {"ranks": "0", "frames": 3}], "traceback": {"a": 1}, "stacks": [1]}
-    assert stack_texts(strange) == [("rank , no stack", [])]
+    assert stack_texts(strange) == [("unknown ranks, no stack", [])]
     assert stack_texts({"stacks": {"1": ["a.py:1 f"]}}) == [("Python stack of rank 1, innermost first", ["a.py:1 f"])]

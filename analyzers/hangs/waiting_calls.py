@@ -1,0 +1,39 @@
+"""Calls that the waiting ranks of a hang are in.
+
+    waiting_calls(view, found)      # {"all_reduce #344 (group tp:0-3)": (0, 2, 3), "recv #7 from rank 5": (6,)}
+
+Most ranks of a large job wait in other calls than the one that the culprit is missing in, for ranks that wait
+themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from analyzers.hangs.culprits import HangCause
+from analyzers.hangs.wait_graph import oldest_calls
+from analyzers.run.snapshot import AttemptView
+
+__all__ = ["evidence_of", "waiting_calls"]
+
+MAX_CALLS = 8
+"""Calls that are listed, those with the most ranks."""
+MAX_LISTED = 64
+"""Ranks of a call that are listed."""
+
+
+def waiting_calls(view: AttemptView, found: HangCause) -> dict[str, tuple[int, ...]]:
+    """Ranks by their call, in words: that of `found` first, then the one with the most ranks."""
+    named = found.call.text if found.call is not None else ""
+    ranks: dict[str, list[int]] = {}
+    for rank in found.waiting:
+        texts = [call.text for call in oldest_calls(view.ranks[rank].calls)] if rank in view.ranks else []
+        if texts:
+            ranks.setdefault(named if named in texts else texts[0], []).append(rank)
+    ordered = sorted(ranks, key=lambda text: (text != named, -len(ranks[text]), ranks[text][0]))
+    return {text: tuple(ranks[text]) for text in ordered}
+
+
+def evidence_of(calls: Mapping[str, tuple[int, ...]]) -> dict[str, list[int]]:
+    """The largest ones, for a finding."""
+    return {text: list(ranks[:MAX_LISTED]) for text, ranks in list(calls.items())[:MAX_CALLS]}
