@@ -28,6 +28,7 @@ from rankscope.commands import (
     fleet,
     mcp,
     plan,
+    prepare,
     rebuild,
     replay,
     report,
@@ -53,6 +54,7 @@ app.command(epilog=demo.EPILOG)(demo.demo)
 app.command(epilog=train.EPILOG)(train.train)
 app.command(epilog=run.EPILOG, context_settings=run.CONTEXT)(run.run)
 app.command(epilog=plan.EPILOG)(plan.plan)
+app.command(epilog=prepare.EPILOG)(prepare.prepare)
 app.command(epilog=analyze.EPILOG)(analyze.analyze)
 app.command(epilog=replay.EPILOG)(replay.replay)
 app.command(epilog=drill.EPILOG)(drill.drill)
@@ -75,7 +77,7 @@ app.command(epilog=doctor.EPILOG)(doctor.doctor)
 app.command()(version.version)
 
 
-_EXTRAS = {"torch": "train", "safetensors": "train", "streamlit": "dashboard"}
+_EXTRAS = {"torch": "train", "safetensors": "train", "fsspec": "train", "streamlit": "dashboard"}
 """Packages that only some commands need, and the extra that installs them."""
 
 

@@ -1,0 +1,99 @@
+"""`rankscope prepare`: turn text, JSONL and Parquet into token files to train on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankscope.terminal import console, echo, fail
+
+if TYPE_CHECKING:
+    from trainer.data.prepare.prepare import Prepared
+
+__all__ = ["EPILOG", "prepare"]
+
+EPILOG = (
+    "Examples:  rankscope prepare web/*.jsonl.gz --tokenizer gpt2/tokenizer.json --out prepared/web   |   "
+    "rankscope prepare s3://bucket/books --field body --tokenizer tokenizer.json --out prepared/books   |   "
+    "rankscope prepare notes.txt --document line --tokenizer bytes --out prepared/notes"
+)
+
+
+def prepare(
+    sources: Annotated[
+        list[str],
+        typer.Argument(help="Files, folders, globs or fsspec addresses.", metavar="SOURCES...", show_default=False),
+    ],
+    tokenizer: Annotated[
+        str, typer.Option("--tokenizer", metavar="FILE", help="A tokenizer.json, a folder with one, or: bytes.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; made if missing.")],
+    field: Annotated[
+        str, typer.Option("--field", help="Field or column of the text. Default: text or content.", metavar="NAME")
+    ] = "",
+    document: Annotated[
+        str, typer.Option("--document", help="A document of a text file: file or line.", metavar="file|line")
+    ] = "file",
+    end_token: Annotated[
+        str, typer.Option("--end-token", help="Token after each document. Default: the tokenizer's.", metavar="TOKEN")
+    ] = "",
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out and count what is no document, instead of stopping.")
+    ] = False,
+    processes: Annotated[
+        int, typer.Option("--processes", min=0, help="Processes; the output does not depend on it. 0 = one a core.")
+    ] = 0,
+    shard_mb: Annotated[
+        int,
+        typer.Option("--shard-mb", min=1, max=4096, help="MB of text a shard; a killed process repeats one at most."),
+    ] = 64,
+) -> None:
+    """Turn text, JSONL and Parquet into token files that `train` reads. The same command continues after a kill."""
+    if document not in ("file", "line"):
+        fail(f"--document {document}: choose file or line")
+    from trainer.data.prepare.documents import ReadOptions
+    from trainer.data.prepare.prepare import PrepareRequest
+    from trainer.data.prepare.prepare import prepare as prepare_data
+    from trainer.data.prepare.progress_view import ProgressView
+    from trainer.data.token_folder import DataError
+
+    request = PrepareRequest(
+        sources=sources,
+        tokenizer=tokenizer,
+        out=out,
+        end_token=end_token,
+        options=ReadOptions(text_field=field, document="line" if document == "line" else "file", skip_bad=skip_bad),
+        shard_bytes=shard_mb << 20,
+    )
+    try:
+        with ProgressView(console()) as progress:
+            done = prepare_data(
+                request, num_processes=processes or len(os.sched_getaffinity(0)), on_progress=progress.show
+            )
+    except DataError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        echo(f"rankscope: interrupted; the same command continues what is in {out}", err=True)
+        raise typer.Exit(130) from None
+    _print_result(done, out)
+
+
+def _print_result(done: Prepared, out: Path) -> None:
+    manifest = done.manifest
+    size = f"{manifest.num_tokens:,} tokens ({manifest.dtype}) of {manifest.num_documents:,} documents"
+    echo(f"{out}: {size} in {len(manifest.shards)} shards{', complete already' if done.was_complete else ''}")
+    if done.shards_kept and not done.was_complete:
+        echo(f"{done.shards_kept} shards were there from an earlier call.")
+    for name, what in (
+        ("num_skipped", "were no valid documents and were left out"),
+        ("num_empty", "documents were empty and were left out"),
+        ("num_unknown", "tokens are the tokenizer's unknown token: it does not cover this text"),
+    ):
+        if number := sum(getattr(shard, name) for shard in manifest.shards):
+            echo(f"{number:,} {what}.")
+    facts = manifest.tokenizer
+    settings = f"--set data.path={out} --set model.vocab_size={facts['vocab_size']}"
+    echo(f"Train on it:  rankscope train CONFIG {settings}")

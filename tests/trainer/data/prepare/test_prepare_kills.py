@@ -1,0 +1,110 @@
+"""A preparation that is killed again and again ends with the bytes of one that was not."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.data.prepare.prepared_folders import (
+    contents,
+    documents,
+    documents_in,
+    prepare_sources,
+    small_tokenizer,
+    write_jsonl,
+)
+
+ROOT = Path(__file__).parents[4]
+SHARD_BYTES = 6_000
+NUM_DOCUMENTS = 900
+PROGRAM = """
+import sys
+from pathlib import Path
+from trainer.data.prepare.prepare import PrepareRequest, prepare
+from trainer.data.token_folder import DataError
+
+if __name__ == "__main__":
+    *sources, tokenizer, shard_bytes, out = sys.argv[1:]
+    request = PrepareRequest(sources=sources, tokenizer=tokenizer, out=Path(out), shard_bytes=int(shard_bytes))
+    try:
+        prepare(request, num_processes=2, on_progress=lambda progress: None)
+    except DataError as error:
+        sys.exit(str(error))
+"""
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def wait_until_gone(pids: list[int], deadline_s: float = 60.0) -> None:
+    until = time.monotonic() + deadline_s
+    while any(_is_running(pid) for pid in pids):
+        assert time.monotonic() < until, f"{pids} outlived their parent"
+        time.sleep(0.01)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.timeout(200)
+def test_killed_preparation_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    tokenizer = small_tokenizer(tmp_path)
+    sources = [str(write_jsonl(tmp_path / f"{seed}.jsonl", documents(NUM_DOCUMENTS, seed=seed))) for seed in range(2)]
+    out = tmp_path / "killed"
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, str(program), *sources, tokenizer, str(SHARD_BYTES), str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    random_ = random.Random(22)
+    worker_message, kept = "", 0
+    for number in range(3):
+        errors = (tmp_path / f"errors-{number}.txt").open("w+")
+        process = subprocess.Popen(command, env=environment, stderr=errors)
+        wanted = kept + random_.randint(1, 4)
+        until = time.monotonic() + 60
+        while len(list(out.glob("shard-*.json"))) < wanted and process.poll() is None:
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        time.sleep(random_.random() * 0.01)  # anywhere in a shard
+        assert process.poll() is None, "ended before it was killed: the input is too small"
+        workers = [pid for pid in children_of(process.pid) if "spawn_main" in _command_line(pid)]
+        assert len(workers) == 2
+        os.kill(workers[1] if number == 1 else process.pid, signal.SIGKILL)
+        process.wait(60)
+        if number == 1:
+            errors.seek(0)
+            worker_message = errors.read()
+        errors.close()
+        wait_until_gone(workers)
+        assert not (out / "manifest.json").exists()
+        kept = len(list(out.glob("shard-*.json")))
+    assert "ended by signal 9 (SIGKILL)" in worker_message
+    assert "then run the same command: it continues" in worker_message
+
+    resumed = subprocess.run(command, env=environment, check=False, timeout=100)
+    assert resumed.returncode == 0
+    prepare_sources(tmp_path / "whole", *sources, tokenizer=tokenizer, shard_bytes=SHARD_BYTES)
+    assert contents(out) == contents(tmp_path / "whole")
+    assert documents_in(out) == [text for seed in range(2) for text in documents(NUM_DOCUMENTS, seed=seed)]
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
