@@ -28,6 +28,7 @@ FIRST_SCORE = {
     "fifth": {"right": 10, "wrong culprit": 1},
     "eighth": {"right": 7, "other cause": 2, "no cause": 1},
     "seventh": {"right": 23, "wrong culprit": 1, "no cause": 3},
+    "ninth": {"right": 18, "other cause": 8, "no cause": 4},
     "sixth": {"right": 17, "wrong culprit": 2, "other cause": 6, "no cause": 5},
 }
 """Outcomes at the first scoring, by the rules of that moment."""
@@ -58,6 +59,12 @@ FIRST_MISSES = {
         ("not_entered", "not_entered, of the rank that reported it"): 1,
     },
     "eighth": {("non_finite", "exception"): 2, ("preempted", "none"): 1},
+    "ninth": {
+        ("all_entered", "none"): 1, ("device_error", "none"): 1, ("mismatch_size", "none"): 1, ("rendezvous", "none"): 1,
+        ("disk_full", "exception"): 1, ("evicted", "preempted"): 1, ("infiniband", "exit"): 1,
+        ("mismatch", "skipped"): 1, ("mismatch_operation", "all_entered"): 1, ("mismatch_size", "all_entered"): 1,
+        ("unreachable", "nccl_error"): 2,
+    },
     "seventh": {
         ("mismatch", "exception, of the rank that reported it"): 1, ("nccl_error", "none"): 1,
         ("launch_failed", "none"): 1, ("rendezvous", "none"): 1,
