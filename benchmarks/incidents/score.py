@@ -60,7 +60,8 @@ FIRST_MISSES = {
     },
     "eighth": {("non_finite", "exception"): 2, ("preempted", "none"): 1},
     "ninth": {
-        ("all_entered", "none"): 1, ("device_error", "none"): 1, ("mismatch_size", "none"): 1, ("rendezvous", "none"): 1,
+        ("all_entered", "none"): 1, ("device_error", "none"): 1, ("mismatch_size", "none"): 1,
+        ("rendezvous", "none"): 1,
         ("disk_full", "exception"): 1, ("evicted", "preempted"): 1, ("infiniband", "exit"): 1,
         ("mismatch", "skipped"): 1, ("mismatch_operation", "all_entered"): 1, ("mismatch_size", "all_entered"): 1,
         ("unreachable", "nccl_error"): 2,

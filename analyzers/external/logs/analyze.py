@@ -28,6 +28,8 @@ from analyzers.source import Source
 
 __all__ = ["analyze"]
 
+_ADVICE = re.compile(r"Failed to open lib\w+\.so|NUMA auto balancing|could not be loaded")
+"""Warnings of NCCL about something that it can do without."""
 _FAILED = re.compile(r"fail|error|unable|mismatch|abort|invalid|time[ -]?out|timed out", re.IGNORECASE)
 """Warnings of NCCL about a call, in contrast to advice: a missing library, a kernel's option."""
 MAX_ALSO = 3
@@ -176,7 +178,8 @@ def _barriers(book: LogBook) -> list[Candidate]:
 def _nccls(book: LogBook) -> list[Candidate]:
     """Nothing else is there than what NCCL reports: an error or a warning of a call that failed, without a cause."""
     failed = [said for said, _ in book.of_role("nccl")]
-    lines = failed or [said for said in book.of("nccl_warning") if _FAILED.search(said.text("text"))]
+    lines = failed or [said for said in book.of("nccl_warning") if _FAILED.search(said.text("text"))
+                       and not _ADVICE.search(said.text("text"))]  # fmt: skip
     lines = [said for said in lines if standing(said, book) != "survived"]
     if not lines:
         return []

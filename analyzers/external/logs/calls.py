@@ -15,6 +15,12 @@ from analyzers.external.logs.wording import COLLECT
 
 __all__ = ["call_candidates"]
 
+_TRACE_ERRORS = {
+    "COLLECTIVE_TYPE_MISMATCH": "mismatch_operation", "SIZE_OR_SYNTAX_MISMATCH": "mismatch_size",
+    "COLLECTIVE_DTYPE_MISMATCH": "mismatch_dtype",
+}  # fmt: skip
+"""Causes by the names of torch.distributed.flight_recorder's MatchState."""
+
 
 def call_candidates(book: LogBook) -> list[Candidate]:
     """Every cause that lines about calls name."""
@@ -26,11 +32,13 @@ def call_candidates(book: LogBook) -> list[Candidate]:
         *_stuck(book),
         *_timed_out(book),
     ]
+    found += list(_trace_missing(book)) + list(_tasks(book))
     return found or list(_ras(book))  # a count while the job runs says less than a call that was given up
 
 
 def _stated(book: LogBook) -> Iterator[Candidate]:
     yield from _detail(book)
+    yield from _culprits(book)
     lines = list(book.of("desync_not_joined", "monitored_barrier"))
     ranks = tuple(sorted({rank for said in lines for rank in said.ranks()}))
     if ranks:
@@ -45,6 +53,66 @@ def _stated(book: LogBook) -> Iterator[Candidate]:
             why=f"{first.place}: {first.message[:160]}",
             lines=tuple(lines),
             evidence={"seq": first.number("seq")},
+            collect=COLLECT["hang"],
+        )
+
+
+def _culprits(book: LogBook) -> Iterator[Candidate]:
+    """What torchfrtrace prints: it compares with the first rank's call, so that most may be listed for one's fault."""
+    lines = [said for said in book.of("trace_culprits") if said.ranks()]
+    if not lines:
+        return
+    first, size = lines[0], book.world_size or 0
+    listed_ranks = tuple(sorted(set(first.ranks())))
+    others = tuple(rank for rank in range(min(size, 4096)) if rank not in listed_ranks)
+    ranks = () if not others else listed_ranks if len(listed_ranks) <= len(others) else others
+    error = first.text("error")
+    yield Candidate(
+        cause=_TRACE_ERRORS.get(error, "mismatch"),
+        kind="hang",
+        rank_class="mismatch",
+        ranks=ranks,
+        what=f"{who(ranks, 'ranks')} called a collective that differs from the other ranks' call ({error})",
+        why=f"{first.place}: {first.message[:160]}",
+        lines=tuple(lines),
+        is_proven=bool(ranks) and len(listed_ranks) != len(others),
+        evidence={"listed_ranks": list(listed_ranks[:64])},
+        collect=COLLECT["hang"],
+    )
+
+
+def _trace_missing(book: LogBook) -> Iterator[Candidate]:
+    """What torchfrtrace prints of a call without some ranks: they did not make it, or their dumps were not there."""
+    lines = [said for said in book.of("trace_missing") if said.ranks()]
+    if lines:
+        ranks = tuple(sorted(set(lines[0].ranks())))
+        yield Candidate(
+            cause="not_entered",
+            kind="hang",
+            rank_class="hang",
+            ranks=ranks,
+            what=f"{who(ranks)} did not make a call that the other ranks' dumps hold",
+            why=f"{lines[0].place}: torchfrtrace lists them as missing, also where a rank left no dump",
+            lines=tuple(lines),
+            is_proven=False,
+            collect=COLLECT["hang"],
+        )
+
+
+def _tasks(book: LogBook) -> Iterator[Candidate]:
+    """A task of an NPU that did not end: its device stopped, or it waited for another rank."""
+    lines = list(book.of("device_task_timeout"))
+    if lines and not any(book.of_role("victim")):
+        yield Candidate(
+            cause="device_stuck",
+            kind="hang",
+            rank_class="hang",
+            ranks=(),
+            what=f"A task on a device did not end in time ({lines[0].text('reason')})",
+            why=f"{lines[0].place}: {lines[0].message[:160]}",
+            lines=tuple(lines),
+            is_proven=False,
+            evidence={"reported_by_ranks": sorted({said.rank for said in lines if said.rank is not None})},
             collect=COLLECT["hang"],
         )
 
@@ -125,9 +193,11 @@ def _detail(book: LogBook) -> Iterator[Candidate]:
                                 said.number(f"seq_{side}"))  # fmt: skip
     ops, shapes, dtypes = ({value[i] for value in called.values() if value[i]} for i in range(3))
     cause = "mismatch_operation" if len(ops) > 1 else "mismatch_dtype" if len(dtypes) > 1 else "mismatch_size"
-    if len(ops) == len(shapes) == len(dtypes) == 1:
+    if len(called) == 1:
+        cause = "mismatch"  # older texts name one side only
+    elif len(ops) == len(shapes) == len(dtypes) == 1:
         cause = "skipped"  # the numbers alone differ
-    part = {"mismatch_operation": 0, "mismatch_size": 1, "mismatch_dtype": 2, "skipped": 3}[cause]
+    part = {"mismatch_operation": 0, "mismatch_size": 1, "mismatch_dtype": 2}.get(cause, 3)
     ranks = fewer_of({rank: value[part] for rank, value in called.items()})
     sides = "; ".join(f"rank {rank} calls {op} {shape and f'[{shape}]'} {dtype}".strip()
                       for rank, (op, shape, dtype, _) in sorted(called.items())[:4])  # fmt: skip

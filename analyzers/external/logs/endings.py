@@ -202,7 +202,7 @@ def _lost_actors(book: LogBook) -> Iterator[Candidate]:
         yield Candidate(
             cause="exit",
             kind="rank_lost",
-            rank_class="death",
+            rank_class="late",  # any line that names a cause says more
             ranks=ranks,
             what=f"{who(ranks, 'a Ray worker')} died, and its own error is not in these files",
             why=f"{lines[0].place}: {lines[0].message[:160]}",

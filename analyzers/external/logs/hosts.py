@@ -126,6 +126,10 @@ def limited_by(said: LogLine) -> str:
     """Why a scheduler ended a job; empty where it only passed an end on."""
     if said.kind == "node_failed":
         return "node_failed"
+    if said.kind == "evicted" and said.text("resource").startswith("memory"):
+        return "host_out_of_memory"
+    if said.kind == "evicted" and said.text("resource").startswith(("ephemeral-storage", "nodefs", "imagefs")):
+        return "disk_full"
     if said.kind in ("preempted", "evicted"):
         return "preempted"
     if said.kind == "launch_failed":
@@ -148,6 +152,8 @@ def _outside(book: LogBook) -> Iterator[Candidate]:
         "time_limit": "The scheduler ended the job at its time limit",
         "node_failed": "The scheduler reports that a node failed",
         "preempted": "The scheduler took the job's nodes away (preemption or eviction)",
+        "host_out_of_memory": "The cluster evicted a pod because its node ran low on memory",
+        "disk_full": "The cluster evicted a pod because its node ran low on disk space",
         "launch_failed": "The launcher could not start processes on a node",
     }
     done: set[str] = set()

@@ -103,7 +103,7 @@ def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, 
     if len(set(ops.values())) > 1:
         return _differing(members, ops, "mismatch_operation", "different operations")
     sizes = {rank: wait.num_elements for rank, wait in members.items() if wait.num_elements is not None}
-    if len(set(sizes.values())) > 1 and set(ops.values()) <= set(SIZED):
+    if len(set(sizes.values())) > 1 and (set(ops.values()) <= set(SIZED) or _are_gathers(members)):
         return _differing(members, sizes, "mismatch_size", "different sizes")
     behind = {rank: wait for rank, wait in _states(book).items() if rank not in members and wait < least}
     first = next(iter(members.values()))
@@ -130,6 +130,13 @@ def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, 
         what=f"{everybody} waited in the same {first.call} for {first.ran_s:.0f} s, and it never ended",
         why="no line says that a rank was missing" if whole else "how many ranks the job has is not in these files",
     )  # fmt: skip
+
+
+def _are_gathers(members: Mapping[int, Wait]) -> bool:
+    """Return True if coalesced calls are gathers or scatters of equal parts: input and output differ by one factor."""
+    sizes = {tuple(sorted((wait.num_elements or 0, wait.said.number("numel_out") or 0))) for wait in members.values()}
+    factors = {large // small if small and large % small == 0 else 0 for small, large in sizes}
+    return len(factors) == 1 and min(factors) > 1
 
 
 def _apart(members: Mapping[int, Wait], least: int) -> Candidate:

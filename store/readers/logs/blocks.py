@@ -15,6 +15,7 @@ from store.readers.logs.prefix import Prefix
 
 __all__ = [
     "MAX_LINES",
+    "read_culprits",
     "read_error_file",
     "read_failure",
     "read_last_line",
@@ -47,6 +48,7 @@ _STALLED = re.compile(r"^(\d{1,6})!?: \[")
 _STALLED_OPERATION = re.compile(r"\[missing ranks: ([\d, ]+)\]")
 _THROWN = re.compile(r"throwing an instance of '([\w:<>, *&]{1,200})'")
 _WHAT = re.compile(r"^\s*what\(\): +(.*)$")
+_CULPRIT = re.compile(r"Culprit rank (\d{1,6}); Error type: (\w+)")
 _KEY = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)$")
 
 
@@ -184,6 +186,14 @@ def read_stalled(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
         elif found or place > 2:
             break
     return {"ranks": ", ".join(dict.fromkeys(found[:512]))}
+
+
+def read_culprits(text: str) -> dict[str, Any] | None:
+    """The ranks that torchfrtrace lists for one call, and the first kind of error; None if the line has none."""
+    found = _CULPRIT.findall(text)
+    if not found:
+        return None
+    return {"ranks": ", ".join(dict.fromkeys(rank for rank, _ in found[:4096])), "error": found[0][1]}
 
 
 def read_terminate(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:

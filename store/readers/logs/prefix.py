@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from store.readers.logs.timestamps import Clock
 
-__all__ = ["Prefix", "clean", "read_prefix"]
+__all__ = ["Prefix", "clean", "read_prefix", "written_over"]
 
 MAX_PARTS = 8
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
@@ -23,9 +23,10 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u0080-\u009f\u202a-\u202e\u2066-
 _SPACE = re.compile(r"[ \t|]+")
 _PARTS = (
     r"(?:> )+",  # quoted in a mail or an issue
-    r"\[rank[ :=]?(?P<rank>\d{1,6})\][: ]?",
+    r"\[rank(?:: |[ :=])?(?P<rank>\d{1,6})\][: ]?",
     r"\[(?:Rank|RANK) (?P<rank>\d{1,6})\][: ]?",
     r"\[default(?P<local>\d{1,4})\][: ]",
+    r"\[(?P<local>\d{1,4})\]:(?=\S)",  # Composer's launcher
     r"\[[A-Za-z_]\w{0,31}?(?P<local>\d{1,4})\]:(?=\S|\s)",
     r"\[[EWIF] \S+:\d+\]",
     r"\[[\w./-]{1,80}:\d{1,6}(?:, rank[ :=](?P<rank>\d{1,6}))?\]",
@@ -48,6 +49,12 @@ _PARTS = (
 )
 _BRACKETS = tuple(re.compile(part) for part in _PARTS if part.startswith(r"\["))
 _OTHERS = tuple(re.compile(part) for part in _PARTS if not part.startswith(r"\["))
+_WRITTEN_OVER = re.compile(
+    r"(?:\[(?:rank|default)?\d{1,6}\]: ?)?\[[EWIF](?:\d{3,4} [\d:.]{8,20})? \S{1,80}\.cpp:\d{1,6}\]|"
+    r"\[rank\d{1,6}\]: ?(?=Traceback \(most|(?:\w{1,40}\.){0,6}\w{1,40}Error: )"
+)
+"""The begin of a line of torch that followed a progress bar, which leaves the cursor where it is."""
+_INDENTED = re.compile(r"\[(?:rank|default|Rank|RANK)")
 _GLOG_REST = re.compile(r" +\d+ +\S+:\d+\] ?| \S+:\d+\] ?|\] ?")
 
 
@@ -83,8 +90,11 @@ def read_prefix(text: str, clock: Clock) -> Prefix:
     found: dict[str, str] = {}
     wall_ns: int | None = None
     at = 0
+    was_torch = False
     for _ in range(MAX_PARTS):
-        space = _SPACE.match(text, at) if at else None
+        space = _SPACE.match(text, at)
+        if not at and space and not _INDENTED.match(text, space.end()):
+            break
         begin = space.end() if space else at
         stamp = clock.read(text[begin : begin + 48]) if wall_ns is None else None
         if stamp is not None:
@@ -97,9 +107,12 @@ def read_prefix(text: str, clock: Clock) -> Prefix:
         match = next((m for part in parts if (m := part.match(text, begin))), None)
         if match is None or match.end() == at:
             break
-        for name, value in match.groupdict().items():
-            if value is not None:
-                found.setdefault(name, value)
+        said = {name: value for name, value in match.groupdict().items() if value is not None}
+        is_torch = match[0].startswith("[rank")
+        if is_torch and was_torch:  # two writers on one line: what follows is the second's
+            found |= said
+        was_torch |= is_torch
+        found = said | found
         at = match.end()
     return Prefix(
         rank=_number(found, "rank"),
@@ -111,6 +124,12 @@ def read_prefix(text: str, clock: Clock) -> Prefix:
         wall_ns=wall_ns,
         length=at,
     )
+
+
+def written_over(text: str, at: int) -> int:
+    """Offset behind `at` at which torch's own line begins in a line that a progress bar began; 0 if there is none."""
+    match = _WRITTEN_OVER.search(text, at) if "[" in text[at:] else None
+    return match.start() if match else 0
 
 
 def _number(found: dict[str, str], name: str) -> int | None:

@@ -14,13 +14,14 @@ import time
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from store.readers.external_files import SourceError, modified_ns, unpacked
 from store.readers.logs.blocks import (
     MAX_LINES,
+    read_culprits,
     read_error_file,
     read_failure,
     read_last_line,
@@ -33,7 +34,7 @@ from store.readers.logs.blocks import (
 )
 from store.readers.logs.file_names import rank_of_log
 from store.readers.logs.line_filter import LineFilter
-from store.readers.logs.prefix import Prefix, clean, read_prefix
+from store.readers.logs.prefix import Prefix, clean, read_prefix, written_over
 from store.readers.logs.rules import Rule, load_rules, specificity
 from store.readers.logs.step_lines import LITERALS, StepLine, read_step
 from store.readers.logs.timestamps import Clock
@@ -186,6 +187,9 @@ class _Scan:
         line_end = _line_end(window, begin)
         text = clean(window[begin:line_end])
         prefix = read_prefix(text, self._clock)
+        if prefix.rank is None and (start := written_over(text, prefix.length)):
+            text = text[start:]
+            prefix = replace(read_prefix(text, self._clock), wall_ns=prefix.wall_ns)
         for rule in _most_specific(rules, window[begin:line_end]):
             if rule is None:
                 self._step(number, text, prefix)
@@ -245,6 +249,8 @@ class _Scan:
             return read_stalled(self._following(window, line_end))
         if rule.block == "terminate":
             return read_terminate(text, self._following(window, line_end), prefix)
+        if rule.block == "culprits":
+            return read_culprits(text)
         if rule.block == "raised":
             return read_last_line(text[prefix.length :])
         if rule.block == "error_file":
