@@ -29,6 +29,7 @@ FIRST_SCORE = {
     "eighth": {"right": 7, "other cause": 2, "no cause": 1},
     "seventh": {"right": 23, "wrong culprit": 1, "no cause": 3},
     "ninth": {"right": 18, "other cause": 8, "no cause": 4},
+    "tenth": {"right": 10, "other cause": 1, "no cause": 4},
     "sixth": {"right": 17, "wrong culprit": 2, "other cause": 6, "no cause": 5},
 }
 """Outcomes at the first scoring, by the rules of that moment."""
@@ -59,6 +60,10 @@ FIRST_MISSES = {
         ("not_entered", "not_entered, of the rank that reported it"): 1,
     },
     "eighth": {("non_finite", "exception"): 2, ("preempted", "none"): 1},
+    "tenth": {
+        ("connection_lost", "none"): 1, ("launch_failed", "none"): 1, ("signal", "none"): 2,
+        ("not_entered", "connection_lost"): 1,
+    },
     "ninth": {
         ("all_entered", "none"): 1, ("device_error", "none"): 1, ("mismatch_size", "none"): 1,
         ("rendezvous", "none"): 1,
