@@ -48,6 +48,8 @@ class Kind:
 
 _DEVICE = ("cause", "evidence.node", "evidence.device")
 _KINDS = (
+    # Before the ends that follow from it.
+    Kind(name="desync", title="Ranks out of sync", package="hangs"),
     Kind(name="rank_lost", title="Rank lost", package="deaths", identity=("attempt", "ranks"), at_end=True,
          by_machine=True, user_causes=frozenset({"exception", "exit", "data_worker", "device_assert",
                                                  "out_of_memory", "unused_parameters", "duplicate_gpu"})),

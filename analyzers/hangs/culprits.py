@@ -12,7 +12,7 @@
 4. Edges: a rank in a collective waits for the members that have not entered it; a receiver waits for the sender that
    has not sent, and the reverse (`wait_graph`).
 5. A rank that is awaited and in no call is a culprit: it never came. Its open span tells what it does instead, or
-   `watch` saw that its interpreter is locked.
+   `watch` saw that its interpreter is locked. In a later step than the one it is awaited in, it has skipped the call.
    If its host has enqueued the call and its device has not started it, the device is stuck.
    If all awaited ranks are in calls that all members entered, those calls do not end: because a send and its receive
    do not fit (`unequal_message`), or because the network or the backend is stuck.
@@ -183,6 +183,13 @@ def _has_answered(view: AttemptView, heads: Mapping[int, list[Call]], call: Call
     return not is_in_it and view.last_p2p.get((call.peer, op, call.rank), -1) >= call.seq
 
 
+def _is_past(state: RankView | None, awaited: Call) -> bool:
+    """Return True if a rank is in a later step than the one in which others await it in a collective."""
+    if state is None or state.step is None or awaited.step is None or awaited.is_p2p or awaited.on_device:
+        return False
+    return state.step > awaited.step
+
+
 def _is_queued(view: AttemptView, rank: int, awaited: Call | None) -> bool:
     """Return True if a rank's host has enqueued what others await, and its device has not started it."""
     if awaited is None:
@@ -195,6 +202,8 @@ def _is_queued(view: AttemptView, rank: int, awaited: Call | None) -> bool:
 
 def _cause_of_absence(view: AttemptView, roots: tuple[int, ...], awaited: Call | None) -> str:
     """The cause, from the activity of the culprits that did not come."""
+    if awaited is not None and all(_is_past(view.ranks.get(rank), awaited) for rank in roots):
+        return "skipped"
     if all(rank in view.ranks and view.ranks[rank].closed for rank in roots):
         return "finished"  # it closed itself: no rank should wait for it any more
     if all(_is_queued(view, rank, awaited) for rank in roots):

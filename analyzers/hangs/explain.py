@@ -1,4 +1,4 @@
-"""Evidence and next step of hangs and silent nodes, one sentence each."""
+"""Evidence and next step of hangs, ranks out of sync and silent nodes, one sentence each."""
 
 from __future__ import annotations
 
@@ -88,5 +88,25 @@ def _next_node_silent(finding: Finding) -> str:
     return "Ping the node, and read the logs of its watch and kernel: the ranks there may still train."
 
 
-WHY: Mapping[str, Callable[[Finding], str]] = {"hang": _why_hang, "node_silent": _why_node_silent}
-NEXT: Mapping[str, Callable[[Finding], str]] = {"hang": _next_hang, "node_silent": _next_node_silent}
+def _why_desync(finding: Finding) -> str:
+    of = finding.evidence
+    off = counted(of.get("num_calls"), "call")
+    before, since = (counted(of.get(name), "step") for name in ("steps_before", "steps_since"))
+    return f"The numbers of the group's calls agreed in {before} before, and have been {off} off in {since} since."
+
+
+def _next_desync(finding: Finding) -> str:
+    caller = f" at {finding.evidence['caller']}" if finding.evidence.get("caller") else ""
+    return f"Find the branch on the rank{caller}, and resume from a checkpoint before step {finding.first_step}."
+
+
+WHY: Mapping[str, Callable[[Finding], str]] = {
+    "hang": _why_hang,
+    "desync": _why_desync,
+    "node_silent": _why_node_silent,
+}
+NEXT: Mapping[str, Callable[[Finding], str]] = {
+    "hang": _next_hang,
+    "desync": _next_desync,
+    "node_silent": _next_node_silent,
+}

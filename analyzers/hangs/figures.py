@@ -1,4 +1,4 @@
-"""Figures of hangs and silent nodes: the wait-for graph, the last steps, and the progress of each node."""
+"""Figures of hangs, desynced ranks and silent nodes: wait-for graph, timeline, and the progress of each node."""
 
 from __future__ import annotations
 
@@ -73,5 +73,6 @@ def progress(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 FIGURES: Mapping[str, Sequence[Callable[[Source, Finding], Iterator[Drawing]]]] = {
     "hang": (wait_graph, moment),
+    "desync": (moment,),
     "node_silent": (progress,),
 }

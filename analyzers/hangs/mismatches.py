@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from analyzers.run.recorded_calls import Call
+from analyzers.run.recorded_calls import Call, CallSite
 from analyzers.run.snapshot import AttemptView
 
 __all__ = ["Mismatch", "mismatched_collective", "skipped_call", "unequal_message"]
@@ -72,17 +72,18 @@ def _is_known(cause: str, call: Call) -> bool:
 
 def skipped_call(view: AttemptView, calls: list[Call]) -> tuple[tuple[int, ...], Call] | None:
     """Ranks that are one call ahead of the others, and the call that they skipped; None if the order does not tell."""
-    sides: dict[tuple[str, str], list[Call]] = {}
+    sides: dict[CallSite, list[Call]] = {}
     for call in calls:
-        sides.setdefault((call.op, call.caller), []).append(call)
+        sides.setdefault(call.site, []).append(call)
     if len(sides) != 2:
         return None
     (one, other), group = sides, calls[0].group
-    due = view.next_calls.get((group, *view.newest_calls.get(group, ("", ""))), frozenset())
+    newest = view.newest_calls.get(group)
+    due = view.next_calls.get((group, newest), frozenset()) if newest else frozenset()
     ahead = [
         (skipping, missed)
         for skipping, missed in ((one, other), (other, one))
-        if missed in due and skipping not in due and skipping in view.next_calls.get((group, *missed), ())
+        if missed in due and skipping not in due and skipping in view.next_calls.get((group, missed), ())
     ]
     if len(ahead) != 1:
         return None

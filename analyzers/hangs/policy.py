@@ -1,10 +1,13 @@
-"""Thresholds of the evidence that devices and hosts add to a hang. Limits of silence: `analyzers.run.policy`."""
+"""Thresholds of ranks out of sync, and of the evidence that devices and hosts add to a hang.
+
+Limits of silence: `analyzers.run.policy`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DeviceEvidencePolicy"]
+__all__ = ["DesyncPolicy", "DeviceEvidencePolicy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,3 +20,16 @@ class DeviceEvidencePolicy:
     mute_s: float = 10.0
     """Seconds without a reading of a GPU whose host is still read, from which it does not answer. Source: convention;
     all GPUs of a node are read once a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesyncPolicy:
+    """Steps that show that a rank's collectives were in sync with the others', and are no longer."""
+
+    min_steps_before: int = 3
+    """Steps in which the numbers of two ranks agreed. Source: convention; ranks without a common program rarely agree
+    three times in a row."""
+    min_steps_after: int = 2
+    """Steps since, in all of which they differ. Source: convention; the call after a lost record is back in sync."""
+    recent_steps: int = 100
+    """Newest steps in which a group must still be out of sync. Source: technical; a skipped call is never caught up."""

@@ -17,8 +17,10 @@ from analyzers.run.device_calls import device_groups, queued_calls
 from analyzers.source import Source
 from analyzers.wording import group_text
 
-__all__ = ["MAX_NAME", "Call", "CallsInFlight", "RecordedCalls", "call_order", "recorded_calls"]
+__all__ = ["MAX_NAME", "Call", "CallSite", "CallsInFlight", "RecordedCalls", "call_order", "recorded_calls"]
 
+CallSite = tuple[str, str, str]
+"""Operation, caller and shape of a collective: the parameters of a model may all be reduced by one line."""
 P2P = ("send", "recv")
 MAX_NAME = 40
 """Characters of a group's name in a sentence: some list all of their members."""
@@ -49,6 +51,11 @@ class Call:
     def is_p2p(self) -> bool:
         """True for a call with one partner instead of a group."""
         return self.op in P2P
+
+    @property
+    def site(self) -> CallSite:
+        """What tells it from the other calls of its group in a step."""
+        return self.op, self.caller, self.shape
 
     @property
     def text(self) -> str:
@@ -201,27 +208,29 @@ def _beyond(
 
 def call_order(
     source: Source, attempt: int, since_step: int, cut_ns: int
-) -> tuple[dict[tuple[str, str, str], frozenset[tuple[str, str]]], dict[str, tuple[str, str]]]:
+) -> tuple[dict[tuple[str, CallSite], frozenset[CallSite]], dict[str, CallSite]]:
     """Order and newest call of each group's collectives, from its first member: all run the same program."""
     if not source.has("collectives"):
         return {}, {}
     rows = source.rows(
         """
         WITH newest AS (
-            SELECT rank, process_group, seq, op, coalesce(caller, '') AS caller FROM collectives
+            SELECT rank, process_group, seq, row(op, coalesce(caller, ''), coalesce(shape, '')) AS site FROM collectives
             WHERE attempt = ? AND step >= ? AND end_ns <= ? AND op NOT IN ('send', 'recv')
         ), first_members AS (SELECT process_group, min(rank) AS rank FROM newest GROUP BY ALL)
-        SELECT DISTINCT process_group, op, caller, next_op, next_caller FROM (
-            SELECT process_group, op, caller, lead(op) OVER by_seq AS next_op, lead(caller) OVER by_seq AS next_caller
+        SELECT DISTINCT process_group, site, next_site FROM (
+            SELECT process_group, site, lead(site) OVER by_seq AS next_site
             FROM newest SEMI JOIN first_members USING (process_group, rank)
             WINDOW by_seq AS (PARTITION BY process_group ORDER BY seq)
         )
         """,
         [attempt, since_step, cut_ns],
     )
-    following: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
-    for group, op, caller, next_op, next_caller in rows:
-        if next_op is not None:
-            following.setdefault((group or "", op or "", caller), set()).add((next_op, next_caller))
-    newest = {group or "": (op or "", caller) for group, op, caller, next_op, _ in rows if next_op is None}
+    following: dict[tuple[str, CallSite], set[CallSite]] = {}
+    newest: dict[str, CallSite] = {}
+    for group, site, next_site in rows:
+        if next_site is None:
+            newest[group or ""] = tuple(site)
+        else:
+            following.setdefault((group or "", tuple(site)), set()).add(tuple(next_site))
     return {call: frozenset(after) for call, after in following.items()}, newest

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from analyzers.run.event_log import EventLog
-from analyzers.run.recorded_calls import Call, call_order, recorded_calls
+from analyzers.run.recorded_calls import Call, CallSite, call_order, recorded_calls
 from analyzers.run.step_ends import NEVER_NS, ends_of_steps
 from analyzers.source import Source
 from probes.tape import event_kinds
@@ -88,10 +88,10 @@ class AttemptView:
     """Newest number of a collective that a host has enqueued, where its device is behind, by (group, rank)."""
     queued_p2p: Mapping[tuple[int, str, int], int] = field(default_factory=dict)
     """The same of p2p calls, by (rank, send or recv, peer)."""
-    next_calls: Mapping[tuple[str, str, str], frozenset[tuple[str, str]]] = field(default_factory=dict)
-    """(group, op, caller) -> (op, caller) of the collectives that followed it in this group in the newest steps."""
-    newest_calls: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """(op, caller) of the newest collective of a group that its first member has finished."""
+    next_calls: Mapping[tuple[str, CallSite], frozenset[CallSite]] = field(default_factory=dict)
+    """(group, call) -> the collectives that followed it in this group in the newest steps."""
+    newest_calls: Mapping[str, CallSite] = field(default_factory=dict)
+    """The newest collective of a group that its first member has finished."""
     median_step_ns: int = 0
     longest_step_ns: int = 0
     world_size: int = 0

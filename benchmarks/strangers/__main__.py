@@ -95,6 +95,7 @@ def main() -> int:
     parser.add_argument("--steps-after", type=int, default=120)
     parser.add_argument("--limit-s", type=float, default=240.0)
     parser.add_argument("--busy", action="store_true")
+    parser.add_argument("--keep", type=Path, help="keep the runs in this folder")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     console, names = Console(width=200), chosen_faults(options.faults)
@@ -105,7 +106,8 @@ def main() -> int:
                 words=(str(FOLDER / f"{loop}.py"),), num_ranks=options.ranks, step=options.step,
                 steps_after=options.steps_after, limit_s=options.limit_s,
             )  # fmt: skip
-            for row in script_drill(plan, names, folder=Path(folder) / loop, keep=False, slow_ratio=options.slow_ratio):
+            at, keep = (options.keep or Path(folder)) / loop, options.keep is not None
+            for row in script_drill(plan, names, folder=at, keep=keep, slow_ratio=options.slow_ratio):
                 rows.setdefault(loop, []).append(row)
                 console.print(f"{loop} {row.fault}: {_word(row)}, {row.wall_s:.0f} s", highlight=False)
             if options.json:

@@ -223,6 +223,13 @@ def _leave_out(module: nn.Module) -> None:
     """DDP reduces nothing in this step's backward; elsewhere the next all-reduce of the script is left out."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
         module.require_backward_grad_sync = False
+        hooks: list[Any] = []
+
+        def reduce_again(*unused: object) -> None:
+            module.require_backward_grad_sync = True
+            hooks.pop().remove()
+
+        hooks.append(module.register_forward_pre_hook(reduce_again, prepend=True))  # of the next call on
         return
     real = dist.all_reduce
 

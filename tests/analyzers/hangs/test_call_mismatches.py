@@ -134,3 +134,34 @@ def test_a_rank_in_the_optimizer_that_is_awaited_in_the_backward_pass_has_left_a
     world.enter(2, "tp", 30, phase="backward")
     finding = hang_of(world)
     assert (finding.cause, finding.ranks) == ("skipped", (3,))
+
+
+def test_a_call_left_out_among_those_of_one_line_is_known_by_its_shape() -> None:
+    """Parameters reduced in a loop: one line, another shape each; rank 1 left the first one of the step out."""
+    world = World(ranks=2)
+    world.store.connection.execute("UPDATE collectives SET shape = CASE seq % 2 WHEN 0 THEN '128x32' ELSE '128' END")
+    world.enter(0, shape="128x32", bytes=16384)
+    world.enter(1, shape="128", bytes=512)
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("skipped", (1,))
+
+
+def test_a_size_that_no_step_had_is_a_mismatch() -> None:
+    world = World(ranks=2)
+    world.store.connection.execute("UPDATE collectives SET shape = CASE seq % 2 WHEN 0 THEN '128x32' ELSE '128' END")
+    world.enter(0, shape="128x32", bytes=16384)
+    world.enter(1, shape="7", bytes=28)
+    assert hang_of(world).cause == "mismatch_size"
+
+
+@pytest.mark.parametrize(("later", "cause"), [(0, "finished"), (1, "skipped")])
+def test_a_rank_that_went_on_without_the_call_has_skipped_it(later: int, cause: str) -> None:
+    """It closed its records; in the step in which it is awaited it has ended, in a later one it went past the call."""
+    world = World(ranks=2)
+    world.enter(0)
+    if later:
+        step = {"attempt": 0, "rank": 1, "step": world.step + later, "start_ns": world.now_ns, "duration_ns": MS}
+        world.store.add("steps", [step])
+    world.event("rank_closed", 0.1, rank=1)
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks, finding.first_step) == (cause, (1,), world.step)

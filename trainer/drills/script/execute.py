@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,12 +68,13 @@ def execute(plan: Plan, faults: Sequence[InjectedFault], folder: Path) -> Done:
         )
     is_stopped, problem = False, ""
     hangs = any(SCRIPT_FAULTS[fault.name].hangs for fault in faults)
+    kinds = {kind for fault in faults for kind in SCRIPT_FAULTS[fault.name].kinds}
     try:
         while launcher.poll() is None:
             time.sleep(POLL_S)
             if time.monotonic() - begin > plan.limit_s:
                 problem = f"did not end within {plan.limit_s:.0f} s"
-            enough = _reported_hang(run) if hangs else _steps(run) >= plan.step + plan.steps_after
+            enough = _reported(run, kinds) if hangs else _steps(run) >= plan.step + plan.steps_after
             if enough or problem:
                 is_stopped = True
                 break
@@ -85,10 +86,11 @@ def execute(plan: Plan, faults: Sequence[InjectedFault], folder: Path) -> Done:
     return Done(run=run, is_stopped=is_stopped, num_steps=_steps(run), wall_s=time.monotonic() - begin, problem=problem)
 
 
-def _reported_hang(run: RunDir) -> bool:
+def _reported(run: RunDir, kinds: Collection[str]) -> bool:
+    """Return True once one of these kinds was reported live, or a rank has ended."""
     events = [event for _, folder in run.node_dirs() for event in read_events(folder / "events.jsonl")[0]]
     return any(
-        (event["kind"] == event_kinds.FINDING and event.get("finding_kind") == "hang")
+        (event["kind"] == event_kinds.FINDING and event.get("finding_kind") in kinds)
         or event["kind"] == event_kinds.RANK_EXIT
         for event in events
     )

@@ -1,0 +1,288 @@
+"""Ranks out of sync: one rank left out a collective, or made one more, and every later number pairs two steps.
+
+    findings = desynced(store, Scope())       # kind desync, causes skipped and extra
+
+A group's calls are paired by their number. Where the next call has the same operation and size, nothing stops: the job
+goes on, and each rank reduces its gradients with those of another step.
+
+1. In each step, a rank's first call of the group has a number. Ranks of one program agree in it, or differ by as much
+   in all steps.
+2. From one step on the difference of a rank to the others is another, and never the former again: between this step
+   and the next that both have, one of the two made more calls than the other.
+3. The smaller side is named. Of two equal sides it is the one that never made so many calls in a step before; if that
+   does not tell either, both are suspects.
+4. Not judged: steps next to which numbers are missing on the tape, calls of background threads, which belong to no
+   step, and a step whose phases are neither those of the others nor of the step before: it was counted twice, or not.
+
+A hang right in the call that follows is `culprits`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analyzers.finding import Finding
+from analyzers.hangs.policy import DesyncPolicy
+from analyzers.run.recorded_calls import MAX_NAME
+from analyzers.run.snapshot import attempts
+from analyzers.scope import Scope
+from analyzers.source import Source, lacking
+from analyzers.wording import ranks_text, sentence
+
+__all__ = ["Change", "StepCalls", "change_of", "desynced"]
+
+_COLLECTIVE = "op NOT IN ('send', 'recv') AND seq IS NOT NULL AND process_group IS NOT NULL AND rank >= 0"
+_PHASES = "('forward', 'backward', 'optimizer')"
+MAX_SUSPECTS = 8
+"""Ranks of one group that are compared with the others over all steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCalls:
+    """The calls of one rank in one group and step. `is_whole`: none is missing between these and the step before."""
+
+    first_seq: int
+    number: int
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """From which step on two ranks are out of sync. `extra`: calls that the first made more (fewer: negative)."""
+
+    step: int
+    extra: int
+    last_step: int
+    num_before: int
+    """Steps before, in which the two agreed."""
+    num_after: int
+
+
+def desynced(source: Source, scope: Scope, policy: DesyncPolicy = DesyncPolicy()) -> list[Finding]:
+    """Findings of kind `desync`, one for each step and set of ranks."""
+    if lacking(source, collectives=("step", "seq", "process_group")) or not source.has("steps"):
+        return []  # hangs of the same records say what is missing
+    findings: dict[tuple[object, ...], Finding] = {}
+    for attempt in attempts(source) if scope.attempt is None else [scope.attempt]:
+        for group in _suspicious_groups(source, attempt, scope.since_step, policy):
+            for found in _of_group(source, attempt, group, scope.since_step, policy):
+                findings.setdefault((attempt, found.first_step, found.ranks), found)
+    return list(findings.values())
+
+
+def _suspicious_groups(source: Source, attempt: int, since_step: int, policy: DesyncPolicy) -> list[str]:
+    """Groups in which first calls of one recent step differ in number: cheap, and a shift never goes away again."""
+    rows = source.rows(
+        f"""
+        WITH recent AS (
+            SELECT process_group, step, rank, min(seq) AS seq FROM collectives
+            WHERE attempt = ? AND step >= ? AND {_COLLECTIVE}
+              AND step > (SELECT max(step) FROM collectives WHERE attempt = ?) - ?
+            GROUP BY ALL
+        ), odd AS (SELECT process_group FROM recent GROUP BY process_group, step HAVING min(seq) <> max(seq))
+        SELECT DISTINCT process_group FROM odd ORDER BY ALL
+        """,
+        [attempt, max(0, since_step), attempt, policy.recent_steps],
+    )
+    return [group for (group,) in rows]
+
+
+def _of_group(source: Source, attempt: int, group: str, since_step: int, policy: DesyncPolicy) -> Iterator[Finding]:
+    place = [attempt, group, max(0, since_step)]
+    sides = _sides(source, place)
+    if len(sides) < 2:
+        return
+    usual, *others = sorted(sides.values(), key=lambda ranks: (-len(ranks), ranks))
+    suspects = sorted(rank for ranks in others for rank in ranks)[:MAX_SUSPECTS]
+    calls = _calls_by_step(source, place, [usual[0], *suspects])
+    changes: dict[tuple[int, int], tuple[Change, list[int]]] = {}
+    for rank in suspects:
+        change = change_of(calls.get(rank, {}), calls.get(usual[0], {}), policy)
+        if change is not None:
+            changes.setdefault((change.step, change.extra), (change, []))[1].append(rank)
+    if not changes or _in_threads(source, place, [usual[0], *suspects]):
+        return
+    for change, ranks in changes.values():
+        if _has_usual_phases(source, attempt, (ranks[0], usual[0]), change.step):
+            blamed = _blamed(calls, ranks, usual, change)
+            yield _finding(source, place, blamed, change, (ranks[0], usual[0]))
+
+
+def change_of(
+    own: Mapping[int, StepCalls], others: Mapping[int, StepCalls], policy: DesyncPolicy = DesyncPolicy()
+) -> Change | None:
+    """When a rank's numbers changed against another's for good; None if they never did, or changed more than once."""
+    steps = [step for step in sorted(own.keys() & others.keys()) if own[step].is_whole and others[step].is_whole]
+    shifts = [own[step].first_seq - others[step].first_seq for step in steps]
+    before = next((i for i, shift in enumerate(shifts) if shift != shifts[0]), len(shifts))
+    after = shifts[before:]
+    if before < policy.min_steps_before or len(after) < policy.min_steps_after or shifts[0] in after:
+        return None
+    first, following = steps[before - 1], steps[before]
+    between = sorted(step for step in own.keys() | others.keys() if first <= step < following)
+    step = next((step for step in between if _number(own, step) != _number(others, step)), None)
+    extra = after[0] - shifts[0]
+    if step is None or _number(own, step) - _number(others, step) != extra:
+        return None  # records are missing, or more than one step is odd
+    return Change(step=step, extra=extra, last_step=steps[-1], num_before=before, num_after=len(after))
+
+
+def _number(calls: Mapping[int, StepCalls], step: int) -> int:
+    return calls[step].number if step in calls else 0
+
+
+def _sides(source: Source, place: Sequence[Any]) -> dict[int, list[int]]:
+    """Number of the first call in the newest step that all ranks have -> ranks."""
+    rows = source.rows(
+        f"""
+        WITH firsts AS (
+            SELECT step, rank, min(seq) AS seq FROM collectives
+            WHERE attempt = ? AND process_group = ? AND step >= ? AND {_COLLECTIVE} GROUP BY ALL
+        ), newest AS (
+            SELECT max(step) AS step FROM (SELECT step, count(*) AS ranks FROM firsts GROUP BY step)
+            WHERE ranks = (SELECT count(DISTINCT rank) FROM firsts)
+        )
+        SELECT seq, list(rank ORDER BY rank) FROM firsts SEMI JOIN newest USING (step) GROUP BY seq
+        """,
+        place,
+    )
+    return {int(seq): [int(rank) for rank in ranks] for seq, ranks in rows}
+
+
+def _calls_by_step(source: Source, place: Sequence[Any], ranks: Sequence[int]) -> dict[int, dict[int, StepCalls]]:
+    rows = source.rows(
+        f"""
+        SELECT rank, step, seq, number, seq = last_seq - number + 1 AND before IS NOT DISTINCT FROM seq - 1 FROM (
+            SELECT *, lag(last_seq) OVER (PARTITION BY rank ORDER BY step) AS before FROM (
+                SELECT rank, step, min(seq) AS seq, max(seq) AS last_seq, count(*) AS number FROM collectives
+                WHERE attempt = ? AND process_group = ? AND step >= ? AND {_COLLECTIVE}
+                  AND rank IN ({", ".join(map(str, ranks))})
+                GROUP BY ALL
+            )
+        )
+        """,
+        place,
+    )
+    calls: dict[int, dict[int, StepCalls]] = {}
+    for rank, step, seq, number, is_whole in rows:
+        calls.setdefault(rank, {})[step] = StepCalls(first_seq=seq, number=number, is_whole=bool(is_whole))
+    return calls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Blamed:
+    ranks: tuple[int, ...]
+    cause: str
+    is_clear: bool = True
+
+
+def _blamed(
+    calls: Mapping[int, Mapping[int, StepCalls]], ranks: Sequence[int], usual: Sequence[int], change: Change
+) -> _Blamed:
+    """The ranks that are off, and whether they made fewer calls or more; both sides if nothing tells."""
+    is_odd = [_is_unusual(calls[side[0]], change.step) for side in (ranks, usual)]
+    if len(ranks) == len(usual) and is_odd[0] == is_odd[1]:
+        return _Blamed(ranks=tuple(sorted([*ranks, *usual])), cause="skipped", is_clear=False)
+    is_usual = len(ranks) == len(usual) and is_odd[1]
+    named, extra = (usual, -change.extra) if is_usual else (ranks, change.extra)
+    return _Blamed(ranks=tuple(named), cause="skipped" if extra < 0 else "extra")
+
+
+def _is_unusual(calls: Mapping[int, StepCalls], step: int) -> bool:
+    """Return True if a rank never made this number of calls in a step before."""
+    first = min(calls, default=step)
+    return _number(calls, step) not in {_number(calls, one) for one in range(first, step)}
+
+
+def _in_threads(source: Source, place: Sequence[Any], ranks: Sequence[int]) -> bool:
+    """Return True if calls of the group were made inside a phase by another thread than the one that trains.
+
+    Those calls carry no phase; to which step they belong says nothing.
+    """
+    if not source.has("spans"):
+        return False
+    return bool(
+        source.rows(
+            f"""
+            SELECT 1 FROM collectives c JOIN spans s USING (attempt, rank, step)
+            WHERE c.attempt = ? AND c.process_group = ? AND c.step >= ? AND c.{_COLLECTIVE.replace("AND ", "AND c.")}
+              AND c.rank IN ({", ".join(map(str, ranks))}) AND coalesce(c.phase, '') = '' AND s.kind IN {_PHASES}
+              AND c.issue_ns > s.start_ns AND c.issue_ns < s.end_ns
+            LIMIT 1
+            """,
+            place,
+        )
+    )
+
+
+def _has_usual_phases(source: Source, attempt: int, sides: tuple[int, int], step: int) -> bool:
+    """Return True if two ranks have the same phases in a step, or each those of its own step before."""
+    if not source.has("spans"):
+        return True
+    rows = source.rows(
+        f"SELECT rank, step, kind, count(*) FROM spans WHERE attempt = ? AND rank IN (?, ?) AND step BETWEEN ? AND ? "
+        f"AND kind IN {_PHASES} GROUP BY ALL",
+        [attempt, *sides, step - 1, step],
+    )
+    one, other = ([{k: n for r, at, k, n in rows if (r, at) == (rank, s)} for s in (step - 1, step)] for rank in sides)
+    return one[1] == other[1] or (one[0] == one[1] and other[0] == other[1])
+
+
+def _finding(source: Source, place: Sequence[Any], blamed: _Blamed, change: Change, sides: tuple[int, int]) -> Finding:
+    attempt, group, _ = place
+    seq, op, caller, phase = _odd_call(source, place, change, sides)
+    number, label = abs(change.extra), group if len(group) <= MAX_NAME else f"{group[: MAX_NAME - 3]}..."
+    call = f"{op} #{seq}" if number == 1 and seq is not None else f"{number} {op} calls"
+    who = ranks_text(blamed.ranks)
+    what = f"{who} {'skipped' if blamed.cause == 'skipped' else 'made an extra'} {call}"
+    if blamed.cause == "extra" and number > 1:
+        what = f"{who} made {number} extra {op} calls"
+    if not blamed.is_clear:
+        what = f"one of {who} skipped {call}"
+    return Finding(
+        analyzer="desync",
+        kind="desync",
+        severity="critical",
+        status="fired" if blamed.is_clear else "suspect",
+        ranks=blamed.ranks,
+        first_step=change.step,
+        last_step=change.last_step,
+        cause=blamed.cause,
+        summary=sentence(f"{what} (group {label}) at step {change.step}")
+        + " Since then the group's calls pair one step with another.",
+        evidence={
+            "op": op,
+            "process_group": group,
+            "seq": seq,
+            "caller": caller,
+            "phase": phase,
+            "num_calls": number,
+            "steps_before": change.num_before,
+            "steps_since": change.num_after,
+        },
+        advice=f"desync-{blamed.cause}",
+        attempt=attempt,
+    )
+
+
+def _odd_call(
+    source: Source, place: Sequence[Any], change: Change, sides: tuple[int, int]
+) -> tuple[int | None, str, str, str]:
+    """(number, operation, caller, phase) of the first call that one side made in the step and the other did not."""
+    attempt, group, _ = place
+    rows = source.rows(
+        "SELECT rank, seq, op, coalesce(caller, ''), coalesce(phase, '') FROM collectives "
+        f"WHERE attempt = ? AND process_group = ? AND step = ? AND {_COLLECTIVE} AND rank IN (?, ?) ORDER BY seq",
+        [attempt, group, change.step, *sides],
+    )
+    fewer, more = sides if change.extra < 0 else sides[::-1]
+    made = Counter((op, caller, phase) for rank, _, op, caller, phase in rows if rank == fewer)
+    for rank, seq, op, caller, phase in rows:
+        if rank == more:
+            if not made[op, caller, phase]:
+                return seq, op, caller, phase
+            made[op, caller, phase] -= 1
+    return None, "collective", "", ""
