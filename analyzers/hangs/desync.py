@@ -26,7 +26,7 @@ from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.hangs.policy import DesyncPolicy
-from analyzers.run.recorded_calls import MAX_NAME
+from analyzers.run.recorded_calls import Call
 from analyzers.run.snapshot import attempts
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
@@ -233,15 +233,12 @@ def _has_usual_phases(source: Source, attempt: int, sides: tuple[int, int], step
 
 def _finding(source: Source, place: Sequence[Any], blamed: _Blamed, change: Change, sides: tuple[int, int]) -> Finding:
     attempt, group, _ = place
-    seq, op, caller, phase = _odd_call(source, place, change, sides)
-    number, label = abs(change.extra), group if len(group) <= MAX_NAME else f"{group[: MAX_NAME - 3]}..."
-    call = f"{op} #{seq}" if number == 1 and seq is not None else f"{number} {op} calls"
-    who = ranks_text(blamed.ranks)
-    what = f"{who} {'skipped' if blamed.cause == 'skipped' else 'made an extra'} {call}"
+    odd, number = _odd_call(source, place, change, sides), abs(change.extra)
+    call = odd.text if number == 1 else f"{number} collectives from {odd.text} on"
+    who, act = ranks_text(blamed.ranks), "skipped" if blamed.cause == "skipped" else "made an extra"
+    what = f"{who} {act} {call}" if blamed.is_clear else f"one of {who} skipped {call}"
     if blamed.cause == "extra" and number > 1:
-        what = f"{who} made {number} extra {op} calls"
-    if not blamed.is_clear:
-        what = f"one of {who} skipped {call}"
+        what = f"{who} made {number} extra collectives from {odd.text} on"
     return Finding(
         analyzer="desync",
         kind="desync",
@@ -251,14 +248,13 @@ def _finding(source: Source, place: Sequence[Any], blamed: _Blamed, change: Chan
         first_step=change.step,
         last_step=change.last_step,
         cause=blamed.cause,
-        summary=sentence(f"{what} (group {label}) at step {change.step}")
-        + " Since then the group's calls pair one step with another.",
+        summary=sentence(f"{what} at step {change.step}") + " Since then the group's calls pair one step with another.",
         evidence={
-            "op": op,
+            "op": odd.op,
             "process_group": group,
-            "seq": seq,
-            "caller": caller,
-            "phase": phase,
+            "seq": odd.seq,
+            "caller": odd.caller,
+            "phase": odd.phase,
             "num_calls": number,
             "steps_before": change.num_before,
             "steps_since": change.num_after,
@@ -268,10 +264,8 @@ def _finding(source: Source, place: Sequence[Any], blamed: _Blamed, change: Chan
     )
 
 
-def _odd_call(
-    source: Source, place: Sequence[Any], change: Change, sides: tuple[int, int]
-) -> tuple[int | None, str, str, str]:
-    """(number, operation, caller, phase) of the first call that one side made in the step and the other did not."""
+def _odd_call(source: Source, place: Sequence[Any], change: Change, sides: tuple[int, int]) -> Call:
+    """The first call that one side made in the step and the other did not."""
     attempt, group, _ = place
     rows = source.rows(
         "SELECT rank, seq, op, coalesce(caller, ''), coalesce(phase, '') FROM collectives "
@@ -280,9 +274,8 @@ def _odd_call(
     )
     fewer, more = sides if change.extra < 0 else sides[::-1]
     made = Counter((op, caller, phase) for rank, _, op, caller, phase in rows if rank == fewer)
-    for rank, seq, op, caller, phase in rows:
-        if rank == more:
-            if not made[op, caller, phase]:
-                return seq, op, caller, phase
-            made[op, caller, phase] -= 1
-    return None, "collective", "", ""
+    for _, seq, op, caller, phase in (row for row in rows if row[0] == more):
+        if not made[op, caller, phase]:
+            return Call(rank=more, group=group, seq=seq, op=op, caller=caller, phase=phase)
+        made[op, caller, phase] -= 1
+    raise AssertionError("one side has more calls in the step than the other")

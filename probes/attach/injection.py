@@ -229,7 +229,7 @@ def _leave_out(module: nn.Module) -> None:
             module.require_backward_grad_sync = True
             hooks.pop().remove()
 
-        hooks.append(module.register_forward_pre_hook(reduce_again, prepend=True))  # of the next call on
+        hooks.append(register_optimizer_step_post_hook(reduce_again))  # before the loop may set it for its next step
         return
     real = dist.all_reduce
 

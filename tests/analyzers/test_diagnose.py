@@ -226,6 +226,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "link-errors": {"nvlink", "pcie"},
         "expert-imbalance": {"hot", "dead", "dropped"},
         "host-pressure": {"disk", "run_queue"},
+        "desync": {"skipped", "extra"},
         "hang": hang_causes() | log_wording.HANGS,
     }
     expected = {f"{kind}-{cause}" for kind, of_kind in causes.items() for cause in of_kind}
