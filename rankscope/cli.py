@@ -28,6 +28,7 @@ from rankscope.commands import (
     fleet,
     mcp,
     plan,
+    preflight,
     prepare,
     rebuild,
     replay,
@@ -55,6 +56,7 @@ app.command(epilog=train.EPILOG)(train.train)
 app.command(epilog=run.EPILOG, context_settings=run.CONTEXT)(run.run)
 app.command(epilog=plan.EPILOG)(plan.plan)
 app.command(epilog=prepare.EPILOG)(prepare.prepare)
+app.command(epilog=preflight.EPILOG)(preflight.preflight)
 app.command(epilog=analyze.EPILOG)(analyze.analyze)
 app.command(epilog=replay.EPILOG)(replay.replay)
 app.command(epilog=drill.EPILOG)(drill.drill)

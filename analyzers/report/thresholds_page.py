@@ -18,6 +18,7 @@ __all__ = ["Policy", "markdown", "policies"]
 
 _ANALYZERS = Path(__file__).parents[1]
 _GUARD = Path(probes.__file__).parent / "guard"
+_PREFLIGHT = _ANALYZERS.parent / "trainer" / "preflight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +33,15 @@ class Policy:
 
 
 def policies() -> Iterator[tuple[str, list[Policy]]]:
-    """(package, its policies), in the order of the verdict; the guard's last."""
+    """(package, its policies), in the order of the verdict; the guard's and those of preflight last."""
     for package in (*packages(), *sorted({path.name for path in _ANALYZERS.iterdir()} - set(packages()))):
         found = [policy for path in _modules(_ANALYZERS / package) for policy in _in_module(path, _ANALYZERS.parent)]
         if found:
             yield f"analyzers/{package}", found
-    yield "probes/guard", [policy for path in _modules(_GUARD) for policy in _in_module(path, _GUARD.parents[1])]
+    for folder in (_GUARD, _PREFLIGHT):
+        found = [policy for path in _modules(folder) for policy in _in_module(path, folder.parents[1])]
+        if found:  # a package may be read on its own
+            yield folder.relative_to(folder.parents[1]).as_posix(), found
 
 
 def markdown() -> str:

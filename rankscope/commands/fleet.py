@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from analyzers.fleet.history import RunHistory
     from store.runs_folder import RunsFolder
 
-__all__ = ["EPILOG", "fleet"]
+__all__ = ["EPILOG", "fleet", "suspicious_hosts"]
 
 EPILOG = (
     "\b\nExamples:\nrankscope fleet runs/\nrankscope fleet /data/team-a /data/team-b --format json\n"
@@ -59,6 +59,19 @@ def fleet(
         echo(json.dumps(asdict(found) | {"mtbf_h": found.mtbf_h}, indent=2))
     else:
         _print(found)
+
+
+def suspicious_hosts(path: Path) -> dict[str, str]:
+    """{host: what happened on it} of those with more trouble in the runs of a folder than chance explains."""
+    from analyzers.fleet.fleet import fleet as judge
+    from store.runs_folder import RunsFolder
+
+    found = judge(_histories(RunsFolder(path)))
+    return {
+        host.name: f"{host.bad_runs} of {host.runs} runs ({', '.join(kind.replace('_', ' ') for kind in host.kinds)})"
+        for host in found.hosts
+        if host.is_suspicious
+    }
 
 
 def _histories(folder: RunsFolder) -> list[RunHistory]:

@@ -54,6 +54,9 @@ def train(
     force: Annotated[
         bool, typer.Option("--force", help="With --resume: also if the run is alive, or the guard stopped it.")
     ] = False,
+    preflight: Annotated[
+        bool, typer.Option("--preflight", help="Check all nodes first; train only if nothing failed.")
+    ] = False,
 ) -> None:
     """Train a model over several ranks, with every rank recorded and watched.
 
@@ -61,6 +64,8 @@ def train(
     75 the disk is full or does not answer, 143 stopped by SIGTERM with a checkpoint, 130 stopped by Ctrl-C with a
     checkpoint.
     """
+    if preflight:
+        _check_first(nproc_per_node, nnodes, node_rank, rdzv_endpoint)
     from trainer.launcher.zygote import one_thread
 
     with one_thread():  # ranks are forked from here
@@ -95,3 +100,15 @@ def train(
         echo(f"rankscope: {where}{error.strerror}. Free or repair the disk, then try again.", err=True)
         raise typer.Exit(EXIT_STORAGE) from None
     raise typer.Exit(code)
+
+
+def _check_first(nproc: int, nnodes: str, node_rank: int, endpoint: str) -> None:
+    """Exit with 1 if a check of `rankscope preflight` fails."""
+    from trainer.preflight.launching import launch_preflight, usual_ranks
+
+    if nnodes != "1" and not endpoint:
+        fail("--preflight over several nodes needs --rdzv-endpoint HOST:PORT, the same on all of them")
+    nproc = nproc or usual_ranks()
+    if launch_preflight([], nproc=nproc, nnodes=nnodes, node_rank=node_rank, endpoint=endpoint):
+        echo("rankscope: not started: a check before the run failed. Without --preflight it starts anyway.", err=True)
+        raise typer.Exit(1)

@@ -1,0 +1,117 @@
+"""`rankscope preflight`: check versions, settings, clocks, devices and links of all nodes before a job."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankscope.terminal import console, echo, fail
+
+if TYPE_CHECKING:
+    from trainer.preflight.readings import Readings
+    from trainer.preflight.report import PreflightReport
+
+__all__ = ["EPILOG", "preflight"]
+
+EPILOG = (
+    "Examples:  rankscope preflight   |   torchrun --nproc-per-node 8 -m rankscope preflight   |   "
+    "srun --ntasks-per-node 8 rankscope preflight --fleet /data/runs   |   "
+    "rankscope preflight --nproc-per-node 4 --json"
+)
+
+
+def preflight(
+    as_json: Annotated[bool, typer.Option("--json", help="Print lines and readings as JSON.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for a warning too.")] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME", help="Compare this environment variable too; repeatable."),
+    ] = None,
+    fleet: Annotated[
+        Path | None,
+        typer.Option(metavar="RUNS_DIR", help="Compare with earlier preflights and runs of this folder."),
+    ] = None,
+    runs: Annotated[
+        Path, typer.Option("--runs", metavar="FOLDER", help="Folder in which runs will be written.")
+    ] = Path("runs"),
+    nproc_per_node: Annotated[
+        int, typer.Option("--nproc-per-node", min=0, help="Ranks, without a launcher; 0: one a GPU, or one.")
+    ] = 0,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=1.0, help="Wait so many seconds for a rank.")] = 120.0,
+) -> None:
+    """Check all nodes before a job: versions, settings, clocks, disk, speed of devices, memory and links.
+
+    Start it as the job will be started, with torchrun, srun or `rankscope run`, or alone on one machine. Each device,
+    link and node is compared with its peers, and with --fleet with its own past.
+
+    Exit codes: 0 nothing failed, 1 a check failed (with --strict: or warns), 2 wrong options, 3 a rank did not answer
+    or the ranks could not communicate.
+    """
+    from trainer.preflight.joining import JoinError, is_launched, join
+    from trainer.preflight.launching import CODE_FILE, launch_preflight, usual_ranks
+
+    if fleet is not None and not fleet.is_dir():
+        fail(f"--fleet {fleet}: no such folder")
+    nproc = nproc_per_node or usual_ranks()
+    if not is_launched() and nproc > 1:
+        raise typer.Exit(launch_preflight(_words(as_json, strict, settings, fleet, runs, timeout_s), nproc=nproc))
+
+    from trainer.preflight.policy import PreflightPolicy
+    from trainer.preflight.session import Options, Session
+
+    try:
+        place = join(timeout_s)
+    except JoinError as error:
+        echo(f"rankscope: {error}", err=True)
+        raise typer.Exit(3) from None
+    options = Options(timeout_s=timeout_s, runs=runs, settings=tuple(settings or ()))
+    session = Session(place, options, PreflightPolicy())
+    code, report = session.run(lambda readings: _judged(readings, fleet), strict=strict)
+    if report is not None:
+        _show(report, as_json)
+    if code_file := os.environ.get(CODE_FILE):
+        if place.local_rank == 0:
+            Path(code_file).write_text(str(code))
+        code = 0
+    sys.stdout.flush()
+    raise typer.Exit(code)
+
+
+def _words(
+    as_json: bool, strict: bool, settings: list[str] | None, fleet: Path | None, runs: Path, timeout_s: float
+) -> list[str]:
+    words = ["--runs", str(runs), "--timeout", str(timeout_s)]
+    words += ["--json"] * as_json + ["--strict"] * strict
+    words += [word for name in settings or () for word in ("--env", name)]
+    return words + (["--fleet", str(fleet)] if fleet is not None else [])
+
+
+def _judged(readings: Readings, fleet: Path | None) -> PreflightReport:
+    """The verdict, with the fleet's past where a folder is given; the readings are added to it."""
+    from trainer.preflight.judge import judge
+    from trainer.preflight.past import read_past, remember
+
+    if fleet is None:
+        return judge(readings)
+    from rankscope.commands.fleet import suspicious_hosts
+
+    report = judge(readings, past=read_past(fleet), suspicious=suspicious_hosts(fleet))
+    try:
+        remember(readings, fleet)
+    except OSError as error:
+        echo(f"rankscope: this preflight is not remembered: {error}", err=True)
+    return report
+
+
+def _show(report: PreflightReport, as_json: bool) -> None:
+    if as_json:
+        echo(json.dumps(report.to_json(), indent=2))
+        return
+    from trainer.preflight.text import print_report
+
+    print_report(report, console())

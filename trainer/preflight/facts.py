@@ -1,0 +1,112 @@
+"""What should be the same on every rank: versions, hardware, settings that libraries read from the environment.
+
+    facts(torch.device("cpu"))["torch"]     # "2.13.0+cpu"
+    settings(["MY_FLAG"])                    # {"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "1", ...}
+
+A fact that cannot be read is left out, so that a node that lacks it differs from one that has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+
+from probes.tape.run_facts import versions
+from probes.tape.secrets import Redactor
+
+__all__ = ["boot_id", "device_model", "facts", "node_key", "settings"]
+
+_PREFIXES = (
+    "NCCL_", "TORCH_NCCL_", "RCCL_", "GLOO_", "FI_", "UCX_", "OFI_", "RDMAV_", "CUDA_", "PYTORCH_", "TORCHINDUCTOR_",
+)  # fmt: skip
+_NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MALLOC_ARENA_MAX", "LD_PRELOAD")
+_OWN_OF_A_RANK = {"CUDA_VISIBLE_DEVICES"}
+"""Differ between ranks as they should."""
+_INFINIBAND = Path("/sys/class/infiniband")
+MAX_VALUE_CHARS = 200
+
+
+def settings(more: Iterable[str] = ()) -> dict[str, str]:
+    """Settings of the communication libraries and of torch, and the variables in `more`; secrets redacted."""
+    wanted = {*_NAMES, *more, *(name for name in os.environ if name.startswith(_PREFIXES))} - _OWN_OF_A_RANK
+    redactor = Redactor.of({})
+    found = {}
+    for name in sorted(wanted & set(os.environ)):
+        text = redactor(f"{name}={os.environ[name][:MAX_VALUE_CHARS]}")
+        found[name] = text.partition("=")[2]
+    return found
+
+
+def facts(device: torch.device) -> dict[str, str]:
+    """Versions and hardware of this rank's node."""
+    found = {**versions(), "kernel": platform.release(), "cores": str(len(os.sched_getaffinity(0)))}
+    found["device model"] = device_model(device)
+    found["devices"] = str(torch.cuda.device_count()) if torch.cuda.is_available() else "no GPU"
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    if hip := getattr(torch.version, "hip", None):
+        found["hip"] = str(hip)
+    with contextlib.suppress(Exception):  # builds without NCCL raise different errors
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    with contextlib.suppress(OSError):
+        line = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+        if number := re.search(r"\d+\.\d+(\.\d+)?", line):
+            found["gpu driver"] = number[0]
+    with contextlib.suppress(OSError):
+        found["efa driver"] = Path("/sys/module/efa/version").read_text().strip()
+    if ports := list(_ports()):
+        found["network ports"] = ", ".join(ports)
+    if mtu := _mtu():
+        found["mtu"] = mtu
+    return found
+
+
+def device_model(device: torch.device) -> str:
+    """Name of the GPU, or of the processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    with contextlib.suppress(OSError, IndexError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name")) or "cpu"
+    return "cpu"
+
+
+def node_key() -> str:
+    """What tells this node from others: host name, kernel and network; two containers of one machine are two nodes."""
+    network = ""
+    with contextlib.suppress(OSError):
+        network = os.readlink("/proc/self/ns/net")
+    return f"{platform.node()} {boot_id()} {network}"
+
+
+def boot_id() -> str:
+    """Identity of the running kernel: processes with the same one share processor cores."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return platform.node()
+
+
+def _ports(folder: Path = _INFINIBAND) -> Iterator[str]:
+    """`mlx5_0/1 ACTIVE 400 Gb/sec (4X NDR)` of each InfiniBand, RoCE or EFA port."""
+    for port in sorted(folder.glob("*/ports/*")):
+        with contextlib.suppress(OSError):
+            state = (port / "state").read_text().strip().partition(":")[2].strip()
+            rate = (port / "rate").read_text().strip()
+            yield f"{port.parts[-3]}/{port.name} {state} {rate}"
+
+
+def _mtu() -> str:
+    """Largest packet of each interface that is up, without the loopback and those of containers."""
+    found = []
+    for folder in sorted(Path("/sys/class/net").glob("*")):
+        with contextlib.suppress(OSError):
+            is_real = not folder.name.startswith(("lo", "veth", "docker", "br-", "virbr", "cali", "flannel"))
+            if is_real and (folder / "operstate").read_text().strip() == "up":
+                found.append((folder / "mtu").read_text().strip())
+    return ", ".join(sorted(set(found)))

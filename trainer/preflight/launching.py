@@ -1,0 +1,59 @@
+"""Start the ranks of a preflight where no launcher has: on this machine, or on this node of a run that is to start.
+
+    code = launch_preflight(["--strict"], nproc=8)
+    code = launch_preflight([], nproc=8, nnodes="4", node_rank=1, endpoint="gpu-01:29500")
+
+The launcher is torch's own, which knows one exit code for all failures: the ranks leave theirs in a file.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from probes.attach.own_process import own_process
+from trainer.launcher.nodes.host_address import own_address
+from trainer.preflight.report import EXIT_INCOMPLETE
+
+__all__ = ["CODE_FILE", "launch_preflight", "usual_ranks"]
+
+CODE_FILE = "RANKSCOPE_PREFLIGHT_CODE_FILE"
+"""Variable with the file that gets the exit code of the ranks that `launch_preflight` started."""
+
+
+def usual_ranks() -> int:
+    """One rank a GPU of this machine, or one."""
+    return max(1, len(glob.glob("/dev/nvidia[0-9]*")))
+
+
+def launch_preflight(
+    words: Sequence[str], *, nproc: int, nnodes: str = "1", node_rank: int = 0, endpoint: str = ""
+) -> int:
+    """Run `rankscope preflight WORDS` as `nproc` ranks of this node; returns its exit code."""
+    if nnodes == "1":
+        where = ["--standalone"]
+    else:
+        host, _, port = endpoint.rpartition(":")
+        where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "rankscope-preflight"]
+        where += ["--rdzv-conf", f"is_host={int(node_rank == 0)}"]
+        if port.isdecimal() and (address := own_address(host.strip("[]"), int(port))):
+            where += ["--local-addr", address]
+    command, environment = own_process(
+        "torch.distributed.run", "--nnodes", nnodes, "--nproc-per-node", str(nproc), *where,
+        "-m", "rankscope", "preflight", *words,
+    )  # fmt: skip
+    environment.setdefault("OMP_NUM_THREADS", "1")  # else the launcher sets it with a warning
+    with tempfile.TemporaryDirectory(prefix="rankscope-preflight-") as folder:
+        file = Path(folder) / "code"
+        environment[CODE_FILE] = os.fspath(file)
+        done = subprocess.run(command, env=environment, check=False)
+        if done.returncode < 0 or done.returncode == 130:
+            return 130
+        try:
+            return int(file.read_text())
+        except (OSError, ValueError):
+            return EXIT_INCOMPLETE

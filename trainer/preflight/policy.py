@@ -1,0 +1,61 @@
+"""Every threshold of a preflight's verdict, with unit and source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["PreflightPolicy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreflightPolicy:
+    """When a reading stands out from its peers."""
+
+    slow_device_ratio: float = 0.9
+    """Speed of a device over the median of its peers below which it is reported (ratio). Source: healthy GPUs of one
+    model differ by some 5 % in sustained clock."""
+    failed_device_ratio: float = 0.75
+    """Speed below which a device fails the check (ratio). Source: every step of a synchronous job would take a third
+    longer."""
+    slow_link_ratio: float = 0.7
+    """Bandwidth of a link over the median of all below which it is reported (ratio). Source: links of one fabric differ
+    by up to 20 % with their distance in it."""
+    failed_link_ratio: float = 0.5
+    """Bandwidth below which a link fails the check (ratio). Source: half the lanes or one of two rails is gone."""
+    high_latency_ratio: float = 3.0
+    """Latency over the median of all from which a link is reported (ratio). Source: one switch more adds less than a
+    factor of two."""
+    least_latency_s: float = 100e-6
+    """Latency in excess of the median below which nothing is reported (seconds). Source: interrupts and scheduling of a
+    host take this long."""
+    least_z: float = 5.0
+    """Distance from the median in robust standard deviations that a slow reading has at least. Source: of 4,096
+    normal readings one lies that far below in one of 850 checks."""
+    least_peers: int = 4
+    """Readings below which median and spread say nothing, and the fastest is the measure. Source: the median absolute
+    deviation of three values is the distance of the middle one to its nearer neighbour."""
+    few_peers_ratio: float = 0.6
+    """Speed over the fastest below which a reading fails where there are few peers (ratio). Source: convention."""
+    core_wait_ratio: float = 0.2
+    """Share of time without a processor core from which the node is reported (ratio). Source: an idle node has none;
+    one busy process on the same core takes half."""
+    peers_wait_ratio: float = 0.5
+    """Share of a node's waiting that its peers may have (ratio). Source: where all wait, no node stands out."""
+    warned_clock_s: float = 0.1
+    """Distance of a clock from the median of all that is reported (seconds). Source: NTP holds 10 ms, and logs of
+    several nodes are ordered by it."""
+    failed_clock_s: float = 1.0
+    """Distance of a clock that fails the check (seconds). Source: leases and certificates are off, and a timeline over
+    nodes is useless."""
+    least_disk_bytes: int = 10 << 30
+    """Free disk below which a node is reported (bytes). Source: `rankscope doctor`."""
+    least_shared_bytes: int = 1 << 30
+    """Free shared memory below which a node is reported (bytes). Source: `rankscope doctor`; Docker gives 64 MiB."""
+    slow_against_past_ratio: float = 0.9
+    """Speed of a device over the median of its own past below which it is reported (ratio). Source: as
+    slow_device_ratio."""
+    least_past: int = 3
+    """Earlier preflights of a device below which its past says nothing. Source: a median needs three."""
+    must_match: tuple[str, ...] = ("python", "torch", "nccl", "cuda", "hip", "rankscope", "device model", "devices")
+    """Facts that fail the check where they differ; others are reported. Source: a job over different builds of these
+    hangs or computes different numbers."""

@@ -1,0 +1,275 @@
+"""Take part in a preflight as one rank: measure, exchange, and get the same verdict as all others.
+
+    session = Session(join(120.0), Options(), PreflightPolicy())
+    exit_code, report = session.run(judge, strict=False)       # the report on rank 0, None on the others
+
+1. Each rank reports itself; rank 0 waits until all have, or a deadline has passed, and publishes who is where.
+2. Devices are measured: GPUs at once, as they train; processors that share cores in turn. Slow ones again.
+3. Clocks, then links in rounds of disjoint pairs. Slow ones again, the better reading counts. Then the all-reduce.
+4. Rank 0 gathers, judges and publishes the exit code.
+
+Everything is exchanged through the store of the job, so that a broken network is reported and not waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from trainer.preflight.facts import boot_id, device_model, facts, node_key, settings
+from trainer.preflight.joining import Place
+from trainer.preflight.judge_devices import slow_devices
+from trainer.preflight.judge_links import slow_pairs
+from trainer.preflight.layout import Hello, Layout
+from trainer.preflight.links import answer_clock, clock_offsets, measure_all_reduce, measure_link
+from trainer.preflight.policy import PreflightPolicy
+from trainer.preflight.readings import AllReduceReading, LinkReading, RankReading, Readings
+from trainer.preflight.report import PreflightReport
+from trainer.preflight.rounds import Pair, repeat_rounds
+from trainer.preflight.speeds import DeviceSpeed, device_speed
+
+__all__ = ["Options", "Session"]
+
+COMMUNICATION_S = 60.0
+"""A message that takes longer is a failure."""
+GOODBYE_S = 10.0
+MOST_ALL_REDUCE_BYTES = 1 << 26
+ALL_REDUCE_S = 0.1
+"""Time that the slowest link may take for its share of the all-reduce."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What one preflight measures."""
+
+    timeout_s: float = 120.0
+    """Wait so long for a rank."""
+    runs: Path = Path("runs")
+    """Where runs are to be written: its free space counts."""
+    settings: tuple[str, ...] = ()
+    """More environment variables to compare."""
+
+
+class Session:
+    """One rank's part."""
+
+    def __init__(self, place: Place, options: Options, policy: PreflightPolicy) -> None:
+        self.place, self.options, self.policy = place, options, policy
+        self.device = torch.device("cpu")
+        if torch.cuda.is_available():
+            self.device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+            torch.cuda.set_device(self.device)
+        self._started_s = time.monotonic()
+        self._reading = RankReading(rank=place.rank, node="")
+        self._links: list[LinkReading] = []
+        self._all_reduce: AllReduceReading | None = None
+
+    def run(self, judge: Callable[[Readings], PreflightReport], *, strict: bool) -> tuple[int, PreflightReport | None]:
+        """Measure with all others; (exit code, report on rank 0)."""
+        layout = self._meet()
+        self._measure_node(layout)
+        self._measure_device(layout)
+        if layout.is_complete and layout.world_size > 1:
+            try:
+                self._communicate(layout)
+            except Exception as error:  # a broken network raises errors of many types; each is the result of the check
+                self._reading = replace(self._reading, problem=f"{type(error).__name__}: {_first_line(error)}")
+            finally:
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+        return self._conclude(layout, judge, strict=strict)
+
+    # 1. Who is there.
+
+    def _meet(self) -> Layout:
+        own = Hello(
+            host=socket.gethostname(), node_key=node_key(), boot_id=boot_id(), local_rank=self.place.local_rank,
+            is_gpu=self.device.type == "cuda",
+        )  # fmt: skip
+        self._set(f"hello/{self.place.rank}", asdict(own))
+        if self.place.rank == 0:
+            hellos = self._gather("hello", range(self.place.world_size))
+            found = Layout.of({rank: Hello(**values) for rank, values in hellos.items()}, self.place.world_size)
+            self._set("layout", found.to_json())
+        return Layout.of_json(self._get("layout", self.options.timeout_s * 2))
+
+    # 2. The node and its device.
+
+    def _measure_node(self, layout: Layout) -> None:
+        place = self.options.runs.absolute()
+        folder = next(path for path in (place, *place.parents) if path.is_dir())
+        self._reading = replace(
+            self._reading,
+            local_rank=self.place.local_rank,
+            node=layout.node_of[self.place.rank],
+            host=socket.gethostname(),
+            device=device_model(self.device),
+            facts=facts(self.device),
+            settings=settings(self.options.settings),
+            disk_free_bytes=_free_bytes(folder),
+            shared_free_bytes=_free_bytes(Path("/dev/shm")),
+        )
+
+    def _measure_device(self, layout: Layout) -> None:
+        """Measure, and once more what is slower than its peers."""
+        measuring = [rank for rank in layout.node_of if layout.measures_speed(rank)]
+        self._measure_speed(layout, measuring, "speed")
+        if self.place.rank == 0:
+            found = self._gather("speed", measuring)
+            readings = Readings(
+                world_size=layout.world_size,
+                ranks=tuple(RankReading(**{**values, "rank": rank}) for rank, values in found.items()),
+            )
+            slow = {
+                rank
+                for field in ("matmul_flops_per_s", "memory_bytes_per_s")
+                for rank in slow_devices(readings, field, self.policy)
+            }
+            self._set("slow-devices", sorted(slow))
+        self._measure_speed(layout, self._get("slow-devices", self.options.timeout_s * 2), "speed-again")
+
+    def _measure_speed(self, layout: Layout, ranks: Sequence[int], key: str) -> None:
+        if self.place.rank not in ranks:
+            return
+        before = layout.turn_before(self.place.rank)
+        while before is not None and before not in ranks:
+            before = layout.turn_before(before)
+        if before is not None:
+            self._get(f"{key}/{before}", self.options.timeout_s)
+        try:
+            self._reading = _faster(self._reading, device_speed(self.device))
+        except RuntimeError as error:  # what a broken device raises; the next in turn must not wait for it
+            self._reading = replace(self._reading, problem=f"{type(error).__name__}: {_first_line(error)}")
+        self._set(f"{key}/{self.place.rank}", asdict(self._reading))
+
+    # 3. Between the ranks.
+
+    def _communicate(self, layout: Layout) -> None:
+        backend = "cpu:gloo,cuda:nccl" if layout.is_gpu else "gloo"
+        dist.init_process_group(
+            backend, store=PrefixStore("group", self.place.store), rank=self.place.rank,
+            world_size=self.place.world_size, timeout=timedelta(seconds=COMMUNICATION_S),
+        )  # fmt: skip
+        device = self.device if layout.is_gpu else torch.device("cpu")
+        self._compare_clocks(layout)
+        self._run_rounds(layout.rounds(), device)
+        self._set(f"links/{self.place.rank}", [asdict(link) for link in self._links])
+        if self.place.rank == 0:
+            found = self._gather("links", layout.node_of)
+            links = [LinkReading(**values) for own in found.values() for values in own]
+            again = repeat_rounds(slow_pairs(links, self.policy))
+            slowest = min((link.bytes_per_s for link in links), default=0.0)
+            num_bytes = int(min(MOST_ALL_REDUCE_BYTES, max(1 << 16, slowest * ALL_REDUCE_S)))
+            self._set("again", {"rounds": again, "num_bytes": num_bytes})
+        again = self._get("again", COMMUNICATION_S)
+        self._run_rounds([[(a, b) for a, b in pairs] for pairs in again["rounds"]], device)
+        self._all_reduce = measure_all_reduce(device, again["num_bytes"])
+
+    def _compare_clocks(self, layout: Layout) -> None:
+        """Rank 0 asks the first rank of each other node."""
+        leaders = layout.leaders()
+        if self.place.rank == 0:
+            offsets = {0: (0, 0), **clock_offsets([rank for rank in leaders if rank])}
+            self._set("clocks", {str(rank): offset for rank, offset in offsets.items()})
+        elif self.place.rank in leaders:
+            answer_clock(0)
+        if self.place.rank in leaders:
+            offset_ns, error_ns = self._get("clocks", COMMUNICATION_S)[str(self.place.rank)]
+            self._reading = replace(self._reading, clock_offset_ns=offset_ns, clock_error_ns=error_ns)
+
+    def _run_rounds(self, rounds: Sequence[Sequence[Pair]], device: torch.device) -> None:
+        """Measure this rank's pair of each round; of two readings of a link the better counts."""
+        for pairs in rounds:
+            own = next((pair for pair in pairs if self.place.rank in pair), None)
+            if own is None:
+                continue
+            partner = own[0] if own[1] == self.place.rank else own[1]
+            new = measure_link(partner, device)
+            old = next((link for link in self._links if link.target == partner), None)
+            if old is not None:
+                self._links.remove(old)
+                rate, latency_s = max(old.bytes_per_s, new.bytes_per_s), min(old.latency_s, new.latency_s)
+                new = replace(new, bytes_per_s=rate, latency_s=latency_s)
+            self._links.append(new)
+
+    # 4. The verdict.
+
+    def _conclude(
+        self, layout: Layout, judge: Callable[[Readings], PreflightReport], *, strict: bool
+    ) -> tuple[int, PreflightReport | None]:
+        own = {"reading": asdict(self._reading), "links": [asdict(link) for link in self._links]}
+        self._set(f"done/{self.place.rank}", own)
+        if self.place.rank != 0:
+            code = int(self._get("verdict", self.options.timeout_s + COMMUNICATION_S))
+            self._set(f"goodbye/{self.place.rank}", True)
+            return code, None
+        found = self._gather("done", layout.node_of)
+        rounds = layout.rounds()
+        readings = Readings(
+            world_size=layout.world_size,
+            ranks=tuple(RankReading(**values["reading"]) for values in found.values()),
+            links=tuple(LinkReading(**link) for values in found.values() for link in values["links"]),
+            all_reduce=self._all_reduce,
+            backend="nccl" if layout.is_gpu else "gloo",
+            num_rounds=len(rounds),
+            duration_s=round(time.monotonic() - self._started_s, 3),
+        )
+        report = judge(readings)
+        code = report.exit_code(strict=strict)
+        self._set("verdict", code)
+        self._gather("goodbye", [rank for rank in found if rank], timeout_s=GOODBYE_S)  # the store ends with this rank
+        return code, report
+
+    # The store.
+
+    def _set(self, key: str, value: Any) -> None:
+        self.place.store.set(key, json.dumps(value))
+
+    def _get(self, key: str, timeout_s: float) -> Any:
+        """Raises DistStoreError after `timeout_s`."""
+        self.place.store.wait([key], timedelta(seconds=timeout_s))
+        return json.loads(self.place.store.get(key))
+
+    def _gather(self, key: str, ranks: Any, timeout_s: float | None = None) -> dict[int, Any]:
+        """{rank: value} of those that answer before the deadline."""
+        deadline_s = time.monotonic() + (self.options.timeout_s if timeout_s is None else timeout_s)
+        found = {}
+        for rank in ranks:
+            try:
+                found[rank] = self._get(f"{key}/{rank}", max(0.05, deadline_s - time.monotonic()))
+            except dist.DistError:
+                continue
+        return found
+
+
+def _faster(old: RankReading, own: DeviceSpeed) -> RankReading:
+    """The reading with the better of two measurements."""
+    waits = [wait for wait in (old.core_wait_ratio, own.core_wait_ratio) if wait is not None]
+    return replace(
+        old,
+        matmul_flops_per_s=max(own.matmul_flops_per_s, old.matmul_flops_per_s or 0.0),
+        memory_bytes_per_s=max(own.memory_bytes_per_s, old.memory_bytes_per_s or 0.0),
+        core_wait_ratio=min(waits, default=None),
+    )
+
+
+def _free_bytes(folder: Path) -> int | None:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or ["no message"])[0][:200]

@@ -1,0 +1,101 @@
+"""Sustained speed of a device: matrix products and memory, over a fixed time and with nothing else.
+
+    speed = device_speed(torch.device("cpu"))
+    speed.matmul_flops_per_s, speed.memory_bytes_per_s, speed.core_wait_ratio
+
+Of three windows the best counts: a window in which the system did something else is no fault of the device, while
+a core that is shared or a clock that is throttled shows in all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+__all__ = ["DeviceSpeed", "device_speed"]
+
+WINDOW_S = 0.12
+NUM_WINDOWS = 3
+GPU_DIMENSION = 8192
+CPU_DIMENSION = 512
+GPU_COPY_BYTES = 1 << 30
+CPU_COPY_BYTES = 1 << 26
+"""Larger than the last-level cache that one core uses."""
+MAX_THREADS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpeed:
+    """Operations and bytes (read and written) a second; the share of time that the thread waited for a core."""
+
+    matmul_flops_per_s: float
+    memory_bytes_per_s: float
+    core_wait_ratio: float | None
+
+
+def device_speed(device: torch.device) -> DeviceSpeed:
+    """Measure; takes about a second. On a CPU with all cores that this process may use."""
+    threads = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(min(MAX_THREADS, len(os.sched_getaffinity(0))))
+    try:
+        return _measured(device)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measured(device: torch.device) -> DeviceSpeed:
+    on_gpu = device.type == "cuda"
+    dimension = GPU_DIMENSION if on_gpu else CPU_DIMENSION
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    a, b = (torch.ones(dimension, dimension, device=device, dtype=dtype) for _ in range(2))
+    product = torch.empty_like(a)
+    started_ns, waited_ns = time.perf_counter_ns(), _waited_ns()
+    products_per_s = _best_rate(lambda: torch.mm(a, b, out=product), device)
+    ended_waiting_ns, ended_ns = _waited_ns(), time.perf_counter_ns()
+    source = torch.empty((GPU_COPY_BYTES if on_gpu else CPU_COPY_BYTES) // 4, device=device, dtype=torch.float32)
+    source.fill_(1.0)
+    copy = torch.empty_like(source)
+    copies_per_s = _best_rate(lambda: copy.copy_(source), device)
+    waits = None
+    if waited_ns is not None and ended_waiting_ns is not None:
+        waits = min(1.0, (ended_waiting_ns - waited_ns) / (ended_ns - started_ns))
+    return DeviceSpeed(
+        matmul_flops_per_s=2.0 * dimension**3 * products_per_s,
+        memory_bytes_per_s=2.0 * source.nbytes * copies_per_s,
+        core_wait_ratio=waits,
+    )
+
+
+def _best_rate(work: Callable[[], object], device: torch.device) -> float:
+    """Calls a second in the best of some windows, after one call that is not counted."""
+    work()
+    _synchronise(device)
+    best = 0.0
+    for _ in range(NUM_WINDOWS):
+        calls, started = 0, time.perf_counter()
+        elapsed = 0.0
+        while elapsed < WINDOW_S:
+            work()
+            _synchronise(device)
+            calls, elapsed = calls + 1, time.perf_counter() - started
+        best = max(best, calls / elapsed)
+    return best
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _waited_ns() -> int | None:
+    """Time that the main thread was ready and had no core, as the scheduler counts it."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        return int(Path("/proc/self/schedstat").read_text().split()[1])
+    return None
