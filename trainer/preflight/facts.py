@@ -1,4 +1,4 @@
-"""What should be the same on every rank: versions, hardware, settings that libraries read from the environment.
+"""Versions, hardware and settings of a rank that should be the same on all ranks.
 
     facts(torch.device("cpu"))["torch"]     # "2.13.0+cpu"
     settings(["MY_FLAG"])                    # {"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "1", ...}
@@ -78,7 +78,7 @@ def device_model(device: torch.device) -> str:
 
 
 def node_key() -> str:
-    """What tells this node from others: host name, kernel and network; two containers of one machine are two nodes."""
+    """Identity of this node: host name, kernel and network. Two containers of one machine are two nodes."""
     network = ""
     with contextlib.suppress(OSError):
         network = os.readlink("/proc/self/ns/net")

@@ -169,7 +169,7 @@ def _space(readings: Readings, policy: PreflightPolicy) -> Iterator[Line]:
 
 
 def _all_reduce(readings: Readings) -> Iterator[Line]:
-    """What was measured; its bandwidth has no peer, so only that it worked is judged."""
+    """The bandwidth of the all-reduce has no peer: only that it worked is judged."""
     found = readings.all_reduce
     if found is not None:
         text = (

@@ -116,7 +116,7 @@ def _single_lines(links: Sequence[LinkReading], node_of: Mapping[int, str], poli
 
 
 def _latency_lines(links: Sequence[LinkReading], node_of: Mapping[int, str], policy: PreflightPolicy) -> Iterator[Line]:
-    """As with bandwidth: an end first, then single links."""
+    """Latencies, as bandwidths: ends first, then single links."""
     best: dict[int, float] = {}
     for link in links:
         for rank in (link.source, link.target):

@@ -1,4 +1,4 @@
-"""Who takes part in which measurement, from what each rank reports of itself.
+"""Assign ranks to nodes, turns and rounds, from what each rank reports of itself.
 
 layout = Layout.of({0: Hello(...), 1: Hello(...)}, world_size=2)
 layout.node_of[1]             # "gpu-02"
@@ -19,7 +19,7 @@ __all__ = ["Hello", "Layout"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What a rank reports first."""
+    """The first report of a rank."""
 
     host: str
     node_key: str

@@ -1,4 +1,4 @@
-"""Which pairs measure their link in which round: disjoint pairs, so that no link shares an end with another.
+"""Rounds of disjoint pairs, so that no link is measured while one of its ends is busy with another.
 
 pair_rounds(8)          # 7 rounds: every pair of 8 once
 pair_rounds(512)        # 9 rounds of 256 pairs: each node with 9 partners

@@ -51,7 +51,7 @@ ALL_REDUCE_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What one preflight measures."""
+    """Settings of one preflight."""
 
     timeout_s: float = 120.0
     """Wait so long for a rank."""
