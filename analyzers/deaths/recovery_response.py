@@ -35,6 +35,7 @@ class Response:
     restored_step: int | None
     tier: str
     skipped_batches: tuple[int, ...]
+    replayed_batches: tuple[int, ...]
     duration_s: float | None
 
     @property
@@ -54,6 +55,8 @@ class Response:
         if self.skipped_batches:
             batches = ", ".join(str(batch) for batch in self.skipped_batches[:8])
             parts.append(f"skipped batch{'es' if len(self.skipped_batches) > 1 else ''} {batches}")
+        elif self.replayed_batches:
+            parts.append(f"trained batch {self.replayed_batches[0]} again")
         if parts:
             return sentence(" and ".join(parts))
         # While a step runs, it is not known yet whether it will be refused.
@@ -66,6 +69,7 @@ class Response:
             "restored_step": self.restored_step,
             "restored_from": self.tier,
             "skipped_batches": list(self.skipped_batches),
+            "replayed_batches": list(self.replayed_batches),
         }
 
 
@@ -80,6 +84,7 @@ def respond(log: EventLog, *, attempt: int, step: int, turn: int = 0, committed:
         refused=None if committed is None else not committed,
         restored_step=restored if restored >= 0 else None,
         tier=rollback.text("tier") if rollback else "",
+        replayed_batches=tuple(rollback.integers("replayed_batches") if rollback else []),
         skipped_batches=tuple(sorted({*skipped, *(batch for batch in skips if batch >= 0)})),
         duration_s=rollback.number("duration_s") if rollback else None,
     )

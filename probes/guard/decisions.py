@@ -7,7 +7,8 @@
 A bad step is never taken. What follows depends on how often it went wrong in the same incident, that is, before
 `quiet_steps` steps beyond the failing one were taken:
 
-1. to 3. failure: the batch is skipped and the last good state restored (nothing restored where there is none),
+1. failure, where the step was good when it was repeated: the last good state is restored, the batch trained again,
+1. to 3. failure otherwise: the batch is skipped, the last good state restored (nothing restored where there is none),
 4., 5. failure: the same with a window of batches before it, and the learning rate is lowered for a while,
 then, or when the run's budget of rollbacks is spent: stop, with a report. It never goes round in circles.
 
@@ -133,10 +134,12 @@ class Guard:
         if ledger.failures and position.step >= ledger.incident_step + self.policy.quiet_steps:
             ledger.failures = 0
 
-    def decide(self, verdict: Verdict, batch_index: int) -> Decision:
-        """Count the failure and choose. Raises RunStopped when patience or budget is spent."""
+    def decide(self, verdict: Verdict, batch_index: int, *, is_transient: bool = False) -> Decision:
+        """Count the failure and choose; `is_transient`: the same step, repeated, was good. Raises RunStopped when
+        patience or budget is spent."""
         ledger, policy = self.ledger, self.policy
         ledger.failures += 1
+        is_first_time = ledger.failures == 1 or verdict.step > ledger.incident_step
         ledger.incident_step = max(verdict.step, ledger.incident_step if ledger.failures > 1 else 0)
         if ledger.failures > len(policy.windows):
             raise self._stop(f"{ledger.failures} failures in a row, the last: {verdict.reason}")
@@ -144,6 +147,8 @@ class Guard:
             raise self._stop(f"recovery.max_rollbacks = {self.max_rollbacks} are spent, then: {verdict.reason}")
         if verdict.kind == "corruption":
             return self._decide_corruption(verdict)
+        if is_transient and is_first_time:  # no batch is to blame, unless it fails again
+            return Decision(batches=(), before_step=verdict.step, rate_scale=ledger.rate_at(verdict.step))
         window = policy.windows[ledger.failures - 1]
         before = list(self._taken)[-(window - 1) :] if window > 1 else []
         scale = ledger.rate_at(verdict.step)

@@ -215,6 +215,7 @@ ROLLBACK = _kind(
     "rollback",
     _int("from_step"), _int("to_step"), _text("tier", "memory, disk, none"),
     _text("verdict", "non_finite, spike, corruption"), _REASON, _ranks("skipped_batches"),
+    _ranks("replayed_batches", "that are trained again: the step was good when it was repeated"),
     _float("duration_s", unit="s"), _int("failures", "of this incident"), _float("rate_scale", "of the learning rate"),
     by="rank 0", meaning="The run went back to an earlier state.",
 )

@@ -22,7 +22,7 @@ def test_each_fault_of_a_run_is_one_finding(broken_run: LaunchedRun) -> None:
     assert sorted(finding["kind"] for finding in broken_run.findings()) == ["hang", "non_finite", "rank_lost"]
 
 
-def test_nan_gradient_is_named_refused_and_skipped(broken_run: LaunchedRun) -> None:
+def test_nan_gradient_is_named_refused_and_its_batch_trained_again(broken_run: LaunchedRun) -> None:
     (finding,) = broken_run.findings("non_finite")
     assert finding["ranks"] == [2]
     assert finding["first_step"] == 12
@@ -30,7 +30,8 @@ def test_nan_gradient_is_named_refused_and_skipped(broken_run: LaunchedRun) -> N
     (rollback,) = broken_run.events("rollback", rank=0)
     assert rollback["from_step"] == 12
     assert rollback["to_step"] < 12
-    assert len(broken_run.events("batch_skipped", rank=0)) == 1
+    assert rollback["replayed_batches"] == [11]
+    assert not broken_run.events("batch_skipped", rank=0)
     assert "rank 2" in broken_run.output
 
 

@@ -7,7 +7,8 @@
 After a rollback the steps are trained again with the same batches less the skipped ones. Model, optimizer, loss
 scale, random generators and the spike detector's history go back together, the set of skipped batches does not: what
 follows is, bit for bit, the run that never held those batches. A refused step is replayed before and after the
-rollback, to see whether the fault comes back (`trainer.replay.triage`).
+rollback, to see whether the fault comes back (`trainer.replay.triage`). Where it does not, no batch is to blame: the
+batch is trained again after the rollback, and skipped only if it fails once more.
 
 The decision is on the disk before anything is restored. Killed at any point in between, the run resumes from a
 checkpoint with the batch skipped, or meets the batch again and decides the same.
@@ -32,6 +33,8 @@ from trainer.replay.triage import GradientExaminer, Triage
 from trainer.training.rank_training import Training
 
 __all__ = ["Rollback"]
+
+TO_GO_ON = "Change what fails, which `rankscope analyze` names; then `rankscope train --resume RUN --force`."
 
 
 class Rollback:
@@ -72,11 +75,12 @@ class Rollback:
         self.training.discard()
         repeated = self.triage.repeat(verdict, batch)
         try:
-            decision = self.guard.decide(verdict, position.batch_index)
+            is_transient = repeated is not None and not repeated.came_back
+            decision = self.guard.decide(verdict, position.batch_index, is_transient=is_transient)
         except RunStopped as stopped:
             self.integrity.report_suspect_devices(verdict, self.ledger)
             self._report_stop(str(stopped), verdict)
-            raise
+            raise RunStopped(f"{stopped}. {TO_GO_ON}") from None
         self.integrity.report_suspect_devices(verdict, self.ledger)
         skipped = [number for number in decision.batches if self.ledger.skip(number, verdict.reason)]
         self.ledger.rollbacks += self.enabled
@@ -103,6 +107,7 @@ class Rollback:
                 verdict=verdict.kind,
                 reason=verdict.reason,
                 skipped_batches=skipped,
+                replayed_batches=[] if decision.batches or not is_transient else [position.batch_index],
                 duration_s=took - (repeated.duration_s if repeated else 0.0),
                 failures=self.ledger.failures,
                 rate_scale=decision.rate_scale,
@@ -113,7 +118,7 @@ class Rollback:
         """End the run for a reason that the guard's policy does not know; returns what is to be raised."""
         stopped = self.guard.give_up(reason)
         self._report_stop(str(stopped), verdict)
-        return stopped
+        return RunStopped(f"{stopped}. {TO_GO_ON}")
 
     def _report_stop(self, reason: str, verdict: Verdict) -> None:
         self.copies.ledger_file.save()

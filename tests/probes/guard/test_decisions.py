@@ -51,6 +51,16 @@ def test_a_guard_that_is_off_refuses_only_what_is_not_finite() -> None:
     assert not guard.judge(42, math.nan, 1.0).healthy
 
 
+def test_a_batch_is_trained_again_once_where_the_repeated_step_was_good() -> None:
+    guard = Guard(Ledger(), max_rollbacks=100)
+    trained(guard, range(1, 21))
+    batches = [guard.decide(failure(step), step - 1, is_transient=True).batches for step in (21, 21, 22, 23, 23)]
+    assert batches[:4] == [(), (20,), (), ()]
+    assert batches[4][-1] == 22, "it failed again"
+    with pytest.raises(RunStopped):
+        guard.decide(failure(24), 23, is_transient=True)
+
+
 def test_the_ladder() -> None:
     """Three times the batch alone, then windows and a lower rate, then the end."""
     ledger = Ledger()

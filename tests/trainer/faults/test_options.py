@@ -88,7 +88,7 @@ def test_a_fault_fires_once_though_its_step_is_replayed(tmp_path: Path) -> None:
     faults = ["nan_grad@step=6,rank=0", "nan_grad@step=10,rank=0", "slow_data@step=9,rank=0,seconds=0.001"]
     result = run_loop(with_steps(small(), 12), tmp_path, rank=0, world_size=1, faults=faults)
     assert injected(tmp_path) == [(6, "nan_grad"), (9, "slow_data"), (10, "nan_grad")]
-    assert result.skipped == [5, 10]
+    assert result.skipped == [], "no batch was to blame"
 
 
 def test_a_fault_does_not_fire_again_in_the_next_attempt(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "fsdp x tp": (4, {"dp_shard": 2, "tp": 2}),
 }
 STEPS = 30
-# Step 10: a NaN in one rank's gradient, between two copies. Batches 24 and 25: random tokens, one after the other.
-FAULTS = ("nan_grad@step=10,rank=1", "bad_batch@batch=24", "bad_batch@batch=25")
+# Batch 9: a loss of NaN, between two copies. Batches 24 and 25: random tokens, one after the other.
+FAULTS = ("failing_batch@batch=9", "bad_batch@batch=24", "bad_batch@batch=25")
 BAD_BATCHES = [9, 24, 25]
 
 
@@ -68,7 +68,7 @@ def _check_account(result: RunResult, folder: Path) -> None:
 
 def test_without_copies_in_memory_the_disk_is_gone_back_to(tmp_path: Path) -> None:
     config = with_steps(small(checkpoint={"memory_interval": 0, "asynchronous": False}), 20)
-    met = run_loop(config, tmp_path / "met", rank=0, world_size=1, faults=["nan_grad@step=14,rank=0"])
+    met = run_loop(config, tmp_path / "met", rank=0, world_size=1, faults=["failing_batch@batch=13"])
     never = run_loop(config, tmp_path / "never", rank=0, world_size=1, missing=[13])
     assert_same_bits(met, never)
     events, _, _ = read_events(RunDir(tmp_path / "met").rank_dir(0, 0) / "events.jsonl")
@@ -78,7 +78,7 @@ def test_without_copies_in_memory_the_disk_is_gone_back_to(tmp_path: Path) -> No
 
 def test_without_any_copy_the_step_alone_is_undone(tmp_path: Path) -> None:
     config = with_steps(small(checkpoint={"memory_interval": 0, "interval": 0}), 20)
-    met = run_loop(config, tmp_path / "met", rank=0, world_size=1, faults=["nan_grad@step=14,rank=0"])
+    met = run_loop(config, tmp_path / "met", rank=0, world_size=1, faults=["failing_batch@batch=13"])
     never = run_loop(config, tmp_path / "never", rank=0, world_size=1, missing=[13])
     assert_same_bits(met, never)
     assert met.tried[13:15] == [(14, 13), (14, 14)]
@@ -97,9 +97,17 @@ def test_a_checkpoint_from_after_the_poison_is_condemned(tmp_path: Path) -> None
 
 def test_dropout_is_replayed_too(tmp_path: Path) -> None:
     config = with_steps(small(model={"dropout": 0.1}), 20)
-    met = run_loop(config, tmp_path / "met", rank=0, world_size=1, faults=["nan_grad@step=14,rank=0"])
+    met = run_loop(config, tmp_path / "met", rank=0, world_size=1, faults=["failing_batch@batch=13"])
     never = run_loop(config, tmp_path / "never", rank=0, world_size=1, missing=[13])
     assert_same_bits(met, never)
+
+
+def test_a_transient_fault_costs_no_batch(tmp_path: Path) -> None:
+    config = with_steps(small(), 20)
+    met = run_loop(config, tmp_path / "met", rank=0, world_size=1, faults=["nan_grad@step=14,rank=0"])
+    assert_same_bits(met, run_loop(config, tmp_path / "clean", rank=0, world_size=1))
+    (rollback,) = (event for event in _events(tmp_path / "met", 0) if event["kind"] == "rollback")
+    assert (rollback["skipped_batches"], rollback["replayed_batches"]) == ([], [13])
 
 
 def test_results_really_differ_if_the_batch_is_kept(tmp_path: Path) -> None:

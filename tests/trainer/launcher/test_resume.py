@@ -47,7 +47,7 @@ def _stop_and_resume(rank: int, world_size: int, folder: Path, layouts: dict[str
         config = _config(parallel=parallel, model={"dropout": 0.1})
         cut = folder / name / "cut"
         # The step at which rank 0 is asked to stop is no multiple of any interval; a batch was skipped before it.
-        faults = ["nan_grad@step=7,rank=1"]
+        faults = ["failing_batch@batch=6"]
         first = run_loop(config, cut, rank=rank, world_size=world_size, stop_at_step=11, faults=faults)
         assert (first.outcome, max(first.losses)) == ("stopped", 11)
         second = run_loop(config, cut, rank=rank, world_size=world_size, attempt=1, faults=faults)
@@ -168,7 +168,7 @@ def test_the_only_good_checkpoint_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_lost_ledger_is_made_good_from_the_checkpoint(tmp_path: Path) -> None:
-    faults = ["nan_grad@step=6,rank=0"]
+    faults = ["failing_batch@batch=5"]
     run_loop(with_steps(small(), 8), tmp_path, rank=0, world_size=1, faults=faults)
     (tmp_path / "checkpoints" / "ledger.json").write_text("{")
     again = run_loop(_config(), tmp_path, rank=0, world_size=1, attempt=1)

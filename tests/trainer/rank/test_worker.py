@@ -74,7 +74,7 @@ def kinds(run_dir: Path, attempt: int, rank: int) -> list[str]:
 
 
 def test_torchrun_survives_a_killed_rank(config: Path, tmp_path: Path) -> None:
-    faults = ("--fault", "kill@step=7,rank=1", "--fault", "nan_grad@step=3,rank=0")
+    faults = ("--fault", "kill@step=7,rank=1", "--fault", "failing_batch@batch=2")
     # Saved at once: in the background, the kill three steps later may come before the save is complete.
     done = run(command(config, "--set", "checkpoint.asynchronous=false", *faults, ranks=2, restarts=1))
     assert done.returncode == 0, done.stderr

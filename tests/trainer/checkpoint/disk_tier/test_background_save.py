@@ -99,7 +99,7 @@ def test_a_save_condemned_on_its_way_never_becomes_complete(tmp_path: Path, monk
         session.recovery.refuse = refusing  # type: ignore[method-assign]
 
     config = with_steps(small(), 20)
-    faults = ["nan_grad@step=10,rank=0"]
+    faults = ["failing_batch@batch=9"]
     met = run_loop(config, tmp_path / "met", rank=0, world_size=1, faults=faults, change=release_after_the_rollback)
     states = [state for _, state in _states(tmp_path / "met", step=8)]
     assert states[:3] in (["writing", "condemned"], ["writing", "condemned", "writing"]), "the replay saves it again"
@@ -112,7 +112,7 @@ def test_a_rollback_to_disk_waits_for_the_save_that_it_needs(tmp_path: Path, mon
     disk = SlowDisk(monkeypatch)
     threading.Timer(1.0, disk.release.set).start()
     config = with_steps(small(checkpoint={"memory_interval": 0}), 16)
-    met = run_loop(config, tmp_path / "met", rank=0, world_size=1, faults=["nan_grad@step=11,rank=0"])
+    met = run_loop(config, tmp_path / "met", rank=0, world_size=1, faults=["failing_batch@batch=10"])
     events, _, _ = read_events(RunDir(tmp_path / "met").rank_dir(0, 0) / "events.jsonl")
     (rollback,) = (event for event in events if event["kind"] == "rollback")
     assert (rollback["tier"], rollback["to_step"]) == ("disk", 8)

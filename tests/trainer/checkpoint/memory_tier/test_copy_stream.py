@@ -55,7 +55,7 @@ def _with(stream: LateStream, *, joins: bool = True) -> Any:
 
 def test_a_rollback_from_late_copies_gives_the_same_bits(tmp_path: Path) -> None:
     config = with_steps(small(checkpoint={"memory_survives": False}), 16)
-    fault = ["nan_grad@step=11,rank=0"]
+    fault = ["failing_batch@batch=10"]
     plain = run_loop(config, tmp_path / "plain", rank=0, world_size=1, faults=fault)
     stream = LateStream()
     late = run_loop(config, tmp_path / "late", rank=0, world_size=1, faults=fault, change=_with(stream))

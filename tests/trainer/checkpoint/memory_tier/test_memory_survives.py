@@ -238,7 +238,7 @@ def test_a_process_that_wakes_up_does_not_reach_the_next_ones_copies(tmp_path: P
 
         session.recovery.start = starting  # type: ignore[method-assign]
 
-    faults = ["nan_grad@step=14,rank=0"]  # goes back to the copy that was taken over
+    faults = ["failing_batch@batch=13"]  # goes back to the copy that was taken over
     again = run_loop(_config(), tmp_path, rank=0, world_size=1, attempt=1, change=overwrite, faults=faults)
     assert _loaded(tmp_path) == [("memory", 12)]
     whole = run_loop(_config(), tmp_path / "whole", rank=0, world_size=1, missing=[13])
