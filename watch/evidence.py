@@ -7,6 +7,8 @@ Asked are programs and files that are there: stacks (py-spy), the flight recorde
 kernel's log, nvidia-smi, tails of logs. What is not there is listed with the reason; nothing waits for longer than
 `LIMIT_S`. The job is not changed: a dump through the pipe is what the watchdog would write, too.
 
+The contents are at most `MAX_BYTES` in all, of which dumps get `DUMPS_SHARE`: what does not fit is listed as missing.
+
 Texts are redacted by pattern (`probes.tape.secrets`), and the archive is its owner's alone to read. What another user's
 process says of its files is not trusted: no link is followed, and only a pipe is written into.
 """
@@ -38,6 +40,10 @@ LIMIT_S = 20.0
 TAIL_BYTES = 32 << 20
 """Of each log: its last part."""
 DUMP_BYTES = 256 << 20
+"""A larger dump is left out: a part of one cannot be read."""
+MAX_BYTES = 1 << 30
+DUMPS_SHARE = 0.75
+"""Of `MAX_BYTES`: the rest is kept for outputs and logs, which come after."""
 POLL_S = 0.1
 COMMANDS = {
     "dmesg.txt": (("dmesg", "--ctime"), ("journalctl", "--dmesg", "--no-pager", "--since", "-2 days")),
@@ -62,6 +68,8 @@ class Collected:
 
     archive: Path
     items: dict[str, str] = field(default_factory=dict)
+    num_bytes: int = 0
+    """Of the contents, before they are compressed."""
 
     @property
     def missing(self) -> dict[str, str]:
@@ -69,36 +77,49 @@ class Collected:
         return {name: why for name, why in self.items.items() if why}
 
 
-def collect(archive: Path, *, logs: Sequence[Path] = (), pids: Sequence[int] = ()) -> Collected:
+def collect(
+    archive: Path, *, logs: Sequence[Path] = (), pids: Sequence[int] = (), max_bytes: int = MAX_BYTES
+) -> Collected:
     """Write the archive; its members lie below the host's name. Raises OSError if it cannot be written."""
     host = socket.gethostname() or "host"
     collected = Collected(archive)
     chosen = list(pids) or ranks_here()
     fd = os.open(archive, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=3) as into:
-        _add(into, collected, host, "stacks.txt", *_stacks(chosen))
+        adding = _Adding(into, collected, host)
+        adding.add("stacks.txt", *_stacks(chosen), max_bytes=max_bytes)
         for name, blob, why in _dumps(chosen):
-            _add(into, collected, host, name, blob, why, is_text=False)
+            adding.add(name, blob, why, max_bytes=int(DUMPS_SHARE * max_bytes), is_text=False)
         for name, commands in COMMANDS.items():
-            _add(into, collected, host, name, *_output(commands))
+            adding.add(name, *_output(commands), max_bytes=max_bytes)
         for path in logs:
-            _add(into, collected, host, f"logs/{visible(path.name)}", *_tail(path))
+            adding.add(f"logs/{visible(path.name)}", *_tail(path), max_bytes=max_bytes)
         about = json.dumps({"host": host, "collected_ns": time.time_ns(), "missing": collected.missing}, indent=2)
-        _add(into, collected, host, "collected.txt", about.encode(), "")
+        adding.add("collected.txt", about.encode(), "", max_bytes=max_bytes + len(about))
     return collected
 
 
-def _add(
-    into: tarfile.TarFile, collected: Collected, host: str, name: str, blob: bytes, why: str, *, is_text: bool = True
-) -> None:
-    collected.items[name] = why
-    if why:
-        return
-    if is_text:
-        blob = Redactor()(blob.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-    member = tarfile.TarInfo(f"{host}/{name}")
-    member.size, member.mtime = len(blob), int(time.time())
-    into.addfile(member, io.BytesIO(blob))
+@dataclass(frozen=True, slots=True)
+class _Adding:
+    """Adds members to the archive while they fit."""
+
+    into: tarfile.TarFile
+    collected: Collected
+    host: str
+
+    def add(self, name: str, blob: bytes, why: str, *, max_bytes: int, is_text: bool = True) -> None:
+        """Add a member, or note why it is missing; `max_bytes`: of all contents with this one."""
+        if is_text and not why:
+            blob = Redactor()(blob.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        if not why and self.collected.num_bytes + len(blob) > max_bytes:
+            why = f"{len(blob):,} bytes do not fit below the limit of {max_bytes:,} bytes in all"
+        self.collected.items[name] = why
+        if why:
+            return
+        self.collected.num_bytes += len(blob)
+        member = tarfile.TarInfo(f"{self.host}/{name}")
+        member.size, member.mtime = len(blob), int(time.time())
+        self.into.addfile(member, io.BytesIO(blob))
 
 
 def _output(commands: Sequence[Sequence[str]]) -> tuple[bytes, str]:
@@ -148,7 +169,9 @@ def _dumps(pids: Sequence[int]) -> Iterator[tuple[str, bytes, str]]:
     for rank_, target, before_ns in waiting:
         while time.monotonic() < deadline and not (target.exists() and target.stat().st_mtime_ns > before_ns):
             time.sleep(POLL_S)
-        blob, why = _tail(target, DUMP_BYTES) if target.exists() else (b"", "the rank wrote no dump")
+        blob, why = _tail(target, DUMP_BYTES + 1) if target.exists() else (b"", "the rank wrote no dump")
+        if len(blob) > DUMP_BYTES:
+            blob, why = b"", f"larger than {DUMP_BYTES:,} bytes"
         yield f"nccl_trace_rank_{rank_}", blob, why
 
 

@@ -26,6 +26,9 @@ def collect_evidence(
         list[int] | None,
         typer.Option("--pid", metavar="PID", help="A process of the job (default: all with RANK set)."),
     ] = None,
+    max_mb: Annotated[
+        int, typer.Option("--max-mb", min=1, metavar="MB", help="Contents of the archive at most; the rest is listed.")
+    ] = 1024,
 ) -> None:
     """Gather stacks, dumps, RAS, dmesg, nvidia-smi and logs of this node into one archive for `analyze`.
 
@@ -36,7 +39,8 @@ def collect_evidence(
 
     try:
         into.mkdir(parents=True, exist_ok=True)
-        collected = collect(into / f"evidence-{socket.gethostname() or 'host'}.tar.gz", logs=log or (), pids=pid or ())
+        archive = into / f"evidence-{socket.gethostname() or 'host'}.tar.gz"
+        collected = collect(archive, logs=log or (), pids=pid or (), max_bytes=max_mb << 20)
     except OSError as error:
         fail(f"{into}: {error.strerror}")
     for name, why in collected.missing.items():

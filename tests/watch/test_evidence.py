@@ -30,6 +30,22 @@ def test_what_cannot_be_had_is_named(tmp_path: Path) -> None:
         assert any(name.endswith("/collected.txt") for name in archive.getnames())
 
 
+def test_what_does_not_fit_is_left_out_and_named(tmp_path: Path) -> None:
+    logs = [tmp_path / "small.log", tmp_path / "large.log", tmp_path / "last.log"]
+    for path, size in zip(logs, (10, 1 << 20, 20), strict=True):
+        path.write_bytes(b"x" * size)
+    collected = evidence.collect(tmp_path / "e.tar.gz", logs=logs, pids=[os.getpid()], max_bytes=1 << 20)
+    assert collected.missing["logs/large.log"] == "1,048,576 bytes do not fit below the limit of 1,048,576 bytes in all"
+    with tarfile.open(collected.archive) as archive:
+        sizes = {member.name.partition("/")[2]: member.size for member in archive}
+        about = archive.extractfile(next(name for name in archive.getnames() if name.endswith("/collected.txt")))
+        assert about is not None
+        assert "logs/large.log" in about.read().decode()
+    assert (sizes["logs/small.log"], sizes["logs/last.log"]) == (10, 20)
+    assert "logs/large.log" not in sizes
+    assert sum(sizes.values()) - sizes["collected.txt"] <= 1 << 20
+
+
 def test_a_rank_is_asked_for_its_dump_through_its_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pipe and the file are torch's: a thread stands in for the rank's own."""
     pipe, target = tmp_path / "pipe_3.pipe", tmp_path / "trace_3"

@@ -91,7 +91,7 @@ def _parse_value(section: str, name: str, text: str) -> Any:
     info = Config.model_fields.get(section)
     field = info.annotation.model_fields.get(name) if info is not None else None  # type: ignore[union-attr]
     if field is not None and (field.annotation is str or get_origin(field.annotation) is Literal):
-        return text.strip("\"'")
+        return _unquoted(text)
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -99,6 +99,12 @@ def _parse_value(section: str, name: str, text: str) -> Any:
         if field is not None and get_origin(field.annotation) is list:
             return [part.strip() for part in text.split(",") if part.strip()]
         return text
+
+
+def _unquoted(text: str) -> str:
+    """The text without the one pair of quotes around all of it; quotes of a command inside stay."""
+    is_quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'" and text[0] not in text[1:-1]
+    return text[1:-1] if is_quoted else text
 
 
 def _describe(error: ValidationError) -> str:

@@ -29,6 +29,19 @@ def test_file_then_overrides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ("sh -c 'cat > /tmp/x'", "sh -c 'cat > /tmp/x'"),
+        ('"sh -c \'true\'"', "sh -c 'true'"),
+        ("'a b' 'c d'", "'a b' 'c d'"),
+        ("'true'", "true"),
+    ],
+)
+def test_quotes_inside_a_command_are_kept(text: str, command: str) -> None:
+    assert load_config(None, [f"alerts.command={text}"]).alerts.command == command
+
+
+@pytest.mark.parametrize(
     ("override", "expected"),
     [
         ("train.stepz=3", ["train.stepz = 3", "did you mean steps?"]),
