@@ -8,7 +8,6 @@ nor any other library is loaded here or there.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
@@ -24,21 +23,20 @@ __all__ = ["main"]
 
 logger = logging.getLogger("rankscope.probes")
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 def main(words: list[str]) -> int:
     """Run the program; returns its exit code, or dies of its signal."""
     from rankscope.probes.attach.identity import Identity
+    from rankscope.probes.attach.parent_death import end_with_launcher, signal_at_parent_death
     from rankscope.probes.fail_open import failing_open, probes_disabled
 
     record = None
     if not probes_disabled():
         with failing_open("attached_program"):
             record = _Record(Identity.from_environment(), words)
-    libc = ctypes.CDLL(None)
     try:
-        child = subprocess.Popen(words, preexec_fn=lambda: libc.prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0))
+        child = subprocess.Popen(words, preexec_fn=lambda: signal_at_parent_death(signal.SIGKILL))
     except OSError as error:
         sys.exit(f"rankscope: cannot run {words[0]}: {error.strerror}")
 
@@ -47,9 +45,10 @@ def main(words: list[str]) -> int:
 
     for number in PASSED_ON:
         signal.signal(number, pass_on)
+    launcher_pid = end_with_launcher()
     if record is not None:
         with failing_open("attached_program"):
-            record.started(child.pid)
+            record.started(child.pid, launcher_pid)
     code = child.wait()
     if record is not None:
         with failing_open("attached_program"):
@@ -92,7 +91,7 @@ class _Record:
         if self._loading.is_worth_a_line and identity.local_rank == 0:
             logger.warning("NCCL calls are not recorded: %s", self._loading.reason)
 
-    def started(self, pid: int) -> None:
+    def started(self, pid: int, launcher_pid: int) -> None:
         """Write the rank's identity, and start a watch beside the first rank of each node."""
         from rankscope.probes.attach.watch_process import digest_address, leave_watch
         from rankscope.probes.tape import event_kinds
@@ -115,7 +114,7 @@ class _Record:
         if identity.local_rank == 0:
             self._events.write(event_kinds.RUN_STARTED, node_rank=identity.node_rank)
             num_nodes, digests = digest_address()
-            leave_watch(self._run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
+            leave_watch(self._run.path, identity.node_rank, launcher_pid, num_nodes=num_nodes, digests=digests)
 
     def ended(self, code: int) -> None:
         """Write the end of a program that succeeded; a failed one has none, like a rank that died."""

@@ -21,11 +21,14 @@ def main(words: list[str]) -> None:
     """Attach, then run the script or module with its arguments."""
     if TYPE_CHECKING:
         from probes.attach.auto_attach import attach_to_whatever_trains
+        from probes.attach.parent_death import end_with_launcher
     else:
         from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
+        from rankscope.probes.attach.parent_death import end_with_launcher
 
     is_module = words[:1] == ["-m"]
     target, arguments = (words[1], words[2:]) if is_module else (words[0], words[1:])
+    end_with_launcher()
     sys.argv = [target, *arguments]
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(target))
     attach_to_whatever_trains()

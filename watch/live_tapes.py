@@ -69,7 +69,9 @@ class LiveTapes:
         """Whether the launcher reported the end of the run on this node, and has not started it again since."""
         self.pids: Mapping[int, int] = {}
         """{rank: pid} of this node's ranks that have not closed."""
-        self._run, self._node_rank = run, node_rank
+        self.launcher_pid = 0
+        """Of the newest launch on this node by a launcher of ours; 0: none is recorded."""
+        self._run, self.node_rank = run, node_rank
         self._anchor_ns = time.time_ns() - time.monotonic_ns()
         self._folders = NewestFolders(run, node_rank)
         self._tail = Tail(run, self._folders)
@@ -90,6 +92,11 @@ class LiveTapes:
     def placed(self) -> set[int]:
         """All ranks of the attempt on this node, closed ones too."""
         return set(self._attempt.processes)
+
+    @property
+    def processes(self) -> dict[int, RankProcess]:
+        """Processes of this node's ranks that have not closed."""
+        return {rank: self._attempt.processes[rank] for rank in self.pids}
 
     @property
     def is_running(self) -> bool:
@@ -150,7 +157,7 @@ class LiveTapes:
         if self._recent is not None and (self._recent_of != wanted or self._recent.num_rows > MAX_ROWS):
             self.forget()
         if self._recent is None:
-            folders = NewestFolders(self._run, self._node_rank, all_nodes=all_nodes, with_health=True)
+            folders = NewestFolders(self._run, self.node_rank, all_nodes=all_nodes, with_health=True)
             self._recent, self._recent_of = RecentRecords(self._run, folders, anchor_ns=anchor_ns), wanted
         return self._recent.read()
 
@@ -165,11 +172,13 @@ class LiveTapes:
         if kind in NEWS_KINDS:
             self._news_s = time.monotonic()
         if is_node:
-            if event.get("node_rank", 0) == self._node_rank and kind in (
+            if event.get("node_rank", 0) == self.node_rank and kind in (
                 event_kinds.RUN_STARTED,
                 event_kinds.RUN_ENDED,
             ):
                 self.has_ended = kind == event_kinds.RUN_ENDED  # in the order in which they were written
+                pid = event.get("launcher_pid")
+                self.launcher_pid = pid if isinstance(pid, int) and pid > 0 else self.launcher_pid
             return
         if attempt != self._attempt.number:
             return

@@ -1,6 +1,6 @@
 """Judge whether the run stands still, once a second, and act on it: from tapes and a monotonic clock alone.
 
-1. Poll tapes and events of this node (`watch.live_tapes`) and the ranks' processes in /proc.
+1. Poll tapes and events of this node (`watch.live_tapes`), the launcher and the ranks' processes in /proc.
 2. With several nodes, send a digest of this node's ranks, or judge those of all nodes (`watch.digests.exchange`).
 3. When nothing moves, or a rank has ended, run the analyzers of hangs and deaths over the newest records.
 4. On a hang take stacks and kill the culprit (`watch.culprit`), so that the launcher restarts the ranks.
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.run.policy import stall_policy
+from analyzers.run.setting import number
 from probes.tape import event_kinds
 from probes.tape.attempts import newest as newest_attempt
 from probes.tape.events import EventWriter
@@ -24,6 +26,7 @@ from probes.tape.rundir import RunDir
 from watch.culprit import CulpritKiller
 from watch.digests.exchange import JobWatch
 from watch.digests.link import Verdict
+from watch.launcher_loss import LauncherLoss
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
 from watch.processes import ProcessTracker, is_alive
@@ -56,6 +59,9 @@ class StandstillLoop:
         self._run, self._tapes, self._judge, self._events, self._job = run, tapes, judge, events, job
         self._launcher_pid = launcher_pid or int(manifest.get("launcher_pid", 0) or 0)
         self._tracker = ProcessTracker()
+        self._loss = LauncherLoss(
+            tapes, events, node_rank=tapes.node_rank, launcher_pid=launcher_pid, grace_s=_grace_s(manifest)
+        )
         recovers = bool(manifest.get("config", {}).get("recovery", {}).get("enabled", True))
         self._culprits = CulpritKiller(run, events, may_kill=recovers)
         self._floor_s = stall_policy(manifest).floor_s
@@ -67,6 +73,7 @@ class StandstillLoop:
         tapes = self._tapes
         tapes.poll()
         self._events.attempt = attempt = tapes.attempt
+        self._loss.poll()
         for change in self._tracker.poll(tapes.pids):
             self._events.write(
                 event_kinds.RANK_STATE,
@@ -144,3 +151,9 @@ class StandstillLoop:
                 event_kinds.VERDICT_REFUSED, ranks=list(verdict.ranks), quiet_s=round(self._tapes.quiet_s, 1)
             )
         return False
+
+
+def _grace_s(manifest: Mapping[str, Any]) -> float:
+    """Time that ranks have for their end after SIGTERM, as configured."""
+    given = number(manifest, "recovery.grace_s")
+    return 20.0 if given is None or not 0 <= given < 86400 else given

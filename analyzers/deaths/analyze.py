@@ -5,7 +5,8 @@
 3. Where every error is a backend's that lost a peer, and no rank is missing, none of the named ranks is a cause: their
    connections were lost, or that to the rendezvous store. An error that may be a rank's own is taken as the root first.
 4. Records that stop on all ranks at nearly the same time, without an error, are a run that was killed whole.
-5. A death that followed a standstill is its consequence: `hangs` explains it, and nothing is reported here.
+5. Where a launcher was lost, its ranks ended with it: nothing of theirs is a cause (`launcher_loss`).
+6. A death that followed a standstill is its consequence: `hangs` explains it, and nothing is reported here.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from analyzers.analysis import Analysis
 from analyzers.deaths.exclusions import exclusions
+from analyzers.deaths.launcher_loss import launcher_lost
 from analyzers.deaths.policy import DeathPolicy
 from analyzers.deaths.resume_mismatch import resume_mismatches
 from analyzers.finding import Finding
@@ -64,9 +66,11 @@ def deaths_of_attempt(
     view: AttemptView, log: EventLog, policy: StallPolicy, *, is_last: bool, now_ns: int | None = None, again: str = ""
 ) -> list[Finding]:
     """The lost ranks of one attempt. `again`: sentence on the restart that followed."""
+    deaths = find_deaths(view, log)
+    if (found := launcher_lost(view, log, deaths, again)) is not None:
+        return [found]
     if not view.ranks or (is_last and ended_cleanly(view, log, policy)):
         return []
-    deaths = find_deaths(view, log)
     roots = [death for death in deaths if not death.collateral]
     if stalled_before_death(view, log, policy) and not _sudden(roots, log, view):
         return []

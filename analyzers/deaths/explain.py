@@ -19,6 +19,8 @@ def _why_lost(finding: Finding) -> str:
     lines = str(of.get("message") or "").strip().splitlines()
     error = ": ".join(str(part) for part in (of.get("error_type"), *lines[:1]) if part)
     code = "" if of.get("exit_code") is None else f"exit code {of['exit_code']}"
+    if finding.cause == "launcher_lost":
+        return sentence(f"process {of.get('launcher_pid')} was gone without a record of its end, and so were its ranks")
     what = error or str(of.get("signal") or "") or code or "no error was recorded"
     what = (what if len(what) <= MAX_MESSAGE else what[: MAX_MESSAGE - 3] + "...").replace(";", ",").rstrip(". ")
     at = f" ({of['raised_at']})" if of.get("raised_at") else ""
@@ -34,6 +36,7 @@ def _next_lost(finding: Finding) -> str:
         "exit": f"Read the end of the log of {rank}: it exited by itself.",
         "killed_all": "Check the scheduler's record of the job, and who or what stopped it.",
         "connection_lost": "Check the network between the hosts at that time, and the end of every rank's log.",
+        "launcher_lost": "Check `dmesg -T` of the launcher's host for the out-of-memory killer, then resume the run.",
         "store_lost": "Check the host of the rendezvous store, and the launcher or process that held it.",
     }.get(finding.cause) or {
         "SIGKILL": f"Check `dmesg -T` of the host of {rank} for the out-of-memory killer, and who else could kill it.",

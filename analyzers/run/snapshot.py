@@ -33,6 +33,8 @@ SNAPSHOT_EVENTS = (
     event_kinds.FINDING,
     event_kinds.ATTEMPT_STARTED,
     event_kinds.RANK_STOPPED,
+    event_kinds.LAUNCHER_LOST,
+    event_kinds.PREEMPTED,
 )
 RECENT_STEPS = 50
 """Steps whose durations define a usual step."""

@@ -30,7 +30,7 @@ _EVENTS = (
     event_kinds.PREEMPTED,
     event_kinds.RUN_STOPPED,
 )
-_ENDS = {"given_up": "given up"}
+_ENDS = {"given_up": "given up", "launcher_lost": "died"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +102,8 @@ def _why_ended(ended: Event, log: EventLog) -> str:
     if ended.text("reason") == "preempted" and log.of(event_kinds.PREEMPTED):
         step = log.of(event_kinds.PREEMPTED)[-1].integer("checkpoint_step")
         return f"stopped by SIGTERM, checkpoint at step {step}" if step >= 0 else "stopped by SIGTERM"
+    if ended.text("reason") == "launcher_lost":
+        return "its launcher was killed or crashed"
     return ""
 
 

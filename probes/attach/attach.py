@@ -49,6 +49,7 @@ from ..tape.stack_file import register
 from ..tape_recorder import TapeRecorder
 from . import mesh as mesh_of_loop
 from .announcement import VARIABLE as ANNOUNCED_IN
+from .announcement import Watch, announce
 from .identity import Identity
 from .last_line import last_line
 from .loop_hooks import LoopPhases
@@ -360,7 +361,11 @@ def _attach(
         with failing_open("attach.watch"):
             attached.is_watched = True
             num_nodes, digests = digest_address()
-            leave_watch(run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
+            if ANNOUNCED_IN in os.environ:  # `rankscope run` keeps the watch: it replaces one that does not answer
+                asked = Watch(node_rank=identity.node_rank, num_nodes=num_nodes, digests=digests)
+                announce(run, recorder.attempt, watch=asked)
+            else:
+                leave_watch(run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
     if identity.rank == 0:
         logger.info("rankscope records to %s", run.path)
     return attached

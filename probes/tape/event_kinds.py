@@ -246,9 +246,11 @@ RUN_STARTED = _kind(
 )
 RUN_ENDED = _kind(
     "run_ended",
-    _NODE_RANK, _text("reason", "finished, preempted, interrupted, given_up, fenced, left_out, failed"), _EXIT_CODE,
-    _text("message"),
-    by="launcher; attached: local rank 0, at a clean end or `detach`", meaning="The run ended on a node.",
+    _NODE_RANK,
+    _text("reason", "finished, preempted, interrupted, given_up, fenced, left_out, failed, launcher_lost"),
+    _EXIT_CODE, _text("message"),
+    by="launcher, or watch where it was lost; attached: local rank 0, at a clean end or `detach`",
+    meaning="The run ended on a node.",
 )
 ATTEMPT_STARTED = _kind(
     "attempt_started", _int("world_size"), _NODE_RANK, _int("ranks_left_over", "not used by the layout"),
@@ -263,7 +265,8 @@ RANK_EXIT = _kind(
 )
 RANK_STOPPED = _kind(
     "rank_stopped", _int("exit_rank"), _PID, _EXIT_CODE,
-    by="launcher", meaning="The launcher ended a rank because another one had died.",
+    by="launcher; watch where it was lost",
+    meaning="A rank was ended because another one had died, or its launcher.",
 )
 EXCLUDED = _kind(
     "excluded",
@@ -316,6 +319,10 @@ DIGESTS_UNSIGNED = _kind(
 WATCH_REPLACED = _kind(
     "watch_replaced", _PID, _REASON,
     by="launcher", meaning="`watch` had stopped answering or ended, and was started again.",
+)
+LAUNCHER_LOST = _kind(
+    "launcher_lost", _NODE_RANK, _PID, _ranks("ranks", "on this node that had not closed"),
+    by="watch", meaning="The launcher of a node ended without a record of it; its ranks end too.",
 )
 RECORDS_RETIRED = _kind(
     "records_retired",

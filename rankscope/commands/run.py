@@ -46,6 +46,7 @@ def run(
     from torch.distributed.run import run as torchrun
 
     from analyzers.report.terminal.safe_console import SafeConsole
+    from probes.attach.parent_death import VARIABLE as LAUNCHER_PID
     from trainer.launcher.script.followed_run import FollowedRun
     from trainer.launcher.script.recorded_agent import recorded
 
@@ -60,6 +61,7 @@ def run(
     own = words[: len(words) - len(options.training_script_args)]
     if not any(word.startswith(_RENDEZVOUS) for word in own):
         options.standalone = True
+    os.environ[LAUNCHER_PID] = str(os.getpid())
     if options.run_dir:
         os.environ["RANKSCOPE_RUN_DIR"] = os.path.abspath(options.run_dir)
     if options.run_name:

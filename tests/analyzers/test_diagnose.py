@@ -216,7 +216,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "non-finite": set(get_args(Phase)),
         "straggler": {"compute", "data", "communication", "host", "sequence-length", "gpu-clock"},
         "loss-spike": {"batch", "learning_rate", "divergence", "weights", "transient"},
-        "rank-lost": {*get_args(DeathCause), "no_dump", "killed_all", "store_lost", "connection_lost"}
+        "rank-lost": {*get_args(DeathCause), "no_dump", "killed_all", "store_lost", "connection_lost", "launcher_lost"}
         | ({*log_wording.DO} - log_wording.HANGS),
         "throughput": {"compute", "communication", "data", "between_runs"},
         "configuration": {*RULES},

@@ -39,14 +39,14 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 class Watched:
     """A run of four ranks with a standstill loop over it, and clocks that a test can set."""
 
-    def __init__(self, run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, run: RunDir, monkeypatch: pytest.MonkeyPatch, *, launcher_pid: int = 0) -> None:
         self.run, self._monkeypatch, self._real_ns = run, monkeypatch, time.monotonic_ns
         folder = run.node_dir(0)
         folder.mkdir(parents=True, exist_ok=True)
         self.events = EventWriter(folder / "events.jsonl", attempt=0, rank=NODE_RANK)
         self.tapes = LiveTapes(run)
         judge = LiveJudge(run.manifest(), self.events, Exports(None, None, None, None))
-        self.loop = StandstillLoop(run, self.tapes, judge, self.events)
+        self.loop = StandstillLoop(run, self.tapes, judge, self.events, launcher_pid=launcher_pid)
 
     def advance(self, seconds: float) -> None:
         """Let the monotonic clock go on."""

@@ -15,6 +15,7 @@ left over waits until the world changes, or ends.
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import Any, cast
@@ -29,6 +30,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 
+from probes.attach.parent_death import VARIABLE as LAUNCHER_PID
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
@@ -141,6 +143,7 @@ class Agent(SimpleElasticAgent):
             "TORCHELASTIC_ERROR_FILE": str(self._error_file(attempt, worker.global_rank)),
             "RANKSCOPE_RUN_DIR": str(self.run_dir.path),
             "RANKSCOPE_ATTEMPT": str(attempt),
+            LAUNCHER_PID: str(os.getpid()),
             "RANKSCOPE_NODE_RANK": str(self.node.rank),
             **self.devices.environment(),
         }

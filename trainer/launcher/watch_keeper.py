@@ -71,11 +71,14 @@ class WatchKeeper:
         self._quick_ends = self._quick_ends + 1 if self._ended_quickly() else 0
         self._replace(f"It ended with exit code {self.process.returncode}.")
 
-    def end(self) -> None:
-        """Wait for the last ingestion, or end the watch where that takes too long."""
+    def end(self, *, stop: bool = False) -> None:
+        """Wait for the last ingestion, or end the watch where that takes too long. `stop`: the end of the run is not
+        an event that it would read, so it is asked to stop."""
         if self.ending:
             return
         self.ending = True
+        if stop:
+            self.process.terminate()
         deadline = time.monotonic() + WATCH_END_S
         while time.monotonic() < deadline:  # it leaves by itself once it has seen `run_ended`
             if self.process.poll() is not None or self._has_left_the_store():

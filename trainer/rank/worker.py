@@ -29,6 +29,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from probes.attach.identity import Identity
+from probes.attach.parent_death import end_with_launcher
 from probes.collectives.nccl_plugin.loading import record_nccl
 from probes.collectives.wrapped import install, unreduced_gradients
 from probes.guard.decisions import RunStopped
@@ -60,6 +61,7 @@ __all__ = ["main", "run_and_leave"]
 
 def main(arguments: list[str] | None = None) -> int:
     """Run this rank to its end; returns the exit code. What is unexpected is recorded and raised."""
+    end_with_launcher()
     identity = Identity.from_environment()
     try:
         config, faults = _configuration(sys.argv[1:] if arguments is None else arguments)

@@ -32,7 +32,7 @@ def test_file_then_overrides(tmp_path: Path) -> None:
     ("text", "command"),
     [
         ("sh -c 'cat > /tmp/x'", "sh -c 'cat > /tmp/x'"),
-        ('"sh -c \'true\'"', "sh -c 'true'"),
+        ("\"sh -c 'true'\"", "sh -c 'true'"),
         ("'a b' 'c d'", "'a b' 'c d'"),
         ("'true'", "true"),
     ],

@@ -4,12 +4,15 @@
         with recorded(followed): torchrun(options)
     followed.conclude()                     # the verdict in three sentences, once the last records are read
 
+It keeps the `watch` of this node, and replaces one that dies or does not answer (`trainer.launcher.watch_keeper`).
+
 On the terminal: the run's folder once the ranks have chosen it, each finding as `watch` reports it, and at the end the
 verdict. A run that was never recorded (the script failed before it trained) is reported as such.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import tempfile
@@ -27,11 +30,14 @@ from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import RunDir, RunError
 from store import StoreError
+from trainer.launcher.node import Node
+from trainer.launcher.watch_keeper import WatchKeeper
 from watch.health.oom_kills import OomCounter
 from watch.verdicts.diagnosed_run import diagnosed_run
 
 __all__ = ["FollowedRun"]
 
+logger = logging.getLogger("rankscope.trainer")
 POLL_S = 0.25
 NODE_RANK = -1
 _COLOURS = {"critical": "red", "warning": "yellow"}
@@ -40,14 +46,14 @@ _COLOURS = {"critical": "red", "warning": "yellow"}
 class FollowedRun:
     """Follows a run in a thread of its own between `__enter__` and `__exit__`."""
 
-    def __init__(self, console: Console, *, node_rank: int = 0) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._node_rank = node_rank
+        self._node_rank = 0
         self._folder = tempfile.TemporaryDirectory(prefix="rankscope-")
         self._file = Path(self._folder.name) / "announcement.json"
         self._run: RunDir | None = None
         self._event_bytes = 0
-        self._ends: list[dict[str, object]] = []
+        self._keeper: WatchKeeper | None = None
         self._memory = OomCounter()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="followed-run", daemon=True)
@@ -62,6 +68,8 @@ class FollowedRun:
     ) -> None:
         self._stop.set()
         self._thread.join(timeout=10)
+        if self._keeper is not None:
+            self._keeper.end(stop=True)
 
     def ended(self, *, rank: int, pid: int, code: int, is_stopped: bool) -> None:
         """Record the end of a rank; `Exits` of the agent."""
@@ -118,6 +126,28 @@ class FollowedRun:
                     f"Recording to [bold]{escape(_short(found.run))}[/]", highlight=False, soft_wrap=True
                 )
             self._report(self._run)
+            self._keep_watch(self._run, found)
+
+    def _keep_watch(self, run: RunDir, found: Announcement) -> None:
+        """Start the watch that the ranks asked for, and replace it where needed."""
+        try:
+            if self._keeper is None and found.watch is not None:
+                if found.watch.node_rank != self._node_rank:
+                    self._node_rank = found.watch.node_rank
+                    self._event_bytes = _size(self._node_events(run))
+                run.node_dir(self._node_rank).mkdir(parents=True, exist_ok=True)
+                node = Node(
+                    nproc=1,  # of no meaning to a watch
+                    rank=found.watch.node_rank,
+                    max_nodes=found.watch.num_nodes,
+                    endpoint=found.watch.digests,
+                )
+                events = EventWriter(self._node_events(run), attempt=found.attempt, rank=NODE_RANK)
+                self._keeper = WatchKeeper(run, node, events)
+            elif self._keeper is not None:
+                self._keeper.check()
+        except OSError as error:  # a full disk, a limit of processes: tried again
+            logger.warning("the watch process cannot be started: %s", error)
 
     def _report(self, run: RunDir) -> None:
         events, self._event_bytes, _ = read_events(self._node_events(run), self._event_bytes)

@@ -1,0 +1,60 @@
+"""Launchers that were killed or crashed, with the ranks that ended because of it.
+
+1. `watch` recorded that the launcher of its node was gone, and which ranks had not closed then.
+2. A rank that had ended of something else `AT_ONCE_NS` before is the cause instead, and nothing is reported here.
+3. The checkpoint that the ranks saved on their way out is named, where they saved one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analyzers.finding import Finding
+from analyzers.run.endings import Death
+from analyzers.run.event_log import EventLog
+from analyzers.run.snapshot import AttemptView
+from analyzers.wording import listed, ranks_text, sentence
+from probes.tape import event_kinds
+
+__all__ = ["launcher_lost"]
+
+AT_ONCE_NS = 3 * 10**9
+"""`watch` polls once a second, and a busy machine delays it."""
+
+
+def launcher_lost(view: AttemptView, log: EventLog, deaths: Sequence[Death], again: str) -> Finding | None:
+    """The finding of an attempt whose launcher was lost; None where none was, or a rank had died before."""
+    losses = log.of(event_kinds.LAUNCHER_LOST, attempt=view.attempt)
+    if not losses:
+        return None
+    first = min(losses, key=lambda event: event.wall_ns)
+    if any(not death.collateral and death.when_ns < first.wall_ns - AT_ONCE_NS for death in deaths):
+        return None
+    nodes = sorted({event.integer("node_rank") for event in losses})
+    ranks = tuple(sorted({rank for event in losses for rank in event.integers("ranks")}))
+    saved = max((e.integer("checkpoint_step") for e in log.of(event_kinds.PREEMPTED, attempt=view.attempt)), default=-1)
+    step = view.step
+    when = "before its first step" if step is None else f"in step {step}"
+    where = (
+        "the launcher" if nodes == [0] and len(view.ranks) == len(ranks) else f"the launcher of node {listed(nodes)}"
+    )
+    left = f" Its ranks saved a checkpoint at step {saved} and ended." if saved >= 0 else ""
+    left = left or (f" {sentence(f'{ranks_text(ranks)} ended with it')}" if ranks else "")
+    return Finding(
+        analyzer="rank_lost",
+        kind="rank_lost",
+        severity="warning" if again else "critical",
+        status="fired",
+        ranks=ranks,
+        first_step=step,
+        last_step=step,
+        cause="launcher_lost",
+        summary=sentence(f"{where} was killed or crashed {when}") + left + again,
+        evidence={
+            "launcher_pid": first.integer("pid"),
+            "nodes": nodes,
+            "checkpoint_step": saved if saved >= 0 else None,
+        },
+        advice="rank-lost-launcher_lost",
+        attempt=view.attempt,
+    )

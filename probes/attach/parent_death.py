@@ -1,0 +1,58 @@
+"""End a rank with the launcher that started it, also where that was killed and could tell nobody.
+
+    end_with_launcher()          # first thing in a rank: reads RANKSCOPE_LAUNCHER_PID
+
+The kernel sends SIGTERM once the parent has died (PR_SET_PDEATHSIG): the rank finishes its step and saves, as in a
+preemption. With several nodes it is SIGKILL: the other nodes then see a lost node and restart without it, and would end
+as well if all ranks agreed to stop. A rank whose parent is another process than the launcher keeps running.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+
+__all__ = ["VARIABLE", "end_with_launcher", "signal_at_parent_death"]
+
+VARIABLE = "RANKSCOPE_LAUNCHER_PID"
+"""Set by a launcher of ours in the environment of its ranks."""
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+ADOPTION_S = 5.0
+"""How long the process between the zygote and a rank may take to end: the launcher then is the rank's parent."""
+
+
+def end_with_launcher() -> int:
+    """Have this process ended by the kernel when its launcher dies; returns the launcher's pid, 0 for one that is not
+    ours. Called from the main thread."""
+    text = os.environ.pop(VARIABLE, "")  # not for what the rank starts itself
+    if not text.isdecimal():
+        return 0
+    launcher, first = int(text), os.getppid()
+    deadline = time.monotonic() + ADOPTION_S
+    # The signal follows the parent at the time of the call: it must be the launcher already.
+    while os.getppid() == first != launcher and _is_alive(launcher) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    one_node = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    number = signal.SIGTERM if one_node else signal.SIGKILL
+    if os.getppid() == launcher:
+        signal_at_parent_death(number)
+    if os.getppid() != launcher and not _is_alive(launcher):  # it died before the call took effect
+        os.kill(os.getpid(), number)
+    return launcher
+
+
+def signal_at_parent_death(number: signal.Signals) -> None:
+    """Have the kernel send this signal when the parent dies; kept through `exec`, not by children."""
+    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(number), 0, 0, 0)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

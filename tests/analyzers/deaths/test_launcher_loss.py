@@ -1,0 +1,38 @@
+"""A lost launcher is the cause of what happens to its ranks, unless one of them died before."""
+
+from __future__ import annotations
+
+from analyzers.run.policy import StallPolicy
+from tests.analyzers.judged import judged_losses
+from tests.analyzers.standstill import World
+
+POLICY = StallPolicy()
+
+
+def _lost(world: World) -> World:
+    for rank in world.ranks:
+        world.event("exception", 1.9, rank=rank, type="RuntimeError", message="Connection closed by peer [127.0.0.1]:9")
+    world.event("launcher_lost", 2.0, node_rank=0, pid=4711, ranks=[0, 1, 2, 3])
+    world.event("run_ended", 3.0, node_rank=0, reason="launcher_lost", exit_code=None, message="")
+    return world
+
+
+def test_it_is_the_cause_of_the_ends_of_its_ranks() -> None:
+    (finding,) = judged_losses(_lost(World()).store, POLICY)
+    assert (finding.kind, finding.cause, finding.severity) == ("rank_lost", "launcher_lost", "critical")
+    assert finding.ranks == (0, 1, 2, 3)
+    assert finding.evidence["launcher_pid"] == 4711
+
+
+def test_the_checkpoint_of_the_ranks_is_named() -> None:
+    world = _lost(World())
+    world.event("preempted", 2.5, rank=0, signal="SIGTERM", checkpoint_step=9)
+    (finding,) = judged_losses(world.store, POLICY)
+    assert "saved a checkpoint at step 9" in finding.summary
+
+
+def test_a_rank_that_died_long_before_is_the_cause() -> None:
+    world = World()
+    world.event("exception", -20.0, rank=3, type="ValueError", message="bad sample")
+    (finding,) = judged_losses(_lost(world).store, POLICY)
+    assert (finding.cause, finding.ranks) == ("exception", (3,))

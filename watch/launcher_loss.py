@@ -1,0 +1,72 @@
+"""The end of a launcher that could not report it: recorded, its ranks ended, the run closed.
+
+    loss = LauncherLoss(tapes, events, node_rank=0, launcher_pid=4711, grace_s=20.0)
+    loss.poll()                  # once a tick
+
+The kernel sends each rank SIGTERM when its launcher dies (`probes.attach.parent_death`). A rank that does not comply,
+because it is stopped or waits in C, is killed `MARGIN_S` after the grace period of a preemption. Once none is left the
+run has ended, as if the launcher had recorded it.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from probes.tape import event_kinds
+from probes.tape.events import EventWriter
+from watch.live_tapes import LiveTapes
+from watch.processes import is_alive, kill, os_state
+
+__all__ = ["LauncherLoss"]
+
+MARGIN_S = 3.0
+
+
+class LauncherLoss:
+    """Of one node. `launcher_pid` 0: ranks whose launcher is not ours, and which nothing is done to."""
+
+    def __init__(
+        self, tapes: LiveTapes, events: EventWriter, *, node_rank: int, launcher_pid: int, grace_s: float
+    ) -> None:
+        self._tapes, self._events, self._node_rank = tapes, events, node_rank
+        self._limit_s = grace_s + MARGIN_S
+        self._pid, self._start_ticks = launcher_pid, _start_ticks(launcher_pid)
+        self._lost_at_s: float | None = None
+
+    def poll(self) -> None:
+        """Act on a launcher that is gone."""
+        if not self._pid or self._tapes.has_ended:
+            return
+        if self._tapes.launcher_pid not in (0, self._pid):  # the run was resumed under this watch
+            self._pid, self._lost_at_s = self._tapes.launcher_pid, None
+            self._start_ticks = _start_ticks(self._pid)
+        if is_alive(self._pid, self._start_ticks):
+            return
+        processes = self._tapes.processes
+        if self._lost_at_s is None:
+            self._lost_at_s = time.monotonic()
+            self._events.write(
+                event_kinds.LAUNCHER_LOST, node_rank=self._node_rank, pid=self._pid, ranks=sorted(processes)
+            )
+        alive = {rank: process for rank, process in processes.items() if process.is_alive}
+        if not alive:
+            message = f"The launcher (process {self._pid}) was killed or crashed."
+            self._events.write(
+                event_kinds.RUN_ENDED,
+                node_rank=self._node_rank,
+                reason="launcher_lost",
+                exit_code=None,
+                message=message,
+            )
+        elif time.monotonic() - self._lost_at_s > self._limit_s:
+            for rank, process in alive.items():
+                if kill(process.pid, signal.SIGKILL):
+                    self._events.write(
+                        event_kinds.RANK_STOPPED, exit_rank=rank, pid=process.pid, exit_code=-signal.SIGKILL
+                    )
+
+
+def _start_ticks(pid: int) -> int:
+    """Start time of the process; 0 for one that is gone."""
+    return int(os_state(pid)[1] or 0)
