@@ -60,6 +60,7 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
     facts["rollbacks"] = [
         {"attempt": e.attempt, "from_step": e.integer("from_step"), "to_step": e.integer("to_step"),
          "tier": e.text("tier"), "reason": e.text("reason"), "skipped_batches": e.integers("skipped_batches"),
+         "replayed_batches": e.integers("replayed_batches"),
          "duration_s": e.number("duration_s")}
         for e in log.of(event_kinds.ROLLBACK)
     ]  # fmt: skip

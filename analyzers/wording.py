@@ -101,6 +101,15 @@ def number_ranges(numbers: Sequence[int]) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
+def batches_text(skipped: Sequence[Any], again: Sequence[Any]) -> str:
+    """What a rollback did with batches: `skipped batches 3, 4`, `trained batch 3 again`; empty for none."""
+    batches = skipped or again
+    if not batches:
+        return ""
+    which = f"batch{'es' if len(batches) > 1 else ''} {listed(batches, 8)}"
+    return f"skipped {which}" if skipped else f"trained {which} again"
+
+
 def sentence(text: str) -> str:
     """A clause as a sentence: capital letter, full stop."""
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '?', '!')) else '.'}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from analyzers.finding import Finding
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source
-from analyzers.wording import sentence
+from analyzers.wording import batches_text, sentence
 from probes.tape import event_kinds
 
 __all__ = ["RESPONSE_EVENTS", "Response", "done_about", "respond"]
@@ -52,11 +52,8 @@ class Response:
             parts.append(f"rolled back to step {self.restored_step} from {self.tier or 'a checkpoint'}{took}")
         elif self.refused:
             parts.append("refused the step")
-        if self.skipped_batches:
-            batches = ", ".join(str(batch) for batch in self.skipped_batches[:8])
-            parts.append(f"skipped batch{'es' if len(self.skipped_batches) > 1 else ''} {batches}")
-        elif self.replayed_batches:
-            parts.append(f"trained batch {self.replayed_batches[0]} again")
+        if batches := batches_text(self.skipped_batches, self.replayed_batches):
+            parts.append(batches)
         if parts:
             return sentence(" and ".join(parts))
         # While a step runs, it is not known yet whether it will be refused.

@@ -19,7 +19,7 @@ from analyzers.report.terminal.diagnosis_text import evidence_rows, title
 from analyzers.report.wording.account_lines import goodput_line, pipeline_line, wall_s, what_if_line
 from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.stack_texts import stack_texts
-from analyzers.wording import is_number, number_ranges, sentence
+from analyzers.wording import batches_text, is_number, number_ranges, sentence
 
 __all__ = ["escaped", "to_markdown"]
 
@@ -85,12 +85,16 @@ def _finding(number: int, finding: Finding) -> Iterator[str]:
     yield from ("", f"Next: {escaped(next_step(finding))}")
 
 
+def _batches(back: Mapping[str, Any]) -> str:
+    text = batches_text(back.get("skipped_batches") or [], back.get("replayed_batches") or [])
+    return f" {sentence(text)}" if text else ""
+
+
 def _done(facts: Mapping[str, Any]) -> Iterator[str]:
     """Actions of the recovery, from the events of the run."""
     done = [
         f"Rolled back from step {back['from_step']} to {back['to_step']} ({back.get('tier') or '?'}): "
-        f"{back.get('reason') or 'no reason recorded'}."
-        + (f" Skipped batch {', '.join(map(str, back['skipped_batches']))}." if back.get("skipped_batches") else "")
+        f"{back.get('reason') or 'no reason recorded'}." + _batches(back)
         for back in (facts.get("rollbacks") or [])[:50]
     ]
     attempts = facts.get("attempts")

@@ -40,6 +40,7 @@ def load_timeline(source: Source, now_s: int | None) -> dict[str, Any]:
                 "attempt": e.attempt, "from step": e.integer("from_step"), "to step": e.integer("to_step"),
                 "from": e.text("tier"), "duration (s)": e.number("duration_s"), "verdict": e.text("verdict"),
                 "reason": e.text("reason"), "skipped batches": ", ".join(map(str, e.integers("skipped_batches")[:20])),
+                "trained again": ", ".join(map(str, e.integers("replayed_batches")[:20])),
             }
             for e in log.of(event_kinds.ROLLBACK)
         ],

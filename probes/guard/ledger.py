@@ -112,6 +112,10 @@ class Ledger:
             problem = f"{problem or f'{path.name} is missing'}; its copy is used"
         elif own is not None and other is not None and other.sequence > own.sequence:
             own, problem = None, f"{path.name} is older than its copy, which is used"
+        elif own is not None and other is None and own.sequence:
+            problem_of_copy = problem_of_copy or f"{copy_of(path).name} is missing"
+        elif own is None and not problem and not problem_of_copy and any(path.parent.glob("step-*")):
+            problem = f"{path.name} and its copy are missing: batches skipped since the last checkpoint are not known"
         ledger = own or other or cls()
         ledger.path = path
         return ledger, problem or problem_of_copy

@@ -28,9 +28,12 @@ MAX_MANIFEST_BYTES = 16 << 20
 SECRETS = "secrets.json"
 """Settings that `run.json` has redacted. Not part of what is collected, shared or exported."""
 NO_MANIFEST = "is damaged: what was configured is not known"
+MISSING_MANIFEST = "is missing: what was configured is not known"
 ALTERED = "was altered: its digest is another"
+MANIFEST_PROBLEMS = (NO_MANIFEST, MISSING_MANIFEST, ALTERED)
 _DIGEST = "digest"
 """Key of `run.json`, of all else that it holds."""
+_DIGEST_TEXT = re.compile(r"[0-9a-f]{32}")
 
 
 class RunError(ValueError):
@@ -193,10 +196,8 @@ class RunDir:
     def problems(self) -> dict[str, str]:
         """Return the files of the run that are not opened because they are unsafe: {path in the run: reason}."""
         found = {"run.json": file_problem(self.path / "run.json"), "tapes": folder_problem(self.tapes)}
-        if not found["run.json"] and (self.path / "run.json").exists():
-            public = self._read("run.json")
-            is_whole = public.get(_DIGEST) in (None, _digest(public))
-            found["run.json"] = NO_MANIFEST if not public else "" if is_whole else ALTERED
+        if not found["run.json"]:
+            found["run.json"] = self._manifest_problem()
         places = [self.tapes, *self._folders("attempt-*")] if not found["tapes"] else []
         for place in places:
             for path in place.glob("*-*"):
@@ -205,6 +206,18 @@ class RunDir:
             for name in ("events.jsonl", "names.jsonl", "nccl_names.jsonl"):
                 found[(folder / name).relative_to(self.path).as_posix()] = file_problem(folder / name)
         return {path: problem for path, problem in sorted(found.items()) if problem}
+
+    def _manifest_problem(self) -> str:
+        """What is wrong with the content of `run.json`; nothing in a run of a version that wrote no digest."""
+        if not (self.path / "run.json").exists():
+            return MISSING_MANIFEST
+        public = self._read("run.json")
+        if not public:
+            return NO_MANIFEST
+        if _DIGEST in public:
+            return "" if public[_DIGEST] == _digest(public) else ALTERED
+        lost_its_name = any(isinstance(value, str) and _DIGEST_TEXT.fullmatch(value) for value in public.values())
+        return ALTERED if lost_its_name else ""
 
     def _make_folders(self) -> None:
         for folder in (self.tapes, self.checkpoints, self.stacks, self.reports):

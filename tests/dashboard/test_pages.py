@@ -27,7 +27,7 @@ EXPECTED = {
     "numerics": ("Gradient norm by parameter", "NaN and Inf", "Learning rate"),
     "memory": ("Rank and step", "By rank"),
     "health": ("GPU and host health",),
-    "recovery": ("Rollbacks", "Skipped batches", "Good: complete"),
+    "recovery": ("Rollbacks", "Good: complete"),
     "compare": ("There is only one run",),
     "sql": ("Tables", "rows in"),
 }
@@ -44,6 +44,13 @@ def test_a_page_shows_a_real_run(runs: Path, page: str) -> None:
 
     # What takes long comes at a later look, as on a page that polls.
     wait_for(lambda: not missing() or (app.run() and False), f"{missing()} on {page}", deadline_s=60)
+
+
+def test_the_recovery_page_lists_the_rollback_and_its_batch(runs: Path) -> None:
+    app = open_page(runs, "recovery")
+    wait_for(lambda: app.dataframe or (app.run() and False), "the table of rollbacks")
+    (row,) = app.dataframe[0].value.to_dict("records")
+    assert (row["from step"], row["skipped batches"], row["trained again"]) == (12, "", "11")
 
 
 def test_the_overview_tells_the_state_and_the_age_of_the_last_record(runs: Path) -> None:

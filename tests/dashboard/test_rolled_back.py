@@ -27,7 +27,8 @@ def rolled_back(tmp_path: Path) -> RunDir:
         )  # fmt: skip
         writer.now_ns += STEP_NS
         if step == 20:
-            writer.event("rollback", from_step=20, to_step=10, tier="memory", reason="x", skipped_batches=[])
+            writer.event("batch_skipped", batch_index=19, reason="x")
+            writer.event("rollback", from_step=20, to_step=10, tier="memory", reason="x", skipped_batches=[19])
     return run
 
 
@@ -39,6 +40,12 @@ def test_the_head_says_which_steps_are_gone_over_again_and_the_tiles_show_them(t
     assert "Step: 13" in text
     assert "Loss: 1.2500" in text
     assert "Tokens/s: 640" in text
+
+
+def test_the_recovery_page_lists_skipped_batches(tmp_path: Path) -> None:
+    app = open_page(rolled_back(tmp_path).path.parent, "recovery")
+    wait_for(lambda: "Skipped batches" in shown(app) or app.run() is None, "the skipped batches", deadline_s=60)
+    assert not app.exception
 
 
 def test_what_was_in_flight_when_a_former_attempt_ended_is_not_in_flight_now(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from analyzers.report.json import to_json
 from analyzers.report.terminal.diagnosis_text import render
 from analyzers.run.policy import stall_policy
 from analyzers.run_facts import run_facts
-from probes.tape.rundir import RunDir, RunError
+from probes.tape.rundir import ALTERED, RunDir, RunError
 from store import Store, StoreError
 from tests.factories import make_run
 
@@ -99,6 +99,16 @@ def test_a_manifest_of_any_content(pristine: RunDir, store: Store, tmp_path: Pat
     assert 0 < stall_policy(manifest).floor_s < 86400
     if not manifest:
         assert RunDir(tmp_path).problems()["run.json"].startswith("is damaged")
+
+
+@pytest.mark.parametrize("change", [("world_size", "worldsize"), ('"digest"', '"dihest"')])
+def test_an_altered_manifest_is_a_problem(tmp_path: Path, change: tuple[str, str]) -> None:
+    run = RunDir(tmp_path)
+    run.write_manifest({"world_size": 4})
+    assert run.problems() == {}
+    path = tmp_path / "run.json"
+    path.write_text(path.read_text().replace(*change))
+    assert run.problems() == {"run.json": ALTERED}
 
 
 def test_the_whole_report_with_an_odd_manifest(run: RunDir) -> None:
@@ -203,6 +213,7 @@ FOLDERS: dict[str, tuple[Callable[[RunDir], object], str]] = {
     "a manifest that is /dev/zero": (
         lambda run: _replace(run, "run.json", lambda path: path.symlink_to("/dev/zero")), "is a link"),
     "a manifest of a terabyte": (lambda run: os.truncate(run.path / "run.json", TERABYTE), "is damaged"),
+    "a manifest that was removed": (lambda run: (run.path / "run.json").unlink(), "is missing"),
     "tapes that lead out": (tapes_link_out, "is a link"),
     "tapes that are a file": (lambda run: _replace(run, "tapes", lambda path: path.write_text("x")), "is no folder"),
     "an attempt that leads out": (attempt_links_out, "is a link"),
@@ -230,7 +241,7 @@ TOGETHER = (
     ("a manifest that is /dev/zero", "a store that is text", "a log that is text"),
     ("a manifest of a terabyte", "tapes that lead out", "a store of a terabyte"),
     ("tapes that are a file", "a store cut in half"),
-    ("a lock that leads out",),
+    ("a lock that leads out", "a manifest that was removed"),
     ("a lock that is a FIFO", "a log that leads out"),
 )
 """Cases that do not hide one another, in one run each."""

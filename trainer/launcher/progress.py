@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from analyzers.wording import batches_text
 from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.reader import TapeError, read_segment, segment_paths
@@ -193,11 +194,11 @@ def _line(event: dict[str, Any]) -> str:
         title = str(event.get("finding_kind")).upper().replace("_", "-")
         return f"[{colour}]{escape(title)}[/]  {escape(str(event.get('summary')))}"
     if kind == event_kinds.ROLLBACK:
-        skipped = ", ".join(map(str, event.get("skipped_batches") or []))
+        batches = batches_text(event.get("skipped_batches") or [], event.get("replayed_batches") or [])
         return escape(
             f"{where}Rolled back to step {event.get('to_step')} from {event.get('tier')} in "
             f"{1e3 * float(event.get('duration_s') or 0):.0f} ms"
-            f"{f', skipped batch {skipped}' if skipped else ''}."
+            f"{f', {batches}' if batches else ''}."
         )
     if kind == event_kinds.REPLAY and event.get("state") == "same":
         again = (

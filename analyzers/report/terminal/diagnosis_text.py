@@ -22,7 +22,7 @@ from analyzers.report.wording.labels import label_of, shown
 from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.settings.policy import PlanPolicy
-from analyzers.wording import counted, is_number, ranks_text, sentence
+from analyzers.wording import batches_text, counted, is_number, ranks_text, sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -200,13 +200,12 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
         where = f"{device} of {node}" if device else node
         rows.append(("Excluded", f"{where} after attempt {excluded.get('attempt')}: {excluded.get('reason')}"))
     for rollback in (facts.get("rollbacks") or [])[:20]:
-        batches = ", ".join(map(str, rollback.get("skipped_batches") or []))
+        batches = batches_text(rollback.get("skipped_batches") or [], rollback.get("replayed_batches") or [])
         rows.append(
             (
                 "Rollback",
                 f"step {rollback['from_step']} to {rollback['to_step']} from {rollback['tier'] or '?'}"
-                f": {rollback['reason'] or 'no reason was recorded'}"
-                + (f", skipped batch {batches}" if batches else ""),
+                f": {rollback['reason'] or 'no reason was recorded'}" + (f", {batches}" if batches else ""),
             )
         )
     for label, key in (("Dropped", "dropped_records"), ("Probe errors", "probe_errors")):
