@@ -42,6 +42,7 @@ from analyzers.account.time_classes import COMPUTE_PHASES, GAPS
 from analyzers.account.wait_split import WaitSplit, split_waits
 from analyzers.finding import Finding
 from analyzers.run.event_log import EventLog
+from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.policy import StallPolicy
 from analyzers.run.snapshot import SNAPSHOT_EVENTS
 from analyzers.source import Source, lacking
@@ -120,8 +121,8 @@ def analyze(source: Source) -> list[Finding]:
     lost = lacking(source, steps=_NEEDED, events=())
     if not lost:
         return []
-    what = "there is no account of the time" if lost != ["events"] else "start-up, restarts and the end are not known"
-    return [Finding.insufficient("goodput", "goodput", f"{what}: nothing in {', '.join(lost)}")]
+    what = "There is no account of the time" if lost != ["events"] else "Start-up, restarts and the end are not known"
+    return [Finding.insufficient("goodput", "goodput", f"{what}: {not_recorded(lost)}.", evidence=missing(lost))]
 
 
 def measure(

@@ -13,12 +13,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 from analyzers.analysis import Analysis
 from analyzers.checkpoints.policy import CheckpointPolicy
 from analyzers.finding import Finding
+from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.setting import setting
 from analyzers.scope import Scope
 from analyzers.source import Source, every_kth_rank, lacking
@@ -33,17 +35,22 @@ def saved_checkpoints(source: Source, scope: Scope, policy: CheckpointPolicy | N
     policy = policy or CheckpointPolicy()
     interval = setting(scope.manifest, "checkpoint.interval")
     if absent := lacking(source, steps=("duration_ns",)):
-        return [_insufficient(f"no values were recorded in {', '.join(absent)}")]
+        return [_insufficient(not_recorded(absent), missing(absent))]
     ((newest_step,),) = source.rows("SELECT max(step) FROM steps WHERE duration_ns IS NOT NULL")
     if absent := lacking(source, checkpoints=("tier", "state", "step")):
         if interval == 0 and newest_step:
             return []  # advice on the configuration
         if isinstance(interval, int) and (newest_step or 0) < interval:
             return []  # none was due
-        return [_insufficient(f"no values were recorded in {', '.join(absent)}")]
+        return [_insufficient(not_recorded(absent), missing(absent))]
     found = [one for one in (_failed(source), _age(source, newest_step or 0, interval, policy)) if one]
     if lacking(source, checkpoints=("stall_ns",)):
-        return [*found, _insufficient("the stall of saves is not recorded (checkpoints.stall_ns)")]
+        return [
+            *found,
+            _insufficient(
+                "the time for which a save stalls training was not recorded", missing(["checkpoints.stall_ns"])
+            ),
+        ]
     cost = _cost(source, policy)
     return [*found, cost] if cost else found
 
@@ -165,8 +172,10 @@ def _short(reason: object) -> str:
     return lines[0][:100].replace(";", ",").rstrip(".") if lines else "no reason was recorded"
 
 
-def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("checkpoints", "checkpoint_age", f"Checkpoints were not checked: {why}.")
+def _insufficient(why: str, evidence: Mapping[str, Any] | None = None) -> Finding:
+    return Finding.insufficient(
+        "checkpoints", "checkpoint_age", f"Checkpoints were not checked: {why}.", evidence=evidence or {}
+    )
 
 
 ANALYSES = (

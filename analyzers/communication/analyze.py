@@ -15,7 +15,8 @@ for all are a drop of the throughput: both are faults. The findings here are abo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,10 +25,11 @@ from analyzers.analysis import Analysis
 from analyzers.communication.bandwidth import CallClass, call_classes, latency_ms
 from analyzers.communication.policy import CommunicationPolicy
 from analyzers.finding import Finding
+from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.snapshot import attempts
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
-from analyzers.wording import group_text
+from analyzers.wording import group_text, number
 
 __all__ = ["ANALYSES", "communication"]
 
@@ -44,9 +46,13 @@ def communication(source: Source, scope: Scope, policy: CommunicationPolicy | No
             ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE rank >= 0")
             if num_ranks < 2:
                 return []
-        return [_insufficient(f"nothing in {', '.join(absent)}")]
+        return [_insufficient(not_recorded(absent), missing(absent))]
     if lacking(source, collectives=("wait_ns",)):
-        return [_insufficient("the time for which ranks were blocked is not recorded (collectives.wait_ns)")]
+        return [
+            _insufficient(
+                "the time for which ranks were blocked in calls was not recorded", missing(["collectives.wait_ns"])
+            )
+        ]
     for attempt in reversed(attempts(source)):
         if scope.attempt not in (None, attempt):
             continue
@@ -92,7 +98,8 @@ def _exposed(attempt: int, measured: Exposure, classes: Sequence[CallClass], pol
         first_step=int(measured.step.min()),
         last_step=int(measured.step.max()),
         cause="transfer" if is_much else "",
-        summary=f"{100 * transfer:.0f} % of a step is exposed communication, without waiting for late ranks. "
+        summary=f"Exposed communication takes {100 * transfer:.0f} % of a median step ({number(transfer * step_ms)} of "
+        f"{number(step_ms)} ms), without waiting for late ranks. "
         f"{100 * hidden:.0f} % of all communication is overlapped.",
         evidence={
             "exposed_ratio": round(exposed, 4),
@@ -202,9 +209,12 @@ def _small_buckets(
     return max(found, key=lambda one: float(one.evidence["gain_ms"]), default=None)
 
 
-def _insufficient(why: str) -> Finding:
+def _insufficient(why: str, evidence: Mapping[str, Any] | None = None) -> Finding:
     return Finding.insufficient(
-        "communication", "exposed_communication", f"The cost of communication was not measured: {why}."
+        "communication",
+        "exposed_communication",
+        f"The cost of communication was not measured: {why}.",
+        evidence=evidence or {},
     )
 
 

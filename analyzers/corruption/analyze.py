@@ -18,6 +18,7 @@ from analyzers.corruption.replicas import ALL_TENSORS, Corruption, Fingerprint, 
 from analyzers.deaths.recovery_response import RESPONSE_EVENTS, Response, respond
 from analyzers.finding import Finding
 from analyzers.run.event_log import EventLog
+from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
 from probes.tape import event_kinds
@@ -34,8 +35,8 @@ _SETTLED = """
 def fingerprints(source: Source, scope: Scope, policy: FingerprintPolicy = FingerprintPolicy()) -> list[Finding]:
     """Findings of kind `replica_mismatch` and `fingerprint_chain_broken`, one an incident."""
     if missing_tables(source, "fingerprints"):
-        why = "Replicas were not compared: no fingerprints were recorded (probes.fingerprint_interval)."
-        return [Finding.insufficient("corruption", "replica_mismatch", why)]
+        why = f"Replicas were not compared: {not_recorded(['fingerprints'])}."
+        return [Finding.insufficient("corruption", "replica_mismatch", why, evidence=missing(["fingerprints"]))]
     log = EventLog.load(source, RESPONSE_EVENTS)
     findings: list[Finding] = []
     before: tuple[int, Corruption] | None = None

@@ -12,7 +12,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from analyzers.account.time_classes import TRAINING, own
 from analyzers.analysis import Analysis
 from analyzers.data.policy import DataPolicy
 from analyzers.finding import Finding
+from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.snapshot import attempts
 from analyzers.scope import Scope
 from analyzers.source import Floats, Ints, Source, floats, ints, lacking
@@ -43,7 +46,7 @@ def data_bound(source: Source, scope: Scope, policy: DataPolicy | None = None) -
     """Report at most one finding per attempt."""
     policy = policy or DataPolicy()
     if absent := lacking(source, steps=("data_ns", "duration_ns")):
-        return [_insufficient(f"nothing in {', '.join(absent)}")]
+        return [_insufficient(not_recorded(absent), missing(absent))]
     ((recorded,),) = source.rows("SELECT max(data_ns) FROM steps WHERE duration_ns IS NOT NULL")
     if not recorded:
         return [_insufficient("steps have no data time (a span of kind `data` around the loader records it)")]
@@ -169,8 +172,10 @@ def _finding(source: Source, attempt: int, step: Ints, data_ms: Floats, step_ms:
     )
 
 
-def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("data_wait", "data_bound", f"Data loading was not checked: {why}.")
+def _insufficient(why: str, evidence: Mapping[str, Any] | None = None) -> Finding:
+    return Finding.insufficient(
+        "data_wait", "data_bound", f"Data loading was not checked: {why}.", evidence=evidence or {}
+    )
 
 
 ANALYSES = (Analysis(kinds=("data_bound",), run=data_bound, records="compared", live="periodic"),)

@@ -47,7 +47,7 @@ def lost_ranks(source: Source, scope: Scope, policy: StallPolicy | None = None) 
     if missing_tables(source, "ranks") or not source.has("steps"):
         return [_insufficient("Deaths of ranks were not checked: no records of ranks or steps.")]
     if not source.has("events"):  # without the ends of processes, each end of the records would look like a kill
-        return [_insufficient("Deaths of ranks were not checked: the table events is missing.")]
+        return [_insufficient("Deaths of ranks were not checked: no events of the run were recorded.")]
     log = EventLog.load(source, SNAPSHOT_EVENTS)
     known = attempts(source)
     findings = []

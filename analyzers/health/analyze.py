@@ -20,6 +20,7 @@ from analyzers.analysis import Analysis
 from analyzers.finding import Finding, Severity
 from analyzers.health.policy import HealthPolicy
 from analyzers.health.xids import xid_findings
+from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
 
@@ -52,7 +53,7 @@ def device_health(source: Source, scope: Scope, policy: HealthPolicy | None = No
     if absent := lacking(source, health=("device", "sample_ns")):
         return [
             *found,
-            _insufficient(f"GPU and host health was not checked: no values were recorded in {', '.join(absent)}."),
+            _insufficient(f"GPU and host health was not checked: {not_recorded(absent)}.", missing(absent)),
         ]
     found += _memory_errors(source, ranks, policy)
     found += _throttled(source, ranks, policy)
@@ -262,8 +263,8 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("health", "health", why)
+def _insufficient(why: str, evidence: Mapping[str, Any] | None = None) -> Finding:
+    return Finding.insufficient("health", "health", why, evidence=evidence or {})
 
 
 ANALYSES = (

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from analyzers.analysis import Analysis
 from analyzers.finding import Finding
 from analyzers.memory.limits import limits
 from analyzers.memory.policy import MemoryPolicy
+from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.snapshot import attempts
 from analyzers.scope import Scope
 from analyzers.source import Floats, Source, floats, ints, lacking
@@ -47,7 +49,7 @@ def memory_use(source: Source, scope: Scope, policy: MemoryPolicy | None = None)
     policy = policy or MemoryPolicy()
     found = limits(source, policy)
     if absent := lacking(source, steps=("memory_bytes", "duration_ns")):
-        return [*found, _insufficient(f"no values were recorded in {', '.join(absent)}")]
+        return [*found, _insufficient(not_recorded(absent), missing(absent))]
     lives = attempts(source)
     samples = _samples(source, lives[-1]) if lives else {}
     growing = {rank: one for rank, (step, memory) in samples.items() if (one := growth(step, memory, policy))}
@@ -218,8 +220,10 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
-def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("memory", "memory_growth", f"Memory growth was not checked: {why}.")
+def _insufficient(why: str, evidence: Mapping[str, Any] | None = None) -> Finding:
+    return Finding.insufficient(
+        "memory", "memory_growth", f"Memory growth was not checked: {why}.", evidence=evidence or {}
+    )
 
 
 ANALYSES = (

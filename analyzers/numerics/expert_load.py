@@ -93,7 +93,7 @@ def expert_load(source: Source, scope: Scope, policy: ExpertLoadPolicy = ExpertL
     if attempt is None:
         if not number(scope.manifest, "model.num_experts"):
             return []
-        return [_insufficient("the table experts is empty", None)]
+        return [_insufficient("no loads of experts were recorded", None)]
     if max(len(layer.steps) for layer in layers) < policy.min_samples:
         return [_insufficient(f"there are fewer than {policy.min_samples} samples", attempt)]
     found = [

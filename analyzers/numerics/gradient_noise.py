@@ -19,12 +19,15 @@ The norms are `steps.local_grad_norm` (`probes.collectives.local_gradient`) and 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from analyzers.finding import Finding
 from analyzers.numerics.policy import GradientNoisePolicy
+from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.snapshot import attempts
 from analyzers.scope import Scope
 from analyzers.source import Floats, Ints, Source, floats, ints, lacking
@@ -67,7 +70,7 @@ class Noise:
 def gradient_noise(source: Source, scope: Scope, policy: GradientNoisePolicy = GradientNoisePolicy()) -> list[Finding]:
     """One finding, of the newest attempt with enough samples."""
     if absent := lacking(source, steps=("grad_norm", "tokens", "local_grad_norm"), ranks=("rank",)):
-        return [_insufficient(_why_absent(source, absent))]
+        return [_insufficient(_why_absent(source, absent), evidence=missing(absent))]
     most = 0
     for attempt in reversed(attempts(source)):
         found = samples(source, attempt, scope.since_step) if scope.attempt in (None, attempt) else None
@@ -239,17 +242,21 @@ def _text(tokens: float) -> str:
 
 def _why_absent(source: Source, absent: list[str]) -> str:
     if absent != ["steps.local_grad_norm"]:
-        return f"{', '.join(absent)} not recorded"
+        return not_recorded(absent)
     ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE rank >= 0")
     if num_ranks < 2:
         return _ONE_DATA_RANK
     return (
-        "local gradient norms need two data ranks, recorded collectives, probes.local_norm_interval above 0 and no "
-        "tensor parallelism"
+        "it needs the norm of each rank's own gradient, recorded with two data ranks, recorded collectives, "
+        "`probes.local_norm_interval` above 0 and no tensor parallelism"
     )
 
 
-def _insufficient(why: str, attempt: int | None = None) -> Finding:
+def _insufficient(why: str, attempt: int | None = None, evidence: Mapping[str, Any] | None = None) -> Finding:
     return Finding.insufficient(
-        "gradient_noise", "gradient_noise", f"The gradient noise scale was not measured: {why}.", attempt=attempt
+        "gradient_noise",
+        "gradient_noise",
+        f"The gradient noise scale was not measured: {why}.",
+        attempt=attempt,
+        evidence=evidence or {},
     )

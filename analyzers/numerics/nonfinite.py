@@ -46,7 +46,7 @@ def non_finite_values(source: Source, scope: Scope, policy: NonFinitePolicy = No
     before it are still to be reported.
     """
     if missing_tables(source, "steps"):
-        why = "Non-finite values were not checked: the table of steps is missing."
+        why = "Non-finite values were not checked: no steps were recorded."
         return [Finding.insufficient("nonfinite", "non_finite", why)]
     log = EventLog.load(source, _EVENTS)
     return [_explain(source, log, episode) for episode in _episodes(source, scope, log)[: policy.max_episodes]]

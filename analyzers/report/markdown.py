@@ -121,7 +121,7 @@ def _facts(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> list[tuple[str,
     if diagnosis.goodput is not None:
         rows.append(("goodput", goodput_line(diagnosis.goodput)))
     if diagnosis.what_if is not None:
-        rows.append(("what-if", what_if_line(diagnosis.what_if)))
+        rows.append(("what-if", what_if_line(diagnosis.what_if, diagnosis.findings)))
     if pipeline := pipeline_line(diagnosis.findings):
         rows.append(("pipeline", pipeline))
     command = manifest.get("command")

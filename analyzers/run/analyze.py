@@ -8,14 +8,17 @@ themselves; this reports what is missing without an analysis that would notice, 
 
 from __future__ import annotations
 
+from typing import Any
+
 from analyzers.analysis import Analysis
 from analyzers.finding import Finding
+from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking, missing_tables
+from analyzers.wording import ranks_text, sentence
 
 __all__ = ["ANALYSES", "record_coverage"]
 
-_SHOWN_RANKS = 16
 _READ_COLUMNS = {
     "steps": (
         ("forward_ns", "backward_ns", "optimizer_ns", "collective_wait_ns", "loss", "grad_norm", "tokens"),
@@ -48,7 +51,7 @@ def record_coverage(source: Source, scope: Scope) -> list[Finding]:
         if recorded and silent:
             findings.append(_silent(attempt, silent, world_size))
     findings += [
-        _insufficient(f"{consequence}: no values were recorded in {', '.join(absent)}.")
+        _insufficient(f"{consequence}: {not_recorded(absent)}.", evidence=missing(absent))
         for table, (columns, consequence) in _READ_COLUMNS.items()
         if not missing_tables(source, table) and (absent := lacking(source, **{table: columns}))
     ]
@@ -58,8 +61,7 @@ def record_coverage(source: Source, scope: Scope) -> list[Finding]:
 
 
 def _silent(attempt: int, ranks: list[int], world_size: int) -> Finding:
-    shown = ", ".join(map(str, ranks[:_SHOWN_RANKS])) + (", ..." if len(ranks) > _SHOWN_RANKS else "")
-    which = f"Rank {shown} has" if len(ranks) == 1 else f"Ranks {shown} have"
+    which = f"{sentence(ranks_text(ranks))[:-1]} {'has' if len(ranks) == 1 else 'have'}"
     return _insufficient(
         f"{which} no step in attempt {attempt} ({len(ranks)} of {world_size} ranks): nothing is known about "
         f"{'it' if len(ranks) == 1 else 'them'}.",
@@ -68,8 +70,8 @@ def _silent(attempt: int, ranks: list[int], world_size: int) -> Finding:
     )
 
 
-def _insufficient(why: str, ranks: tuple[int, ...] = (), attempt: int | None = None) -> Finding:
-    return Finding.insufficient("coverage", "records", why, ranks=ranks, attempt=attempt)
+def _insufficient(why: str, **more: Any) -> Finding:
+    return Finding.insufficient("coverage", "records", why, **more)
 
 
 ANALYSES = (Analysis(kinds=("records",), run=record_coverage, records="sampled"),)

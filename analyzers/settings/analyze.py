@@ -16,11 +16,13 @@ from analyzers.account.time_classes import own
 from analyzers.analysis import Analysis
 from analyzers.checkpoints.interval import suggest
 from analyzers.finding import Finding
+from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.setting import number, setting
 from analyzers.scope import Scope
 from analyzers.settings.policy import ConfigurationPolicy
 from analyzers.settings.startup import slow_startup
 from analyzers.source import Source, every_kth_rank, lacking
+from analyzers.wording import percent
 
 __all__ = ["ANALYSES", "RULES", "configuration"]
 
@@ -44,7 +46,7 @@ def configuration(source: Source, scope: Scope, policy: ConfigurationPolicy | No
     if not isinstance(manifest.get("config"), Mapping):
         return [_insufficient("run.json contains no configuration, which an attached loop can pass to `attach`")]
     if absent := lacking(source, steps=("duration_ns",)):
-        return [_insufficient(f"no values were recorded in {', '.join(absent)}")]
+        return [_insufficient(not_recorded(absent), missing(absent))]
     run = _Run(source=source, manifest=manifest, policy=policy or ConfigurationPolicy())
     found = []
     for cause, rule in RULES.items():
@@ -196,15 +198,22 @@ def _interval(run: _Run) -> Advice:
     def lost_ratio(every_s: float) -> float:
         return best.cost_s / every_s + every_s / (2 * best.mtbf_s)
 
-    now, then = lost_ratio(interval * step_s), lost_ratio(best.interval_s)
+    ((recorded,),) = run.source.rows("SELECT max(step) - min(step) + 1 FROM steps")
+    length = max(int(number(run.manifest, "train.steps") or 0), recorded)
+    steps = min(best.steps, length)  # a longer interval than the run is one save, at its end
+    now, then = lost_ratio(interval * step_s), lost_ratio(steps * step_s if steps < best.steps else best.interval_s)
     if now - then < run.policy.interval_loss_ratio:
         return None
     return (
-        f"`checkpoint.interval = {interval:.0f}` costs {100 * now:.1f} % of the time in saves and repeated steps. An "
-        f"interval of {best.steps:,} steps (Daly) would cost {100 * then:.1f} %.",
+        f"`checkpoint.interval = {interval:.0f}` costs {percent(now)} of the time in saves and repeated steps. "
+        + (
+            f"One save at the end of the {length:,} steps would cost {percent(then)}."
+            if steps < best.steps
+            else f"The least that an interval costs is {percent(then)}, with {steps:,} steps."
+        ),
         {
             "interval_steps": int(interval),
-            "suggested_steps": best.steps,
+            "suggested_steps": steps,
             "lost_ratio": round(now, 4),
             "lost_at_suggested_ratio": round(then, 4),
             "save_ms": round(1e3 * best.cost_s, 3),
@@ -264,8 +273,10 @@ RULES: dict[str, Callable[[_Run], Advice]] = {
 """By cause, which is a part of the anchor in the runbook."""
 
 
-def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("configuration", "configuration", f"The configuration was not checked: {why}.")
+def _insufficient(why: str, evidence: Mapping[str, Any] | None = None) -> Finding:
+    return Finding.insufficient(
+        "configuration", "configuration", f"The configuration was not checked: {why}.", evidence=evidence or {}
+    )
 
 
 ANALYSES = (

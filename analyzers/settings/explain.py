@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.settings.startup import PIECES
-from analyzers.wording import is_number, number
+from analyzers.wording import is_number, number, percent, size_text
 
 __all__ = ["NEXT", "WHY"]
 
 
 def _why_configuration(finding: Finding) -> str:
-    measured = [f"{name} = {number(value)}" for name, value in finding.evidence.items() if is_number(value)]
-    return f"Numbers of this run: {', '.join(measured[:6])}." if measured else ""
+    measured = [_measured(name, value) for name, value in finding.evidence.items() if is_number(value)]
+    return f"Measured in this run: {', '.join(measured[:6])}." if measured else ""
+
+
+def _measured(name: str, value: Any) -> str:
+    """A number in words: "save 50 ms", "lost at suggested 0.9 %"."""
+    words = name.removeprefix("num_").replace("_", " ")
+    if name.endswith("_ratio"):
+        return f"{words.removesuffix(' ratio')} {percent(value)}"
+    if name.endswith("_bytes"):
+        return f"{words.removesuffix(' bytes')} {size_text(value)}"
+    for unit in ("ms", "s", "mb"):
+        if name.endswith(f"_{unit}"):
+            return f"{words.removesuffix(f' {unit}')} {number(value)} {unit.replace('mb', 'MB')}"
+    return f"{words} {value:,}" if isinstance(value, int) else f"{words} {number(value)}"
 
 
 def _why_startup(finding: Finding) -> str:

@@ -20,9 +20,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.run.event_log import EventLog
+from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.settings.policy import StartupPolicy
 from analyzers.source import Source, every_kth, lacking
@@ -57,7 +59,7 @@ def slow_startup(source: Source, scope: Scope, policy: StartupPolicy | None = No
     policy = policy or StartupPolicy()
     needed = {"steps": ("start_ns", "duration_ns"), "ranks": ("wall_ns",), "events": ("wall_ns",)}
     if absent := lacking(source, **needed):
-        return [_insufficient(f"no values were recorded in {', '.join(absent)}")]
+        return [_insufficient(not_recorded(absent), missing(absent))]
     starts = measure(source, policy)
     if not any(start.by_rank for start in starts):
         return [_insufficient("neither a launch nor a first record of a rank is recorded")]
@@ -138,5 +140,7 @@ def _finding(start: Startup, piece: str, policy: StartupPolicy) -> Finding:
     )
 
 
-def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("startup", "slow_startup", f"The start was not checked: {why}.")
+def _insufficient(why: str, evidence: Mapping[str, Any] | None = None) -> Finding:
+    return Finding.insufficient(
+        "startup", "slow_startup", f"The start was not checked: {why}.", evidence=evidence or {}
+    )

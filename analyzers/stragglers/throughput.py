@@ -99,7 +99,7 @@ def throughput_drops(source: Source, scope: Scope, policy: ThroughputPolicy | No
     """Report at most one lasting drop per attempt; none with too few steps."""
     policy = policy or ThroughputPolicy()
     if missing_tables(source, "steps"):
-        return [_insufficient("nothing in steps")]
+        return [_insufficient("no steps were recorded")]
     findings = []
     for (attempt,) in source.rows("SELECT DISTINCT attempt FROM steps WHERE rank >= 0 ORDER BY attempt"):
         times = step_times(source, attempt) if scope.attempt in (None, attempt) else None

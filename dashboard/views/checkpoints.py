@@ -114,7 +114,8 @@ def _interval(view: View) -> None:
     if isinstance(interval, dict) and isinstance(interval.get("steps"), int):
         st.caption(
             markdown_text(
-                f"Suggested checkpoint interval: {interval['steps']:,} steps (Daly's formula). A save stalls training "
+                f"Suggested checkpoint interval: {interval['steps']:,} steps, which loses the least time to saves and "
+                f"repeated steps. A save stalls training "
                 f"for {units.duration(interval.get('cost_s'))} here. {_failure_rate(interval.get('num_failures'))}"
             )
         )

@@ -103,7 +103,7 @@ class _Page:
             if account.basis == "steps":
                 note += " No collectives were recorded: waits are split step by step."
             if diagnosis.what_if is not None:
-                note += f" {what_if_line(diagnosis.what_if)}"
+                note += f" {what_if_line(diagnosis.what_if, diagnosis.findings)}"
             figures = [self.figure(goodput.waterfall(account), what="Where the wall time went")]
             if len(account.by_rank) > 1:
                 figures.append(self.figure(goodput.by_rank(account), "By rank"))

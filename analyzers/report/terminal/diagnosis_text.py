@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["evidence_rows", "render", "title"]
+__all__ = ["evidence_rows", "render", "saves_line", "title"]
 
 _COLOURS = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 _NOT_SHOWN = {
@@ -128,13 +128,15 @@ def evidence_rows(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _saves(interval: Mapping[str, Any]) -> str:
-    """The suggested checkpoint interval, and its basis."""
+def saves_line(interval: Mapping[str, Any], num_steps: Any) -> str:
+    """The suggested checkpoint interval, whether the run got that far, and its basis."""
+    more = f", more than the {num_steps:,} recorded" if is_number(num_steps) and interval["steps"] > num_steps else ""
     failures = interval["num_failures"]
     rate = f"{counted(failures, 'failure')} in this run" if failures else "an assumed failure rate"
     return (
         f"Suggested checkpoint interval: {interval['steps']:,} step{'s' * (interval['steps'] != 1)} "
-        f"({_duration(interval['interval_s'])}), with {rate} (one in {_duration(interval['mtbf_s'])}). "
+        f"({_duration(interval['interval_s'])}){more}. It loses the least time to saves and repeated steps with {rate} "
+        f"(one in {_duration(interval['mtbf_s'])}). "
         f"A save stalls training for {1e3 * interval['cost_s']:.1f} ms ({interval['num_saves']} measured)."
     )
 
@@ -175,7 +177,7 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
         counted(facts.get("steps"), "step"),
         counted(facts.get("attempts"), "attempt"),
         f"{seconds:.1f} s" if seconds is not None else "",
-        f"{facts['step_ms_median']:.1f} ms per step (median)" if is_number(facts.get("step_ms_median")) else "",
+        f"{facts['step_ms_median']:,.1f} ms per step (median)" if is_number(facts.get("step_ms_median")) else "",
         f"{facts['tokens_per_s']:,.0f} tokens/s" if is_number(facts.get("tokens_per_s")) else "",
         f"{100 * facts['mfu_ratio']:.1f} % MFU" if is_number(facts.get("mfu_ratio")) else "",
     ]
@@ -187,11 +189,11 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
     if diagnosis.goodput is not None:
         rows.append(("Goodput", goodput_line(diagnosis.goodput)))
     if diagnosis.what_if is not None:
-        rows.append(("What-if", what_if_line(diagnosis.what_if)))
+        rows.append(("What-if", what_if_line(diagnosis.what_if, diagnosis.findings)))
     if pipeline := pipeline_line(diagnosis.findings):
         rows.append(("Pipeline", pipeline))
     if interval := facts.get("checkpoint_interval"):
-        rows.append(("Saves", _saves(interval)))
+        rows.append(("Saves", saves_line(interval, facts.get("steps"))))
     if plan := facts.get("against_plan"):
         rows.append(("Plan", _against_plan(plan)))
     rows.append(("Ended", str(facts.get("ended") or "no end recorded")))

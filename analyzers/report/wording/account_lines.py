@@ -1,6 +1,6 @@
 """Sentences on goodput, the cost of stragglers and the pipeline, the same in terminal, page and ticket.
 
-goodput_line(diagnosis.goodput)      # "81 % training, 12 % exposed communication of 40.2 s."
+goodput_line(diagnosis.goodput)      # "Of 40.2 s of wall time: 81 % training, 12 % exposed communication."
 what_if_line(diagnosis.what_if)      # "Balanced ranks would be 1.09x faster (mean step ...)."
 pipeline_line(diagnosis.findings)    # the summary of the bubble, or ""
 wall_s(diagnosis.goodput, diagnosis.run)     # 40.2: the one wall time that a report shows
@@ -14,7 +14,7 @@ from typing import Any
 from analyzers.account.goodput import CATEGORIES, Account
 from analyzers.finding import Finding
 from analyzers.whatif.what_if import WhatIf, exceeds_error
-from analyzers.wording import is_number, ranks_text, sentence
+from analyzers.wording import is_number, number, percent, ranks_text
 
 __all__ = ["bubble_of", "goodput_line", "pipeline_line", "wall_s", "what_if_line"]
 
@@ -32,35 +32,65 @@ def goodput_line(account: Account) -> str:
     always = "training" if account.goodput_ratio is not None else ""
     shown = [name for name in ordered if name == always or shares[name] >= 0.005]
     parts = [f"{100 * shares[name]:.0f} % {CATEGORIES[name]}" for name in shown]
-    return f"Of {account.wall_s:.1f} s: {', '.join(parts)}."
+    return f"Of {account.wall_s:.1f} s of wall time: {', '.join(parts)}."
 
 
-def what_if_line(what_if: WhatIf) -> str:
-    """The cost of stragglers and the ranks that cause it. No gain is claimed within the error of the replay."""
-    over = f"steps {what_if.first_step} to {what_if.last_step}, error {100 * what_if.error_ratio:.1f} %"
+def what_if_line(what_if: WhatIf, findings: Sequence[Finding] = ()) -> str:
+    """The cost of all differences between ranks, and those that cause it. No gain is claimed within the error.
+
+    `findings`: those of the report, so that the line does not seem to contradict them or to repeat their gain.
+    """
+    steps = f"steps {what_if.first_step} to {what_if.last_step}"
+    over = f"{steps}, error {100 * what_if.error_ratio:.1f} %"
     if what_if.withheld:
         return f"The time with balanced ranks is not predicted: {what_if.withheld}."
     if what_if.launch_delay_ratio >= 0.01:
         over += f", launch delay {100 * what_if.launch_delay_ratio:.0f} %"
     if what_if.slowdown < 1.01:
-        return f"Balanced ranks would not be faster ({over})."
+        return _with_scope(f"Balanced ranks would not be faster ({over}).", findings)
     if what_if.gain < 1.01 and exceeds_error(what_if.slowdown, what_if.error_ratio):
-        return f"No rank is consistently slower: the slowest one changes from step to step ({over})."
+        little = f"Balanced ranks would gain less than 1 %: the slowest rank changes from step to step ({over})."
+        return _with_scope(little, findings)
     if not what_if.is_beyond_error:
-        return f"The gain from balanced ranks is below the prediction error ({over})."
-    steps = f"mean step {what_if.step_ms / what_if.gain:.4g} ms instead of {what_if.step_ms:.4g}, {over}"
-    gain = f"Balanced ranks would be {what_if.gain:.2f}x faster ({steps})."
-    worst, last_stage = what_if.worst_ranks_ratio, what_if.last_stage_ratio
-    if worst is not None and worst >= 0.05:
-        verb = "accounts" if len(what_if.worst_ranks) == 1 else "account"
-        gain += " " + sentence(f"{ranks_text(what_if.worst_ranks)} {verb} for {_share(worst)} of the gain")
-    if last_stage is not None and last_stage >= 0.05:
-        gain += f" The last stage accounts for {_share(last_stage)}."
+        return _with_scope(f"The gain from balanced ranks is below the prediction error ({over}).", findings)
+    without_ms = what_if.step_ms / what_if.gain
+    mean = f"mean step {number(without_ms, 4)} ms instead of {number(what_if.step_ms, 4)} ms"
+    gain = f"Balanced ranks would be {what_if.gain:.2f}x faster ({mean}, {over})."
+    worst, last_stage = (_of_gain(what_if, share) for share in (what_if.worst_ranks_ratio, what_if.last_stage_ratio))
+    if worst >= 0.05:
+        gain += f" Balancing {ranks_text(what_if.worst_ranks)} alone would bring {percent(worst)} of that."
+    if last_stage >= 0.05:
+        gain += f" Balancing the last stage alone would bring {percent(last_stage)}."
+    if any(is_number(found.evidence.get("speedup_without_it_ratio")) for found in findings if found.status == "fired"):
+        gain += " The gain of a finding is of its own ranks and steps."
     return gain
 
 
-def _share(ratio: float) -> str:
-    return f"{100 * min(1.0, ratio):.0f} %"
+_OUT_OF_SCOPE = (
+    ("straggler", "communication", "Slow transfers are not part of this: the finding has their cost."),
+    ("stage_imbalance", "", "Differences between pipeline stages are not part of this: see Pipeline."),
+    ("straggler", "", "The finding is of its own steps."),
+)
+"""Kind and cause of a finding, and why the what-if shows no gain where the finding shows a slowdown."""
+
+
+def _with_scope(line: str, findings: Sequence[Finding]) -> str:
+    """The line, and what it leaves out that a finding names."""
+    fired = [found for found in findings if found.status in ("fired", "suspect")]
+    for kind, cause, scope in _OUT_OF_SCOPE:
+        if any(found.kind == kind and (not cause or found.cause == cause) for found in fired):
+            return f"{line} {scope}"
+    return line
+
+
+def _of_gain(what_if: WhatIf, share_of_slowdown: float | None) -> float:
+    """Share of the claimed gain that a part of the ranks brings: at most all of it.
+
+    M_W and M_S are shares of the whole slowdown, of which the gain is the lasting part.
+    """
+    removed_ms = (share_of_slowdown or 0.0) * (what_if.step_ms - what_if.ideal_step_ms)
+    gain_ms = what_if.step_ms * (1 - 1 / what_if.gain)
+    return min(1.0, removed_ms / gain_ms) if gain_ms > 0 else 0.0
 
 
 def bubble_of(findings: Sequence[Finding]) -> Finding | None:

@@ -112,7 +112,7 @@ _LABELS = {
     "seq": "number of the call",
     "sigmas": "distance from peers",
     "silent_s": "silent for",
-    "speedup_without_it_ratio": "faster without it by",
+    "speedup_without_it_ratio": "speed-up without it",
     "stall_ms": "training stalled by save",
     "stall_ratio": "time stalled in saves",
     "starved_steps": "steps that waited",

@@ -164,7 +164,10 @@ def test_it_is_told_once_while_the_run_lives() -> None:
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     (nothing,) = Node(tmp_path / "a").findings()
-    assert (nothing.status, "no values were recorded in health" in nothing.summary) == ("insufficient_data", True)
+    assert (nothing.status, "readings of GPUs and hosts were not recorded" in nothing.summary) == (
+        "insufficient_data",
+        True,
+    )
     node = Node(tmp_path / "b")
     node.read("host", 0, **HOST)
     (hosts_only,) = node.findings()

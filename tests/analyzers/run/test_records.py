@@ -41,7 +41,7 @@ def test_complete_records_give_no_finding() -> None:
 def test_silent_ranks_are_named() -> None:
     (finding,) = analyze(recorded((0, 2)))
     assert (finding.status, finding.ranks, finding.attempt) == ("insufficient_data", (1, 3), 0)
-    assert finding.summary == "Ranks 1, 3 have no step in attempt 0 (2 of 4 ranks): nothing is known about them."
+    assert finding.summary == "Ranks 1 and 3 have no step in attempt 0 (2 of 4 ranks): nothing is known about them."
 
 
 def test_missing_spans_are_reported() -> None:
@@ -59,5 +59,5 @@ def test_columns_of_nulls_are_reported() -> None:
     store = recorded((0, 1, 2, 3))
     store.connection.execute("UPDATE steps SET grad_norm = NULL, tokens = NULL; UPDATE ranks SET host = NULL")
     steps, ranks = analyze(store)
-    assert "no values were recorded in steps.grad_norm, steps.tokens." in steps.summary
-    assert "no values were recorded in ranks.host." in ranks.summary
+    assert "gradient norms and token counts were not recorded (recorded with `rankscope.log`)." in steps.summary
+    assert "host names were not recorded." in ranks.summary

@@ -78,7 +78,7 @@ def test_a_sound_configuration_is_silent() -> None:
         ("checkpoint_interval", lambda: changed(f"UPDATE steps SET start_ns = start_ns + {900 * S} WHERE step > 50"),
          {"checkpoint__interval": 0}, "a failure costs all"),
         ("checkpoint_interval", lambda: changed(f"UPDATE checkpoints SET stall_ns = {200 * MS}"),
-         {}, "costs 10.0 % of the time"),
+         {}, "costs 10 % of the time"),
         ("workers", lambda: changed(f"UPDATE steps SET data_ns = {30 * MS}"), {}, "30 % of a step"),
         ("evaluation", lambda: changed(f"UPDATE steps SET evaluate_ns = {20 * MS}"),
          {"train__eval_interval": 5}, "20 %"),
@@ -189,3 +189,14 @@ def test_the_report_of_a_gpu_run_says_why_it_has_no_utilisation() -> None:
     assert "MFU" not in text(), "nobody misses it on a CPU"
     store.connection.execute("UPDATE ranks SET device = 'cuda:0'")
     assert "Not judged: the operations per token" in text()
+
+
+def test_no_interval_is_advised_that_is_longer_than_the_run() -> None:
+    advice = told(changed(f"UPDATE checkpoints SET stall_ns = {200 * MS}"))["checkpoint_interval"]
+    assert advice.evidence["suggested_steps"] <= 100
+    assert "One save at the end of the 100 steps would cost" in advice.summary
+    planned = told(changed(f"UPDATE checkpoints SET stall_ns = {200 * MS}"), train__steps=10_000_000)
+    assert "The least that an interval costs is" in planned["checkpoint_interval"].summary
+    for one in (advice, planned["checkpoint_interval"]):
+        assert "Daly" not in one.summary
+        assert "0.0 %" not in one.summary

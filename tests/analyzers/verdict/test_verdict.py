@@ -40,7 +40,7 @@ def test_ranks_and_calls_that_left_no_records_are_named() -> None:
     silent = Finding.insufficient("coverage", "records", "Rank 5 has no step.", ranks=(5,))
     said = verdict((silent,), {"steps": 60, "num_ranks": 7})
     assert said.startswith("Nothing was found (60 steps, 7 ranks), but rank 5 left no records of steps.")
-    no_calls = Finding.insufficient("hang", "hang", "Hangs were not checked: no records in collectives.")
+    no_calls = Finding.insufficient("hang", "hang", "Hangs were not checked: collective calls were not recorded.")
     said = verdict((no_calls,), {"steps": 60, "num_ranks": 8})
     assert said.startswith("Nothing was found (60 steps, 8 ranks), but hangs could not be checked.")
     assert verdict((no_calls,), {"steps": 60, "num_ranks": 1}).startswith("No problems found")

@@ -84,7 +84,7 @@ def test_the_finding_and_the_report_say_it(stored) -> None:  # type: ignore[no-u
     assert isinstance(what, WhatIf)
     assert what.worst_ranks == (1,)
     assert what.slowdown > 1.2
-    assert "Rank 1 accounts for" in what_if_line(what)
+    assert "Balancing rank 1 alone would bring" in what_if_line(what)
     assert to_json(diagnosis)["what_if"]["slowdown_ratio"] == round(what.slowdown, 4)
 
 
@@ -128,10 +128,10 @@ def test_every_report_says_how_far_the_replay_is_off(stored) -> None:  # type: i
     for error, promised in ((0.043, True), (0.5, False)):
         told = replace(diagnosis, what_if=replace(diagnosis.what_if, error_ratio=error))
         assert told.what_if is not None
-        line = what_if_line(told.what_if)
+        line = what_if_line(told.what_if, told.findings)
         page = html.render(store, told, {}).decode()
         assert f"error {100 * error:.1f} %" in line
         assert line.replace("'", "&#39;") in page
         assert ("would be 1." in line) == promised
         assert ("slower by stragglers" in page) == promised
-        assert ("Rank 1 accounts for" in line) == promised
+        assert ("Balancing rank 1 alone would bring" in line) == promised

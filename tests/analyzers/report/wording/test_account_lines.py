@@ -1,0 +1,73 @@
+"""Sentences on the what-if, goodput and saves: one basis, no share above all, no contradiction of a finding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from analyzers.finding import Finding
+from analyzers.report.terminal.diagnosis_text import saves_line
+from analyzers.report.wording.account_lines import what_if_line
+from analyzers.whatif.what_if import WhatIf
+from tests.sentences import assert_plain
+
+WHAT = WhatIf(
+    attempt=0, first_step=6, last_step=40, basis="calls", error_ratio=0.01, step_ms=269.0, ideal_step_ms=250.0,
+    slowdown=269 / 250, by_rank={3: 1.05}, worst_ranks=(3,), worst_ranks_ratio=0.54, last_stage_ratio=None,
+    lasting_slowdown=1.04,
+)  # fmt: skip
+INTERVAL = {
+    "steps": 1742, "interval_s": 1500.0, "cost_s": 0.05, "mtbf_s": 2.3e7, "num_saves": 1, "num_failures": 0,
+}  # fmt: skip
+
+
+def slow(cause: str, kind: str = "straggler", **evidence: object) -> Finding:
+    return Finding(
+        analyzer=kind, kind=kind, severity="warning", status="fired", summary="Slow.", cause=cause, evidence=evidence
+    )
+
+
+def test_shares_are_those_of_the_gain_and_never_above_all_of_it() -> None:
+    """Rank 3 removes 54 % of the whole slowdown, 10.26 ms, and balanced ranks would gain 10.35 ms for sure."""
+    line = what_if_line(WHAT)
+    assert "mean step 258.7 ms instead of 269 ms, steps 6 to 40, error 1.0 %" in line
+    assert line.endswith("Balancing rank 3 alone would bring 99 % of that.")
+    whole = what_if_line(replace(WHAT, worst_ranks_ratio=1.2, last_stage_ratio=0.9))
+    assert "bring 100 % of that. Balancing the last stage alone would bring 100 %." in whole
+
+
+def test_the_gain_of_a_finding_is_set_apart() -> None:
+    apart = "The gain of a finding is of its own ranks and steps."
+    assert what_if_line(WHAT, [slow("compute", speedup_without_it_ratio=1.06)]).endswith(apart)
+    assert apart not in what_if_line(WHAT, [slow("compute")])
+
+
+@pytest.mark.parametrize(
+    ("finding", "scope"),
+    [
+        (slow("communication"), "Slow transfers are not part of this"),
+        (slow("", "stage_imbalance"), "Differences between pipeline stages are not part of this"),
+        (slow("compute"), "The finding is of its own steps."),
+    ],
+)
+@pytest.mark.parametrize(
+    "what",
+    [
+        replace(WHAT, lasting_slowdown=1.0),
+        replace(WHAT, slowdown=1.0, lasting_slowdown=1.0),
+        replace(WHAT, error_ratio=0.3),
+    ],
+)
+def test_no_gain_beneath_a_finding_does_not_contradict_it(what: WhatIf, finding: Finding, scope: str) -> None:
+    line = what_if_line(what, [finding])
+    assert scope in line
+    assert "No rank" not in line
+    assert scope not in what_if_line(what)
+    assert_plain(line)
+
+
+def test_an_interval_that_is_longer_than_the_run_says_so() -> None:
+    assert "1,742 steps (25 min), more than the 26 recorded. It loses the least time" in saves_line(INTERVAL, 26)
+    assert "recorded." not in saves_line(INTERVAL, 2_000)
+    assert "one in 6,389 h" in saves_line(INTERVAL, None)

@@ -1,0 +1,25 @@
+"""What a check lacks is said in words, with what records it; names of columns stay in the evidence."""
+
+from __future__ import annotations
+
+import re
+
+from analyzers.run.not_recorded import missing, not_recorded
+from probes.tape import schema
+
+
+def test_a_reader_is_told_what_to_switch_on() -> None:
+    assert not_recorded(["steps.forward_ns"]) == "forward times were not recorded (recorded with `recorder.phase`)"
+    assert (
+        not_recorded(["health"])
+        == "readings of GPUs and hosts were not recorded (recorded with `probes.health = true`)"
+    )
+    assert not_recorded(["events"]) == "events of the run were not recorded"
+    assert missing(["steps.loss"]) == {"missing_records": ["steps.loss"]}
+
+
+def test_no_name_of_a_table_or_column_is_in_the_words() -> None:
+    for table, columns in ((table.name, [column.name for column in table.columns]) for table in schema.TABLES.values()):
+        for absent in [table, *(f"{table}.{column}" for column in columns)]:
+            words = not_recorded([absent])
+            assert not re.search(r"_|\.\w", re.sub(r"`[^`]*`", "", words)), words
