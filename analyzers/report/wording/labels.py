@@ -20,7 +20,7 @@ DIGITS = 4
 
 _LABELS = {
     "age_steps": "age of the checkpoint",
-    "agreeing_steps_ratio": "steps that agree",
+    "agreeing_steps_ratio": "share of slower steps",
     "arrives_last_ratio": "last into collectives",
     "at_best_ms": "at the best bandwidth",
     "batch_index": "batch",
