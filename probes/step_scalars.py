@@ -1,7 +1,8 @@
-"""Per-step scalars (loss, norms): written immediately on CPU, one or more steps later on CUDA.
+"""Per-step scalars (loss, norms, the user's own): written immediately on CPU, one or more steps later on CUDA.
 
     values = StepScalars(recorder)
     values.put(loss=loss.detach())           # a float, or a tensor of one element
+    values.put(accuracy=0.5)                 # no column of a step: a row of the table `scalars`
     values.flush()                           # once a step: what has come back
 
 A tensor on a GPU is copied to pinned memory, by itself and as it is: no kernel is launched, one event a step follows
@@ -20,11 +21,14 @@ from .device.capture import is_capturing
 from .fail_open import failing_open
 from .tape.schema import TABLES
 from .tape_recorder import TapeRecorder
+from .user_scalars import UserScalars
 
 __all__ = ["StepScalars", "read_back"]
 
 MAX_IN_FLIGHT = 64
-_REAL = {column.name for column in TABLES["steps"].columns if column.type.startswith("f")}
+_COLUMNS = {column.name for column in TABLES["steps"].columns} - {"step", "start_ns", "duration_ns"}
+"""Columns of a step that may be set; the others are its identity."""
+_COUNTS = {column.name for column in TABLES["steps"].columns if not column.type.startswith("f")}
 
 
 class _Reading:
@@ -44,12 +48,13 @@ class StepScalars:
 
     def __init__(self, recorder: TapeRecorder) -> None:
         self._recorder = recorder
+        self._own = UserScalars(recorder)
         self._in_flight: deque[_Reading] = deque()
         self._pinned: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
         recorder.at_close.append(self._last)
 
-    def put(self, **values: float | Tensor) -> None:
-        """Set columns of the current step."""
+    def put(self, /, **values: float | Tensor) -> None:
+        """Set columns of the current step; any other name is a scalar of the user's own."""
         on_device: dict[int, tuple[Tensor, list[str]]] = {}
         captures = is_capturing()
         for name, value in values.items():
@@ -58,13 +63,19 @@ class StepScalars:
                     continue  # what we did to it would become a part of the graph
                 on_device.setdefault(id(value), (value, []))[1].append(name)
             else:
-                self._recorder.log(**{name: typed(name, value.item() if isinstance(value, Tensor) else value)})
+                self._write(name, value.item() if isinstance(value, Tensor) else value)
         if not on_device:
             return
         reading = self._reading()
         if reading is not None:
             for value, names in on_device.values():
                 reading.values.append((tuple(names), self._copied(value)))
+
+    def _write(self, name: str, value: float) -> None:
+        if name in _COLUMNS:
+            self._recorder.log(**{name: typed(name, value)})
+        else:
+            self._own.write(self._recorder.step_number, **{name: value})
 
     def _reading(self) -> _Reading | None:
         """The current step's reading; None if too many are on their way."""
@@ -107,7 +118,9 @@ class StepScalars:
                     number = pinned.item()
                     found |= {name: typed(name, number) for name in names}
                     self._pinned[pinned.dtype].append(pinned)
-            self._recorder.log_late(step, **found)
+            columns = {name: value for name, value in found.items() if name in _COLUMNS}
+            self._recorder.log_late(step, **columns)  # completes the step, also without a column
+            self._own.write(step, **{name: value for name, value in found.items() if name not in columns})
 
     def _last(self) -> None:
         with failing_open("late_values"):
@@ -119,7 +132,7 @@ class StepScalars:
 
 def typed(column: str, value: float) -> float:
     """A number as the step's column takes it: a whole one where it counts something."""
-    return float(value) if column in _REAL else int(value)
+    return int(value) if column in _COUNTS else float(value)
 
 
 def read_back(values: Tensor) -> tuple[Tensor, Any]:

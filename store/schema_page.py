@@ -51,6 +51,13 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "ORDER BY attempt, step, rank\n"
         "LIMIT 10",
     ),
+    "scalars": (
+        "How did a number of the user's own go, over all ranks?",
+        "SELECT name, step, avg(value) AS mean, min(value) AS least, max(value) AS most\n"
+        "FROM scalars\n"
+        "GROUP BY name, attempt, step\n"
+        "ORDER BY name, attempt, step",
+    ),
     "experts": (
         "How unevenly is a mixture of experts used?",
         "SELECT step, layer, expert, sum(tokens) AS tokens, sum(dropped) AS dropped,\n"

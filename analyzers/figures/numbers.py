@@ -16,7 +16,7 @@ from analyzers.figures.series import Series, band, draw
 from analyzers.figures.theme import SEQUENCE
 from analyzers.source import floats, ints
 
-__all__ = ["compression", "experts", "memory", "rate", "scale", "two_ranks"]
+__all__ = ["compression", "experts", "logged", "memory", "rate", "scale", "two_ranks"]
 
 HEIGHT = 260
 
@@ -47,6 +47,16 @@ def experts(columns: Mapping[str, Any]) -> Figure:
         for name, column, colour in (("most used", "high", SEQUENCE[5]), ("least used", "low", SEQUENCE[2]))
     ]
     return draw(lines, x="step", y="times an even share", height=HEIGHT, from_zero=True)
+
+
+def logged(columns: Mapping[str, Any]) -> Figure:
+    """Columns name, step, value: a line for each number that the user logged."""
+    names = np.asarray(columns["name"])
+    steps, values = ints(columns["step"]), floats(columns["value"])
+    lines = [
+        Series(name=name, x=steps[names == name], y=values[names == name]) for name in dict.fromkeys(names.tolist())
+    ]
+    return draw(lines, x="step", y="value", height=HEIGHT)
 
 
 def memory(columns: Mapping[str, Any]) -> Figure:

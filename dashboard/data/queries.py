@@ -26,6 +26,8 @@ __all__ = [
 ]  # fmt: skip
 
 MAX_BUCKETS = 1_000
+MAX_SCALARS = 12
+"""Lines of the user's own numbers: more cannot be told apart."""
 MAX_CHECKPOINTS = 500
 RECENT_STEPS = 40
 """Newest steps from which the current speed is computed."""
@@ -203,6 +205,23 @@ def expert_load(source: Source) -> Columns:
             SELECT step, CAST(sum(tokens) * count(*) OVER own / sum(sum(tokens)) OVER own AS DOUBLE) AS load
             FROM experts GROUP BY step, layer, expert WINDOW own AS (PARTITION BY step, layer))
         GROUP BY step ORDER BY step
+        """
+    )
+
+
+def logged_scalars(source: Source) -> Columns:
+    """Columns name, step, value: means over the ranks of what the user logged, evenly spaced where there are many."""
+    if not source.has("scalars"):
+        return none("name", "step", "value")
+    return source.query(
+        f"""
+        WITH means AS (
+            SELECT name, step, avg(value) AS value, row_number() OVER (PARTITION BY name ORDER BY step) - 1 AS place,
+                   count(*) OVER (PARTITION BY name) AS num, dense_rank() OVER (ORDER BY name) AS nth
+            FROM scalars WHERE attempt = (SELECT max(attempt) FROM scalars s WHERE s.step = scalars.step)
+            GROUP BY name, step)
+        SELECT name, step, value FROM means
+        WHERE nth <= {MAX_SCALARS} AND place % greatest(1, num // {MAX_BUCKETS}) = 0 ORDER BY name, step
         """
     )
 

@@ -29,7 +29,7 @@ def load_numerics(source: Source) -> dict[str, Any]:
     return {
         "curve": course.loss_curve(source), "marks": course.marks(source), "rate": queries.rate(source),
         "gradients": gradient_table(source), "scale": scale, "compression": queries.compression_error(source),
-        "experts": queries.expert_load(source),
+        "experts": queries.expert_load(source), "logged": queries.logged_scalars(source),
     }  # fmt: skip
 
 
@@ -76,6 +76,10 @@ def numerics(view: View) -> None:
             chart(numbers.scale, data["scale"], key="numerics-scale", what="Loss scale after each overflow")
         else:
             empty_state("The loss scale never changed.", "It changes in fp16 only, when gradients overflow.")
+    if len(data["logged"]["step"]):
+        st.subheader("Logged by the script", anchor=False)
+        chart(numbers.logged, data["logged"], key="numerics-logged", what="Numbers that the script logged")
+        st.caption("Means over the ranks of `rankscope.log(name=...)`. Table `scalars` has each rank.")
     if len(data["compression"]["step"]):
         st.subheader("Error of compressed gradients", anchor=False)
         chart(

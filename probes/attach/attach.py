@@ -44,7 +44,6 @@ from ..tape import event_kinds
 from ..tape.dump_pipe import offer_dump_pipe
 from ..tape.run_facts import described
 from ..tape.rundir import RunDir
-from ..tape.schema import TABLES
 from ..tape.stack_file import register
 from ..tape_recorder import TapeRecorder
 from . import mesh as mesh_of_loop
@@ -60,7 +59,6 @@ from .watch_process import digest_address, leave_watch
 __all__ = ["Attached", "attach", "current", "describe", "detach", "log"]
 
 logger = logging.getLogger("rankscope.probes")
-LOGGED = tuple(column.name for column in TABLES["steps"].columns)
 _current: Attached | None = None
 
 
@@ -76,7 +74,6 @@ class Attached:
         self._values = StepScalars(recorder) if isinstance(recorder, TapeRecorder) else None
         self._phases = LoopPhases(recorder, self._values) if self._values is not None else None
         self._undo: list[Callable[[], object]] = []
-        self._unknown: set[str] = set()
         self._number = 0
         self._died = False
         self._end = ("finished", 0)
@@ -109,18 +106,17 @@ class Attached:
         """
         return self.recorder.span(kind, microbatch=microbatch) if microbatch >= 0 else self.recorder.span(kind)
 
-    def log(self, **values: float | Tensor) -> None:
-        """Numbers of the current step: loss, tokens, grad_norm, lr, batch_index. Tensors are read without waiting."""
+    def log(self, /, **values: float | Tensor) -> None:
+        """Numbers of the current step: loss, tokens, grad_norm, lr, batch_index, and any name of yours.
+
+        A name of yours is a series of the table `scalars`. Tensors have one element and are read without waiting.
+        """
         if self._phases is None:
             return
         with failing_open("attach.log"):
-            known = {name: value for name, value in values.items() if name in LOGGED}
-            if new := values.keys() - known.keys() - self._unknown:
-                self._unknown |= new
-                logger.warning("rankscope.log: %s is no column of a step (docs/schema.md)", ", ".join(sorted(new)))
-            if "loss" in known:
-                known.setdefault("local_loss", known["loss"])
-            self._phases.log(**known)
+            if "loss" in values:
+                values.setdefault("local_loss", values["loss"])
+            self._phases.log(**values)
 
     def event(self, kind: str, /, **detail: Any) -> None:
         """Write a rare fact, such as a change of the data, to the run's events. `kind` and fields are free.

@@ -215,8 +215,8 @@ class LoopPhases:
             self.values.put(loss=own, local_loss=own)
         self._losses.clear()
 
-    def log(self, **values: float | Tensor) -> None:
-        """Columns of the current step."""
+    def log(self, /, **values: float | Tensor) -> None:
+        """Columns of the current step, and scalars of the user's own."""
         if "loss" in values:
             self._logged = True
             values.setdefault("local_loss", values["loss"])

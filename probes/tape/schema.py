@@ -135,6 +135,16 @@ _TAPE_TABLES = (
         ),
     ),
     Table(
+        "scalars",
+        "Numbers of the user's own, logged under any name: `rankscope.log(accuracy=0.5)`.",
+        "tape",
+        (
+            _STEP,
+            _name("name", "name under which it was logged"),
+            _f64("value", "", "the number; NaN and Inf as they are"),
+        ),
+    ),
+    Table(
         "experts",
         "What the router of a mixture of experts chose, of one rank's tokens, since the rank's rows before.",
         "tape",

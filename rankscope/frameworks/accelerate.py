@@ -14,13 +14,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from accelerate.tracking import GeneralTracker
+from torch import Tensor
 
 if TYPE_CHECKING:  # a checker knows the packages by their short names only
-    from probes.attach.attach import LOGGED, Attached
+    from probes.attach.attach import Attached
     from probes.attach.auto_attach import attach_to_whatever_trains
     from probes.tape import event_kinds
 else:
-    from rankscope.probes.attach.attach import LOGGED, Attached
+    from rankscope.probes.attach.attach import Attached
     from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
     from rankscope.probes.tape import event_kinds
 
@@ -54,8 +55,13 @@ class RankscopeTracker(GeneralTracker):  # type: ignore[misc]  # accelerate is n
             self._attached.event(event_kinds.SETTINGS, **{str(name): value for name, value in values.items()})
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log the values that are columns of a step (loss, grad_norm, lr, tokens); others are for other trackers."""
-        self._attached.log(**{name: value for name, value in values.items() if name in LOGGED})
+        """Log all numbers; texts, tables and images are for other trackers."""
+        self._attached.log(**{name: value for name, value in values.items() if _is_number(value)})
 
     def finish(self) -> None:
         self._attached.detach()
+
+
+def _is_number(value: Any) -> bool:
+    """True for a number, and for a tensor of one element."""
+    return isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)

@@ -23,7 +23,7 @@ WAIT_S = 10.0
 _TEXTS = ("VARCHAR", "JSON")
 _PIECE = 10_000
 _STORAGE_VERSION = "v1.4.0"
-_BY_STEP = ("steps", "spans", "collectives", "gradients")
+_BY_STEP = ("steps", "spans", "collectives", "gradients", "scalars")
 
 
 def copy_store(source: Path, target: Path, redact: Callable[[str], str], *, first_step: int | None = None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analyzers.figures import numbers
 from analyzers.figures.spaced_sample import spaced_sample
 from analyzers.run.open_findings import reported_findings
 from dashboard.data import queries
@@ -252,6 +253,22 @@ def test_the_load_of_experts_is_counted_against_an_even_share() -> None:
     )  # fmt: skip
     found = queries.expert_load(store)
     assert (found["high"].tolist(), found["low"].tolist()) == (pytest.approx([1.5]), pytest.approx([0.5]))
+
+
+def test_logged_numbers_are_means_over_ranks_of_the_newest_attempt() -> None:
+    store = MemoryStore()
+    store.add(
+        "scalars",
+        [{"attempt": attempt, "rank": rank, "step": step, "name": name, "value": 100.0 * attempt + rank + step}
+         for attempt, steps in ((0, (1, 2)), (1, (2, 3))) for step in steps for rank in range(2) for name in "ab"],
+    )  # fmt: skip
+    found = queries.logged_scalars(store)
+    assert found["name"].tolist() == ["a"] * 3 + ["b"] * 3
+    assert found["step"].tolist() == [1, 2, 3] * 2
+    assert found["value"].tolist() == pytest.approx([1.5, 102.5, 103.5] * 2)
+    assert len(queries.logged_scalars(MemoryStore())["step"]) == 0
+    drawn = numbers.logged(found)
+    assert [line.name for line in drawn.data if len(line.x)] == ["a", "b"]
 
 
 def test_findings_come_newest_word_first_and_damaged_ones_are_left_out() -> None:

@@ -105,17 +105,37 @@ def test_loss_and_norm_come_without_a_word(tmp_path: Path) -> None:
     assert seen == pytest.approx(norm.item())  # before it was clipped
 
 
-def test_what_is_logged_after_the_update_is_of_its_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_logged_after_the_update_is_of_its_step(tmp_path: Path) -> None:
     loop = Loop()
     attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
     for number, (x, y) in enumerate(loop.loader):
         (loop.model(x) - y).square().mean().backward()
         loop.optimizer.step()
-        log(loss=torch.tensor(float(number)), tokens=7, accuracy=0.5)
+        log(loss=torch.tensor(float(number)), tokens=7, accuracy=number / 2, reward=torch.tensor(float("nan")))
     detach()
     assert rows(tmp_path / "run", "SELECT loss, tokens FROM steps ORDER BY step") == [(0.0, 7), (1.0, 7), (2.0, 7)]
+    assert rows(tmp_path / "run", "SELECT step, value FROM scalars WHERE name = 'accuracy' ORDER BY step") == [
+        (1, 0.0), (2, 0.5), (3, 1.0),
+    ]  # fmt: skip
+    assert rows(tmp_path / "run", "SELECT count(*) FROM scalars WHERE name = 'reward' AND isnan(value)") == [(3,)]
+
+
+def test_a_loop_that_makes_up_names_does_not_fill_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("probes.user_scalars.MAX_NAMES", 3)
+    loop = Loop()
+    attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
+    for number, (x, y) in enumerate(loop.loader):
+        (loop.model(x) - y).square().mean().backward()
+        log(kept=1.0, **{f"sample_{number}_{part}": 0.0 for part in range(3)})
+        loop.optimizer.step()
+    detach()
+    assert rows(tmp_path / "run", "SELECT DISTINCT name FROM scalars ORDER BY name") == [
+        ("kept",), ("sample_0_0",), ("sample_0_1",),
+    ]  # fmt: skip
     told = [record.message for record in caplog.records if record.name == "rankscope.probes"]
-    assert [message.count("accuracy") for message in told] == [1]
+    assert [message.count("sample_0_2") for message in told] == [1]
 
 
 def test_the_loop_may_say_itself_what_a_step_is(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ _ALL: tuple[Metric, ...] = (
     *_group(
         "Learning",
         ("loss", "gauge", "", (), "Loss of the newest step, in nats."),
+        ("logged_value", "gauge", "", ("name",), "Newest `rankscope.log(NAME=...)`, mean over the ranks."),
         ("grad_norm", "gauge", "", (), "Global gradient norm of the newest step, before clipping."),
         ("learning_rate", "gauge", "", (), "Learning rate of the newest step."),
         ("expert_load_ratio", "gauge", "ratio", ("stat",),

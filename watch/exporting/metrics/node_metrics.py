@@ -28,6 +28,7 @@ from watch.exporting.metrics.run_samples import (
     finding_samples,
     rank_samples,
     recovery_samples,
+    scalar_samples,
     step_samples,
 )
 
@@ -72,6 +73,7 @@ class NodeMetrics:
             *self._run(source, log, state),
             *step_samples(source),
             *expert_samples(source),
+            *scalar_samples(source),
             *self._slow,
             *rank_samples(source, log),
             *finding_samples(source, attempts(source), now_ns),

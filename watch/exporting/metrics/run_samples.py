@@ -19,10 +19,20 @@ from analyzers.wording import is_number
 from probes.tape import event_kinds
 from watch.exporting.metrics.catalogue import Sample
 
-__all__ = ["account_samples", "expert_samples", "finding_samples", "rank_samples", "recovery_samples", "step_samples"]
+__all__ = [
+    "account_samples",
+    "expert_samples",
+    "finding_samples",
+    "rank_samples",
+    "recovery_samples",
+    "scalar_samples",
+    "step_samples",
+]
 
 WINDOW_STEPS = 50
 EXPERT_SAMPLES = 5
+MAX_SCALARS = 50
+"""Series of the user's own numbers: each is a label value of its own."""
 OPEN_FOR_S = 300
 MAX_REPORTS = 10_000
 """Newest reports of an attempt that are read; of older ones nothing is open that is not reported again."""
@@ -70,6 +80,21 @@ def _shares(accounts: Sequence[StepAccount]) -> Iterator[Sample]:
     for name, values in (("data_wait", data), ("exposed_communication", moved)):
         if values and took:
             yield Sample(f"rankscope_{name}_ratio", sum(values) / took)
+
+
+def scalar_samples(source: Source) -> Iterator[Sample]:
+    """Means over the ranks of the newest numbers that the user logged."""
+    if not source.has("scalars"):
+        return
+    rows = source.rows(
+        """
+        WITH newest AS (SELECT name, rank, arg_max(value, (attempt, step)) AS value FROM scalars GROUP BY name, rank)
+        SELECT name, avg(value) FROM newest GROUP BY name ORDER BY name LIMIT ?
+        """,
+        [MAX_SCALARS],
+    )
+    for name, value in rows:
+        yield Sample("rankscope_logged_value", value, {"name": name})
 
 
 def expert_samples(source: Source) -> Iterator[Sample]:

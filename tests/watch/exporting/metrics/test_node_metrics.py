@@ -11,9 +11,11 @@ from analyzers.run.policy import StallPolicy
 from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
 from store import Store
+from tests.analyzers.memory_store import MemoryStore
 from tests.factories import empty_run, make_run
 from watch.exporting.metrics.catalogue import METRICS, Sample
 from watch.exporting.metrics.node_metrics import STALLED_HOLD_S, STATES, NodeMetrics
+from watch.exporting.metrics.run_samples import scalar_samples
 
 
 def measured(run: RunDir) -> list[Sample]:
@@ -44,6 +46,18 @@ def test_the_newest_steps(samples: list[Sample]) -> None:
     assert 0 < value(samples, "exposed_communication_ratio") < 0.2
     assert value(samples, "steps_total") + value(samples, "steps_discarded_total") == 60
     assert value(samples, "loss") > 0
+
+
+def test_logged_numbers_are_the_mean_of_each_ranks_newest() -> None:
+    store = MemoryStore()
+    rows = [(0, 9, 0, 5.0), (1, 2, 0, 0.25), (1, 2, 1, 0.75), (1, 1, 1, 9.0)]
+    store.add(
+        "scalars",
+        [{"attempt": attempt, "step": step, "rank": rank, "name": "accuracy", "value": number}
+         for attempt, step, rank, number in rows],
+    )  # fmt: skip
+    assert [*scalar_samples(store)] == [Sample("rankscope_logged_value", 0.5, {"name": "accuracy"})]
+    assert [*scalar_samples(MemoryStore())] == []
 
 
 def test_a_straggler_shows_in_its_own_time_and_not_in_its_steps(samples: list[Sample]) -> None:
