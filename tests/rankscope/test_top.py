@@ -17,6 +17,8 @@ from analyzers.report.terminal.rank_table import Heading, fold, rank_table
 from rankscope.cli import app
 from store import Store
 from tests.factories import make_run
+from tests.waiting import wait_for
+from trainer.launcher.live_ranks import LiveRanks
 
 
 def drawn(found: RankRows, *, max_rows: int, width: int = 140) -> str:
@@ -128,3 +130,19 @@ def test_text_of_the_run_has_no_effect(tmp_path: Path, markup: str) -> None:
     text = console.export_text()
     assert "red" in text
     assert "\x1b" not in text
+
+
+def test_train_shows_the_ranks_below_its_bar(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=4, steps=30, hang={2: 20})
+    table = LiveRanks(run)
+    table.begin()
+    try:
+        wait_for(lambda: table.newest is not None, "the table of ranks", deadline_s=60)
+    finally:
+        table.end()
+    assert table.newest is not None
+    console = Console(width=140, no_color=True, record=True, file=StringIO())
+    console.print(table.newest)
+    text = console.export_text()
+    assert "own work" in text
+    assert len(re.findall(r"^ *[0-3] +running", text, flags=re.MULTILINE)) == 4, text

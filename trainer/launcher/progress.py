@@ -1,7 +1,7 @@
-"""Progress of a run under `rankscope train`: a progress bar on a terminal, plain lines elsewhere.
+"""Progress of a run under `rankscope train`: a bar and the table of ranks on a terminal, plain lines elsewhere.
 
-It reads rank 0's tape and the node's events, as any other reader would: nothing is asked of the ranks, and the last
-step that is shown is the last step that is recorded.
+The bar reads rank 0's tape and the node's events, as any other reader would: nothing is asked of the ranks, and the
+last step that is shown is the last step that is recorded.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -25,11 +26,14 @@ from probes.tape.reader import TapeError, read_segment, segment_paths
 from probes.tape.rundir import RunDir
 from probes.tape.schema import UNSET
 from probes.tape.writer import COMPLETE
+from trainer.launcher.live_ranks import LiveRanks
 from trainer.layout.plan import Plan
 
 __all__ = ["ProgressView"]
 
 REFRESH_S = 0.25
+MIN_TABLE_HEIGHT = 30
+"""Lines of a terminal from which the table of ranks has its place below the bar, and reports above it."""
 PLAIN_LINE_S = 5.0
 """Between two plain lines; a log file of a long run must stay readable."""
 
@@ -79,8 +83,18 @@ class ProgressView:
         if not self._live:
             self._loop(self._plain)
             return
-        with Live(self._bar, console=self.console, refresh_per_second=8, transient=True):
+        ranks = LiveRanks(self.run) if self.console.height >= MIN_TABLE_HEIGHT else None
+        if ranks:
+            ranks.begin()
+        with Live(
+            console=self.console, refresh_per_second=8, transient=True, get_renderable=partial(self._shown, ranks)
+        ):
             self._loop(self._draw)
+        if ranks:
+            ranks.end()
+
+    def _shown(self, ranks: LiveRanks | None) -> Group:
+        return Group(self._bar, ranks.newest) if ranks and ranks.newest else Group(self._bar)
 
     def _loop(self, show: Callable[[dict[str, float], bool], None]) -> None:
         last = False

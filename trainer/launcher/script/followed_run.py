@@ -125,6 +125,8 @@ class FollowedRun:
                 self._console.print(
                     f"Recording to [bold]{escape(_short(found.run))}[/]", highlight=False, soft_wrap=True
                 )
+                if self._console.is_terminal:  # the script writes to this terminal: the table needs another one
+                    self._print(f"[dim]Ranks live, in another terminal: rankscope top {escape(_short(found.run))}[/]")
             self._report(self._run)
             self._keep_watch(self._run, found)
 

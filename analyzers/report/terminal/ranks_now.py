@@ -1,0 +1,77 @@
+"""The ranks of a run as they stand now, drawn for a terminal: `rankscope top`, and below the bar of `rankscope train`.
+
+    drawn = draw_ranks(folder, name="runs/latest", height=40, now_ns=time.time_ns())
+    console.print(drawn.table)
+
+Own work and waiting are medians of the last 20 steps. Findings of a run that lives are those that `watch` reported; of
+one that has ended, those of `rankscope analyze`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from analyzers.diagnose import diagnose
+from analyzers.finding import SEVERITIES, Finding
+from analyzers.report.rank_rows import rank_rows
+from analyzers.report.terminal.rank_table import Heading, rank_table
+from analyzers.run.open_findings import newest_reports, reported_findings, why_closed
+from analyzers.run.policy import stall_policy
+from analyzers.run.setting import number
+from analyzers.run.state import run_state
+from probes.tape.rundir import RunDir
+from store import Store, is_watched
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["MAX_FINDINGS", "Drawn", "draw_ranks"]
+
+MAX_FINDINGS = 4
+HEADING_LINES = 6
+"""Lines of the heading and of the table's frame."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """The table, and whether the run may go on."""
+
+    table: RenderableType
+    is_live: bool
+
+
+def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int) -> Drawn:
+    """Read the run and draw it in at most `height` lines, but for four ranks at least. Raises RunError, StoreError."""
+    manifest = folder.manifest()
+    watched = is_watched(folder.stores())
+    with Store.open(folder) as store:
+        state = run_state(store, stall_policy(manifest), now_ns=now_ns, is_watched=watched)
+        findings = _findings(store, state.attempt) if state.is_live else _diagnosed(store, folder, manifest)
+        found = rank_rows(store, findings, now_ns=now_ns if state.is_live else (state.last_ns or now_ns))
+    steps = number(manifest, "train.steps")
+    sentences: list[tuple[str, str]] = [(finding.severity, finding.summary) for finding in findings[:MAX_FINDINGS]]
+    if len(findings) > MAX_FINDINGS:
+        sentences.append(("", f"{len(findings) - MAX_FINDINGS} more findings: rankscope analyze {name}"))
+    heading = Heading(
+        run=name,
+        state=state.word,
+        reason=state.reason,
+        planned_steps=int(steps) if steps else None,
+        findings=sentences,
+    )
+    used = HEADING_LINES + len(sentences) + bool(state.reason)
+    return Drawn(table=rank_table(found, heading, max_rows=max(4, height - used)), is_live=state.is_live)
+
+
+def _findings(store: Store, attempt: int | None) -> list[Finding]:
+    """Open findings that `watch` reported, the worst first."""
+    reports = newest_reports(reported_findings(store))
+    found = [one for one in reports if one.status in ("fired", "suspect") and not why_closed(one, attempt)]
+    return sorted(found, key=lambda one: (SEVERITIES.index(one.severity), one.status == "suspect"))
+
+
+def _diagnosed(store: Store, folder: RunDir, manifest: Mapping[str, Any]) -> list[Finding]:
+    """Findings of a run that has ended, as `rankscope analyze` names them."""
+    return list(diagnose(store, manifest, stacks_dir=folder.stacks).fired)
