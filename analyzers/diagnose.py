@@ -30,7 +30,7 @@ from analyzers.source import Source
 from analyzers.verdict.verdict import verdict
 from analyzers.whatif import what_if as whatif
 
-__all__ = ["SCHEMA_VERSION", "Diagnosis", "conclude", "diagnose", "reaches"]
+__all__ = ["SCHEMA_VERSION", "Diagnosis", "conclude", "diagnose", "reaches", "reading_order"]
 
 SCHEMA_VERSION = 2
 """Of the JSON report: raised when a reader of the former version would misread it. 2: an id names a finding by its
@@ -131,7 +131,7 @@ def conclude(
     what_if: whatif.WhatIf | None = None,
 ) -> Diagnosis:
     """The findings in order and the sentence on top; also for input that is no run of ours (`sources`)."""
-    ordered = tuple(sorted(findings, key=_order))
+    ordered = tuple(sorted(findings, key=reading_order))
     return Diagnosis(
         run=facts, verdict=verdict(ordered, facts, what_if), findings=ordered, goodput=account, what_if=what_if
     )
@@ -143,7 +143,8 @@ def reaches(findings: Sequence[Finding], severity: Severity) -> bool:
     return any(finding.status == "fired" and SEVERITIES.index(finding.severity) <= limit for finding in findings)
 
 
-def _order(finding: Finding) -> tuple[int, int, int, int, int]:
+def reading_order(finding: Finding) -> tuple[int, int, int, int, int]:
+    """Key of the order in which findings are read: that of the verdict, and of every list of them."""
     return (
         _STATUS_ORDER[finding.status],
         SEVERITIES.index(finding.severity),

@@ -188,7 +188,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
     return Finding(
         analyzer="straggler",
         kind="straggler",
-        severity="critical" if cost.speedup >= policy.critical_slowdown_ratio else "warning",
+        severity=cost.severity(policy),
         status="fired",
         summary=_summary(suspect, place, has_data_spans=bool(np.nansum(timings.own["data"]) > 0)),
         ranks=suspect.ranks,

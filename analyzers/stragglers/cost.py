@@ -17,8 +17,10 @@ import numpy as np
 
 from analyzers.account.timings import Timings
 from analyzers.communication.slow_link import SlowLink
+from analyzers.finding import Severity
 from analyzers.source import Source
 from analyzers.stragglers.peer_comparison import Straggler
+from analyzers.stragglers.policy import StragglerPolicy
 from analyzers.stragglers.suspects import Suspect
 from analyzers.whatif.step_graph import StepGraph, load_graph
 from analyzers.whatif.what_if import why_withheld, without
@@ -44,6 +46,14 @@ class Cost:
     def speedup(self) -> float:
         """Step time as it ran / without it."""
         return self.step_ms / max(self.step_without_ms, 1e-9)
+
+    def severity(self, policy: StragglerPolicy) -> Severity:
+        """Weight of the finding: by what the run would gain, where that is known."""
+        if self.withheld:
+            return "warning"
+        if self.speedup >= policy.critical_slowdown_ratio:
+            return "critical"
+        return "info" if self.speedup < policy.min_warning_slowdown_ratio else "warning"
 
     def evidence(self) -> dict[str, Any]:
         """Values for a finding's evidence."""

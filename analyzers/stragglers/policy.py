@@ -231,6 +231,9 @@ class StragglerPolicy:
     some 60 % of it in backward."""
     critical_slowdown_ratio: float = 2.0
     """Step time with / without the rank from which the finding is critical."""
+    min_warning_slowdown_ratio: float = 1.01
+    """The same from which it is a warning; below, a known cost is too small to act on (ratio). Source: convention, the
+    gain from which the verdict mentions balanced ranks."""
     past_effect_ratio: float = 0.10
     """Smallest growth over its own past of a rank without peers: no spread is known, as with one peer only."""
     past_others_factor: float = 2.0

@@ -36,7 +36,7 @@ def slow_link_findings(
         return []
     step_ms = float(np.nanmedian(timings.duration))
     return [
-        _finding(source, timings, _with_route(source, timings.attempt, link))
+        _finding(source, timings, _with_route(source, timings.attempt, link), policy)
         for link in slow_links(source, timings.attempt, policy.slow_link, since_step=int(timings.steps.min()))
         if link.is_significant(step_ms, policy.slow_link)
         and not any(_explains(suspect, link, timings, policy) for suspect in found)
@@ -61,13 +61,13 @@ def _explains(suspect: Suspect, link: SlowLink, timings: Timings, policy: Stragg
     return bool(slow[of_link].sum() >= max(1.0, policy.slow_link.explained_share_ratio * of_link.sum()))
 
 
-def _finding(source: Source, timings: Timings, link: SlowLink) -> Finding:
+def _finding(source: Source, timings: Timings, link: SlowLink, policy: StragglerPolicy) -> Finding:
     cost = None if link.is_pair else cost_of_link(source, timings, link)
     saved_s = cost.saved_s if cost else link.excess_ms * (link.last_step - link.first_step + 1) / 1e3
     return Finding(
         analyzer="straggler",
         kind="straggler",
-        severity="warning",
+        severity="info" if cost is not None and cost.severity(policy) == "info" else "warning",
         status="fired",
         summary=_summary(link),
         ranks=link.ranks,

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from analyzers.diagnose import Diagnosis
-from analyzers.finding import SEVERITIES, Finding
+from analyzers.diagnose import Diagnosis, reading_order
+from analyzers.finding import Finding
 from analyzers.run.open_findings import newest_reports, why_closed
 
 __all__ = ["CurrentFindings", "current_findings", "pick"]
@@ -32,7 +32,7 @@ class CurrentFindings:
 def current_findings(
     diagnosis: Diagnosis | None, reports: Sequence[Finding], *, newest_attempt: int | None = None
 ) -> CurrentFindings:
-    """All of them, open ones first, then the worst; `reports` by `watch`, the newest first."""
+    """All of them, open ones first, in the order of the verdict; `reports` by `watch`, the newest first."""
     found = list(diagnosis.fired) if diagnosis is not None else []
     closed: dict[str, str] = {}
     for report in newest_reports(reports):
@@ -42,7 +42,7 @@ def current_findings(
         elif not same and report.status in ("fired", "suspect"):
             found.append(report)
     closed |= {finding.id: why for finding in found if (why := why_closed(finding, newest_attempt))}
-    found.sort(key=lambda f: (f.id in closed, SEVERITIES.index(f.severity), f.status == "suspect"))
+    found.sort(key=lambda finding: (finding.id in closed, reading_order(finding)))
     return CurrentFindings(findings=found, closed=closed)
 
 

@@ -24,10 +24,11 @@ from analyzers.report.terminal.diagnosis_text import evidence_rows, title
 from analyzers.report.terminal.why_spike_text import tables
 from analyzers.report.wording.account_lines import wall_s, what_if_line
 from analyzers.report.wording.explained import next_step, why
+from analyzers.report.wording.labels import label_of, shown
 from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.source import Source, floats
-from analyzers.wording import ranks_text, sentence
+from analyzers.wording import group_text, listed, number, ranks_text, sentence, size_text
 from probes.tape import event_kinds
 
 __all__ = ["render"]
@@ -124,9 +125,9 @@ class _Page:
         except why_spike.SpikeError:
             return
         note = " ".join([found.summary, *(f"Not known: {line}" for line in found.unknown)])
-        for number, (name, columns, rows) in enumerate(tables(found)):
+        for position, (name, columns, rows) in enumerate(tables(found)):
             heading = f"Why the loss jumped: {name.lower()}"
-            yield Section(title=heading, note=note if number == 0 else "", columns=columns, rows=rows)
+            yield Section(title=heading, note=note if position == 0 else "", columns=columns, rows=rows)
 
     def _ranks(self) -> Iterator[Section]:
         figures: list[PlacedFigure] = []
@@ -144,15 +145,16 @@ class _Page:
             return
         size, took, bandwidth, wait = (floats(calls[n]) for n in ("bytes", "transfer_ms", "bus_gb_per_s", "wait_s"))
         rows = [
-            (str(calls["op"][i]), str(calls["process_group"][i]), f"{size[i]:,.0f}", f"{int(calls['num_calls'][i]):,}",
-             f"{took[i]:.3g}", f"{bandwidth[i]:.3g}", f"{wait[i]:.3g}")
+            (str(calls["op"][i]), group_text(str(calls["process_group"][i])), size_text(float(size[i])),
+             f"{int(calls['num_calls'][i]):,}", f"{number(float(took[i]))} ms", f"{number(float(bandwidth[i]))} GB/s",
+             f"{number(float(wait[i]))} s")
             for i in range(min(12, len(calls["op"])))
         ]  # fmt: skip
         yield Section(
             title="Collectives",
             note="Transfer is the shortest time of a member, the last to arrive. The area is the waiting of all ranks.",
             figures=[self.figure(collectives.draw(calls), what="Bandwidth by operation, size and group")],
-            columns=("operation", "group", "bytes", "calls", "transfer ms", "bus GB/s", "waited s"),
+            columns=("operation", "group", "size", "calls", "transfer", "bus bandwidth", "waited, all ranks"),
             numeric=range(2, 7),
             rows=rows,
         )
@@ -252,15 +254,18 @@ def _is_routine(event: course.StoryEvent) -> bool:
 
 
 def _measured(key: str, value: Any) -> tuple[str, str]:
-    """A name and its value in readable units."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if key.endswith("_ns"):
-            return key[:-3], f"{value / 1e9:.3g} s" if value >= 1e9 else f"{value / 1e6:.3g} ms"
-        if key.endswith("_s"):
-            return key[:-2], f"{value:.3g} s"
-        if key == "bytes" and value >= 1 << 20:
-            return "", f"{value / (1 << 20):,.1f} MiB"
-    return key, f"{value:.5g}" if isinstance(value, float) else str(value)
+    """A name and its value in readable units; of values within values, their own names."""
+    if isinstance(value, Mapping):
+        return key.replace("_", " "), ", ".join(
+            " ".join(_measured(str(name), each)).strip() for name, each in value.items()
+        )
+    if isinstance(value, (list, tuple)):
+        if "ranks" in key.split("_") and all(type(each) is int for each in value):
+            return "", ranks_text(value)
+        return key.replace("_", " "), listed([_measured("", each)[1] for each in value])
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and key.endswith("_ns"):
+        return key[:-3].replace("_", " "), f"{value / 1e9:.3g} s" if value >= 1e9 else f"{value / 1e6:.3g} ms"
+    return (label_of(key) if key else ""), shown(key, value)
 
 
 def _detail(detail: Mapping[str, Any]) -> str:
@@ -268,6 +273,6 @@ def _detail(detail: Mapping[str, Any]) -> str:
     parts = []
     for key, value in detail.items():
         if key not in known and value not in (None, "", [], {}):
-            key, shown = _measured(key, value)
-            parts.append(f"{key} {shown}".strip() if len(shown) <= 120 else f"{key} {shown[:119]}…")
+            name, text = _measured(key, value)
+            parts.append(f"{name} {text}".strip() if len(text) <= 120 else f"{name} {text[:119]}…".strip())
     return ", ".join(parts)[:400]

@@ -67,6 +67,15 @@ def test_open_ones_come_first_and_closed_ones_say_why() -> None:
     }  # fmt: skip
 
 
+def test_the_page_lists_them_in_the_order_of_the_verdict() -> None:
+    slow, bad = finding("straggler", "warning", ranks=(3,)), finding("non_finite", "warning", ranks=(2,), first_step=40)
+    suspect = finding("rank_lost", "critical", "suspect", ranks=(1,))
+    whole = conclude([slow, suspect, bad], {})
+    assert whole.verdict.startswith(bad.summary)
+    assert current_findings(whole, []).findings == list(whole.fired) == [bad, slow, suspect]
+    assert current_findings(conclude([slow], {}), [bad]).findings == [bad, slow], "what watch reports has its place"
+
+
 def test_what_watch_has_seen_end_is_closed_until_it_is_said_again() -> None:
     slow = finding("straggler", ranks=(3,), first_step=60, cause="compute")
     over = finding("straggler", "info", "ok", ranks=(3,), first_step=60, cause="compute")
