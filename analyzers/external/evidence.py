@@ -39,6 +39,7 @@ from store.readers.formats import FORMATS, Format, format_of
 from store.readers.logs.rows import log_rows
 from store.readers.logs.scan import ReadLog, read_log
 from store.readers.memory_store import MemoryStore
+from store.readers.plugin_formats import plugin_problems, read_by_plugin
 from store.readers.ras import read_ras
 
 __all__ = ["Progress", "SourceError", "diagnose_files"]
@@ -121,10 +122,10 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
     findings: dict[str, list[Finding]] = {}
     facts: dict[str, Any] = {"run_id": name}
     inputs: list[Format] = [one for one in FORMATS if files.by_format[one]]
-    if files.by_format["log"] or files.by_format["ras"]:
+    if files.by_format["log"] or files.by_format["ras"] or files.by_format["plugin"]:
         findings["log"], of_logs = _judge_logs(files, progress)
         facts |= of_logs
-        if not findings["log"] and len(inputs) == 1 and files.by_format["log"]:
+        if not findings["log"] and len(inputs) == 1 and inputs[0] in ("log", "plugin"):
             findings["log"] = [_silent_logs(of_logs)]
     if files.by_format["flight_recorder"]:
         found = Survey(paths=files.by_format["flight_recorder"])
@@ -153,6 +154,8 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
     facts["input"] = inputs[0] if len(inputs) == 1 else "several"
     facts["files_read"] = {FORMATS[one]: len(files.by_format[one]) for one in inputs}
     facts["ended"] = facts.get("ended") if len(inputs) == 1 else "not recorded"
+    for plugin, problem in plugin_problems().items():
+        files.problems.add_problem(Path(plugin), f"plug-in not loaded: {visible(problem)}")
     facts["file_problems"] = sorted(files.problems.problems, key=lambda problem: problem["path"])
     return join(findings), facts, what_if
 
@@ -177,6 +180,15 @@ def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[
         for problem in ([log.problem] if log.problem else []) + log.given_up:
             files.problems.add_problem(log.path, problem)
     events, steps = log_rows(logs, files.names)
+    num_rows = 0
+    for path in files.by_format["plugin"]:
+        try:
+            more_events, more_steps = read_by_plugin(path, files.names[path])
+        except SourceError as error:
+            files.problems.add_problem(path, str(error))
+            continue
+        events, steps = [*events, *more_events], [*steps, *more_steps]
+        num_rows += len(more_events) + len(more_steps)
     with MemoryStore() as store:
         store.add("log_events", events)
         store.add("steps", steps)
@@ -189,7 +201,7 @@ def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[
             "ended": "not in the logs",
             "logs": {
                 "files": len(paths),
-                "lines": sum(log.num_lines for log in logs),
+                "lines": sum(log.num_lines for log in logs) + num_rows,
                 "bytes": sum(log.num_bytes for log in logs),
                 "known_lines": len(events),
                 "ranks_that_printed": list(book.seen[:1000]),

@@ -18,20 +18,29 @@ from store.readers.external_files import head
 from store.readers.inspector import is_inspector
 from store.readers.nsys import SQLITE
 from store.readers.operations import PARQUET
+from store.readers.plugin_formats import HEAD_BYTES, reader_of
 from store.readers.ras import is_ras
 
 __all__ = ["FORMATS", "Format", "format_of"]
 
 Format = Literal[
-    "log", "ras", "flight_recorder", "kineto", "operations", "inspector", "execution_trace", "archive", "page"
+    "log",
+    "ras",
+    "flight_recorder",
+    "kineto",
+    "operations",
+    "inspector",
+    "execution_trace",
+    "archive",
+    "page",
+    "plugin",
 ]
 FORMATS: dict[Format, str] = {
     "log": "text log", "ras": "answer of NCCL's RAS", "flight_recorder": "flight-recorder dump",
     "kineto": "profiler trace", "operations": "per-operation table", "archive": "archive",
     "inspector": "log of NCCL's inspector", "execution_trace": "execution trace",
-    "page": "page of torch's debug server",
+    "page": "page of torch's debug server", "plugin": "file of a plug-in's format",
 }  # fmt: skip
-HEAD_BYTES = 64 << 10
 METADATA_BYTES = 24 << 20
 """A trace's metadata (host properties, stacks) may stand before its events."""
 _TRACE_KEYS = (b'"traceEvents"', b'"deviceProperties"', b'"baseTimeNanoseconds"')
@@ -44,6 +53,11 @@ MIN_TEXT = 0.85
 def format_of(path: Path) -> Format | None:
     """The format of a file; None where it is none that is read. Raises SourceError where it cannot be opened."""
     first = head(path, HEAD_BYTES)
+    found = _own_format(path, first)
+    return "plugin" if found in (None, "log") and reader_of(first) is not None else found
+
+
+def _own_format(path: Path, first: bytes) -> Format | None:
     if is_archive(first):
         return "archive"
     if first.startswith(PARQUET):

@@ -1,4 +1,4 @@
-"""A kind of finding that an installed package brings: in terminal, report and live findings; a broken one is named."""
+"""What an installed package brings: a kind of finding, a format of files, an action; a broken one is named."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from probes.tape.events import read_events
 from probes.tape.writer import COMPLETE
 from tests.factories import RankWriter, empty_run
 
@@ -28,6 +29,21 @@ with Store.open(RunDir.open(Path(sys.argv[1]))) as store:
 print([one.kind for one in found])
 """
 
+HOOK = """
+import sys
+from rankscope.own_names import claim_names
+claim_names()
+from pathlib import Path
+from analyzers.finding import Finding
+from probes.tape.events import EventWriter
+from watch.exporting.webhook import finding_hook
+events = EventWriter(Path(sys.argv[1]), attempt=0, rank=-1)
+with finding_hook({}, run_id="demo", events=events) as hook:
+    hook.report([Finding(analyzer="slow_save", kind="slow_save", severity="warning", status="fired", ranks=(0,),
+                         summary="Rank 0 saved for 5 s.")])
+events.close()
+"""
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -42,7 +58,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     broken = folder / "broken-1.0.dist-info"
     broken.mkdir()
     (broken / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
-    (broken / "entry_points.txt").write_text("[rankscope.analyzers]\nbroken = module_that_is_not_there\n")
+    groups = ("analyzers", "readers", "hooks")
+    lines = (f"[rankscope.{group}]\nbroken = module_that_is_not_there\n" for group in groups)
+    (broken / "entry_points.txt").write_text("".join(lines))
     return folder
 
 
@@ -89,3 +107,28 @@ def test_it_is_live_and_in_the_page(site: Path, run: Path) -> None:
     page = run.parent / "report.html"
     rankscope(site, "report", str(run), "--html", str(page))
     assert "stopped training for 5.0 s" in page.read_text()
+
+
+def test_a_format_of_the_team_is_read_and_judged(site: Path, tmp_path: Path) -> None:
+    rows = [
+        f"{rank},{step},0.5,{'nan' if (rank, step) == (2, 7) else 2.5}" for step in range(1, 10) for rank in range(4)
+    ]
+    (tmp_path / "steps.team").write_text("\n".join(["#team-steps 1", *rows]))
+    (tmp_path / "cut.team").write_text("#team-steps 1\n1,2\n")
+    report = json.loads(rankscope(site, "analyze", str(tmp_path), "--format", "json"))
+    (found,) = [one for one in report["findings"] if one["kind"] == "non_finite"]
+    assert (found["ranks"], found["first_step"]) == ([2], 7)
+    problems = {one["path"]: one["problem"] for one in report["run"]["file_problems"]}
+    assert problems["cut.team"].startswith("plug-in team_steps: ValueError: ")
+    assert "module_that_is_not_there" in problems["broken"]
+
+
+def test_an_action_of_the_team_is_called_with_each_finding(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEAM_PAGER", str(tmp_path / "pager"))
+    rankscope(site, "-c", HOOK, str(tmp_path / "events.jsonl"))
+    assert (tmp_path / "pager").read_text() == "demo: Rank 0 saved for 5 s.\n"
+    (event,) = read_events(tmp_path / "events.jsonl")[0]
+    assert (event["kind"], event["hook"]) == ("hook_failed", "broken")
+    assert "module_that_is_not_there" in event["reason"]

@@ -1,4 +1,4 @@
-"""Send each finding to a webhook, a command, or both. For teams without Prometheus.
+"""Send each finding to a webhook, a command, and plug-ins. For teams without Prometheus.
 
     with finding_hook(run.manifest(), run_id="demo", events=events) as hook:
         hook.report(findings)                   # returns at once; a thread of its own delivers
@@ -7,6 +7,9 @@ Each gets one JSON object per finding: the finding as in `analyze --format json`
 The command reads it on its standard input. Neither can delay watch: a failed delivery is reported as an event, and so
 is each finding beyond `at_most_per_hour` and beyond the queue. No redirect is followed: findings go where the
 configuration says, and nowhere else.
+
+A plug-in is a module named by an entry point of the group `rankscope.hooks`, with `on_finding(report)`, which gets the
+same object. A call that does not return in time is reported and left alone.
 """
 
 from __future__ import annotations
@@ -31,12 +34,14 @@ from analyzers.report.wording.links import finding_link
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.secrets import MIN_LITERAL_CHARS, Redactor
+from store.plugins import Plugin, plugins
 from store.readers.http_deadline import HttpDeadline, plain_reason
 
 __all__ = ["FindingHook", "finding_hook"]
 
 DELIVERY_S = 10.0
 """Limit of one delivery."""
+GROUP = "rankscope.hooks"
 _MAX_WAITING = 1000
 _SEVERITIES = ("info", "warning", "critical")
 
@@ -53,9 +58,10 @@ class FindingHook:
         command: str = "",
         min_severity: str = "warning",
         at_most_per_hour: int = 60,
+        modules: Sequence[Plugin] = (),
     ) -> None:
         self._run_id, self._events = run_id, events
-        self._webhook, self._command = webhook, shlex.split(command)
+        self._webhook, self._command, self._modules = webhook, shlex.split(command), modules
         parts = urlsplit(webhook)
         path = f"{parts.path}?{parts.query}" if parts.query else parts.path
         values = {webhook, path, parts.query, command, *self._command[1:]}
@@ -101,7 +107,7 @@ class FindingHook:
 
     def _lose(self, finding: Finding, reason: str) -> None:
         self._left_out += 1
-        name = "webhook" if self._webhook else "command"
+        name = "webhook" if self._webhook else "command" if self._command else "plug-ins"
         self._events.write(event_kinds.HOOK_FAILED, hook=name, reason=f"{finding.kind} was not sent: {reason}")
 
     def _may_deliver(self) -> bool:
@@ -125,7 +131,15 @@ class FindingHook:
                 try:
                     deliver(body)
                 except Exception as error:  # whatever a receiver answers, the next finding is delivered
-                    self._events.write(event_kinds.HOOK_FAILED, hook=name, reason=self._redact(_one_line(error))[:300])
+                    self._failed(name, error)
+            for plugin in self._modules:
+                try:
+                    _call(plugin, waiting)
+                except Exception as error:
+                    self._failed(plugin.name, error)
+
+    def _failed(self, name: str, error: Exception) -> None:
+        self._events.write(event_kinds.HOOK_FAILED, hook=name, reason=self._redact(_one_line(error))[:300])
 
     def _post(self, body: bytes) -> None:
         request = urllib.request.Request(self._webhook, data=body, headers={"Content-Type": "application/json"})
@@ -148,14 +162,19 @@ class FindingHook:
 
 @contextmanager
 def finding_hook(manifest: Mapping[str, Any], *, run_id: str, events: EventWriter) -> Iterator[FindingHook | None]:
-    """The hook of the run's configuration (section `alerts`); None without one."""
+    """The hook of the run's configuration (section `alerts`) and of installed plug-ins; None without either."""
     config = manifest.get("config")
     section = config.get("alerts", {}) if isinstance(config, dict) else {}
-    if not section.get("webhook") and not section.get("command"):
+    found = plugins(GROUP, ("on_finding",))
+    modules = [plugin for plugin in found if plugin.module is not None]
+    for plugin in found:
+        if plugin.module is None:
+            events.write(event_kinds.HOOK_FAILED, hook=plugin.name, reason=visible(plugin.problem))
+    if not section.get("webhook") and not section.get("command") and not modules:
         yield None
         return
     try:
-        hook = FindingHook(run_id=run_id, events=events, **section)
+        hook = FindingHook(run_id=run_id, events=events, modules=modules, **section)
     except (TypeError, ValueError) as error:  # of an older or edited run.json: the configuration refuses it today
         events.write(event_kinds.HOOK_FAILED, hook="alerts", reason=_one_line(error))
         yield None
@@ -164,6 +183,26 @@ def finding_hook(manifest: Mapping[str, Any], *, run_id: str, events: EventWrite
         yield hook
     finally:
         hook.close()
+
+
+def _call(plugin: Plugin, report: Mapping[str, Any]) -> None:
+    """Call `on_finding` in a thread of its own. Raises what it raises, or TimeoutError."""
+    assert plugin.module is not None
+    on_finding, raised = plugin.module.on_finding, []
+
+    def call() -> None:
+        try:
+            on_finding(report)
+        except BaseException as error:  # code of others
+            raised.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(DELIVERY_S)
+    if thread.is_alive():
+        raise TimeoutError(f"did not return in {DELIVERY_S:.0f} s")
+    if raised:
+        raise ValueError(f"{type(raised[0]).__name__}: {raised[0]}")
 
 
 def _one_line(error: Exception) -> str:
