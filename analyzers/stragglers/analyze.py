@@ -90,8 +90,18 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
 def slow_ranks(source: Source, timings: Timings, policy: StragglerPolicy) -> tuple[list[Finding], list[Suspect]]:
     """Report slow ranks in the steps of `timings`, which may be a part of an attempt; with the suspects behind them."""
     slow = [*find_stragglers(timings, policy), *find_slower_than_before(timings, policy)]
+    if DEVICE in timings.own:
+        slow = [one for one in slow if _is_waited_for(source, timings, one, policy)]
     found = _suspects(source, timings, without_side_effects(slow, policy), policy)
     return [_finding(source, timings, suspect, policy) for suspect in found], found
+
+
+def _is_waited_for(source: Source, timings: Timings, slow: Straggler, policy: StragglerPolicy) -> bool:
+    """Return False if others in its groups cause far more waiting than the rank. Calls show the least that it waited,
+    so that a rank that waits in many calls, as in a group with a slow link, seems to work for the rest."""
+    arrivals = load_arrivals(source, timings.attempt, slow.rank, slow.first_step, slow.last_step)
+    caused, most = arrivals.caused_wait_ratio, arrivals.most_caused_wait_ratio
+    return not slow.has_peers or caused is None or most is None or caused >= policy.device_caused_wait_ratio * most
 
 
 def _can_judge(timings: Timings, policy: StragglerPolicy) -> bool:

@@ -24,6 +24,8 @@ class Arrivals:
     num_last: int
     num_checked: int
     caused_wait_ratio: float | None
+    most_caused_wait_ratio: float | None = None
+    """The largest share of the waiting that one rank causes, this one or another member of its groups."""
 
     def evidence(self) -> dict[str, Any]:
         """Values for a finding's evidence; empty if no collective was recorded."""
@@ -41,17 +43,23 @@ def load_arrivals(source: Source, attempt: int, rank: int, first_step: int, last
     if not source.has("collectives"):
         return Arrivals(num_last=0, num_checked=0, caused_wait_ratio=None)
     first = max(first_step, last_step - ARRIVAL_STEPS)
-    ((last, checked, caused_ns, waited_ns),) = source.rows(
+    rows = source.rows(
         """
-        SELECT count(*) FILTER (shortest = ?), count(*), sum(waited_ns) FILTER (shortest = ?), sum(waited_ns) FROM (
+        SELECT shortest, count(*), sum(waited_ns) FROM (
             SELECT arg_min(rank, end_ns - issue_ns) AS shortest,
                    CAST(sum(end_ns - issue_ns) - count(*) * min(end_ns - issue_ns) AS DOUBLE) AS waited_ns
             FROM collectives
             WHERE attempt = ? AND step BETWEEN ? AND ? AND end_ns IS NOT NULL AND op NOT IN ('send', 'recv')
             GROUP BY process_group, seq HAVING count(*) > 1 AND bool_or(rank = ?)
-        )
+        ) GROUP BY shortest
         """,
-        [rank, rank, attempt, first, last_step, rank],
+        [attempt, first, last_step, rank],
     )
-    ratio = (caused_ns or 0.0) / waited_ns if waited_ns else None
-    return Arrivals(num_last=last, num_checked=checked, caused_wait_ratio=ratio)
+    caused_ns = {last: waited_ns for last, _, waited_ns in rows}
+    whole_ns = sum(caused_ns.values())
+    return Arrivals(
+        num_last=sum(number for last, number, _ in rows if last == rank),
+        num_checked=sum(number for _, number, _ in rows),
+        caused_wait_ratio=caused_ns.get(rank, 0.0) / whole_ns if whole_ns else None,
+        most_caused_wait_ratio=max(caused_ns.values()) / whole_ns if whole_ns else None,
+    )

@@ -229,6 +229,9 @@ class StragglerPolicy:
     place_ratio: float = 0.75
     """Part of a rank's excess that one phase or gap must hold to be named: a rank that is slow in all its computing has
     some 60 % of it in backward."""
+    device_caused_wait_ratio: float = 0.5
+    """Waiting that a rank on a GPU causes in its groups / the most that a member causes, from which it may be slow.
+    Source: simulated runs. Slow ranks have 0.7 and more, also those of a slow node; ranks beside a slow link 0.2."""
     critical_slowdown_ratio: float = 2.0
     """Step time with / without the rank from which the finding is critical."""
     min_warning_slowdown_ratio: float = 1.01
