@@ -123,7 +123,8 @@ def _suspects(source: Source, timings: Timings, slow: Sequence[Straggler], polic
 def _counters(source: Source, timings: Timings, slow: Straggler) -> Counters:
     peers = _peers_of(timings, slow) if slow.has_peers else timings.ranks.tolist()
     span = (slow.rank, slow.first_step, slow.last_step)
-    counters = load_counters(source, timings.attempt, span, peers, means=slow.paused_ratio > 0)
+    judged = (int(timings.steps.min()), int(timings.steps.max()))
+    counters = load_counters(source, timings.attempt, span, peers, judged=judged, means=slow.paused_ratio > 0)
     if DEVICE in timings.own:  # the host's processor says nothing of what its device does
         return replace(counters, cpu_ms=None, cpu_ratio=None)
     if slow.has_peers:

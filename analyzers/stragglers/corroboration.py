@@ -13,7 +13,8 @@ its peers, in milliseconds a step:
    proportion to the CPU time that it has above its peers belongs to its work, not to the host.
 4. The rank trains on more tokens than its peers, by as much: its sequences are longer, and no machine is bad.
 5. On a CPU the excess of CPU time, with the waits that belong to it, must be there if the rank computes more. If it is
-   not, the rank was kept from running: by the disk (pages that had to be read), or by a lock or a call that blocks. On
+   not, the rank was kept from running: by the disk (pages that had to be read), by a core if CPU time and waits for one
+   are most of the excess together, or by a lock or a call that blocks. On
    a GPU the host's CPU time says nothing of the device, and a loader may well wait for a disk without using a core:
    there this is not asked.
 6. What was not recorded decides nothing.
@@ -22,7 +23,7 @@ its peers, in milliseconds a step:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -44,6 +45,8 @@ REASONS: dict[str, str] = {
 _COLUMNS = ("cpu_ns", "run_delay_ns", "gc_ns", "major_faults", "tokens")
 MAX_STEPS = 200
 """Newest steps that are read."""
+MIN_USUAL_STEPS = 10
+"""Other steps from which what is usual in them is known."""
 MAX_PEERS = 32
 """Peers that are read."""
 
@@ -58,6 +61,12 @@ class Counters:
     run_delay_ms: float | None = None
     own_run_delay_ms: float | None = None
     """The rank's whole wait for a core, not its excess."""
+    usual_run_delay_ms: float | None = None
+    """The wait of all these ranks for a core in the other steps that were judged."""
+    usual_core_wait_ratio: float | None = None
+    """That wait / their CPU time."""
+    slow_s: float | None = None
+    """How long the slow steps lasted."""
     gc_ms: float | None = None
     major_faults: float | None = None
     tokens_ratio: float | None = None
@@ -67,10 +76,18 @@ class Counters:
     num_steps: int = 0
 
     def has_own_core(self, policy: CorroborationPolicy) -> bool:
-        """Return True if it waits for a core for much longer than its peers, as far as that is known."""
+        """Return True if it waits for a core for much longer than its peers, and than all do at other times.
+
+        Where several ranks share too few cores, one has a core of its own for some seconds: then the other is no slower
+        than usual, or slower for as long. What is not known decides nothing.
+        """
         if self.run_delay_ms is None or self.own_run_delay_ms is None:
             return True
-        return self.run_delay_ms >= policy.own_core_ratio * self.own_run_delay_ms
+        is_crowded = (self.usual_core_wait_ratio or 0.0) >= policy.crowded_ratio
+        if is_crowded and self.slow_s is not None and self.slow_s < policy.crowded_s:
+            return False
+        others_ms = max(self.own_run_delay_ms - self.run_delay_ms, self.usual_run_delay_ms or 0.0)
+        return self.own_run_delay_ms - others_ms >= policy.own_core_ratio * self.own_run_delay_ms
 
     def evidence(self) -> dict[str, Any]:
         """Known values for a finding's evidence."""
@@ -91,6 +108,8 @@ class Attribution:
     cause: str
     reason: Reason = ""
     confirmed: bool = False
+    is_waiting: bool = False
+    """True if most of the excess is waiting for a core, and CPU time does not explain the factor."""
 
 
 def attribute(
@@ -100,6 +119,7 @@ def attribute(
     what the peers take. Pure."""
     policy = policy or CorroborationPolicy()
     enough = policy.explained_ratio * max(excess_ms, 1e-9)
+    is_waiting = counters.run_delay_ms is not None and counters.run_delay_ms >= enough
     if counters.gc_ms is not None and counters.gc_ms >= enough:
         return Attribution(cause="host", reason="gc", confirmed=True)
     computes_more = (counters.cpu_ratio or 0.0) >= policy.same_factor_ratio * max(factor - 1, 1e-9)
@@ -107,16 +127,20 @@ def attribute(
         return Attribution(cause=cause, confirmed=True)
     waits_of_work_ms = _waits_of_more_work_ms(counters) if cause != "data" else 0.0
     if counters.run_delay_ms is not None and counters.run_delay_ms - waits_of_work_ms >= enough:
-        return Attribution(cause="host", reason="core", confirmed=True)
+        return Attribution(cause="host", reason="core", confirmed=True, is_waiting=True)
     if _has_more_tokens(counters, factor, policy):
         return Attribution(cause="sequence_length", confirmed=True)
     if cause != "compute" or not counters.on_cpu or counters.cpu_ms is None:
         return Attribution(cause=cause)
     if counters.cpu_ms + waits_of_work_ms >= policy.worked_ratio * excess_ms:
-        return Attribution(cause=cause, confirmed=True)
+        return Attribution(cause=cause, confirmed=True, is_waiting=is_waiting)
     if counters.major_faults is not None and counters.major_faults >= policy.paging_faults:
         return Attribution(cause="host", reason="paging", confirmed=True)
-    return Attribution(cause="host", reason="kept" if counters.run_delay_ms is None else "blocked", confirmed=True)
+    if counters.run_delay_ms is None:
+        return Attribution(cause="host", reason="kept", confirmed=True)
+    idle_ms = excess_ms - max(0.0, counters.cpu_ms) - max(0.0, counters.run_delay_ms)
+    reason: Reason = "blocked" if idle_ms >= enough else "core"
+    return Attribution(cause="host", reason=reason, confirmed=True, is_waiting=reason == "core")
 
 
 def _waits_of_more_work_ms(counters: Counters) -> float:
@@ -133,9 +157,18 @@ def _has_more_tokens(counters: Counters, factor: float, policy: CorroborationPol
 
 
 def load_counters(
-    source: Source, attempt: int, slow: tuple[int, int, int], peers: Sequence[int], *, means: bool = False
+    source: Source,
+    attempt: int,
+    slow: tuple[int, int, int],
+    peers: Sequence[int],
+    *,
+    judged: tuple[int, int] | None = None,
+    means: bool = False,
 ) -> Counters:
-    """Read the newest steps of `slow`: (rank, first step, last step), and of its peers; empty if not recorded."""
+    """Read the newest steps of `slow`: (rank, first step, last step), and of its peers; empty if not recorded.
+
+    `judged`: first and last step that were compared, to know what is usual outside of the slow ones.
+    """
     rank, first_step, last_step = slow
     typical = np.nanmean if means else np.nanmedian
     peers = [peer for peer in peers if peer != rank]
@@ -163,7 +196,7 @@ def load_counters(
         of_rank[name] = mine
         ratios[name] = mine / float(np.median(theirs)) - 1 if mine and theirs and min(theirs) else None
         excess[name] = mine - float(np.median(theirs)) if mine is not None and theirs else None
-    return Counters(
+    counters = Counters(
         cpu_ms=_ms(excess["cpu_ns"]),
         cpu_ratio=ratios["cpu_ns"],
         run_delay_ms=_ms(excess["run_delay_ns"]),
@@ -174,6 +207,40 @@ def load_counters(
         on_cpu=_on_cpu(source, attempt, rank),
         num_steps=int(own.sum()),
     )
+    return counters if judged is None else _with_usual_waits(counters, source, attempt, slow, ranks, judged, means)
+
+
+def _with_usual_waits(
+    counters: Counters,
+    source: Source,
+    attempt: int,
+    slow: tuple[int, int, int],
+    ranks: Sequence[int],
+    judged: tuple[int, int],
+    means: bool,
+) -> Counters:
+    """Add what the same ranks waited for a core in other steps, and how long the slow ones lasted."""
+    rank, first_step, last_step = slow
+    typical = "avg" if means else "median"
+    ((slow_s, usual_ns, wait_ratio, number),) = source.rows(
+        f"""
+        SELECT sum(duration_ns) FILTER (is_slow AND rank = ?) / 1e9, {typical}(run_delay_ns) FILTER (NOT is_slow),
+               sum(run_delay_ns) FILTER (NOT is_slow) / nullif(sum(cpu_ns) FILTER (NOT is_slow), 0),
+               count(DISTINCT step) FILTER (NOT is_slow)
+        FROM (SELECT *, step BETWEEN ? AND ? AS is_slow FROM steps WHERE attempt = ? AND step BETWEEN ? AND ?
+              AND duration_ns IS NOT NULL AND rank IN ({", ".join(map(str, ranks))}))
+        """,
+        [rank, first_step, last_step, attempt, max(judged[0], first_step - MAX_STEPS), judged[1]],
+    )
+    if number < MIN_USUAL_STEPS:
+        usual_ns = wait_ratio = None
+    return replace(
+        counters, usual_run_delay_ms=_ms(usual_ns), usual_core_wait_ratio=_number(wait_ratio), slow_s=_number(slow_s)
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _typical(values: Any, typical: Callable[[Any], Any]) -> float | None:

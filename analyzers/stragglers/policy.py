@@ -157,8 +157,13 @@ class CorroborationPolicy:
     explained_ratio: float = 0.5
     """Excess in waiting for a core, in the collector or in tokens from which it is the cause."""
     own_core_ratio: float = 1 / 3
-    """Excess in waiting for a core / the whole wait from which a rank pauses because its core is taken. Below, its
-    peers wait for nearly as long: the machine is crowded, and pauses that all have are nobody's."""
+    """Excess in waiting for a core / the whole wait from which a rank's core is taken. Below, its peers wait for nearly
+    as long, or all do at other times: the machine is crowded, and no rank is to blame."""
+    crowded_ratio: float = 0.5
+    """Usual wait of all ranks for a core / their CPU time from which the machine is crowded."""
+    crowded_s: float = 10.0
+    """Seconds for which a rank must wait for a core there: on clean loops with ten jobs a core one of two ranks had a
+    core of its own for up to 4 s."""
     worked_ratio: float = 0.5
     """Excess in CPU time from which the rank does more work. Another job on half of the core also takes a part of the
     caches, so CPU time grows as well, by less."""

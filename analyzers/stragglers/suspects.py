@@ -3,8 +3,8 @@
     for suspect in suspects(stragglers, counters, nodes, first_step=6):
         suspect.ranks, suspect.cause, suspect.reason, suspect.pattern, suspect.node
 
-1. Counters corroborate or change the cause of each slow rank (`corroboration`). One that pauses because it waits for
-   a core, as its peers do, is none.
+1. Counters corroborate or change the cause of each slow rank (`corroboration`). One that waits for a core, as its peers
+   do or as all ranks do at other times, is none.
 2. A rank that is slow in several phases because of its host is one suspect, not several.
 3. Most ranks of one node, slow at the same time for the same cause, are the node; with one node only there is nothing
    to compare it with.
@@ -98,7 +98,7 @@ def suspects(
             own, cause=straggler.cause, excess_ms=straggler.excess_ms, factor=straggler.factor,
             policy=policy.corroboration,
         )  # fmt: skip
-        if straggler.paused_ratio and attribution.reason == "core" and not own.has_own_core(policy.corroboration):
+        if attribution.is_waiting and not own.has_own_core(policy.corroboration):
             continue
         attributed.setdefault((straggler.rank, attribution.cause), []).append((straggler, attribution))
     single: list[Suspect] = []

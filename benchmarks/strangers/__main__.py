@@ -80,7 +80,7 @@ def _word(row: ScriptRow) -> str:
         return "silent" if not row.false_alarms else "alarm"
     if not row.seen:
         return "missed"
-    wrong = [what for what in ("rank", "cause", "place") if getattr(row, f"right_{what}") is False]
+    wrong = [what for what in ("rank", "cause", "place", "step") if getattr(row, f"right_{what}") is False]
     return f"wrong {' '.join(wrong)}" if wrong else "right" if not row.false_alarms else "right + alarm"
 
 

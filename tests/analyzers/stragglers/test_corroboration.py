@@ -30,6 +30,7 @@ def attributed(cause: str = "compute", **counters: float | bool | None) -> tuple
         ({"cpu_ms": 10.0, "on_cpu": True, "gc_ms": 9.0}, ("host", "gc")),  # which is CPU time, too
         ({"cpu_ms": 0.2, "on_cpu": True, "run_delay_ms": 0.1, "major_faults": 40.0}, ("host", "paging")),
         ({"cpu_ms": 0.2, "on_cpu": True, "run_delay_ms": 0.1, "major_faults": 0.0}, ("host", "blocked")),
+        ({"cpu_ms": 1.0, "on_cpu": True, "run_delay_ms": 4.5}, ("host", "core")),  # hardly idle
         ({"cpu_ms": 0.2, "on_cpu": True}, ("host", "kept")),  # of an older recorder
         ({"cpu_ms": 0.2, "on_cpu": False}, ("compute", "")),  # a GPU computes without the host's CPU
         ({"run_delay_ms": 8.0, "on_cpu": False}, ("host", "core")),
@@ -89,6 +90,17 @@ def test_a_rank_whose_core_is_taken_is_no_bad_device() -> None:
     assert (finding.ranks, finding.cause, finding.advice) == ((3,), "host", "straggler-host")
     assert "waits for a core" in finding.summary
     assert finding.evidence["core_wait_excess_ms"] > 10
+
+
+def test_what_all_ranks_wait_for_a_core_in_other_steps_is_known() -> None:
+    store = counted(21, cpu_ns="10000000", run_delay_ns="8000000")
+    store.connection.execute("UPDATE steps SET cpu_ns = 10000000, run_delay_ns = 6000000 WHERE step < 60")
+    counters = load_counters(store, 0, (3, 60, 119), [0, 1, 2], judged=(6, 119))
+    assert counters.usual_run_delay_ms == pytest.approx(6.0)
+    assert counters.usual_core_wait_ratio == pytest.approx(0.6)
+    ((slow_s,),) = store.rows("SELECT sum(duration_ns) / 1e9 FROM steps WHERE rank = 3 AND step BETWEEN 60 AND 119")
+    assert counters.slow_s == pytest.approx(slow_s)
+    assert load_counters(store, 0, (3, 10, 119), [0, 1, 2], judged=(6, 119)).usual_run_delay_ms is None
 
 
 def test_slow_in_everything_because_of_the_host_is_one_finding() -> None:

@@ -43,6 +43,25 @@ def test_a_rank_that_pauses_for_a_core_as_its_peers_do_is_no_suspect() -> None:
     assert suspects(slow, {(1, "compute"): crowded}, {}, 6) == []
 
 
+def test_a_rank_that_waits_for_a_core_as_all_ranks_do_at_other_times_is_no_suspect() -> None:
+    """Its peers had a core of their own meanwhile: they were quicker than usual."""
+    slow = find_stragglers(simulate(0, steps=200, faults=[Slow(rank=1, step=80, factor=3.0)]))
+    wait_ms = slow[0].excess_ms
+    counters = Counters(
+        cpu_ms=0.0, run_delay_ms=wait_ms, own_run_delay_ms=wait_ms, usual_run_delay_ms=0.1, usual_core_wait_ratio=0.1,
+        slow_s=4.0, on_cpu=True,
+    )  # fmt: skip
+
+    def named(**changed: float) -> list[Suspect]:
+        return suspects(slow, {(1, "compute"): replace(counters, **changed)}, {}, 6)
+
+    assert [(one.cause, one.reason) for one in named()] == [("host", "core")]
+    assert named(usual_run_delay_ms=0.8 * wait_ms) == []
+    assert named(usual_core_wait_ratio=2.0) == [], "on a crowded machine luck lasts for seconds"
+    assert len(named(usual_core_wait_ratio=2.0, slow_s=20.0)) == 1
+    assert len(named(usual_core_wait_ratio=2.0, run_delay_ms=0.1 * wait_ms)) == 1, "it sleeps: no core is missing"
+
+
 def test_a_slowness_that_goes_round_names_nobody_alone() -> None:
     faults = [Slow(rank=rank, step=1 + 40 * rank, until=40 + 40 * rank, factor=1.4) for rank in range(5)]
     (suspect,) = found(faults, ranks=8)

@@ -59,7 +59,7 @@ def _forget(folder: Path, row: ScriptRow, keep: bool) -> None:
 def print_rows(rows: Sequence[ScriptRow], console: Console) -> None:
     """Print the table, what was not right, and the totals."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
-    for title in ("fault", "what happens", "seen", "rank", "cause", "place", "finding", "line"):
+    for title in ("fault", "what happens", "seen", "rank", "cause", "place", "step", "finding", "line"):
         table.add_column(title, no_wrap=title not in ("what happens", "line"))
     for row in rows:
         if row.problem:
@@ -71,7 +71,7 @@ def print_rows(rows: Sequence[ScriptRow], console: Console) -> None:
         else:
             seen = f"[green]{row.seen}[/]" if row.seen else _NO
         time_text = "-" if row.finding_s is None else f"{row.finding_s:.1f} s"
-        marks = (_mark(row.right_rank), _mark(row.right_cause), _mark(row.right_place))
+        marks = map(_mark, (row.right_rank, row.right_cause, row.right_place, row.right_step))
         table.add_row(row.fault, escape(row.what), seen, *marks, time_text, escape(row.line))
     console.print(table, highlight=False)
     for row in rows:

@@ -34,6 +34,7 @@ class ScriptRow:
     right_rank: bool | None = None
     right_cause: bool | None = None
     right_place: bool | None = None
+    right_step: bool | None = None
     finding_s: float | None = None
     steps_after: int = 0
     """Steps from the fault to the end."""
@@ -52,7 +53,8 @@ class ScriptRow:
             return False
         if not self.is_injected or not SCRIPT_FAULTS[self.fault].kinds:
             return True
-        return bool(self.seen) and False not in (self.right_rank, self.right_cause, self.right_place)
+        rights = (self.right_rank, self.right_cause, self.right_place, self.right_step)
+        return bool(self.seen) and False not in rights
 
     def to_json(self) -> dict[str, Any]:
         """All fields, and whether it is right."""
@@ -89,7 +91,7 @@ def median_step_s(done: Done) -> float | None:
 def _scored(
     row: ScriptRow, wanted: ScriptFault, fault: InjectedFault | None, done: Done, store: Store, found: Sequence[Finding]
 ) -> ScriptRow:
-    struck = store.rows("SELECT wall_ns FROM events WHERE kind = ? ORDER BY 1", [event_kinds.FAULT_INJECTED])
+    struck = store.rows("SELECT wall_ns, step FROM events WHERE kind = ? ORDER BY 1", [event_kinds.FAULT_INJECTED])
     alarms = [one for one in found if one.kind not in wanted.allowed and not _is_our_end(one.kind, one.cause, done)]
     if not wanted.kinds or not struck:
         summaries = (*(one.summary for one in alarms), *_taken_back(store, found, wanted, -1, done))
@@ -108,6 +110,7 @@ def _scored(
         right_rank=_is_right_rank(wanted, best, row.rank) if wanted.names_rank else None,
         right_cause=best.cause in wanted.causes if wanted.causes else None,
         right_place=place in wanted.places if wanted.places else None,
+        right_step=None if wanted.lasts else _is_right_step(best, struck[0][1]),
         steps_after=done.num_steps - (fault.step if fault else 0),
         summary=best.summary,
         line=str(best.evidence.get("line") or ""),
@@ -132,6 +135,11 @@ def _taken_back(store: Store, found: Sequence[Finding], wanted: ScriptFault, ran
 
 def _is_right_rank(wanted: ScriptFault, found: Finding, rank: int) -> bool:
     return tuple(found.ranks) == (rank,) or (wanted.is_among and rank in found.ranks)
+
+
+def _is_right_step(found: Finding, step: int | None) -> bool:
+    """Return True for the step in which the fault struck, or the one that it began."""
+    return found.first_step is not None and step is not None and 0 <= found.first_step - step <= 1
 
 
 def _is_our_end(kind: str, cause: str, done: Done) -> bool:
