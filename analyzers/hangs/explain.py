@@ -39,10 +39,10 @@ def _limit(finding: Finding) -> str:
     if isinstance(silent_s, (int, float)) and silent_s > limit_s:
         return f"More than {limit} of silence is a hang in this run."
     if finding.cause == "skipped" or finding.cause.startswith("mismatch"):
-        return f"Calls that differ are proof without the {limit} of silence that are a hang otherwise."
+        return f"Calls that differ are proof before the limit of {limit}."
     if finding.cause == "stopped":
-        return f"A stopped process is proof without the {limit} of silence that are a hang otherwise."
-    return f"The ranks were ended before the {limit} of silence that are a hang in this run."
+        return f"A stopped process is proof before the limit of {limit}."
+    return f"The ranks were ended before the limit of {limit}."
 
 
 def _cut(name: str) -> str:

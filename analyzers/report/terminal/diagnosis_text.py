@@ -123,6 +123,10 @@ def evidence_rows(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
     for name, value in evidence.items():
         if name in _NOT_SHOWN or value is None or value == [] or value == "":
             continue
+        if (
+            name == "waiting_calls" and isinstance(value, Mapping) and len(value) < 2
+        ):  # the call is in the rows around it
+            continue
         text = shown(name, value)
         rows.append((label_of(name), text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 3] + "..."))
     return rows
@@ -136,7 +140,7 @@ def saves_line(interval: Mapping[str, Any], num_steps: Any) -> str:
     return (
         f"Suggested checkpoint interval: {interval['steps']:,} step{'s' * (interval['steps'] != 1)} "
         f"({_duration(interval['interval_s'])}){more}. It loses the least time to saves and repeated steps with {rate} "
-        f"(one in {_duration(interval['mtbf_s'])}). "
+        f"(one failure in {_duration(interval['mtbf_s'])}). "
         f"A save stalls training for {1e3 * interval['cost_s']:.1f} ms ({interval['num_saves']} measured)."
     )
 

@@ -109,7 +109,7 @@ _LABELS = {
     "rise_factor_ratio": "rise over the start",
     "run_s": "time of all steps",
     "run_without_it_s": "all steps, without it",
-    "seq": "number of the call",
+    "seq": "sequence number",
     "sigmas": "distance from peers",
     "silent_s": "silent for",
     "speedup_without_it_ratio": "speed-up without it",
