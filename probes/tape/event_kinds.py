@@ -157,7 +157,10 @@ SAVED = _kind(
 
 # The training.
 
-EVALUATION = _kind("evaluation", _LOSS, by="rank 0", meaning="Loss on the validation batches.")
+EVALUATION = _kind(
+    "evaluation", _LOSS, _json("sets", "loss of each validation set by name, where they have names"),
+    by="rank 0", meaning="Loss on the validation batches, the mean over validation sets.",
+)
 LOSS_SCALE = _kind(
     "loss_scale", _float("scale", "after it was halved"),
     by="rank 0", meaning="fp16 gradients overflowed: the step was dropped and the loss scale halved.",

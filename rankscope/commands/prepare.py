@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["EPILOG", "prepare"]
 
 EPILOG = (
-    "Examples:  rankscope prepare web/*.jsonl.gz --tokenizer gpt2/tokenizer.json --out prepared/web   |   "
-    "rankscope prepare s3://bucket/books --field body --tokenizer tokenizer.json --out prepared/books   |   "
+    "\b\nExamples:\nrankscope prepare web/*.jsonl.gz --tokenizer gpt2/tokenizer.json --out prepared/web\n"
+    "rankscope prepare s3://bucket/books --field body --tokenizer tokenizer.json --out prepared/books\n"
     "rankscope prepare notes.txt --document line --tokenizer bytes --out prepared/notes"
 )
 

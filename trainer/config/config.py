@@ -5,6 +5,7 @@ What depends on the number of ranks is checked by `trainer.layout.plan.resolve`.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -28,13 +29,20 @@ class RunConfig(Section):
 
 class DataConfig(Section):
     path: list[str] = Field(default_factory=list)
-    """Text, Parquet, `datasets` folders, or one nanoGPT `.bin` with its `.json`; empty = Python's own library."""
+    """Folders of `rankscope prepare`, several being a mixture; or text, Parquet, `datasets` folders, or one nanoGPT
+    `.bin` with its `.json`; empty = Python's own library."""
+    weights: list[float] = Field(default_factory=list)
+    """Of a mixture: share of the sequences from each folder of `path`, in any unit; empty = by their sizes."""
+    epochs: list[float] = Field(default_factory=list)
+    """Of a mixture, instead of `weights`: how often each folder is read in one pass over the mixture."""
+    validation: dict[str, str] = Field(default_factory=dict)
+    """Validation sets: a name and a prepared folder each; then all of `path` is trained on."""
     column: str = ""
     """Of Parquet and `datasets`: text or lists of tokens; empty = input_ids, tokens, text or content."""
     seq_len: int = Field(default=256, ge=2)
     """Tokens of a sequence."""
     validation_ratio: float = Field(default=0.05, ge=0, lt=1)
-    """Share of the tokens, at the end of the corpus, kept for evaluation."""
+    """Share of the tokens, at the end of each corpus, kept for evaluation; not used with `validation`."""
     cache_dir: str = ""
     """Where tokens are kept between runs; empty = `$XDG_CACHE_HOME/rankscope` or `~/.cache/rankscope`."""
     document_mask: bool = False
@@ -47,6 +55,18 @@ class DataConfig(Section):
     """Batches that each worker prepares ahead."""
     pin_memory: bool = True
     """Page-locked host memory for batches (CUDA only)."""
+
+    @model_validator(mode="after")
+    def _check_mixture(self) -> DataConfig:
+        for name in ("weights", "epochs"):
+            values = getattr(self, name)
+            if values and len(values) != len(self.path):
+                raise ValueError(f"data.{name} = {values}: needs a number for each of the {len(self.path)} data.path")
+            if values and not (min(values) >= 0 and sum(values) > 0 and all(map(math.isfinite, values))):
+                raise ValueError(f"data.{name} = {values}: none may be negative, and one must be above 0")
+        if self.weights and self.epochs:
+            raise ValueError("data.weights and data.epochs exclude each other: give one of them")
+        return self
 
 
 class TrainConfig(Section):

@@ -18,7 +18,9 @@ __all__ = ["enter_launch_folder"]
 def enter_launch_folder(config: Config, manifest: dict[str, Any]) -> None:
     """Change to the folder of the first launch where the data's paths are relative. Raises ConfigError."""
     folder = manifest.get("cwd")
-    if isinstance(folder, str) and any(not Path(path).is_absolute() for path in config.data.path):
+    if isinstance(folder, str) and any(
+        not Path(path).is_absolute() for path in (*config.data.path, *config.data.validation.values())
+    ):
         try:
             os.chdir(folder)
         except OSError as error:

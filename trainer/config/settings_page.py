@@ -27,7 +27,14 @@ anything starts. What goes together with what is in [parallelism](parallelism.md
 
 An attached loop takes the same sections, as far as they concern recording and `watch`:
 `rankscope.attach(model, optimizer, config={"recovery": {"enabled": True}})`."""
-_TYPES = {"integer": "integer", "number": "number", "boolean": "true or false", "string": "text", "array": "list"}
+_TYPES = {
+    "integer": "integer",
+    "number": "number",
+    "boolean": "true or false",
+    "string": "text",
+    "array": "list",
+    "object": "table of text",
+}
 
 
 def markdown() -> str:

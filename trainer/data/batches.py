@@ -1,6 +1,6 @@
 """Batches as a pure function of their number: nothing to save, nothing to replay, skipping is counting.
 
-    stream = BatchStream(corpus, seq_len=256, global_batch_size=16, seed=0, validation_ratio=0.05)
+    stream = BatchStream(corpus, seq_len=256, global_batch_size=16, seed=0, validation_ratio=0.05)   # or a Mixture
     batch = stream.batch(40, data_rank=1, data_size=4)      # rows 4..7 of global batch 40
     batch.inputs, batch.targets                             # (4, 256) int64 each, targets one token ahead
     batch.sample_ids                                        # (4,) which sequences of the split these are
@@ -8,6 +8,7 @@
 The rows of data rank r are a slice of one global batch that no layout changes, so every layout trains on the same
 sequences in the same order. Sequences are cut from the split without overlap; each epoch visits all of them once in
 a new order, worked out for some batches at once: it takes a hundred small array operations whatever their number.
+A mixture numbers the sequences of its corpora one corpus after the other; `trainer.data.mixture` orders them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.load import ConfigError
-from trainer.data.corpus import Corpus
+from trainer.data.mixture import Mixture, MixtureOrder, TokenSource
 from trainer.data.permutation import permute
 
 __all__ = ["Batch", "BatchStream"]
@@ -61,12 +62,21 @@ class Batch:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Sequences of one corpus."""
+
+    source: TokenSource
+    first_token: int
+    num_sequences: int
+
+
 class BatchStream:
-    """Numbered global batches of one split (`train` or `validation`) of a corpus."""
+    """Numbered global batches of one split (`train` or `validation`) of a corpus or a mixture."""
 
     def __init__(
         self,
-        corpus: Corpus,
+        corpus: TokenSource | Mixture,
         *,
         seq_len: int,
         global_batch_size: int,
@@ -75,22 +85,35 @@ class BatchStream:
         split: str = "train",
     ) -> None:
         self.corpus = corpus
-        self._tokens: np.ndarray[Any, Any] = corpus.tokens.view(np.ndarray)  # a memmap's slices cost ten times more
         self._ahead: dict[tuple[int, int, int], np.ndarray[Any, Any]] = {}
         self.seq_len = seq_len
         self.global_batch_size = global_batch_size
         self.seed = seed
         self.split = split
-        total = len(corpus.tokens)
+        named = corpus.parts if isinstance(corpus, Mixture) else {"": corpus}
+        self._parts = [self._part(name, source, validation_ratio) for name, source in named.items()]
+        sizes = [part.num_sequences for part in self._parts]
+        self._first_ids = np.cumsum([0, *sizes[:-1]])
+        self.num_sequences = sum(sizes)
+        self._order: MixtureOrder | None = None
+        if isinstance(corpus, Mixture):
+            lengths = corpus.pass_lengths(sizes)
+            if not sum(lengths):
+                raise ConfigError(f"data.epochs = {list(corpus.epochs)}: is not one sequence of any folder")
+            self._order = MixtureOrder(lengths, sizes)
+
+    def _part(self, name: str, source: TokenSource, validation_ratio: float) -> _Part:
+        total = source.num_tokens
         boundary = total - int(total * validation_ratio)
-        self.first_token, last = (0, boundary) if split == "train" else (boundary, total)
+        first, last = (0, boundary) if self.split == "train" else (boundary, total)
         # The last token of a sequence is predicted, not read: each needs one more than its length.
-        self.num_sequences = max(0, last - self.first_token - 1) // seq_len
-        if not self.num_sequences:
+        num_sequences = max(0, last - first - 1) // self.seq_len
+        if not num_sequences:
             raise ConfigError(
-                f"data.seq_len = {seq_len}: the {split} split has {last - self.first_token} tokens, "
-                f"fewer than one sequence of {seq_len + 1}"
+                f"data.seq_len = {self.seq_len}: the {self.split} split{f' of {name}' if name else ''} has "
+                f"{last - first} tokens, fewer than one sequence of {self.seq_len + 1}"
             )
+        return _Part(source=source, first_token=first, num_sequences=num_sequences)
 
     def sample_ids(self, batch_index: int, data_rank: int = 0, data_size: int = 1) -> tuple[int, ...]:
         """Sequences of the rank's rows of a batch; by default all rows of the global batch."""
@@ -106,6 +129,9 @@ class BatchStream:
         """Sequences at these positions of the whole training, counted in sequences; any shape."""
         if self.split != "train":
             return positions % self.num_sequences
+        if self._order is not None:
+            parts, numbers = self._order.samples(positions, self.seed)
+            return self._first_ids[parts] + numbers
         epochs, within = np.divmod(positions, self.num_sequences)
         ids = np.empty_like(within)
         for epoch in np.unique(epochs):
@@ -118,13 +144,20 @@ class BatchStream:
         ids = self.sample_ids(batch_index, data_rank, data_size)
         rows: np.ndarray[Any, Any] = np.empty((len(ids), self.seq_len + 1), dtype=np.int64)
         for row, number in enumerate(ids):
-            start = self.token_position(number)
-            rows[row] = self._tokens[start : start + self.seq_len + 1]
+            part, start = self._place(number)
+            rows[row] = part.source.read(start, self.seq_len + 1)
         tokens = torch.from_numpy(rows)
         return Batch(
             index=batch_index, inputs=tokens[:, :-1].contiguous(), targets=tokens[:, 1:].contiguous(), sample_ids=ids
         )
 
-    def token_position(self, sample_id: int) -> int:
-        """Start of a sequence in the corpus; `corpus.locate` names the file."""
-        return self.first_token + sample_id * self.seq_len
+    def _place(self, sample_id: int) -> tuple[_Part, int]:
+        """Corpus of a sequence, and its first token there."""
+        number = int(np.searchsorted(self._first_ids, sample_id, side="right")) - 1
+        part = self._parts[number]
+        return part, part.first_token + (sample_id - int(self._first_ids[number])) * self.seq_len
+
+    def locate(self, sample_id: int) -> tuple[str, int]:
+        """File, or source and document, in which a sequence begins, and the place in it."""
+        part, start = self._place(sample_id)
+        return part.source.locate(start)

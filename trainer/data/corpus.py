@@ -1,7 +1,7 @@
-"""The tokens to train on: text as bytes, columns of tables, or a nanoGPT `.bin`, as one memory map.
+"""The tokens to train on: prepared folders, or text as bytes, columns of tables, a nanoGPT `.bin` as one memory map.
 
     corpus = open_corpus(config.data, vocab_size=256)
-    corpus.tokens[:10]                   # read-only numpy array, one integer a token
+    corpus.read(0, 10)                   # numpy array, one integer a token
     corpus.locate(123_456)               # ("asyncio/base_events.py", 1817): file and byte
 
 Without `data.path` the text is the Python sources of the running interpreter's standard library: real text that is
@@ -26,9 +26,12 @@ import numpy as np
 
 from trainer.config.config import DataConfig
 from trainer.config.load import ConfigError
+from trainer.data.mixture import Mixture, TokenSource
+from trainer.data.prepared import PreparedCorpus
 from trainer.data.tables import table_files, token_blocks
+from trainer.data.token_folder import is_prepared
 
-__all__ = ["Corpus", "open_corpus"]
+__all__ = ["Corpus", "open_corpus", "open_validation"]
 
 SEPARATOR = b"\0"
 _BIN_DTYPES = {"uint8", "uint16", "uint32"}
@@ -45,14 +48,22 @@ class Corpus:
     names: tuple[str, ...] = ()
     starts: tuple[int, ...] = ()  # token at which each named file begins
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    def read(self, start: int, count: int) -> np.ndarray[Any, Any]:
+        """`count` tokens from token `start` on."""
+        return self.tokens.view(np.ndarray)[start : start + count]  # a memmap's slices cost ten times more
+
     def locate(self, position: int) -> tuple[str, int]:
         """File and token within it for a position in `tokens`; ("", position) if there are no files to name."""
         number = bisect_right(self.starts, position) - 1
         return (self.names[number], position - self.starts[number]) if number >= 0 else ("", position)
 
 
-def open_corpus(config: DataConfig, vocab_size: int) -> Corpus:
-    """Open what `config` names. Raises ConfigError for paths that are missing, empty or not what they say."""
+def open_corpus(config: DataConfig, vocab_size: int) -> TokenSource | Mixture:
+    """Open `data.path`. Raises ConfigError for paths that are missing, empty or not what they say."""
     if not config.path:
         root = Path(sysconfig.get_paths()["stdlib"])
         files = [(path.relative_to(root).as_posix(), path) for path in _files_below(root, {".py"})]
@@ -61,6 +72,10 @@ def open_corpus(config: DataConfig, vocab_size: int) -> Corpus:
     for path in paths:
         if not path.exists():
             raise ConfigError(f"data.path = {str(path)!r}: no such file or folder")
+    if any(is_prepared(path) for path in paths):
+        return _open_prepared(paths, config, vocab_size)
+    if config.weights or config.epochs:
+        raise ConfigError("data.weights and data.epochs: need folders of `rankscope prepare` in data.path")
     if any(path.suffix == ".bin" for path in paths):
         if len(paths) > 1:
             raise ConfigError(f"data.path = {config.path}: a .bin must be the only path")
@@ -73,6 +88,56 @@ def open_corpus(config: DataConfig, vocab_size: int) -> Corpus:
         below = _files_below(path, None) if path.is_dir() else [path]
         files += [(file.relative_to(path.parent).as_posix(), file) for file in below]
     return _open_text(files, _cache_dir(config), vocab_size)
+
+
+def open_validation(config: DataConfig, vocab_size: int) -> dict[str, TokenSource]:
+    """Open `data.validation`, by name. Raises ConfigError."""
+    found: dict[str, TokenSource] = {}
+    for name, folder in config.validation.items():
+        if not is_prepared(Path(folder).expanduser()):
+            raise ConfigError(f"data.validation.{name} = {folder!r}: is no folder of `rankscope prepare`")
+        found[name] = _checked_corpus(Path(folder).expanduser(), config, vocab_size)
+    return found
+
+
+def _open_prepared(paths: list[Path], config: DataConfig, vocab_size: int) -> TokenSource | Mixture:
+    for path in paths:
+        if not is_prepared(path):
+            raise ConfigError(f"data.path = {str(path)!r}: is not prepared, the others are: rankscope prepare {path}")
+    corpora = [_checked_corpus(path, config, vocab_size) for path in paths]
+    first = corpora[0]
+    for corpus in corpora:
+        if corpus.manifest.tokenizer["sha256"] != first.manifest.tokenizer["sha256"]:
+            raise ConfigError(
+                f"data.path: {first.folder} and {corpus.folder} were prepared with different tokenizers "
+                f"({first.manifest.tokenizer['name']}, {corpus.manifest.tokenizer['name']})"
+            )
+    if len(corpora) == 1:
+        return first
+    names = [corpus.name for corpus in corpora]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    if len(set(names)) < len(names):
+        raise ConfigError("data.path: names a folder twice; use data.weights or data.epochs to read it more often")
+    return Mixture(
+        parts=dict(zip(names, corpora, strict=True)), weights=tuple(config.weights), epochs=tuple(config.epochs)
+    )
+
+
+def _checked_corpus(folder: Path, config: DataConfig, vocab_size: int) -> PreparedCorpus:
+    corpus = PreparedCorpus(folder)
+    facts = corpus.manifest.tokenizer
+    if facts["vocab_size"] > vocab_size:
+        raise ConfigError(
+            f"model.vocab_size = {vocab_size}: {folder} was prepared with a vocabulary of {facts['vocab_size']} "
+            f"({facts['name']}), so at least that"
+        )
+    if config.document_mask and config.separator != facts["end_id"]:
+        raise ConfigError(
+            f"data.separator = {config.separator}: documents of {folder} end with {facts['end_id']}, which "
+            "data.document_mask has to know"
+        )
+    return corpus
 
 
 def _files_below(root: Path, suffixes: set[str] | None) -> list[Path]:

@@ -18,8 +18,8 @@ _ROUNDS = 6
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def permute(positions: _Array, count: int, key: tuple[int, int]) -> _Array:
-    """Permute `positions` (each in 0..count-1) in the order that `key` = (seed, epoch) names."""
+def permute(positions: _Array, count: int, key: tuple[int, ...]) -> _Array:
+    """Permute `positions` (each in 0..count-1) in the order that `key` names, for example (seed, epoch)."""
     half = max(1, ((count - 1).bit_length() + 1) // 2)
     keys = _round_keys(key)
     out = np.asarray(positions, dtype=np.uint64).copy()
@@ -30,7 +30,7 @@ def permute(positions: _Array, count: int, key: tuple[int, int]) -> _Array:
     return out.astype(np.int64)
 
 
-def _round_keys(key: tuple[int, int]) -> list[np.uint64]:
+def _round_keys(key: tuple[int, ...]) -> list[np.uint64]:
     sequence = np.random.SeedSequence(list(key))
     return [np.uint64(value) for value in sequence.generate_state(_ROUNDS, dtype=np.uint64)]
 

@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trainer.data.batches import Batch, BatchStream
+from trainer.data.token_folder import DataError
 
 __all__ = ["Prefetcher"]
 
@@ -62,11 +63,17 @@ class Prefetcher:
         self._next = batch_index + 1
         try:
             return next(self._running)
+        except DataError as error:
+            last_line = str(error).strip().splitlines()[-1]  # the others are the traceback in the worker
+            damaged = type(error)(last_line.partition(": ")[2])
         except (OSError, EOFError) as error:
             # A worker that dies while it hands a batch over breaks the connection before its death is known. Torch's
             # handler of SIGCHLD raises here and names it; later it would break into the telling of this error.
             time.sleep(_DEATH_S)
             raise RuntimeError(f"A data worker ended in the middle of a batch: {error}") from error
+        # Out of the handler: the error's traceback holds the iterator, and workers end with that.
+        self.close()
+        raise damaged
 
     def close(self) -> None:
         """End the workers; `batch` would start them again."""

@@ -28,6 +28,7 @@ __all__ = [
     "BLOCK_BYTES",
     "BLOCK_HASH_BYTES",
     "MANIFEST",
+    "DamagedDataError",
     "DataError",
     "Manifest",
     "Piece",
@@ -50,6 +51,10 @@ DTYPES = ("uint8", "uint16", "uint32")
 
 class DataError(ConfigError):
     """Data that are missing, damaged, changed or cannot be read; one line: which file, what, what to do."""
+
+
+class DamagedDataError(DataError):
+    """Tokens that one rank read are not those of the manifest; other ranks may not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

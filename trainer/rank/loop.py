@@ -175,12 +175,16 @@ def _reduce(session: Session, local_loss: Tensor, own_square: Tensor | None) -> 
 
 def _evaluate(session: Session, step: int) -> None:
     interval = session.training.config.train.eval_interval
-    if not interval or step % interval or session.training.validation is None:
+    if not interval or step % interval or not session.training.validation:
         return
     with session.recorder.span("evaluate"):
-        loss = float(session.training.evaluate())
+        losses = {name: float(loss) for name, loss in session.training.evaluate_sets().items()}
     if session.training.rank == 0:
-        session.recorder.event(event_kinds.EVALUATION, loss=loss)
+        mean = sum(losses.values()) / len(losses)
+        if any(losses):
+            session.recorder.event(event_kinds.EVALUATION, loss=mean, sets=losses)
+        else:  # one set without a name
+            session.recorder.event(event_kinds.EVALUATION, loss=mean)
 
 
 def _print_progress(session: Session, step: int, result: StepResult, rate: float) -> None:

@@ -44,6 +44,7 @@ from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.disk_tier.manifest import CheckpointError, StorageError
 from trainer.config.config import Config
 from trainer.config.load import ConfigError, load_config
+from trainer.data.token_folder import DamagedDataError
 from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_MISTAKE, EXIT_PREEMPTED, EXIT_STORAGE
 from trainer.faults.inject import arm, distort_clock
 from trainer.faults.options import Fault, FaultError, parse_fault
@@ -198,6 +199,8 @@ def _configuration(arguments: list[str]) -> tuple[Config, list[Fault]]:
 def _mistake(identity: Identity, error: Exception) -> int:
     if identity.rank == 0:
         sys.stderr.write(f"rankscope: {error}\n")
+    elif isinstance(error, DamagedDataError):  # the others have not read it
+        sys.stderr.write(f"rankscope: rank {identity.rank}: {error}\n")
     return EXIT_MISTAKE
 
 

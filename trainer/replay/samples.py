@@ -75,7 +75,7 @@ def describe(training: Training, batch: Batch, losses: Mapping[int, float], *, m
     found = []
     for row in order[:most]:
         number = batch.sample_ids[row]
-        name, place = training.stream.corpus.locate(training.stream.token_position(number))
+        name, place = training.stream.locate(number)
         described: dict[str, Any] = {"id": number, "row": row, "loss": losses[row]}
         if name:
             described |= {"file": name, "byte": place}

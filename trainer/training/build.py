@@ -16,6 +16,8 @@ skipping a batch is adding one to it.
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -24,7 +26,8 @@ from probes.recorder import NullRecorder, Recorder
 from trainer.config.config import Config
 from trainer.config.load import ConfigError
 from trainer.data.batches import BatchStream
-from trainer.data.corpus import Corpus, open_corpus
+from trainer.data.corpus import open_corpus, open_validation
+from trainer.data.mixture import Mixture, TokenSource
 from trainer.data.prefetch import Prefetcher
 from trainer.layout.plan import Plan
 from trainer.model.checkpointing import apply_activation_checkpointing
@@ -77,7 +80,7 @@ def build(
     device: torch.device,
     *,
     recorder: Recorder | None = None,
-    corpus: Corpus | None = None,
+    corpus: TokenSource | Mixture | None = None,
 ) -> Training:
     """Make model, optimizer and data for this rank. Collective: all ranks call it at the same time.
 
@@ -85,7 +88,8 @@ def build(
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
     corpus = corpus or open_corpus(config.data, config.model.vocab_size)
-    _agree_on_data(corpus, device)
+    validation = _validation(config, corpus)
+    _agree_on_data([corpus, *(stream.corpus for stream in validation.values())], device)
     mesh = build_mesh(plan, device.type)
     pp_rank = plan.coordinates(rank)["pp"]
     parts = []
@@ -105,7 +109,7 @@ def build(
         value = token_loss(logits, targets)
         return value if scaler is None else value * scaler.scale
 
-    stream = _stream(config, corpus, "train")
+    stream = _stream(config, corpus, "train", 0.0 if config.data.validation else config.data.validation_ratio)
     loader = Prefetcher(
         stream,
         plan.data_rank(rank),
@@ -124,33 +128,47 @@ def build(
         optimizer=build_optimizer(modules, config.optim, shared_by=replicas.get_group() if replicas else None),
         stream=stream,
         loader=loader,
-        validation=_stream(config, corpus, "validation") if config.data.validation_ratio else None,
+        validation=validation,
         scaler=scaler,
         pipeline=Pipeline(parts, config, plan, mesh, device, pp_rank, loss) if plan.pp > 1 else None,
         recorder=recorder or NullRecorder(),
     )
 
 
-def _agree_on_data(corpus: Corpus, device: torch.device) -> None:
+def _agree_on_data(corpora: list[TokenSource | Mixture], device: torch.device) -> None:
     """Nodes with another version of Python, or of the data, would silently train on other batches."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
-    own = int(corpus.digest[:15] or "0", 16)
+    digest = hashlib.sha256("".join(corpus.digest for corpus in corpora).encode()).hexdigest()
+    own = int(digest[:15], 16)
     bounds = torch.tensor([own, -own], device=device)
     dist.all_reduce(bounds, op=dist.ReduceOp.MIN)
     if bounds[0].item() != -bounds[1].item():
         raise ConfigError(
-            f"data.path: ranks read different data (rank {dist.get_rank()} has {corpus.digest}); "
+            f"data.path: ranks read different data (rank {dist.get_rank()} has {corpora[0].digest}); "
             "all nodes need the same files, or the same Python for the default text"
         )
 
 
-def _stream(config: Config, corpus: Corpus, split: str) -> BatchStream:
+def _validation(config: Config, corpus: TokenSource | Mixture) -> dict[str, BatchStream]:
+    """Validation sets by name: `data.validation`, else the ends of the corpora that are trained on."""
+    ratio = config.data.validation_ratio
+    if config.data.validation:
+        sets = open_validation(config.data, config.model.vocab_size)
+        ratio = 1.0
+    elif not ratio:
+        return {}
+    else:
+        sets = dict(corpus.parts) if isinstance(corpus, Mixture) else {"": corpus}
+    return {name: _stream(config, source, "validation", ratio) for name, source in sets.items()}
+
+
+def _stream(config: Config, corpus: TokenSource | Mixture, split: str, validation_ratio: float) -> BatchStream:
     return BatchStream(
         corpus,
         seq_len=config.data.seq_len,
         global_batch_size=config.train.global_batch_size,
         seed=config.run.seed,
-        validation_ratio=config.data.validation_ratio,
+        validation_ratio=validation_ratio,
         split=split,
     )

@@ -59,7 +59,7 @@ class Training:
     optimizer: torch.optim.Optimizer
     stream: BatchStream
     loader: Prefetcher  # of this rank's batches of `stream`
-    validation: BatchStream | None
+    validation: dict[str, BatchStream]  # by name; of one corpus that has its own end kept, the name is empty
     scaler: LossScaler | None = None
     pipeline: Pipeline | None = None
     recorder: Recorder = field(default_factory=NullRecorder)
@@ -131,23 +131,33 @@ class Training:
 
     @torch.no_grad()
     def evaluate(self, num_batches: int | None = None) -> Tensor:
-        """Mean loss over the first `num_batches` (default `train.eval_batches`) validation batches, on every rank.
+        """Mean over the validation sets of `evaluate_sets`."""
+        return torch.stack(list(self.evaluate_sets(num_batches).values())).mean()
 
-        Raises ConfigError where `data.validation_ratio` is 0. Collective.
+    @torch.no_grad()
+    def evaluate_sets(self, num_batches: int | None = None) -> dict[str, Tensor]:
+        """Mean loss over the first `num_batches` (default `train.eval_batches`) batches of each validation set, on
+        every rank.
+
+        Raises ConfigError where there is no validation set. Collective.
         """
-        if self.validation is None:
+        if not self.validation:
             raise ConfigError("data.validation_ratio = 0: there is nothing to evaluate on; must be above 0")
         num_batches = num_batches or self.config.train.eval_batches
-        total = torch.zeros((), device=self.device)
         for module in self.modules:
             module.eval()
-        for index in range(num_batches):
-            batch = self.own_piece(self.validation.batch(index, self.data_rank, self.plan.data_size)).to(self.device)
-            with self._loss_context(), self._autocast():
-                total += self._batch_loss(batch)
+        losses = {name: self._mean_loss(stream, num_batches) for name, stream in self.validation.items()}
         for part in self.parts:
             part.reshard()
-        return self.global_mean(total / num_batches)
+        return {name: self.global_mean(loss) for name, loss in losses.items()}
+
+    def _mean_loss(self, stream: BatchStream, num_batches: int) -> Tensor:
+        total = torch.zeros((), device=self.device)
+        for index in range(num_batches):
+            batch = self.own_piece(stream.batch(index, self.data_rank, self.plan.data_size)).to(self.device)
+            with self._loss_context(), self._autocast():
+                total += self._batch_loss(batch)
+        return total / num_batches
 
     def _batch_loss(self, batch: Batch) -> Tensor:
         if self.pipeline is not None:
