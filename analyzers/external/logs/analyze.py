@@ -206,7 +206,10 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
     victims = tuple(sorted(ended.victims))
     size = book.world_size
     missing = tuple(rank for rank in range(min(size or 0, 4096)) if rank not in ended.victims)
-    suspects = missing if victims and 0 < len(missing) < len(victims) else ()
+    named = {rank for said in book.of("jax_task_lost") for rank in said.ranks()}
+    suspects = (
+        tuple(sorted(named)) if len(named) == 1 else missing if victims and 0 < len(missing) < len(victims) else ()
+    )
     lines = tuple(sorted(ended.victim_lines, key=book.position)[:20])
     return Candidate(
         cause="connection_lost",
@@ -215,7 +218,7 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
         ranks=suspects,
         what=f"{who(victims, 'the ranks')} lost the connection to another rank"
         + (
-            f", and {who(suspects).lower()} printed nothing"
+            f", and {who(suspects).lower()} {'sent no heartbeat' if len(named) == 1 else 'printed nothing'}"
             if suspects
             else ", and the logs do not show which rank ended first"
         ),

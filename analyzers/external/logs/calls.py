@@ -39,7 +39,7 @@ def call_candidates(book: LogBook) -> list[Candidate]:
 def _stated(book: LogBook) -> Iterator[Candidate]:
     yield from _detail(book)
     yield from _culprits(book)
-    lines = list(book.of("desync_not_joined", "monitored_barrier"))
+    lines = list(book.of("desync_not_joined", "monitored_barrier", "jax_barrier"))
     ranks = tuple(sorted({rank for said in lines for rank in said.ranks()}))
     if ranks:
         first = lines[0]

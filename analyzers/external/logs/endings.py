@@ -107,7 +107,7 @@ def _seconds(text: str) -> float | None:
 
 def death_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
     """Deaths that no exception explains: by signal, by exit code, of a Ray worker, from outside."""
-    return [*_signals(book, ended), *_exits(book, ended), *_lost_actors(book), *_stops(book)]
+    return [*_signals(book, ended), *_exits(book, ended), *_lost_actors(book), *_waiting_pods(book), *_stops(book)]
 
 
 def _gave_up(book: LogBook) -> set[int | None]:
@@ -209,6 +209,23 @@ def _lost_actors(book: LogBook) -> Iterator[Candidate]:
             lines=tuple(lines),
             is_proven=False,
             collect=COLLECT["ray"],
+        )
+
+
+def _waiting_pods(book: LogBook) -> Iterator[Candidate]:
+    """A pod that does not start. It may have started later: any line that names a cause says more."""
+    lines = list(book.of("pod_waits"))
+    if lines:
+        yield Candidate(
+            cause="launch_failed",
+            kind="rank_lost",
+            rank_class="late",
+            ranks=(),
+            what="A pod did not start, or is restarted again and again",
+            why=f"{lines[-1].place}: {lines[-1].message[:160]}",
+            lines=tuple(lines),
+            is_proven=False,
+            collect=("kubectl logs POD --previous --all-containers", "kubectl describe pod POD"),
         )
 
 

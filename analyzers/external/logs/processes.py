@@ -87,7 +87,7 @@ def _is_last_line_of(said: LogLine, tracebacks: list[LogLine]) -> bool:
     )
 
 
-_NAMES_RANKS = ("collective_mismatch", "desync_not_joined", "monitored_barrier", "trace_culprits")
+_NAMES_RANKS = ("collective_mismatch", "desync_not_joined", "monitored_barrier", "trace_culprits", "jax_barrier")
 """Texts that name the ranks to blame, which are others than the one that raises them: judged in `calls`."""
 _NOT_LINES = ("ray_memory", *_NAMES_RANKS)
 

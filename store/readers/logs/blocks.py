@@ -23,6 +23,7 @@ __all__ = [
     "read_others",
     "read_ras",
     "read_stalled",
+    "read_tasks",
     "read_terminate",
     "read_traceback",
 ]
@@ -49,6 +50,7 @@ _STALLED_OPERATION = re.compile(r"\[missing ranks: ([\d, ]+)\]")
 _THROWN = re.compile(r"throwing an instance of '([\w:<>, *&]{1,200})'")
 _WHAT = re.compile(r"^\s*what\(\): +(.*)$")
 _CULPRIT = re.compile(r"Culprit rank (\d{1,6}); Error type: (\w+)")
+_TASK = re.compile(r"^\s*/job:\w+/replica:\d+/task:(\d{1,6})\b")
 _KEY = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)$")
 
 
@@ -194,6 +196,17 @@ def read_culprits(text: str) -> dict[str, Any] | None:
     if not found:
         return None
     return {"ranks": ", ".join(dict.fromkeys(rank for rank, _ in found[:4096])), "error": found[0][1]}
+
+
+def read_tasks(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
+    """The tasks that JAX's coordinator lists, one a line: each is a process."""
+    found: list[str] = []
+    for _, text in lines:
+        task = _TASK.match(text)
+        if task is None:
+            break
+        found.append(task[1])
+    return {"ranks": ", ".join(found[:512])}
 
 
 def read_terminate(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:

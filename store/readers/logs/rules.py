@@ -24,7 +24,18 @@ Role = Literal[
 """root: names its own cause. victim: died of another rank. hang: a call did not end. death: how a process ended.
 kernel: the host's kernel or its scheduler says so. outside: ended from outside. hint, context: explains others."""
 Block = Literal[
-    "", "traceback", "elastic", "error_file", "raised", "ras", "norms", "others", "terminate", "stalled", "culprits"
+    "",
+    "traceback",
+    "elastic",
+    "error_file",
+    "raised",
+    "ras",
+    "norms",
+    "others",
+    "terminate",
+    "stalled",
+    "culprits",
+    "tasks",
 ]
 FOLDER = Path(__file__).with_name("rules")
 

@@ -29,6 +29,7 @@ from store.readers.logs.blocks import (
     read_others,
     read_ras,
     read_stalled,
+    read_tasks,
     read_terminate,
     read_traceback,
 )
@@ -249,6 +250,8 @@ class _Scan:
             return read_stalled(self._following(window, line_end))
         if rule.block == "terminate":
             return read_terminate(text, self._following(window, line_end), prefix)
+        if rule.block == "tasks":
+            return read_tasks(self._following(window, line_end))
         if rule.block == "culprits":
             return read_culprits(text)
         if rule.block == "raised":
