@@ -77,7 +77,7 @@ class LogBook:
             )
             for kind, rank, wall_ns, host, pid, file, line, message, fields in rows
         ]  # fmt: skip
-        return cls(tuple(_in_order(lines)))
+        return cls(tuple(_in_order(_last_attempts(lines))))
 
     def of(self, *kinds: str) -> Iterator[LogLine]:
         """Lines of these kinds, in order."""
@@ -100,6 +100,12 @@ class LogBook:
         return tuple(sorted({said.rank for said in self.lines if said.rank is not None}))
 
     @property
+    def spoke(self) -> frozenset[int]:
+        """Ranks that reported how their job ended: an exception, or that they lost another rank."""
+        said_by = (said for said, _ in self.of_role("exception", "victim", "nccl", "root"))
+        return frozenset(said.rank for said in said_by if said.rank is not None)
+
+    @property
     def world_size(self) -> int | None:
         """Number of ranks, where a line states it: NCCL's nranks, the rendezvous, sizes of gathered tensors."""
         stated = [size for said in self.lines if (size := said.number("world_size"))]
@@ -113,6 +119,34 @@ class LogBook:
             ):
                 stated.append(large // small)
         return max(stated, default=None)
+
+
+def _last_attempts(lines: list[LogLine]) -> list[LogLine]:
+    """Without what a file reports of attempts that a launcher started again: only the last one's end is the job's.
+
+    Everything stays where only lost connections follow the restart: those may be of the attempt before.
+    """
+    rules = {rule.kind: rule.role for rule in load_rules()}
+    ends = ("root", "victim", "hang", "death", "exception", "numerics", "nccl", "outside")
+    restarts: dict[str, int] = {}
+    for said in lines:
+        if said.kind == "restarted":
+            restarts[said.source] = max(said.line, restarts.get(said.source, 0))
+    again = {
+        said.source
+        for said in lines
+        if rules[said.kind] in ends
+        and rules[said.kind] not in ("victim", "nccl")
+        and said.line > restarts.get(said.source, said.line)
+    }
+    return [
+        said
+        for said in lines
+        if said.source not in again
+        or said.line > restarts[said.source]
+        or rules[said.kind] not in (*ends, "context")
+        or said.kind in ("nccl_comm", "nodes", "restarted")
+    ]
 
 
 def _in_order(lines: Iterable[LogLine]) -> list[LogLine]:

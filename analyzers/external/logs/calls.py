@@ -239,7 +239,8 @@ def _timed_out(book: LogBook) -> Iterator[Candidate]:
     if not lines:
         return
     size = book.world_size or (max(waiting) + 1 if waiting else 0)
-    missing = tuple(rank for rank in range(min(size, 4096)) if rank not in waiting) if len(waiting) > 1 else ()
+    missing = tuple(rank for rank in range(min(size, 4096)) if rank not in waiting and rank not in book.spoke)
+    missing = missing if len(missing) < len(waiting) and not any(book.of("lost_peer")) else ()
     yield Candidate(
         cause="not_entered" if missing else "all_entered",
         kind="hang",

@@ -126,6 +126,8 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
     for signal, group in groups.items():
         first = _earliest([rank for rank, _ in group], ended)
         ranks = tuple(sorted(rank for rank in first if rank >= 0))
+        if signal != "SIGABRT":  # no peer's end causes it, so what only ended as early is no culprit
+            ranks = tuple(sorted(rank for rank, _ in group if rank >= 0 and _is_early(rank, ended)))
         without = "" if any(rank in raised for rank in ranks) else ", and no traceback says why"
         what = f"{who(ranks)} died of {signal}{without}"
         is_bare_abort = signal == "SIGABRT" and abort_text is None
@@ -150,11 +152,11 @@ def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
     explained = raised | _gave_up(book) | set(ended.victims)
     explained |= {None} if any(book.of("nonfinite", "loss_scale_floor")) else set()
     silent = [(rank, code, said) for rank, (code, said) in ended.exits.items() if not {rank, None} & explained]
-    if not silent:
+    if not silent or _has_hard_signal(ended):
         return
     first = _earliest([rank for rank, _, _ in silent], ended)
     ranks = tuple(sorted(rank for rank in first if rank >= 0))
-    code, said = next((code, said) for rank, code, said in silent if rank in first)
+    code, said = next(((code, said) for rank, code, said in silent if rank in first), silent[0][1:])
     are_timed = set(ranks) <= set(ended.times_s)
     more = (" in the same second" if are_timed else " in an unknown order") if len(ranks) > 1 else ""
     is_first = (len(ranks) == 1 or are_timed) and not _is_one_node_of_several(book)
@@ -192,6 +194,19 @@ def _earliest(ranks: Sequence[int], ended: Ended, policy: LogPolicy | None = Non
     stopped = {rank for rank, (signal, _) in ended.signals.items() if signal == "SIGTERM"}
     innocent = stopped | ended.victims.keys()
     return [rank for rank, seen_s in ended.times_s.items() if seen_s < limit_s and rank not in innocent]
+
+
+def _is_early(rank: int, ended: Ended, policy: LogPolicy | None = None) -> bool:
+    """Return True if no other rank was seen to end well before: a launcher kills those that stay, after a while."""
+    policy = policy or LogPolicy()
+    seen_s = ended.times_s.get(rank)
+    return seen_s is None or seen_s <= min(ended.times_s.values()) + policy.poll_s
+
+
+def _has_hard_signal(ended: Ended) -> bool:
+    """Return True if a process died of a signal that no other rank's end causes."""
+    return any(signal not in ("SIGTERM", "SIGABRT") and _is_early(rank, ended)
+               for rank, (signal, _) in ended.signals.items())  # fmt: skip
 
 
 def _lost_actors(book: LogBook) -> Iterator[Candidate]:

@@ -20,5 +20,8 @@ class LogPolicy:
     kernel_other_s: float = 93_600.0
     """Seconds beyond which a kernel's line is of another time: 26 hours, the largest difference between two time zones.
     Source: ISO 8601 offsets."""
+    poll_s: float = 6.0
+    """Ends that launchers report within this time have no order. Source: torchrun's monitor interval of 5 s until torch
+    2.3, and a second of its table."""
     same_second_s: float = 1.0
     """Ends that a launcher reports within this time are equally early. Source: resolution of torchrun's table."""

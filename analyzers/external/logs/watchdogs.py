@@ -209,7 +209,7 @@ def _missing(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
     if size > 4096 or len(members) < 2:
         return ()
     stuck = {said.rank for said in book.of("watchdog_stuck")}
-    missing = tuple(rank for rank in range(size) if rank not in members and rank not in stuck)
+    missing = tuple(rank for rank in range(size) if rank not in members and rank not in stuck | book.spoke)
     return missing if len(missing) < len(members) else ()
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["host_of_log", "local_rank_of_log", "rank_of_log"]
+__all__ = ["host_of_log", "is_of_a_later_node", "local_rank_of_log", "rank_of_log"]
 
 _RANK = re.compile(r"(?<!local_)(?<!local-)(?<!node_)(?<!group_)rank[_\-.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _STREAM = re.compile(r"^(stdout|stderr|error)(\.(log|txt|json))?$")
+_LATER_NODE = re.compile(r"(?:^|[_.-])(?:node|worker|noderank|node_rank)[_.-]?0*[1-9]\d{0,5}(?!\d)", re.IGNORECASE)
 _PER_HOST = re.compile(
     r"^(?:dmesg|journal(?:ctl)?|kern|messages|syslog|ras|nvidia-smi)(?:[._-](?!(?:log|txt|out|json|gz|zst)\b)(?P<host>[\w.-]+?))?"
     r"(?:\.(?:log|txt|out|json))?(?:\.gz|\.zst)?$"
@@ -32,6 +33,11 @@ def local_rank_of_log(path: Path) -> int | None:
     if _STREAM.match(path.name) and parent.name.isdecimal() and len(parent.name) < 7:
         return int(parent.name)
     return None
+
+
+def is_of_a_later_node(path: Path) -> bool:
+    """Return True if a file's name counts its node, and it is not the first: `node-2.log`."""
+    return _LATER_NODE.search(path.name) is not None
 
 
 def host_of_log(path: Path) -> str | None:

@@ -7,6 +7,7 @@
 2. NCCL numbers the ranks of each communicator: only those of the largest are ranks of the job.
 3. A local rank is a rank only where nothing says that there are several nodes.
 4. A task of srun is a rank only where no launcher ran in it, which starts the ranks itself.
+5. A file that states a rank and its local rank is of one node: its other local ranks are as far apart.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from store.readers.logs.file_names import host_of_log, local_rank_of_log
+from store.readers.logs.file_names import host_of_log, is_of_a_later_node, local_rank_of_log
 from store.readers.logs.scan import LogEvent, ReadLog
 
 __all__ = ["Identities", "bus_key", "identities"]
@@ -35,6 +36,8 @@ class Identities:
     by_pid: dict[tuple[str | None, int], set[int]] = field(default_factory=dict)
     by_bus: dict[tuple[str | None, str], set[int]] = field(default_factory=dict)
     by_file: dict[Path, set[int]] = field(default_factory=dict)
+    offsets: dict[Path, set[int]] = field(default_factory=dict)
+    """Rank less local rank, as each file's lines state it."""
     tasks_are_ranks: bool = False
     """srun's labels count the ranks."""
     has_launcher: bool = False
@@ -48,8 +51,11 @@ class Identities:
         key = bus_key(bus)
         return None if key is None else _only(self.by_bus, short(host), key)
 
-    def of_local(self, local_rank: int | None) -> int | None:
-        return local_rank if self.local_is_rank else None
+    def of_local(self, local_rank: int | None, log: ReadLog) -> int | None:
+        offsets = self.offsets.get(log.path, set())
+        if local_rank is not None and len(offsets) == 1:
+            return local_rank + next(iter(offsets))
+        return local_rank if self.local_is_rank and not offsets else None
 
     def of_file(self, log: ReadLog) -> int | None:
         """The rank of the process whose own file this is."""
@@ -57,7 +63,7 @@ class Identities:
         if log.rank is not None or local_rank is None:
             return log.rank
         stated = self.by_file.get(log.path, set())
-        return next(iter(stated)) if len(stated) == 1 else self.of_local(local_rank)
+        return next(iter(stated)) if len(stated) == 1 else self.of_local(local_rank, log)
 
 
 def _only(known: dict[tuple[str | None, Any], set[int]], host: str | None, key: object) -> int | None:
@@ -98,6 +104,7 @@ def identities(logs: Sequence[ReadLog]) -> Identities:
             tasks[prefix.task] += 1
         if prefix.rank is not None:
             known.by_file.setdefault(log.path, set()).add(prefix.rank)
+        _take_offset(known, log, event)
         _take(known, log, event, max(sizes, default=0))
     known.tasks_are_ranks = len(tasks) > 1 and not is_marked and not known.has_launcher
     known.local_is_rank = not _several_nodes(logs, sizes)
@@ -121,11 +128,22 @@ def _take(known: Identities, log: ReadLog, event: LogEvent, world_size: int) -> 
         known.by_pid.setdefault((host, pid), set()).add(rank)
 
 
+def _take_offset(known: Identities, log: ReadLog, event: LogEvent) -> None:
+    rank, local_rank = event.prefix.rank, event.prefix.local_rank
+    if event.kind == "root_failure":
+        rank, local_rank = event.fields.get("rank"), event.fields.get("local_rank")
+    if rank is not None and local_rank is not None and rank >= local_rank:
+        known.offsets.setdefault(log.path, set()).add(rank - local_rank)
+
+
 def _several_nodes(logs: Sequence[ReadLog], sizes: Sequence[int]) -> bool:
     """Return True if anything says that the job had more than one node."""
     hosts: set[str | None] = set()
     folders: dict[str, set[Path]] = {}
     labelled: Counter[int] = Counter()
+    launched = [log for log in logs if any(event.kind in ("worker_failed", "root_failure") for event in log.events)]
+    if len(launched) > 1 or any(is_of_a_later_node(log.path) for log in logs):
+        return True
     for log in logs:
         if local_rank_of_log(log.path) is not None:
             attempt = log.path.parent.parent

@@ -61,8 +61,10 @@ def _rank(log: ReadLog, event: LogEvent, host: str | None, pid: int | None, know
         own += [prefix.task if known.tasks_are_ranks else None]
     own += [known.of_pid(host, pid), known.of_bus(host, said.get("bus") if event.role == "kernel" else None)]
     if event.role not in ("kernel", "outside"):
-        own += [known.of_local(prefix.local_rank)]
-        own += [known.of_local(said.get("local_rank")) if event.kind in ("worker_failed", "worker_proc_died") else None]
+        own += [known.of_local(prefix.local_rank, log)]
+        own += [
+            known.of_local(said.get("local_rank"), log) if event.kind in ("worker_failed", "worker_proc_died") else None
+        ]
     return next((rank for rank in own if isinstance(rank, int) and 0 <= rank < _NUM_RANKS), None)
 
 
@@ -101,7 +103,7 @@ def _writer(log: ReadLog, line: LogStep, known: Identities) -> int:
         line.prefix.rank,
         known.of_file(log),
         line.prefix.task if known.tasks_are_ranks else None,
-        known.of_local(line.prefix.local_rank),
+        known.of_local(line.prefix.local_rank, log),
     ):
         if rank is not None:
             return rank
