@@ -23,6 +23,11 @@ first round. Each later round was collected when the rules stood and scored once
 were put right afterwards: **only the first scoring of a round is a test**, today's score is not.
 
 A verdict that names a rank which is not to blame is a wrong culprit, also where it only suspects that rank.
+
+Beside them, logs with a known culprit are made in the wording of torchrun, srun, accelerate and DeepSpeed, with ranks
+that only suffer, several nodes, attempts before, and cut lines; no rank but the culprit may be named:
+
+    python -m benchmarks.incidents.played --seeds 1000
 """
 
 

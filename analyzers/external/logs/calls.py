@@ -240,7 +240,7 @@ def _timed_out(book: LogBook) -> Iterator[Candidate]:
         return
     size = book.world_size or (max(waiting) + 1 if waiting else 0)
     missing = tuple(rank for rank in range(min(size, 4096)) if rank not in waiting and rank not in book.spoke)
-    missing = missing if len(missing) < len(waiting) and not any(book.of("lost_peer")) else ()
+    missing = missing if len(missing) < len(waiting) and not book.spoke - waiting else ()
     yield Candidate(
         cause="not_entered" if missing else "all_entered",
         kind="hang",

@@ -210,7 +210,21 @@ def _missing(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
         return ()
     stuck = {said.rank for said in book.of("watchdog_stuck")}
     missing = tuple(rank for rank in range(size) if rank not in members and rank not in stuck | book.spoke)
-    return missing if len(missing) < len(members) else ()
+    missing = tuple(rank for rank in missing if _has_log(rank, book))
+    # Who lost a peer proves a death: a rank that prints nothing may be one that the launcher ended for it.
+    return missing if len(missing) < len(members) and not book.spoke - members.keys() else ()
+
+
+def _has_log(rank: int, book: LogBook) -> bool:
+    """Return False for a rank of a node whose log is not there, where each file holds the ranks of its node."""
+    nodes: dict[str, set[int]] = {}
+    for said in book.lines:
+        if said.rank is not None:
+            nodes.setdefault(said.source, set()).add(said.rank)
+    size = max((max(ranks) - min(ranks) + 1 for ranks in nodes.values()), default=0)
+    if len(nodes) < 2 or size < 2:
+        return True  # all in one file, or a file a rank
+    return any(other // size == rank // size for ranks in nodes.values() for other in ranks)
 
 
 def fewer_of(values: Mapping[int, object]) -> tuple[int, ...]:

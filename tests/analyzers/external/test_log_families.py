@@ -11,6 +11,7 @@ from store.readers.logs.rules import cause_of
 
 CAUSES = {
     "rendezvous": (
+        "bootstrap.cc:131 NCCL WARN Bootstrap Root : rank 1 of 8 ranks has already checked in",
         "ValueError: host not found: Name or service not known",
         "[W socket.cpp:601] [c10d] The IPv6 network addresses of (a, 1) cannot be retrieved (gai error: -3 - Temporary "
         "failure in name resolution).",
@@ -47,6 +48,7 @@ CAUSES = {
     "file_system": (
         "OSError: [Errno 116] Stale file handle: '/nfs/data/shard-7'",
         "OSError: [Errno 5] Input/output error",
+        "RuntimeError: write(): fd 31 failed with Input/output error",
         "OSError: [Errno 30] Read-only file system: '/ckpt/step-9'",
         "OSError: [Errno 107] Transport endpoint is not connected: '/gcs/data'",
     ),

@@ -1,16 +1,28 @@
-"""Logs of jobs with a known culprit, as torchrun, srun, accelerate and DeepSpeed write them.
+"""Logs of jobs with a known culprit, as torchrun, srun, accelerate and DeepSpeed write them: whom a verdict names.
+
+    python -m benchmarks.incidents.played --seeds 1000    # exit code 1 if a rank is named that is not to blame
 
 job = play(seed)
 job.files      # {"node-0.log": "..."}
 job.culprits   # {3}: whom a verdict may name, and nobody else
+
+Ranks that only suffer are ended by the launcher, raise, abort or print nothing; their lines are mixed with those of the
+culprit; nodes write a log each, one of which may be missing; attempts before may have died of another cause.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-__all__ = ["PlayedJob", "play"]
+from analyzers.external.evidence import diagnose_files
+from analyzers.finding import Finding
+
+__all__ = ["PlayedJob", "findings_of", "play"]
 
 SIGNALS = {-11: ("SIGSEGV", "Segmentation fault"), -9: ("SIGKILL", "Killed"), -7: ("SIGBUS", "Bus error")}
 OWN_ERRORS = (
@@ -109,7 +121,7 @@ def _attempt(job: _Job) -> list[list[str]]:
     code = {"signal": rng.choice(tuple(SIGNALS)), "exception": 1, "exit": 3, "hang": 0, "network": 1}[job.fault]
     codes = {job.culprit: code} if job.fault not in ("hang", "network") else {}
     ended_s = {job.culprit: 0.0}
-    streams: dict[int, list[str]] = {rank: _training(job, rank) for rank in range(job.num_ranks)}
+    streams: dict[int, list[str]] = {rank: [] for rank in range(job.num_ranks)}
     for rank, lines in streams.items():
         if rank == job.culprit and job.fault != "network":
             lines += _culprits(job)
@@ -131,13 +143,12 @@ def _attempt(job: _Job) -> list[list[str]]:
     out = []
     for node in range(job.num_nodes):
         ranks = range(node * job.per_node, (node + 1) * job.per_node)
-        out.append(_merged(rng, [streams[rank] for rank in ranks]) + _launchers(job, node, ranks, codes, ended_s))
+        texts = _merged(rng, [streams[rank] for rank in ranks])
+        out.append([*_training(job, ranks[0]), *texts, *_launchers(job, node, ranks, codes, ended_s)])
     return out
 
 
 def _training(job: _Job, rank: int) -> list[str]:
-    if rank % job.per_node:
-        return []
     return [f"{job.prefix(rank)}step {step} | loss {3.0 - step / 10:.3f} | lr 3.0e-04" for step in range(1, 4)]
 
 
@@ -259,3 +270,33 @@ def _row(job: _Job, node: int, place: int, rank: int, code: int, at_s: float) ->
         f"  rank      : {rank} (local_rank: {rank % job.per_node})", f"  exitcode  : {code} (pid: {job.pids[rank]})",
         "  error_file: <N/A>", f"  traceback : {text}",
     ]  # fmt: skip
+
+
+def findings_of(job: PlayedJob) -> Sequence[Finding]:
+    """The findings on a job's files."""
+    with TemporaryDirectory(prefix="rankscope-played-") as folder:
+        for name, text in job.files.items():
+            (Path(folder) / name).write_text(text, encoding="utf-8")
+        return list(diagnose_files([Path(folder)]).fired)
+
+
+def main() -> int:
+    """Exit 1 if a rank is named that is not to blame, in any finding."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=200, help="number of jobs")
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    options = parser.parse_args()
+    named, wrong = 0, 0
+    for seed in range(options.first, options.first + options.seeds):
+        job = play(seed)
+        ranks = {rank for finding in findings_of(job) for rank in finding.ranks}
+        named += bool(ranks)
+        if ranks - job.culprits:
+            wrong += 1
+            print(f"{job.how}: ranks {sorted(ranks - job.culprits)} are named")
+    print(f"{options.seeds} jobs: {named} with a rank named, {wrong} with a wrong one")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
