@@ -1,6 +1,7 @@
 """Findings of slow links: kind `straggler`, cause `communication`.
 
-A link is not reported if one of its ranks is slow meanwhile for a cause that also slows its transfers.
+A link is not reported if one of its ranks is slow meanwhile for a cause that also slows its transfers, nor one that is
+only slower than before while its ranks wait for cores: a transfer through the host waits with them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from analyzers.wording import group_text, sentence
 
 __all__ = ["slow_link_findings"]
 
+MAX_RANKS = 32
+"""Ranks of a link whose waits are read."""
 SLOWS_TRANSFERS = ("compute", "host")
 """Causes of a slow rank that also slow its transfers, while it computes or lacks a core. A rank that loads for long, or
 has more tokens, is late and then as fast as ever."""
@@ -40,7 +43,19 @@ def slow_link_findings(
         for link in slow_links(source, timings.attempt, policy.slow_link, since_step=int(timings.steps.min()))
         if link.is_significant(step_ms, policy.slow_link)
         and not any(_explains(suspect, link, timings, policy) for suspect in found)
+        and not (not link.has_peers and _is_crowded(source, timings.attempt, link, policy))
     ]
+
+
+def _is_crowded(source: Source, attempt: int, link: SlowLink, policy: StragglerPolicy) -> bool:
+    """Return True if the ranks of a link waited for cores for a good part of their CPU time meanwhile."""
+    ranks = ", ".join(map(str, link.ranks[:MAX_RANKS]))
+    ((ratio,),) = source.rows(
+        "SELECT sum(run_delay_ns) / nullif(sum(cpu_ns), 0) FROM steps WHERE attempt = ? AND step BETWEEN ? AND ? "
+        f"AND rank IN ({ranks}) AND run_delay_ns IS NOT NULL AND cpu_ns IS NOT NULL",
+        [attempt, link.first_step, link.last_step],
+    )
+    return ratio is not None and ratio >= policy.corroboration.crowded_ratio
 
 
 def _with_route(source: Source, attempt: int, link: SlowLink) -> SlowLink:

@@ -61,5 +61,14 @@ def test_a_slow_link_in_the_only_group() -> None:
     assert judged(one_group(slow=False)) == []
 
 
+def test_a_link_is_not_slower_than_before_where_its_ranks_wait_for_cores_all_the_time() -> None:
+    """No more than before, but as long as they compute: transfers of one machine vary by more then."""
+    store = one_group(slow=True)
+    store.connection.execute("UPDATE steps SET cpu_ns = 10000000, run_delay_ns = 8000000")
+    assert judged(store) == []
+    store.connection.execute("UPDATE steps SET run_delay_ns = 1000000")
+    assert len(judged(store)) == 1
+
+
 def test_a_machine_without_free_cores_is_no_slow_link() -> None:
     assert judged(one_group(slow=True, core_wait=True)) == []

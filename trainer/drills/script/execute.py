@@ -66,7 +66,9 @@ def execute(plan: Plan, faults: Sequence[InjectedFault], folder: Path) -> Done:
         launcher = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
         )
-    is_stopped, problem = False, ""
+    is_stopped, problem, not_before = False, "", begin
+    last_step = plan.step + max(plan.steps_after, *(SCRIPT_FAULTS[fault.name].least_steps for fault in faults), 0)
+    least_s = max((SCRIPT_FAULTS[fault.name].least_s for fault in faults), default=0.0)
     hangs = any(SCRIPT_FAULTS[fault.name].hangs for fault in faults)
     kinds = {kind for fault in faults for kind in SCRIPT_FAULTS[fault.name].kinds}
     try:
@@ -74,7 +76,9 @@ def execute(plan: Plan, faults: Sequence[InjectedFault], folder: Path) -> Done:
             time.sleep(POLL_S)
             if time.monotonic() - begin > plan.limit_s:
                 problem = f"did not end within {plan.limit_s:.0f} s"
-            enough = _reported(run, kinds) if hangs else _steps(run) >= plan.step + plan.steps_after
+            enough = _reported(run, kinds) if hangs else _steps(run) >= last_step and time.monotonic() >= not_before
+            if _steps(run) < plan.step:
+                not_before = time.monotonic() + least_s
             if enough or problem:
                 is_stopped = True
                 break

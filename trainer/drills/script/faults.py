@@ -29,6 +29,9 @@ class ScriptFault:
     """From its step to the end of the script; else it strikes once."""
     hangs: bool = False
     """The run stands still until the drill ends it."""
+    least_steps: int = 0
+    least_s: float = 0.0
+    """Steps and seconds from the fault on without which the finding cannot be made."""
     allowed: tuple[str, ...] = ()
     """Kinds that may be reported beside it."""
 
@@ -80,7 +83,8 @@ SCRIPT_FAULTS: dict[str, ScriptFault] = {
     "nan_batch": ScriptFault(what="a rank's batch holds a NaN", kinds=("non_finite",), causes=("forward", "data")),
     "inf_batch": ScriptFault(what="a rank's batch holds an Inf", kinds=("non_finite",), causes=("forward", "data")),
     "memory": ScriptFault(
-        what="a rank keeps 4 MB more a step", kinds=("memory_growth",), lasts=True, allowed=("straggler",)
+        what="a rank keeps 4 MB more a step", kinds=("memory_growth",), lasts=True, allowed=("straggler",),
+        least_steps=300, least_s=20.0,  # memory is read once a second
     ),
     "slow_disk": ScriptFault(
         what="each save of a rank takes a second longer", kinds=("checkpoint_cost",), names_rank=False, lasts=True,

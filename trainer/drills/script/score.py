@@ -144,7 +144,7 @@ def _is_right_step(found: Finding, step: int | None) -> bool:
 
 def _is_our_end(kind: str, cause: str, done: Done) -> bool:
     """Return True for the end that the drill itself gave the run."""
-    return done.is_stopped and kind == "rank_lost" and cause in ("killed_all", "vanished")
+    return done.is_stopped and kind == "rank_lost" and cause in ("killed_all", "vanished", "launcher_lost")
 
 
 def _reported_ns(store: Store, kind: str) -> int | None:
