@@ -18,6 +18,7 @@ from typing import Any
 
 from analyzers.analysis import Analysis
 from analyzers.finding import Finding, Severity
+from analyzers.health.counters import host_counter_findings, rise
 from analyzers.health.policy import HealthPolicy
 from analyzers.health.xids import xid_findings
 from analyzers.run.not_recorded import missing, not_recorded
@@ -59,6 +60,7 @@ def device_health(source: Source, scope: Scope, policy: HealthPolicy | None = No
     found += _throttled(source, ranks, policy)
     found += _links(source, ranks, policy)
     found += _hosts(source, policy)
+    found += host_counter_findings(source, policy)
     return [*found, *_not_read(source)]
 
 
@@ -69,8 +71,8 @@ def _memory_errors(source: Source, ranks: Mapping[str, tuple[int, ...]], policy:
     findings = []
     for node, device, uncorrected, corrected, remapped, pending, failed in source.rows(
         f"""
-        SELECT node, device, {_rise("ecc_uncorrected_total")}, {_rise("ecc_corrected_total")},
-               {_rise("remapped_rows_total")}, bool_or(remap_pending), bool_or(remap_failed)
+        SELECT node, device, {rise("ecc_uncorrected_total")}, {rise("ecc_corrected_total")},
+               {rise("remapped_rows_total")}, bool_or(remap_pending), bool_or(remap_failed)
         FROM health WHERE device <> 'host' GROUP BY node, device ORDER BY node, device
         """
     ):
@@ -122,7 +124,7 @@ def _links(source: Source, ranks: Mapping[str, tuple[int, ...]], policy: HealthP
     findings = []
     for node, device, replays, nvlink in source.rows(
         f"""
-        SELECT node, device, {_rise("pcie_replay_total")}, {_rise("nvlink_errors_total")} FROM health
+        SELECT node, device, {rise("pcie_replay_total")}, {rise("nvlink_errors_total")} FROM health
         WHERE device <> 'host' GROUP BY node, device ORDER BY node, device
         """
     ):
@@ -134,11 +136,6 @@ def _links(source: Source, ranks: Mapping[str, tuple[int, ...]], policy: HealthP
             what = f"{replays:,} packets resent over PCIe during this run"
             findings.append(_device("link_errors", "pcie", "warning", (node, device), ranks, what, numbers))
     return findings
-
-
-def _rise(column: str) -> str:
-    """Rise of a counter during the run; a driver that was reloaded begins at zero."""
-    return f"CAST(max({column}) - min_by({column}, sample_ns) AS BIGINT)"
 
 
 def _device(

@@ -10,7 +10,11 @@ from analyzers.wording import is_number, number, percent, sentence, size_text
 __all__ = ["NEXT", "WHY"]
 
 _ECC = ("uncorrected", "corrected", "remapped_rows")
-_LINKS = (("nvlink_errors", "errors on NVLinks"), ("pcie_replays", "packets resent over PCIe"))
+_LINKS = (
+    ("nvlink_errors", "errors on NVLinks"), ("pcie_replays", "packets resent over PCIe"),
+    ("infiniband_downs", "links lost or recovered"), ("infiniband_errors", "errors of ports"),
+    ("tcp_retransmits", "TCP segments sent again"), ("tcp_segments", "segments in all"),
+)  # fmt: skip
 
 
 def _why_xid(finding: Finding) -> str:
@@ -39,7 +43,8 @@ def _why_throttled(finding: Finding) -> str:
 def _why_links(finding: Finding) -> str:
     of = finding.evidence
     counts = [f"{of[name]:,} {words}" for name, words in _LINKS if is_number(of.get(name))]
-    return f"Rise of the device's counters during the run: {', '.join(counts)}."
+    whose = "host" if of.get("device") == "host" else "device"
+    return f"Rise of the {whose}'s counters during the run: {', '.join(counts)}."
 
 
 def _why_pressure(finding: Finding) -> str:
@@ -47,6 +52,10 @@ def _why_pressure(finding: Finding) -> str:
     if finding.cause == "disk":
         least = size_text(of.get("disk_free_lowest_bytes"))
         return f"{size_text(of.get('disk_free_bytes'))} are free now, and {least} at the lowest."
+    if finding.cause == "cpu_limit":
+        return f"That is {percent(of.get('throttled_per_s'))} of the time, as the cgroup counts it (throttled_usec)."
+    if finding.cause == "memory":
+        return f"Pressure stall information: {percent(of.get('memory_pressure_ratio'))} on average over the readings."
     return (
         f"In {percent(of.get('waiting_ratio'))} of the readings too many processes were runnable for "
         f"{of.get('num_cpus', '?')} CPUs, {number(of.get('load_median'))} at the median."
@@ -85,6 +94,9 @@ NEXT: Mapping[str, Callable[[Finding], str]] = {
     ),
     "link_errors": _by_cause(
         {
+            "infiniband": "Run ibqueryerrors and ethtool -S on that host, and check its cables and transceivers.",
+            "infiniband_down": "Check cable, transceiver and switch port (dmesg, ibdiagnet), or exclude the host.",
+            "tcp": "Check the host's interface, cable and switch port (ethtool -S), and whether the network is full.",
             "nvlink": "Run nvidia-smi nvlink -s and -e, check bridges and seating, then reset the device.",
             "pcie": "Check lspci -vv and dmesg for that device, reseat it, or try another slot or riser.",
         },
@@ -92,6 +104,8 @@ NEXT: Mapping[str, Callable[[Finding], str]] = {
     ),
     "host_pressure": _by_cause(
         {
+            "cpu_limit": "Raise or remove the CPU limit of the container, or use fewer threads and loader workers.",
+            "memory": "Use fewer loader workers, smaller buffers or a host with more memory.",
             "disk": "Free space on that disk, keep fewer checkpoints, or write the run elsewhere.",
             "run_queue": "Use fewer loader workers or OMP_NUM_THREADS=1, or move other jobs off that host.",
         },

@@ -24,6 +24,8 @@ _XID_COLUMNS = {"ecc": "ecc_uncorrected_total", "nvlink": "nvlink_errors_total",
 _WORDS = {
     "ecc_uncorrected_total": "Memory errors that ECC could not correct", "pcie_replay_total": "Packets sent again",
     "ecc_corrected_total": "Memory errors that ECC corrected", "remapped_rows_total": "Remapped rows",
+    "infiniband_errors_total": "Errors of InfiniBand ports", "infiniband_downs_total": "InfiniBand links lost",
+    "tcp_retransmits_total": "TCP segments sent again", "cgroup_throttled_seconds_total": "Stopped by the CPU limit",
     "nvlink_errors_total": "Errors of NVLinks", "gpu_utilization_ratio": "Load", "remap_pending": "Remapping pending",
     "remap_failed": "Remapping failed",
 }  # fmt: skip
@@ -132,8 +134,9 @@ def throttled(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 def link_errors(source: Source, finding: Finding) -> Iterator[Drawing]:
     """The counter of the link's errors."""
-    column = "nvlink_errors_total" if finding.cause == "nvlink" else "pcie_replay_total"
-    yield from _counter(source, finding, column)
+    columns = {"nvlink": "nvlink_errors_total", "infiniband": "infiniband_errors_total",
+               "infiniband_down": "infiniband_downs_total", "tcp": "tcp_retransmits_total"}  # fmt: skip
+    yield from _counter(source, finding, columns.get(finding.cause, "pcie_replay_total"))
 
 
 def _counter(source: Source, finding: Finding, column: str) -> Iterator[Drawing]:
@@ -152,7 +155,13 @@ def pressure(source: Source, finding: Finding) -> Iterator[Drawing]:
             source, f"disk_free_bytes / {GIB}.0", _place(finding), title="Free disk", y="GiB", join="min",
             limit=(least, f"{least:g} GiB: a checkpoint may not fit"),
         )  # fmt: skip
-    elif finding.cause != "disk" and not lacking(source, health=("load_1m",)):
+    elif finding.cause == "cpu_limit":
+        yield from _counter(source, finding, "cgroup_throttled_seconds_total")
+    elif finding.cause == "memory" and not lacking(source, health=("memory_pressure_ratio",)):
+        yield from reading_figure(
+            source, "100 * memory_pressure_ratio", _place(finding), title="Waiting for memory", y="of the time (%)"
+        )
+    elif finding.cause == "run_queue" and not lacking(source, health=("load_1m",)):
         cpus = float(finding.evidence.get("num_cpus") or 0)
         yield from reading_figure(
             source, "load_1m", _place(finding), title="Load", y="runnable processes",

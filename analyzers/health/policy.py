@@ -23,6 +23,20 @@ class HealthPolicy:
     """Replays during the run (count). Source: convention; a few an hour are ordinary, a bad link adds some a second."""
     nvlink_errors: int = 1
     """Errors of NVLinks during the run (count). Source: convention; a sound link has none."""
+    infiniband_downs: int = 1
+    """Links of InfiniBand or RoCE ports lost or recovered during the run (count). Source: a sound link keeps its state
+    for months."""
+    infiniband_errors: int = 100
+    """Errors of such ports during the run (count). Source: convention; a marginal cable has thousands an hour."""
+    tcp_retransmit_ratio: float = 0.01
+    """Share of TCP segments that were sent again (ratio). Source: within a data centre it is below a thousandth."""
+    tcp_retransmits: int = 1000
+    """Segments sent again for that (count). Source: convention; a few connections that ended are no network."""
+    throttled_cgroup_ratio: float = 0.05
+    """Seconds that a CPU limit stopped processes, a second of the run (ratio). Source: convention; a limit that is
+    never reached has none."""
+    memory_pressure_ratio: float = 0.1
+    """Share of time in which some process waited for memory (ratio). Source: convention; PSI of a sound host is 0."""
     disk_free_bytes: int = 5 << 30
     """Free space (bytes) below which the next checkpoint may not fit. Source: convention."""
     disk_soon_s: float = 3600.0

@@ -36,6 +36,14 @@ _READINGS = {
     "pcie_replay_total": ("PCIe replays", "packets, during the run", 1.0, "max"),
     "nvlink_errors_total": ("NVLink errors", "all links, during the run", 1.0, "max"),
     "network_errors_total": ("Network errors and drops", "all interfaces, during the run", 1.0, "max"),
+    "tcp_retransmits_total": ("TCP segments sent again", "during the run", 1.0, "max"),
+    "infiniband_errors_total": ("InfiniBand errors", "all ports, during the run", 1.0, "max"),
+    "infiniband_downs_total": ("InfiniBand links lost", "all ports, during the run", 1.0, "max"),
+    "infiniband_congestion_total": ("InfiniBand congestion notifications", "all ports, during the run", 1.0, "max"),
+    "cgroup_throttled_seconds_total": ("Stopped by the CPU limit", "seconds, during the run", 1.0, "max"),
+    "cpu_pressure_ratio": ("Waiting for a core", "of the time (%)", 100.0, "avg"),
+    "memory_pressure_ratio": ("Waiting for memory", "of the time (%)", 100.0, "avg"),
+    "io_pressure_ratio": ("Waiting for a disk", "of the time (%)", 100.0, "avg"),
     "swapped_pages_total": ("Pages swapped", "in or out, during the run", 1.0, "max"),
 }
 """{column: (title, axis, factor to its unit, aggregate of a bucket)}."""

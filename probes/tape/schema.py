@@ -284,6 +284,15 @@ _HEALTH = Table(
         _i64("num_cpus", "1", "CPUs that the host's processes may use (host only)"),
         _i64("swapped_pages_total", "1", "pages swapped in or out since the host was booted (host only)"),
         _i64("network_errors_total", "1", "errors and drops of all interfaces since they were up (host only)"),
+        _i64("tcp_segments_total", "1", "TCP segments sent since the host was booted (host only)"),
+        _i64("tcp_retransmits_total", "1", "TCP segments sent again since the host was booted (host only)"),
+        _f64("cpu_pressure_ratio", "1", "share of 10 s in which some process waited for a core (host only)"),
+        _f64("memory_pressure_ratio", "1", "share of 10 s in which some process waited for memory (host only)"),
+        _f64("io_pressure_ratio", "1", "share of 10 s in which some process waited for a disk (host only)"),
+        _f64("cgroup_throttled_seconds_total", "s", "time in which the CPU limit of the cgroup stopped it (host only)"),
+        _i64("infiniband_errors_total", "1", "errors of all InfiniBand and RoCE ports since they were up (host only)"),
+        _i64("infiniband_downs_total", "1", "times that such a port lost its link or had to recover it (host only)"),
+        _i64("infiniband_congestion_total", "1", "congestion notifications that such ports received (host only)"),
     ),
 )
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +18,8 @@ from probes.tape.rundir import RunDir
 from rankscope.api import Evidence, Run
 from store import Store
 from tests.factories import make_run
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +111,26 @@ def test_a_process_with_a_module_of_the_same_name_is_told(tmp_path: Path) -> Non
     environment = {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert "a module 'store' of its own" in done.stdout, done
+
+
+def test_every_cell_of_the_notebook_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells are executed as a kernel does: the last expression is what is shown."""
+    monkeypatch.setenv("RUNS", str(folder))
+    notebook = json.loads((ROOT / "examples" / "api-quickstart.ipynb").read_text(encoding="utf-8"))
+    assert (notebook["nbformat"], len({cell["id"] for cell in notebook["cells"]})) == (4, len(notebook["cells"]))
+    names: dict[str, Any] = {}
+    shown = []
+    for cell in notebook["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        assert cell["outputs"] == [], "committed without outputs"
+        body = ast.parse("".join(cell["source"])).body
+        last = body.pop() if isinstance(body[-1], ast.Expr) else None
+        exec(compile(ast.Module(body, type_ignores=[]), "notebook", "exec"), names)
+        if last is not None:
+            shown.append(eval(compile(ast.Expression(last.value), "notebook", "eval"), names))  # noqa: S307
+    run, *_, report, comparison = [value for value in shown if value is not None]
+    assert isinstance(run, Run)
+    assert report == run.verdict
+    assert comparison is names["comparison"]
+    assert set(names["waiting_ms"] > 0) == {True}

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from watch.health.device import HOST, Reading
+from watch.health.host_counters import host_counters
 
 __all__ = ["Host"]
 
@@ -34,6 +35,7 @@ class Host:
         values |= self._memory()
         values |= self._paging()
         values |= self._network()
+        values |= host_counters(self._root)
         try:
             values["disk_free_bytes"] = os.statvfs(self._place).f_bavail * os.statvfs(self._place).f_frsize
         except OSError:

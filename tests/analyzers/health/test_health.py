@@ -11,6 +11,8 @@ import pytest
 
 from analyzers.finding import Finding, Severity
 from analyzers.health.analyze import device_health
+from analyzers.health.explain import WHY
+from analyzers.health.figures import FIGURES
 from analyzers.health.xids import xid_table
 from analyzers.live import LivePolicy, LiveState, live_findings
 from analyzers.scope import Scope
@@ -117,6 +119,40 @@ def test_what_was_counted_before_the_run_and_idle_devices_are_not_its_own(tmp_pa
         node.read("GPU-1", second, **{**GPU, **idle})
         node.read("host", second, **HOST)
     assert node.findings() == []
+
+
+COUNTERS = {"infiniband_errors_total": 7, "infiniband_downs_total": 1, "infiniband_congestion_total": 5,
+            "tcp_segments_total": 10**6, "tcp_retransmits_total": 10**5, "cgroup_throttled_seconds_total": 9.0,
+            "memory_pressure_ratio": 0.0, "cpu_pressure_ratio": 0.5, "io_pressure_ratio": 0.1}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("late", "kind", "cause"),
+    [
+        ({}, "", ""),
+        ({"infiniband_downs_total": 2}, "link_errors", "infiniband_down"),
+        ({"infiniband_errors_total": 5000}, "link_errors", "infiniband"),
+        ({"tcp_retransmits_total": 120_000, "tcp_segments_total": 2_000_000}, "link_errors", "tcp"),
+        ({"tcp_retransmits_total": 102_000, "tcp_segments_total": 2_000_000}, "", ""),
+        ({"cgroup_throttled_seconds_total": 15.0}, "host_pressure", "cpu_limit"),
+        ({"memory_pressure_ratio": 0.4}, "host_pressure", "memory"),
+    ],
+)
+def test_counters_of_a_host(tmp_path: Path, late: dict[str, float], kind: str, cause: str) -> None:
+    """What was counted before the run is not its own."""
+    node = Node(tmp_path)
+    for second in range(60):
+        node.read("GPU-0", second, **GPU)
+        node.read("host", second, **{**HOST, **COUNTERS, **(late if second >= 30 else {})})
+    found = node.findings()
+    assert [(one.kind, one.cause, one.advice) for one in found] == (
+        [(kind, cause, f"{kind.replace('_', '-')}-{cause}")] if kind else []
+    )
+    with Store.open(node.run) as store:
+        for one in found:
+            (drawing,) = [drawing for draw in FIGURES[one.kind] for drawing in draw(store, one)]
+            assert "node-0" in drawing.title
+            assert WHY[one.kind](one)
 
 
 def test_hosts(tmp_path: Path) -> None:

@@ -60,6 +60,32 @@ def test_a_host_in_figures(tmp_path: Path) -> None:
     assert (values["swapped_pages_total"], values["network_errors_total"], values["load_1m"]) == (7, 10, 3.5)
 
 
+def test_counters_of_links_pressure_and_cgroup(tmp_path: Path) -> None:
+    """Two ports are summed; a file that is no number, or not there, is left out."""
+    root = files(
+        tmp_path,
+        proc__net__snmp="Ip: A\nIp: 1\nTcp: OutSegs RetransSegs\nTcp: 900 8\n",
+        proc__pressure__memory="some avg10=12.50 avg60=1.00 avg300=0.10 total=99\nfull avg10=1.00\n",
+        proc__pressure__io="some avg10=nothing\n",
+    )
+    files(root / "sys/fs/cgroup", cpu_DOT_stat="usage_usec 9\nnr_throttled 3\nthrottled_usec 2500000\n")
+    for name, downs, errors in (("mlx5_0", "2", "5"), ("mlx5_1", "1", "N/A (no PMA)")):
+        port = root / "sys/class/infiniband" / name / "ports/1"
+        (port / "counters").mkdir(parents=True)
+        (port / "hw_counters").mkdir()
+        (port / "counters/link_downed").write_text(downs)
+        (port / "counters/symbol_error").write_text(errors)
+        (port / "hw_counters/rp_cnp_handled").write_text("40\n")
+    values = Host(tmp_path, root).read()[0].values
+    ours = ("tcp", "infiniband", "cgroup", "memory_pressure")
+    assert {name: value for name, value in values.items() if name.startswith(ours)} == {
+        "cgroup_throttled_seconds_total": 2.5, "infiniband_congestion_total": 80, "infiniband_downs_total": 3,
+        "infiniband_errors_total": 5, "memory_pressure_ratio": 0.125, "tcp_retransmits_total": 8,
+        "tcp_segments_total": 900,
+    }  # fmt: skip
+    assert not {"io_pressure_ratio", "cpu_pressure_ratio"} & set(values)
+
+
 def test_in_a_container_memory_is_that_of_its_cgroup(tmp_path: Path) -> None:
     root = files(tmp_path, proc__meminfo="MemTotal: 1000 kB\nMemAvailable: 900 kB\n",
                  sys__fs__cgroup__memory_DOT_max="512000\n", sys__fs__cgroup__memory_DOT_current="400000\n",

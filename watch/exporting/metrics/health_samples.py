@@ -27,6 +27,15 @@ _HOST = {
     "swapped_pages_total": "host_swapped_pages_total",
     "network_errors_total": "host_network_errors_total",
     "disk_free_bytes": "disk_free_bytes",
+    "tcp_segments_total": "host_tcp_segments_total",
+    "tcp_retransmits_total": "host_tcp_retransmits_total",
+    "cpu_pressure_ratio": "host_cpu_pressure_ratio",
+    "memory_pressure_ratio": "host_memory_pressure_ratio",
+    "io_pressure_ratio": "host_io_pressure_ratio",
+    "cgroup_throttled_seconds_total": "host_cgroup_throttled_seconds_total",
+    "infiniband_errors_total": "host_infiniband_errors_total",
+    "infiniband_downs_total": "host_infiniband_downs_total",
+    "infiniband_congestion_total": "host_infiniband_congestion_total",
 }
 _DEVICE = {
     "gpu_utilization_ratio": "gpu_utilization_ratio",

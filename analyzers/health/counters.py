@@ -1,0 +1,92 @@
+"""Counters of hosts that rose during the run: InfiniBand ports, TCP, the CPU limit of a cgroup, waiting for memory.
+
+    host_counter_findings(store, HealthPolicy())        # kinds link_errors, host_pressure
+
+1. A counter counts from the host's start, so only its rise during the run is judged.
+2. A counter that a host does not have is no finding: most have no InfiniBand, and no limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from analyzers.finding import Finding
+from analyzers.health.policy import HealthPolicy
+from analyzers.source import Source, lacking
+
+__all__ = ["host_counter_findings", "rise"]
+
+_COLUMNS = (
+    "infiniband_errors_total", "infiniband_downs_total", "tcp_retransmits_total", "tcp_segments_total",
+    "cgroup_throttled_seconds_total", "memory_pressure_ratio",
+)  # fmt: skip
+
+
+def rise(column: str, kind: str = "BIGINT") -> str:
+    """SQL: rise of a counter during the run; a driver that was reloaded begins at zero."""
+    return f"CAST(max({column}) - min_by({column}, sample_ns) AS {kind})"
+
+
+def host_counter_findings(source: Source, policy: HealthPolicy) -> list[Finding]:
+    """Findings of each host."""
+    if lacking(source, health=_COLUMNS):  # a store of an older version
+        return []
+    found: list[Finding] = []
+    for node, errors, downs, again, sent, stopped_s, stalls, took_s in source.rows(
+        f"""
+        SELECT node, {rise("infiniband_errors_total")}, {rise("infiniband_downs_total")},
+               {rise("tcp_retransmits_total")}, {rise("tcp_segments_total")},
+               {rise("cgroup_throttled_seconds_total", "DOUBLE")}, avg(memory_pressure_ratio),
+               (max(sample_ns) - min(sample_ns)) / 1e9
+        FROM health WHERE device = 'host' GROUP BY node ORDER BY node
+        """
+    ):
+        found += _links(node, errors, downs, policy)
+        found += _tcp(node, again, sent, policy)
+        found += _pressure(node, stopped_s, stalls, took_s, policy)
+    return found
+
+
+def _links(node: str, errors: int | None, downs: int | None, policy: HealthPolicy) -> Iterator[Finding]:
+    numbers = {"infiniband_errors": errors, "infiniband_downs": downs}
+    if (downs or 0) >= policy.infiniband_downs:
+        times = "once" if downs == 1 else f"{downs:,} times"
+        what = f"An InfiniBand or RoCE port of host {node} lost or recovered its link {times} during this run."
+        yield _finding("link_errors", "infiniband_down", node, what, numbers)
+    elif (errors or 0) >= policy.infiniband_errors:
+        what = f"The InfiniBand or RoCE ports of host {node} counted {errors:,} errors during this run."
+        yield _finding("link_errors", "infiniband", node, what, numbers)
+
+
+def _tcp(node: str, again: int | None, sent: int | None, policy: HealthPolicy) -> Iterator[Finding]:
+    if again is None or not sent or again < policy.tcp_retransmits or again < policy.tcp_retransmit_ratio * sent:
+        return
+    what = f"Host {node} sent {100 * again / sent:.1f} % of its TCP segments again during this run."
+    numbers = {"tcp_retransmits": again, "tcp_segments": sent}
+    yield _finding("link_errors", "tcp", node, what, numbers)
+
+
+def _pressure(
+    node: str, stopped_s: float | None, stalls: float | None, took_s: float, policy: HealthPolicy
+) -> Iterator[Finding]:
+    if took_s >= policy.min_readings and (stopped_s or 0.0) >= policy.throttled_cgroup_ratio * took_s:
+        share = (stopped_s or 0.0) / took_s
+        what = f"The CPU limit of the container on host {node} stopped its processes for {stopped_s:.1f} s of this run."
+        yield _finding("host_pressure", "cpu_limit", node, what, {"throttled_s": stopped_s, "throttled_per_s": share})
+    if took_s >= policy.min_readings and (stalls or 0.0) >= policy.memory_pressure_ratio:
+        what = f"Processes on host {node} waited for memory {100 * (stalls or 0.0):.0f} % of the time."
+        yield _finding("host_pressure", "memory", node, what, {"memory_pressure_ratio": stalls})
+
+
+def _finding(kind: str, cause: str, node: str, summary: str, numbers: dict[str, Any]) -> Finding:
+    return Finding(
+        analyzer="health",
+        kind=kind,
+        severity="warning",
+        status="fired",
+        cause=cause,
+        summary=summary,
+        evidence={"node": node, "device": "host", **numbers},
+        advice=f"{kind.replace('_', '-')}-{cause}",
+    )
