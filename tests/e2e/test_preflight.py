@@ -1,7 +1,7 @@
 """`rankscope preflight` with real processes: four ranks of one machine, and eight nodes with a network of their own.
 
-The nodes are network namespaces whose links are limited. One link has a fifth of the others' rate; on one node a busy
-process shares the core; one process reports another torch version, and one a clock that is three seconds ahead.
+The nodes are network namespaces whose links are limited. One link has a fifth of the others' rate; on one node two busy
+processes share the core; one process reports another torch version, and one a clock that is three seconds ahead.
 """
 
 from __future__ import annotations
@@ -145,12 +145,13 @@ def test_four_faults_of_eight_nodes_are_named(tmp_path: Path) -> None:
                     ),
                 )
             )
-        busy = subprocess.Popen(["taskset", "-c", str(own), "sh", "-c", "while :; do :; done"])
+        loop = ["taskset", "-c", str(own), "sh", "-c", "while :; do :; done"]
+        busy = [subprocess.Popen(loop, text=True) for _ in range(2)]
         try:
             output, errors = processes[0].communicate(timeout=240)
             codes = [process.wait(timeout=30) for process in processes]
         finally:
-            for process in (*processes, busy):
+            for process in (*processes, *busy):
                 process.kill()
                 process.communicate()
     assert codes == [1] * NUM_NODES, errors
