@@ -64,10 +64,11 @@ def read_step(text: str) -> StepLine | None:
 
 
 def _duration_ns(text: str) -> int | None:
-    for pattern, unit_ns in _TIMES:
+    # Each pattern is tried only where a part of all its words stands: a find costs a tenth of a search.
+    for pattern, unit_ns in _TIMES if "tim" in text or "dt" in text else ():
         if (match := pattern.search(text)) and 0 < (value := _float(match[1])) * unit_ns < 1e15:
             return int(value * unit_ns)
-    speed = _SPEED.search(text)
+    speed = _SPEED.search(text) if "/s" in text else None
     rate = _float(speed[1]) if speed else 0.0
     return int(1e9 / rate) if 1e-6 < rate < 1e6 else None
 
