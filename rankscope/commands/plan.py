@@ -13,6 +13,7 @@ __all__ = ["EPILOG", "plan"]
 EPILOG = (
     "\b\nExamples:\nrankscope plan llama-8b --gpus 64\n"
     "rankscope plan my.toml --gpus 16 --gpu a100 --gpu-memory 40GB --interconnect nvlink3,ib200\n"
+    "rankscope plan llama-8b --gpus 64 --tokens 300B --price-per-gpu-hour 2.5\n"
     "rankscope plan my.toml --gpus 8 --set parallel.tp=2 --no-ladder --format json"
 )
 
@@ -35,15 +36,26 @@ def plan(
         str,
         typer.Option("--interconnect", metavar="INSIDE,BETWEEN", help="Links in a node and between nodes."),
     ] = "nvlink,ib400",
+    tokens: Annotated[
+        str,
+        typer.Option("--tokens", metavar="300B", help="Also estimate time, GPU-hours, energy of so many tokens."),
+    ] = "",
+    price_per_gpu_hour: Annotated[
+        float | None,
+        typer.Option("--price-per-gpu-hour", min=0, help="With --tokens: price, in the same currency."),
+    ] = None,
     ladder: Annotated[bool, typer.Option(help="Also try every other layout, the simplest first.")] = True,
     output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",
 ) -> None:
     """Estimate a run before it starts: memory, traffic, time, likely problems, and the layouts that fit."""
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
+    if price_per_gpu_hour is not None and not tokens:
+        fail("--price-per-gpu-hour: needs --tokens, for example --tokens 300B")
     from trainer.config.load import ConfigError, load_config
     from trainer.layout.plan import resolve
     from trainer.plan.anti_patterns import anti_patterns
+    from trainer.plan.budget import parse_tokens, training_cost
     from trainer.plan.expected import expect
     from trainer.plan.hardware import parse_hardware
     from trainer.plan.strategies import strategies
@@ -56,16 +68,27 @@ def plan(
         settings = load_config(config_path(config), overrides or [])
         expected = expect(settings, resolve(settings, gpus), hardware)
         found = strategies(settings, hardware, gpus) if ladder else None
+        cost = None
+        if tokens:
+            cost = training_cost(
+                expected, hardware, num_tokens=parse_tokens(tokens), price_per_gpu_hour=price_per_gpu_hour
+            )
     except ConfigError as error:
         fail(str(error))
     warnings = anti_patterns(expected, hardware)
     if output == "json":
         import json
+        from dataclasses import asdict
 
         from trainer.plan.json import as_json
 
-        echo(json.dumps(as_json(expected, hardware, warnings, found), indent=2, allow_nan=False))
+        content = as_json(expected, hardware, warnings, found)
+        if cost is not None:
+            content["cost"] = asdict(cost)
+        echo(json.dumps(content, indent=2, allow_nan=False))
         return
-    from trainer.plan.text import render
+    from trainer.plan.text import render, render_cost
 
     render(expected, hardware, warnings, found, console())
+    if cost is not None:
+        render_cost(cost, console())

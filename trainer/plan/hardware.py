@@ -39,6 +39,8 @@ class Hardware:
     inside_bytes_per_s: float
     between: str
     between_bytes_per_s: float
+    watts: float
+    """Largest power limit of a device."""
 
     def spans_nodes(self, *, stride: int, size: int) -> bool:
         """True if a group of `size` ranks, `stride` apart, spans nodes; ranks fill nodes in order."""
@@ -77,6 +79,7 @@ def parse_hardware(*, gpu: str, gpu_memory: str, gpus_per_node: int, interconnec
         inside_bytes_per_s=_entry(known["link"], inside, "--interconnect")["gb_per_s"] * 1e9,
         between=between,
         between_bytes_per_s=_entry(known["link"], between, "--interconnect")["gb_per_s"] * 1e9,
+        watts=facts["watts"],
     )
 
 

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from trainer.plan.budget import TrainingCost
 from trainer.plan.expected import EFFICIENCY, LINK_EFFICIENCY, Expected
 from trainer.plan.hardware import Hardware
 from trainer.plan.memory import RankMemory
 from trainer.plan.strategies import Strategies, Strategy
 
-__all__ = ["render"]
+__all__ = ["render", "render_cost"]
 
 _BAR = 60
 _PARTS = (("parameters", "P"), ("gradients", "G"), ("optimizer", "O"), ("gathered", "g"), ("activations", "A"),
@@ -48,6 +49,23 @@ def render(
         console.print()
     if found is not None:
         _ladder(found, console)
+
+
+def render_cost(cost: TrainingCost, console: Console) -> None:
+    """Print the cost of a number of tokens."""
+    price = "" if cost.price is None else f", price {cost.price:,.0f}"
+    console.print(
+        f"[bold]Cost[/] of {amount(cost.num_tokens)}tokens ({cost.tokens_per_parameter:.3g} a parameter): "
+        f"{cost.steps:,} steps, {_duration(cost.hours)}, {cost.gpu_hours:,.0f} GPU-hours{price}, "
+        f"{cost.energy_kwh / 1e3:,.3g} MWh at the devices' power limit",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print("  an estimate, without restarts, evaluations, checkpoints, hosts and cooling\n", highlight=False)
+
+
+def _duration(hours: float) -> str:
+    return f"{hours / 24:,.1f} days" if hours >= 48 else f"{hours:,.1f} hours"
 
 
 def _memory(memory: RankMemory, hardware: Hardware, console: Console) -> None:

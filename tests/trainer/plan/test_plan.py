@@ -25,6 +25,7 @@ from trainer.model.size import num_parameters
 from trainer.model.transformer import Transformer, initialise
 from trainer.parallel.compression import GradientCompression
 from trainer.plan.anti_patterns import anti_patterns
+from trainer.plan.budget import parse_tokens, training_cost
 from trainer.plan.expected import expect
 from trainer.plan.hardware import Hardware, parse_bytes, parse_hardware
 from trainer.plan.memory import in_flight, rank_memory, worst_rank_memory
@@ -267,3 +268,29 @@ def test_json_says_what_the_text_says() -> None:
     mistake = CliRunner().invoke(app, ["plan", "llama-8b", "--gpus", "7"])
     assert mistake.exit_code == 2
     assert mistake.output.count("\n") == 1
+
+
+def test_cost_of_a_number_of_tokens() -> None:
+    config = load_config(config_path("llama-8b"), [])
+    hardware = parse_hardware(gpu="h100", gpu_memory="", gpus_per_node=8, interconnect="nvlink,ib400")
+    expected = expect(config, resolve(config, 64), hardware)
+    cost = training_cost(expected, hardware, num_tokens=parse_tokens("300B"), price_per_gpu_hour=2.5)
+    per_step = config.train.global_batch_size * config.data.seq_len
+    assert (cost.steps - 1) * per_step < 300e9 <= cost.steps * per_step
+    assert cost.hours == pytest.approx(cost.steps * per_step / expected.tokens_per_s / 3600)
+    assert cost.gpu_hours == pytest.approx(64 * cost.hours)
+    assert cost.price == pytest.approx(2.5 * cost.gpu_hours)
+    assert cost.energy_kwh == pytest.approx(0.7 * cost.gpu_hours)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("300B", 300 * 10**9), ("1.5e9", 1_500_000_000), ("2_000", 2000), ("2t", 2 * 10**12)]
+)
+def test_numbers_of_tokens(text: str, expected: int) -> None:
+    assert parse_tokens(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "many", "0", "-3B", "nan", "inf"])
+def test_no_number_of_tokens(text: str) -> None:
+    with pytest.raises(ConfigError, match="must be a number of tokens like 300B"):
+        parse_tokens(text)

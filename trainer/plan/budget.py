@@ -1,0 +1,65 @@
+"""Cost of training up to a number of tokens: steps, hours, GPU-hours, money and energy.
+
+    cost = training_cost(expected, hardware, num_tokens=2e12, price_per_gpu_hour=2.5)
+    cost.gpu_hours, cost.price, cost.energy_kwh
+
+Everything follows from the estimated time of a step: no restarts, evaluations or checkpoints are in it. The energy is
+that of the devices at their power limit, an upper bound, without hosts, network and cooling.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from trainer.config.load import ConfigError
+from trainer.plan.expected import Expected
+from trainer.plan.hardware import Hardware
+
+__all__ = ["TrainingCost", "parse_tokens", "training_cost"]
+
+_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingCost:
+    num_tokens: int
+    steps: int
+    hours: float
+    gpu_hours: float
+    price: float | None
+    """In the currency of the price that was given; None without one."""
+    energy_kwh: float
+    tokens_per_parameter: float
+
+
+def training_cost(
+    expected: Expected, hardware: Hardware, *, num_tokens: int, price_per_gpu_hour: float | None
+) -> TrainingCost:
+    """Cost of `num_tokens` in whole steps."""
+    config = expected.config
+    steps = math.ceil(num_tokens / (config.train.global_batch_size * config.data.seq_len))
+    hours = steps * expected.step_s / 3600
+    gpu_hours = hours * expected.plan.world_size
+    return TrainingCost(
+        num_tokens=num_tokens,
+        steps=steps,
+        hours=hours,
+        gpu_hours=gpu_hours,
+        price=None if price_per_gpu_hour is None else gpu_hours * price_per_gpu_hour,
+        energy_kwh=gpu_hours * hardware.watts / 1000,
+        tokens_per_parameter=num_tokens / expected.num_parameters,
+    )
+
+
+def parse_tokens(text: str) -> int:
+    """`300B`, `2T`, `1.5e9`, `2_000_000`. Raises ConfigError."""
+    written = text.strip().lower().replace("_", "")
+    factor = _UNITS.get(written[-1:], 1.0)
+    try:
+        number = float(written[:-1] if factor > 1 else written) * factor
+    except ValueError:
+        number = math.nan
+    if not (1 <= number < 1e18):
+        raise ConfigError(f"--tokens {text}: must be a number of tokens like 300B or 2T")
+    return round(number)
