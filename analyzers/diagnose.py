@@ -10,6 +10,7 @@ An analysis that fails costs its own findings (`insufficient_data`, with the err
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from analyzers.analysis import Records, analyses
 from analyzers.finding import SEVERITIES, Finding, Severity
 from analyzers.kinds import KINDS
 from analyzers.run.policy import stall_policy
-from analyzers.run_facts import run_facts
+from analyzers.run_facts import file_problems, run_facts
 from analyzers.scope import Scope
 from analyzers.source import Source
 from analyzers.verdict.verdict import verdict
@@ -111,6 +112,8 @@ def diagnose(
             facts["steps_not_compared_ratio"] = round(covered.not_compared_ratio, 4)
     except Exception as error:
         facts = {"run_id": manifest.get("run_id"), "error": f"{type(error).__name__}: {error}"[:500]}
+        with contextlib.suppress(Exception):  # what may explain the error
+            facts["file_problems"] = file_problems(source)
     try:
         account = goodput.measure(source, stall_policy(manifest), now_ns, views())
     except Exception as error:

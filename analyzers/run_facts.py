@@ -21,7 +21,7 @@ from analyzers.settings.plan_deviation import against_plan
 from analyzers.source import Source, every_kth
 from probes.tape import event_kinds
 
-__all__ = ["run_facts"]
+__all__ = ["file_problems", "run_facts"]
 
 MAX_ROWS = 20_000_000
 """Rows whose median is taken; of more, those of every k-th step."""
@@ -88,7 +88,7 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
         for each in against_plan(views.histories, manifest)
     ]
     facts["probe_errors"], facts["dropped_records"] = _losses(log)
-    facts["file_problems"] = _file_problems(source)
+    facts["file_problems"] = file_problems(source)
     return facts
 
 
@@ -180,7 +180,7 @@ def _learning(source: Source) -> dict[str, Any]:
     }
 
 
-def _file_problems(source: Source) -> list[dict[str, str]]:
+def file_problems(source: Source) -> list[dict[str, str]]:
     """Files of the run that could not be read, or not wholly, and why."""
     if not source.has("ingest_problems"):
         return []

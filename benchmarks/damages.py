@@ -65,7 +65,9 @@ def records(run: RunDir) -> Content:
     """What `analyze` reads of a run."""
     try:
         with diagnosed_run(run, is_over=True) as (store, diagnosis):
-            named = tuple(f"{found['path']} {found['problem']}" for found in diagnosis.run["file_problems"])
+            if error := diagnosis.run.get("error"):
+                print(f"facts of the run failed: {error}", flush=True)
+            named = tuple(f"{found['path']} {found['problem']}" for found in diagnosis.run.get("file_problems", ()))
             return Content({"rows": _rows(store), "manifest": run.manifest()}, named)
     except (StoreError, RunError) as error:
         return Content(None, (str(error),))

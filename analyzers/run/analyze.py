@@ -13,6 +13,7 @@ from typing import Any
 from analyzers.analysis import Analysis
 from analyzers.finding import Finding
 from analyzers.run.not_recorded import missing, not_recorded
+from analyzers.run.unwatched import unwatched_times
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking, missing_tables
 from analyzers.wording import ranks_text, sentence
@@ -57,7 +58,7 @@ def record_coverage(source: Source, scope: Scope) -> list[Finding]:
     ]
     if missing_tables(source, "spans"):
         findings.append(_insufficient("Pipelines and activity within a phase are unknown: no spans were recorded."))
-    return findings
+    return findings + unwatched_times(source, scope)
 
 
 def _silent(attempt: int, ranks: list[int], world_size: int) -> Finding:

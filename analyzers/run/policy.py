@@ -15,6 +15,19 @@ __all__ = ["StallPolicy", "stall_policy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnwatchedPolicy:
+    """When a gap between the readings of a host shows that its `watch` was gone."""
+
+    gap_s: float = 60.0
+    """Gap with steps in it (seconds). Source: convention; a launcher replaces a silent `watch` within 15 s, and reads a
+    new one's first sign of life within 90 s."""
+    period_s: float = 5.0
+    """Longest median period of readings that are a sign of life (seconds). Source: convention; five of ours, 1 s."""
+    min_readings: int = 20
+    """Readings of a host at least (count). Source: convention; fewer give no period."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StallPolicy:
     """When silence is a stall. Limits know the phases; convention elsewhere is one timeout of several minutes."""
 
