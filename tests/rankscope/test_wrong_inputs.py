@@ -29,6 +29,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["analize", "runs"], ["analize", "Did you mean 'analyze'?"]),
         (["--bogus"], ["--bogus", "rankscope --help"]),
+        (["prepare", "none.jsonl", "--tokenizer", "bytes", "--out", "out"], ["none.jsonl: no such file or folder"]),
+        (["prepare", "my.txt", "--tokenizer", "bytes", "--out", "o", "--document", "page"], ["choose file or line"]),
+        (["plan", "debug", "--price-per-gpu-hour", "2"], ["--price-per-gpu-hour", "needs --tokens"]),
+        (["plan", "debug", "--gpus", "1", "--tokens", "lots"], ["--tokens lots", "like 300B"]),
         (["train", "gpt2"], ["gpt2", "did you mean gpt2-124m?", "Presets: debug"]),
         (["train", "nothing"], ["nothing: no such file or preset", "Presets: debug"]),
         (["train", "my.toml"], ["my.toml", "No such file"]),

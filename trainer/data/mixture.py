@@ -74,7 +74,7 @@ class Mixture:
 
 
 class MixtureOrder:
-    """Which corpus and which of its sequences stands at a position of the training."""
+    """Order of a mixture: maps a position of the training to a corpus and a sequence of it."""
 
     def __init__(self, pass_lengths: Sequence[int], num_sequences: Sequence[int]) -> None:
         self._lengths = np.array(pass_lengths, dtype=np.int64)

@@ -39,7 +39,8 @@ class ProgressView:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._bar.stop()
+        if self._live:  # otherwise it would print an empty line
+            self._bar.stop()
 
     def show(self, done: Progress) -> None:
         """Called after each batch of documents."""
