@@ -1,6 +1,6 @@
 """Random damages to every kind of file of a run: is each one named, or without effect?
 
-    python -m benchmarks.damages                                # 500 damages, some twenty minutes
+    python -m benchmarks.damages                                # 500 damages, an hour on two busy cores
     python -m benchmarks.damages --damages 20 --seed 3
 
 A real run of two ranks (a NaN, a rollback, checkpoints, a ledger) is copied, one file of the copy is damaged, and the
@@ -195,6 +195,8 @@ def main() -> None:
                 print(f"#{number} {harm} {path.relative_to(copy.path)}: {result}", flush=True)
                 result = "UNNAMED"
             results[kind, result] += 1
+            if number % 50 == 49:
+                print(f"{number + 1} damages, {unnamed} unnamed", flush=True)
             shutil.rmtree(copy.path)
     for kind in files:
         counts = {result: results[kind, result] for result in ("named", "no effect", "UNNAMED")}

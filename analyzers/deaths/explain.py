@@ -20,7 +20,9 @@ def _why_lost(finding: Finding) -> str:
     error = ": ".join(str(part) for part in (of.get("error_type"), *lines[:1]) if part)
     code = "" if of.get("exit_code") is None else f"exit code {of['exit_code']}"
     if finding.cause == "launcher_lost":
-        return sentence(f"process {of.get('launcher_pid')} was gone without a record of its end, and so were its ranks")
+        return sentence(
+            f"process {of.get('launcher_pid')} was gone: killed, crashed, or ended by a disk that took no record"
+        )
     what = error or str(of.get("signal") or "") or code or "no error was recorded"
     what = (what if len(what) <= MAX_MESSAGE else what[: MAX_MESSAGE - 3] + "...").replace(";", ",").rstrip(". ")
     at = f" ({of['raised_at']})" if of.get("raised_at") else ""

@@ -49,7 +49,7 @@ def launcher_lost(view: AttemptView, log: EventLog, deaths: Sequence[Death], aga
         first_step=step,
         last_step=step,
         cause="launcher_lost",
-        summary=sentence(f"{where} was killed or crashed {when}") + left + again,
+        summary=sentence(f"{where} ended {when} without a record of its end") + left + again,
         evidence={
             "launcher_pid": first.integer("pid"),
             "nodes": nodes,
