@@ -35,6 +35,8 @@ SNAPSHOT_EVENTS = (
     event_kinds.RANK_STOPPED,
     event_kinds.LAUNCHER_LOST,
     event_kinds.PREEMPTED,
+    event_kinds.WATCH_STARTED,
+    event_kinds.WATCH_STOPPED,
 )
 RECENT_STEPS = 50
 """Steps whose durations define a usual step."""

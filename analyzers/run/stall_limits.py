@@ -9,6 +9,8 @@ fall silent too. That also makes the limit independent of who hangs.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from analyzers.run.event_log import EventLog
 from analyzers.run.policy import StallPolicy
 from analyzers.run.snapshot import AttemptView, first_end_ns
@@ -82,9 +84,24 @@ def death_ns(view: AttemptView, log: EventLog) -> int | None:
     ended_ns = first_end_ns(log, view.attempt)
     if ended_ns is not None:
         return ended_ns
-    return min(
+    given_up_ns = min(
         (event.wall_ns for event in log.of(event_kinds.RUN_ENDED) if event.wall_ns >= view.last_ns), default=None
     )
+    left_ns = _all_watches_left_ns(log)
+    return (
+        given_up_ns if given_up_ns is None or left_ns is None or left_ns < view.last_ns else min(given_up_ns, left_ns)
+    )
+
+
+def _all_watches_left_ns(log: EventLog) -> int | None:
+    """Time at which the last `watch` left, as it does once its ranks are gone; None if one is not known to have left.
+
+    A launcher that is interrupted may take long to end after its ranks: that is no silence of theirs.
+    """
+    started, stopped = log.of(event_kinds.WATCH_STARTED), log.of(event_kinds.WATCH_STOPPED)
+    if Counter(event.integer("pid") for event in started) != Counter(event.integer("pid") for event in stopped):
+        return None
+    return max((event.wall_ns for event in stopped), default=None)
 
 
 def watched_ns(view: AttemptView, log: EventLog) -> int | None:

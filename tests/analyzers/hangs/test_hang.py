@@ -392,3 +392,14 @@ def test_a_rank_that_leaves_slowly_while_others_wait_is_what_ended_the_run() -> 
     assert judged_hangs(world.store, POLICY, None) == []
     (finding,) = judged_losses(world.store, POLICY, None)
     assert (finding.cause, finding.ranks) == ("exit", (1,))
+
+
+@pytest.mark.parametrize(("left_s", "is_hang"), [(1.0, False), (11.0, True)])
+def test_a_launcher_that_ends_long_after_its_ranks_is_no_silence_of_theirs(left_s: float, is_hang: bool) -> None:
+    """It was told to stop and so were they; the watch left with them, or saw them stand still."""
+    world = World(ranks=2)
+    world.enter(0)
+    world.event("watch_started", -1.0, pid=7)
+    world.event("watch_stopped", left_s, pid=7)
+    world.event("run_ended", 12.0, reason="interrupted", exit_code=143)
+    assert bool(judged_hangs(world.store, POLICY)) == is_hang
