@@ -1,7 +1,8 @@
 """Launchers that were killed or crashed, with the ranks that ended because of it.
 
 1. `watch` recorded that the launcher of its node was gone, and which ranks had not closed then.
-2. A rank that had ended of something else `AT_ONCE_NS` before is the cause instead, and nothing is reported here.
+2. A rank that had ended of something else `AT_ONCE_NS` before is the cause instead, as is a standstill that `watch` had
+   reported: a launcher of a hanging job is killed for that. Nothing is reported here.
 3. The checkpoint that the ranks saved on their way out is named, where they saved one.
 """
 
@@ -28,6 +29,8 @@ def launcher_lost(view: AttemptView, log: EventLog, deaths: Sequence[Death], aga
     if not losses:
         return None
     first = min(losses, key=lambda event: event.wall_ns)
+    if view.stood_still_ns is not None and view.stood_still_ns < first.wall_ns:
+        return None
     if any(not death.collateral and death.when_ns < first.wall_ns - AT_ONCE_NS for death in deaths):
         return None
     nodes = sorted({event.integer("node_rank") for event in losses})

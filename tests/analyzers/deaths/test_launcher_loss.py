@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analyzers.run.policy import StallPolicy
-from tests.analyzers.judged import judged_losses
+from tests.analyzers.judged import judged_hangs, judged_losses
 from tests.analyzers.standstill import World
 
 POLICY = StallPolicy()
@@ -36,3 +36,17 @@ def test_a_rank_that_died_long_before_is_the_cause() -> None:
     world.event("exception", -20.0, rank=3, type="ValueError", message="bad sample")
     (finding,) = judged_losses(_lost(world).store, POLICY)
     assert (finding.cause, finding.ranks) == ("exception", (3,))
+
+
+def test_the_hang_for_which_a_launcher_was_killed_is_the_cause() -> None:
+    world = World()
+    for rank in (0, 2, 3):
+        world.enter(rank)
+    world.event("stacks", 6.0, path="stacks", ranks=[0, 1, 2, 3])
+    hang = {"finding_kind": "hang", "status": "fired", "severity": "critical", "cause": "not_entered"}
+    world.event("finding", 6.1, analyzer="hang", finding_ranks=[1], summary="", **hang)
+    world.event("launcher_lost", 20.0, node_rank=0, pid=4711, ranks=[0, 1, 2, 3])
+    world.event("run_ended", 21.0, node_rank=0, reason="launcher_lost", exit_code=None, message="")
+    assert judged_losses(world.store, POLICY) == []
+    (finding,) = judged_hangs(world.store, POLICY)
+    assert (finding.cause, finding.ranks) == ("not_entered", (1,))
