@@ -47,7 +47,7 @@ class LauncherLoss:
         if self._lost_at_s is None:
             self._lost_at_s = time.monotonic()
             self._events.write(
-                event_kinds.LAUNCHER_LOST, node_rank=self._node_rank, pid=self._pid, ranks=sorted(processes)
+                event_kinds.LAUNCHER_LOST, node_rank=self._node_rank, pid=self._pid, ranks=sorted(self._tapes.placed)
             )
         alive = {rank: process for rank, process in processes.items() if process.is_alive}
         if not alive:

@@ -324,7 +324,7 @@ WATCH_REPLACED = _kind(
     by="launcher", meaning="`watch` had stopped answering or ended, and was started again.",
 )
 LAUNCHER_LOST = _kind(
-    "launcher_lost", _NODE_RANK, _PID, _ranks("ranks", "on this node that had not closed"),
+    "launcher_lost", _NODE_RANK, _PID, _ranks("ranks", "of the attempt on this node"),
     by="watch", meaning="The launcher of a node ended without a record of it; its ranks end too.",
 )
 RECORDS_RETIRED = _kind(
