@@ -58,8 +58,8 @@ examples:
 """
 
 
-class _Stop(Exception):
-    """SIGTERM or SIGINT arrived."""
+class _Stop(BaseException):
+    """SIGTERM or SIGINT arrived. No Exception: what guards a single analysis or event must not swallow it."""
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
