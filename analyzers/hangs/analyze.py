@@ -94,7 +94,8 @@ def hang_of_attempt(
     if deaths and now_ns is not None and not by_watch and not aborted and view.stood_still_ns is None:
         return None
     seen_ns = watched_ns(view, log)
-    until_ns = death_ns(view, log) or now_ns or seen_ns
+    # A launcher that was just killed has left no end yet, but `watch` had reported the standstill.
+    until_ns = death_ns(view, log) or now_ns or seen_ns or view.stood_still_ns
     if until_ns is None and not (found.is_proof or found.cause == "finished"):
         return None  # the length of the silence is unknown: a run that was killed looks the same
     reference_ns = until_ns or view.last_ns

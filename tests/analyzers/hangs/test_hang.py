@@ -403,3 +403,14 @@ def test_a_launcher_that_ends_long_after_its_ranks_is_no_silence_of_theirs(left_
     world.event("watch_stopped", left_s, pid=7)
     world.event("run_ended", 12.0, reason="interrupted", exit_code=143)
     assert bool(judged_hangs(world.store, POLICY)) == is_hang
+
+
+def test_a_hang_that_was_reported_stands_before_anything_recorded_the_end() -> None:
+    """The launcher got a SIGKILL: the run is no longer alive, and neither its end nor the stacks are written yet."""
+    world = World()
+    for rank in (0, 2, 3):
+        world.enter(rank)
+    report = {"finding_kind": "hang", "status": "fired", "severity": "critical", "cause": "not_entered"}
+    world.event("finding", 5.5, analyzer="hang", finding_ranks=[1], summary="", **report)
+    (finding,) = judged_hangs(world.store, POLICY)
+    assert (finding.cause, finding.ranks) == ("not_entered", (1,))
