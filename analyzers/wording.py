@@ -102,7 +102,7 @@ def number_ranges(numbers: Sequence[int]) -> str:
 
 
 def batches_text(skipped: Sequence[Any], again: Sequence[Any]) -> str:
-    """What a rollback did with batches: `skipped batches 3, 4`, `trained batch 3 again`; empty for none."""
+    """Clause on the batches of a rollback: `skipped batches 3, 4`, `trained batch 3 again`; empty for none."""
     batches = skipped or again
     if not batches:
         return ""

@@ -47,7 +47,7 @@ LEDGERS = ("ledger.json", "ledger-copy.json")
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a reader gets from a run: rows by table, or the state of the checkpoints; and what is named as wrong."""
+    """Content of a run as a reader gets it: rows by table or checkpoints, and what is named as wrong."""
 
     values: Any
     named: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ def train(folder: Path) -> RunDir:
 
 
 def records(run: RunDir) -> Content:
-    """What `analyze` reads of a run."""
+    """Read of a run what `analyze` reads."""
     try:
         with diagnosed_run(run, is_over=True) as (store, diagnosis):
             if error := diagnosis.run.get("error"):
@@ -79,7 +79,7 @@ def _rows(store: Store) -> dict[str, Any]:
 
 
 def checkpoints(run: RunDir) -> Content:
-    """What `--resume` reads of a run."""
+    """Read of a run what `--resume` reads."""
     named, found = [], {}
     ledger, problem = Ledger.load(run.checkpoints / LEDGERS[0])
     named += [problem] if problem else []

@@ -80,7 +80,7 @@ class LoopDisk:
             time.sleep(0.05 if done.returncode else 0.0)
 
     def _is_mounted(self) -> bool:
-        """As the kernel lists it: a file system without power answers no question about its root."""
+        """Mounts as the kernel lists them: a file system without power answers no question about its root."""
         mounts = Path("/proc/self/mounts").read_text().splitlines()
         return str(self.path) in (line.split()[1] for line in mounts)
 
@@ -95,7 +95,7 @@ def own_mounts() -> None:
 
 
 def has_loop_disks(folder: Path) -> bool:
-    """Whether this user may mount images here."""
+    """Return True if this user may mount images here."""
     try:
         with LoopDisk(folder, size_bytes=8 << 20):
             return True

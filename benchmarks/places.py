@@ -77,7 +77,7 @@ def windows(names: Sequence[str], rounds: int, calm: int, slow: int, delay_s: fl
 
 
 def judge(loop: str, fault: InjectedFault, timings: Timings, store: Store, calm: int) -> Window:
-    """What is reported at the end of a slow window, and since when."""
+    """Reports at the end of a slow window, and since when."""
     policy = StragglerPolicy()
     begin, start, end = np.searchsorted(timings.steps, [fault.step - calm, fault.step, fault.until])
     calm_ms = float(np.median(np.nanmedian(timings.duration[:, begin:start], axis=0)))

@@ -49,7 +49,7 @@ ALARMS = ("hang", "straggler", "rank_lost", "xid", "gpu_memory_errors", "gpu_thr
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What came of one run."""
+    """Result of one run."""
 
     fault: str
     layout: str
@@ -162,7 +162,7 @@ def table_of(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 
 def print_table(outcomes: Sequence[Outcome]) -> None:
-    """As people read it."""
+    """Render for people."""
     print(f"{'fault':14} {'runs':>4} {'kind':>4} {'rank':>4} {'cause':>5} {'wrong':>5}")
     for row in table_of(outcomes):
         is_clean = row["fault"] == CLEAN

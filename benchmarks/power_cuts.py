@@ -75,7 +75,7 @@ class Written:
 
 @dataclass(slots=True)
 class Outcome:
-    """What one cut did."""
+    """Effect of one cut."""
 
     written: int = 0
     lost: int = 0
@@ -87,7 +87,7 @@ class Outcome:
 
 
 def written(run: RunDir) -> Written:
-    """What the ranks and the node have finished by now."""
+    """Records that ranks and node have finished by now."""
     found: dict[Record, int] = {}
     now_ns = time.monotonic_ns()
     for folder in [path for _, _, path in run.rank_dirs()] + [path for _, path in run.node_dirs()]:
@@ -104,7 +104,7 @@ def written(run: RunDir) -> Written:
 
 
 def _started(node: Path) -> list[dict[str, Any]]:
-    """Of the last launch, a `watch` that has started."""
+    """Process id of a `watch` of the last launch that has started."""
     events = read_events(node / "events.jsonl")[0]
     launched_ns = max((event["mono_ns"] for event in events if event["kind"] == "attempt_started"), default=0)
     return [e for e in events if e["kind"] == "watch_started" and e["mono_ns"] > launched_ns - LAUNCH_NS]
@@ -263,7 +263,7 @@ def _not_stored(run: RunDir) -> Iterator[str]:
 
 
 def _unnamed(run: RunDir, after: Written, lost: dict[Record, int], server: PreforkServer) -> Iterator[str]:
-    """What was lost and is not named by `analyze`."""
+    """Losses that `analyze` does not name."""
     code, text = _command(server, "analyze", str(run.path), "--format", "json")
     if "{" not in text:
         yield f"analyze ended with {code}: {text[-500:]}"
@@ -321,7 +321,7 @@ def main() -> None:
 
 
 def vars_of(outcome: Outcome) -> dict[str, Any]:
-    """As plain values."""
+    """Convert to plain values."""
     return {name: getattr(outcome, name) for name in Outcome.__slots__}
 
 

@@ -85,7 +85,7 @@ for step in range(100000):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a run ends, and what must be said of it."""
+    """End of a run, and the verdict that is expected of it."""
 
     mode: str
     launcher_signal: int = 0

@@ -59,7 +59,7 @@ LIMIT_S = 120.0
 
 
 class Failed(Exception):
-    """What should have happened did not; one line."""
+    """Raised with one line if what should have happened did not."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Stage:
 
     @property
     def runs(self) -> Path:
-        """Where the run lies."""
+        """Folder of the run."""
         return (self.disk.path if self.disk else self.folder) / "runs"
 
     @property
@@ -84,7 +84,7 @@ class Stage:
         return RunDir.open(self.runs / "latest")
 
     def set(self, *, offset_ns: int = 0, error: int = 0, operations: int = 0, part: str = "") -> None:
-        """What the shim does from now on."""
+        """Set what the shim does from now on."""
         with self.control.open("r+b") as file:
             file.write(struct.pack("=qii240s", offset_ns, error, operations, part.encode()))
 
@@ -98,7 +98,7 @@ class Stage:
         return [e for path in folders for e in read_events(path / "events.jsonl")[0] if e["kind"] == kind]
 
     def output(self) -> str:
-        """What the launcher that has ended printed."""
+        """Output of the launcher that has ended."""
         assert self.process is not None
         return self.process.communicate(20)[0].strip()
 

@@ -95,7 +95,7 @@ class Page:
 
     @property
     def run(self) -> str:
-        """What chooses the runs in a query."""
+        """Variables that choose the runs in a query."""
         return ONE_RUN if self.one_run else ALL_RUNS
 
 
@@ -276,7 +276,7 @@ def rendered(page: Page) -> str:
 
 
 def file_of(page: Page) -> Path:
-    """Where the page is kept."""
+    """Path of the page."""
     return FOLDER / f"{re.sub('^rankscope-', '', page.uid)}.json"
 
 

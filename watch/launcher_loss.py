@@ -24,7 +24,7 @@ MARGIN_S = 3.0
 
 
 class LauncherLoss:
-    """Of one node. `launcher_pid` 0: ranks whose launcher is not ours, and which nothing is done to."""
+    """Settings of one node. `launcher_pid` 0: ranks whose launcher is not ours, and which nothing is done to."""
 
     def __init__(
         self, tapes: LiveTapes, events: EventWriter, *, node_rank: int, launcher_pid: int, grace_s: float

@@ -107,8 +107,8 @@ def _of_group(source: Source, attempt: int, group: str, since_step: int, policy:
         return
     for change, ranks in changes.values():
         if _has_usual_phases(source, attempt, (ranks[0], usual[0]), change.step):
-            blamed = _blamed(calls, ranks, usual, change)
-            yield _finding(source, place, blamed, change, (ranks[0], usual[0]))
+            suspicion = _suspected(calls, ranks, usual, change)
+            yield _finding(source, place, suspicion, change, (ranks[0], usual[0]))
 
 
 def change_of(
@@ -173,22 +173,22 @@ def _calls_by_step(source: Source, place: Sequence[Any], ranks: Sequence[int]) -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Blamed:
+class _Suspicion:
     ranks: tuple[int, ...]
     cause: str
     is_clear: bool = True
 
 
-def _blamed(
+def _suspected(
     calls: Mapping[int, Mapping[int, StepCalls]], ranks: Sequence[int], usual: Sequence[int], change: Change
-) -> _Blamed:
+) -> _Suspicion:
     """The ranks that are off, and whether they made fewer calls or more; both sides if nothing tells."""
     is_odd = [_is_unusual(calls[side[0]], change.step) for side in (ranks, usual)]
     if len(ranks) == len(usual) and is_odd[0] == is_odd[1]:
-        return _Blamed(ranks=tuple(sorted([*ranks, *usual])), cause="skipped", is_clear=False)
+        return _Suspicion(ranks=tuple(sorted([*ranks, *usual])), cause="skipped", is_clear=False)
     is_usual = len(ranks) == len(usual) and is_odd[1]
     named, extra = (usual, -change.extra) if is_usual else (ranks, change.extra)
-    return _Blamed(ranks=tuple(named), cause="skipped" if extra < 0 else "extra")
+    return _Suspicion(ranks=tuple(named), cause="skipped" if extra < 0 else "extra")
 
 
 def _is_unusual(calls: Mapping[int, StepCalls], step: int) -> bool:
@@ -231,23 +231,25 @@ def _has_usual_phases(source: Source, attempt: int, sides: tuple[int, int], step
     return one[1] == other[1] or (one[0] == one[1] and other[0] == other[1])
 
 
-def _finding(source: Source, place: Sequence[Any], blamed: _Blamed, change: Change, sides: tuple[int, int]) -> Finding:
+def _finding(
+    source: Source, place: Sequence[Any], suspicion: _Suspicion, change: Change, sides: tuple[int, int]
+) -> Finding:
     attempt, group, _ = place
     odd, number = _odd_call(source, place, change, sides), abs(change.extra)
     call = odd.text if number == 1 else f"{number} collectives from {odd.text} on"
-    who, act = ranks_text(blamed.ranks), "skipped" if blamed.cause == "skipped" else "made an extra"
-    what = f"{who} {act} {call}" if blamed.is_clear else f"one of {who} skipped {call}"
-    if blamed.cause == "extra" and number > 1:
+    who, act = ranks_text(suspicion.ranks), "skipped" if suspicion.cause == "skipped" else "made an extra"
+    what = f"{who} {act} {call}" if suspicion.is_clear else f"one of {who} skipped {call}"
+    if suspicion.cause == "extra" and number > 1:
         what = f"{who} made {number} extra collectives from {odd.text} on"
     return Finding(
         analyzer="desync",
         kind="desync",
         severity="critical",
-        status="fired" if blamed.is_clear else "suspect",
-        ranks=blamed.ranks,
+        status="fired" if suspicion.is_clear else "suspect",
+        ranks=suspicion.ranks,
         first_step=change.step,
         last_step=change.last_step,
-        cause=blamed.cause,
+        cause=suspicion.cause,
         summary=sentence(f"{what} at step {change.step}") + " Since then the group's calls pair one step with another.",
         evidence={
             "op": odd.op,
@@ -259,7 +261,7 @@ def _finding(source: Source, place: Sequence[Any], blamed: _Blamed, change: Chan
             "steps_before": change.num_before,
             "steps_since": change.num_after,
         },
-        advice=f"desync-{blamed.cause}",
+        advice=f"desync-{suspicion.cause}",
         attempt=attempt,
     )
 

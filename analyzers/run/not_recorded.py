@@ -1,4 +1,4 @@
-"""What a check lacks, in words: names of tables and columns are for the JSON report.
+"""Missing records of a check, in words: names of tables and columns are for the JSON report.
 
 not_recorded(["steps.loss", "steps.tokens"])
 # "losses and token counts were not recorded (recorded with `rankscope.log`)"

@@ -54,7 +54,7 @@ class Call:
 
     @property
     def site(self) -> CallSite:
-        """What tells it from the other calls of its group in a step."""
+        """Identity among the calls of its group in a step."""
         return self.op, self.caller, self.shape
 
     @property

@@ -85,7 +85,7 @@ class Script:
 
     @property
     def last_line(self) -> str:
-        """What it said last."""
+        """Newest line of its output."""
         lines = [line for line in self.output.strip().splitlines() if line.strip()]
         return lines[-1][:160] if lines else "no output"
 

@@ -1,4 +1,4 @@
-"""What the probes add to a step: kernels, copies, events and synchronisations by torch.profiler; and time."""
+"""Cost of the probes in a step: kernels, copies, events and synchronisations by torch.profiler; and time."""
 
 from __future__ import annotations
 

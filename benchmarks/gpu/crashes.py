@@ -1,4 +1,4 @@
-"""What once crashed, or was recorded wrongly, each tried in processes of its own."""
+"""Former crashes and wrong records, each tried in processes of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine has: versions, devices, the plugin, readings of NVML."""
+"""Environment of the machine: versions, devices, the plugin, readings of NVML."""
 
 from __future__ import annotations
 

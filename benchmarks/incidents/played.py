@@ -56,7 +56,7 @@ class PlayedJob:
 
 @dataclass(slots=True)
 class _Job:
-    """What is decided before lines are written."""
+    """Facts of a job, decided before lines are written."""
 
     random: random.Random
     num_nodes: int
@@ -239,15 +239,15 @@ def _torchrun(job: _Job, node: int, failed: dict[int, int], ended_s: dict[int, f
     file = "torch/distributed/elastic/multiprocessing/api.py"
     is_old = job.launcher == "torchrun-old"
 
-    def said(level: str, line: int, text: str) -> str:
+    def logged(level: str, line: int, text: str) -> str:
         if is_old:
             return f"{'WARNING' if level == 'W' else 'ERROR'}:{module}:{text}"
         return f"{level}1122 {job.clock(first_s)}.{line:06d} 4100 {file}:{line}] {text}"
 
-    lines = [said("W", 897, f"Sending process {job.pids[rank]} closing signal SIGTERM")
+    lines = [logged("W", 897, f"Sending process {job.pids[rank]} closing signal SIGTERM")
              for rank in failed if seen_s[rank] > first_s]  # fmt: skip
     local = root % job.per_node
-    lines.append(said("E", 869, f"failed (exitcode: {failed[root]}) local_rank: {local} (pid: {job.pids[root]}) of "
+    lines.append(logged("E", 869, f"failed (exitcode: {failed[root]}) local_rank: {local} (pid: {job.pids[root]}) of "
                       "binary: /opt/conda/bin/python"))  # fmt: skip
     if job.random.random() < 0.3:
         return lines

@@ -106,7 +106,7 @@ class Result:
 
     @property
     def names_rank(self) -> bool:
-        """Whether it names a rank that is to blame."""
+        """Return True if it names a rank that is to blame."""
         return bool(self.ranks) and set(self.ranks) <= set(self.incident.ranks)
 
 

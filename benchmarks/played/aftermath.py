@@ -1,4 +1,4 @@
-"""What the launcher and the node write of a played run: its ends, readings of its devices, XIDs.
+"""Records of launcher and node of a played run: its ends, readings of its devices, XIDs.
 
 write_end(run, world, layout, fault, clock)
 """

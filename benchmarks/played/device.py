@@ -58,7 +58,7 @@ def load(folder: Path) -> None:
 
 @dataclass(slots=True)
 class Counts:
-    """What a device was given since `clear`."""
+    """Work that a device was given since `clear`."""
 
     operators: Counter[str] = field(default_factory=Counter)
     """Kernels by operator: everything that computes something on the device. Views and metadata are none."""

@@ -1,4 +1,4 @@
-"""What goes wrong on played devices, and what a diagnosis has to say of it.
+"""Faults on played devices, and the diagnosis that is expected of each.
 
     fault = draw("slow_link", layout, seed=3)
     fault.rank, fault.peer, fault.step

@@ -76,7 +76,7 @@ class Layout:
                 found += [pair for pair in pairs if large and self.node(pair[0]) != self.node(pair[1])]
         return sorted(set(found))
 
-    def neighbour(self, rank: int, distance: int) -> int:
+    def neighbor(self, rank: int, distance: int) -> int:
         """The rank of the stage `distance` further."""
         return rank + distance * (self.num_ranks // self.pp)
 
@@ -91,7 +91,7 @@ LAYOUTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """How big the training is; times of one rank and step, ns."""
+    """Size of the training; times of one rank and step, ns."""
 
     layers: int = 8
     forward_ns: int = 24_000_000
@@ -234,8 +234,8 @@ class _Writer:
             self.message("send", -1)
 
     def message(self, op: str, distance: int) -> None:
-        """A message to or from a neighbour, on a stream of its pair and direction, as torch has them."""
-        peer = self.layout.neighbour(self.rank, distance)
+        """A message to or from a neighbor, on a stream of its pair and direction, as torch has them."""
+        peer = self.layout.neighbor(self.rank, distance)
         handle = f"{op}{distance}"
         self.ops.append(Call(group="pp", op=op, count=self.job.activation_count, handle=handle, peer=peer))
         if op == "recv":

@@ -58,7 +58,7 @@ class Played:
 
 
 class Links:
-    """How long transfers take: a ring, or a pair, is as fast as its slowest link."""
+    """Times of transfers: a ring, or a pair, is as fast as its slowest link."""
 
     def __init__(self, layout: Layout, fault: Fault | None, dice: random.Random) -> None:
         self._layout, self._fault, self._dice = layout, fault, dice
@@ -73,7 +73,7 @@ class Links:
         return list(zip(call.members, (*call.members[1:], call.members[0]), strict=True))
 
     def is_hit(self, call: Collective, kind: str) -> bool:
-        """Whether a fault of the link concerns a call."""
+        """Return True if a fault of the link concerns a call."""
         fault = self._fault
         if fault is None or fault.kind != kind or (fault.rank, fault.peer) not in self.pairs(call):
             return False

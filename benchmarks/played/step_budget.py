@@ -1,4 +1,4 @@
-"""What an attached loop adds to a step on many GPUs, counted on a played device and a fake process group.
+"""Cost of attaching in a step on many GPUs, counted on a played device and a fake process group.
 
     python -m benchmarks.played.step_budget                  # DDP, FSDP2, FSDP2 x TP, 1F1B; 64 and 512 ranks
     python -m benchmarks.played.step_budget --json budget.json
@@ -37,7 +37,7 @@ WARM_UP_STEPS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
-    """What attaching adds to a step. `operators`: the kernels by name."""
+    """Additions of attaching to a step. `operators`: the kernels by name."""
 
     layout: str
     ranks: int

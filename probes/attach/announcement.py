@@ -24,7 +24,7 @@ VARIABLE = "RANKSCOPE_ANNOUNCE_FILE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """What the watch of a node needs to know; `digests` as in `watch_process.digest_address`."""
+    """Facts for the watch of a node; `digests` as in `watch_process.digest_address`."""
 
     node_rank: int = 0
     num_nodes: int = 1

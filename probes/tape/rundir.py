@@ -208,7 +208,7 @@ class RunDir:
         return {path: problem for path, problem in sorted(found.items()) if problem}
 
     def _manifest_problem(self) -> str:
-        """What is wrong with the content of `run.json`; nothing in a run of a version that wrote no digest."""
+        """Name what is wrong with the content of `run.json`; nothing in a run of a version that wrote no digest."""
         if not (self.path / "run.json").exists():
             return MISSING_MANIFEST
         public = self._read("run.json")

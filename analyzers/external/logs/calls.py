@@ -58,7 +58,7 @@ def _stated(book: LogBook) -> Iterator[Candidate]:
 
 
 def _culprits(book: LogBook) -> Iterator[Candidate]:
-    """What torchfrtrace prints: it compares with the first rank's call, so that most may be listed for one's fault."""
+    """Mismatches as torchfrtrace prints them, against the first rank's call: most may be listed for one's fault."""
     lines = [said for said in book.of("trace_culprits") if said.ranks()]
     if not lines:
         return
@@ -82,7 +82,7 @@ def _culprits(book: LogBook) -> Iterator[Candidate]:
 
 
 def _trace_missing(book: LogBook) -> Iterator[Candidate]:
-    """What torchfrtrace prints of a call without some ranks: they did not make it, or their dumps were not there."""
+    """Calls without some ranks as torchfrtrace prints them: not made, or their dumps were not there."""
     lines = [said for said in book.of("trace_missing") if said.ranks()]
     if lines:
         ranks = tuple(sorted(set(lines[0].ranks())))
