@@ -86,6 +86,9 @@ def _every_panel_is_drawn(port: int, run_id: str) -> None:
         ("run", "Last rollback"), ("run", "Failures"),  # there was none
         ("run", "Load of experts, 100 % is even"),  # the model has none
         ("run", "Choices that experts had no room for"),
+        ("run", "Logged by the script"),  # the trainer logs no names of its own
+        *(("health", f"InfiniBand {what}") for what in ("errors", "congestion", "links lost")),  # there is none
+        ("health", "Stopped by the CPU limit"),  # a group without a limit counts nothing
     }, empty  # fmt: skip
 
 

@@ -63,6 +63,8 @@ class LedgerFile:
             raise StorageError(found)
         self.ledger = Ledger.from_json(found)
         self.ledger.path = self._path if is_chief else None
+        if is_chief and not self.ledger.sequence:
+            self.save()  # before any checkpoint: from then on a missing ledger is a lost one
 
     def save(self) -> None:
         """Write and sync it. Raises Fenced in a process of an older attempt."""
