@@ -48,7 +48,7 @@ _SWITCHES = {
     "gradients": "`probes.gradient_interval` above 0",
     "health": "`probes.health = true`",
     "steps.backward_ns": "`recorder.phase`",
-    "steps.data_ns": '`recorder.phase("data")`',
+    "steps.data_ns": "`recorder.phase`",
     "steps.forward_ns": "`recorder.phase`",
     "steps.grad_norm": "`rankscope.log`",
     "steps.local_grad_norm": "`probes.local_norm_interval` above 0",

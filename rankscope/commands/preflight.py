@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["EPILOG", "preflight"]
 
 EPILOG = (
-    "Examples:  rankscope preflight   |   torchrun --nproc-per-node 8 -m rankscope preflight   |   "
-    "srun --ntasks-per-node 8 rankscope preflight --fleet /data/runs   |   "
+    "\b\nExamples:\nrankscope preflight\n"
+    "torchrun --nproc-per-node 8 -m rankscope preflight\n"
+    "srun --ntasks-per-node 8 rankscope preflight --fleet /data/runs\n"
     "rankscope preflight --nproc-per-node 4 --json"
 )
 

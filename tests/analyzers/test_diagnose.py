@@ -223,9 +223,9 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "xid": {about["class"] for about in xid_table()["xid"].values()} | {"unknown"},
         "gpu-memory-errors": {"uncorrected", "corrected", "remapped", "remap_failed"},
         "gpu-throttled": {cause for cause, _ in THROTTLE_BITS.values()},
-        "link-errors": {"nvlink", "pcie"},
+        "link-errors": {"nvlink", "pcie", "infiniband", "infiniband_down", "tcp"},
         "expert-imbalance": {"hot", "dead", "dropped"},
-        "host-pressure": {"disk", "run_queue"},
+        "host-pressure": {"disk", "run_queue", "cpu_limit", "memory"},
         "desync": {"skipped", "extra"},
         "hang": hang_causes() | log_wording.HANGS,
     }

@@ -256,7 +256,7 @@ def test_without_records_there_is_no_account() -> None:
     line.step(1, 0, 10, forward=10)
     assert told(line.account().seconds) == {"training": 10}
     (finding,) = goodput.analyze(line.store)  # nobody says when it began and ended
-    assert "start-up" in finding.summary
+    assert "Start-up" in finding.summary
 
 
 @pytest.mark.parametrize("seed", range(6))
