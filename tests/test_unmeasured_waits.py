@@ -46,7 +46,7 @@ def test_text(diagnosis: Diagnosis) -> None:
     text = output.getvalue()
     assert "No problems found" not in text
     assert re.search(r"Nothing was found .* of the step time, \d+ % was not measured", text)
-    assert re.search(r"Goodput +Of [\d.]+ s: \d+ % not measured", text)
+    assert re.search(r"Goodput +Of [\d.]+ s of wall time: \d+ % not measured", text)
     assert "The cost of communication was not measured" in text
     assert not ZERO_SHARE.search(text), text
 
