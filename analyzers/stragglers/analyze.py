@@ -101,7 +101,7 @@ def _is_waited_for(source: Source, timings: Timings, slow: Straggler, policy: St
     so that a rank that waits in many calls, as in a group with a slow link, seems to work for the rest."""
     arrivals = load_arrivals(source, timings.attempt, slow.rank, slow.first_step, slow.last_step)
     caused, most = arrivals.caused_wait_ratio, arrivals.most_caused_wait_ratio
-    return not slow.has_peers or caused is None or most is None or caused >= policy.device_caused_wait_ratio * most
+    return not slow.has_peers or caused is None or most is None or most - caused < policy.device_other_wait_ratio
 
 
 def _can_judge(timings: Timings, policy: StragglerPolicy) -> bool:

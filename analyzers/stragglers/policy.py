@@ -234,9 +234,10 @@ class StragglerPolicy:
     place_ratio: float = 0.75
     """Part of a rank's excess that one phase or gap must hold to be named: a rank that is slow in all its computing has
     some 60 % of it in backward."""
-    device_caused_wait_ratio: float = 0.5
-    """Waiting that a rank on a GPU causes in its groups / the most that a member causes, from which it may be slow.
-    Source: simulated runs. Slow ranks have 0.7 and more, also those of a slow node; ranks beside a slow link 0.2."""
+    device_other_wait_ratio: float = 0.4
+    """Part of the waiting in its groups that another member causes beyond what a rank on a GPU causes, from which it is
+    that one's doing. Source: simulated runs; up to 0.2 for slow ranks and those of a slow node, 0.5 and more for ranks
+    beside a slow link."""
     critical_slowdown_ratio: float = 2.0
     """Step time with / without the rank from which the finding is critical."""
     min_warning_slowdown_ratio: float = 1.01
