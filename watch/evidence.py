@@ -20,7 +20,6 @@ import json
 import os
 import shutil
 import socket
-import stat
 import subprocess
 import tarfile
 import time
@@ -33,6 +32,7 @@ from analyzers.printable import visible
 from probes.tape.safe_open import open_plain
 from probes.tape.secrets import Redactor
 from watch.stacks.pyspy import StacksError, ranks_here, take
+from watch.stacks.recorder_dumps import ask_for_dump, file_state, wait_for_dumps
 
 __all__ = ["Collected", "collect"]
 
@@ -44,7 +44,6 @@ DUMP_BYTES = 256 << 20
 MAX_BYTES = 1 << 30
 DUMPS_SHARE = 0.75
 """Of `MAX_BYTES`: the rest is kept for outputs and logs, which come after."""
-POLL_S = 0.1
 COMMANDS = {
     "dmesg.txt": (("dmesg", "--ctime"), ("journalctl", "--dmesg", "--no-pager", "--since", "-2 days")),
     "nvidia-smi.txt": (("nvidia-smi", "-q"),),
@@ -152,45 +151,26 @@ def _stacks(pids: Sequence[int]) -> tuple[bytes, str]:
 
 def _dumps(pids: Sequence[int]) -> Iterator[tuple[str, bytes, str]]:
     """Flight-recorder dumps of the ranks here, through the pipe that torch opened for each."""
-    waiting: list[tuple[int, Path, int]] = []
+    asked: dict[str, Path] = {}
+    before: dict[Path, tuple[int, int]] = {}
     for pid in pids:
         env = _environment(pid)
         rank, prefix = env.get("RANK", ""), env.get(_PIPE, "")
         if not prefix or not rank.isdecimal():
             continue
         target = Path(next((env[name] for name in _DUMPS if env.get(name)), _DEFAULT_DUMP) + rank)
-        before_ns = target.stat().st_mtime_ns if target.exists() else 0
-        why = _poke(f"{prefix}{rank}.pipe")
+        state = file_state(target)
+        why = ask_for_dump(Path(f"{prefix}{rank}.pipe"))
         if why:
             yield f"nccl_trace_rank_{rank}", b"", why
         else:
-            waiting.append((int(rank), target, before_ns))
-    deadline = time.monotonic() + LIMIT_S
-    for rank_, target, before_ns in waiting:
-        while time.monotonic() < deadline and not (target.exists() and target.stat().st_mtime_ns > before_ns):
-            time.sleep(POLL_S)
-        blob, why = _tail(target, DUMP_BYTES + 1) if target.exists() else (b"", "the rank wrote no dump")
+            asked[rank], before[target] = target, state
+    wait_for_dumps(before, LIMIT_S)
+    for rank, target in asked.items():
+        blob, why = _tail(target, DUMP_BYTES + 1) if target.exists() else (b"", "")
         if len(blob) > DUMP_BYTES:
             blob, why = b"", f"larger than {DUMP_BYTES:,} bytes"
-        yield f"nccl_trace_rank_{rank_}", blob, why
-
-
-def _poke(pipe: str) -> str:
-    """Write into a rank's pipe; returns why it did not work."""
-    try:
-        # Without a reader it fails at once. The name is from another process: it may lead to any file.
-        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError as error:
-        return f"{pipe}: {error.strerror}"
-    try:
-        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
-            return f"{pipe}: is no pipe"
-        os.write(fd, b"1\n")
-    except OSError as error:
-        return f"{pipe}: {error.strerror}"
-    finally:
-        os.close(fd)
-    return ""
+        yield f"nccl_trace_rank_{rank}", blob, why or ("" if blob else "the rank wrote no dump")
 
 
 def _environment(pid: int) -> dict[str, str]:

@@ -12,6 +12,7 @@ import pytest
 from analyzers.external.evidence import diagnose_files
 from tests.e2e.launched import rankscope
 from watch import evidence
+from watch.stacks.recorder_dumps import ask_for_dump
 
 
 def test_the_archive_is_read_by_analyze(tmp_path: Path) -> None:
@@ -54,7 +55,9 @@ def test_a_rank_is_asked_for_its_dump_through_its_pipe(tmp_path: Path, monkeypat
     def answer() -> None:
         with pipe.open("rb") as asked:
             asked.readline()
-        target.write_bytes(b"the dump")
+        with target.open("wb") as file:
+            threading.Event().wait(0.1)  # torch makes the file, then collects what it writes
+            file.write(b"the dump")
 
     thread = threading.Thread(target=answer)
     thread.start()
@@ -75,7 +78,7 @@ def test_only_a_pipe_is_written_into(tmp_path: Path, kind: str) -> None:
     victim, pipe = tmp_path / "victim", tmp_path / "x3.pipe"
     victim.write_text("mine")
     pipe.symlink_to(victim) if kind == "link" else pipe.write_text("mine")
-    assert evidence._poke(str(pipe))
+    assert ask_for_dump(pipe)
     assert (victim.read_text(), pipe.read_text()) == ("mine", "mine")
 
 

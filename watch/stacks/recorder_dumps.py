@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from probes.tape.dump_pipe import dump_path, pipe_path
 from probes.tape.rundir import RunDir
 
-__all__ = ["take_dumps"]
+__all__ = ["ask_for_dump", "file_state", "take_dumps", "wait_for_dumps"]
 
 WAIT_S = 3.0
 LOOK_S = 0.05
@@ -23,35 +23,50 @@ LOOK_S = 0.05
 
 def take_dumps(run: RunDir, attempt: int, ranks: Iterable[int], *, wait_s: float = WAIT_S) -> list[int]:
     """Ask ranks for their dumps; returns those whose dump is there, complete or not growing any more."""
-    asked = {rank: _state(dump_path(run, attempt, rank)) for rank in ranks if _ask(pipe_path(run, attempt, rank))}
-    sizes: dict[int, tuple[int, int]] = {}
-    done: set[int] = set()
+    paths = {rank: dump_path(run, attempt, rank) for rank in ranks}
+    before = {path: file_state(path) for path in paths.values()}
+    asked = {path: before[path] for rank, path in paths.items() if not ask_for_dump(pipe_path(run, attempt, rank))}
+    written = wait_for_dumps(asked, wait_s)
+    return sorted(rank for rank, path in paths.items() if path in written)
+
+
+def wait_for_dumps(before: Mapping[Path, tuple[int, int]], wait_s: float) -> set[Path]:
+    """Wait for files to be written; `before` is their `file_state` when they were asked for.
+
+    Returns those that have changed since and do not grow any more: torch makes a file first and fills it then.
+    """
+    last: dict[Path, tuple[int, int]] = {}
+    written: set[Path] = set()
     deadline = time.monotonic() + wait_s
-    while len(done) < len(asked) and time.monotonic() < deadline:
+    while len(written) < len(before) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
-        for rank in asked.keys() - done:
-            state = _state(dump_path(run, attempt, rank))
-            if state != asked[rank] and state[1] and sizes.get(rank) == state:
-                done.add(rank)
-            sizes[rank] = state
-    return sorted(done)
+        for path in before.keys() - written:
+            state = file_state(path)
+            if state != before[path] and state[1] and last.get(path) == state:
+                written.add(path)
+            last[path] = state
+    return written
 
 
-def _ask(pipe: Path) -> bool:
-    """Write a byte; false if there is no pipe, or no thread that reads it."""
+def ask_for_dump(pipe: Path) -> str:
+    """Write into the pipe of a rank; returns why it did not work, such as without a thread that reads it."""
     try:
+        # Without a reader it fails at once. The name may be another process's: it may lead to any file.
         fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
+    except OSError as error:
+        return f"{pipe}: {error.strerror}"
     try:
-        return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, b"1") == 1
-    except OSError:
-        return False
+        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            return f"{pipe}: is no pipe"
+        os.write(fd, b"1\n")
+    except OSError as error:
+        return f"{pipe}: {error.strerror}"
     finally:
         os.close(fd)
+    return ""
 
 
-def _state(path: Path) -> tuple[int, int]:
+def file_state(path: Path) -> tuple[int, int]:
     """(time of the last change, size) of a file; zeros without one."""
     try:
         found = path.stat()
