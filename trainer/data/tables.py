@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from trainer.config.load import ConfigError
+from trainer.error_text import first_line
 
 __all__ = ["is_table", "table_files", "token_blocks"]
 
@@ -56,8 +57,7 @@ def token_blocks(file: Path, *, column: str, separator: int) -> Iterator[np.ndar
             else:
                 raise ConfigError(f"data.column = {name!r}: is {kind} in {file.name}; must be text or lists of tokens")
     except (pa.ArrowException, OSError) as error:
-        first = (str(error).splitlines() or [""])[0][:200]
-        raise ConfigError(f"data.path: {str(file)!r} cannot be read ({first})") from None
+        raise ConfigError(f"data.path: {str(file)!r} cannot be read ({first_line(error)})") from None
 
 
 def _batches(file: Path) -> Iterator[Any]:

@@ -27,7 +27,9 @@ from trainer.config.load import ConfigError
 __all__ = [
     "BLOCK_BYTES",
     "BLOCK_HASH_BYTES",
+    "DTYPES",
     "MANIFEST",
+    "PLAN",
     "DamagedDataError",
     "DataError",
     "Manifest",
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 MANIFEST = "manifest.json"
+PLAN = "plan.json"
 FORMAT = "rankscope-tokens"
 VERSION = 1
 BLOCK_BYTES = 1 << 14
@@ -127,7 +130,7 @@ class Manifest:
 
 def is_prepared(folder: Path) -> bool:
     """True for a folder that `rankscope prepare` wrote or has begun."""
-    return (folder / MANIFEST).is_file() or (folder / "plan.json").is_file()
+    return (folder / MANIFEST).is_file() or (folder / PLAN).is_file()
 
 
 def shard_files(folder: Path, number: int) -> tuple[Path, Path, Path]:

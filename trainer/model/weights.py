@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from trainer.config.load import ConfigError
+from trainer.error_text import first_line
 from trainer.model.llama_names import from_llama
 from trainer.model.transformer import own_part
 
@@ -66,14 +67,10 @@ def _tensors(path: Path) -> Mapping[str, tuple[Path, str]]:
                 for name in opened.keys():  # noqa: SIM118  (no mapping)
                     found[from_llama(name) or name] = (file, name)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"model.weights = {str(path)!r}: cannot be read ({_first_line(error)})") from None
+        raise ConfigError(f"model.weights = {str(path)!r}: cannot be read ({first_line(error)})") from None
     if not found:
         raise ConfigError(f"model.weights = {str(path)!r}: no safetensors there")
     return found
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _sized(shape: torch.Size) -> str:

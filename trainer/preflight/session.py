@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from trainer.error_text import first_line
 from trainer.preflight.facts import boot_id, device_model, facts, node_key, settings
 from trainer.preflight.joining import Place
 from trainer.preflight.judge_devices import slow_devices
@@ -84,7 +85,7 @@ class Session:
             try:
                 self._communicate(layout)
             except Exception as error:  # a broken network raises errors of many types; each is the result of the check
-                self._reading = replace(self._reading, problem=f"{type(error).__name__}: {_first_line(error)}")
+                self._reading = replace(self._reading, problem=_problem(error))
             finally:
                 if dist.is_initialized():
                     dist.destroy_process_group()
@@ -150,7 +151,7 @@ class Session:
         try:
             self._reading = _faster(self._reading, device_speed(self.device))
         except RuntimeError as error:  # what a broken device raises; the next in turn must not wait for it
-            self._reading = replace(self._reading, problem=f"{type(error).__name__}: {_first_line(error)}")
+            self._reading = replace(self._reading, problem=_problem(error))
         self._set(f"{key}/{self.place.rank}", asdict(self._reading))
 
     # 3. Between the ranks.
@@ -271,5 +272,5 @@ def _free_bytes(folder: Path) -> int | None:
         return None
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or ["no message"])[0][:200]
+def _problem(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"

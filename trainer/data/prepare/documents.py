@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from trainer.data.prepare.sources import Source, open_source
 from trainer.data.token_folder import DataError, Piece
+from trainer.error_text import first_line
 
 __all__ = ["MAX_DOCUMENT_BYTES", "DocumentReader", "ReadOptions", "is_split_by_lines"]
 
@@ -70,7 +71,7 @@ class DocumentReader:
                 else:
                     yield text
         except (OSError, EOFError, zlib.error, LZMAError) as error:
-            reason = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0][:200]
+            reason = getattr(error, "strerror", None) or first_line(error)
             raise DataError(f"{source.name}: cannot be read ({reason})") from None
 
     def _whole(self, source: Source) -> Iterator[str]:
@@ -111,7 +112,7 @@ class DocumentReader:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            self._bad(f"{place} is no JSON ({(str(error).splitlines() or [''])[0][:100]})")
+            self._bad(f"{place} is no JSON ({first_line(error)})")
             return
         if not isinstance(record, dict):
             self._bad(f"{place} is no JSON object")
@@ -150,7 +151,7 @@ class DocumentReader:
                 for batch in batches:
                     yield from (value or "" for value in batch.column(0).to_pylist())
         except (pa.ArrowException, UnicodeDecodeError) as error:
-            raise DataError(f"{source.name}: cannot be read ({(str(error).splitlines() or [''])[0][:200]})") from None
+            raise DataError(f"{source.name}: cannot be read ({first_line(error)})") from None
 
     def _text_column(self, source: Source, schema: Any) -> str:
         import pyarrow as pa

@@ -17,6 +17,7 @@ from trainer.data.prepare.documents import ReadOptions, is_split_by_lines
 from trainer.data.prepare.sources import Source, open_source
 from trainer.data.prepare.tokenizer import TokenizerFacts
 from trainer.data.token_folder import DataError, Piece
+from trainer.error_text import first_line
 
 __all__ = ["PlannedShard", "PreparePlan", "difference", "make_plan"]
 
@@ -97,8 +98,7 @@ def _row_groups(source: Source, shard_bytes: int) -> list[tuple[int, int, int]]:
         with open_source(source) as file, pq.ParquetFile(file) as table:
             sizes = [table.metadata.row_group(number).total_byte_size for number in range(table.num_row_groups)]
     except (pa.ArrowException, OSError) as error:
-        reason = (str(error).splitlines() or [""])[0][:200]
-        raise DataError(f"{source.name}: is no readable Parquet file ({reason})") from None
+        raise DataError(f"{source.name}: is no readable Parquet file ({first_line(error)})") from None
     cuts: list[tuple[int, int, int]] = []
     for number, size in enumerate(sizes):
         if cuts and cuts[-1][2] + size <= shard_bytes:

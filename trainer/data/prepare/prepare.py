@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from trainer.checkpoint.disk_tier.manifest import fsync_path
 from trainer.data.prepare.documents import ReadOptions
 from trainer.data.prepare.plan import PreparePlan, difference, make_plan
 from trainer.data.prepare.sources import find_sources
@@ -32,14 +33,12 @@ from trainer.data.prepare.write_shard import (
     finished_shard,
     record_file,
     remove_scratch,
-    sync_folder,
     write_file,
 )
-from trainer.data.token_folder import MANIFEST, DataError, Manifest, Shard, SourceFile, read_manifest
+from trainer.data.token_folder import MANIFEST, PLAN, DataError, Manifest, Shard, SourceFile, read_manifest
 
 __all__ = ["PrepareRequest", "Prepared", "Progress", "prepare"]
 
-_PLAN = "plan.json"
 _TOKENIZER = "tokenizer.json"
 _REMEDY = "choose another --out, or delete the folder"
 
@@ -109,10 +108,10 @@ def prepare(request: PrepareRequest, *, num_processes: int, on_progress: Callabl
 
 def _claim_folder(request: PrepareRequest, plan: PreparePlan, is_bytes: bool) -> bool:
     """Check that the folder is empty or belongs to this plan; returns True if everything is there already."""
-    folder, path = request.out, request.out / _PLAN
+    folder, path = request.out, request.out / PLAN
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     is_complete = MANIFEST in names
-    if _PLAN in names:
+    if PLAN in names:
         try:
             saved = json.loads(path.read_bytes())
         except ValueError:
@@ -128,7 +127,7 @@ def _claim_folder(request: PrepareRequest, plan: PreparePlan, is_bytes: bool) ->
         given = Path(request.tokenizer).expanduser()
         write_file(folder / _TOKENIZER, (given / _TOKENIZER if given.is_dir() else given).read_bytes())
     write_file(path, json.dumps(plan.to_json(), indent=1).encode())
-    sync_folder(folder)
+    fsync_path(folder)
     return False
 
 
@@ -169,7 +168,7 @@ def _write_missing(setup: WorkerSetup, num_processes: int, on_progress: Callable
     if not manifest.num_documents:
         raise DataError(f"{plan.sources[0].name}: no source holds a document; check --field and --document")
     write_file(folder / MANIFEST, (json.dumps(manifest.to_json(), indent=1) + "\n").encode())
-    sync_folder(folder)
+    fsync_path(folder)
     _remove_records(folder, plan)
     return Prepared(manifest=manifest, shards_kept=num_kept, was_complete=False)
 

@@ -20,6 +20,7 @@ from fsspec.core import url_to_fs
 from fsspec.utils import get_protocol
 
 from trainer.data.token_folder import DataError
+from trainer.error_text import first_line
 
 __all__ = ["Source", "current_version", "find_sources", "open_source"]
 
@@ -60,15 +61,14 @@ def find_sources(given: list[str]) -> list[Source]:
     return found
 
 
-def open_source(source: Source, *, compressed: bool = False) -> BinaryIO:
-    """Open for reading bytes, decompressed unless `compressed`. Raises DataError."""
-    compression = None if compressed else source.compression
+def open_source(source: Source) -> BinaryIO:
+    """Open for reading bytes, decompressed. Raises DataError."""
     try:
-        return cast(BinaryIO, fsspec.open(source.name, "rb", compression=compression).open())
+        return cast(BinaryIO, fsspec.open(source.name, "rb", compression=source.compression).open())
     except ValueError as error:
         if source.compression == "zstd":
             raise DataError(f"{source.name}: needs zstandard: pip install zstandard, or decompress it first") from None
-        raise DataError(f"{source.name}: cannot be opened ({_first_line(error)})") from None
+        raise DataError(f"{source.name}: cannot be opened ({first_line(error)})") from None
     except (OSError, ImportError) as error:
         raise _unreadable(source.name, error) from None
 
@@ -117,9 +117,9 @@ def _filesystem(text: str) -> tuple[Any, str]:
     try:
         fs, path = url_to_fs(text)
     except ImportError as error:
-        raise DataError(f"{text}: {get_protocol(text)}:// needs another package ({_first_line(error)})") from None
+        raise DataError(f"{text}: {get_protocol(text)}:// needs another package ({first_line(error)})") from None
     except ValueError as error:
-        raise DataError(f"{text}: is no address that fsspec knows ({_first_line(error)})") from None
+        raise DataError(f"{text}: is no address that fsspec knows ({first_line(error)})") from None
     return fs, path
 
 
@@ -147,9 +147,5 @@ def _is_hidden(name: str, below: str = "") -> bool:
 
 
 def _unreadable(name: str, error: Exception) -> DataError:
-    reason = getattr(error, "strerror", None) or _first_line(error)
+    reason = getattr(error, "strerror", None) or first_line(error)
     return DataError(f"{name}: cannot be read ({reason})")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

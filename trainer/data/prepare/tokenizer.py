@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from trainer.data.token_folder import DataError
+from trainer.data.token_folder import DTYPES, DataError
+from trainer.error_text import first_line
 
 __all__ = ["BYTES", "Tokenizer", "TokenizerFacts", "load_tokenizer"]
 
@@ -40,7 +41,7 @@ class TokenizerFacts:
 
     @property
     def dtype(self) -> str:
-        return next(name for name in ("uint8", "uint16", "uint32") if self.vocab_size - 1 <= np.iinfo(name).max)
+        return next(name for name in DTYPES if self.vocab_size - 1 <= np.iinfo(name).max)
 
 
 class Tokenizer(Protocol):
@@ -97,8 +98,9 @@ def load_tokenizer(given: str, end_token: str = "") -> Tokenizer:
     try:
         made = LibraryTokenizer.from_buffer(content)
     except Exception as error:  # the library raises plain exceptions
-        reason = (str(error).splitlines() or [""])[0][:200]
-        raise DataError(f"{path}: is no tokenizer.json that the tokenizers library can read ({reason})") from None
+        raise DataError(
+            f"{path}: is no tokenizer.json that the tokenizers library can read ({first_line(error)})"
+        ) from None
     if getattr(made.model, "dropout", None):
         raise DataError(f"{path}: has dropout, the same text would get other tokens each time; remove model.dropout")
     made.no_truncation()

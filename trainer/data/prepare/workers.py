@@ -7,25 +7,22 @@ With one process the shards are written in the calling one. Which process writes
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from probes.attach.parent_death import signal_at_parent_death
 from trainer.data.prepare.plan import PlannedShard, PreparePlan
-from trainer.data.prepare.tokenizer import load_tokenizer
+from trainer.data.prepare.tokenizer import BYTES, load_tokenizer
 from trainer.data.prepare.write_shard import Advance, ShardWriter
 from trainer.data.token_folder import DataError, Shard
 
 __all__ = ["WorkerSetup", "write_shards"]
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +38,7 @@ class WorkerSetup:
         return ShardWriter(self.folder, self.plan, load_tokenizer(self.tokenizer, self._end_token()))
 
     def _end_token(self) -> str:
-        return self.plan.tokenizer.end_token if self.plan.tokenizer.name != "bytes" else ""
+        return self.plan.tokenizer.end_token if self.plan.tokenizer.name != BYTES else ""
 
 
 @dataclass(slots=True)
@@ -127,10 +124,9 @@ def _receive(worker: _Worker, plan: PreparePlan) -> Advance | Shard | Exception:
 def _serve(connection: Connection, setup: WorkerSetup, parent: int) -> None:
     """Main function of a process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            return
+    signal_at_parent_death(signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call took effect
+        return
     try:
         writer = setup.writer()
         while True:

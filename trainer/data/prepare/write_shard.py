@@ -21,13 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from trainer.checkpoint.disk_tier.manifest import fsync_path
 from trainer.data.prepare.documents import DocumentReader
 from trainer.data.prepare.plan import PlannedShard, PreparePlan
 from trainer.data.prepare.sources import current_version
 from trainer.data.prepare.tokenizer import Tokenizer
 from trainer.data.token_folder import BLOCK_BYTES, DataError, Shard, block_hash, shard_files
 
-__all__ = ["Advance", "ShardWriter", "finished_shard", "record_file", "remove_scratch", "sync_folder", "write_file"]
+__all__ = ["Advance", "ShardWriter", "finished_shard", "record_file", "remove_scratch", "write_file"]
 
 _BATCH_CHARACTERS = 1 << 20
 _BATCH_DOCUMENTS = 1024
@@ -118,7 +119,7 @@ class ShardWriter:
             pieces=planned.pieces,
             first_documents=tuple(firsts),
         )
-        sync_folder(self.folder)
+        fsync_path(self.folder)
         write_file(record_file(self.folder, number), json.dumps(asdict(shard)).encode())
         return shard
 
@@ -175,14 +176,6 @@ def write_file(path: Path, content: bytes) -> None:
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _scratch(path: Path) -> Path:
