@@ -20,6 +20,7 @@ from analyzers.analysis import Analysis
 from analyzers.deaths.exclusions import exclusions
 from analyzers.deaths.launcher_loss import launcher_lost
 from analyzers.deaths.policy import DeathPolicy
+from analyzers.deaths.rank_lost import rank_lost
 from analyzers.deaths.resume_mismatch import resume_mismatches
 from analyzers.finding import Finding
 from analyzers.hangs.culprits import find_culprits
@@ -128,27 +129,16 @@ def _without_a_root(
     step = view.step
     terminated = bool(deaths) and all(death.signal == "SIGTERM" for death in deaths)
     how = "terminated" if terminated else "killed"
-    return [
-        Finding(
-            analyzer="rank_lost",
-            kind="rank_lost",
-            severity="warning" if again else "critical",
-            status="fired",
-            ranks=all_ranks,
-            first_step=step,
-            last_step=step,
-            cause="killed_all",
-            summary=f"All {len(all_ranks)} ranks were {how} from outside {_where(step)}: they stopped within "
-            f"{_spread_s(view):.1f} s of each other without an error.{again}",
-            evidence={
-                "records_end_within_s": round(_spread_s(view), 3),
-                "open_steps": sum(rank.step_is_open for rank in view.ranks.values()),
-                "calls_in_flight": sum(rank.num_in_flight for rank in view.ranks.values()),
-            },
-            advice="rank-lost-killed_all",
-            attempt=view.attempt,
-        )
-    ]
+    summary = (
+        f"All {len(all_ranks)} ranks were {how} from outside {_where(step)}: they stopped within {_spread_s(view):.1f} s "
+        "of each other without an error."
+    )
+    evidence = {
+        "records_end_within_s": round(_spread_s(view), 3),
+        "open_steps": sum(rank.step_is_open for rank in view.ranks.values()),
+        "calls_in_flight": sum(rank.num_in_flight for rank in view.ranks.values()),
+    }
+    return [rank_lost(view, "killed_all", summary, evidence, step=step, again=again, ranks=all_ranks)]
 
 
 def _connections_lost(view: AttemptView, failed: Sequence[Death], ended: Sequence[int], again: str) -> Finding:
@@ -162,30 +152,19 @@ def _connections_lost(view: AttemptView, failed: Sequence[Death], ended: Sequenc
     cause = "store_lost" if is_store else "connection_lost"
     what = "the rendezvous store was lost" if is_store else "the ranks lost their connections to each other"
     who = f", and {ranks_text(ended)} ended by SIGTERM" if ended else ""
-    return Finding(
-        analyzer="rank_lost",
-        kind="rank_lost",
-        severity="warning" if again else "critical",
-        status="fired",
-        first_step=view.step,
-        last_step=view.step,
-        cause=cause,
-        summary=sentence(
-            f"{what} {_where(view.step)}: {len(victims)} of {len(view.ranks)} ranks report a lost connection, rank "
-            f"{victims[0].rank} first. No rank is missing{who}"
-        )
-        + again,
-        evidence={
-            "error_type": victims[0].error_type or None,
-            "message": victims[0].message[:2000],
-            "victims": sorted(death.rank for death in victims),
-            "first_to_report_rank": victims[0].rank,
-            "terminated_ranks": sorted(ended),
-            **_origin(victims[0]),
-        },
-        advice=f"rank-lost-{cause}",
-        attempt=view.attempt,
+    summary = sentence(
+        f"{what} {_where(view.step)}: {len(victims)} of {len(view.ranks)} ranks report a lost connection, rank "
+        f"{victims[0].rank} first. No rank is missing{who}"
     )
+    evidence = {
+        "error_type": victims[0].error_type or None,
+        "message": victims[0].message[:2000],
+        "victims": sorted(death.rank for death in victims),
+        "first_to_report_rank": victims[0].rank,
+        "terminated_ranks": sorted(ended),
+        **_origin(victims[0]),
+    }
+    return rank_lost(view, cause, summary, evidence, step=view.step, again=again)
 
 
 def _origin(death: Death) -> dict[str, Any]:
@@ -226,22 +205,9 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
     }
     if calls:
         evidence |= {"op": calls[0].op, "process_group": calls[0].group, "seq": calls[0].seq, "caller": calls[0].caller}
-    return Finding(
-        analyzer="rank_lost",
-        kind="rank_lost",
-        severity="warning" if again else "critical",
-        status="fired",
-        ranks=ranks,
-        first_step=step,
-        last_step=step,
-        cause=first.cause,
-        summary=sentence(f"{ranks_text(ranks)} {what} {_where(step)}{where}")
-        + (" The other ranks ended because of it." if victims else "")
-        + again,
-        evidence=evidence,
-        advice=f"rank-lost-{first.cause}",
-        attempt=view.attempt,
-    )
+    summary = sentence(f"{ranks_text(ranks)} {what} {_where(step)}{where}")
+    summary += " The other ranks ended because of it." if victims else ""
+    return rank_lost(view, first.cause, summary, evidence, step=step, again=again, ranks=ranks)
 
 
 def _completed(source: Source, finding: Finding) -> Finding:

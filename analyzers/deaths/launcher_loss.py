@@ -1,8 +1,8 @@
 """Launchers that were killed or crashed, with the ranks that ended because of it.
 
 1. `watch` recorded that the launcher of its node was gone, and which ranks had not closed then.
-2. A rank that had ended of something else `AT_ONCE_NS` before is the cause instead, as is a standstill that `watch` had
-   reported: a launcher of a hanging job is killed for that. Nothing is reported here.
+2. A rank that had ended of something else `DeathPolicy.before_launcher_s` before is the cause instead, as is a
+   standstill that `watch` had reported: a launcher of a hanging job is killed for that. Nothing is reported here.
 3. The checkpoint that the ranks saved on their way out is named, where they saved one.
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from analyzers.deaths.policy import DeathPolicy
+from analyzers.deaths.rank_lost import rank_lost
 from analyzers.finding import Finding
 from analyzers.run.endings import Death
 from analyzers.run.event_log import EventLog
@@ -19,11 +21,10 @@ from probes.tape import event_kinds
 
 __all__ = ["launcher_lost"]
 
-AT_ONCE_NS = 3 * 10**9
-"""`watch` polls once a second, and a busy machine delays it."""
 
-
-def launcher_lost(view: AttemptView, log: EventLog, deaths: Sequence[Death], again: str) -> Finding | None:
+def launcher_lost(
+    view: AttemptView, log: EventLog, deaths: Sequence[Death], again: str, policy: DeathPolicy = DeathPolicy()
+) -> Finding | None:
     """The finding of an attempt whose launcher was lost; None where none was, or a rank had died before."""
     losses = log.of(event_kinds.LAUNCHER_LOST, attempt=view.attempt)
     if not losses:
@@ -31,7 +32,8 @@ def launcher_lost(view: AttemptView, log: EventLog, deaths: Sequence[Death], aga
     first = min(losses, key=lambda event: event.wall_ns)
     if view.stood_still_ns is not None and view.stood_still_ns < first.wall_ns:
         return None
-    if any(not death.collateral and death.when_ns < first.wall_ns - AT_ONCE_NS for death in deaths):
+    before_ns = first.wall_ns - policy.before_launcher_s * 1e9
+    if any(not death.collateral and death.when_ns < before_ns for death in deaths):
         return None
     nodes = sorted({event.integer("node_rank") for event in losses})
     ranks = tuple(sorted({rank for event in losses for rank in event.integers("ranks")}))
@@ -43,21 +45,10 @@ def launcher_lost(view: AttemptView, log: EventLog, deaths: Sequence[Death], aga
     )
     left = f" Its ranks saved a checkpoint at step {saved} and ended." if saved >= 0 else ""
     left = left or (f" {sentence(f'{ranks_text(ranks)} ended with it')}" if ranks else "")
-    return Finding(
-        analyzer="rank_lost",
-        kind="rank_lost",
-        severity="warning" if again else "critical",
-        status="fired",
-        ranks=ranks,
-        first_step=step,
-        last_step=step,
-        cause="launcher_lost",
-        summary=sentence(f"{where} ended {when} without a record of its end") + left + again,
-        evidence={
-            "launcher_pid": first.integer("pid"),
-            "nodes": nodes,
-            "checkpoint_step": saved if saved >= 0 else None,
-        },
-        advice="rank-lost-launcher_lost",
-        attempt=view.attempt,
-    )
+    evidence = {
+        "launcher_pid": first.integer("pid"),
+        "nodes": nodes,
+        "checkpoint_step": saved if saved >= 0 else None,
+    }
+    summary = sentence(f"{where} ended {when} without a record of its end") + left
+    return rank_lost(view, "launcher_lost", summary, evidence, step=step, again=again, ranks=ranks)

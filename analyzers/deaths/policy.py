@@ -9,8 +9,11 @@ __all__ = ["DeathPolicy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeathPolicy:
-    """When a death without a cause is judged."""
+    """When a death without a cause is judged, and what is older than the end of a launcher."""
 
     report_s: float = 1.5
     """Seconds after a death before it counts as one without a cause, while the run lives. Source: the launcher polls
     every 0.1 s and `watch` reads once a second, so its exit status arrives within this time."""
+    before_launcher_s: float = 3.0
+    """Seconds before the end of a launcher was noticed, from which a rank that had ended then did not end because of it.
+    Source: `watch` looks once a second, and a busy machine delays it."""

@@ -29,7 +29,7 @@ from analyzers.hangs.summary import hang_summary
 from analyzers.hangs.waiting_calls import evidence_of, waiting_calls
 from analyzers.run.endings import find_deaths
 from analyzers.run.event_log import EventLog
-from analyzers.run.not_recorded import not_recorded
+from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.policy import StallPolicy, stall_policy
 from analyzers.run.restarts import restart_sentence
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
@@ -43,10 +43,10 @@ __all__ = ["ANALYSES", "hang_of_attempt", "hangs"]
 def hangs(source: Source, scope: Scope, policy: StallPolicy | None = None) -> list[Finding]:
     """Findings of kind `hang`, at most one an attempt. Without a policy, the run's own stall limits apply."""
     policy = policy or stall_policy(scope.manifest)
-    missing = missing_tables(source, "ranks", "steps", "collectives")
-    if missing and (missing != ["collectives"] or source.rows("SELECT 1 FROM ranks WHERE world_size > 1 LIMIT 1")):
-        text = f"Hangs were not checked: {not_recorded(missing)}."
-        return [Finding.insufficient("hang", "hang", text, evidence={"missing_records": missing})]
+    absent = missing_tables(source, "ranks", "steps", "collectives")
+    if absent and (absent != ["collectives"] or source.rows("SELECT 1 FROM ranks WHERE world_size > 1 LIMIT 1")):
+        text = f"Hangs were not checked: {not_recorded(absent)}."
+        return [Finding.insufficient("hang", "hang", text, evidence=missing(absent))]
     log = EventLog.load(source, SNAPSHOT_EVENTS)
     known = attempts(source)
     findings = []

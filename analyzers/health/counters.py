@@ -33,18 +33,19 @@ def host_counter_findings(source: Source, policy: HealthPolicy) -> list[Finding]
     if lacking(source, health=_COLUMNS):  # a store of an older version
         return []
     found: list[Finding] = []
-    for node, errors, downs, again, sent, stopped_s, stalls, took_s in source.rows(
+    for node, errors, downs, again, sent, stopped_s, stalls, took_s, readings in source.rows(
         f"""
         SELECT node, {rise("infiniband_errors_total")}, {rise("infiniband_downs_total")},
                {rise("tcp_retransmits_total")}, {rise("tcp_segments_total")},
                {rise("cgroup_throttled_seconds_total", "DOUBLE")}, avg(memory_pressure_ratio),
-               (max(sample_ns) - min(sample_ns)) / 1e9
+               (max(sample_ns) - min(sample_ns)) / 1e9, count(*)
         FROM health WHERE device = 'host' GROUP BY node ORDER BY node
         """
     ):
         found += _links(node, errors, downs, policy)
         found += _tcp(node, again, sent, policy)
-        found += _pressure(node, stopped_s, stalls, took_s, policy)
+        if readings >= policy.min_readings and took_s > 0:
+            found += _pressure(node, stopped_s, stalls, took_s, policy)
     return found
 
 
@@ -70,12 +71,12 @@ def _tcp(node: str, again: int | None, sent: int | None, policy: HealthPolicy) -
 def _pressure(
     node: str, stopped_s: float | None, stalls: float | None, took_s: float, policy: HealthPolicy
 ) -> Iterator[Finding]:
-    if took_s >= policy.min_readings and (stopped_s or 0.0) >= policy.throttled_cgroup_ratio * took_s:
-        share = (stopped_s or 0.0) / took_s
+    if stopped_s is not None and stopped_s >= policy.throttled_cgroup_ratio * took_s:
         what = f"The CPU limit of the container on host {node} stopped its processes for {stopped_s:.1f} s of this run."
-        yield _finding("host_pressure", "cpu_limit", node, what, {"throttled_s": stopped_s, "throttled_per_s": share})
-    if took_s >= policy.min_readings and (stalls or 0.0) >= policy.memory_pressure_ratio:
-        what = f"Processes on host {node} waited for memory {100 * (stalls or 0.0):.0f} % of the time."
+        numbers = {"throttled_s": stopped_s, "throttled_ratio": stopped_s / took_s}
+        yield _finding("host_pressure", "cpu_limit", node, what, numbers)
+    if stalls is not None and stalls >= policy.memory_pressure_ratio:
+        what = f"Processes on host {node} waited for memory {100 * stalls:.0f} % of the time."
         yield _finding("host_pressure", "memory", node, what, {"memory_pressure_ratio": stalls})
 
 

@@ -53,7 +53,7 @@ def _why_pressure(finding: Finding) -> str:
         least = size_text(of.get("disk_free_lowest_bytes"))
         return f"{size_text(of.get('disk_free_bytes'))} are free now, and {least} at the lowest."
     if finding.cause == "cpu_limit":
-        return f"That is {percent(of.get('throttled_per_s'))} of the time, as the cgroup counts it (throttled_usec)."
+        return f"That is {percent(of.get('throttled_ratio'))} of the time, as the cgroup counts it (throttled_usec)."
     if finding.cause == "memory":
         return f"Pressure stall information: {percent(of.get('memory_pressure_ratio'))} on average over the readings."
     return (

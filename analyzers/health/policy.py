@@ -14,7 +14,8 @@ class HealthPolicy:
     throttled_ratio: float = 0.1
     """Share of readings under load in which a device was slowed down. Source: convention."""
     min_readings: int = 10
-    """Readings of a device for that (count). Source: convention; ten seconds at one reading a second."""
+    """Readings of a device, or of a host whose processes are stopped or wait for memory, for that (count). Source:
+    convention; ten seconds at one reading a second."""
     loaded_ratio: float = 0.2
     """GPU utilisation (ratio) from which a reading is one under load. Source: convention."""
     corrected_errors: int = 100

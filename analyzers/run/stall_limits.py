@@ -88,9 +88,9 @@ def death_ns(view: AttemptView, log: EventLog) -> int | None:
         (event.wall_ns for event in log.of(event_kinds.RUN_ENDED) if event.wall_ns >= view.last_ns), default=None
     )
     left_ns = _all_watches_left_ns(log)
-    return (
-        given_up_ns if given_up_ns is None or left_ns is None or left_ns < view.last_ns else min(given_up_ns, left_ns)
-    )
+    if given_up_ns is None or left_ns is None or left_ns < view.last_ns:
+        return given_up_ns
+    return min(given_up_ns, left_ns)
 
 
 def _all_watches_left_ns(log: EventLog) -> int | None:

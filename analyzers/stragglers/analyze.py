@@ -114,17 +114,19 @@ def _can_judge(timings: Timings, policy: StragglerPolicy) -> bool:
 def _suspects(source: Source, timings: Timings, slow: Sequence[Straggler], policy: StragglerPolicy) -> list[Suspect]:
     if not slow:
         return []
-    counters: dict[tuple[int, str], Counters] = {(one.rank, one.cause): _counters(source, timings, one) for one in slow}
+    counters = {(one.rank, one.cause): _counters(source, timings, one, policy) for one in slow}
     nodes = _nodes(source, timings.attempt)
     found = suspects(slow, counters, nodes, int(timings.steps.min()), policy)
     return [_with_device(source, timings, suspect, policy) for suspect in found]
 
 
-def _counters(source: Source, timings: Timings, slow: Straggler) -> Counters:
+def _counters(source: Source, timings: Timings, slow: Straggler, policy: StragglerPolicy) -> Counters:
     peers = _peers_of(timings, slow) if slow.has_peers else timings.ranks.tolist()
     span = (slow.rank, slow.first_step, slow.last_step)
     judged = (int(timings.steps.min()), int(timings.steps.max()))
-    counters = load_counters(source, timings.attempt, span, peers, judged=judged, means=slow.paused_ratio > 0)
+    counters = load_counters(
+        source, timings.attempt, span, peers, judged=judged, means=slow.paused_ratio > 0, policy=policy.corroboration
+    )
     if DEVICE in timings.own:  # the host's processor says nothing of what its device does
         return replace(counters, cpu_ms=None, cpu_ratio=None)
     if slow.has_peers:

@@ -45,8 +45,6 @@ REASONS: dict[str, str] = {
 _COLUMNS = ("cpu_ns", "run_delay_ns", "gc_ns", "major_faults", "tokens")
 MAX_STEPS = 200
 """Newest steps that are read."""
-MIN_USUAL_STEPS = 10
-"""Other steps from which what is usual in them is known."""
 MAX_PEERS = 32
 """Peers that are read."""
 
@@ -164,6 +162,7 @@ def load_counters(
     *,
     judged: tuple[int, int] | None = None,
     means: bool = False,
+    policy: CorroborationPolicy | None = None,
 ) -> Counters:
     """Read the newest steps of `slow`: (rank, first step, last step), and of its peers; empty if not recorded.
 
@@ -207,22 +206,27 @@ def load_counters(
         on_cpu=_on_cpu(source, attempt, rank),
         num_steps=int(own.sum()),
     )
-    return counters if judged is None else _with_usual_waits(counters, source, attempt, slow, ranks, judged, means)
+    if judged is None:
+        return counters
+    slow_s, usual_ns, wait_ratio, num_usual = _usual_waits(source, attempt, slow, ranks, judged, means)
+    if num_usual < (policy or CorroborationPolicy()).min_usual_steps:
+        usual_ns = wait_ratio = None
+    return replace(counters, usual_run_delay_ms=_ms(usual_ns), usual_core_wait_ratio=wait_ratio, slow_s=slow_s)
 
 
-def _with_usual_waits(
-    counters: Counters,
+def _usual_waits(
     source: Source,
     attempt: int,
     slow: tuple[int, int, int],
     ranks: Sequence[int],
     judged: tuple[int, int],
     means: bool,
-) -> Counters:
-    """Add what the same ranks waited for a core in other steps, and how long the slow ones lasted."""
+) -> tuple[float | None, float | None, float | None, int]:
+    """Read how long the slow steps lasted, what the same ranks waited for a core in the other steps (nanoseconds, and as
+    a part of their CPU time), and the number of those."""
     rank, first_step, last_step = slow
     typical = "avg" if means else "median"
-    ((slow_s, usual_ns, wait_ratio, number),) = source.rows(
+    ((slow_s, usual_ns, wait_ratio, num_usual),) = source.rows(
         f"""
         SELECT sum(duration_ns) FILTER (is_slow AND rank = ?) / 1e9, {typical}(run_delay_ns) FILTER (NOT is_slow),
                sum(run_delay_ns) FILTER (NOT is_slow) / nullif(sum(cpu_ns) FILTER (NOT is_slow), 0),
@@ -232,15 +236,8 @@ def _with_usual_waits(
         """,
         [rank, first_step, last_step, attempt, max(judged[0], first_step - MAX_STEPS), judged[1]],
     )
-    if number < MIN_USUAL_STEPS:
-        usual_ns = wait_ratio = None
-    return replace(
-        counters, usual_run_delay_ms=_ms(usual_ns), usual_core_wait_ratio=_number(wait_ratio), slow_s=_number(slow_s)
-    )
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+    slow_s, usual_ns, wait_ratio = (None if value is None else float(value) for value in (slow_s, usual_ns, wait_ratio))
+    return slow_s, usual_ns, wait_ratio, int(num_usual)
 
 
 def _typical(values: Any, typical: Callable[[Any], Any]) -> float | None:

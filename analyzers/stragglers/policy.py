@@ -164,6 +164,8 @@ class CorroborationPolicy:
     crowded_s: float = 10.0
     """Seconds for which a rank must wait for a core there: on clean loops with ten jobs a core one of two ranks had a
     core of its own for up to 4 s."""
+    min_usual_steps: int = 10
+    """Steps outside of the slow ones (count) from which it is known what is usual. Source: convention."""
     worked_ratio: float = 0.5
     """Excess in CPU time from which the rank does more work. Another job on half of the core also takes a part of the
     caches, so CPU time grows as well, by less."""

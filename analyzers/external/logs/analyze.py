@@ -143,7 +143,7 @@ def _numerics(book: LogBook) -> list[Candidate]:
             ranks=ranks,
             what=f"{who(ranks, 'the training')} report{'s' * (len(ranks) < 2)} NaN or Inf values"
             + (f" at step {step}" if step is not None else ""),
-            why=f"{lines[0].place}: {lines[0].message[:160]}",
+            why=lines[0].quoted,
             lines=tuple(lines),
             evidence={"step": step},
         )
@@ -164,7 +164,7 @@ def _barriers(book: LogBook) -> list[Candidate]:
             rank_class="victim",
             ranks=(),
             what=f"{arrived} of {size} ranks joined the process group, and the others did not come",
-            why=f"{lines[-1].place}: {lines[-1].message[:160]}",
+            why=lines[-1].quoted,
             lines=tuple(lines[-20:]),
             is_proven=False,
             evidence={
@@ -191,7 +191,7 @@ def _nccls(book: LogBook) -> list[Candidate]:
             rank_class="victim",
             ranks=(),
             what=f"NCCL reports an error that does not name its cause: {text[:160].rstrip('.')}",
-            why=f"{lines[0].place}: {lines[0].message[:160]}",
+            why=lines[0].quoted,
             lines=tuple(lines[:20]),
             is_proven=False,
             severity="critical" if failed else "warning",
@@ -222,7 +222,7 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
             if suspects
             else ", and the logs do not show which rank ended first"
         ),
-        why=f"{lines[0].place}: {lines[0].message[:160]}",
+        why=lines[0].quoted,
         lines=lines,
         is_proven=False,
         evidence={"victims": list(victims)},

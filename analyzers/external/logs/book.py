@@ -17,6 +17,9 @@ from store.readers.logs.rules import Rule, load_rules
 
 __all__ = ["LogBook", "LogLine"]
 
+MAX_QUOTED = 160
+"""Characters of a line that are quoted."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
@@ -36,6 +39,11 @@ class LogLine:
     def place(self) -> str:
         """`job.log:18`"""
         return f"{self.source}:{self.line}"
+
+    @property
+    def quoted(self) -> str:
+        """`job.log:18: RuntimeError: ...`, cut to a line."""
+        return f"{self.place}: {self.message[:MAX_QUOTED]}"
 
     def number(self, name: str) -> int | None:
         """A field that is a whole number."""

@@ -50,7 +50,7 @@ def _stated(book: LogBook) -> Iterator[Candidate]:
             rank_class="mismatch",
             ranks=ranks,
             what=f"{who(ranks)} did not reach {call}",
-            why=f"{first.place}: {first.message[:160]}",
+            why=first.quoted,
             lines=tuple(lines),
             evidence={"seq": first.number("seq")},
             collect=COLLECT["hang"],
@@ -73,7 +73,7 @@ def _culprits(book: LogBook) -> Iterator[Candidate]:
         rank_class="mismatch",
         ranks=ranks,
         what=f"{who(ranks, 'ranks')} called a collective that differs from the other ranks' call ({error})",
-        why=f"{first.place}: {first.message[:160]}",
+        why=first.quoted,
         lines=tuple(lines),
         is_proven=bool(ranks) and len(listed_ranks) != len(others),
         evidence={"listed_ranks": list(listed_ranks[:64])},
@@ -109,7 +109,7 @@ def _tasks(book: LogBook) -> Iterator[Candidate]:
             rank_class="hang",
             ranks=(),
             what=f"A task on a device did not end in time ({lines[0].text('reason')})",
-            why=f"{lines[0].place}: {lines[0].message[:160]}",
+            why=lines[0].quoted,
             lines=tuple(lines),
             is_proven=False,
             evidence={"reported_by_ranks": sorted({said.rank for said in lines if said.rank is not None})},
@@ -152,7 +152,7 @@ def _ras(book: LogBook) -> Iterator[Candidate]:
         rank_class="hang",
         ranks=ranks,
         what=f"{who(ranks)} {what}",
-        why=f"{first.place}: {first.message[:160]}",
+        why=first.quoted,
         lines=tuple(lines),
         is_proven=False,
         evidence={"launched": launched, "most_launched": most},
@@ -239,8 +239,9 @@ def _timed_out(book: LogBook) -> Iterator[Candidate]:
     if not lines:
         return
     size = book.world_size or (max(waiting) + 1 if waiting else 0)
-    missing = tuple(rank for rank in range(min(size, 4096)) if rank not in waiting and rank not in book.spoke)
-    missing = missing if len(missing) < len(waiting) and not book.spoke - waiting else ()
+    spoke = book.spoke
+    missing = tuple(rank for rank in range(min(size, 4096)) if rank not in waiting and rank not in spoke)
+    missing = missing if len(missing) < len(waiting) and not spoke - waiting else ()
     yield Candidate(
         cause="not_entered" if missing else "all_entered",
         kind="hang",

@@ -139,7 +139,7 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
             rank_class="late" if is_bare_abort else "death",
             ranks=() if is_bare_abort else ranks,
             what=what,
-            why=f"{group[0][1].place}: {group[0][1].message[:160]}",
+            why=group[0][1].quoted,
             lines=(*(said for _, said in group), *([abort_text] if signal == "SIGABRT" and abort_text else [])),
             is_proven=signal != "SIGKILL" and not is_bare_abort,
             evidence={"signal": signal},
@@ -168,7 +168,7 @@ def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
         what=f"{who(ranks)} ended with exit code {code}{more}, and their errors are not in these files"
         if len(ranks) > 1
         else f"{who(ranks)} ended with exit code {code}, and its own error is not in these files",
-        why=f"{said.place}: {said.message[:160]}",
+        why=said.quoted,
         lines=tuple(said for *_, said in silent),
         is_proven=False,
         evidence={"exit_code": code},
@@ -220,7 +220,7 @@ def _lost_actors(book: LogBook) -> Iterator[Candidate]:
             rank_class="late",  # any line that names a cause says more
             ranks=ranks,
             what=f"{who(ranks, 'a Ray worker')} died, and its own error is not in these files",
-            why=f"{lines[0].place}: {lines[0].message[:160]}",
+            why=lines[0].quoted,
             lines=tuple(lines),
             is_proven=False,
             collect=COLLECT["ray"],
@@ -237,7 +237,7 @@ def _waiting_pods(book: LogBook) -> Iterator[Candidate]:
             rank_class="late",
             ranks=(),
             what="A pod did not start, or is restarted again and again",
-            why=f"{lines[-1].place}: {lines[-1].message[:160]}",
+            why=lines[-1].quoted,
             lines=tuple(lines),
             is_proven=False,
             collect=("kubectl logs POD --previous --all-containers", "kubectl describe pod POD"),

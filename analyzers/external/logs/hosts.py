@@ -100,7 +100,7 @@ def _memory(book: LogBook) -> Iterator[Candidate]:
         ranks=ranks,
         what=f"{who(ranks, 'a process')} was killed because the host{f' {host}' if host else ''} or its cgroup ran out "
         f"of memory{held}",
-        why=f"{lines[0].place}: {lines[0].message[:160]}",
+        why=lines[0].quoted,
         lines=tuple(lines),
         evidence={"host": host, "resident_bytes": rss_kb * 1024 or None},
     )
@@ -168,7 +168,7 @@ def _outside(book: LogBook) -> Iterator[Candidate]:
                 rank_class="host",
                 ranks=(),
                 what=texts[cause] + (f" ({host})" if host and cause != "time_limit" else ""),
-                why=f"{said.place}: {said.message[:160]}",
+                why=said.quoted,
                 lines=(said,),
                 severity="critical" if cause in ("node_failed", "launch_failed") else "warning",
                 evidence={"host": host or None, "reason": said.text("reason") or said.text("error") or None},
@@ -182,7 +182,7 @@ def _outside(book: LogBook) -> Iterator[Candidate]:
             rank_class="death",
             ranks=(),
             what="The job was ended from outside: a signal to the launcher, or a cancelled job",
-            why=f"{plain[0].place}: {plain[0].message[:160]}",
+            why=plain[0].quoted,
             lines=tuple(plain),
             severity="warning",
             collect=("sacct -j JOB --format=JobID,State,ExitCode,Reason,End", "last -x | head"),
@@ -199,7 +199,7 @@ def _links(book: LogBook) -> Iterator[Candidate]:
             rank_class="network",
             ranks=(),
             what=f"The network link {interface} of {host or 'a host'} went down",
-            why=f"{lines[0].place}: {lines[0].message[:160]}",
+            why=lines[0].quoted,
             lines=tuple(lines),
             evidence={"host": host, "interface": interface},
         )

@@ -208,23 +208,24 @@ def _missing(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
     size = book.world_size or max(members) + 1
     if size > 4096 or len(members) < 2:
         return ()
-    stuck = {said.rank for said in book.of("watchdog_stuck")}
-    missing = tuple(rank for rank in range(size) if rank not in members and rank not in stuck | book.spoke)
-    missing = tuple(rank for rank in missing if _has_log(rank, book))
+    spoke = book.spoke
+    known = {said.rank for said in book.of("watchdog_stuck")} | spoke | members.keys()
+    missing = _with_log([rank for rank in range(size) if rank not in known], book)
     # Who lost a peer proves a death: a rank that prints nothing may be one that the launcher ended for it.
-    return missing if len(missing) < len(members) and not book.spoke - members.keys() else ()
+    return missing if len(missing) < len(members) and not spoke - members.keys() else ()
 
 
-def _has_log(rank: int, book: LogBook) -> bool:
-    """Return False for a rank of a node whose log is not there, where each file holds the ranks of its node."""
+def _with_log(ranks: Sequence[int], book: LogBook) -> tuple[int, ...]:
+    """Leave out the ranks of nodes whose log is not there, where each file holds the ranks of its node."""
     nodes: dict[str, set[int]] = {}
     for said in book.lines:
         if said.rank is not None:
             nodes.setdefault(said.source, set()).add(said.rank)
-    size = max((max(ranks) - min(ranks) + 1 for ranks in nodes.values()), default=0)
+    size = max((max(found) - min(found) + 1 for found in nodes.values()), default=0)
     if len(nodes) < 2 or size < 2:
-        return True  # all in one file, or a file a rank
-    return any(other // size == rank // size for ranks in nodes.values() for other in ranks)
+        return tuple(ranks)  # all in one file, or a file a rank
+    with_log = {rank // size for found in nodes.values() for rank in found}
+    return tuple(rank for rank in ranks if rank // size in with_log)
 
 
 def fewer_of(values: Mapping[int, object]) -> tuple[int, ...]:

@@ -1,0 +1,38 @@
+"""The form that all findings of kind `rank_lost` share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from analyzers.finding import Finding
+from analyzers.run.snapshot import AttemptView
+
+__all__ = ["rank_lost"]
+
+
+def rank_lost(
+    view: AttemptView,
+    cause: str,
+    summary: str,
+    evidence: Mapping[str, Any],
+    *,
+    step: int | None,
+    again: str,
+    ranks: tuple[int, ...] = (),
+) -> Finding:
+    """The finding of one cause in one attempt. `again`: sentence on the restart that followed, which makes it milder."""
+    return Finding(
+        analyzer="rank_lost",
+        kind="rank_lost",
+        severity="warning" if again else "critical",
+        status="fired",
+        ranks=ranks,
+        first_step=step,
+        last_step=step,
+        cause=cause,
+        summary=summary + again,
+        evidence=evidence,
+        advice=f"rank-lost-{cause}",
+        attempt=view.attempt,
+    )
