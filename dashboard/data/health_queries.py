@@ -36,9 +36,12 @@ TOTALS = {
     "ecc_uncorrected_total": "memory errors, uncorrected", "ecc_corrected_total": "memory errors, corrected",
     "remapped_rows_total": "remapped rows", "pcie_replay_total": "PCIe replays",
     "nvlink_errors_total": "NVLink errors", "network_errors_total": "network errors",
+    "infiniband_errors_total": "InfiniBand errors", "infiniband_downs_total": "InfiniBand links lost",
     "swapped_pages_total": "pages swapped",
 }  # fmt: skip
-"""Counters since the driver was loaded or the host was booted."""
+"""Counters of which a rise is a problem of the device."""
+_COUNTER_END = "_total"
+"""End of the names of counters, which count from before the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +85,7 @@ def health_trends(source: Source, readings: Mapping[str, str]) -> dict[str, Tren
     pieces = max(MIN_PIECES, min(MAX_PIECES, MAX_CELLS // max(1, num_devices)))
     width = max(1, -(-(last_ns - first_ns + 1) // pieces))
     joined = ", ".join(f"CAST({readings[name]}({name}) AS DOUBLE) AS {name}" for name in names)
-    least = ", ".join(f"CAST(min({name}) AS DOUBLE) AS least_{name}" for name in names if name in TOTALS)
+    least = ", ".join(f"CAST(min({name}) AS DOUBLE) AS least_{name}" for name in names if name.endswith(_COUNTER_END))
     table = source.query(
         f"""
         SELECT coalesce(node, '') AS node, coalesce(device, '') AS device, (sample_ns - {first_ns}) // {width} AS piece,
@@ -101,12 +104,12 @@ def health_trends(source: Source, readings: Mapping[str, str]) -> dict[str, Tren
     for name in names:
         grid = np.full((len(devices), len(seconds)), np.nan)
         grid[row, column] = floats(table[name])
-        if name in TOTALS:
+        if name.endswith(_COUNTER_END):
             first = np.full(grid.shape, np.nan)
             first[row, column] = floats(table[f"least_{name}"])
             grid -= np.fmin.reduce(first, axis=1, keepdims=True)
         grid[~np.isfinite(grid)] = np.nan
-        found[name] = _trend(grid, seconds, devices, is_counter=name in TOTALS)
+        found[name] = _trend(grid, seconds, devices, is_counter=name.endswith(_COUNTER_END))
     return {name: trend for name, trend in found.items() if trend.num_devices}
 
 

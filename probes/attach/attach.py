@@ -114,8 +114,6 @@ class Attached:
         if self._phases is None:
             return
         with failing_open("attach.log"):
-            if "loss" in values:
-                values.setdefault("local_loss", values["loss"])
             self._phases.log(**values)
 
     def event(self, kind: str, /, **detail: Any) -> None:

@@ -49,10 +49,12 @@ def _pressure(root: Path) -> Iterator[tuple[str, float]]:
 
 
 def _cgroup(root: Path) -> Iterator[tuple[str, float]]:
-    for line in _text(root / "sys/fs/cgroup/cpu.stat").splitlines():
-        name, _, value = line.partition(" ")
-        if name == "throttled_usec" and value.strip().isdecimal():
-            yield "cgroup_throttled_seconds_total", int(value) / _US_PER_S
+    """Left out where no period has begun: then no limit is set, and the zero says nothing of the groups below."""
+    lines = (line.split() for line in _text(root / "sys/fs/cgroup/cpu.stat").splitlines())
+    counts = {words[0]: words[1] for words in lines if len(words) == 2}
+    stopped_us = counts.get("throttled_usec", "")
+    if stopped_us.isdecimal() and counts.get("nr_periods") != "0":
+        yield "cgroup_throttled_seconds_total", int(stopped_us) / _US_PER_S
 
 
 def _infiniband(root: Path) -> Iterator[tuple[str, float]]:

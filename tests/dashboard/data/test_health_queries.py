@@ -57,19 +57,21 @@ def test_of_a_thousand_devices_the_hot_one_the_cold_one_and_the_newest_second_ar
     assert 58 < np.median(bounds["middle"]) < 65
 
 
-@pytest.mark.parametrize("num_devices", [2, 40])
-def test_of_a_counter_the_rise_during_the_run_is_shown(num_devices: int) -> None:
+@pytest.mark.parametrize(
+    ("num_devices", "name"), [(2, "ecc_corrected_total"), (40, "ecc_corrected_total"), (2, "tcp_retransmits_total")]
+)
+def test_of_a_counter_the_rise_during_the_run_is_shown(num_devices: int, name: str) -> None:
     errors = np.full((num_devices, 50), 1_000_000)
     errors[0, 20:] += 7
-    found = health_trends(readings(num_devices, 50, ecc_corrected_total=errors), {"ecc_corrected_total": "max"})
-    trend = found["ecc_corrected_total"]
+    found = health_trends(readings(num_devices, 50, **{name: errors}), {name: "max"})
+    trend = found[name]
     assert max(line.values.max() for line in trend.lines) == 7
     assert min(line.values.min() for line in trend.lines) == 0
     if trend.all_devices is not None:
         assert (trend.all_devices["high"].max(), trend.all_devices["low"].min()) == (7, 0)
     assert trend.has_risen
-    still = health_trends(readings(2, 5, ecc_corrected_total=np.full((2, 5), 9)), {"ecc_corrected_total": "max"})
-    assert not still["ecc_corrected_total"].has_risen
+    still = health_trends(readings(2, 5, **{name: np.full((2, 5), 9)}), {name: "max"})
+    assert not still[name].has_risen
 
 
 def test_the_worst_device_problems_come_first_and_healthy_devices_have_none() -> None:

@@ -86,6 +86,13 @@ def test_counters_of_links_pressure_and_cgroup(tmp_path: Path) -> None:
     assert not {"io_pressure_ratio", "cpu_pressure_ratio"} & set(values)
 
 
+def test_a_cgroup_without_a_limit_has_no_time_stopped_by_it(tmp_path: Path) -> None:
+    files(tmp_path / "sys/fs/cgroup", cpu_DOT_stat="usage_usec 9\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\n")
+    assert "cgroup_throttled_seconds_total" not in Host(tmp_path, tmp_path).read()[0].values
+    files(tmp_path / "sys/fs/cgroup", cpu_DOT_stat="usage_usec 9\nnr_periods 5\nnr_throttled 0\nthrottled_usec 0\n")
+    assert Host(tmp_path, tmp_path).read()[0].values["cgroup_throttled_seconds_total"] == 0
+
+
 def test_in_a_container_memory_is_that_of_its_cgroup(tmp_path: Path) -> None:
     root = files(tmp_path, proc__meminfo="MemTotal: 1000 kB\nMemAvailable: 900 kB\n",
                  sys__fs__cgroup__memory_DOT_max="512000\n", sys__fs__cgroup__memory_DOT_current="400000\n",

@@ -83,12 +83,14 @@ def _shares(accounts: Sequence[StepAccount]) -> Iterator[Sample]:
 
 
 def scalar_samples(source: Source) -> Iterator[Sample]:
-    """Means over the ranks of the newest numbers that the user logged."""
+    """Means over the ranks of the newest numbers that the user logged, each in the newest attempt that has the name."""
     if not source.has("scalars"):
         return
     rows = source.rows(
         """
-        WITH newest AS (SELECT name, rank, arg_max(value, (attempt, step)) AS value FROM scalars GROUP BY name, rank)
+        WITH newest AS (
+            SELECT name, attempt, arg_max(value, step) AS value FROM scalars GROUP BY name, attempt, rank
+            QUALIFY attempt = max(attempt) OVER (PARTITION BY name))
         SELECT name, avg(value) FROM newest GROUP BY name ORDER BY name LIMIT ?
         """,
         [MAX_SCALARS],

@@ -50,7 +50,7 @@ def test_the_newest_steps(samples: list[Sample]) -> None:
 
 def test_logged_numbers_are_the_mean_of_each_ranks_newest() -> None:
     store = MemoryStore()
-    rows = [(0, 9, 0, 5.0), (1, 2, 0, 0.25), (1, 2, 1, 0.75), (1, 1, 1, 9.0)]
+    rows = [(0, 9, 0, 5.0), (0, 9, 2, 7.0), (1, 2, 0, 0.25), (1, 2, 1, 0.75), (1, 1, 1, 9.0)]
     store.add(
         "scalars",
         [{"attempt": attempt, "step": step, "rank": rank, "name": "accuracy", "value": number}
