@@ -130,8 +130,8 @@ def _without_a_root(
     terminated = bool(deaths) and all(death.signal == "SIGTERM" for death in deaths)
     how = "terminated" if terminated else "killed"
     summary = (
-        f"All {len(all_ranks)} ranks were {how} from outside {_where(step)}: they stopped within {_spread_s(view):.1f} s "
-        "of each other without an error."
+        f"All {len(all_ranks)} ranks were {how} from outside {_where(step)}: they stopped within "
+        f"{_spread_s(view):.1f} s of each other without an error."
     )
     evidence = {
         "records_end_within_s": round(_spread_s(view), 3),

@@ -15,5 +15,5 @@ class DeathPolicy:
     """Seconds after a death before it counts as one without a cause, while the run lives. Source: the launcher polls
     every 0.1 s and `watch` reads once a second, so its exit status arrives within this time."""
     before_launcher_s: float = 3.0
-    """Seconds before the end of a launcher was noticed, from which a rank that had ended then did not end because of it.
-    Source: `watch` looks once a second, and a busy machine delays it."""
+    """Seconds before the end of a launcher was noticed: a rank that ended earlier did not end because of it. Source:
+    `watch` looks once a second, and a busy machine delays it."""

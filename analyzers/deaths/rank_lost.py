@@ -21,7 +21,7 @@ def rank_lost(
     again: str,
     ranks: tuple[int, ...] = (),
 ) -> Finding:
-    """The finding of one cause in one attempt. `again`: sentence on the restart that followed, which makes it milder."""
+    """The finding of one cause in one attempt. `again`: sentence on the restart that followed, which makes it mild."""
     return Finding(
         analyzer="rank_lost",
         kind="rank_lost",

@@ -114,7 +114,9 @@ def _can_judge(timings: Timings, policy: StragglerPolicy) -> bool:
 def _suspects(source: Source, timings: Timings, slow: Sequence[Straggler], policy: StragglerPolicy) -> list[Suspect]:
     if not slow:
         return []
-    counters = {(one.rank, one.cause): _counters(source, timings, one, policy) for one in slow}
+    counters: dict[tuple[int, str], Counters] = {
+        (one.rank, one.cause): _counters(source, timings, one, policy) for one in slow
+    }
     nodes = _nodes(source, timings.attempt)
     found = suspects(slow, counters, nodes, int(timings.steps.min()), policy)
     return [_with_device(source, timings, suspect, policy) for suspect in found]

@@ -222,8 +222,10 @@ def _usual_waits(
     judged: tuple[int, int],
     means: bool,
 ) -> tuple[float | None, float | None, float | None, int]:
-    """Read how long the slow steps lasted, what the same ranks waited for a core in the other steps (nanoseconds, and as
-    a part of their CPU time), and the number of those."""
+    """Read how long the slow steps lasted, and what the same ranks waited for a core in the other steps.
+
+    The wait is in nanoseconds and as a part of their CPU time; last comes the number of the other steps.
+    """
     rank, first_step, last_step = slow
     typical = "avg" if means else "median"
     ((slow_s, usual_ns, wait_ratio, num_usual),) = source.rows(

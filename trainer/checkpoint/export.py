@@ -27,12 +27,12 @@ from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
 from trainer.checkpoint.disk_tier.manifest import (
     MANIFEST_NAME,
     CheckpointError,
-    fsync_path,
     read_manifest,
     verify_files,
 )
 from trainer.checkpoint.disk_tier.safe_reader import SafeReader
 from trainer.config.config import ModelConfig
+from trainer.fsync import fsync_path
 from trainer.model.llama_names import llama_config, to_llama
 
 __all__ = ["Exported", "export", "export_llama", "find_checkpoint", "proven_step"]

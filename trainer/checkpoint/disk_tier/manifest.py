@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 from probes.tape.safe_open import open_plain, read_plain
 from trainer.checkpoint import attempt_fence as fence
+from trainer.fsync import fsync_path
 
 __all__ = [
     "MANIFEST_NAME",
@@ -33,7 +34,6 @@ __all__ = [
     "FileDigest",
     "StorageError",
     "digest_file",
-    "fsync_path",
     "read_manifest",
     "verify_files",
     "write_json",
@@ -173,15 +173,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     fence.check()
     fresh.replace(path)
     fsync_path(path.parent)
-
-
-def fsync_path(path: Path) -> None:
-    """Sync a file, or the entries of a folder."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

@@ -31,13 +31,13 @@ from trainer.checkpoint.continuity import signature
 from trainer.checkpoint.disk_tier.manifest import (
     CheckpointError,
     digest_file,
-    fsync_path,
     read_manifest,
     verify_files,
     write_manifest,
 )
 from trainer.checkpoint.disk_tier.save_plan import SavePlan, Shard
 from trainer.checkpoint.memory_tier.host_copy import HostCopy
+from trainer.fsync import fsync_path
 
 __all__ = ["STAGES", "Save", "SaveVote", "one_line"]
 

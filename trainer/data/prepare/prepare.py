@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from trainer.checkpoint.disk_tier.manifest import fsync_path
 from trainer.data.prepare.documents import ReadOptions
 from trainer.data.prepare.plan import PreparePlan, difference, make_plan
 from trainer.data.prepare.sources import find_sources
@@ -36,6 +35,7 @@ from trainer.data.prepare.write_shard import (
     write_file,
 )
 from trainer.data.token_folder import MANIFEST, PLAN, DataError, Manifest, Shard, SourceFile, read_manifest
+from trainer.fsync import fsync_path
 
 __all__ = ["PrepareRequest", "Prepared", "Progress", "prepare"]
 

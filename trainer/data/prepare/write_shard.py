@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from trainer.checkpoint.disk_tier.manifest import fsync_path
 from trainer.data.prepare.documents import DocumentReader
 from trainer.data.prepare.plan import PlannedShard, PreparePlan
 from trainer.data.prepare.sources import current_version
 from trainer.data.prepare.tokenizer import Tokenizer
 from trainer.data.token_folder import BLOCK_BYTES, DataError, Shard, block_hash, shard_files
+from trainer.fsync import fsync_path
 
 __all__ = ["Advance", "ShardWriter", "finished_shard", "record_file", "remove_scratch", "write_file"]
 
