@@ -124,10 +124,16 @@ def _suspects(source: Source, timings: Timings, slow: Sequence[Straggler], polic
 
 def _counters(source: Source, timings: Timings, slow: Straggler, policy: StragglerPolicy) -> Counters:
     peers = _peers_of(timings, slow) if slow.has_peers else timings.ranks.tolist()
-    span = (slow.rank, slow.first_step, slow.last_step)
+    spans = [(int(timings.steps[part.begin]), int(timings.steps[part.end - 1])) for part in slow.segments]
     judged = (int(timings.steps.min()), int(timings.steps.max()))
     counters = load_counters(
-        source, timings.attempt, span, peers, judged=judged, means=slow.paused_ratio > 0, policy=policy.corroboration
+        source,
+        timings.attempt,
+        (slow.rank, spans),
+        peers,
+        judged=judged,
+        means=slow.paused_ratio > 0,
+        policy=policy.corroboration,
     )
     if DEVICE in timings.own:  # the host's processor says nothing of what its device does
         return replace(counters, cpu_ms=None, cpu_ratio=None)

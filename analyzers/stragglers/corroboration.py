@@ -1,10 +1,10 @@
 """Corroboration by CPU time and kernel counters: did a slow rank compute more, or did the host keep it from computing.
 
-    counters = load_counters(source, attempt=0, slow=(3, 40, 90), peers=[0, 1, 2])
+    counters = load_counters(source, attempt=0, slow=(3, [(40, 90)]), peers=[0, 1, 2])
     attribute(counters, cause="compute", excess_ms=12.0, factor=1.3)      # Attribution(cause="host", ...)
 
-Compared are medians over the same steps (means, of a rank that pauses now and then), of the rank against the median of
-its peers, in milliseconds a step:
+Compared are medians over the slow steps (means, of a rank that pauses now and then), of the rank against the median of
+its peers, in milliseconds a step. Steps between two slow stretches are none of them: there the rank is as fast as ever.
 
 1. Garbage collections explain the excess: host.
 2. On a CPU the rank's CPU time is above its peers' by about the same factor as its wall time: it computes more. On a
@@ -43,6 +43,8 @@ REASONS: dict[str, str] = {
 }
 """What the host does to the rank, one sentence each."""
 _COLUMNS = ("cpu_ns", "run_delay_ns", "gc_ns", "major_faults", "tokens")
+Span = tuple[int, int]
+"""First and last step of a stretch."""
 MAX_STEPS = 200
 """Newest steps that are read."""
 MAX_PEERS = 32
@@ -157,18 +159,19 @@ def _has_more_tokens(counters: Counters, factor: float, policy: CorroborationPol
 def load_counters(
     source: Source,
     attempt: int,
-    slow: tuple[int, int, int],
+    slow: tuple[int, Sequence[Span]],
     peers: Sequence[int],
     *,
     judged: tuple[int, int] | None = None,
     means: bool = False,
     policy: CorroborationPolicy | None = None,
 ) -> Counters:
-    """Read the newest steps of `slow`: (rank, first step, last step), and of its peers; empty if not recorded.
+    """Read the newest steps of `slow`: (rank, its slow stretches), and of its peers; empty if not recorded.
 
     `judged`: first and last step that were compared, to know what is usual outside of the slow ones.
     """
-    rank, first_step, last_step = slow
+    rank, spans = slow
+    last_step = max(last for _, last in spans)
     typical = np.nanmean if means else np.nanmedian
     peers = [peer for peer in peers if peer != rank]
     every = -(-len(peers) // MAX_PEERS) if peers else 1
@@ -176,9 +179,10 @@ def load_counters(
     table = source.query(
         f"""
         SELECT rank, {", ".join(_COLUMNS)} FROM steps
-        WHERE attempt = ? AND step BETWEEN ? AND ? AND duration_ns IS NOT NULL AND rank IN ({", ".join(map(str, ranks))})
-        """,  # noqa: E501
-        [attempt, max(first_step, last_step - MAX_STEPS + 1), last_step],
+        WHERE attempt = ? AND step >= ? AND {_within(spans)} AND duration_ns IS NOT NULL
+          AND rank IN ({", ".join(map(str, ranks))})
+        """,
+        [attempt, last_step - MAX_STEPS + 1],
     )
     of_row = ints(table["rank"])
     own = of_row == rank
@@ -217,7 +221,7 @@ def load_counters(
 def _usual_waits(
     source: Source,
     attempt: int,
-    slow: tuple[int, int, int],
+    slow: tuple[int, Sequence[Span]],
     ranks: Sequence[int],
     judged: tuple[int, int],
     means: bool,
@@ -226,20 +230,26 @@ def _usual_waits(
 
     The wait is in nanoseconds and as a part of their CPU time; last comes the number of the other steps.
     """
-    rank, first_step, last_step = slow
+    rank, spans = slow
+    first_step = min(first for first, _ in spans)
     typical = "avg" if means else "median"
     ((slow_s, usual_ns, wait_ratio, num_usual),) = source.rows(
         f"""
         SELECT sum(duration_ns) FILTER (is_slow AND rank = ?) / 1e9, {typical}(run_delay_ns) FILTER (NOT is_slow),
                sum(run_delay_ns) FILTER (NOT is_slow) / nullif(sum(cpu_ns) FILTER (NOT is_slow), 0),
                count(DISTINCT step) FILTER (NOT is_slow)
-        FROM (SELECT *, step BETWEEN ? AND ? AS is_slow FROM steps WHERE attempt = ? AND step BETWEEN ? AND ?
+        FROM (SELECT *, {_within(spans)} AS is_slow FROM steps WHERE attempt = ? AND step BETWEEN ? AND ?
               AND duration_ns IS NOT NULL AND rank IN ({", ".join(map(str, ranks))}))
         """,
-        [rank, first_step, last_step, attempt, max(judged[0], first_step - MAX_STEPS), judged[1]],
+        [rank, attempt, max(judged[0], first_step - MAX_STEPS), judged[1]],
     )
     slow_s, usual_ns, wait_ratio = (None if value is None else float(value) for value in (slow_s, usual_ns, wait_ratio))
     return slow_s, usual_ns, wait_ratio, int(num_usual)
+
+
+def _within(spans: Sequence[Span]) -> str:
+    """Condition in SQL: a step of one of these stretches."""
+    return "(" + " OR ".join(f"step BETWEEN {int(first)} AND {int(last)}" for first, last in spans) + ")"
 
 
 def _typical(values: Any, typical: Callable[[Any], Any]) -> float | None:

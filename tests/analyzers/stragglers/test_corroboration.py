@@ -95,12 +95,23 @@ def test_a_rank_whose_core_is_taken_is_no_bad_device() -> None:
 def test_what_all_ranks_wait_for_a_core_in_other_steps_is_known() -> None:
     store = counted(21, cpu_ns="10000000", run_delay_ns="8000000")
     store.connection.execute("UPDATE steps SET cpu_ns = 10000000, run_delay_ns = 6000000 WHERE step < 60")
-    counters = load_counters(store, 0, (3, 60, 119), [0, 1, 2], judged=(6, 119))
+    counters = load_counters(store, 0, (3, [(60, 119)]), [0, 1, 2], judged=(6, 119))
     assert counters.usual_run_delay_ms == pytest.approx(6.0)
     assert counters.usual_core_wait_ratio == pytest.approx(0.6)
     ((slow_s,),) = store.rows("SELECT sum(duration_ns) / 1e9 FROM steps WHERE rank = 3 AND step BETWEEN 60 AND 119")
     assert counters.slow_s == pytest.approx(slow_s)
-    assert load_counters(store, 0, (3, 10, 119), [0, 1, 2], judged=(6, 119)).usual_run_delay_ms is None
+    assert load_counters(store, 0, (3, [(10, 119)]), [0, 1, 2], judged=(6, 119)).usual_run_delay_ms is None
+
+
+def test_steps_between_two_slow_stretches_are_usual_ones() -> None:
+    """As recorded on a crowded machine: slow for 40 of 120 steps, and waits for a core in just those."""
+    store = counted(21, cpu_ns="10000000")
+    store.connection.execute("UPDATE steps SET run_delay_ns = 6000000")
+    store.connection.execute("UPDATE steps SET run_delay_ns = 1000000 WHERE rank < 3 AND step NOT BETWEEN 20 AND 99")
+    counters = load_counters(store, 0, (3, [(6, 19), (100, 119)]), [0, 1, 2], judged=(6, 119))
+    assert counters.run_delay_ms == pytest.approx(5.0)
+    assert counters.usual_run_delay_ms == pytest.approx(6.0)
+    assert load_counters(store, 0, (3, [(6, 119)]), [0, 1, 2]).run_delay_ms == pytest.approx(0.0)
 
 
 def test_slow_in_everything_because_of_the_host_is_one_finding() -> None:
@@ -132,4 +143,4 @@ def test_a_store_of_an_older_recorder_says_less_and_nothing_false() -> None:
     (finding,) = judged(store)
     assert finding.cause == "compute"
     assert "cpu_time_excess_ms" not in finding.evidence
-    assert load_counters(store, 0, (3, 60, 119), [0, 1, 2]).cpu_ms is None
+    assert load_counters(store, 0, (3, [(60, 119)]), [0, 1, 2]).cpu_ms is None
