@@ -3,7 +3,8 @@
     findings = data_bound(store, Scope())       # kind data_bound, cause steady | periodic | epoch_start | irregular
 
 1. The lower median rank's own time for data in each step is what most ranks wait. One rank with a slow loader is a
-   straggler and no finding here.
+   straggler and no finding here. Time for which the rank was ready to run and waited for a core is taken off, since it
+   may lie in the loader as anywhere in the step: on a crowded machine every phase is long.
 2. The run is data-bound from the first step on from which data takes `share_ratio` of the time to the end of the run.
 3. Rhythm: `steady` if most steps wait. Else, if the steps that wait much longer than the median one have regular gaps,
    `periodic` (a prefetch buffer that runs empty, a shard that is opened), or `epoch_start` where the first step is one
@@ -29,6 +30,7 @@ from analyzers.source import Floats, Ints, Source, floats, ints, lacking
 
 __all__ = ["ANALYSES", "Rhythm", "data_bound", "rhythm"]
 
+_WAITED = f"greatest(0, {own('data')} - coalesce(run_delay_ns, 0))"
 MAX_ROWS = 4_000_000
 """Rows of steps that are read; of more, every k-th rank: a rhythm needs all steps."""
 
@@ -94,7 +96,7 @@ def _waits(source: Source, attempt: int, since_step: int, skip_first: int) -> tu
     ((num_rows,),) = source.rows("SELECT count(*) FROM steps")
     table = source.query(
         f"""
-        SELECT step, quantile_disc({own("data")}, 0.5) / 1e6 AS data, median({TRAINING}) / 1e6 AS took
+        SELECT step, quantile_disc({_WAITED}, 0.5) / 1e6 AS data, median({TRAINING}) / 1e6 AS took
         FROM steps WHERE attempt = ? AND step >= ? AND rank >= 0 AND duration_ns IS NOT NULL AND data_ns IS NOT NULL
           AND rank % ? = 0
         GROUP BY step ORDER BY step
@@ -131,7 +133,7 @@ def _finding(source: Source, attempt: int, step: Ints, data_ms: Floats, step_ms:
     first, last = int(step[0]), int(step[-1])
     rows = source.rows(
         f"""
-        SELECT rank, sum({own("data")}) / sum({TRAINING}) FROM steps
+        SELECT rank, sum({_WAITED}) / sum({TRAINING}) FROM steps
         WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0 AND duration_ns IS NOT NULL GROUP BY rank ORDER BY rank
         """,
         [attempt, first, last],
@@ -139,11 +141,12 @@ def _finding(source: Source, attempt: int, step: Ints, data_ms: Floats, step_ms:
     waiting = [rank for rank, ratio in rows if ratio is not None and ratio >= policy.onset_ratio]
     is_all = len(waiting) == len(rows)
     who = "All ranks" if is_all else f"{len(waiting)} of {len(rows)} ranks"
+    num_waiting = int((data_ms >= policy.share_ratio * step_ms).sum())
     how = {
         "steady": "in nearly every step",
         "periodic": f"every {found.every_steps} steps",
         "epoch_start": f"every {found.every_steps} steps (likely the start of an epoch)",
-        "irregular": f"in {found.heavy_steps} of {len(step)} steps",
+        "irregular": f"in {num_waiting} of {len(step)} steps",
     }[found.cause]
     return Finding(
         analyzer="data_wait",

@@ -51,6 +51,25 @@ def test_silence_where_the_loader_keeps_up_or_one_rank_alone_is_slow_or_it_is_ov
     assert starving(where) == []
 
 
+def test_a_loop_that_waits_for_a_core_does_not_wait_for_data() -> None:
+    """On a crowded machine each phase is long, and the loader is one of them."""
+    store = plain_run(steps=200)
+    store.connection.execute(f"UPDATE steps SET data_ns = {SLOW}, duration_ns = duration_ns + {SLOW - MS}")
+    assert [found.status for found in data_bound(store, Scope())] == ["fired"]
+    store.connection.execute(f"UPDATE steps SET run_delay_ns = {SLOW}")
+    assert data_bound(store, Scope()) == []
+    store.connection.execute(f"UPDATE steps SET run_delay_ns = {SLOW // 4}")
+    (finding,) = data_bound(store, Scope())
+    assert finding.evidence["data_ms"] == pytest.approx(60.0)
+
+
+def test_an_irregular_wait_counts_the_steps_that_wait() -> None:
+    (finding,) = starving("hash(step) % 5 < 2")
+    assert finding.cause == "irregular"
+    counts = [int(word) for word in finding.summary.split() if word.isdigit()]
+    assert 40 <= counts[-2] <= 120 < counts[-1]
+
+
 def test_missing_records_are_reported() -> None:
     for damage in ("DELETE FROM steps", "UPDATE steps SET data_ns = NULL", "UPDATE steps SET data_ns = 0",
                    "DELETE FROM steps WHERE step > 20"):  # fmt: skip
