@@ -1,6 +1,8 @@
 """Loss spikes of a recorded run: the verdicts of the streaming detector, grouped into findings with a cause.
 
-1. The global loss is read from one rank: the lowest one that has it (in a pipeline, one of the last stage).
+1. The loss of a step is the mean over the ranks that have one: in an attached loop each has that of its own batch, with
+   larger outliers than those of all (the trainer's ranks and those of a pipeline's last stage agree anyway). The newest
+   steps wait until all these ranks have recorded them.
 2. It is fed to a `SpikeDetector` in the order in which the steps ran, over rollbacks and restarts, as the live detector
    saw it; so a post-mortem repeats the live verdicts.
 3. Spike steps at most `join_steps` observations apart are one finding.
@@ -27,6 +29,9 @@ from analyzers.source import Source, missing_tables
 from probes.guard.spike_detector import SpikeDetector, SpikeVerdict
 
 __all__ = ["Observation", "find_spikes", "loss_spikes"]
+
+_LATE_STEPS = 8
+"""Newest steps of which a rank's record may still be on its way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +112,16 @@ def _cause(observations: Sequence[Observation], group: Sequence[int], policy: Lo
 def _observations(source: Source, since_step: int) -> list[Observation]:
     rows = source.rows(
         """
-        SELECT attempt, step, loss, grad_norm, lr, batch_index, committed FROM steps
-        WHERE step >= ? AND loss IS NOT NULL AND (attempt, rank) IN
-              (SELECT (attempt, min(rank)) FROM steps WHERE step >= ? AND loss IS NOT NULL GROUP BY attempt)
-        ORDER BY attempt, start_ns
+        WITH own AS (
+            SELECT *, row_number() OVER (PARTITION BY attempt, rank, step ORDER BY start_ns) AS turn
+            FROM steps WHERE step >= ? AND loss IS NOT NULL
+        ), ends AS (SELECT attempt, count(DISTINCT rank) AS num_ranks, max(step) AS newest FROM own GROUP BY attempt)
+        SELECT attempt, step, CASE WHEN min(loss) = max(loss) THEN min(loss) ELSE avg(loss) END,
+               arg_min(grad_norm, rank), arg_min(lr, rank), arg_min(batch_index, rank), arg_min(committed, rank)
+        FROM own JOIN ends USING (attempt) GROUP BY attempt, step, turn, num_ranks, newest
+        HAVING count(*) = num_ranks OR step <= newest - ? ORDER BY attempt, arg_min(start_ns, rank)
         """,
-        [since_step, since_step],
+        [since_step, _LATE_STEPS],
     )
     return list(_with_turns(rows))
 

@@ -121,5 +121,25 @@ def test_the_live_window_says_nothing_that_the_whole_run_does_not() -> None:
     assert finding.first_step == 380
 
 
+def test_an_outlier_in_one_rank_of_an_attached_loop_is_weighed_with_the_others() -> None:
+    """Each rank records the loss of its own batch; gradients are of all of them."""
+    store = stored(changed(observations(), 150, 150, 1.0), ranks=8)
+    store.connection.execute("UPDATE steps SET loss = loss * 1.5 WHERE step = 150 AND rank = 0")
+    assert spikes(store) == []
+    store.connection.execute("UPDATE steps SET loss = loss * 2 WHERE step = 150")
+    (finding,) = spikes(store)
+    ((mean,),) = store.rows("SELECT avg(loss) FROM steps WHERE step = 150")
+    assert finding.evidence["loss"] == pytest.approx(mean, rel=1e-4)
+
+
+def test_the_newest_steps_wait_for_the_records_of_all_ranks() -> None:
+    store = stored(changed(observations(), 150, 150, 2.0))
+    store.connection.execute("DELETE FROM steps WHERE step > 150 OR (rank = 1 AND step = 150)")
+    assert spikes(store) == []
+    store = stored(changed(observations(), 150, 150, 2.0))
+    store.connection.execute("DELETE FROM steps WHERE step > 160 OR (rank = 1 AND step >= 150)")  # it has ended
+    assert [found.first_step for found in spikes(store)] == [150]
+
+
 def test_without_a_loss_nothing_is_claimed() -> None:
     assert [f.status for f in spikes(MemoryStore())] == ["insufficient_data"]
