@@ -7,7 +7,8 @@
 The delays of `rankscope drill --script` come one after the other: a calm window, then a slow one. Each slow window is
 judged with the calm one before it, as if the run had begun there and were still going on; rank, cause and place must be
 right. Calm steps are judged again after every `--every` steps over at most `--window` steps, as `watch` judges them:
-whatever is reported there is a false alarm. Launching once makes a hundred places cost what one drill costs.
+whatever is reported there is a false alarm; in a run without delays, so is every finding of any kind, reported live or
+of the whole run. Launching once makes a hundred places cost what one drill costs.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from probes.tape import event_kinds
 from store import Store
 from trainer.drills.script.execute import Plan, execute
 from trainer.drills.script.faults import SCRIPT_FAULTS, chosen_faults
+from trainer.drills.script.score import score
 
 FIRST = 20
 SLOW_RANK = 1
@@ -138,6 +140,8 @@ def run(
         found = [judge(loop, fault, timings, store, options.calm) for fault in whole]
         begin = int(np.searchsorted(timings.steps, end + 1))
         alarms = list(dict.fromkeys(false_alarms(timings, store, begin, options.every, options.window)))
+    if not faults:  # all that was reported live or is reported of the whole run, of any kind
+        alarms += [text for text in score(None, done).false_alarms if text not in alarms]
     clean = {"loop": loop, "clean_steps": len(timings.steps) - begin, "alarms": alarms, "problem": done.problem}
     return found, clean
 
