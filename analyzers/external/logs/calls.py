@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from analyzers.external.logs.book import LogBook
 from analyzers.external.logs.candidate import Candidate, listed, who
+from analyzers.external.logs.exceptions import standing
 from analyzers.external.logs.watchdogs import fewer_of, watchdog_candidates
 from analyzers.external.logs.wording import COLLECT
 
@@ -33,7 +34,8 @@ def call_candidates(book: LogBook) -> list[Candidate]:
         *_timed_out(book),
     ]
     found += list(_trace_missing(book)) + list(_tasks(book))
-    return found or list(_ras(book))  # a count while the job runs says less than a call that was given up
+    # A count while the job runs says less than a call that was given up.
+    return found or list(_ras(book)) or list(_unnumbered(book))
 
 
 def _stated(book: LogBook) -> Iterator[Candidate]:
@@ -216,6 +218,7 @@ def _detail(book: LogBook) -> Iterator[Candidate]:
 def _stuck(book: LogBook) -> Iterator[Candidate]:
     lines = list(book.of("watchdog_stuck"))
     ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
+    stuck_s = next((found for said in lines if (found := said.number("stuck_s"))), None)
     if lines and not any(book.of("watchdog_timeout")):
         yield Candidate(
             cause="watchdog_stuck",
@@ -223,7 +226,7 @@ def _stuck(book: LogBook) -> Iterator[Candidate]:
             rank_class="hang",
             ranks=(),
             what=f"The watchdog thread of rank{'s' * (len(ranks) != 1)} {listed(ranks) or '?'} was blocked for "
-            f"{lines[0].number('stuck_s')} s in a CUDA call or waiting for Python's GIL",
+            f"{f'{stuck_s} s' if stuck_s else 'too long'} in a CUDA call or waiting for Python's GIL",
             why=f"{lines[0].place}: no timeout of a call was reported, so the rank that caused it is unknown",
             lines=tuple(lines),
             is_proven=False,
@@ -256,3 +259,23 @@ def _timed_out(book: LogBook) -> Iterator[Candidate]:
         evidence={"waiting_ranks": sorted(waiting)},
         collect=COLLECT["hang"],
     )
+
+
+def _unnumbered(book: LogBook) -> Iterator[Candidate]:
+    """A call was given up, and no line numbers it (torch before 1.12, vLLM, a second-hand report): no rank compares."""
+    lines = list(book.of("watchdog_timeout", "call_timeout"))
+    lines = [said for said in lines if standing(said, book) != "survived"]
+    if lines:
+        waiting = sorted({said.rank for said in lines if said.rank is not None})
+        yield Candidate(
+            cause="all_entered",
+            kind="hang",
+            rank_class="hang" if any(said.kind == "watchdog_timeout" for said in lines) else "victim",
+            ranks=(),
+            what=f"{who(waiting)} gave up waiting for other ranks, and no line says in which call or for whom",
+            why=lines[0].quoted,
+            lines=tuple(lines[:20]),
+            is_proven=False,
+            evidence={"waiting_ranks": waiting},
+            collect=COLLECT["hang"],
+        )

@@ -15,10 +15,19 @@ from analyzers.external.logs.wording import COLLECT
 
 __all__ = ["Ended", "death_candidates", "endings"]
 
-_SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+_SIGNALS = {
+    4: "SIGILL",
+    5: "SIGTRAP",
+    6: "SIGABRT",
+    7: "SIGBUS",
+    8: "SIGFPE",
+    9: "SIGKILL",
+    11: "SIGSEGV",
+    15: "SIGTERM",
+}
 _HOW = {
     "Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Segfault": 11, "Bus error": 7, "Aborted": 6,
-    "Terminated": 15, "Floating point exception": 8, "Illegal instruction": 4,
+    "Terminated": 15, "Floating point exception": 8, "Illegal instruction": 4, "Trace/breakpoint trap": 5,
 }  # fmt: skip
 """Signals by the words of srun, bash and torch."""
 _ENDS = (
@@ -236,7 +245,7 @@ def _waiting_pods(book: LogBook) -> Iterator[Candidate]:
             kind="rank_lost",
             rank_class="late",
             ranks=(),
-            what="A pod did not start, or is restarted again and again",
+            what="A pod or process did not start for want of resources, or is restarted again and again",
             why=lines[-1].quoted,
             lines=tuple(lines),
             is_proven=False,

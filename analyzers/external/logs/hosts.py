@@ -126,9 +126,10 @@ def limited_by(said: LogLine) -> str:
     """Why a scheduler ended a job; empty where it only passed an end on."""
     if said.kind == "node_failed":
         return "node_failed"
-    if said.kind == "evicted" and said.text("resource").startswith("memory"):
+    resource = said.text("resource").lower()
+    if said.kind == "evicted" and resource.startswith("memory"):
         return "host_out_of_memory"
-    if said.kind == "evicted" and said.text("resource").startswith(("ephemeral-storage", "nodefs", "imagefs")):
+    if said.kind == "evicted" and resource.startswith(("ephemeral-storage", "nodefs", "imagefs", "disk")):
         return "disk_full"
     if said.kind in ("preempted", "evicted"):
         return "preempted"
@@ -141,6 +142,7 @@ def limited_by(said: LogLine) -> str:
         ("DEADLINE", "time_limit"),
         ("NODE", "node_failed"),
         ("PREEMPT", "preempted"),
+        ("REQUEUE", "preempted"),
     ):
         if word in reason:
             return cause

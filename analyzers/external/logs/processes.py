@@ -94,7 +94,7 @@ _NOT_LINES = ("ray_memory", *_NAMES_RANKS)
 
 def _cause(said: LogLine, rule: Rule | None) -> str:
     if rule is None or rule.role == "victim":
-        return "exception"
+        return "host_out_of_memory" if type_of(said) == "MemoryError" else "exception"
     if rule.role == "nccl":
         return "nccl_error"
     if rule.cause == "data_worker" and "Bus error" in text_of(said):
@@ -158,5 +158,6 @@ def _one_line(text: object) -> str:
 
 
 def _is_refused(said: LogLine, cause: str) -> bool:
-    """A refused connection may be that of a peer which died, an unreachable address is the network's."""
-    return cause == "unreachable" and "refused" in f"{said.message} {said.text('error')}".lower()
+    """A refused connection, or a mesh that was not built, may be due to a peer that died."""
+    text = f"{said.message} {said.text('error')}".lower()
+    return cause == "unreachable" and ("refused" in text or "connectfullmesh" in text)

@@ -11,6 +11,10 @@ from store.readers.logs.rules import cause_of
 
 CAUSES = {
     "rendezvous": (
+        "socket.gaierror: [Errno -2] Name or service not known",
+        "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable MASTER_ADDR",
+        "RuntimeError: Failed to get cluster ID from GCS server: TimedOut: Timed out while waiting for GCS",
+        "NCCL WARN socketFinalizeAccept: wrong magic 4e1b != 7d22",
         "bootstrap.cc:131 NCCL WARN Bootstrap Root : rank 1 of 8 ranks has already checked in",
         "ValueError: host not found: Name or service not known",
         "[W socket.cpp:601] [c10d] The IPv6 network addresses of (a, 1) cannot be retrieved (gai error: -3 - Temporary "
@@ -19,6 +23,10 @@ CAUSES = {
         "ssh: Could not resolve hostname gpu-7: Name or service not known",
     ),
     "out_of_memory": (
+        "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62",
+        "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "RuntimeError: MPS backend out of memory (MPS allocated: 17.56 GB)",
+        "ValueError: 4.00 GiB KV cache is needed, which is larger than the available KV cache memory (2.13 GiB)",
         "RESOURCE_EXHAUSTED: Error allocating device buffer: Attempting to allocate 128.00M. That was not possible.",
         "RuntimeError: XPU out of memory. Tried to allocate 2 GiB",
         "CUDA_ERROR_OUT_OF_MEMORY",
@@ -26,6 +34,8 @@ CAUSES = {
         "ResourceExhaustedError: OOM when allocating tensor with shape[64,512]",
     ),
     "device_setup": (
+        "RuntimeError: CUDA error: initialization error",
+        "NCCL WARN Cuda failure 'CUDA driver is a stub library'",
         "RuntimeError: synStatus=20 [Device already acquired] Device acquire failed.",
         "ABORTED: The TPU is already in use by process with pid 71.",
         "NeuronCore(s) not available - Requested:32 Available:0",
@@ -33,6 +43,9 @@ CAUSES = {
         "RuntimeError: Found no NVIDIA driver on your system.",
     ),
     "device_error": (
+        "RuntimeError: cuDNN error: CUDNN_STATUS_MAPPING_ERROR",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle)`",
+        "CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
         "CUDA_ERROR_ILLEGAL_ADDRESS",
         "HSA_STATUS_ERROR_EXCEPTION: An HSAIL operation resulted in a hardware exception. code: 0x1016",
         "HW Exception by GPU node-2 (Agent handle: 0x55) reason :GPU Hang",
@@ -40,12 +53,21 @@ CAUSES = {
         "RuntimeError: CUDA error: uncorrectable ECC error encountered",
     ),
     "version_mismatch": (
+        "RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain.",
+        "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
+        "ImportError: flash_attn_2_cuda.so: undefined symbol: _ZN3c105ErrorC2ENS",
+        "ptxas fatal   : Value 'sm_120' is not defined for option 'gpu-name'",
+        "RuntimeError: operator torchvision::nms does not exist",
+        "Could not load library libcudnn_cnn_infer.so.8. Error: libnvrtc.so: cannot open shared object file",
         "RuntimeError: HIP error: invalid device function",
         "hipErrorNoBinaryForGpu: Unable to find code object for all current devices!",
         "ImportError: libtorch_cuda.so: undefined symbol: ncclCommRegister",
         "The NVIDIA driver on your system is too old (found version 11040).",
     ),
     "file_system": (
+        "OSError: [Errno 37] No locks available",
+        "OSError: [Errno 110] Connection timed out: '/mnt/ceph/a.bin'",
+        "OSError: [Errno 524] Unknown error 524: '/nfs/x'",
         "OSError: [Errno 116] Stale file handle: '/nfs/data/shard-7'",
         "OSError: [Errno 5] Input/output error",
         "RuntimeError: write(): fd 31 failed with Input/output error",
@@ -57,6 +79,8 @@ CAUSES = {
         "OpenBLAS blas_thread_init: pthread_create failed for thread 5 of 64: Resource temporarily unavailable",
     ),
     "download": (
+        "httpx.ConnectError: [Errno -3] Temporary failure in name resolution",
+        "requests.exceptions.HTTPError: 504 Server Error: Gateway Time-out for url: https://example.org/x",
         "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries "
         "exceeded with url: /a (Caused by NameResolutionError: Temporary failure in name resolution)",
         "OSError: We couldn't connect to 'https://huggingface.co' to load this file",
@@ -66,11 +90,34 @@ CAUSES = {
         "RuntimeError: CUDA error: device-side assert triggered",
     ),
     "infiniband": (
+        "NCCL WARN NET/IB : mlx5_0:1 Got async event : port error",
         "NCCL WARN NET/OFI Only EFA provider is supported",
         "mlx5: gpu-7: got completion with error:",
         "NCCL WARN NET/IB : Got completion from peer 10.0.0.3<41> with status=12",
     ),
-    "port_in_use": ("RuntimeError: Address already in use", "errno: 98 - EADDRINUSE"),
+    "data_worker": (
+        "RuntimeError: Pin memory thread exited unexpectedly",
+        "RuntimeError: One of the subprocesses has abruptly died during map operation.",
+    ),
+    "checkpoint_damaged": (
+        "_pickle.UnpicklingError: invalid load key, 'v'.",
+        "zipfile.BadZipFile: File is not a zip file",
+    ),
+    "too_many_files": (
+        "RuntimeError: unable to open shared memory object </torch_71> in read-write mode: Too many open files (24)",
+    ),
+    "shared_memory": (
+        "NCCL WARN Error while attaching to shared memory segment /dev/shm/nccl-4Vn1 (size 9637888)",
+        "ray.exceptions.ObjectStoreFullError: Failed to put object ff01 in object store because it is full.",
+    ),
+    "mismatch": (
+        "NCCL WARN NET/Socket : peer 10.0.0.2<3> message truncated : receiving 65536 bytes instead of 32768",
+    ),
+    "port_in_use": (
+        "RuntimeError: Address already in use",
+        "errno: 98 - EADDRINUSE",
+        "ConnectionError: Tried to launch communication on port `29500`, but another process is utilizing it.",
+    ),
 }  # fmt: skip
 
 
@@ -133,3 +180,46 @@ def test_lost_connections_without_any_rank_are_a_verdict(tmp_path: Path) -> None
 def test_advice_of_nccl_is_no_cause(tmp_path: Path) -> None:
     (tmp_path / "job.log").write_text('a:1:2 [0] misc/ibvwrap.cc:63 NCCL WARN Missing "iommu=pt" from kernel cmd\n')
     assert diagnose_files([tmp_path]).fired == ()
+
+
+def test_a_store_without_ipv6_is_no_cause(tmp_path: Path) -> None:
+    """torch prints it on every machine without IPv6, and goes on."""
+    (tmp_path / "job.log").write_text(
+        "[W socket.cpp:464] [c10d] The server socket cannot be initialized on [::]:29500 "
+        "(errno: 97 - Address family not supported by protocol).\n"
+    )
+    assert not diagnose_files([tmp_path]).fired
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "WorkNCCL(OpType=ALLREDUCE, Timeout(ms)=1800000)",
+        "WorkNCCL(SeqNum=15, OpType=ALLREDUCE, TensorShape=[1], Timeout(ms)=1800000)",
+    ],
+)
+def test_a_timeout_of_an_older_torch_is_a_hang_without_a_culprit(tmp_path: Path, call: str) -> None:
+    (tmp_path / "job.log").write_text(
+        f"[E ProcessGroupNCCL.cpp:566] [Rank 3] Watchdog caught collective operation timeout: {call} "
+        "ran for 1808499 milliseconds before timing out.\n"
+    )
+    first = diagnose_files([tmp_path]).fired[0]
+    assert (first.kind, first.cause, first.ranks, first.status) == ("hang", "all_entered", (), "suspect")
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("ssh: connect to host gpu-7 port 22: Connection refused", "launch_failed"),
+        ("MemoryError", "host_out_of_memory"),
+        ("The node had condition: [DiskPressure].", "disk_full"),
+        ("[rank2]:[E ProcessGroupNCCL.cpp:1316] [PG 0 Rank 2] Heartbeat monitor timed out!", "watchdog_stuck"),
+        ("TimeoutError: RPC call to sample_tokens timed out.", "all_entered"),
+        ("torch.distributed.elastic.rendezvous.api.RendezvousClosedError", "rendezvous"),
+    ],
+)
+def test_a_line_alone_has_its_cause(tmp_path: Path, text: str, cause: str) -> None:
+    begin = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n'
+    (tmp_path / "job.log").write_text(f"{begin if text == 'MemoryError' else ''}{text}\n")
+    first = diagnose_files([tmp_path]).fired[0]
+    assert (first.cause, first.ranks) == (cause, ())
