@@ -6,6 +6,7 @@
 server that has already imported torch and the trainer, so four ranks start in a fraction of a second and share its
 pages.
 A rank that fails, dies or misses the deadline fails the test with its traceback; its peers are killed by their pids.
+`worker` may replace the group by one of its own: `end_group()` first, and one must be there when it returns.
 """
 
 from __future__ import annotations
@@ -60,6 +61,22 @@ def run_ranks(
         return [pickle.loads((folder / f"rank-{number}.pkl").read_bytes()) for number in range(world_size)]  # noqa: S301
 
 
+def end_group() -> None:
+    """End the default group, once every rank is there to do so.
+
+    gloo returns from making a group as soon as this rank is connected. A rank that closes its connections then, or
+    after it made a subgroup, fails peers that still connect ("Connection closed by peer"). The ranks meet in the store:
+    a barrier would be one more call on the connections, and a rank that leaves it first closes them, too.
+    """
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store = _get_default_store()
+    store.set(f"ends-{dist.get_rank()}", "")
+    store.wait([f"ends-{rank}" for rank in range(dist.get_world_size())])
+    dist.destroy_process_group()
+
+
 def _wait_for_all(ranks: list[Any], deadline_s: float) -> None:
     """Until all have ended, one has failed (its peers would wait for it in a collective), or time is up."""
     end = time.monotonic() + deadline_s
@@ -91,7 +108,7 @@ def _rank_main(
         )
         value = worker(rank, world_size, *args)
         (folder / f"rank-{rank}.pkl").write_bytes(pickle.dumps(value))
-        dist.destroy_process_group()
+        end_group()
     except BaseException:
         (folder / f"rank-{rank}.txt").write_text(traceback.format_exc())
         # Leave at once: the destructors of a broken group may wait for ranks that will never come.

@@ -23,6 +23,7 @@ from probes.tape.names import read_names
 from probes.tape.reader import read_segment, segment_paths
 from probes.tape.schema import TABLES, UNSET
 from probes.tape_recorder import TapeRecorder
+from tests.processes import end_group
 
 
 @contextmanager
@@ -34,8 +35,7 @@ def recorded_world(
     `name` tells several worlds of one worker apart; a rank's records are in `<folder>/<name>rank-<r>`.
     """
     os.environ["RANKSCOPE_FAIL_LOUD"] = "1"
-    dist.barrier()  # who is done with connecting and closes again would fail those that still connect
-    dist.destroy_process_group()
+    end_group()
     recorder = TapeRecorder(Path(folder) / f"{name}rank-{rank}", rank=rank, attempt=0, world_size=world_size)
     if record:
         install(recorder)

@@ -23,7 +23,7 @@ from probes.recorder import NullRecorder
 from probes.tape.rundir import RunDir
 from probes.tape_recorder import TapeRecorder
 from tests.probes.recorded_world import rows
-from tests.processes import run_ranks
+from tests.processes import end_group, run_ranks
 from tests.trainer.layouts import tiny
 from trainer.checkpoint.state import local_tensors, training_tensors
 from trainer.config.config import Config
@@ -95,15 +95,12 @@ def run(config: Config, folder: Path, rank: int, world_size: int, *, probed: boo
         )
         training.close()
         tensors = {name: value.clone() for name, value in local_tensors(training_tensors(training)).items()}
-        # Through the store: who leaves a barrier of gloo first and closes its connections may break it for the others.
-        store.set(f"done-{rank}", "")
-        store.wait([f"done-{other}" for other in range(world_size)])
         # DDP's reducer must not hold the group's last reference: torch would join gloo's threads under the GIL.
         del training, gradients, recovery
         gc.collect()
     finally:
         uninstall()
-        dist.destroy_process_group()
+    end_group()
     found: dict[str, Any] = {"logged": read, "tensors": tensors}
     if probed:
         recorder.close()
@@ -113,8 +110,7 @@ def run(config: Config, folder: Path, rank: int, world_size: int, *, probed: boo
 
 def with_and_without(rank: int, world_size: int, layouts: dict[str, Sections], folder: str) -> dict[str, Any]:
     os.environ["RANKSCOPE_FAIL_LOUD"] = "1"
-    dist.barrier()  # who is done with connecting and closes again would fail those that still connect
-    dist.destroy_process_group()
+    end_group()
     found = {}
     for number, (name, sections) in enumerate(layouts.items()):
         config = tiny(**sections)

@@ -20,7 +20,7 @@ from store.readers.kineto import read_trace
 from tests.analyzers.bucketed_world import bucketed_world
 from tests.analyzers.explained import explained
 from tests.analyzers.memory_store import MemoryStore
-from tests.processes import run_ranks
+from tests.processes import end_group, run_ranks
 
 
 def judged(store: Source) -> list[Finding]:
@@ -154,8 +154,7 @@ def profiled(rank: int, world_size: int, folder: str) -> None:
 
     torch.set_num_threads(1)
     run = RunDir(Path(folder))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_group()
     recorder = TapeRecorder(run.rank_dir(0, rank), rank=rank, attempt=0, world_size=world_size)
     install(recorder)
     store = dist.FileStore(f"{folder}/store", world_size)

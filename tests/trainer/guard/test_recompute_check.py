@@ -15,7 +15,7 @@ from probes.collectives.wrapped import install
 from probes.guard.decisions import RunStopped
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
-from tests.processes import run_ranks
+from tests.processes import end_group, run_ranks
 from tests.trainer import training_runs
 from tests.trainer.training_runs import assert_same_bits, run_loop, small, with_steps
 from trainer.rank.loop import Session
@@ -50,7 +50,7 @@ def _ranks(rank: int, world_size: int, folder: Path, parallel: dict[str, int]) -
 
     def recorded(*arguments: Any, recorder: Any) -> Any:
         install(recorder)  # before any group is made, as the worker does
-        dist.destroy_process_group()
+        end_group()
         store = dist.FileStore(str(folder / f"store-{next(numbers)}"), world_size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
         return build(*arguments, recorder=recorder)
