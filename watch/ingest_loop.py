@@ -68,7 +68,7 @@ class IngestLoop:
         self._node_rank, self._job = node_rank, job
         samples = bool(manifest.get("config", {}).get("probes", {}).get("sample_stacks", True))
         self._lines = LineSampler(run, events, enabled=samples)
-        self._is_closing = False
+        self._has_left = self._is_closing = False
         self._num_rows = 0
         self._tick_s = 0.0
         self._ingested_ns = tapes.recorded_now_ns()
@@ -98,10 +98,17 @@ class IngestLoop:
             self.retention.poll()
         self._tick_s = time.monotonic() - start
 
+    def leave(self) -> None:
+        """Record that ranks are watched no longer. The round that is under way may last for many seconds on a crowded
+        machine, and the ranks of an interrupted job end meanwhile: that is no silence of theirs."""
+        if not self._has_left:
+            self._has_left = True
+            self._events.write(event_kinds.WATCH_STOPPED, pid=os.getpid())
+
     def close(self) -> None:
         """Ingest the last records and close. Raises StoreError if a reader held the store for too long."""
+        self.leave()
         if not self._is_closing:
-            self._events.write(event_kinds.WATCH_STOPPED, pid=os.getpid())
             self._is_closing = True
             if self._job is not None:
                 self._job.close()

@@ -165,7 +165,10 @@ def _run_until_needed(loop: StandstillLoop, ingest: IngestLoop, heartbeat: Heart
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, _stop)
     with contextlib.suppress(_Stop), ingest.running():
-        _tick_on(loop, heartbeat)
+        try:
+            _tick_on(loop, heartbeat)
+        finally:
+            ingest.leave()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, signal.SIG_IGN)
 

@@ -19,8 +19,11 @@ from store import Ingester
 from tests.factories import RankWriter, make_run
 from watch.digests.link import Verdict
 from watch.exporting.exports import Exports
+from watch.heartbeat import Heartbeat
+from watch.ingest_loop import IngestLoop
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
+from watch.node_process import _run_until_needed
 from watch.standstill_loop import StandstillLoop
 
 HOUR_NS = 3600 * 10**9
@@ -160,3 +163,33 @@ def test_a_forged_verdict_kills_no_rank_that_records(
     watched.advance(30)
     watched.loop.tick()
     assert processes[0].wait(20) == -signal.SIGKILL, "a verdict that its own records bear out is acted upon"
+
+
+def test_that_ranks_are_watched_no_longer_is_recorded_before_a_slow_round_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of an interrupted job end while its watch still writes the store: that is no silence of theirs."""
+    watched = Watched(make_run(tmp_path, steps=5), monkeypatch)
+    watched.events.write("run_ended", reason="interrupted", exit_code=143)
+    nowhere = Exports(None, None, None, None)
+    known: list[int] = []
+    judge = LiveJudge(watched.run.manifest(), watched.events, nowhere)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    with Ingester(watched.run, 0) as ingester:
+        ingest = IngestLoop(watched.run, ingester, watched.tapes, judge, nowhere, watched.events, node_rank=0)
+
+        def slow_round() -> None:
+            deadline = time.monotonic() + 5
+            while not watched.said("watch_stopped") and time.monotonic() < deadline:
+                time.sleep(0.01)
+            known.append(len(watched.said("watch_stopped")))
+
+        monkeypatch.setattr(ingest, "tick", slow_round)
+        try:
+            _run_until_needed(watched.loop, ingest, Heartbeat(-1))
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        ingest.close()
+    assert set(known) == {1}
+    assert len(watched.said("watch_stopped")) == 1
