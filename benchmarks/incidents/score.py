@@ -30,6 +30,7 @@ FIRST_SCORE = {
     "seventh": {"right": 23, "wrong culprit": 1, "no cause": 3},
     "ninth": {"right": 18, "other cause": 8, "no cause": 4},
     "tenth": {"right": 10, "other cause": 1, "no cause": 4},
+    "eleventh": {"right": 26, "no cause": 4},
     "sixth": {"right": 17, "wrong culprit": 2, "other cause": 6, "no cause": 5},
 }
 """Outcomes at the first scoring, by the rules of that moment."""
@@ -63,6 +64,10 @@ FIRST_MISSES = {
     "tenth": {
         ("connection_lost", "none"): 1, ("launch_failed", "none"): 1, ("signal", "none"): 2,
         ("not_entered", "connection_lost"): 1,
+    },
+    "eleventh": {
+        ("all_entered", "none"): 1, ("connection_lost", "none"): 1, ("nccl_error", "none"): 1,
+        ("watchdog_stuck", "none"): 1,
     },
     "ninth": {
         ("all_entered", "none"): 1, ("device_error", "none"): 1, ("mismatch_size", "none"): 1,
