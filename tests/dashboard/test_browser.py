@@ -108,8 +108,8 @@ def test_the_steps_move_and_the_zoom_stays(visit: Visit) -> None:
     zoomed = visit.page.evaluate(RANGE)
     assert zoomed[0] > 1, "the mouse has zoomed"
     drawn = visit.page.evaluate(LAST_DRAWN)
-    second: int = wait_for(lambda: visit.step() if visit.step() > first else 0, "a later step", deadline_s=10)
-    wait_for(lambda: visit.step() > second, "a step later still", deadline_s=10)
+    second: int = wait_for(lambda: visit.step() if visit.step() > first else 0, "a later step")
+    wait_for(lambda: visit.step() > second, "a step later still")
     wait_for(lambda: visit.page.evaluate(LAST_DRAWN) > drawn, "a longer line in the chart", deadline_s=30)
     assert visit.page.evaluate(RANGE) == pytest.approx(zoomed)
     assert not visit.complaints

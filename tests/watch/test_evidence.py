@@ -11,6 +11,7 @@ import pytest
 
 from analyzers.external.evidence import diagnose_files
 from tests.e2e.launched import rankscope
+from tests.waiting import wait_for
 from watch import evidence
 from watch.stacks.recorder_dumps import ask_for_dump
 
@@ -64,11 +65,12 @@ def test_a_rank_is_asked_for_its_dump_through_its_pipe(tmp_path: Path, monkeypat
     variables = {"RANK": "3", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "pipe_"),
                  "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "trace_")}  # fmt: skip
     monkeypatch.setattr(evidence, "_environment", lambda pid: variables)
-    for _ in range(200):  # until the thread has opened its end
+
+    def dumps() -> list[tuple[str, bytes, str]]:
         found = list(evidence._dumps([1]))
-        if found and not found[0][2]:
-            break
-        threading.Event().wait(0.02)
+        return found if found and not found[0][2] else []  # the thread has not opened its end yet
+
+    found = wait_for(dumps, "the dump")
     thread.join()
     assert found == [("nccl_trace_rank_3", b"the dump", "")]
 

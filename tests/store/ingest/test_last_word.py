@@ -14,9 +14,10 @@ import pytest
 
 from probes.tape.attempts import all_closed
 from probes.tape.rundir import RunDir
-from store import Store
+from store import Store, catch_up
 from tests.factories import make_run
 
+LAST_WORD_S = 60.0
 ROOT = Path(__file__).parents[3]
 WATCH = """
 import sys
@@ -43,12 +44,18 @@ def watch_that_has_not_read_yet(run: RunDir) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.fixture
+def long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait for the last word that a busy machine does not reach by itself."""
+    monkeypatch.setattr(catch_up, "LAST_WORD_S", LAST_WORD_S)
+
+
 def rows_of_steps(run: RunDir) -> int:
     with Store.open(run) as store:
         return int(store.rows("SELECT count(*) FROM steps")[0][0])
 
 
-def test_the_last_word_about_ranks_that_have_ended_is_waited_for(tmp_path: Path) -> None:
+def test_the_last_word_about_ranks_that_have_ended_is_waited_for(tmp_path: Path, long_wait: None) -> None:
     run = make_run(tmp_path, ranks=2, steps=30)
     Store.open(run).close()  # a store of what was there before
     late = make_run(tmp_path, ranks=2, steps=30, run=run, attempt=1, first_step=31)
@@ -61,7 +68,7 @@ def test_the_last_word_about_ranks_that_have_ended_is_waited_for(tmp_path: Path)
 
 
 @pytest.mark.parametrize("left", ["a rank that was killed", "no rank at all"])
-def test_a_run_whose_ranks_may_live_is_read_at_once(tmp_path: Path, left: str) -> None:
+def test_a_run_whose_ranks_may_live_is_read_at_once(tmp_path: Path, long_wait: None, left: str) -> None:
     run = make_run(tmp_path, ranks=2, steps=30)
     Store.open(run).close()
     if left == "a rank that was killed":
@@ -72,4 +79,4 @@ def test_a_run_whose_ranks_may_live_is_read_at_once(tmp_path: Path, left: str) -
     with watch_that_has_not_read_yet(run):
         start = time.monotonic()
         assert rows_of_steps(run) == 60
-        assert time.monotonic() - start < 4.0, "the wait for a last word is 5 s"
+        assert time.monotonic() - start < LAST_WORD_S / 2

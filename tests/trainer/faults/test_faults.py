@@ -124,7 +124,7 @@ def test_deaths_are_those_that_were_asked_for(kind: str, expected: signal.Signal
 def test_the_lock_of_python_is_held_while_the_process_lives() -> None:
     code = (
         "import threading, time, trainer.faults.injectors.process as p\n"
-        "threading.Thread(target=lambda: (time.sleep(0.5), print('ran', flush=True)), daemon=True).start()\n"
+        "threading.Thread(target=lambda: (time.sleep(1.5), print('ran', flush=True)), daemon=True).start()\n"
         "print('ready', flush=True)\n"
         "p._ACTIONS['gil'](None)"
     )
@@ -132,7 +132,7 @@ def test_the_lock_of_python_is_held_while_the_process_lives() -> None:
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
     with pytest.raises(subprocess.TimeoutExpired):
-        child.wait(2.0)
+        child.wait(3.0)
     child.kill()
     assert child.communicate()[0] == "", "no other thread of it ever ran"
 
@@ -182,7 +182,7 @@ def test_the_watch_of_the_node_is_killed(tmp_path: Path) -> None:
     node.write("watch_started", pid=watch.pid)
     node.close()
     train(tmp_path, "watch_killed@step=9,rank=0")
-    assert watch.wait(5) == -signal.SIGKILL
+    assert watch.wait(60) == -signal.SIGKILL
 
 
 def test_the_store_is_spoilt(tmp_path: Path) -> None:

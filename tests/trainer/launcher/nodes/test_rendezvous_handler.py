@@ -23,11 +23,13 @@ class Silent:
     def __init__(self) -> None:
         self.power = threading.Event()
         self.asked = threading.Event()
+        self.num_answers = 0
         self.waiting = 2
 
     def _ask(self, answer: Any) -> Any:
         self.asked.set()
         self.power.wait(60)
+        self.num_answers += 1
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -61,12 +63,11 @@ def endpoint(server: socket.socket) -> str:
 
 def test_a_look_at_the_ranks_never_waits_for_the_store(silent: Silent, listener: socket.socket) -> None:
     patient = ResponsiveHandler(silent, endpoint(listener))  # type: ignore[arg-type]
-    start = time.monotonic()
     assert [patient.num_nodes_waiting() for _ in range(100)] == [0] * 100
-    assert time.monotonic() - start < 1.0
-    assert silent.asked.wait(10)
+    assert silent.num_answers == 0
+    assert silent.asked.wait(60)
     silent.power.set()
-    wait_for(patient.num_nodes_waiting, "the nodes that wait", deadline_s=10)
+    wait_for(patient.num_nodes_waiting, "the nodes that wait")
     assert patient.num_nodes_waiting() == 2
     silent.waiting = 0
     assert patient.next_rendezvous() == "info"

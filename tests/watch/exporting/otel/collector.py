@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,7 +30,9 @@ class Collector:
         self.metrics: dict[str, Any] = {}
         self.logs: list[Any] = []
         self.resource: dict[str, Any] = {}
-        self.slow_s = 0.0
+        self.holds = False  # requests wait for `released`
+        self.released = threading.Event()
+        self.answered = 0
         self.url = ""
 
     def take(self, path: str, body: bytes) -> None:
@@ -61,7 +62,9 @@ def collector() -> Iterator[Collector]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
-            time.sleep(found.slow_s)
+            if found.holds:
+                found.released.wait(60)
+            found.answered += 1
             found.take(self.path, body)
             self.send_response(200)
             self.send_header("Content-Type", "application/x-protobuf")
@@ -76,5 +79,6 @@ def collector() -> Iterator[Collector]:
     try:
         yield found
     finally:
+        found.released.set()
         server.shutdown()
         server.server_close()

@@ -125,20 +125,19 @@ def test_a_collector_gets_all_three_signals(run: RunDir, monkeypatch: pytest.Mon
     assert attributes(record)["rankscope.first_step"] == 7
 
 
-@pytest.mark.parametrize("slow_s", [0.0, 30.0])
-def test_a_dead_or_slow_collector_holds_nobody_up(run: RunDir, monkeypatch: pytest.MonkeyPatch, slow_s: float) -> None:
+@pytest.mark.parametrize("collects", [False, True], ids=["dead", "slow"])
+def test_a_dead_or_slow_collector_holds_nobody_up(run: RunDir, monkeypatch: pytest.MonkeyPatch, collects: bool) -> None:
     monkeypatch.setattr("watch.exporting.otel.otlp.CLOSE_S", 0.2)
     with collector() as received:
-        received.slow_s = slow_s
-        url = received.url if slow_s else "http://127.0.0.1:1"  # nobody listens there
+        received.holds = True
+        url = received.url if collects else "http://127.0.0.1:1"  # nobody listens there
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
         rows = taken(run, "per_step")
         start = time.monotonic()
         with otlp(run_id="demo", node_rank=0) as sender:
             for _ in range(200):
                 sender.spans(rows[:10])
-            offered_s = time.monotonic() - start
-        assert offered_s < 1
+        assert received.answered == 0, "neither the offers nor the end waited for an answer"
         assert time.monotonic() - start < 5
         assert sender.num_dropped >= 100
 
