@@ -251,7 +251,7 @@ def _problems(stage: Stage, fault: signal.Signals) -> list[str]:
         found.append("training began at step 1 again")
     kind = "rank_lost" if fault is signal.SIGKILL else "hang"
     fired = [e for e in stage.events("finding") if e["status"] == "fired" and e["attempt"] == 0]  # later ones: the disk
-    wrong = {tuple(e["finding_ranks"]) for e in fired if e["finding_kind"] in ("hang", "rank_lost")} - {(VICTIM,)}
+    wrong = {tuple(e["finding_ranks"]) for e in fired if e["finding_kind"] in ("hang", "rank_lost")} - {(VICTIM,), ()}
     if wrong:
         found.append(f"blamed ranks {sorted(wrong)}")
     process = stage.server.start(["analyze", str(stage.run.path)])

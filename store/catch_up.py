@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from probes.tape.attempts import all_ended
 from probes.tape.rundir import RunDir
 from probes.tape.safe_open import file_problem
+from probes.tape.unwritten import restore_unwritten
 from store.database import POLL_S, READER, StoreCorruptError, StoreError, StoreLockedError, connect_attached, is_watched
 from store.ingest.ingest import Ingester
 from store.ingest.rank_folders import Folder, folders_by_node
@@ -38,6 +39,7 @@ def stores_up_to_date(
 
     `reads_on`: of a run that is watched, what is on the tapes and not yet in the store is read into a copy.
     """
+    restore_unwritten(run.event_files())
     paths: dict[Path, Path] = {path: path for path in run.stores()}
     for node, folders in folders_by_node(run).items():
         path = run.store(node)

@@ -71,6 +71,7 @@ class StandstillLoop:
     def tick(self) -> None:
         """One round."""
         tapes = self._tapes
+        self._events.retry()
         tapes.poll()
         self._events.attempt = attempt = tapes.attempt
         self._loss.poll()

@@ -4,7 +4,8 @@
 2. The roots are the first in time, and others that did not follow from it. Ranks that died of the same are one finding.
 3. Where every error is a backend's that lost a peer, and no rank is missing, none of the named ranks is a cause: their
    connections were lost, or that to the rendezvous store. An error that may be a rank's own is taken as the root first.
-4. Records that stop on all ranks at nearly the same time, without an error, are a run that was killed whole.
+4. Records that stop on all ranks at nearly the same time, without an error, are a run that was killed whole, or one
+   whose disk took no more records: no rank is named.
 5. Where a launcher was lost, its ranks ended with it: nothing of theirs is a cause (`launcher_loss`).
 6. A death that followed a standstill is its consequence: `hangs` explains it, and nothing is reported here.
 """
@@ -128,17 +129,24 @@ def _without_a_root(
     all_ranks = tuple(sorted(view.ranks))
     step = view.step
     terminated = bool(deaths) and all(death.signal == "SIGTERM" for death in deaths)
-    how = "terminated" if terminated else "killed"
-    summary = (
-        f"All {len(all_ranks)} ranks were {how} from outside {_where(step)}: they stopped within "
-        f"{_spread_s(view):.1f} s of each other without an error."
-    )
+    within = f"within {_spread_s(view):.1f} s of each other"
+    if terminated:
+        summary = (
+            f"All {len(all_ranks)} ranks were terminated from outside {_where(step)}: they stopped {within} without an "
+            "error."
+        )
+    else:  # a disk that takes no records of what it did to the run looks the same as `kill -9` on all of it
+        summary = (
+            f"Records incomplete: all {len(all_ranks)} ranks stopped {_where(step)} {within}, and nothing recorded "
+            "how. They were killed from outside, or the disk took no records."
+        )
     evidence = {
         "records_end_within_s": round(_spread_s(view), 3),
         "open_steps": sum(rank.step_is_open for rank in view.ranks.values()),
         "calls_in_flight": sum(rank.num_in_flight for rank in view.ranks.values()),
     }
-    return [rank_lost(view, "killed_all", summary, evidence, step=step, again=again, ranks=all_ranks)]
+    named = all_ranks if terminated else ()
+    return [rank_lost(view, "killed_all", summary, evidence, step=step, again=again, ranks=named)]
 
 
 def _connections_lost(view: AttemptView, failed: Sequence[Death], ended: Sequence[int], again: str) -> Finding:

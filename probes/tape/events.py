@@ -4,22 +4,26 @@
     events.write(event_kinds.ROLLBACK, step=40, from_step=40, to_step=30)
 
 Appending is one `write` to a file opened with O_APPEND, so several processes of a node may share a file and a killed
-writer leaves at most one torn last line, which the reader skips and counts.
+writer leaves at most one torn last line, which the reader skips and counts. What a disk does not take is kept, up to
+`MAX_UNWRITTEN_BYTES`, and written once it does; at the close it goes to the temporary folder (`unwritten`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..fail_open import failing_open, record_error
+from ..fail_open import DISK_ERRNOS, failing_open, record_error
 from .event_kinds import EVENT_KINDS, unknown_fields
 from .safe_open import open_plain
+from .unwritten import MAX_UNWRITTEN_BYTES, save_unwritten
 
 __all__ = ["EventWriter", "read_events"]
 
@@ -35,6 +39,9 @@ class EventWriter:
         self.rank = rank
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._torn = False
+        self._unwritten: deque[bytes] = deque()
+        self.saved_to: Path | None = None
+        """Where `close` left the lines that the disk did not take."""
 
     def write(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
         """Append one event of a kind of the catalogue; an error is counted, never raised.
@@ -64,15 +71,48 @@ class EventWriter:
             data = (json.dumps(_finite(line), default=str, separators=(",", ":")) + "\n").encode()
             if len(data) > MAX_LINE_BYTES:
                 raise ValueError(f"event {kind!r} of {len(data)} bytes is above the limit of {MAX_LINE_BYTES}")
-            if self._torn:  # the disk was full in the middle of a line: do not let it swallow this one
-                data = b"\n" + data
-            self._torn = os.write(self._fd, data) != len(data)
+            if sum(map(len, self._unwritten)) + len(data) > MAX_UNWRITTEN_BYTES:
+                raise ValueError(f"event {kind!r} is dropped: too many before it could not be written")
+            self._unwritten.append(data)
+            self._write_out()
+
+    @property
+    def has_unwritten(self) -> bool:
+        """True if the disk did not take the last lines."""
+        return bool(self._unwritten)
+
+    def retry(self) -> None:
+        """Write what the disk did not take before."""
+        if self._unwritten:
+            with contextlib.suppress(OSError):
+                self._write_out()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file. What it did not take is saved elsewhere."""
         if self._fd >= 0:
+            self.retry()
             os.close(self._fd)
             self._fd = -1
+            if self._unwritten:
+                self.saved_to = save_unwritten(self.path, self._unwritten)
+                self._unwritten.clear()
+
+    def _write_out(self) -> None:
+        """Write the lines in their order; of two threads each takes the next one. Raises OSError."""
+        with contextlib.suppress(IndexError):
+            while True:
+                line = self._unwritten.popleft()
+                # After a disk that was full in the middle of a line, that must not swallow this one.
+                data = b"\n" + line if self._torn else line
+                try:
+                    self._torn = os.write(self._fd, data) != len(data)
+                except OSError as error:
+                    if error.errno in DISK_ERRNOS:
+                        self._unwritten.appendleft(line)
+                    raise
+                if self._torn:
+                    self._unwritten.appendleft(line)
+                    return
 
 
 def _finite(value: Any) -> Any:

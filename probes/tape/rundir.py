@@ -187,6 +187,11 @@ class RunDir:
             if match:
                 yield int(match[1]), path
 
+    def event_files(self) -> Iterator[Path]:
+        """Files of events of all node processes and ranks, those that are not there too."""
+        for folder in [path for _, path in self.node_dirs()] + [path for _, _, path in self.rank_dirs()]:
+            yield folder / "events.jsonl"
+
     def _folders(self, pattern: str) -> list[Path]:
         """Folders of the tapes; links are left out, they may lead out of the run."""
         if folder_problem(self.tapes):

@@ -95,7 +95,8 @@ def _outcome(agent: Agent) -> Outcome:
             message=f"Received {name}. The ranks finished their step and saved a checkpoint.",
         )
     except StorageError as error:
-        message = f"{error}. Nothing was changed: free or repair the disk, then resume."
+        before = f"{agent.failure}. " if agent.failure else ""
+        message = f"{before}{error}. Nothing was changed: free or repair the disk, then resume."
         return Outcome(reason="failed", exit_code=EXIT_STORAGE, restarts=_restarts(agent), message=message)
     except RendezvousConnectionError as error:
         message = f"{agent.failure or _FAILED}. {error}. Resume at another --rdzv-endpoint."

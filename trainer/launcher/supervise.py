@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
+from probes.tape.unwritten import restore_unwritten
 from trainer.config.config import Config
 from trainer.exit_codes import EXIT_PREEMPTED
 from trainer.launcher.node import Node, Outcome
@@ -82,6 +83,7 @@ def supervise(
     directory = run.node_dir(node.rank)
     directory.mkdir(parents=True, exist_ok=True)
     (run.path / "logs").mkdir(exist_ok=True)
+    restore_unwritten(run.event_files())
     events = EventWriter(directory / "events.jsonl", attempt=0, rank=NODE_RANK)
     events.write(
         event_kinds.RUN_STARTED,
@@ -103,7 +105,7 @@ def supervise(
             console.print("importing torch", style="dim", end="\r")  # the progress bar takes its place
         zygote = Zygote(run.path / "logs" / f"zygote-node{node.rank}.log")
         with ProgressView(run, steps=config.train.steps, plan=plan, console=console, node_rank=node.rank) as view:
-            view.every_tick(keeper.check)
+            view.every_tick(lambda: (keeper.check(), events.retry()))
             outcome = _unless_stopped(signals, start)
             events.write(
                 event_kinds.RUN_ENDED,
@@ -112,13 +114,16 @@ def supervise(
                 exit_code=outcome.exit_code,
                 message=outcome.message,
             )
-            keeper.end()
+            keeper.end(stop=events.has_unwritten)
     finally:
         if zygote is not None:
             zygote.close()
         keeper.end()
         events.close()
     _print_outcome(run, outcome, console)
+    if events.saved_to is not None:
+        saved = f"Events that the disk did not take are in {events.saved_to}, until the next launch or `rankscope analyze`"
+        console.print(f"{saved} on this machine.", highlight=False, soft_wrap=True)
     return outcome.exit_code
 
 

@@ -1,0 +1,96 @@
+"""Events that their file did not take, in the user's temporary folder until it does.
+
+    path = save_unwritten(events_path, lines)     # by a process that ends
+    restore_unwritten([events_path, ...])         # by the next launch and by readers
+
+A disk that is read-only or full takes no record of what it did to the run. The name of a saved file is a digest of the
+path that it belongs to, so only who knows that path, on the same machine, gets it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from .safe_open import open_plain
+
+__all__ = ["MAX_UNWRITTEN_BYTES", "restore_unwritten", "save_unwritten"]
+
+MAX_UNWRITTEN_BYTES = 4 << 20
+"""Of one file of events: thousands of them."""
+
+
+def save_unwritten(events: Path, lines: Iterable[bytes]) -> Path | None:
+    """Append the lines of an `events.jsonl` to its file in the temporary folder; None where that is refused too."""
+    with contextlib.suppress(OSError):
+        folder = _folder()
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if _is_own(folder):
+            path = _place(events)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                data = b"".join(lines)
+                if os.fstat(fd).st_size + len(data) <= MAX_UNWRITTEN_BYTES:
+                    os.write(fd, data)
+                    return path
+            finally:
+                os.close(fd)
+    return None
+
+
+def restore_unwritten(events: Iterable[Path]) -> int:
+    """Append what was saved of these files to them, as far as they take it; the number of files restored."""
+    if not _is_own(_folder()):
+        return 0
+    num_files = 0
+    for path in events:
+        with contextlib.suppress(OSError):
+            num_files += _restore(path)
+    return num_files
+
+
+def _restore(events: Path) -> bool:
+    place = _place(events)
+    if not place.exists():
+        return False
+    target = os.open(events, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        taken = place.with_name(f"{place.name}.{os.getpid()}")
+        place.rename(taken)  # of two readers one restores it
+        with open(open_plain(taken), "rb") as file:
+            data = file.read(MAX_UNWRITTEN_BYTES)
+        try:
+            num_written = os.write(target, data)
+        except OSError:
+            num_written = 0
+        if num_written == len(data):
+            taken.unlink()
+            return True
+        if num_written:
+            os.ftruncate(target, os.fstat(target).st_size - num_written)
+        taken.rename(place)
+        return False
+    finally:
+        os.close(target)
+
+
+def _folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"rankscope-unwritten-{os.getuid()}"
+
+
+def _place(events: Path) -> Path:
+    return _folder() / f"{hashlib.sha256(os.fsencode(os.path.realpath(events))).hexdigest()[:32]}.jsonl"
+
+
+def _is_own(folder: Path) -> bool:
+    """Return True for a folder of this user alone: anybody may make one in the temporary folder."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
