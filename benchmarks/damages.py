@@ -1,6 +1,6 @@
 """Random damages to every kind of file of a run: is each one named, or without effect?
 
-    python -m benchmarks.damages                                # 500 damages, an hour on two busy cores
+    python -m benchmarks.damages                                # 500 damages, some ten minutes
     python -m benchmarks.damages --damages 20 --seed 3
 
 A real run of two ranks (a NaN, a rollback, checkpoints, a ledger) is copied, one file of the copy is damaged, and the
@@ -10,6 +10,9 @@ copy is read as a user would:
   the rows are those of the undamaged run, with the store as it is and with one made anew;
 - the ledger, manifests and files of checkpoints: resuming names the file; or it reads what was written.
 
+Named means by what `analyze` takes its list of problems from, before it judges. The whole of `analyze` reads every
+twentieth damage too, and must list the same files.
+
 A damage is a flipped bit, a blank range, a lost end, a removed file, bytes appended, or a range of another place of the
 same file. Kinds of files have equal shares. Exit code 1 if a damage passed unnamed.
 """
@@ -17,6 +20,7 @@ same file. Kinds of files have equal shares. Exit code 1 if a damage passed unna
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -30,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analyzers.run_facts import file_problems
 from probes.guard.ledger import Ledger
 from probes.tape.rundir import RunDir, RunError
 from store import Store, StoreError
@@ -42,6 +47,7 @@ SETTINGS = (
     "checkpoint.memory_survives=false", "parallel.dp_replicate=2", "parallel.dp_shard=1",
 )  # fmt: skip
 HARMS = ("flip", "flip", "blank", "cut", "remove", "append", "move")
+WHOLE_EVERY = 20
 LEDGERS = ("ledger.json", "ledger-copy.json")
 
 
@@ -61,13 +67,19 @@ def train(folder: Path) -> RunDir:
     return RunDir.open(folder / "latest")
 
 
-def records(run: RunDir) -> Content:
-    """Read of a run what `analyze` reads."""
+def records(run: RunDir, *, judged: bool = False) -> Content:
+    """Read of a run what `analyze` reads; `judged`: with all of its analyses."""
     try:
-        with diagnosed_run(run, is_over=True) as (store, diagnosis):
-            if error := diagnosis.run.get("error"):
-                print(f"facts of the run failed: {error}", flush=True)
-            named = tuple(f"{found['path']} {found['problem']}" for found in diagnosis.run.get("file_problems", ()))
+        with contextlib.ExitStack() as opened:
+            if judged:
+                store, diagnosis = opened.enter_context(diagnosed_run(run, is_over=True))
+                if error := diagnosis.run.get("error"):
+                    print(f"facts of the run failed: {error}", flush=True)
+                problems = diagnosis.run.get("file_problems", ())
+            else:
+                store = opened.enter_context(Store.open(run, reads_on=True))
+                problems = file_problems(store)
+            named = tuple(f"{found['path']} {found['problem']}" for found in problems)
             return Content({"rows": _rows(store), "manifest": run.manifest()}, named)
     except (StoreError, RunError) as error:
         return Content(None, (str(error),))
@@ -75,7 +87,8 @@ def records(run: RunDir) -> Content:
 
 def _rows(store: Store) -> dict[str, Any]:
     tables = [name for name in store.tables() if not name.startswith("ingest")]
-    return {name: store.rows(f"SELECT count(*), sum(hash(t)) FROM {name} t")[0] for name in tables}
+    select = " UNION ALL ".join(f"SELECT '{name}', count(*), sum(hash(t)) FROM {name} t" for name in tables)
+    return {name: row for name, *row in store.rows(select)}
 
 
 def checkpoints(run: RunDir) -> Content:
@@ -138,7 +151,7 @@ def damage(path: Path, harm: str, dice: random.Random) -> None:
     path.write_bytes(blob)
 
 
-def judge(whole: RunDir, references: dict[str, Content], copy: RunDir, path: Path) -> str:
+def judge(references: dict[str, Content], copy: RunDir, path: Path) -> str:
     """`named`, `no effect`, or what passed unnamed."""
     of_checkpoints = copy.checkpoints in path.parents
     read: Callable[[RunDir], Content] = checkpoints if of_checkpoints else records
@@ -167,6 +180,19 @@ def _differences(expected: dict[str, Any], found: dict[str, Any]) -> str:
     )
 
 
+def copied(whole: RunDir, to: Path, damaged: Path) -> tuple[RunDir, Path]:
+    """A copy of the run and the file to damage in it; what nobody writes is the same file as in the run."""
+    copy = RunDir(to)
+    shutil.copytree(whole.path, copy.path, copy_function=os.link, symlinks=True)
+    path = copy.path / damaged.relative_to(whole.path)
+    for own in {path, *copy.stores(), *copy.event_files()}:
+        if own.exists():
+            original = whole.path / own.relative_to(copy.path)
+            own.unlink()
+            shutil.copy2(original, own)
+    return copy, path
+
+
 def main() -> None:
     """Print a row a kind of file; exit code 1 if a damage passed unnamed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -184,12 +210,14 @@ def main() -> None:
         for number in range(options.damages):
             kind = list(files)[number % len(files)]
             chosen, harm = dice.choice(files[kind]), dice.choice(HARMS)
-            copy = RunDir(Path(name) / "copy")
-            subprocess.run(["cp", "-a", "--sparse=always", f"{whole.path}", f"{copy.path}"], check=True)
-            path = copy.path / chosen.relative_to(whole.path)
+            copy, path = copied(whole, Path(name) / "copy", chosen)
             damage(path, harm, dice)
             is_same = path.exists() and path.read_bytes() == chosen.read_bytes()
-            result = "no effect" if is_same else judge(whole, references, copy, path)
+            result = "no effect" if is_same else judge(references, copy, path)
+            if number % WHOLE_EVERY == 0 and copy.checkpoints not in path.parents:
+                brief, judged = records(copy), records(copy, judged=True)
+                if set(brief.named) != set(judged.named):
+                    result = f"analyze lists {judged.named} instead of {brief.named}"
             if result not in ("named", "no effect"):
                 unnamed += 1
                 print(f"#{number} {harm} {path.relative_to(copy.path)}: {result}", flush=True)
