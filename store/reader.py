@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from probes.tape.rundir import RunDir
 from store.catch_up import stores_up_to_date
-from store.database import StoreError, connect_attached, connect_foreign, lock_down, translated
+from store.database import StoreCorruptError, StoreError, connect_attached, connect_foreign, lock_down, translated
 from store.ddl import quoted
 from store.sql.console import ConsoleAnswer
 from store.sql.console import run as run_console
@@ -57,6 +57,7 @@ class Store:
         self._copies = dict(copies or {})  # relation that a session replaces -> the table that holds it
         self._sessions: list[Store] = []
         self._tables: tuple[str, ...] | None = None
+        self._damage: StoreCorruptError | None = None
 
     @classmethod
     def open(
@@ -124,7 +125,7 @@ class Store:
         try:  # a relation is computed as it is read; what `execute` returns would be in memory whole
             return self._connection.sql(sql, params=params).to_arrow_reader(batch_rows)
         except duckdb.Error as error:
-            raise translated(error, self._name) from error
+            raise self._translated(error) from error
 
     def session(self, **relations: str) -> Store:
         """A second session on the same files, in which each named relation is the result of a query of this one.
@@ -148,7 +149,7 @@ class Store:
                 cursor.execute(f"CREATE TEMP VIEW {quoted(relation)} AS SELECT * FROM {copy}")
         except duckdb.Error as error:
             cursor.close()
-            raise translated(error, self._name) from error
+            raise self._translated(error) from error
         session = Store(cursor, self._name, stand_ins=self._stand_ins - relations.keys(), copies=copies)
         self._sessions.append(session)
         return session
@@ -156,6 +157,12 @@ class Store:
     def typed(self, sql: str, *, max_rows: int = 1_000, limit_s: float = 15.0) -> ConsoleAnswer:
         """Run one read-only statement that a user typed; at most `max_rows` rows. Raises StoreError."""
         return run_console(self._connection, sql, max_rows=max_rows, limit_s=limit_s)
+
+    @property
+    def damage(self) -> StoreCorruptError | None:
+        """What a query met that could not read a part of the files; None if there was none so far."""
+        found = (store.damage for store in self._sessions)
+        return self._damage or next((damage for damage in found if damage), None)
 
     def has(self, table: str) -> bool:
         """Return True if a file of the run has this table (it may be empty)."""
@@ -193,7 +200,13 @@ class Store:
         try:
             return getattr(self._connection.execute(sql, params), fetch)()
         except duckdb.Error as error:
-            raise translated(error, self._name) from error
+            raise self._translated(error) from error
+
+    def _translated(self, error: Exception) -> StoreError:
+        meant = translated(error, self._name)
+        if isinstance(meant, StoreCorruptError):
+            self._damage = self._damage or meant
+        return meant
 
 
 def _plain(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -136,13 +136,18 @@ class Ingester:
             try:
                 transfer = self._write(thorough)
             except StoreCorruptError as error:
-                quarantined = quarantine(self.path)
-                logger.warning("%s (set aside: %s)", error, quarantined)
-                self._carry_over(quarantined)
+                quarantined = self.set_aside(error)
                 transfer = self._write(thorough)
         except StoreBusyError:
             return replace(self._result(start), busy=True, lag=True)
         return replace(self._result(start, transfer), quarantined=quarantined)
+
+    def set_aside(self, error: StoreCorruptError) -> Path | None:
+        """Set a damaged store aside; the next tick makes it again from the tapes. Returns where it is now."""
+        quarantined = quarantine(self.path)
+        logger.warning("%s (set aside: %s)", error, quarantined)
+        self._carry_over(quarantined)
+        return quarantined
 
     def catch_up(self) -> dict[str, int]:
         """Tick thoroughly until nothing is left; returns the rows appended by table. Raises StoreBusyError."""

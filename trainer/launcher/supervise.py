@@ -95,6 +95,10 @@ def supervise(
     keeper = WatchKeeper(run, node, events)  # first: it begins while torch is imported
     zygote = None
 
+    def keep_up() -> None:
+        keeper.check()
+        events.retry()
+
     def start() -> Outcome:
         from trainer.launcher.launch import launch  # imports torch: only after the checks
 
@@ -105,7 +109,7 @@ def supervise(
             console.print("importing torch", style="dim", end="\r")  # the progress bar takes its place
         zygote = Zygote(run.path / "logs" / f"zygote-node{node.rank}.log")
         with ProgressView(run, steps=config.train.steps, plan=plan, console=console, node_rank=node.rank) as view:
-            view.every_tick(lambda: (keeper.check(), events.retry()))
+            view.every_tick(keep_up)
             outcome = _unless_stopped(signals, start)
             events.write(
                 event_kinds.RUN_ENDED,
@@ -122,8 +126,9 @@ def supervise(
         events.close()
     _print_outcome(run, outcome, console)
     if events.saved_to is not None:
-        saved = f"Events that the disk did not take are in {events.saved_to}, until the next launch or `rankscope analyze`"
-        console.print(f"{saved} on this machine.", highlight=False, soft_wrap=True)
+        saved = f"Events that the disk did not take are in {events.saved_to}."
+        until = "The next launch or `rankscope analyze` on this machine puts them into the run."
+        console.print(f"{saved} {until}", highlight=False, soft_wrap=True)
     return outcome.exit_code
 
 

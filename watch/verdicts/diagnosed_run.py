@@ -5,7 +5,8 @@
 
 While a run is ending its records are not complete: ranks raise the errors of broken connections before the launcher
 has recorded which rank died. So the verdict waits a few seconds for the last records, reads what a `watch` has not
-ingested yet, and says "Still reading" where the end of a rank is still unexplained.
+ingested yet, and says "Still reading" where the end of a rank is still unexplained. A store in which a query meets
+damage is set aside and made again from the tapes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from analyzers.diagnose import Diagnosis, diagnose
 from analyzers.wording import ranks_text
 from probes.tape.rundir import RunDir
 from store import Store, is_watched
+from store.damage import make_damaged_again
 from watch.verdicts.run_phase import RunPhase, run_phase, settled_phase
 
 __all__ = ["STILL_READING", "diagnosed_run"]
@@ -41,6 +43,11 @@ def diagnosed_run(run: RunDir, *, is_over: bool = False, **options: Any) -> Iter
             phase = RunPhase(word="ended") if is_over else settled_phase(run)
             store = opened.enter_context(Store.open(run, reads_on=True, **options))
             diagnosis = _judge(run, store, phase)
+            if (damage := store.damage) is not None:  # half of the records would give half a verdict
+                opened.close()
+                if last or not make_damaged_again(run):
+                    raise damage
+                continue
             if last or is_over or run_phase(run).word == phase.word:
                 break
             opened.close()

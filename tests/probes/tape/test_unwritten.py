@@ -66,7 +66,8 @@ def test_what_is_never_taken_is_saved_and_restored_once(tmp_path: Path, temporar
     path, other = tmp_path / "events.jsonl", tmp_path / "other.jsonl"
     writer = refused(path, range(2))
     writer.close()
-    assert writer.saved_to is not None and temporary_folder in writer.saved_to.parents
+    assert writer.saved_to is not None
+    assert temporary_folder in writer.saved_to.parents
     assert writer.saved_to.stat().st_mode & 0o077 == 0
     other.touch()
     assert restore_unwritten([other]) == 0
@@ -78,7 +79,7 @@ def test_what_is_never_taken_is_saved_and_restored_once(tmp_path: Path, temporar
 
 def test_two_processes_save_into_one_file(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    refused(path, range(0, 2)).close()
+    refused(path, range(2)).close()
     refused(path, range(2, 4)).close()
     restore_unwritten([path])
     assert _steps(path) == [0, 1, 2, 3]

@@ -1,0 +1,58 @@
+"""Stores that can be opened and not be read to their end: set aside and made again from the tapes.
+
+    with Store.open(run) as store: ...
+    if store.damage and make_damaged_again(run): ...        # open it again
+
+DuckDB checks a block when it reads it, so damage in the middle of a store shows only in the query that needs it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from probes.tape.rundir import RunDir
+from store.database import READER, StoreCorruptError, StoreError, connect_attached, translated
+from store.ddl import quoted
+from store.ingest.ingest import Ingester
+from store.ingest.rank_folders import folders_by_node
+
+__all__ = ["find_damage", "make_damaged_again"]
+
+WAIT_S = 10.0
+
+
+def find_damage(path: Path, *, wait_s: float = WAIT_S) -> StoreCorruptError | None:
+    """Read every value of a store; the first damage, None if there is none. Raises StoreError if it cannot be opened
+    for another reason."""
+    import duckdb
+
+    try:
+        connection = connect_attached({"store": path}, wait_s=wait_s)
+    except StoreCorruptError as error:
+        return error
+    try:
+        names = connection.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = 'store'").fetchall()
+        for (name,) in names:
+            connection.execute(f"SELECT count(*), sum(hash(t)) FROM store.main.{quoted(name)} t").fetchall()
+    except duckdb.Error as error:
+        meant = translated(error, path)
+        return meant if isinstance(meant, StoreCorruptError) else None
+    finally:
+        connection.close()
+    return None
+
+
+def make_damaged_again(run: RunDir) -> bool:
+    """Set the damaged stores of a run aside and make them again; False where none was, or a `watch` writes it, or the
+    folder cannot be written."""
+    is_new = False
+    for node, folders in folders_by_node(run).items():
+        try:
+            with Ingester(run, node, role=READER, threads=2, wait_s=WAIT_S, folders=folders) as ingester:
+                if ingester.path.exists() and (error := find_damage(ingester.path)) is not None:
+                    ingester.set_aside(error)
+                    ingester.catch_up()
+                    is_new = True
+        except (StoreError, OSError):
+            continue
+    return is_new
