@@ -21,7 +21,7 @@ from analyzers.diagnose import Diagnosis, diagnose
 from analyzers.wording import ranks_text
 from probes.tape.rundir import RunDir
 from store import Store, is_watched
-from store.damage import make_damaged_again
+from store.ingest.damage import make_damaged_again
 from watch.verdicts.run_phase import RunPhase, run_phase, settled_phase
 
 __all__ = ["STILL_READING", "diagnosed_run"]

@@ -10,7 +10,7 @@ import pytest
 
 from probes.tape.rundir import RunDir
 from store import Ingester, Store, StoreCorruptError
-from store.damage import find_damage, make_damaged_again
+from store.ingest.damage import find_damage, make_damaged_again
 from tests.factories import make_run
 from watch.verdicts.diagnosed_run import diagnosed_run
 
