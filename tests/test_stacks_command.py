@@ -66,7 +66,7 @@ def test_who_is_elsewhere_or_stopped_is_named(ranks: list[subprocess.Popen[str]]
     assert "odd one out" in second
 
     ranks[1].send_signal(signal.SIGSTOP)
-    wait_for(lambda: os_state(ranks[1].pid)[0] == "T", "the stop of rank 1", deadline_s=20)
+    wait_for(lambda: os_state(ranks[1].pid)[0] == "T", "the stop of rank 1")
     told = rankscope("stacks", *pids)
     ranks[1].send_signal(signal.SIGCONT)
     assert "Check rank 1 first: it is stopped (kill -CONT resumes)." in told.stdout, told.stdout

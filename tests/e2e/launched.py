@@ -120,7 +120,7 @@ class LaunchedRun:
             kill(event["pid"])
         for pid in self.pids().values():
             kill(pid)
-        self.process.wait(10)
+        self.process.wait(60)
 
     def logs(self) -> str:
         """The end of every log file, for a failed assertion."""

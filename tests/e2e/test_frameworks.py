@@ -69,7 +69,6 @@ def test_every_step_and_phase_is_recorded(folder: Path) -> None:
     wait_for(
         lambda: len(rows(folder / "ours" / "run", "FROM steps WHERE loss IS NOT NULL")) == STEPS * ranks,
         "all steps in the store",
-        deadline_s=20,
     )
     found = rows(
         folder / "ours" / "run",

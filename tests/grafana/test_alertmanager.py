@@ -66,7 +66,7 @@ def silenced(port: int, alerts: list[dict[str, str]]) -> set[tuple[str, str]]:
         is_complete = len(found) == len(alerts) and all(a["status"]["state"] != "unprocessed" for a in found)
         return found if is_complete else []
 
-    processed: list[dict[str, Any]] = wait_for(known, "the processed alerts", deadline_s=30)
+    processed: list[dict[str, Any]] = wait_for(known, "the processed alerts")
     found = [alert for alert in processed if alert["status"]["inhibitedBy"]]
     return {(alert["labels"]["alertname"], alert["labels"].get("rank", "")) for alert in found}
 

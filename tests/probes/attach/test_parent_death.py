@@ -50,4 +50,4 @@ def test_it_ends_when_the_launcher_is_killed(how: str, nodes: int) -> None:
     launcher, rank = _started(how, nodes)
     launcher.send_signal(signal.SIGKILL)
     launcher.wait(20)
-    wait_for(lambda: not is_alive(rank), "the end of the rank", deadline_s=20)
+    wait_for(lambda: not is_alive(rank), "the end of the rank")
