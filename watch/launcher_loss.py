@@ -24,7 +24,10 @@ MARGIN_S = 3.0
 
 
 class LauncherLoss:
-    """Settings of one node. `launcher_pid` 0: ranks whose launcher is not ours, and which nothing is done to."""
+    """Watches the launcher of one node and ends its ranks when it is gone.
+
+    `launcher_pid` 0: the launcher is not ours, and nothing is done to its ranks.
+    """
 
     def __init__(
         self, tapes: LiveTapes, events: EventWriter, *, node_rank: int, launcher_pid: int, grace_s: float

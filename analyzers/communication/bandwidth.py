@@ -95,6 +95,8 @@ def call_columns(
 ) -> dict[str, npt.NDArray]:  # type: ignore[type-arg]
     """Columns op, process_group, bytes, n (members), num_calls, transfer_ms (median of steps), bus_gb_per_s, wait_s.
 
+    Transfer and bandwidth of a send or recv are not measured: its time includes the wait for the other rank.
+
     The most waiting comes first; empty columns without recorded calls. Of long runs every k-th step is read, and calls
     and waiting are scaled up.
     """
@@ -106,10 +108,11 @@ def call_columns(
     only += f" AND phase IN ({', '.join('?' * len(phases))})" if phases else ""
     return source.query(
         f"""
-        SELECT op, process_group, bytes, n, num_calls, transfer_ms, wait_s,
+        SELECT op, process_group, bytes, n, num_calls, wait_s,
+               CASE WHEN op NOT IN ('send', 'recv') THEN took_ms END AS transfer_ms,
                bytes * CASE op {factor} ELSE 1.0 END / nullif(transfer_ms, 0) / 1e6 AS bus_gb_per_s
         FROM (SELECT op, process_group, bytes, max(n) AS n, CAST(sum(calls) AS DOUBLE) * {every} AS num_calls,
-                     median(took) / 1e6 AS transfer_ms, CAST(sum(waited) AS DOUBLE) * {every} / 1e9 AS wait_s
+                     median(took) / 1e6 AS took_ms, CAST(sum(waited) AS DOUBLE) * {every} / 1e9 AS wait_s
               FROM (SELECT attempt, step, op, process_group, bytes, max(n) AS n, count(*) AS calls, avg(took) AS took,
                            sum(waited) AS waited
                     FROM (SELECT attempt, min(step) AS step, op, process_group, {SIZE_OF_CALL} AS bytes, count(*) AS n,

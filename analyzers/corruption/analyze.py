@@ -107,7 +107,7 @@ def _finding(
             "tensors": list(found.tensors[: policy.max_tensors]),
             "num_tensors": len(found.tensors),
             "replica_groups": list(found.groups),
-            "num_replicas": found.num_replicas if found.groups else 0,
+            "num_replicas": found.num_replicas if found.groups else None,
             "chain_broken_ranks": list(found.broken_ranks),
             "last_healthy_step": healthy,
             "turn": turn,

@@ -57,7 +57,8 @@ def replicas(source: Source, finding: Finding) -> Iterator[Drawing]:
             grid[ranks.index(of), steps.index(at)] = value
     tensors = [str(name) for name in finding.evidence.get("tensors", ()) if name != ALL_TENSORS]
     figure = agreement.draw([f"rank {of}" for of in ranks], [str(at) for at in steps], grid, x="step of the check")
-    yield Drawing(title=f"Agreement with replicas{f': {tensors[0]}' if len(tensors) == 1 else ''}", figure=figure)
+    what = "Agreement with replicas" if finding.kind == "replica_mismatch" else "Checks of the state"
+    yield Drawing(title=f"{what}{f': {tensors[0]}' if len(tensors) == 1 else ''}", figure=figure)
 
 
 def corrupted_gradient(source: Source, finding: Finding) -> Iterator[Drawing]:

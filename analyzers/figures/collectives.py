@@ -18,6 +18,7 @@ import plotly.graph_objects as go
 
 from analyzers.figures.theme import CALL, SEQUENCE, label, new_figure
 from analyzers.source import floats
+from analyzers.wording import group_text
 
 __all__ = ["draw", "waits"]
 
@@ -52,7 +53,7 @@ def draw(calls: Mapping[str, Any]) -> go.Figure:
 
 def _hover(calls: Mapping[str, Any], row: int) -> str:
     return (
-        f"{label(calls['op'][row], 24)} in {label(calls['process_group'][row], 60)}<br>"
+        f"{label(calls['op'][row], 24)} in {label(group_text(str(calls['process_group'][row])), 60)}<br>"
         f"{int(calls['num_calls'][row]):,} calls of {int(calls['bytes'][row]):,} bytes<br>"
         f"transfer {float(calls['transfer_ms'][row]):.3g} ms, waited {float(calls['wait_s'][row]):.3g} s in all"
     )
@@ -66,7 +67,7 @@ def waits(calls: Mapping[str, Any]) -> go.Figure:
         total[key] = total.get(key, 0.0) + float(np.nan_to_num(wait))
     most = sorted(total.items(), key=lambda item: -item[1])[:MAX_BARS]
     figure = new_figure(height=int(110 + 28 * len(most)), x="seconds waited, all ranks together", showlegend=False)
-    names = [f"{label(op, 20)} · {label(group, 26)}" for (op, group), _ in most]
+    names = [f"{label(op, 20)} · {label(group_text(group), 26)}" for (op, group), _ in most]
     figure.add_bar(
         y=names, x=[wait for _, wait in most], orientation="h", width=0.66,
         marker={"color": [CALL.get(op, SEQUENCE[7]) for (op, _), _ in most], "line": {"width": 0}},

@@ -7,7 +7,7 @@ from analyzers.hangs.stacks import is_library
 from analyzers.hangs.wait_graph import oldest_calls
 from analyzers.hangs.waiting_calls import waiting_calls
 from analyzers.run.snapshot import AttemptView, RankView
-from analyzers.wording import ranks_text, sentence
+from analyzers.wording import number, ranks_text, sentence
 
 __all__ = ["hang_summary"]
 
@@ -28,7 +28,7 @@ _NAMES_CALL = (
 
 def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s: float, frame: str) -> str:
     """Two sentences. `frame`: innermost frame of the culprit's stack, or empty."""
-    many, seconds = len(found.culprits) > 1, f"{round(silent_s, 1 if silent_s < 100 else None):g}"
+    many, seconds = len(found.culprits) > 1, number(round(silent_s, 1), 4)
     who = ranks_text(found.culprits)
     call = found.call.text if found.call else "a collective"
     first = view.ranks.get(found.culprits[0]) if found.culprits else None

@@ -44,6 +44,14 @@ _READINGS = {
     "NVLink errors": ("nvlink_errors_total",),
 }
 """Checks of a GPU, and the columns that they need."""
+_HOST_READINGS = {
+    "load_1m": "load",
+    "num_cpus": "number of CPUs",
+    "disk_free_bytes": "free disk",
+    "memory_used_bytes": "memory in use",
+    "memory_total_bytes": "size of the memory",
+}
+"""By column of the host's readings."""
 
 
 def device_health(source: Source, scope: Scope, policy: HealthPolicy | None = None) -> list[Finding]:
@@ -237,12 +245,11 @@ def _not_read(source: Source) -> list[Finding]:
     if not hosts:
         findings.append(_insufficient("The health of hosts was not checked: only GPUs have readings."))
     else:
-        columns = ["load_1m", "num_cpus", "disk_free_bytes", "memory_used_bytes", "memory_total_bytes"]
-        there = ", ".join(f"bool_or({column} IS NOT NULL)" for column in columns)
+        there = ", ".join(f"bool_or({column} IS NOT NULL)" for column in _HOST_READINGS)
         (found,) = source.rows(f"SELECT {there} FROM health WHERE device = 'host'")
-        absent = [column for column, is_there in zip(columns, found, strict=True) if not is_there]
+        absent = [name for name, is_there in zip(_HOST_READINGS.values(), found, strict=True) if not is_there]
         if absent:
-            findings.append(_insufficient(f"The hosts' {', '.join(absent)} are unknown."))
+            findings.append(_insufficient(f"These readings of the hosts are unknown: {', '.join(absent)}."))
     return findings
 
 

@@ -21,6 +21,8 @@ def _non_finite(finding: Finding) -> str:
     if of.get("num_flagged_inputs"):
         first = f", first in {of['op']} #{of['seq']} of {group_text(str(of['process_group']))}" if "op" in of else ""
         inputs = f"{of['num_flagged_inputs']} of {of.get('num_checked_inputs', '?')} inputs of collectives"
+        if finding.cause == "reduction":
+            return f"Only {inputs} held NaN or Inf, all of them in calls after that reduction."
         return f"{inputs} held NaN or Inf before their reduction{first}{f', and {origin}' if origin else ''}."
     if origin:
         return f"{origin[0].upper()}{origin[1:]}."
@@ -34,13 +36,13 @@ def _non_finite(finding: Finding) -> str:
 def _loss_spike(finding: Finding) -> str:
     of = finding.evidence
     norm = f", gradient norm {number(of['grad_norm'])}" if is_number(of.get("grad_norm")) else ""
-    before = f"{number(of.get('loss_z'))} sigma above its recent level of {number(of.get('loss_before'), 5)}"
-    return f"The loss is {number(of.get('loss'), 5)}, {before}{norm}."
+    before = f"{number(of.get('loss_z'))} sigma above its recent level of {number(of.get('loss_before'), 4)}"
+    return f"The loss is {number(of.get('loss'), 4)}, {before}{norm}."
 
 
 def _divergence(finding: Finding) -> str:
     of = finding.evidence
-    medians = f"from {number(of.get('loss_lowest'), 5)} to {number(of.get('loss_highest'), 5)}"
+    medians = f"from {number(of.get('loss_lowest'), 4)} to {number(of.get('loss_highest'), 4)}"
     return f"The median loss of 20 steps rose {medians}, {number(of.get('rise_z'))} times its noise."
 
 

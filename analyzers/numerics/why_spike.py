@@ -90,13 +90,13 @@ class WhySpike:
     def summary(self) -> str:
         """Two sentences: the jump, and the rank that made it."""
         batch = f" on batch {self.batch_index}" if self.batch_index is not None else ""
-        jump = f"Loss rose from {self.loss_before:.3f} to {self.loss:.3f} at step {self.step}{batch}."
+        jump = f"Loss rose from its median of {self.loss_before:.3f} to {self.loss:.3f} at step {self.step}{batch}."
         if not self.ranks:
             return f"{jump} The losses of single ranks are not recorded."
         largest = self.ranks[0]
         if largest.jump_ratio > POLICY.outstanding_ratio / len(self.ranks):
             return f"{jump} Rank {largest.rank} accounts for {100 * largest.jump_ratio:.0f} % of the rise."
-        return f"{jump} All {len(self.ranks)} data ranks rose about equally."
+        return f"{jump} All {len(self.ranks)} data-parallel ranks rose about equally."
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"summary": self.summary}
@@ -116,7 +116,7 @@ def explain(source: Source, step: int | None = None) -> WhySpike:
     if not ranks:
         unknown.append("Data ranks: no loss of single ranks is recorded.")
     if replayed is None:
-        unknown.append("Samples: only refused steps are replayed (recovery.max_replays), and this one was not.")
+        unknown.append("Samples: this step was not replayed (recovery.max_replays: how many refused steps are).")
     elif not replayed.samples:
         unknown.append("Samples: the replay had no logits.")
     elif len(replayed.samples) < replayed.num_samples:

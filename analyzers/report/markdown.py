@@ -19,7 +19,7 @@ from analyzers.report.terminal.diagnosis_text import evidence_rows, title
 from analyzers.report.wording.account_lines import goodput_line, pipeline_line, wall_s, what_if_line
 from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.stack_texts import stack_texts
-from analyzers.wording import batches_text, is_number, number_ranges, sentence
+from analyzers.wording import batches_text, counted, number, number_ranges, sentence
 
 __all__ = ["escaped", "to_markdown"]
 
@@ -44,8 +44,8 @@ def _lines(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> Iterator[str]:
         yield f"**Why:** {escaped(why(fired[0]))}"
         yield ""
         yield f"**Next:** {escaped(next_step(fired[0]))}"
-    for number, finding in enumerate(fired, 1):
-        yield from _finding(number, finding)
+    for place, finding in enumerate(fired, 1):
+        yield from _finding(place, finding)
     yield from _done(facts)
     if diagnosis.advised:
         yield from ("", "## Advice", "")
@@ -59,9 +59,9 @@ def _lines(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> Iterator[str]:
     yield from _table(_facts(diagnosis, manifest))
 
 
-def _finding(number: int, finding: Finding) -> Iterator[str]:
+def _finding(place: int, finding: Finding) -> Iterator[str]:
     suspected = ", suspected" if finding.status == "suspect" else ""
-    yield from ("", f"## {number}. {escaped(title(finding).capitalize())} ({finding.severity}{suspected})", "")
+    yield from ("", f"## {place}. {escaped(title(finding).capitalize())} ({finding.severity}{suspected})", "")
     yield escaped(finding.summary)
     yield ""
     rows = [("ranks", number_ranges(finding.ranks))] if finding.ranks else []
@@ -71,9 +71,7 @@ def _finding(number: int, finding: Finding) -> Iterator[str]:
         rows.append(("steps", steps))
     if finding.attempt is not None:
         rows.append(("attempt", str(finding.attempt)))
-    rows += evidence_rows(finding.evidence)
-    if finding.cost_s:
-        rows.append(("cost", f"{finding.cost_s:.3g} s"))
+    rows += evidence_rows(finding)
     yield from _table(rows)
     for heading, frames in stack_texts(finding.evidence):
         yield from ("", f"{escaped(heading)}:", "")
@@ -108,15 +106,16 @@ def _facts(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> list[tuple[str,
     facts = diagnosis.run
     mesh = " x ".join(f"{name} {size}" for name, size in (facts.get("mesh") or {}).items())
     seconds = wall_s(diagnosis.goodput, facts)
+    nodes = counted(facts.get("num_nodes"), "node") or "? nodes"
     rows = [
-        ("ranks", f"{facts.get('num_ranks')} on {facts.get('num_nodes')} node(s) {mesh}".strip()),
+        ("ranks", f"{facts.get('num_ranks')} on {nodes}{f': {mesh}' if mesh else ''}"),
         ("steps", str(facts.get("steps"))),
         ("attempts", str(facts.get("attempts"))),
         ("ended", str(facts.get("ended") or "no end recorded")),
-        ("step, median", f"{facts['step_ms_median']:.1f} ms" if is_number(facts.get("step_ms_median")) else "?"),
+        ("step, median", f"{number(facts.get('step_ms_median'), 4)} ms"),
         ("wall time", "?" if seconds is None else f"{seconds:.1f} s"),
-        ("tokens/s", str(facts.get("tokens_per_s"))),
-        ("loss", f"{facts.get('first_loss')} to {facts.get('last_loss')}"),
+        ("tokens/s", number(facts.get("tokens_per_s"), 4)),
+        ("loss", f"{number(facts.get('first_loss'), 5)} to {number(facts.get('last_loss'), 5)}"),
     ]
     if diagnosis.goodput is not None:
         rows.append(("goodput", goodput_line(diagnosis.goodput)))

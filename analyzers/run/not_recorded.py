@@ -1,7 +1,7 @@
 """Missing records of a check, in words: names of tables and columns are for the JSON report.
 
 not_recorded(["steps.loss", "steps.tokens"])
-# "losses and token counts were not recorded (recorded with `rankscope.log`)"
+# "losses and token counts were not recorded (to record them: `rankscope.log`)"
 missing(["steps.loss"])         # {"missing_records": ["steps.loss"]}, for the evidence
 """
 
@@ -64,7 +64,7 @@ def not_recorded(absent: Sequence[str]) -> str:
     words = list(dict.fromkeys(map(_words, absent)))
     named = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
     switches = list(dict.fromkeys(switch for name in absent if (switch := _switch(name))))
-    by = f" (recorded with {', '.join(switches)})" if switches else ""
+    by = f" (to record them: {', '.join(switches)})" if switches else ""
     return f"{named} were not recorded{by}"
 
 

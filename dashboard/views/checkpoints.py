@@ -101,7 +101,7 @@ def _number(value: Any) -> float | None:
 def _failure_rate(failures: Any) -> str:
     """Source of the failure rate; a note where it rests on too few failures."""
     if not isinstance(failures, int) or failures <= 0:
-        return "Nothing failed in this run: the failure rate is assumed."
+        return "No rank failed in this run: the failure rate is assumed."
     times = "failure" if failures == 1 else "failures"
     few = ", too few for a rate: take it as a lower bound" if failures < MIN_FAILURES else ""
     return f"The failure rate is that of {failures} {times} in this run{few}."

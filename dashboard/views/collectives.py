@@ -12,6 +12,7 @@ from analyzers.communication import bandwidth
 from analyzers.figures import collectives as figures
 from analyzers.figures import exposed
 from analyzers.source import Source, floats, lacking
+from analyzers.wording import group_text
 from dashboard.data import queries
 from dashboard.drawing import units
 from dashboard.drawing.elements import chart, empty_state, table, tiles
@@ -57,7 +58,7 @@ def collectives(view: View) -> None:
     if not len(calls["op"]):
         empty_state(
             "No collective was recorded in this run.",
-            "They are recorded unless `probes.collectives.wrapped` is off.",
+            "They are recorded with `probes.collectives = true`.",
         )
         return
     with st.container(key="collectives-numbers"):
@@ -73,17 +74,24 @@ def collectives(view: View) -> None:
     chart(figures.waits, calls, key="collectives-waits", what="Seconds waited by operation and group")
     st.subheader("Bandwidth", anchor=False)
     chart(figures.draw, calls, key="collectives-bandwidth", what="Bus bandwidth by size of the call")
-    st.caption("Transfer time is that of the last member to arrive, which does not wait. The area shows waiting.")
+    st.caption(
+        "Finished calls only. Transfer time is that of the last member to arrive, which does not wait. "
+        "A larger dot is more waiting."
+    )
     with st.expander("All calls as a table", expanded=True):
         table(
             {
-                "operation": calls["op"], "group": calls["process_group"], "bytes": calls["bytes"],
+                "operation": calls["op"], "group": _groups(calls), "bytes": calls["bytes"],
                 "members": calls["n"], "calls": calls["num_calls"],
                 "transfer (ms)": np.round(floats(calls["transfer_ms"]), 4),
                 "bus GB/s": np.round(floats(calls["bus_gb_per_s"]), 4),
                 "waited (s)": np.round(floats(calls["wait_s"]), 3),
             }, key="collectives-table",
         )  # fmt: skip
+
+
+def _groups(calls: Any) -> list[str]:
+    return [group_text(str(name)) for name in calls["process_group"]]
 
 
 def _shares(exposure: dict[str, Any]) -> None:
@@ -98,7 +106,7 @@ def _by_call(found: queries.Columns) -> None:
     exposed_ms, transfer_ms = floats(found["exposed_ms"]), floats(found["transfer_ms"])
     table(
         {
-            "operation": found["op"], "group": found["process_group"], "bytes": found["bytes"],
+            "operation": found["op"], "group": _groups(found), "bytes": found["bytes"],
             "calls a step": np.round(floats(found["num_calls"]), 2),
             "in flight (ms a step)": np.round(floats(found["busy_ms"]), 3),
             "exposed (ms a step)": np.round(exposed_ms, 3),

@@ -212,10 +212,7 @@ def load_evidence(source: Source, asked: _ById) -> dict[str, Any]:
 
 
 def _numbers(finding: Finding) -> None:
-    rows = evidence_rows(finding.evidence)
-    if finding.cost_s:
-        rows.append(("cost", f"{finding.cost_s:.3g} s"))
-    if rows:
+    if rows := evidence_rows(finding):
         table({"number": [name for name, _ in rows], "value": [value for _, value in rows]}, key="numbers")
     else:
         st.caption("This finding has no numbers.")

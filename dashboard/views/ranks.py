@@ -12,6 +12,7 @@ from analyzers.figures import heatmap, mesh, numbers, rank_step, straggler
 from analyzers.figures.excess import excess_over_peers
 from analyzers.report.terminal.diagnosis_text import title
 from analyzers.source import Source, floats, ints
+from analyzers.wording import counted
 from dashboard.data import queries
 from dashboard.data.run_access import LARGE_BYTES
 from dashboard.drawing.elements import chart, empty_state, table
@@ -79,8 +80,8 @@ def ranks(view: View) -> None:
             every = matrix.every_steps
             of_some = f" So far 1 step in {every} has been read." if every > 1 else ""
             st.caption(
-                f"A cell is the largest value of {matrix.ranks_per_cell} ranks and {matrix.steps_per_cell} steps."
-                + of_some
+                f"A cell is the largest value of {counted(matrix.ranks_per_cell, 'rank')} and "
+                f"{counted(matrix.steps_per_cell, 'step')}." + of_some
             )
     elif is_excess and matrix.values.size:
         empty_state(f"No rank has a peer to compare its {measure} with.", "Choose `as recorded`.")

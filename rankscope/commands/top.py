@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from analyzers.report.terminal.ranks_now import Drawn
+    from analyzers.report.terminal.ranks_now import RankScreen
     from probes.tape.rundir import RunDir
 
 __all__ = ["EPILOG", "top"]
@@ -44,7 +44,7 @@ def top(
     try:
         folder = RunDir.open(run)
         if once or not screen.is_terminal:
-            screen.print(_drawn(folder, screen, run).table, soft_wrap=True)
+            screen.print(_rank_screen(folder, screen, run).table, soft_wrap=True)
         else:
             _follow(folder, screen, run, every_s)
     except (RunError, StoreError) as error:
@@ -55,7 +55,7 @@ def _follow(folder: RunDir, screen: Console, name: Path, every_s: float) -> None
     """Redraw until Ctrl-C. A run that has ended is read again only if something was added to it."""
     from rich.live import Live
 
-    drawn = _drawn(folder, screen, name)
+    drawn = _rank_screen(folder, screen, name)
     version = _version(folder)
     try:
         with Live(drawn.table, console=screen, screen=True, auto_refresh=False) as live:
@@ -63,7 +63,7 @@ def _follow(folder: RunDir, screen: Console, name: Path, every_s: float) -> None
                 time.sleep(every_s)
                 if drawn.is_live or version != _version(folder):
                     version = _version(folder)
-                    drawn = _drawn(folder, screen, name)
+                    drawn = _rank_screen(folder, screen, name)
                 live.update(drawn.table, refresh=True)
     except KeyboardInterrupt:
         screen.print(drawn.table)
@@ -74,7 +74,7 @@ def _version(folder: RunDir) -> list[tuple[int, int]]:
     return [(path.stat().st_size, path.stat().st_mtime_ns) for path in folder.stores()]
 
 
-def _drawn(folder: RunDir, screen: Console, name: Path) -> Drawn:
+def _rank_screen(folder: RunDir, screen: Console, name: Path) -> RankScreen:
     from analyzers.report.terminal.ranks_now import draw_ranks
 
     height = screen.height if screen.is_terminal else LINES_IN_A_PIPE

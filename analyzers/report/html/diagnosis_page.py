@@ -51,7 +51,7 @@ def render(source: Source, diagnosis: Diagnosis, manifest: Mapping[str, Any], *,
         verdict=diagnosis.verdict,
         why=why(fired[0]) if fired else "",
         next=next_step(fired[0]) if fired else "",
-        quiet="Nothing fired.",
+        quiet="There are no findings.",
         tiles=_tiles(diagnosis),
         findings=findings,
         advised=[f"{sentence(finding.summary)} {next_step(finding)}" for finding in diagnosis.advised],
@@ -86,7 +86,7 @@ class _Page:
             "next": next_step(finding) if number else "",
             "link": finding_link(self.diagnosis.run, finding),
             "figures": self.placed(drawings(self.source, finding)) if number < MAX_DRAWN else [],
-            "numbers": _numbers(finding),
+            "numbers": evidence_rows(finding),
             "texts": _texts(finding),
         }
 
@@ -146,13 +146,14 @@ class _Page:
         size, took, bandwidth, wait = (floats(calls[n]) for n in ("bytes", "transfer_ms", "bus_gb_per_s", "wait_s"))
         rows = [
             (str(calls["op"][i]), group_text(str(calls["process_group"][i])), size_text(float(size[i])),
-             f"{int(calls['num_calls'][i]):,}", f"{number(float(took[i]))} ms", f"{number(float(bandwidth[i]))} GB/s",
+             f"{int(calls['num_calls'][i]):,}", _known(took[i], "ms"), _known(bandwidth[i], "GB/s"),
              f"{number(float(wait[i]))} s")
             for i in range(min(12, len(calls["op"])))
         ]  # fmt: skip
         yield Section(
             title="Collectives",
-            note="Transfer is the shortest time of a member, the last to arrive. The area is the waiting of all ranks.",
+            note="Finished calls only. Transfer is the time of the member that arrived last, which did not wait. "
+            "A larger dot is more waiting, of all ranks together.",
             figures=[self.figure(collectives.draw(calls), what="Bandwidth by operation, size and group")],
             columns=("operation", "group", "size", "calls", "transfer", "bus bandwidth", "waited, all ranks"),
             numeric=range(2, 7),
@@ -168,7 +169,7 @@ class _Page:
                     f"{(t.wall_ns - begin) / 1e9:.2f}",
                     "node" if t.rank < 0 else str(t.rank),
                     "" if t.step is None else str(t.step),
-                    t.kind,
+                    t.kind.replace("_", " "),
                     _detail(t.detail),
                 )
                 for t in told
@@ -177,19 +178,16 @@ class _Page:
             yield Section(title="Events", columns=columns, numeric=(0, 1, 2), rows=rows)
 
 
+def _known(value: float, unit: str) -> str:
+    return f"{number(float(value))} {unit}" if value == value else "not measured"
+
+
 def _where(finding: Finding) -> str:
     first, last = finding.first_step, finding.last_step
     steps = "" if first is None else f"step {first}" if last in (None, first) else f"steps {first} to {last}"
     who = ranks_text(finding.ranks) if finding.ranks else ""
     attempt = f"attempt {finding.attempt}" if finding.attempt else ""
     return ", ".join(part for part in (steps, who, attempt) if part)
-
-
-def _numbers(finding: Finding) -> list[tuple[str, str]]:
-    rows = evidence_rows(finding.evidence)
-    if finding.cost_s:
-        rows.append(("cost", f"{finding.cost_s:.3g} s"))
-    return rows
 
 
 def _texts(finding: Finding) -> list[tuple[str, list[str]]]:
@@ -253,6 +251,10 @@ def _is_routine(event: course.StoryEvent) -> bool:
     return event.kind == event_kinds.CHECKPOINT and detail.get("tier") == "memory" and detail.get("state") in routine
 
 
+_EVENT_LABELS = {"bytes": "size", "exit_rank": "rank", "state_rank": "rank"}
+"""Where the label of a finding's evidence says something else."""
+
+
 def _measured(key: str, value: Any) -> tuple[str, str]:
     """A name and its value in readable units; of values within values, their own names."""
     if isinstance(value, Mapping):
@@ -265,14 +267,14 @@ def _measured(key: str, value: Any) -> tuple[str, str]:
         return key.replace("_", " "), listed([_measured("", each)[1] for each in value])
     if isinstance(value, (int, float)) and not isinstance(value, bool) and key.endswith("_ns"):
         return key[:-3].replace("_", " "), f"{value / 1e9:.3g} s" if value >= 1e9 else f"{value / 1e6:.3g} ms"
-    return (label_of(key) if key else ""), shown(key, value)
+    return _EVENT_LABELS.get(key) or (label_of(key) if key else ""), shown(key, value)
 
 
 def _detail(detail: Mapping[str, Any]) -> str:
     known = event_kinds.COMMON_FIELDS
     parts = []
     for key, value in detail.items():
-        if key not in known and value not in (None, "", [], {}):
+        if key not in known and value not in (None, "", [], {}) and value == value:  # NaN: not known
             name, text = _measured(key, value)
             parts.append(f"{name} {text}".strip() if len(text) <= 120 else f"{name} {text[:119]}…".strip())
     return ", ".join(parts)[:400]

@@ -48,7 +48,8 @@ def pipeline_sections(
     rows = [(stage, f"{work_ms:.4g}") for stage, work_ms in list(numbers["work_ms_by_stage"].items())[:MAX_ROWS]]
     yield Section(
         title="Pipeline",
-        note=f"{found.summary} Means over {numbers['num_steps_measured']:,} typical steps; numbers are microbatches.",
+        note=f"{found.summary} Means over {numbers['num_steps_measured']:,} typical steps. "
+        "The numbers in the drawn step are microbatches.",
         figures=figures,
         columns=("stage", "work a step, ms"),
         numeric=(0, 1),

@@ -103,10 +103,7 @@ def _finding(finding: Finding, console: Console, *, shown_above: bool) -> None:
     console.print(head)
     if not shown_above:
         console.print(_indented(finding.summary, ""))
-    rows = evidence_rows(finding.evidence)
-    if finding.cost_s:
-        rows.append(("cost", f"{finding.cost_s:.3g} s"))
-    console.print(_pairs(rows, console.width))
+    console.print(_pairs(evidence_rows(finding), console.width))
     for heading, frames in stack_texts(finding.evidence):
         console.print(_indented(heading, "dim"))
         for frame in frames:
@@ -117,10 +114,10 @@ def _finding(finding: Finding, console: Console, *, shown_above: bool) -> None:
         console.print(_indented(f"next: {next_step(finding)}", "dim"))
 
 
-def evidence_rows(evidence: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Names and values of the evidence, with units."""
+def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
+    """Names and values of the evidence and the cost, with units."""
     rows = []
-    for name, value in evidence.items():
+    for name, value in [*finding.evidence.items(), ("cost_s", finding.cost_s or None)]:
         if name in _NOT_SHOWN or value is None or value == [] or value == "":
             continue
         if (

@@ -27,7 +27,7 @@ from store import Store, is_watched
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["MAX_FINDINGS", "Drawn", "draw_ranks"]
+__all__ = ["MAX_FINDINGS", "RankScreen", "draw_ranks"]
 
 MAX_FINDINGS = 4
 HEADING_LINES = 6
@@ -35,14 +35,14 @@ HEADING_LINES = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class RankScreen:
     """The table, and whether the run may go on."""
 
     table: RenderableType
     is_live: bool
 
 
-def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int) -> Drawn:
+def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int) -> RankScreen:
     """Read the run and draw it in at most `height` lines, but for four ranks at least. Raises RunError, StoreError."""
     manifest = folder.manifest()
     watched = is_watched(folder.stores())
@@ -62,7 +62,7 @@ def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int) -> Drawn:
         findings=sentences,
     )
     used = HEADING_LINES + len(sentences) + bool(state.reason)
-    return Drawn(table=rank_table(found, heading, max_rows=max(4, height - used)), is_live=state.is_live)
+    return RankScreen(table=rank_table(found, heading, max_rows=max(4, height - used)), is_live=state.is_live)
 
 
 def _findings(store: Store, attempt: int | None) -> list[Finding]:

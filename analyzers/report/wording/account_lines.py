@@ -62,14 +62,15 @@ def what_if_line(what_if: WhatIf, findings: Sequence[Finding] = ()) -> str:
     if last_stage >= 0.05:
         gain += f" Balancing the last stage alone would bring {percent(last_stage)}."
     if any(is_number(found.evidence.get("speedup_without_it_ratio")) for found in findings if found.status == "fired"):
-        gain += " The gain of a finding is of its own ranks and steps."
+        gain += " Balancing spreads the same work over all ranks."
+        gain += " The gain of a finding is without its extra work, in its own steps."
     return gain
 
 
 _OUT_OF_SCOPE = (
     ("straggler", "communication", "Slow transfers are not part of this: the finding has their cost."),
     ("stage_imbalance", "", "Differences between pipeline stages are not part of this: see Pipeline."),
-    ("straggler", "", "The finding is of its own steps."),
+    ("straggler", "", "The straggler finding is over its own steps."),
 )
 """Kind and cause of a finding, and why the what-if shows no gain where the finding shows a slowdown."""
 

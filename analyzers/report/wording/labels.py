@@ -31,7 +31,7 @@ _LABELS = {
     "bytes": "bytes of the call",
     "caller": "called at",
     "caused_wait_ratio": "waiting that it caused",
-    "certain_at_step": "certain at step",
+    "certain_at_step": "certain from step",
     "chain_broken_ranks": "changed on",
     "comes_back": "repeated by a replay",
     "comes_back_when_restored": "from an older state too",
@@ -104,9 +104,11 @@ _LABELS = {
     "ratio": "value / expected value",
     "readings": "readings under load",
     "reason_bit": "bit of NVML's reasons",
+    "replayed_batches": "batches trained again",
     "replay_error_ratio": "error of the prediction",
     "reported_by_ranks": "reported by",
     "rise_factor_ratio": "rise over the start",
+    "rise_z": "rise over the noise",
     "run_s": "time of all steps",
     "run_without_it_s": "all steps, without it",
     "seq": "sequence number",
@@ -128,7 +130,7 @@ _LABELS = {
     "timed_out_ranks": "timed out",
     "tokens_excess_ratio": "more tokens than peers",
     "total_bytes": "capacity",
-    "turn": "run of the step",
+    "turn": "times the step had run",
     "used_ratio": "share in use",
     "victims": "ended because of it",
     "waiting_for_late_ratio": "waiting for late ranks",
@@ -219,9 +221,9 @@ def _mapping(name: str, values: Mapping[Any, Any]) -> str:
 
 def _list(name: str, values: Sequence[Any]) -> str:
     """Ranks as ranks, so that they are not read as a count; numbers as single ones."""
-    if (name == "cycle" or "ranks" in name.split("_")) and all(type(value) is int for value in values):
+    if (name in ("cycle", "victims") or "ranks" in name.split("_")) and all(type(value) is int for value in values):
         return ranks_text(values)
-    if name == "process_groups":
+    if name in ("process_groups", "replica_groups"):
         return listed([group_text(str(value)) for value in values])
     return listed([shown(name, value) if is_number(value) else str(value) for value in values])
 

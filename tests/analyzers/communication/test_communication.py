@@ -13,7 +13,7 @@ from analyzers.communication.bandwidth import call_classes, call_columns
 from analyzers.external.trace_diagnosis import breakdown
 from analyzers.finding import Finding
 from analyzers.scope import Scope
-from analyzers.source import Source
+from analyzers.source import Source, floats
 from probes.tape.rundir import RunDir
 from store import Store
 from store.readers.kineto import read_trace
@@ -215,3 +215,21 @@ def test_uneven_exchanges_of_about_a_size_are_one_class() -> None:
     table = call_columns(store)
     assert table["bytes"].tolist() == [1 << 16]
     assert table["num_calls"].tolist() == [39.0]
+
+
+def test_a_send_has_no_transfer_time_because_it_includes_the_wait_for_the_other_rank() -> None:
+    store = MemoryStore()
+    call = {"attempt": 0, "process_group": "pp:0-1", "bytes": 1 << 20, "seq": 1, "step": 1, "issue_ns": 0}
+    store.add(
+        "collectives",
+        [
+            call | {"rank": 0, "peer": 1, "op": "send", "end_ns": 9 * 10**6, "wait_ns": 8 * 10**6},
+            call | {"rank": 0, "peer": None, "op": "all_reduce", "end_ns": 2 * 10**6, "wait_ns": 0},
+            call | {"rank": 1, "peer": None, "op": "all_reduce", "end_ns": 2 * 10**6, "wait_ns": 0},
+        ],
+    )
+    table = call_columns(store)
+    assert table["op"].tolist() == ["send", "all_reduce"]
+    assert np.isnan(floats(table["transfer_ms"])[0])
+    assert np.isnan(floats(table["bus_gb_per_s"])[0])
+    assert floats(table["transfer_ms"])[1] == pytest.approx(2.0)

@@ -217,7 +217,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     node.read("GPU-0", 0, **GPU)
     node.read("host", 0, **{**HOST, "num_cpus": None})
     (unknown,) = node.findings()
-    assert unknown.summary == "The hosts' num_cpus are unknown."
+    assert unknown.summary == "These readings of the hosts are unknown: number of CPUs."
 
 
 @pytest.mark.parametrize(("seconds", "fires"), [(60, False), (300, True)])

@@ -43,6 +43,13 @@ from tests.analyzers.explained import assert_explains
             "Batch 39 was probably fine.",
         ),
         (
+            "non_finite",
+            "reduction",
+            {"num_flagged_inputs": 1, "num_checked_inputs": 24},
+            "Only 1 of 24 inputs of collectives held NaN or Inf, all of them in calls after that reduction.",
+            "Reduce gradients in fp32",
+        ),
+        (
             "loss_spike",
             "batch",
             {"loss": 5.9, "loss_before": 2.1, "loss_z": 12.0, "grad_norm": 31.0},

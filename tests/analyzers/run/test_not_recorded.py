@@ -9,10 +9,10 @@ from probes.tape import schema
 
 
 def test_a_reader_is_told_what_to_switch_on() -> None:
-    assert not_recorded(["steps.forward_ns"]) == "forward times were not recorded (recorded with `recorder.phase`)"
+    assert not_recorded(["steps.forward_ns"]) == "forward times were not recorded (to record them: `recorder.phase`)"
     assert (
         not_recorded(["health"])
-        == "readings of GPUs and hosts were not recorded (recorded with `probes.health = true`)"
+        == "readings of GPUs and hosts were not recorded (to record them: `probes.health = true`)"
     )
     assert not_recorded(["events"]) == "events of the run were not recorded"
     assert missing(["steps.loss"]) == {"missing_records": ["steps.loss"]}

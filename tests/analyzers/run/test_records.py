@@ -59,5 +59,5 @@ def test_columns_of_nulls_are_reported() -> None:
     store = recorded((0, 1, 2, 3))
     store.connection.execute("UPDATE steps SET grad_norm = NULL, tokens = NULL; UPDATE ranks SET host = NULL")
     steps, ranks = analyze(store)
-    assert "gradient norms and token counts were not recorded (recorded with `rankscope.log`)." in steps.summary
+    assert "gradient norms and token counts were not recorded (to record them: `rankscope.log`)." in steps.summary
     assert "host names were not recorded." in ranks.summary

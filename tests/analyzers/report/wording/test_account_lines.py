@@ -38,7 +38,7 @@ def test_shares_are_those_of_the_gain_and_never_above_all_of_it() -> None:
 
 
 def test_the_gain_of_a_finding_is_set_apart() -> None:
-    apart = "The gain of a finding is of its own ranks and steps."
+    apart = "The gain of a finding is without its extra work, in its own steps."
     assert what_if_line(WHAT, [slow("compute", speedup_without_it_ratio=1.06)]).endswith(apart)
     assert apart not in what_if_line(WHAT, [slow("compute")])
 
@@ -48,7 +48,7 @@ def test_the_gain_of_a_finding_is_set_apart() -> None:
     [
         (slow("communication"), "Slow transfers are not part of this"),
         (slow("", "stage_imbalance"), "Differences between pipeline stages are not part of this"),
-        (slow("compute"), "The finding is of its own steps."),
+        (slow("compute"), "The straggler finding is over its own steps."),
     ],
 )
 @pytest.mark.parametrize(

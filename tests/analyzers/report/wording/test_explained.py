@@ -14,19 +14,27 @@ GIB = 1 << 30
 def test_evidence_has_names_and_units_that_people_read() -> None:
     rows = dict(
         evidence_rows(
-            {
-                "num_nonfinite_parameters": 1,
-                "pattern": "since",
-                "cpu_time_excess_ms": 22.364,
-                "left_bytes": 12 * GIB,
-                "clock_median_hertz": 1.98e9,
-                "hottest_celsius": 91.0,
-                "age_steps": 400,
-                "comes_back": False,
-                "loss_z": 12.5,
-                "some_new_number_ms": 3,
-                "first_wall_ns": 1,
-            }
+            Finding(
+                analyzer="x",
+                kind="straggler",
+                severity="warning",
+                status="fired",
+                summary="Slow.",
+                cost_s=599.9,
+                evidence={
+                    "num_nonfinite_parameters": 1,
+                    "pattern": "since",
+                    "cpu_time_excess_ms": 22.364,
+                    "left_bytes": 12 * GIB,
+                    "clock_median_hertz": 1.98e9,
+                    "hottest_celsius": 91.0,
+                    "age_steps": 400,
+                    "comes_back": False,
+                    "loss_z": 12.5,
+                    "some_new_number_ms": 3,
+                    "first_wall_ns": 1,
+                },
+            )
         )
     )
     assert rows == {
@@ -38,6 +46,7 @@ def test_evidence_has_names_and_units_that_people_read() -> None:
         "hottest": "91 °C",
         "age of the checkpoint": "400 steps",
         "repeated by a replay": "no",
+        "cost": "599.9 s",
         "loss deviation": "12.5 sigma",
         "some new number": "3 ms",
     }
