@@ -42,7 +42,7 @@ class Wait:
     @property
     def call(self) -> str:
         """`ALLREDUCE 1580 of 466 elements`"""
-        return f"{self.op} #{self.seq}" + (f" of {self.num_elements:,} elements" if self.num_elements else "")
+        return f"{self.op or 'call'} #{self.seq}" + (f" of {self.num_elements:,} elements" if self.num_elements else "")
 
 
 def _waits(book: LogBook) -> dict[int, Wait]:
@@ -60,7 +60,8 @@ def _waits(book: LogBook) -> dict[int, Wait]:
         state = next((state for state in states.get(rank, ()) if state.number("seq") == seq), None)
         waits[rank] = Wait(
             rank=rank, seq=seq, op=said.text("op"), num_elements=said.number("numel_in"),
-            ran_s=(said.number("ran_ms") or 0) / 1e3, said=said, group=_group(state) if state else "",
+            ran_s=(said.number("ran_ms") or said.number("timeout_ms") or 0) / 1e3, said=said,
+            group=_group(state) if state else "",
             enqueued=state.number("enqueued") if state else None,
             completed=state.number("completed") if state else None,
         )  # fmt: skip
@@ -120,16 +121,20 @@ def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, 
         return _candidate(
             "not_entered", missing, members, is_proven=False,
             what=f"{who(missing)} printed nothing while rank{'s' * (len(members) > 1)} {listed(tuple(members))} waited "
-            f"in {first.call} for {first.ran_s:.0f} s",
+            f"in {first.call}{_for(first)}",
             why="every rank that waits in the call reports a timeout, and these ranks reported none",
         )  # fmt: skip
     whole = book.world_size is not None and len(members) >= book.world_size
     everybody = f"All {len(members)} ranks" if whole else who(tuple(members))
     return _candidate(
         "all_entered", (), members, is_proven=False,
-        what=f"{everybody} waited in the same {first.call} for {first.ran_s:.0f} s, and it never ended",
+        what=f"{everybody} waited in the same {first.call}{_for(first)}, and it never ended",
         why="no line says that a rank was missing" if whole else "how many ranks the job has is not in these files",
     )  # fmt: skip
+
+
+def _for(wait: Wait) -> str:
+    return f" for {wait.ran_s:.0f} s" if wait.ran_s else ""
 
 
 def _are_gathers(members: Mapping[int, Wait]) -> bool:

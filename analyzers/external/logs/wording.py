@@ -26,7 +26,7 @@ WHAT: Mapping[str, str] = {
     "download": "{who} could not download{at}: {error}",
     "checkpoint_damaged": "{who} could not read a checkpoint: the file is damaged or incomplete{at}",
     "duplicate_gpu": "Two ranks use the same GPU: {error}",
-    "version_mismatch": "Incompatible versions on {who}: {error}",
+    "version_mismatch": "Versions that do not fit together: {error}",
     "unused_parameters": "{who} did not use all parameters in a step, and DDP waits for their gradients{at}",
     "model_differs": "The model's parameters differ between ranks: {error}",
     "mismatch": "Ranks called different collectives at the same place: {error}",
@@ -35,7 +35,7 @@ WHAT: Mapping[str, str] = {
     "no_interface": "NCCL found no usable network interface: {error}",
     "infiniband": "A transfer over InfiniBand, RoCE or EFA failed: {error}",
     "rendezvous": "The ranks did not all meet at the rendezvous: {error}",
-    "port_in_use": "The port of the rendezvous is taken: {error}",
+    "port_in_use": "A port is taken by another process: {error}",
     "locked_memory": "The limit of locked memory is too small for RDMA: {error}",
     "nccl_error": "{who} got an error from NCCL that does not name its cause: {error}",
 }

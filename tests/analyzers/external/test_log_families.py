@@ -216,6 +216,9 @@ def test_a_timeout_of_an_older_torch_is_a_hang_without_a_culprit(tmp_path: Path,
         ("[rank2]:[E ProcessGroupNCCL.cpp:1316] [PG 0 Rank 2] Heartbeat monitor timed out!", "watchdog_stuck"),
         ("TimeoutError: RPC call to sample_tokens timed out.", "all_entered"),
         ("torch.distributed.elastic.rendezvous.api.RendezvousClosedError", "rendezvous"),
+        ("s watchdog got stuck for 480 seconds without making progress, due to", "watchdog_stuck"),
+        ("gpu-7: Test NCCL failure common.cu:959 'internal error - please report this issue'", "nccl_error"),
+        ("The node 'a_1_0' has failed to send a keep-alive heartbeat to the rendezvous 'none'.", "connection_lost"),
     ],
 )
 def test_a_line_alone_has_its_cause(tmp_path: Path, text: str, cause: str) -> None:
